@@ -1,0 +1,56 @@
+# One virtual environment, made when first needed. `make help` lists the targets.
+
+PYTHON ?= python3
+VENV ?= .venv
+# Installed first and alone, so that nothing else chooses the build. For another one name it with its index, as the
+# install page of PyTorch gives it:  make study TORCH="torch==2.13.0 --index-url <the index of that build>"
+TORCH ?= torch==2.13.0
+STUDY ?= studies/quickstart.yaml
+PYTEST_ARGS ?= -n 2 --dist loadfile
+
+BIN := $(VENV)/bin
+BASE := $(VENV)/.installed
+DEV := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help study dashboard test test-slow check bench venv venv-dev
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+study: $(BASE) ## train the first study and print its table (STUDY=studies/other.yaml)
+	$(BIN)/archlab run $(STUDY)
+	$(BIN)/archlab report $(STUDY)
+
+dashboard: $(BASE) ## show the studies in a browser
+	$(BIN)/archlab dashboard
+
+test: $(DEV) ## run the tests, without the slow ones (PYTEST_ARGS="-x -k gate")
+	$(BIN)/python -m pytest -q -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(DEV) ## run the slow tests
+	$(BIN)/python -m pytest -q -m slow
+
+check: $(DEV) ## format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(DEV) ## measure ours beside what a user could pick instead
+	set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+venv: $(BASE) ## install what a study needs
+
+venv-dev: $(DEV) ## install what tests, lint and benchmarks need as well
+
+$(BASE): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "archlab needs Python 3.11 or newer: make PYTHON=python3.12")'
+	@echo 'Installing into $(VENV): a few minutes and some gigabytes, most of them torch.'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(DEV): $(BASE)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
