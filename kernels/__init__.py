@@ -1,0 +1,14 @@
+"""Fast forms of the few operations that models spend their time in, each next to the formula that defines it."""
+
+from kernels.activations import ACTIVATIONS
+from kernels.attention import ATTENTION
+from kernels.device import Device
+from kernels.gate import GATE
+from kernels.glu import GLU
+from kernels.op import OPS, Ask, Case, Choice, Implementation, Op, register, select
+from kernels.rms_norm import RMS_NORM
+
+for _op in (GATE, RMS_NORM, GLU, ATTENTION):
+    register(_op)
+
+__all__ = ["ACTIVATIONS", "OPS", "Ask", "Case", "Choice", "Device", "Implementation", "Op", "select"]

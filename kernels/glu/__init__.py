@@ -1,0 +1,44 @@
+"""glu: act(a) * b, the product inside a gated feed-forward layer (SwiGLU, GEGLU, ReGLU)."""
+
+from typing import Any
+
+from torch import Tensor
+
+from kernels.activations import ACTIVATIONS, Activation
+from kernels.glu import reference, torch_ops
+from kernels.op import Case, Implementation, Op
+
+
+def _ask(a: Tensor, b: Tensor, activation: str | Activation) -> dict[str, Any]:
+    return {"activation": activation if isinstance(activation, str) else "function"}
+
+
+def _flops(a: Tensor, b: Tensor, activation: str | Activation) -> int:
+    """The product, and the activation counted as a single operation."""
+    return 2 * a.numel()
+
+
+def _bytes(a: Tensor, b: Tensor, activation: str | Activation) -> int:
+    return 2 * a.numel() * a.element_size() + b.numel() * b.element_size()
+
+
+def _cases() -> tuple[Case, ...]:
+    shape = (2, 5, 40)
+    every = [Case(activation, {"a": shape, "b": shape}, {"activation": activation}) for activation in ACTIVATIONS]
+    odd = {"length_1": (1, 1, 1), "odd": (3, 7, 67), "wide": (3, 1100)}
+    return (*every, *(Case(name, {"a": s, "b": s}, {"activation": "silu"}) for name, s in odd.items()))
+
+
+GLU = Op(
+    name="glu",
+    version=1,
+    reference=reference.glu,
+    implementations={
+        "torch": Implementation("torch", lambda: torch_ops.glu, "elementwise torch, in the dtype of its inputs"),
+    },
+    cases=_cases(),
+    options={"activation": ("silu", *(a for a in ACTIVATIONS if a != "silu"), "function")},
+    ask=_ask,
+    flops=_flops,
+    bytes=_bytes,
+)

@@ -1,0 +1,167 @@
+"""What an operation is (its formula, its fast implementations, its cases and costs) and which one a model gets."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from kernels.device import Device
+
+Family = Literal["torch", "triton"]
+Call = Callable[..., Tensor]
+T = TypeVar("T")
+FORCE = "ARCHLAB_KERNELS"
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a node of a model needs: where, in which compute dtype, and the options that its op lists."""
+
+    device: Device
+    dtype: torch.dtype
+    options: Mapping[str, Any]
+
+
+def _no_objection(ask: Ask) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to compute an op.
+
+    `load` imports and returns the callable, so that Triton is imported only where it is used. `supports` says why an
+    ask cannot be served, `declines` why another implementation is faster for it; both return None if all is well.
+    `why` is the reason that a choice of it carries.
+    """
+
+    family: Family
+    load: Callable[[], Call]
+    why: str
+    supports: Callable[[Ask], str | None] = _no_objection
+    declines: Callable[[Ask], str | None] = _no_objection
+    missing: Callable[[], str | None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call to check: shapes of the tensors by argument name, then the arguments that are not tensors."""
+
+    name: str
+    shapes: Mapping[str, tuple[int, ...]]
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operation and everything that is known about it.
+
+    `version` is raised when its numbers change, and is part of every identity that depends on the op.
+    `implementations` are in order of preference; `reference` is the formula in plain torch, for any floating dtype.
+    `options` lists what `select` may be asked for with the values allowed, the first of which is the default; `ask`
+    derives them from the arguments of a call. `flops` and `bytes` take the arguments of a call (tensors may be on the meta device) and count
+    the floating-point operations of the forward pass, and the bytes it must move if it reads and writes all once.
+    `tolerances` bound the relative RMS error of outputs and gradients against float64.
+    """
+
+    name: str
+    version: int
+    reference: Call
+    implementations: Mapping[str, Implementation]
+    cases: tuple[Case, ...]
+    options: Mapping[str, tuple[Any, ...]]
+    ask: Callable[..., dict[str, Any]]
+    flops: Callable[..., int]
+    bytes: Callable[..., int]
+    tolerances: Mapping[torch.dtype, float] = field(
+        default_factory=lambda: {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 2e-3}
+    )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a node gets: `implementation` is reference, torch or triton; `call` takes the arguments of the op."""
+
+    implementation: str
+    call: Call
+    reason: str
+
+
+OPS: dict[str, Op] = {}
+
+
+def register(op: Op) -> Op:
+    """Add an op to OPS. Raises ValueError if the name is taken."""
+    if op.name in OPS:
+        raise ValueError(f"there is an op {op.name!r} already")
+    OPS[op.name] = op
+    return op
+
+
+def select(op_name: str, device: Device, dtype: torch.dtype, **options: Any) -> Choice:
+    """The implementation of an op for a device (which need not be present), a compute dtype and the op's options.
+
+    ARCHLAB_KERNELS=reference|torch|triton forces one. Raises ValueError for an unknown op, option or value, and for a
+    forced implementation that cannot serve.
+    """
+    op = _named(op_name, OPS, "op")
+    ask = Ask(device, dtype, _checked(op, options))
+    forced = os.environ.get(FORCE, "")
+    if forced not in ("", "reference", "torch", "triton"):
+        raise ValueError(f"{FORCE} must be reference, torch or triton; received {forced!r}")
+    if forced == "reference":
+        return Choice("reference", op.reference, f"{FORCE}=reference")
+    passed: list[str] = []
+    able: list[Implementation] = []
+    for name, implementation in op.implementations.items():
+        if forced not in ("", implementation.family):
+            continue
+        objection = _absence(implementation, device) or implementation.supports(ask)
+        if objection is None:
+            able.append(implementation)
+            objection = implementation.declines(ask)
+        if objection is None:
+            return _choice(implementation, device, "; ".join([*([f"{FORCE}={forced}"] if forced else []), *passed]))
+        passed.append(f"{name}: {objection}")
+    if forced and able:
+        return _choice(able[0], device, f"{FORCE}={forced}")
+    if forced:
+        raise ValueError(f"{FORCE}={forced}, but {op_name} has none that serves: {'; '.join(passed) or 'not written'}")
+    return Choice("reference", op.reference, "; ".join(["the formula", *passed]))
+
+
+def _choice(implementation: Implementation, device: Device, notes: str) -> Choice:
+    absent = implementation.missing()
+    call = _unavailable(absent) if absent else implementation.load()
+    return Choice(implementation.family, call, "; ".join(filter(None, [implementation.why, notes])))
+
+
+def _absence(implementation: Implementation, device: Device) -> str | None:
+    """A device that is only asked about (`show --device sm_90`) may have what this machine lacks."""
+    return implementation.missing() if device == Device.current() else None
+
+
+def _unavailable(absent: str) -> Call:
+    def call(*args: Any, **kwargs: Any) -> Tensor:
+        raise RuntimeError(f"this implementation was selected for another machine; on this one: {absent}")
+
+    return call
+
+
+def _checked(op: Op, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name, value in options.items():
+        allowed = _named(name, op.options, f"option of {op.name}")
+        if value not in allowed:
+            raise ValueError(f"{op.name} {name} must be one of {allowed}; received {value!r}")
+    return {name: options.get(name, allowed[0]) for name, allowed in op.options.items()}
+
+
+def _named(name: str, table: Mapping[str, T], what: str) -> T:
+    if name not in table:
+        near = get_close_matches(name, table, 1)
+        raise ValueError(f"no {what} {name!r}; there are {', '.join(table)}" + (f"; near: {near[0]}" if near else ""))
+    return table[name]
