@@ -1,0 +1,295 @@
+"""How far can a table of a few seeds be trusted? Pooled seed noise, document noise, and intervals that hold together.
+
+The losses of a study are a randomized block: seed s gives every variant the same initial values where they share
+parameters and the same batches, so that y[v, s] = mu_v + beta_s + eps_vs. A variant's difference to the baseline is
+a mean over seeds of paired differences, in which beta_s cancels. Its variance has two parts:
+
+* seeds: 2 sigma^2 / n, with sigma^2 the residual variance of the two-way layout pooled over all variants, on
+  (K - 1)(n - 1) degrees of freedom. Three seeds of one variant say next to nothing about its own variance.
+* documents: the test set is a sample of documents, and a variant may be better on some of them only. This is the
+  variance of the token-weighted mean of per-document paired differences, each averaged over the seeds.
+
+They are added. Averaged over finitely many seeds, a document's difference still holds seed noise that is already in
+the first part; the interval is therefore wide (conservative) where that noise varies from document to document.
+
+The intervals of one table hold together, with 95% confidence for all comparisons with the baseline at once
+(C. W. Dunnett, 1955, doi:10.1080/01621459.1955.10501294). The seeds alone give Dunnett's critical value exactly. With
+documents, the critical value is the mean of the two parts' own ones, weighted by their variances (W. G. Cochran and
+G. M. Cox, 1950): simulated, it covers between 95% and 98%, where Welch and Satterthwaite's degrees of freedom fall to
+93% (three seeds, two variants, both parts of a size). The null simulation in the tests holds us to this.
+
+A bootstrap over three seeds would not do. Three paired differences that happen to have one sign, which is one case in
+four without any effect, have only resampled means of that sign: its "95%" covers 75% for one comparison, and 31% for
+the five comparisons of a table together.
+
+Pooling assumes that variants are equally noisy. Where one is noisier its interval is too short and the others' are
+too long; `uneven_noise` tests for that, and the report says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import fdtrc, stdtrit
+
+from search.dunnett import dunnett_critical
+
+Floats = NDArray[np.float64]
+Documents = Sequence[tuple[float, int] | None] | None
+
+MINIMUM_SEEDS = 3
+"""With fewer pairs of seeds there is no interval."""
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """One variant's difference to the baseline; `half_width` is None where the seeds do not allow an interval."""
+
+    pairs: int
+    difference: float
+    variance: float | None = None
+    df: float | None = None
+    critical: float | None = None
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the length of the interval, in the unit of the losses."""
+        if self.variance is None or self.critical is None:
+            return None
+        return float(self.critical * np.sqrt(self.variance))
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """All comparisons of one table. Standard deviations are in the unit of the losses, None where nothing tells them.
+
+    `seed_sd` is the noise of one trial around its variant and its seed (sigma), `seed_spread` that around its variant
+    alone (beta_s included), `document_sd` the root mean document variance of a difference.
+    """
+
+    contrasts: tuple[Contrast | None, ...]
+    seed_sd: float | None
+    seed_spread: float | None
+    df: int
+    document_sd: float | None
+    comparisons: int
+    uneven: tuple[int, float] | None = None
+
+    @property
+    def resolvable(self) -> float | None:
+        """The widest half-width: a larger observed difference leaves the noise in every row that has an interval."""
+        widths = [c.half_width for c in self.contrasts if c is not None and c.half_width is not None]
+        return max(widths, default=None)
+
+
+def residual_variance(losses: Floats) -> tuple[Floats, int]:
+    """sigma^2 of complete layouts y[..., variant, seed] = mu_v + beta_s + eps, and its df = (K - 1)(n - 1)."""
+    variants, seeds = losses.shape[-2:]
+    residual = _residuals(losses)
+    df = (variants - 1) * (seeds - 1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return (residual**2).sum((-2, -1)) / np.float64(df), df
+
+
+def _residuals(losses: Floats) -> Floats:
+    return (
+        losses - losses.mean(-1, keepdims=True) - losses.mean(-2, keepdims=True) + losses.mean((-2, -1), keepdims=True)
+    )
+
+
+def unbalanced_residual_variance(losses: Floats) -> tuple[float | None, int]:
+    """sigma^2 and df of one layout [variant, seed] with missing cells (NaN), by least squares; None without df."""
+    variant, seed = np.nonzero(np.isfinite(losses))
+    values = losses[variant, seed]
+    design = np.concatenate([_one_hot(variant, losses.shape[0]), _one_hot(seed, losses.shape[1])], axis=1)
+    if not values.size:
+        return None, 0
+    solution, _, rank, _ = np.linalg.lstsq(design, values - values.mean(), rcond=None)
+    df = int(values.size - rank)
+    if df == 0:
+        return None, 0
+    return float(((values - values.mean() - design @ solution) ** 2).sum() / df), df
+
+
+def _one_hot(index: NDArray[np.intp], size: int) -> Floats:
+    eye: Floats = np.eye(size, dtype=np.float64)
+    return eye[index]
+
+
+def pooled_spread(losses: Floats) -> float | None:
+    """The standard deviation over seeds within a variant, pooled over the rows of [variant, seed]; NaN is missing."""
+    rows = [row[np.isfinite(row)] for row in losses]
+    df = sum(max(len(row) - 1, 0) for row in rows)
+    squares = sum(float(((row - row.mean()) ** 2).sum()) for row in rows if len(row) > 1)
+    return float(np.sqrt(squares / df)) if df else None
+
+
+def document_variance(nll: Floats, size: Floats, nll_base: Floats, size_base: Floats) -> tuple[float, int]:
+    """Variance of the difference of two loss ratios sum(nll) / sum(size) over documents, and its df = documents - 1.
+
+    `nll` and `size` are [documents], per-document sums averaged over seeds; `size` counts tokens (or bytes). The same
+    number of documents means the same documents, and the two ratios are linearised together (paired); otherwise the
+    two samples are independent. Returns (0, 0) for fewer than two documents: nothing tells the variance then.
+    """
+    ours, theirs = _linearised(nll, size), _linearised(nll_base, size_base)
+    count = min(len(ours), len(theirs))
+    if count < 2:
+        return 0.0, 0
+    parts = [ours - theirs] if len(ours) == len(theirs) else [ours, theirs]
+    return sum(float(len(e) / (len(e) - 1) * (e**2).sum()) for e in parts), count - 1
+
+
+def _linearised(nll: Floats, size: Floats) -> Floats:
+    """Each document's share in the error of sum(nll) / sum(size)."""
+    total = size.sum()
+    share: Floats = (nll - nll.sum() / total * size) / total
+    return share
+
+
+def satterthwaite(seeds: float, seeds_df: float, documents: float, documents_df: float) -> float:
+    """Effective degrees of freedom of the sum of two independent variance estimates (F. E. Satterthwaite, 1946)."""
+    below = seeds**2 / seeds_df + (documents**2 / documents_df if documents_df > 0 else 0.0)
+    return (seeds + documents) ** 2 / below if below > 0 else seeds_df
+
+
+def simultaneous_critical(
+    seeds: Floats | float, documents: Floats | float, seeds_critical: float, documents_df: int, comparisons: int
+) -> Floats:
+    """The critical value for a variance with two parts: each part's own one, weighted by the variances.
+
+    `seeds` and `documents` are the two parts of the variance of a difference. The documents' critical value is
+    Bonferroni's t: every comparison has its own document variance, which Dunnett's common one is not.
+    """
+    if documents_df < 1:
+        return np.full(np.shape(seeds), seeds_critical, np.float64)
+    theirs = float(stdtrit(documents_df, 1 - 0.05 / (2 * comparisons)))
+    a, b = np.asarray(seeds, np.float64), np.asarray(documents, np.float64)
+    total = a + b
+    share = np.divide(b, total, out=np.zeros(np.shape(total)), where=total > 0)
+    return np.asarray(seeds_critical + share * (theirs - seeds_critical), np.float64)
+
+
+def uneven_noise(losses: Floats) -> tuple[Floats, NDArray[np.intp], Floats]:
+    """Is one variant noisier than the others? For layouts [..., variant, seed] with at least three variants.
+
+    Returns (p, which, ratio): Bonferroni-corrected p-value, the noisiest variant, and its noise (sd) over the others'.
+    With q_v = K/(K-1) times a row's residual squares, q_v has n - 1 degrees of freedom and the rest of the residual
+    sum of squares, independent of it, (K - 2)(n - 1); their ratio is an exact F under equal noise.
+    """
+    variants, seeds = losses.shape[-2:]
+    if variants < 3 or seeds < 2:
+        raise ValueError(f"three variants and two seeds are needed, received {variants} and {seeds}")
+    squares = (_residuals(losses) ** 2).sum(-1)
+    row = squares * variants / (variants - 1)
+    rest = np.maximum(squares.sum(-1, keepdims=True) - row, 1e-300)
+    ratio = row * (variants - 2) / rest
+    which = ratio.argmax(-1)
+    top = np.take_along_axis(ratio, which[..., None], -1)[..., 0]
+    p = np.minimum(1.0, variants * fdtrc(seeds - 1, (variants - 2) * (seeds - 1), top))
+    return p, which, np.sqrt(top)
+
+
+def analyse(losses: Floats, baseline: int, documents: Documents = None) -> Analysis:
+    """The paired comparisons of [variant, seed] losses with row `baseline`; NaN marks a missing trial.
+
+    `documents` holds per variant what `document_variance` gave, or None. Missing cells: a variant's difference takes
+    its complete pairs, sigma^2 comes from the unbalanced fit, and the correlation of the differences is the smallest
+    of any two of them (fewer shared seeds, less correlated, wider intervals).
+    """
+    pairs = np.isfinite(losses) & np.isfinite(losses[baseline])
+    counts = pairs.sum(1)
+    sigma2, df = unbalanced_residual_variance(losses)
+    resolved = [v for v in _others(losses, baseline) if counts[v] >= MINIMUM_SEEDS and sigma2 is not None]
+    shared = [0.5 * (pairs[v] & pairs[w]).sum() / np.sqrt(counts[v] * counts[w]) for v, w in combinations(resolved, 2)]
+    critical = dunnett_critical(len(resolved), df, float(min(shared, default=0.5))) if resolved else 0.0
+    contrasts: list[Contrast | None] = [None] * len(losses)
+    for v in _others(losses, baseline):
+        if not counts[v]:
+            continue
+        contrast = Contrast(int(counts[v]), float((losses[v] - losses[baseline])[pairs[v]].mean()))
+        if v in resolved and sigma2 is not None:
+            seeds = 2 * sigma2 / float(counts[v])
+            contrast = _resolve(contrast, seeds, df, critical, _documents(documents, v), len(resolved))
+        contrasts[v] = contrast
+    return Analysis(
+        contrasts=tuple(contrasts),
+        seed_sd=None if sigma2 is None else float(np.sqrt(sigma2)),
+        seed_spread=pooled_spread(losses),
+        df=df,
+        document_sd=_document_sd(documents, resolved),
+        comparisons=len(resolved),
+        uneven=_uneven(losses),
+    )
+
+
+def analyse_unpaired(losses: Floats, baseline: int, documents: Documents = None) -> Analysis:
+    """Welch's comparisons where the variants saw different batches: nothing is paired, nothing is pooled.
+
+    Each row of [variant, seed] has its own variance; with `MINIMUM_SEEDS` values in both rows the interval takes
+    Welch's degrees of freedom, Bonferroni-corrected (valid whatever the dependence, a little wider than Dunnett's).
+    """
+    rows = [row[np.isfinite(row)] for row in losses]
+    base = rows[baseline]
+    counts = [min(len(row), len(base)) for row in rows]
+    resolved = [v for v in _others(losses, baseline) if counts[v] >= MINIMUM_SEEDS]
+    contrasts: list[Contrast | None] = [None] * len(rows)
+    for v in _others(losses, baseline):
+        if not counts[v]:
+            continue
+        contrast = Contrast(counts[v], float(rows[v].mean() - base.mean()))
+        if v in resolved:
+            ours, theirs = (float(r.var(ddof=1)) / len(r) for r in (rows[v], base))
+            df = satterthwaite(ours, len(rows[v]) - 1, theirs, len(base) - 1)
+            critical = float(stdtrit(df, 1 - 0.05 / (2 * len(resolved))))
+            contrast = _resolve(contrast, ours + theirs, df, critical, _documents(documents, v), len(resolved))
+        contrasts[v] = contrast
+    spread = pooled_spread(losses)
+    return Analysis(
+        contrasts=tuple(contrasts),
+        seed_sd=spread,
+        seed_spread=spread,
+        df=sum(max(len(row) - 1, 0) for row in rows),
+        document_sd=_document_sd(documents, resolved),
+        comparisons=len(resolved),
+    )
+
+
+def _resolve(
+    contrast: Contrast, seeds: float, df: float, critical: float, documents: tuple[float, int], comparisons: int
+) -> Contrast:
+    """`contrast` with its variance (both parts), effective degrees of freedom and critical value."""
+    variance, documents_df = documents
+    return replace(
+        contrast,
+        variance=float(seeds + variance),
+        df=float(satterthwaite(seeds, df, variance, documents_df)),
+        critical=float(simultaneous_critical(seeds, variance, critical, documents_df, comparisons)),
+    )
+
+
+def _others(losses: Floats, baseline: int) -> list[int]:
+    return [v for v in range(len(losses)) if v != baseline]
+
+
+def _documents(documents: Documents, variant: int) -> tuple[float, int]:
+    """The document variance of a variant's difference and its df; zeros where it is unknown."""
+    return (documents[variant] if documents is not None else None) or (0.0, 0)
+
+
+def _document_sd(documents: Documents, resolved: list[int]) -> float | None:
+    known = [d[0] for v in resolved if documents is not None and (d := documents[v]) is not None and d[1] > 0]
+    return float(np.sqrt(np.mean(known))) if known else None
+
+
+def _uneven(losses: Floats) -> tuple[int, float] | None:
+    """The variant whose noise is larger than the others' (p < 0.01), and by what factor; None where none is."""
+    rows = np.flatnonzero(np.isfinite(losses).any(1))
+    seeds = np.isfinite(losses[rows]).all(0)
+    if len(rows) < 3 or seeds.sum() < 2:
+        return None
+    p, which, ratio = uneven_noise(losses[rows][:, seeds])
+    return (int(rows[int(which)]), float(ratio)) if p < 0.01 else None
