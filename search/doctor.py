@@ -1,0 +1,183 @@
+"""What is installed here, what the store is in, and what each means for a study: the facts behind `archlab doctor`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from search.machine import GIB, Finding, machine, version_of
+from search.store_files import VERSION as STORE_VERSION
+
+__all__ = ["Finding", "doctor"]
+
+OUR_PACKAGES = ("arch_dsl", "kernels", "search", "dashboards")
+# Checkpoints of small models are a few megabytes each, the databases tens; below this a long study may not finish.
+FREE_DISK_GIB = 2.0
+# SQLite's write-ahead log needs memory shared between its users, which these do not offer.
+NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p", "afs", "ceph", "lustre", "beegfs"}
+
+
+def doctor(store_root: Path) -> list[Finding]:
+    """All findings, in the order in which they are read. Creates nothing; imports torch, and no other heavy package."""
+    return [
+        *machine(),
+        *(_service(package, purpose) for package, purpose in _SERVICES.items()),
+        _requirements(),
+        *_import_names(),
+        _store(store_root.absolute()),
+        _disk(store_root.absolute()),
+        *(_tool(name, commands, *meanings) for name, (commands, *meanings) in _TOOLS.items()),
+    ]
+
+
+# -- what is installed -------------------------------------------------------------------------------------------------
+
+_SERVICES = {
+    "ray": "runs every trial in its own process",
+    "optuna": "proposes trials where a study declares a search, and records the finished ones of all",
+    "mlflow": "records parameters and curves; while it is down a study goes on and delivers later",
+}
+
+
+def _service(package: str, purpose: str) -> Finding:
+    """The version from the metadata alone: importing Ray here would settle its network settings for the process."""
+    version = version_of(package)
+    if version is None:
+        return Finding(package, "fail", "not installed", f"needed: it {purpose}")
+    return Finding(package, "ok", version, purpose)
+
+
+def _requirements() -> Finding:
+    """Compares the installed versions with the bounds that the distribution archlab declares."""
+    version = version_of("archlab")
+    if version is None:
+        meaning = "bounds cannot be checked and there is no `archlab` command; `make venv` installs it"
+        return Finding("archlab", "warn", "used from its folder, not installed", meaning)
+    problems = unmet(metadata.requires("archlab") or [], version_of)
+    if problems:
+        meaning = "a study may stop at an import, or give other numbers; `make venv` makes a whole environment"
+        return Finding("archlab", "fail", f"{version}: {'; '.join(problems)}", meaning)
+    return Finding("archlab", "ok", version, "every dependency is within its bounds")
+
+
+def unmet(declared: list[str], version_of: Callable[[str], str | None]) -> list[str]:
+    """What of `declared` (requirement strings, extras left out) is missing or out of bounds, one line each.
+
+    `version_of` gives the installed version of a distribution, None where there is none.
+    """
+    from packaging.requirements import Requirement
+
+    problems = []
+    for requirement in map(Requirement, declared):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        version = version_of(requirement.name)
+        if version is None:
+            problems.append(f"{requirement.name} is missing")
+        elif not requirement.specifier.contains(version, prereleases=True):
+            problems.append(f"{requirement.name} {version} is not {requirement.specifier}")
+    return problems
+
+
+def _import_names() -> list[Finding]:
+    """Whether our four import names are ours: another distribution may provide, or hide, a package of that name."""
+    foreign = foreign_providers(metadata.packages_distributions())
+    here = Path(__file__).resolve().parent.parent
+    findings = []
+    for name in OUR_PACKAGES:
+        spec = find_spec(name)
+        folders = {Path(folder).resolve() for folder in spec.submodule_search_locations or []} if spec else set()
+        if folders != {here / name}:
+            loaded = ", ".join(map(str, sorted(folders))) or "nothing"
+            meaning = "archlab would run other code than its own; give it an environment of its own"
+            findings.append(Finding(f"import {name}", "fail", f"loads {loaded} instead of {here / name}", meaning))
+        elif name in foreign:
+            meaning = f"what expects the other `{name}` gets ours and may fail; give archlab an environment of its own"
+            detail = f"also provided by {', '.join(foreign[name])}"
+            findings.append(Finding(f"import {name}", "warn", detail, meaning))
+    ours = Finding("imports", "ok", ", ".join(OUR_PACKAGES), "no other distribution provides a package of these names")
+    return findings or [ours]
+
+
+def foreign_providers(distributions: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """The distributions other than archlab that provide one of our import names.
+
+    `distributions` maps an import name to distribution names, as `importlib.metadata.packages_distributions` does.
+    """
+    others = {name: sorted({d for d in distributions.get(name, []) if d.lower() != "archlab"}) for name in OUR_PACKAGES}
+    return {name: found for name, found in others.items() if found}
+
+
+_TOOLS = {
+    "chromium": (
+        ("chromium", "chromium-browser", "google-chrome"),
+        "the dashboard's browser tests can run",
+        "only the dashboard's browser tests need it",
+    ),
+    "dot": (("dot",), "diagrams can be drawn", "diagrams are shown as text; it comes with Graphviz"),
+}
+
+
+def _tool(name: str, commands: tuple[str, ...], present: str, absent: str) -> Finding:
+    """An optional program: its absence is no warning."""
+    found = next((path for command in commands if (path := shutil.which(command))), None)
+    return Finding(name, "ok", found or "not installed (optional)", present if found else absent)
+
+
+# -- where the store is ------------------------------------------------------------------------------------------------
+
+
+def _store(root: Path) -> Finding:
+    if not root.exists():
+        parent = _nearest_existing(root)
+        if not os.access(parent, os.W_OK):
+            return Finding("store", "fail", f"{root} does not exist", f"cannot be created: {parent} is not writable")
+        return Finding("store", "ok", f"{root} does not exist yet", "the first `archlab run` creates it")
+    try:
+        version = json.loads((root / "store.json").read_text())["version"]
+    except FileNotFoundError:
+        return Finding("store", "warn", f"{root} has no store.json", "the folder holds no store yet")
+    except (NotADirectoryError, ValueError, KeyError, TypeError) as error:
+        return Finding("store", "fail", f"{root}: store.json cannot be read ({error})", "no study can use this store")
+    if not isinstance(version, int) or version > STORE_VERSION:
+        meaning = f"written by a newer archlab; this one reads up to version {STORE_VERSION}"
+        return Finding("store", "fail", f"{root}, version {version}", meaning)
+    if not os.access(root, os.W_OK):
+        return Finding(
+            "store", "warn", f"{root}, version {version}, read-only", "`archlab report` works, `run` does not"
+        )
+    return Finding("store", "ok", f"{root}, version {version}", "finished trials in it are reused")
+
+
+def _disk(root: Path) -> Finding:
+    place = _nearest_existing(root)
+    free_gib = shutil.disk_usage(place).free / GIB
+    mounts = Path("/proc/mounts")
+    filesystem = filesystem_of(place, mounts.read_text()) if mounts.exists() else None
+    detail = f"{free_gib:.1f} GiB free at {place}" + (f" ({filesystem})" if filesystem else "")
+    if filesystem in NETWORK_FILESYSTEMS:
+        return Finding("disk", "warn", detail, "SQLite is unsafe on a network filesystem: --store on a local disk")
+    if free_gib < FREE_DISK_GIB:
+        return Finding("disk", "warn", detail, "checkpoints may fill it; a study then stops with what it has safe")
+    return Finding("disk", "ok", detail, "room for checkpoints and tracking")
+
+
+def filesystem_of(path: Path, mounts: str) -> str | None:
+    """The type of the filesystem that holds `path`; `mounts` is the text of /proc/mounts."""
+    best, kind = Path("/"), None
+    for line in mounts.splitlines():
+        _, point, fstype, *_ = line.split(" ")
+        mount = Path(point.replace("\\040", " "))
+        if path.resolve().is_relative_to(mount) and len(mount.parts) >= len(best.parts):
+            best, kind = mount, fstype
+    return kind
+
+
+def _nearest_existing(path: Path) -> Path:
+    """The path itself, or its nearest parent that exists."""
+    return next(candidate for candidate in (path, *path.parents) if candidate.exists())
