@@ -1,0 +1,81 @@
+"""Where and with what a trial was computed: what may change its bits without being part of its identity."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+from functools import cache
+from pathlib import Path
+
+
+def fingerprint(device: str = "cpu") -> dict[str, str]:
+    """Versions, processor, threads and device as strings, for `result.json` and for reuse elsewhere.
+
+    `device` is a torch device such as "cpu" or "cuda:0". A field that this machine does not have is left out.
+    """
+    import torch
+
+    found = {
+        "archlab": _version("archlab"),
+        "commit": commit(Path(__file__).resolve().parent),
+        "torch": str(torch.__version__),
+        "triton": _version("triton"),
+        "numpy": _version("numpy"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": cpu_model(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "device": torch.device(device).type,
+    }
+    if found["device"] == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        found |= {
+            "gpu": torch.cuda.get_device_name(device),
+            "gpu_capability": f"sm_{major}{minor}",
+            "cuda": str(torch.version.cuda),
+        }
+    return {name: value for name, value in found.items() if value}
+
+
+def differences(before: dict[str, str], now: dict[str, str]) -> dict[str, list[str]]:
+    """Field to [before, now] for what may change a trial's bits; commit and archlab version are told elsewhere."""
+    names = sorted((before.keys() | now.keys()) - {"archlab", "commit", "platform"})
+    return {
+        name: [before.get(name, ""), now.get(name, "")] for name in names if before.get(name, "") != now.get(name, "")
+    }
+
+
+@cache
+def cpu_model() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+@cache
+def commit(folder: Path) -> str:
+    """The git commit of a checkout, with `+changes` where tracked files differ from it; '' outside of one."""
+    try:
+        head = _git(folder, "rev-parse", "HEAD")
+        return f"{head}+changes" if _git(folder, "status", "--porcelain", "--untracked-files=no") else head
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()
+
+
+@cache
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
