@@ -1,0 +1,157 @@
+"""A prepared data set on disk: one folder with token shards, document indices and a header that says their sizes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from arch_dsl.parse import parse
+from search.data.splits import NAMES
+from search.data.tokenizers import Codec, Tokenizer, Tokens
+
+FORMAT = 1  # raised when the files, the splits or the cutting of documents change; part of the identity
+HEADER = "data.json"
+_STATE = "tokenizer.json"
+_LENGTHS = "token_bytes.npy"
+
+
+class DataError(ValueError):
+    """A prepared data set that is missing or damaged."""
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Where the documents of a split lie in its stream `[eod] doc [eod] doc … [eod]`; int64 `[documents]` each.
+
+    `starts` is the position of a document's first token, `tokens` counts its tokens with the eod that ends it (so that
+    `[starts, starts + tokens)` are the targets that it owns, all but position 0 together), `bytes` its bytes of text.
+    """
+
+    starts: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int64]
+    bytes: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Token streams of a corpus by split, memory-mapped, read-only. Its identity is the hash of what it holds."""
+
+    folder: Path
+    header: dict[str, Any]
+
+    @classmethod
+    def open(cls, root: Path, identity: str) -> Dataset:
+        """The data set of this identity. Raises DataError when it is missing, damaged or of another format."""
+        folder = root / identity
+        try:
+            header = json.loads((folder / HEADER).read_text())
+        except FileNotFoundError as error:
+            raise DataError(f"data {identity} is not in {root}") from error
+        except ValueError as error:
+            raise DataError(f"data {identity} is damaged: {HEADER} is not JSON") from error
+        if header.get("format") != FORMAT:
+            raise DataError(f"data {identity} has format {header.get('format')}, this archlab reads {FORMAT}")
+        for name, size in header["files"].items():
+            file = folder / name
+            found = file.stat().st_size if file.exists() else 0
+            if found != size:
+                raise DataError(f"data {identity} is damaged: {name} holds {found} bytes instead of {size}")
+        return cls(folder, header)
+
+    @property
+    def identity(self) -> str:
+        """16 hex digits: the name of the folder and the `data` of a trial."""
+        return self.folder.name
+
+    @property
+    def vocab(self) -> int:
+        """Number of tokens, the end of a document included."""
+        return int(self.header["vocab"])
+
+    @property
+    def eod(self) -> int:
+        """The end-of-document token."""
+        return self.vocab - 1
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """Source and tokenizer as specs, and what became of the text: splits, duplicates, what is unused."""
+        return {
+            name: self.header[name] for name in ("source", "tokenizer", "splits", "duplicate_bytes", "unused_bytes")
+        }
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Length of each split's stream."""
+        return {name: int(split["tokens"]) for name, split in self.header["splits"].items()}
+
+    def record(self) -> dict[str, Any]:
+        """What a study's record says of its data."""
+        counts = {f"{name}_tokens": count for name, count in self.tokens.items()}
+        labels = self.header["labels"]
+        return {"identity": self.identity, "source": labels["source"], "tokenizer": labels["tokenizer"], **counts}
+
+    def split(self, name: str) -> np.memmap[Any, np.dtype[Any]]:
+        """The stream of `train`, `validation` or `test`: unsigned tokens `[tokens]`."""
+        dtype = np.dtype(self.header["dtype"])
+        return np.memmap(self.folder / f"{name}.bin", dtype=dtype, mode="r", shape=(self.tokens[name],))
+
+    def documents(self, name: str) -> Documents:
+        """The documents of a split."""
+        starts, tokens, lengths = np.load(self.folder / f"{name}.documents.npy")
+        return Documents(starts, tokens, lengths)
+
+    def document(self, name: str, index: int) -> bytes:
+        """The text of one document."""
+        index_of = self.documents(name)
+        start = int(index_of.starts[index])
+        return self.codec.decode(self.split(name)[start : start + int(index_of.tokens[index])])
+
+    @cached_property
+    def token_bytes(self) -> npt.NDArray[np.int32]:
+        """Bytes of text that each token stands for, `[vocab]`; 0 for the end of a document."""
+        lengths: npt.NDArray[np.int32] = np.load(self.folder / _LENGTHS)
+        return lengths
+
+    @cached_property
+    def codec(self) -> Codec:
+        """The trained tokenizer."""
+        return parse(Tokenizer, self.header["tokenizer"]).load((self.folder / _STATE).read_text())
+
+
+def write(folder: Path, codec: Codec, splits: dict[str, list[bytes]], facts: dict[str, Any]) -> None:
+    """Writes shards, indices and last the header into an existing empty folder. `facts` joins the header."""
+    lengths = codec.token_bytes
+    vocab = len(lengths)
+    dtype = np.dtype("<u2" if vocab <= 2**16 else "<u4")
+    (folder / _STATE).write_text(codec.state())
+    np.save(folder / _LENGTHS, lengths)
+    counts = {
+        name: _write_split(folder, name, codec.encode(splits[name]), splits[name], vocab - 1, dtype) for name in NAMES
+    }
+    sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
+    header = {"format": FORMAT, "vocab": vocab, "dtype": dtype.str, "splits": counts, "files": sizes, **facts}
+    (folder / HEADER).write_text(json.dumps(header, indent=1))
+
+
+def _write_split(
+    folder: Path, name: str, encoded: Iterable[Tokens], texts: list[bytes], eod: int, dtype: np.dtype[Any]
+) -> dict[str, int]:
+    end = np.array([eod], dtype=dtype).tobytes()
+    tokens = np.empty(len(texts), dtype=np.int64)
+    with (folder / f"{name}.bin").open("wb") as shard:
+        shard.write(end)
+        for place, document in enumerate(encoded):
+            shard.write(document.astype(dtype).tobytes() + end)
+            tokens[place] = len(document) + 1
+    starts = np.concatenate([[1], 1 + np.cumsum(tokens)[:-1]])
+    lengths = np.array([len(text) for text in texts], dtype=np.int64)
+    np.save(folder / f"{name}.documents.npy", np.stack([starts, tokens, lengths]))
+    return {"tokens": int(tokens.sum()) + 1, "documents": len(texts), "bytes": int(lengths.sum())}

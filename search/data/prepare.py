@@ -1,0 +1,147 @@
+"""Turns a source and a tokenizer into a data set of the store: made whole or not at all, found again by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from arch_dsl.errors import SpecError
+from arch_dsl.spec import Family
+from search.data.dataset import FORMAT, DataError, Dataset, write
+from search.data.sources import Source
+from search.data.splits import Splits, split
+from search.data.tokenizers import Tokenizer
+
+log = logging.getLogger(__name__)
+
+_INDEX = "index.json"
+_UNFINISHED = ".new-"
+_ABANDONED_S = 24 * 3600  # an unfinished folder this old belongs to a process that was killed
+
+
+def prepare(source: Source, tokenizer: Tokenizer, root: Path, base: Path | None = None, path: str = "train") -> Dataset:
+    """The data set of this text and tokenizer in `root`, made if it is not there.
+
+    `base` is the study's folder, where relative globs are searched after the current directory; `path` is where `data`
+    and `tokenizer` stand in the study. Files whose size and time are as remembered are not read again; otherwise the
+    content decides. Processes may race: one of their equal results stays. A damaged data set is made again, which the
+    log says. Raises SpecError for missing files, text that is not UTF-8, and too little text.
+    """
+    place = f"{path}.data"
+    files = source.find(base, place)
+    asked = _hash({"source": plain(source), "tokenizer": plain(tokenizer), "format": FORMAT})
+    seen = _hash([[str(file), stat.st_size, stat.st_mtime_ns] for file in files for stat in (file.stat(),)])
+    known = _read_index(root).get(asked, {})
+    if known.get("files") == seen and (found := _intact(root, known["identity"])):
+        return found
+    splits = split(source.read(files, place), source, place)
+    identity = _hash({"text": splits.digest(), "tokenizer": plain(tokenizer), "format": FORMAT})[:16]
+    dataset = _intact(root, identity) or _make(root, identity, source, tokenizer, splits, path)
+    _remember(root, asked, {"files": seen, "identity": identity})
+    return dataset
+
+
+def require(dataset: Dataset, context: int, batch: int, path: str = "train") -> None:
+    """Raises SpecError when the training split holds fewer tokens than one batch of `batch` windows."""
+    needed = batch * context + 1
+    if (found := dataset.tokens["train"]) < needed:
+        message = (
+            f"has {found:,} training tokens, fewer than one batch of {batch} sequences of {context} takes ({needed:,})"
+        )
+        raise SpecError.of(f"{path}.data", message)
+
+
+def plain(spec: Family) -> dict[str, Any]:
+    """A source or tokenizer as JSON data, `type` first."""
+    values = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    listed = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return {"type": spec.type, "version": spec.version, **listed}
+
+
+def _hash(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def _intact(root: Path, identity: str) -> Dataset | None:
+    if not (root / identity).exists():
+        return None
+    try:
+        return Dataset.open(root, identity)
+    except DataError as error:
+        log.info("%s; it is made again", error)
+        return None
+
+
+def _make(root: Path, identity: str, source: Source, tokenizer: Tokenizer, splits: Splits, path: str) -> Dataset:
+    """Writes a folder beside its place and renames it there."""
+    codec = tokenizer.train(splits.documents["train"], f"{path}.tokenizer")
+    facts = {
+        "source": plain(source),
+        "tokenizer": plain(tokenizer),
+        "labels": {"source": source.label(), "tokenizer": tokenizer.label()},
+        "duplicate_bytes": splits.duplicate_bytes,
+        "unused_bytes": splits.unused_bytes,
+    }
+    root.mkdir(parents=True, exist_ok=True)
+    _sweep(root)
+    made = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=root))
+    try:
+        write(made, codec, splits.documents, facts)
+        made.chmod(0o755)
+        _move(made, root / identity)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return Dataset.open(root, identity)
+
+
+def _move(made: Path, place: Path) -> None:
+    """Puts a finished folder in its place. Whoever comes second keeps the first one's, unless that is damaged."""
+    while True:
+        try:
+            made.rename(place)
+            return
+        except OSError:
+            if not place.exists():
+                raise
+        if _intact(place.parent, place.name):
+            return
+        aside = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=place.parent))
+        try:
+            place.rename(aside / place.name)
+        except FileNotFoundError:
+            continue  # another process moved it first
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sweep(root: Path) -> None:
+    """Removes what killed processes left unfinished long ago."""
+    for folder in root.glob(f"{_UNFINISHED}*"):
+        if time.time() - folder.stat().st_mtime > _ABANDONED_S:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _read_index(root: Path) -> dict[str, dict[str, str]]:
+    """What was prepared from which files. It only saves reading them: one that is damaged is as good as none."""
+    try:
+        index = json.loads((root / _INDEX).read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return index if isinstance(index, dict) else {}
+
+
+def _remember(root: Path, asked: str, entry: dict[str, str]) -> None:
+    """Adds an entry. Of two processes at once one may be lost, which costs a reading."""
+    index = _read_index(root) | {asked: entry}
+    handle, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=root)
+    with os.fdopen(handle, "w") as file:
+        json.dump(index, file, indent=1)
+    os.replace(name, root / _INDEX)
