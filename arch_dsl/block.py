@@ -1,0 +1,115 @@
+"""A block: named branches in the order in which they are applied."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from arch_dsl.context import BuildContext, Call, Cost
+from arch_dsl.errors import Problem
+from arch_dsl.families import Branch
+from arch_dsl.parse import INVALID, parse_value
+from arch_dsl.source import Node
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*$")
+
+
+class Block(Mapping[str, Branch]):
+    """Branch name to branch. Unlike a dict, two blocks are equal only if their order is."""
+
+    def __init__(self, branches: Iterable[tuple[str, Branch]] = ()) -> None:
+        self._branches = dict(branches)
+
+    def __getitem__(self, name: str) -> Branch:
+        return self._branches[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._branches)
+
+    def __len__(self) -> int:
+        return len(self._branches)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Block) and list(self.items()) == list(other.items())
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.items()))
+
+    def __repr__(self) -> str:
+        return f"Block({list(self.items())!r})"
+
+    def set(self, name: str, branch: Branch) -> Block:
+        """The block with one branch replaced, at its place."""
+        return Block((self._branches | {name: branch}).items())
+
+    @classmethod
+    def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
+        """From a mapping of names, or from a list of branches that say their `name`. The type defaults to the name."""
+        if isinstance(node.value, list):
+            named = [_named(item) for item in node.value]
+            node = Node({name: item for name, item in named if name}, node.mark)
+            if len(node.value) < len(named):  # type: ignore[arg-type]
+                problems.append(Problem(path, "every branch of a list needs a `name` of its own", node.mark))
+                return INVALID
+        if not isinstance(node.value, dict):
+            problems.append(Problem(path, f"must be a mapping of branches, found {node.kind}", node.mark))
+            return INVALID
+        if not node.value:
+            problems.append(Problem(path, "needs at least one branch (attention, ffn, parallel)", node.mark))
+            return INVALID
+        return parse_branches(node, path, problems)
+
+
+def parse_branches(node: Node, path: str, problems: list[Problem]) -> Any:
+    """A Block from a mapping node, or INVALID."""
+    branches = []
+    assert isinstance(node.value, dict)
+    for name, child in node.value.items():
+        where = f"{path}.{name}" if path else name
+        if not _NAME.match(name):
+            problems.append(Problem(where, "a branch name is lower-case letters, digits and _", node.key_marks.get(name)))
+            continue
+        branches.append((name, parse_value(Branch, _with_type(name, child, node), where, problems)))
+    if any(branch is INVALID for _, branch in branches) or len(branches) < len(node.value):
+        return INVALID
+    return Block(branches)
+
+
+def _named(item: Node) -> tuple[str | None, Node]:
+    """A branch of a list as (its name, the rest)."""
+    if not isinstance(item.value, dict) or not isinstance(getattr(item.value.get("name"), "value", None), str):
+        return None, item
+    rest = {key: value for key, value in item.value.items() if key != "name"}
+    return str(item.value["name"].value), Node(rest, item.mark, item.key_marks)
+
+
+def _with_type(name: str, node: Node, parent: Node) -> Node:
+    """Fills in the type that a branch's name implies: `attention` and `attention_2` are attention."""
+    implied = re.sub(r"_[0-9]+$", "", name)
+    if node.value is None:
+        node = Node({}, parent.key_marks.get(name), {})
+    if isinstance(node.value, dict) and "type" not in node.value and implied in Branch.members:
+        return Node({"type": Node(implied, node.mark), **node.value}, node.mark, node.key_marks)
+    return node
+
+
+class Branches(nn.Module):
+    """The branches of one layer, applied one after another to the stream `[batch, time, d_model]`."""
+
+    def __init__(self, block: Block, ctx: BuildContext) -> None:
+        super().__init__()
+        for name, branch in block.items():
+            self.add_module(name, branch.build(ctx.at(name)))
+
+    def forward(self, stream: Tensor, call: Call) -> Tensor:
+        for branch in self.children():
+            stream = branch(stream, call)
+        return stream
+
+
+def block_cost(block: Block, ctx: BuildContext, tokens: int) -> Cost:
+    """What one layer costs."""
+    return Cost.total({name: branch.cost(ctx.at(name), tokens) for name, branch in block.items()})

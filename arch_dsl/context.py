@@ -1,0 +1,102 @@
+"""Facts of the place where a primitive stands: widths, depth, context. Never written in YAML, always derived."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch.utils import _pytree
+
+import kernels
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeChoice:
+    """Which implementation one node of a model got, and why."""
+
+    path: str
+    op: str
+    implementation: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class BuildContext:
+    """Where a primitive is being built or counted.
+
+    `width` is the last dimension of the tensor that it acts on; `heads` the dimension before it, or None where the
+    tensor is `[batch, time, width]`; `hidden` the width of the branch's input, which gates read.
+    """
+
+    d_model: int
+    n_layers: int
+    vocab: int
+    max_positions: int | None
+    std: float
+    residual_std: float
+    width: int
+    hidden: int
+    heads: int | None = None
+    path: str = ""
+    device: kernels.Device = dataclasses.field(default_factory=kernels.Device.current)
+    dtype: torch.dtype = torch.float32
+    backend: str = "auto"
+    choices: list[NodeChoice] = dataclasses.field(default_factory=list)
+
+    def at(self, name: str, **changes: Any) -> Self:
+        """The context one step further down, with these facts changed."""
+        return dataclasses.replace(self, path=f"{self.path}.{name}" if self.path else name, **changes)
+
+    def select(self, op: str, **ask: Any) -> Callable[..., torch.Tensor]:
+        """The implementation of an op for this device and dtype; the choice and its reason are noted in `choices`."""
+        force = "" if self.backend == "auto" else self.backend
+        choice = kernels.select(op, self.device, self.dtype, force=force, **ask)
+        self.choices.append(NodeChoice(self.path, op, choice.implementation, choice.reason))
+        return choice.call
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One forward call: what the modules may know besides the stream. `positions` `[time]` default to 0, 1, 2, …"""
+
+    positions: torch.Tensor | None = None
+
+    def positions_of(self, length: int, device: torch.device) -> torch.Tensor:
+        """Integer positions `[time]` of the tokens of this call."""
+        return torch.arange(length, device=device) if self.positions is None else self.positions
+
+
+_pytree.register_dataclass(Call, field_names=["positions"], drop_field_names=[])
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a node costs in one forward pass over a sequence: exact parameters, and FLOPs of matrix products.
+
+    `flops_matmul` counts full squares, as `torch.utils.flop_counter` does on the reference path; `flops_model` counts
+    only the pairs that the mask keeps, as papers do.
+    """
+
+    parameters: int = 0
+    flops_matmul: int = 0
+    flops_model: int = 0
+    children: dict[str, Cost] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def product(cls, tokens: int, inputs: int, outputs: int, bias: bool = False) -> Cost:
+        """A linear map of every token: 2 * tokens * inputs * outputs FLOPs."""
+        flops = 2 * tokens * inputs * outputs
+        return cls(inputs * outputs + (outputs if bias else 0), flops, flops)
+
+    @classmethod
+    def total(cls, children: dict[str, Cost]) -> Cost:
+        """The sum of named parts, which stay visible as children."""
+        kept = {name: child for name, child in children.items() if child != Cost()}
+        return cls(
+            sum(child.parameters for child in kept.values()),
+            sum(child.flops_matmul for child in kept.values()),
+            sum(child.flops_model for child in kept.values()),
+            kept,
+        )

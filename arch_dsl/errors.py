@@ -1,0 +1,70 @@
+"""What is wrong with a spec, said where it stands: file, line, column, what was found, what is allowed, what was meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_WIDEST = 160  # characters of a quoted source line
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place in a source file. `line` and `column` count from 1; `text` is the whole line."""
+
+    file: str
+    line: int
+    column: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake: the path in the spec, what is wrong, and where it was written (None for specs made in Python)."""
+
+    path: str
+    message: str
+    mark: Mark | None = None
+
+    def __str__(self) -> str:
+        where = f"{self.mark}: " if self.mark else ""
+        head = f"{where}{self.path}: {self.message}" if self.path else f"{where}{self.message}"
+        if self.mark is None or not self.mark.text.strip() or self.mark.column > _WIDEST:
+            return head
+        number = f"{self.mark.line:5d} | "
+        caret = " " * (len(number) - 2) + "| " + " " * (self.mark.column - 1) + "^"
+        return f"{head}\n{number}{self.mark.text[:_WIDEST].rstrip()}\n{caret}"
+
+
+class SpecError(ValueError):
+    """A spec or study that cannot mean anything. Holds every problem found, not only the first."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+    @classmethod
+    def of(cls, path: str, message: str, mark: Mark | None = None) -> SpecError:
+        """A SpecError with a single problem."""
+        return cls([Problem(path, message, mark)])
+
+
+def nearest(found: str, allowed: Iterable[str]) -> str | None:
+    """The allowed name most like `found`, or None if nothing is close."""
+    names = list(allowed)
+    lowered = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(found.lower(), lowered, n=1, cutoff=0.5)
+    return lowered[close[0]] if close else None
+
+
+def unknown(found: object, what: str, allowed: Iterable[str]) -> str:
+    """`'sdp' is not a gate position; did you mean 'sdpa'? (query, key, value, sdpa, dense)`"""
+    names = list(allowed)
+    meant = nearest(str(found), names)
+    hint = f"; did you mean '{meant}'?" if meant else ";"
+    article = "an" if what[:1] in "aeio" else "a"
+    return f"'{found}' is not {article} {what}{hint} ({', '.join(names)})"

@@ -1,0 +1,107 @@
+"""One spelling per spec: its canonical form, the hash of it, the YAML of it, and the difference between two."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+import kernels
+from arch_dsl.block import Block
+from arch_dsl.spec import Family, Spec, fields_of
+
+
+def canonical(value: Any, *, brief: bool = False) -> Any:
+    """A spec as plain JSON data: every field, `type` first, blocks as lists of named branches (their order matters).
+
+    With `brief`, fields at their defaults are left out, blocks are mappings, and a member without fields is its name:
+    the form that people read.
+    """
+    if isinstance(value, Block):
+        if brief:
+            return {name: canonical(branch, brief=True) for name, branch in value.items()}
+        return [{"name": name, **canonical(branch)} for name, branch in value.items()]
+    if isinstance(value, Spec):
+        return _canonical_spec(value, brief)
+    if isinstance(value, tuple):
+        return [canonical(item, brief=brief) for item in value]
+    if isinstance(value, Mapping):
+        return {name: canonical(item, brief=brief) for name, item in value.items()}
+    return value
+
+
+def _canonical_spec(spec: Spec, brief: bool) -> Any:
+    data: dict[str, Any] = {}
+    if isinstance(spec, Family):
+        data["type"] = spec.type
+        version = spec.version + sum(kernels.OPS[name].version - 1 for name in spec.ops)
+        if version > 1:
+            data["version"] = version
+    for name, item in fields_of(type(spec)).items():
+        value = getattr(spec, name)
+        if brief and not item.required and value == item.default:
+            continue
+        data[name] = canonical(value, brief=brief)
+    return data["type"] if brief and list(data) == ["type"] else data
+
+
+def identity(spec: Spec) -> str:
+    """sha256 of the canonical form: the same for two specs exactly if they mean the same."""
+    text = json.dumps(canonical(spec), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def dump(spec: Spec) -> str:
+    """YAML that loads to an equal spec; fields at their defaults are left out."""
+    text: str = yaml.safe_dump(canonical(spec, brief=True), sort_keys=False, default_flow_style=None, width=110)
+    return text
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """One difference between two specs: a path, and the value there in each (None where it has none)."""
+
+    path: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.path}: {brief_text(self.before)} → {brief_text(self.after)}"
+
+
+def diff(before: Spec, after: Spec) -> list[Change]:
+    """What differs, path by path; a list (a site) is compared as a whole."""
+    changes: list[Change] = []
+    _diff(_tree(before), _tree(after), "", changes)
+    return changes
+
+
+def _tree(value: Any) -> Any:
+    """Nested mappings down to sites and plain values."""
+    if isinstance(value, Spec):
+        fields = {name: _tree(getattr(value, name)) for name in fields_of(type(value))}
+        return {"type": value.type, **fields} if isinstance(value, Family) else fields
+    if isinstance(value, Mapping):
+        return {name: _tree(item) for name, item in value.items()}
+    return [canonical(item, brief=True) for item in value] if isinstance(value, tuple) else value
+
+
+def _diff(before: Any, after: Any, path: str, changes: list[Change]) -> None:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in [*before, *(name for name in after if name not in before)]:
+            where = f"{path}.{name}" if path else name
+            _diff(before.get(name), after.get(name), where, changes)
+    elif before != after:
+        changes.append(Change(path, before, after))
+
+
+def brief_text(value: Any) -> str:
+    """A value on one line, as it would be written in YAML."""
+    if isinstance(value, str):
+        return value
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
+    return text.removesuffix("\n").removesuffix("\n...").strip()

@@ -1,0 +1,91 @@
+"""Modules that primitives share: parameters with their initial distribution, linear maps, sites, merged products."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from arch_dsl.context import Call
+
+Initializer = Callable[[Tensor, torch.Generator], object]
+
+
+def normal(std: float) -> Initializer:
+    """Draws from N(0, std^2)."""
+    return lambda value, generator: value.normal_(0.0, std, generator=generator)
+
+
+def constant(number: float) -> Initializer:
+    """Fills with one number."""
+    return lambda value, generator: value.fill_(number)
+
+
+def parameter(shape: Sequence[int], initializer: Initializer) -> nn.Parameter:
+    """An uninitialised parameter that knows its initial distribution."""
+    value = nn.Parameter(torch.empty(*shape))
+    value.initializer = initializer  # type: ignore[attr-defined]
+    return value
+
+
+def initialize(module: nn.Module, seed: int) -> None:
+    """Fills every parameter as a pure function of (seed, its path), so that what two variants share starts equal."""
+    with torch.no_grad():
+        for path, value in module.named_parameters():
+            digest = hashlib.sha256(f"{seed}:{path}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+            drawn = torch.empty(value.shape)
+            value.initializer(drawn, generator)  # type: ignore[attr-defined, operator]
+            value.copy_(drawn)
+
+
+class Linear(nn.Module):
+    """y = x W^T + b with W `[outputs, inputs]`. The product may be merged with others that read the same tensor."""
+
+    def __init__(self, inputs: int, outputs: int, *, std: float, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = parameter((outputs, inputs), normal(std))
+        self.bias = parameter((outputs,), constant(0.0)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+def merged(x: Tensor, maps: Sequence[Linear]) -> list[Tensor]:
+    """Applies several maps to one tensor `[..., inputs]` as a single matrix product.
+
+    Only the product is merged: every map keeps its own parameters and initial values.
+    """
+    if len(maps) == 1:
+        return [maps[0](x)]
+    weight = torch.cat([item.weight for item in maps])
+    bias = None
+    if any(item.bias is not None for item in maps):
+        zeros = [item.weight.new_zeros(item.weight.shape[0]) if item.bias is None else item.bias for item in maps]
+        bias = torch.cat(zeros)
+    return list(nn.functional.linear(x, weight, bias).split([item.weight.shape[0] for item in maps], dim=-1))
+
+
+class Site(nn.Module):
+    """An ordered list of primitives at one place. Those with a `projection` receive its product as a third argument."""
+
+    def __init__(self, items: Sequence[tuple[str, nn.Module]]) -> None:
+        super().__init__()
+        seen: dict[str, int] = {}
+        for name, item in items:
+            seen[name] = seen.get(name, 0) + 1
+            self.add_module(name if seen[name] == 1 else f"{name}_{seen[name]}", item)
+
+    def projections(self) -> list[Linear]:
+        """The linear maps of the branch's input that this site needs, in order."""
+        return [item.projection for item in self.children() if getattr(item, "projection", None) is not None]  # type: ignore[misc]
+
+    def forward(self, x: Tensor, call: Call, projected: Iterator[Tensor]) -> Tensor:
+        for item in self.children():
+            if getattr(item, "projection", None) is not None:
+                x = item(x, call, next(projected))
+            else:
+                x = item(x, call)
+        return x

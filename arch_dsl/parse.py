@@ -1,0 +1,197 @@
+"""Turns a node tree into typed specs, guided by annotations alone, and collects every mistake on the way.
+
+A bare string is a member with defaults, a single value is a list of one, `2M` is two million.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import typing
+from typing import Any, TypeVar
+
+from arch_dsl.errors import Mark, Problem, SpecError, unknown
+from arch_dsl.source import Node
+from arch_dsl.spec import Family, Range, Spec, alternatives, families, fields_of, members_of, set_marks
+
+S = TypeVar("S", bound=Spec)
+
+_UNITS = {"k": 1_000, "M": 1_000_000, "B": 1_000_000_000, "T": 1_000_000_000_000}
+_WITH_UNIT = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kMBT])$")
+
+
+class _Invalid:
+    """Stands for a value whose problem was already noted."""
+
+
+INVALID = _Invalid()
+
+
+def parse(cls: type[S], data: Any, path: str = "") -> S:
+    """A spec of class `cls` from a Node or plain data. Raises SpecError with all its problems."""
+    problems: list[Problem] = []
+    spec = parse_value(cls, Node.of(data), path, problems)
+    if problems:
+        raise SpecError(problems)
+    return typing.cast(S, spec)
+
+
+def parse_value(annotation: Any, node: Node, path: str, problems: list[Problem]) -> Any:
+    """The value that `annotation` asks for, or INVALID after noting in `problems` why there is none."""
+    limits = [item for item in getattr(annotation, "__metadata__", ()) if isinstance(item, Range)]
+    if limits:
+        annotation = typing.get_args(annotation)[0]
+    if isinstance(annotation, type) and hasattr(annotation, "parse_node"):
+        return annotation.parse_node(node, path, problems)
+    options = alternatives(annotation)
+    if type(None) in options:
+        if node.value is None:
+            return None
+        options = tuple(option for option in options if option is not type(None))
+    if limits or (options and typing.get_origin(options[0]) is typing.Annotated):
+        return _number(options[0] if not limits else annotation, limits, node, path, problems)
+    kinds = families(annotation)
+    origin = typing.get_origin(options[0])
+    if origin is tuple:
+        return _tuple(typing.get_args(options[0])[0], node, path, problems)
+    if origin is dict:
+        return _mapping(typing.get_args(options[0])[1], node, path, problems)
+    if kinds:
+        return _member(kinds, node, path, problems)
+    if isinstance(options[0], type) and issubclass(options[0], Spec):
+        return parse_record(options[0], node, path, problems)
+    return _scalar(options, node, path, problems)
+
+
+def _refuse(problems: list[Problem], path: str, message: str, mark: Mark | None) -> _Invalid:
+    problems.append(Problem(path, message, mark))
+    return INVALID
+
+
+def _join(path: str, name: object) -> str:
+    return f"{path}.{name}" if path else str(name)
+
+
+def _number(annotation: Any, limits: list[Range], node: Node, path: str, problems: list[Problem]) -> Any:
+    if typing.get_origin(annotation) is typing.Annotated:
+        annotation, *metadata = typing.get_args(annotation)
+        limits = [item for item in metadata if isinstance(item, Range)]
+    value = _scalar((annotation,), node, path, problems)
+    if value is INVALID:
+        return value
+    for limit in limits:
+        if complaint := limit.complaint(value):
+            return _refuse(problems, path, f"{complaint}, found {node.value}", node.mark)
+    return value
+
+
+def _scalar(options: tuple[Any, ...], node: Node, path: str, problems: list[Problem]) -> Any:
+    """A string, number, boolean or one of the words of a Literal."""
+    value = node.value
+    words: list[str] = []
+    for option in options:
+        if typing.get_origin(option) is typing.Literal:
+            words.extend(typing.get_args(option))
+        elif option is bool and isinstance(value, bool):
+            return value
+        elif option in (int, float) and (number := _as_number(option, value)) is not None:
+            return number
+        elif option is str and isinstance(value, str):
+            return value
+    if value in words and isinstance(value, str):
+        return value
+    noun = path.rsplit(".", 1)[-1]
+    if words:
+        found = value if isinstance(value, str | int | float) else node.kind
+        return _refuse(problems, path, unknown(found, noun, words), node.mark)
+    names = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+    wanted = " or ".join(names[option] for option in options)
+    shown = f"'{value}'" if isinstance(value, str) else node.kind if value is None or isinstance(value, dict | list) else value
+    return _refuse(problems, path, f"must be {wanted}, found {shown}", node.mark)
+
+
+def _as_number(kind: type, value: Any) -> int | float | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str) and (match := _WITH_UNIT.match(value)):
+        value = float(match[1]) * _UNITS[match[2]]
+    if kind is int and isinstance(value, int | float) and math.isfinite(value) and value == int(value):
+        return int(value)
+    return float(value) if kind is float and isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _tuple(item: Any, node: Node, path: str, problems: list[Problem]) -> Any:
+    if node.value is None:
+        return ()
+    nodes = node.value if isinstance(node.value, list) else [node]
+    if node.value == "none" and families(item):
+        nodes = []
+    single = len(nodes) == 1 and nodes[0] is node
+    values = [
+        parse_value(item, child, path if single else _join(path, index), problems)
+        for index, child in enumerate(nodes)
+    ]
+    return INVALID if any(value is INVALID for value in values) else tuple(values)
+
+
+def _mapping(item: Any, node: Node, path: str, problems: list[Problem]) -> Any:
+    if not isinstance(node.value, dict):
+        return _refuse(problems, path, f"must be a mapping of names, found {node.kind}", node.mark)
+    values = {name: parse_value(item, child, _join(path, name), problems) for name, child in node.value.items()}
+    return INVALID if any(value is INVALID for value in values.values()) else values
+
+
+def _member(kinds: tuple[type[Family], ...], node: Node, path: str, problems: list[Problem]) -> Any:
+    """A member of one of these families: a bare short name, or a mapping with `type` and fields."""
+    noun = " or ".join(kind.noun for kind in kinds)
+    members = members_of(kinds)
+    name_node: Node | None = node
+    fields = node
+    if isinstance(node.value, dict):
+        name_node = node.value.get("type")
+        fields = Node({k: v for k, v in node.value.items() if k != "type"}, node.mark, node.key_marks)
+        if name_node is None:
+            default = getattr(kinds[0], "default_type", None) if len(kinds) == 1 else None
+            if default is None:
+                return _refuse(problems, path, f"says no type of {noun} ({', '.join(members)})", node.mark)
+            name_node = Node(default, node.mark)
+    elif isinstance(node.value, str):
+        fields = Node({}, node.mark)
+    else:
+        return _refuse(problems, path, f"must be a {noun}, found {node.kind} ({', '.join(members)})", node.mark)
+    name = name_node.value
+    if not isinstance(name, str) or name not in members:
+        where = path if name_node is node else _join(path, "type")
+        return _refuse(problems, where, unknown(name, noun, members), name_node.mark)
+    member = members[name]
+    own_parser = getattr(member, "parse_node", None)
+    return own_parser(fields, path, problems) if own_parser else parse_record(member, fields, path, problems)
+
+
+def parse_record(cls: type[Spec], node: Node, path: str, problems: list[Problem]) -> Any:
+    """A spec from a mapping of its fields."""
+    if not isinstance(node.value, dict):
+        return _refuse(problems, path, f"must be a mapping, found {node.kind}", node.mark)
+    known = fields_of(cls)
+    before = len(problems)
+    values: dict[str, Any] = {}
+    marks: dict[str, Mark] = {"": node.mark} if node.mark else {}
+    title = getattr(cls, "type", "") or getattr(cls, "title", cls.__name__.lower())
+    for name, child in node.value.items():
+        if name == "version" and child.value == getattr(cls, "version", None):
+            continue
+        if name not in known:
+            mark = node.key_marks.get(name, child.mark)
+            problems.append(Problem(_join(path, name), unknown(name, f"key of {title}", known), mark))
+            continue
+        if child.mark:
+            marks[name] = child.mark
+        values[name] = parse_value(known[name].annotation, child, _join(path, name), problems)
+    for name, item in known.items():
+        if item.required and name not in values:
+            problems.append(Problem(_join(path, name), f"is missing: {title} needs it", node.mark))
+    if len(problems) > before:
+        return INVALID
+    spec = cls(**values)
+    set_marks(spec, marks)
+    return spec

@@ -1,0 +1,178 @@
+"""Paths into a spec: `block.attention.query`, `block.*.pre`, `block.attention.sdpa.gate.activation`.
+
+A step is a field, a branch name, a position in a site, or the type of a primitive in a site.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from arch_dsl.block import Block
+from arch_dsl.errors import Problem, SpecError, unknown
+from arch_dsl.families import Branch
+from arch_dsl.parse import INVALID, parse_value
+from arch_dsl.source import Node
+from arch_dsl.spec import Family, Spec, alternatives, families, fields_of, marks_of, set_marks
+
+Steps = tuple[str, ...]
+Change = Callable[[Any, Any], Any]  # (value, annotation) -> new value
+
+EDITS = ("prepend", "append", "remove", "replace", "before")
+
+
+def names_at(value: Any) -> list[str]:
+    """The steps that can follow from a value."""
+    if isinstance(value, Block):
+        return list(value)
+    if isinstance(value, tuple):
+        return [item.type for item in value if isinstance(item, Family)]
+    if isinstance(value, Spec):
+        members = list(value.branches) if isinstance(getattr(value, "branches", None), Block) else []
+        own = ["type"] if isinstance(value, Family) else []
+        return [*own, *(name for name in fields_of(type(value)) if name != "branches"), *members]
+    return []
+
+
+def get(spec: Any, steps: Steps) -> Any:
+    """The value at a path. Raises SpecError naming the step that leads nowhere."""
+    for index, step in enumerate(steps):
+        spec = _child(spec, step, ".".join(steps[: index + 1]))
+    return spec
+
+
+def _child(value: Any, step: str, path: str) -> Any:
+    if isinstance(value, Block) and step in value:
+        return value[step]
+    if isinstance(value, tuple) and (index := _index(value, step)) is not None:
+        return value[index]
+    if isinstance(value, Spec):
+        if step in fields_of(type(value)):
+            return getattr(value, step)
+        members = getattr(value, "branches", None)
+        if isinstance(members, Block) and step in members:
+            return members[step]
+        if step == "type" and isinstance(value, Family):
+            return value.type
+    raise SpecError.of(path, unknown(step, "part of this", names_at(value)))
+
+
+def _index(items: tuple[Any, ...], step: str) -> int | None:
+    if step.isdigit():
+        return int(step) if int(step) < len(items) else None
+    return next((index for index, item in enumerate(items) if isinstance(item, Family) and item.type == step), None)
+
+
+def update(value: Any, annotation: Any, steps: Steps, change: Change) -> Any:
+    """A copy of `value` in which what stands at `steps` is changed. The path must exist."""
+    if not steps:
+        return change(value, annotation)
+    step, rest = steps[0], steps[1:]
+    if isinstance(value, Block):
+        return value.set(step, update(value[step], Branch, rest, change))
+    if isinstance(value, tuple):
+        index = _index(value, step)
+        assert index is not None
+        item = typing.get_args(next(a for a in alternatives(annotation) if typing.get_origin(a) is tuple))[0]
+        return (*value[:index], update(value[index], item, rest, change), *value[index + 1 :])
+    assert isinstance(value, Spec)
+    fields = fields_of(type(value))
+    if step not in fields:
+        members = value.branches  # type: ignore[attr-defined]
+        return value.replace(branches=members.set(step, update(members[step], Branch, rest, change)))
+    new = update(getattr(value, step), fields[step].annotation, rest, change)
+    return value.replace(**{step: new})
+
+
+def set_node(root: Spec, steps: Steps, node: Node, problems: list[Problem]) -> Any:
+    """A copy of `root` with the value at `steps` set from a node: replaced, or edited if it is a list edit."""
+    path = ".".join(steps)
+    if steps[-1] == "type":
+        return update(root, type(root), steps[:-1], lambda old, kind: _retype(old, kind, node, path, problems))
+
+    def change(old: Any, annotation: Any) -> Any:
+        if isinstance(old, tuple) and (edit := _edit_of(node)):
+            return _edit(old, annotation, edit, node, path, problems)
+        if isinstance(old, Branch) and isinstance(node.value, dict) and "type" not in node.value:
+            typed = {"type": Node(old.type), **node.value}
+            return parse_value(annotation, Node(typed, node.mark, node.key_marks), path, problems)
+        return parse_value(annotation, node, path, problems)
+
+    before = len(problems)
+    new = update(root, type(root), steps, lambda old, kind: _kept(old, change(old, kind)))
+    if len(problems) > before:
+        return INVALID
+    return _remember(new, steps, node)
+
+
+def _kept(old: Any, new: Any) -> Any:
+    """INVALID must never enter a spec; the problem is noted, the old value stays."""
+    return old if new is INVALID else new
+
+
+def _remember(root: Spec, steps: Steps, node: Node) -> Spec:
+    """Notes where a scalar field was set, so that a later complaint points at the patch."""
+    owner = get(root, steps[:-1])
+    if node.mark and isinstance(owner, Spec):
+        set_marks(owner, {**marks_of(owner), steps[-1]: node.mark})
+    return root
+
+
+def _retype(old: Any, annotation: Any, node: Node, path: str, problems: list[Problem]) -> Any:
+    """Another member of the family; the fields that both have keep their values."""
+    kinds = families(annotation)
+    found = parse_value(annotation, Node({"type": node}, node.mark), path.removesuffix(".type"), probe := [])
+    missing = [problem for problem in probe if not problem.message.startswith("is missing")]
+    if missing or not kinds:
+        problems.extend(missing)
+        return old
+    member = {name: m for kind in kinds for name, m in kind.members.items()}[str(node.value)]
+    shared = {
+        name: getattr(old, name)
+        for name in fields_of(member)
+        if name in fields_of(type(old)) and getattr(old, name) != fields_of(type(old))[name].default
+    }
+    try:
+        return found.replace(**shared) if found is not INVALID else member(**shared)
+    except TypeError:
+        problems.extend(probe)
+        return old
+
+
+def _edit_of(node: Node) -> str | None:
+    if isinstance(node.value, dict) and len(node.value) == 1:
+        key = next(iter(node.value))
+        return key if key in EDITS else None
+    return None
+
+
+def _edit(old: tuple[Any, ...], annotation: Any, edit: str, node: Node, path: str, problems: list[Problem]) -> Any:
+    """`{append: X}`, `{prepend: X}`, `{remove: TYPE}`, `{replace: {TYPE: X}}`, `{before: {TYPE: X}}`."""
+    assert isinstance(node.value, dict)
+    given = node.value[edit]
+
+    def parsed(item: Node) -> Any:
+        return parse_value(annotation, item, path, problems)
+
+    if edit in ("append", "prepend"):
+        new = parsed(given)
+        return new if new is INVALID else (*old, *new) if edit == "append" else (*new, *old)
+    if edit == "remove":
+        targets: Iterable[tuple[str, Node]] = [(str(given.value), given)]
+    elif isinstance(given.value, dict):
+        targets = given.value.items()
+    else:
+        problems.append(Problem(path, f"{edit} needs a mapping from what is there to what is new", given.mark))
+        return INVALID
+    for name, item in targets:
+        index = _index(old, name)
+        if index is None:
+            message = f"nothing to {edit}: {unknown(name, 'primitive here', names_at(old))}"
+            problems.append(Problem(path, message, item.mark))
+            return INVALID
+        new = () if edit == "remove" else parsed(item)
+        if new is INVALID:
+            return INVALID
+        old = (*old[:index], *new, *old[index + (edit != "before") :])
+    return old

@@ -1,0 +1,60 @@
+"""What every branch shares: it reads a normed copy of the stream, changes the update, and joins it back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from arch_dsl.context import BuildContext, Call, Cost
+from arch_dsl.errors import Problem
+from arch_dsl.families import Branch, Gate, Join, Norm, build_site, check_site, site_cost
+from arch_dsl.layers import Linear, merged
+from arch_dsl.primitives.joins import Add
+
+
+class Sublayer(Branch):
+    """A branch with the sites `pre` (the copy that is read), `post` (the update) and `join`."""
+
+    pre: tuple[Norm, ...] = ()
+    post: tuple[Norm | Gate, ...] = ()
+    join: Join = Add()
+
+    def outer_cost(self, ctx: BuildContext, tokens: int) -> dict[str, Cost]:
+        """The cost of the three sites."""
+        return {
+            "pre": site_cost(self.pre, ctx, tokens),
+            "post": site_cost(self.post, ctx, tokens),
+            "join": self.join.cost(ctx, tokens),
+        }
+
+    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+        found = check_site(self.pre, ctx, f"{path}.pre") + check_site(self.post, ctx, f"{path}.post")
+        return found + self.join.check(ctx, f"{path}.join")
+
+
+class SublayerModule(nn.Module):
+    """stream -> join(stream, post(transform(pre(stream)))). All products of the normed copy are one matrix product."""
+
+    def __init__(self, spec: Sublayer, ctx: BuildContext) -> None:
+        super().__init__()
+        self.pre = build_site(spec.pre, ctx, "pre")
+        self.post = build_site(spec.post, ctx, "post")
+        self.join = spec.join.build(ctx.at("join"))
+
+    def reads(self) -> list[Linear]:
+        """The maps of the normed copy that the transformation itself needs, in the order in which it takes them."""
+        raise TypeError(f"{type(self).__name__} reads nothing")
+
+    def transform(self, products: Iterator[Tensor], call: Call) -> Tensor:
+        """The update `[batch, time, d_model]` from the products of `reads`."""
+        raise TypeError(f"{type(self).__name__} transforms nothing")
+
+    def update(self, stream: Tensor, call: Call) -> Tensor:
+        """What this branch would add to the stream."""
+        hidden = self.pre(stream, call, iter(()))
+        products = iter(merged(hidden, [*self.reads(), *self.post.projections()]))
+        return self.post(self.transform(products, call), call, products)  # type: ignore[no-any-return]
+
+    def forward(self, stream: Tensor, call: Call) -> Tensor:
+        return self.join(stream, self.update(stream, call), call)  # type: ignore[no-any-return]

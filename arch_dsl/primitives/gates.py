@@ -1,0 +1,81 @@
+"""Gates: a tensor modulated by an activation of the branch's input, or of a learned constant."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+from arch_dsl.context import BuildContext, Call, Cost
+from arch_dsl.errors import Problem
+from arch_dsl.families import Gate
+from arch_dsl.layers import Linear, constant, parameter
+
+Activation = Literal["sigmoid", "silu", "tanh", "ns_sigmoid", "identity", "relu", "relu2", "gelu", "gelu_tanh"]
+
+
+@Gate.register("gate")
+class OutputGate(Gate):
+    """y' = y * act(x W) or y + act(x W): a gate on y read from the branch's input x (arXiv:2505.06708, eq. 5).
+
+    `granularity` says how fine the scores are: one per element, one per head, or one per token. With `heads: shared`
+    the scores of all heads are averaged before the activation, so every head is gated alike. `input: none` replaces
+    x W by a learned constant that starts at zero.
+    """
+
+    ops: ClassVar[tuple[str, ...]] = ("gate",)
+    granularity: Literal["elementwise", "headwise", "scalar"] = "elementwise"
+    heads: Literal["specific", "shared"] = "specific"
+    combine: Literal["multiply", "add"] = "multiply"
+    activation: Activation = "sigmoid"
+    input: Literal["hidden", "none"] = "hidden"
+    bias: bool = False
+
+    def scores(self, ctx: BuildContext) -> tuple[int, ...]:
+        """Shape of the scores of one token, before heads are averaged."""
+        if self.granularity == "scalar":
+            return (1,) if ctx.heads is None else (1, 1)
+        last = ctx.width if self.granularity == "elementwise" else 1
+        return (last,) if ctx.heads is None else (ctx.heads, last)
+
+    def build(self, ctx: BuildContext) -> nn.Module:
+        return _Gate(self, ctx)
+
+    def cost(self, ctx: BuildContext, tokens: int) -> Cost:
+        scores = math.prod(self.scores(ctx))
+        if self.input == "none":
+            return Cost(parameters=scores)
+        return Cost.product(tokens, ctx.hidden, scores, self.bias)
+
+    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+        problems = []
+        if ctx.heads is None and self.granularity == "headwise":
+            problems.append(("granularity", "a headwise gate needs heads, and this site has none"))
+        if self.heads == "shared" and (ctx.heads is None or self.granularity != "elementwise"):
+            problems.append(("heads", "shared scores need heads and elementwise granularity (one score: scalar)"))
+        if self.input == "none" and self.bias:
+            problems.append(("bias", "a gate without input is a learned constant, which has no bias"))
+        return [Problem(f"{path}.{name}", message, self.mark(name)) for name, message in problems]
+
+
+class _Gate(nn.Module):
+    def __init__(self, spec: OutputGate, ctx: BuildContext) -> None:
+        super().__init__()
+        self.shape = spec.scores(ctx)
+        self.shared = spec.heads == "shared"
+        self.activation, self.combine = spec.activation, spec.combine
+        self.projection: Linear | None = None
+        if spec.input == "hidden":
+            self.projection = Linear(ctx.hidden, math.prod(self.shape), std=ctx.std, bias=spec.bias)
+        else:
+            self.constant = parameter(self.shape, constant(0.0))
+        per_token = spec.input == "hidden" and spec.heads == "specific" and spec.granularity != "scalar"
+        granularity = spec.granularity if per_token else "other"
+        self.gate = ctx.select("gate", granularity=granularity, activation=spec.activation, combine=spec.combine)
+
+    def forward(self, y: Tensor, call: Call, projected: Tensor | None = None) -> Tensor:
+        scores = self.constant if projected is None else projected.unflatten(-1, self.shape)
+        if self.shared:
+            scores = scores.mean(-2, keepdim=True)
+        return self.gate(y, scores, self.activation, self.combine)

@@ -1,0 +1,87 @@
+"""A group of branches that read the same stream and whose updates are summed."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+from arch_dsl.block import Block, parse_branches
+from arch_dsl.context import BuildContext, Call, Cost
+from arch_dsl.errors import Problem
+from arch_dsl.families import Branch, Join, Norm
+from arch_dsl.parse import INVALID, parse_value
+from arch_dsl.primitives.branch import Sublayer, SublayerModule
+from arch_dsl.primitives.joins import Add
+from arch_dsl.source import Node
+from arch_dsl.spec import set_marks
+
+
+@Branch.register("parallel")
+class Parallel(Sublayer):
+    """stream + sum of the members' updates: parallel attention and feed-forward (PaLM, arXiv:2204.02311, section 2).
+
+    `pre` on the group is one norm that all members share; on the members, separate ones.
+    """
+
+    post: tuple[Norm, ...] = ()  # type: ignore[assignment]
+    branches: Block
+
+    @classmethod
+    def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
+        """`{pre, post, join, NAME: branch, …}`: every other key is a member."""
+        assert isinstance(node.value, dict)
+        own = {"pre": tuple[Norm, ...], "post": tuple[Norm, ...], "join": Join}
+        inside = {name: child for name, child in node.value.items() if name not in (*own, "version", "branches")}
+        if isinstance(listed := node.value.get("branches"), Node):
+            members = Block.parse_node(listed, f"{path}.branches", problems)
+        elif len(inside) < 2:
+            problems.append(Problem(path, f"needs at least two branches, found {len(inside)}", node.mark))
+            return INVALID
+        else:
+            members = parse_branches(Node(inside, node.mark, node.key_marks), path, problems)
+        values = {
+            name: parse_value(annotation, node.value[name], f"{path}.{name}", problems)
+            for name, annotation in own.items()
+            if name in node.value
+        }
+        if members is INVALID or any(value is INVALID for value in values.values()):
+            return INVALID
+        spec = cls(branches=members, **values)
+        set_marks(spec, {"": node.mark} if node.mark else {})
+        return spec
+
+    def resolve(self, ctx: BuildContext) -> Self:
+        return self.replace(branches=Block((name, member.resolve(ctx)) for name, member in self.branches.items()))
+
+    def build(self, ctx: BuildContext) -> nn.Module:
+        return _Parallel(self, ctx)
+
+    def cost(self, ctx: BuildContext, tokens: int) -> Cost:
+        members = {name: member.cost(ctx.at(name), tokens) for name, member in self.branches.items()}
+        return Cost.total(self.outer_cost(ctx, tokens) | members)
+
+    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+        problems = super().check(ctx, path)
+        for name, member in self.branches.items():
+            where = f"{path}.{name}"
+            problems += member.check(ctx, where)
+            if not isinstance(member, Sublayer) or isinstance(member, Parallel):
+                problems.append(Problem(where, f"{member.type} cannot stand inside parallel", member.mark()))
+            elif member.join != Add():
+                message = "the group joins, its members do not; set `join` on the group"
+                problems.append(Problem(f"{where}.join", message, member.mark("join")))
+        return problems
+
+
+class _Parallel(SublayerModule):
+    def __init__(self, spec: Parallel, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
+        self.members = nn.ModuleDict({name: member.build(ctx.at(name)) for name, member in spec.branches.items()})
+
+    def update(self, stream: Tensor, call: Call) -> Tensor:
+        hidden = self.pre(stream, call, iter(()))
+        updates = [member.update(hidden, call) for member in self.members.values()]  # type: ignore[operator]
+        return self.post(sum(updates[1:], updates[0]), call, iter(()))  # type: ignore[no-any-return]
+
+

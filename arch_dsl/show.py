@@ -1,0 +1,104 @@
+"""A model as a tree for the terminal: sites, shapes, parameters and FLOPs of every node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from arch_dsl.context import Cost
+from arch_dsl.identity import brief_text, canonical
+from arch_dsl.model import Model, cost
+from arch_dsl.spec import Family, Spec, fields_of
+
+
+@dataclass(frozen=True)
+class Line:
+    """One node of the tree: its depth, its name, what it is, the shape it acts on, and what it costs."""
+
+    depth: int
+    name: str
+    what: str
+    shape: str
+    cost: Cost
+
+
+def tree(model: Model, tokens: int = 1024) -> list[Line]:
+    """The lines of a resolved model; costs are forward, for a sequence of `tokens` tokens."""
+    total = cost(model, tokens)
+    summary = f"d_model {model.d_model}, n_layers {model.n_layers}, vocab {model.vocab}"
+    lines = [Line(0, "model", summary, "", total)]
+    lines.append(Line(1, "embedding", f"table [{model.vocab}, {model.d_model}]", "[B,T,D]", _part(total, "embedding")))
+    lines += _site(model.embed, "embed", "[B,T,D]", 1, _part(total, "embed"))
+    stack = _part(total, "stack")
+    lines.append(Line(1, "block", f"x {model.n_layers}", "[B,T,D]", stack))
+    layer = next(iter(stack.children.values()), Cost())
+    for name, branch in model.block.items():
+        lines += _branch(name, branch, 2, _part(layer, name))
+    lines += _site(model.final, "final", "[B,T,D]", 1, _part(total, "final"))
+    tied = "tied to the embedding" if model.unembedding.tied else f"table [{model.vocab}, {model.d_model}]"
+    lines.append(Line(1, "unembedding", tied, "[B,T,V]", _part(total, "unembedding")))
+    return lines
+
+
+def _part(cost: Cost, name: str) -> Cost:
+    return cost.children.get(name, Cost())
+
+
+def _branch(name: str, branch: Any, depth: int, cost: Cost) -> Iterator[Line]:
+    sites = {field: getattr(branch, field) for field in fields_of(type(branch)) if _is_site(getattr(branch, field))}
+    plain = {
+        field: getattr(branch, field)
+        for field in fields_of(type(branch))
+        if field not in sites and not isinstance(getattr(branch, field), Mapping | Spec)
+    }
+    given = ", ".join(f"{key} {value}" for key, value in plain.items() if value is not None and value is not False)
+    yield Line(depth, name, f"{branch.type}: {given}" if given else branch.type, "[B,T,D]", cost)
+    shown = set()
+    for part, child in _ordered(branch, cost):
+        shown.add(part)
+        if part in sites:
+            yield from _site(sites[part], part, _shape(branch, part), depth + 1, child)
+        elif isinstance(members := getattr(branch, "branches", None), Mapping) and part in members:
+            yield from _branch(part, members[part], depth + 1, child)
+        elif isinstance(own := getattr(branch, part, None), Family):
+            yield Line(depth + 1, part, brief_text(canonical(own, brief=True)), "", child)
+        else:
+            yield Line(depth + 1, part, "", _shape(branch, part), child)
+
+
+def _is_site(value: Any) -> bool:
+    return isinstance(value, tuple) and all(isinstance(item, Family) for item in value)
+
+
+def _ordered(branch: Any, cost: Cost) -> Iterator[tuple[str, Cost]]:
+    """The parts in the order in which they act: `pre`, what the branch does, `post`, `join`."""
+    inner = [name for name in cost.children if name not in ("pre", "post", "join")]
+    extra = [
+        name
+        for name in fields_of(type(branch))
+        if name not in (*inner, "pre", "post", "join")
+        and (isinstance(getattr(branch, name), Family) or (_is_site(getattr(branch, name)) and getattr(branch, name)))
+    ]
+    for name in ("pre", *inner, *extra, "post", "join"):
+        value = getattr(branch, name, None)
+        if name in cost.children or isinstance(value, Family) or value:
+            yield name, _part(cost, name)
+
+
+def _shape(branch: Any, part: str) -> str:
+    heads, groups, head_dim = (getattr(branch, name, None) for name in ("heads", "kv_heads", "head_dim"))
+    if part in ("query", "sdpa"):
+        return f"[B,T,{heads},{head_dim}]"
+    if part in ("key", "value"):
+        return f"[B,T,{groups},{head_dim}]"
+    if part in ("scores", "attend"):
+        return f"[B,{heads},T,T]"
+    if part == "inner":
+        return f"[B,T,{branch.width}]"
+    return "" if part.endswith("projection") else "[B,T,D]"
+
+
+def _site(items: tuple[Any, ...], name: str, shape: str, depth: int, cost: Cost) -> Iterator[Line]:
+    if items:
+        yield Line(depth, name, ", ".join(brief_text(canonical(item, brief=True)) for item in items), shape, cost)

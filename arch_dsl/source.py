@@ -1,0 +1,211 @@
+"""Reads YAML strictly and keeps the place of every node: YAML 1.2 scalars, no tags, no duplicate keys, bounded aliases.
+
+Built from the parser's events without recursion, so that a hostile file is refused, never expanded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from arch_dsl.errors import Mark, SpecError
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 64
+MAX_NODES = 100_000
+
+_Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_NULL = re.compile(r"(?:~|null|Null|NULL|)$")
+_BOOL = re.compile(r"(?:true|True|TRUE|false|False|FALSE)$")
+_INT = re.compile(r"[-+]?[0-9]+$")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$")
+
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Node:
+    """A value with its place: a scalar, a list of nodes, or a mapping from key to node."""
+
+    value: Scalar | list[Node] | dict[str, Node]
+    mark: Mark | None = None
+    key_marks: dict[str, Mark] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, data: Any, mark: Mark | None = None) -> Node:
+        """Wraps plain Python data (mappings, sequences, scalars) that has no place in a file."""
+        if isinstance(data, Node):
+            return data
+        if isinstance(data, Mapping):
+            return cls({str(key): cls.of(value, mark) for key, value in data.items()}, mark)
+        if isinstance(data, Sequence) and not isinstance(data, str):
+            return cls([cls.of(value, mark) for value in data], mark)
+        return cls(data, mark)
+
+    def plain(self) -> Any:
+        """The value without places."""
+        if isinstance(self.value, dict):
+            return {key: node.plain() for key, node in self.value.items()}
+        if isinstance(self.value, list):
+            return [node.plain() for node in self.value]
+        return self.value
+
+    @property
+    def kind(self) -> str:
+        """What the value is, as an error says it."""
+        names = {dict: "a mapping", list: "a list", str: "a string", bool: "a boolean", int: "an integer"}
+        return "nothing" if self.value is None else names.get(type(self.value), "a number")
+
+
+def read(path: str | Path) -> Node:
+    """The node tree of a file. Raises SpecError when it is missing, too large, not UTF-8 or not YAML."""
+    file = Path(path)
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            raise SpecError.of("", f"{file} is larger than {MAX_BYTES:,} bytes; a study is a small text file")
+        text = file.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise SpecError.of("", f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SpecError.of("", f"{file} is not UTF-8 text (byte {error.start})") from error
+    return read_text(text, str(file))
+
+
+def read_text(text: str, name: str = "<text>") -> Node:
+    """The node tree of a YAML text. Raises SpecError with the place of whatever is not allowed."""
+    return _Composer(text, name).compose()
+
+
+def _scalar(event: yaml.ScalarEvent) -> Scalar:
+    text: str = event.value
+    if not event.implicit[0]:
+        return text
+    if _NULL.match(text):
+        return None
+    if _BOOL.match(text):
+        return text.lower() == "true"
+    if _INT.match(text):
+        return int(text) if len(text) < 400 else text
+    return float(text) if _FLOAT.match(text) else text
+
+
+class _Composer:
+    """Turns the events of one document into a Node tree."""
+
+    def __init__(self, text: str, name: str) -> None:
+        self.name, self.text, self.lines = name, text, text.split("\n")
+        self.nodes = 0
+        self.anchors: dict[str, Node] = {}
+
+    def mark(self, place: Any) -> Mark:
+        text = self.lines[place.line] if place.line < len(self.lines) else ""
+        return Mark(self.name, place.line + 1, place.column + 1, text)
+
+    def refuse(self, message: str, place: Any) -> SpecError:
+        return SpecError.of("", message, self.mark(place))
+
+    def compose(self) -> Node:
+        try:
+            return self._compose()
+        except yaml.MarkedYAMLError as error:
+            place = error.problem_mark or error.context_mark
+            message = f"this is not YAML: {error.problem or error.context}"
+            raise SpecError.of("", message, self.mark(place) if place else None) from error
+        except yaml.YAMLError as error:
+            raise SpecError.of("", f"{self.name} is not YAML: {str(error).splitlines()[0]}") from error
+
+    def _compose(self) -> Node:
+        root: list[Node] = []
+        # An open collection: its node, the key that waits for a value, and its anchor.
+        open_nodes: list[tuple[Node, list[tuple[str, Mark]], str | None]] = []
+        documents = 0
+        for event in yaml.parse(self.text, Loader=_Loader):
+            if isinstance(event, yaml.DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    raise self.refuse("a file holds one document; found a second '---'", event.start_mark)
+            elif isinstance(event, yaml.ScalarEvent | yaml.AliasEvent):
+                self._place(self._leaf(event), event.start_mark, open_nodes, root)
+            elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
+                self._refuse_tag(event)
+                if len(open_nodes) >= MAX_DEPTH:
+                    raise self.refuse(f"nested deeper than {MAX_DEPTH} levels", event.start_mark)
+                empty: dict[str, Node] | list[Node] = {} if isinstance(event, yaml.MappingStartEvent) else []
+                open_nodes.append((Node(empty, self.mark(event.start_mark)), [], event.anchor))
+            elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
+                node, _, anchor = open_nodes.pop()
+                if anchor:
+                    self.anchors[anchor] = node
+                self._place(node, event.start_mark, open_nodes, root)
+        return root[0] if root else Node(None, Mark(self.name, 1, 1, ""))
+
+    def _refuse_tag(self, event: Any) -> None:
+        if event.tag is not None and not (isinstance(event, yaml.ScalarEvent) and event.tag == "!"):
+            raise self.refuse(f"tags are not allowed here (found '{event.tag}')", event.start_mark)
+
+    def _leaf(self, event: yaml.ScalarEvent | yaml.AliasEvent) -> Node:
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self.anchors:
+                raise self.refuse(f"nothing is anchored as '{event.anchor}' above this line", event.start_mark)
+            node = self.anchors[event.anchor]
+            self._count(_size(node), event.start_mark)
+            return node
+        self._refuse_tag(event)
+        self._count(1, event.start_mark)
+        node = Node(_scalar(event), self.mark(event.start_mark))
+        if event.anchor:
+            self.anchors[event.anchor] = node
+        return node
+
+    def _count(self, nodes: int, place: Any) -> None:
+        self.nodes += nodes
+        if self.nodes > MAX_NODES:
+            raise self.refuse(f"more than {MAX_NODES:,} nodes once its aliases are expanded", place)
+
+    def _place(self, node: Node, place: Any, open_nodes: list[Any], root: list[Node]) -> None:
+        """Puts a finished node where it belongs: into its parent, as a waiting key, or as the root."""
+        if not open_nodes:
+            root.append(node)
+            return
+        parent, waiting, _ = open_nodes[-1]
+        if isinstance(parent.value, list):
+            parent.value.append(node)
+        elif not waiting:
+            if isinstance(node.value, dict | list) or node.value is None:
+                raise self.refuse(f"a key must be a word, found {node.kind}", place)
+            key = str(node.value)
+            if key in parent.key_marks and key != "<<":
+                first = parent.key_marks[key]
+                raise self.refuse(f"the key '{key}' was already given on line {first.line}", place)
+            waiting.append((key, self.mark(place)))
+        else:
+            key, mark = waiting.pop()
+            if key == "<<":
+                for name, value in self._mapping_to_merge(node, place).items():
+                    parent.value.setdefault(name, value)
+            else:
+                parent.value[key] = node
+                parent.key_marks[key] = mark
+
+    def _mapping_to_merge(self, node: Node, place: Any) -> dict[str, Node]:
+        if not isinstance(node.value, dict):
+            raise self.refuse(f"'<<' merges a mapping, found {node.kind}", place)
+        return node.value
+
+
+def _size(node: Node) -> int:
+    """Nodes in a tree; stops counting past the limit."""
+    total, stack = 0, [node]
+    while stack and total <= MAX_NODES:
+        value = stack.pop().value
+        total += 1
+        if isinstance(value, dict):
+            stack.extend(value.values())
+        elif isinstance(value, list):
+            stack.extend(value)
+    return total

@@ -1,0 +1,166 @@
+"""A choice is a frozen spec: one dataclass per choice, registered in its family under the paper's short name.
+
+The annotation of a field says which family may stand there; `type` picks the member. Specs are the IR: they are
+parsed, patched, resolved, hashed, costed, drawn, diffed and built, and never change in place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any, ClassVar, Self, dataclass_transform
+
+from arch_dsl.errors import Mark
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Limits of a number: `Annotated[int, Range(min=1)]`. `above` and `below` exclude the limit itself."""
+
+    min: float | None = None
+    max: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def complaint(self, value: float) -> str | None:
+        """What must hold and does not, or None."""
+        if self.min is not None and value < self.min:
+            return f"must be at least {self.min:g}"
+        if self.max is not None and value > self.max:
+            return f"must be at most {self.max:g}"
+        if self.above is not None and value <= self.above:
+            return f"must be greater than {self.above:g}"
+        if self.below is not None and value >= self.below:
+            return f"must be less than {self.below:g}"
+        return None
+
+
+Count = typing.Annotated[int, Range(min=1)]
+Positive = typing.Annotated[float, Range(above=0)]
+Fraction = typing.Annotated[float, Range(min=0, max=1)]
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class Spec:
+    """A frozen record of choices. Subclasses become keyword-only frozen dataclasses by being defined."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with these fields changed; the places of the others are kept."""
+        new: Self = dataclasses.replace(self, **changes)  # type: ignore[type-var]
+        set_marks(new, {name: mark for name, mark in marks_of(self).items() if name not in changes})
+        return new
+
+    def mark(self, name: str = "") -> Mark | None:
+        """Where the field (or the spec itself) was written, if it came from a file."""
+        marks = marks_of(self)
+        return marks.get(name) or marks.get("")
+
+
+def marks_of(spec: Spec) -> dict[str, Mark]:
+    """Field name to place; '' is the spec's own place. No part of equality or identity."""
+    found: dict[str, Mark] = spec.__dict__.get("_marks", {})
+    return found
+
+
+def set_marks(spec: Spec, marks: dict[str, Mark]) -> None:
+    """Remembers where a spec was written."""
+    object.__setattr__(spec, "_marks", marks)
+
+
+class Family(Spec):
+    """A kind of choice (norm, gate, mixer …) whose members are picked by `type`.
+
+    `version` is part of the identity and is raised when a member's numbers change; so is the version of every op
+    in `ops` that it computes with.
+    """
+
+    type: ClassVar[str] = ""
+    version: ClassVar[int] = 1
+    ops: ClassVar[tuple[str, ...]] = ()
+    members: ClassVar[dict[str, Any]] = {}
+    noun: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "noun" in cls.__dict__:
+            cls.members = {}
+
+    @classmethod
+    def register(cls, name: str) -> Callable[[type[Member]], type[Member]]:
+        """Enters a member under its short name. Raises ValueError if the name is taken."""
+
+        def enter(member: type[Member]) -> type[Member]:
+            for base in member.__mro__:
+                if "noun" in base.__dict__:
+                    if name in base.members:  # type: ignore[attr-defined]
+                        raise ValueError(f"'{name}' is already a {base.noun}")  # type: ignore[attr-defined]
+                    base.members[name] = member  # type: ignore[attr-defined]
+            member.type = name
+            return member
+
+        return enter
+
+
+Member = typing.TypeVar("Member", bound=Family)
+
+
+@dataclasses.dataclass(frozen=True)
+class FieldType:
+    """The annotation of one field, taken apart once per class."""
+
+    name: str
+    annotation: Any
+    required: bool
+    default: Any
+
+
+@cache
+def fields_of(cls: type[Spec]) -> dict[str, FieldType]:
+    """The fields of a spec class with their resolved annotations, in the order of definition."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    found = {}
+    for item in dataclasses.fields(cls):  # type: ignore[arg-type]
+        missing = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+        default = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
+        found[item.name] = FieldType(item.name, hints[item.name], missing, None if missing else default)
+    return found
+
+
+def alternatives(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union, or the annotation itself as a single alternative. Annotated is looked through."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def families(annotation: Any) -> tuple[type[Family], ...]:
+    """The families that an annotation names, through tuples and unions."""
+    if typing.get_origin(annotation) is tuple:
+        return families(typing.get_args(annotation)[0])
+    return tuple(item for item in alternatives(annotation) if isinstance(item, type) and issubclass(item, Family))
+
+
+def members_of(kinds: tuple[type[Family], ...]) -> dict[str, type[Family]]:
+    """Short name to class for all members of these families."""
+    return {name: member for kind in kinds for name, member in kind.members.items()}
+
+
+def walk(value: Any, path: str = "") -> Iterator[tuple[str, Spec]]:
+    """Every spec inside a value with its dotted path, parents first."""
+    if isinstance(value, Spec):
+        yield path, value
+        for name in fields_of(type(value)):
+            yield from walk(getattr(value, name), f"{path}.{name}" if path else name)
+    elif isinstance(value, tuple):
+        for index, item in enumerate(value):
+            yield from walk(item, f"{path}.{index}" if path else str(index))
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from walk(item, f"{path}.{name}" if path else name)

@@ -1,0 +1,41 @@
+"""A trial is variant x recipe x data x seed; its key is the hash of all four."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+def canonical_json(value: Any) -> str:
+    """One spelling per value: sorted keys, no spaces, no NaN. Raises ValueError for a non-finite number."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is trained. Everything that changes its numbers is in these four fields, and nothing else is.
+
+    `model` is the canonical resolved spec, `recipe` the canonical recipe, `data` the identity of a prepared data
+    set, `seed` splits into an initialisation seed and a data seed. What is evaluated is no part of a trial.
+    """
+
+    model: dict[str, Any]
+    recipe: dict[str, Any]
+    data: str
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """sha256 of the canonical JSON, 64 hexadecimal digits."""
+        return hashlib.sha256(canonical_json(asdict(self)).encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """The text of `trial.json`."""
+        return canonical_json(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Trial:
+        """Reads what `to_json` wrote. Raises TypeError or ValueError for anything else."""
+        return cls(**json.loads(text))
