@@ -18,7 +18,7 @@ def fingerprint(device: str = "cpu") -> dict[str, str]:
 
     found = {
         "archlab": _version("archlab"),
-        "commit": commit(Path(__file__).resolve().parent),
+        "commit": commit(Path(__file__).resolve().parent.parent),
         "torch": str(torch.__version__),
         "triton": _version("triton"),
         "numpy": _version("numpy"),
@@ -60,7 +60,9 @@ def cpu_model() -> str:
 
 @cache
 def commit(folder: Path) -> str:
-    """The git commit of a checkout, with `+changes` where tracked files differ from it; '' outside of one."""
+    """The git commit that a folder is a checkout of, with `+changes` where tracked files differ; '' if it is none."""
+    if not (folder / ".git").exists():
+        return ""
     try:
         head = _git(folder, "rev-parse", "HEAD")
         return f"{head}+changes" if _git(folder, "status", "--porcelain", "--untracked-files=no") else head

@@ -89,7 +89,7 @@ class WarmupStableDecay(Schedule):
         if step >= steps or since < 0 or step < _part(self.warmup, steps):
             return super().factor(step, steps)
         power = 1.0 if self.shape == "linear" else 0.5
-        return 1 - (1 - self.final) * (since / cooling) ** power
+        return 1 - (1 - self.final) * math.pow(since / cooling, power)
 
     def after(self, step: int, steps: int) -> float:
         return 1.0

@@ -1,0 +1,103 @@
+"""The lines that a trial leaves while it runs: measures in `metrics.jsonl`, what happened to it in `events.jsonl`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from search.checkpoint import write_atomically
+
+FLUSH_S = 1.0
+
+
+class Journal:
+    """Appends measures to a trial's `metrics.jsonl`, at most one write per second.
+
+    Opened at a step, it first drops the lines past it, so that a continued trial has every step once. The file is
+    replaced for that, not cut: what a process of an earlier attempt might still write goes nowhere.
+    """
+
+    def __init__(self, path: Path, attempt: int, step: int) -> None:
+        self._path, self._attempt = path, attempt
+        kept = "".join(f"{line}\n" for line in _whole_lines(path) if json.loads(line)["step"] <= step)
+        write_atomically(path, lambda file: file.write(kept.encode()))
+        self._file = path.open("ab", buffering=0)
+        self._waiting: list[bytes] = []
+        self._flushed = time.monotonic()
+
+    def write(self, step: int, **measures: float | None) -> None:
+        """Adds a line about the state after `step` optimizer steps; a number that is not finite becomes null."""
+        numbers = {name: finite_or_none(value) for name, value in measures.items()}
+        line = {"step": step, "time": round(time.time(), 3), "attempt": self._attempt, **numbers}
+        self._waiting.append(json.dumps(line, allow_nan=False).encode() + b"\n")
+        self.pulse()
+
+    def pulse(self) -> None:
+        """Writes out what has waited for a second; without anything to write, the file's time says: still moving."""
+        if time.monotonic() - self._flushed < FLUSH_S:
+            return
+        if self._waiting:
+            self.flush()
+        else:
+            os.utime(self._path)
+            self._flushed = time.monotonic()
+
+    def flush(self) -> None:
+        """Writes out what waits. Raises OSError when the disk is full."""
+        data = b"".join(self._waiting)
+        while data:
+            data = data[self._file.write(data) :]
+        self._waiting.clear()
+        self._flushed = time.monotonic()
+
+    def sync(self) -> None:
+        """Writes out what waits and makes it outlive the machine."""
+        self.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Closes the file; what waits is written only by `flush`."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def note_event(folder: Path, attempt: int, event: str, **detail: Any) -> None:
+    """Appends one line about what happened to a trial to its `events.jsonl`, synced."""
+    line = {"time": round(time.time(), 3), "attempt": attempt, "event": event, **detail}
+    with (folder / "events.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    """What happened to a trial so far, in order."""
+    return [json.loads(line) for line in _whole_lines(folder / "events.jsonl")]
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """The number, or None for one that JSON cannot say."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """The lines that were written to their end and are JSON; a torn one, and what follows it, is left out."""
+    if not path.exists():
+        return []
+    lines: list[str] = []
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
+        try:
+            json.loads(line)
+        except ValueError:
+            break
+        lines.append(line)
+    return lines

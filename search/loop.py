@@ -1,0 +1,236 @@
+"""The training loop: every step is a pure function of the trial and the step before; all of its state is in `state()`.
+
+What the clock decides (when a checkpoint is written, when lines are flushed) never touches what is computed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from search import checkpoint
+from search.data.batches import batch, tensors
+from search.data.dataset import Dataset
+from search.evaluate import autocast, losses, some_windows
+from search.fingerprint import differences, fingerprint
+from search.journal import Journal, note_event
+from search.recipe import Recipe
+
+LOG_LINES = 400
+CURVE_POINTS = 10
+CURVE_SHARE = 200  # one window of the validation curve for this many training windows: under 2% of the work
+CURVE_WINDOWS = 4, 256  # at least, at most
+_NEVER = 2**62
+
+
+class Interrupted(Exception):
+    """The trial was asked to stop and left a checkpoint."""
+
+
+class Diverged(Exception):
+    """A loss or a gradient is not finite; `step` is the optimizer step, counted from 1, that had it first."""
+
+    def __init__(self, step: int, reason: str = "the loss or a gradient is not finite") -> None:
+        super().__init__(reason)
+        self.step = step
+        self.reason = reason
+
+
+class Loop:
+    """A model on its way through a recipe. `step` counts the optimizer steps that are done."""
+
+    def __init__(
+        self, folder: Path, key: str, attempt: int, recipe: Recipe, dataset: Dataset, model: nn.Module, seed: int
+    ) -> None:
+        """`key` is the trial's, `seed` orders its batches."""
+        self.folder, self.key, self.attempt = folder, key, attempt
+        self.recipe, self.model, self.seed = recipe, model, seed
+        self.device = next(model.parameters()).device
+        self.optimizer = recipe.optimizer.build(model.named_parameters(), recipe.lr)
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.tokens = dataset.split("train")
+        self.curve = some_windows(dataset, "validation", recipe.context, curve_windows(recipe))
+        self.fingerprint = fingerprint(str(self.device))
+        self.step = 0
+        self.train_s = 0.0
+        self.pending = 0  # steps since the last line
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.grad_norm = torch.zeros((), device=self.device)
+        self.first_bad = torch.full((), _NEVER, device=self.device)
+        self._clock = time.perf_counter()
+        self._line_s = 0.0
+
+    def run(self, journal: Journal, should_stop: Callable[[], bool], checkpoint_s: float) -> None:
+        """Trains to the end, with a checkpoint of the weights there. Raises Diverged, Interrupted, OSError."""
+        recipe = self.recipe
+        every = max(1, recipe.steps // LOG_LINES)
+        points = curve_points(recipe.steps)
+        saved = time.monotonic()
+        self._clock = time.perf_counter()
+        for step in range(self.step, recipe.steps):
+            self.update(step)
+            last = self.step == recipe.steps
+            if self.step % every == 0 or last:
+                self.log(journal)
+            if self.step in points:
+                self.validate(journal)
+            stop = should_stop() and not last
+            if stop or last or time.monotonic() - saved >= checkpoint_s:
+                self.save(journal, whole=not last)
+                saved = time.monotonic()
+            if stop:
+                raise Interrupted(f"stopped after step {self.step} of {recipe.steps}")
+            journal.pulse()
+
+    def update(self, step: int) -> None:
+        """One optimizer step. Nothing here waits for the device."""
+        recipe = self.recipe
+        for group in self.optimizer.param_groups:
+            group["lr"] = recipe.lr_at(step)
+        loss = self.gradients(step)
+        grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        self.grad_norm = nn.utils.get_total_norm(grads)
+        if recipe.clip is not None:
+            nn.utils.clip_grads_with_norm_(self.parameters, recipe.clip, self.grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss_sum += loss
+        self.pending += 1
+        self.step = step + 1
+        bad = torch.where(torch.isfinite(loss) & torch.isfinite(self.grad_norm), _NEVER, self.step)
+        self.first_bad = torch.minimum(self.first_bad, bad)
+
+    def gradients(self, step: int) -> Tensor:
+        """Leaves the gradients of a step's mean loss in the parameters; returns that loss, detached."""
+        recipe = self.recipe
+        rows = batch(self.tokens, self.seed, step, context=recipe.context, batch=recipe.batch)
+        pairs = zip(*(half.chunk(recipe.accumulate) for half in tensors(rows, self.device)), strict=True)
+        total = torch.zeros((), device=self.device)
+        for inputs, targets in pairs:
+            with autocast(self.device, recipe.precision):
+                # The micro-batches have equally many targets, so that the mean of their means is the batch's.
+                loss: Tensor = self.model.loss(inputs, targets) / recipe.accumulate  # type: ignore[operator]
+            loss.backward()
+            total += loss.detach()
+        return total
+
+    def check(self) -> None:
+        """Raises Diverged when any step so far was not finite."""
+        bad = int(self.first_bad)
+        if bad < _NEVER:
+            raise Diverged(bad)
+
+    def log(self, journal: Journal) -> None:
+        """A line about the steps since the last one: their mean loss, the last one's rate and gradient norm."""
+        self.check()
+        tokens = self.recipe.tokens_per_step
+        since = self.elapsed() - self._line_s
+        journal.write(
+            self.step,
+            tokens=self.step * tokens,
+            loss=float(self.loss_sum) / self.pending,
+            lr=self.recipe.lr_at(self.step - 1),
+            grad_norm=float(self.grad_norm),
+            tokens_per_s=round(self.pending * tokens / since, 1) if since > 0 else None,
+        )
+        self.loss_sum.zero_()
+        self.pending = 0
+        self._line_s = self.train_s
+
+    def log_diverged(self, journal: Journal, step: int) -> None:
+        """The line of the step that was not finite, unless it ended a trial whose steps all were."""
+        if self.pending:
+            nothing = dict.fromkeys(("loss", "grad_norm", "tokens_per_s"))
+            tokens = step * self.recipe.tokens_per_step
+            journal.write(step, tokens=tokens, lr=self.recipe.lr_at(step - 1), **nothing)
+
+    def validate(self, journal: Journal) -> None:
+        """A line with the mean loss on the same few validation windows every time."""
+        self.check()
+        self.elapsed()
+        inputs, targets = self.curve
+        found = losses(self.model, inputs, targets, self.micro_batch, self.recipe.precision)
+        journal.write(self.step, validation_loss=float(found.sum() / (targets != -100).sum()))
+        self._clock = time.perf_counter()
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences computed at a time."""
+        return self.recipe.batch // self.recipe.accumulate
+
+    def elapsed(self) -> float:
+        """Seconds of training so far, over all attempts, without validation and checkpoints."""
+        now = time.perf_counter()
+        self.train_s += now - self._clock
+        self._clock = now
+        return self.train_s
+
+    def save(self, journal: Journal, whole: bool) -> None:
+        """Writes a checkpoint, after the lines up to it; at the end of a trial it holds the weights alone."""
+        self.check()
+        self.elapsed()
+        journal.sync()
+        checkpoint.save(self.folder, self.step, self.state(whole))
+        self._clock = time.perf_counter()
+
+    def state(self, whole: bool = True) -> dict[str, Any]:
+        """What continuing needs; the place in the data is the step. Without `whole`, what evaluating needs."""
+        state: dict[str, Any] = {
+            "key": self.key,
+            "step": self.step,
+            "train_s": self.train_s,
+            "fingerprint": self.fingerprint,
+            "model": self.model.state_dict(),
+        }
+        if not whole:
+            return state
+        return state | {
+            "optimizer": self.optimizer.state_dict(),
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "pending": self.pending,
+            "loss_sum": self.loss_sum,
+            "line_s": self._line_s,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from a state. Raises ValueError for another trial's, RuntimeError if the model does not fit."""
+        if state["key"] != self.key:
+            raise ValueError(f"the checkpoint in {self.folder} belongs to trial {state['key']}, this is {self.key}")
+        self.model.load_state_dict(state["model"])
+        self.step, self.train_s = state["step"], state["train_s"]
+        if "optimizer" not in state:
+            return
+        self.optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["random"])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["random_cuda"], self.device)
+        self.pending, self._line_s = state["pending"], state["line_s"]
+        self.loss_sum = state["loss_sum"].to(self.device)
+
+    def resume(self) -> None:
+        """Goes on from the newest whole checkpoint, if there is one, and notes what was found and discarded."""
+        found = checkpoint.load_newest(self.folder)
+        for name, reason in found.discarded:
+            note_event(self.folder, self.attempt, "discarded", checkpoint=name, reason=reason)
+        if found.state is not None:
+            self.restore(found.state)
+        if found.state is not None or found.discarded:
+            changed = differences(found.state["fingerprint"], self.fingerprint) if found.state else {}
+            note_event(self.folder, self.attempt, "resumed", step=self.step, changed=changed)
+
+
+def curve_points(steps: int) -> frozenset[int]:
+    """The steps after which the validation curve gets a point: ten, evenly spaced, the last step among them."""
+    return frozenset(-(-steps * point // CURVE_POINTS) for point in range(1, CURVE_POINTS + 1))
+
+
+def curve_windows(recipe: Recipe) -> int:
+    """Windows of the validation curve: the same for all trials of a recipe."""
+    fewest, most = CURVE_WINDOWS
+    return min(max(recipe.steps * recipe.batch // CURVE_SHARE, fewest), most)

@@ -1,0 +1,189 @@
+"""Trains one trial from `trial.json` to `result.json`, from its newest checkpoint, on a CUDA device when there is one.
+
+A trial that is interrupted and continued ends with the same bits as one that never was. On CUDA this module has not
+been tested.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+import arch_dsl
+from search import checkpoint
+from search.data.dataset import Dataset
+from search.evaluate import Arrays, evaluate
+from search.journal import Journal, events
+from search.loop import Diverged, Interrupted, Loop
+from search.recipe import Recipe, load_recipe
+from search.trial import Trial
+
+__all__ = ["Interrupted", "build_model", "split_seed", "train"]
+
+CHECKPOINT_S = 20.0
+
+Build = Callable[[Trial, Recipe, torch.device], nn.Module]
+ShouldStop = Callable[[], bool]
+
+
+class Seeds(NamedTuple):
+    """What a trial's seed splits into: initial weights, order of the batches, noise of the forward pass (dropout)."""
+
+    init: int
+    data: int
+    noise: int
+
+
+def split_seed(seed: int) -> Seeds:
+    """Three independent seeds of 63 bits: the first 8 bytes of sha256("archlab:<name>:<seed>"), shifted by one."""
+    words = (hashlib.sha256(f"archlab:{name}:{seed}".encode()).digest() for name in Seeds._fields)
+    return Seeds(*(int.from_bytes(word[:8], "big") >> 1 for word in words))
+
+
+def build_model(trial: Trial, recipe: Recipe, device: torch.device) -> nn.Module:
+    """The trial's spec compiled for a device, with the initial values of its seed."""
+    dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
+    seed = split_seed(trial.seed).init
+    return arch_dsl.compile(arch_dsl.load(trial.model), seed=seed, device=str(device), dtype=dtype)
+
+
+def train(
+    folder: Path,
+    data_root: Path,
+    attempt: int,
+    should_stop: ShouldStop,
+    *,
+    build: Build = build_model,
+    checkpoint_s: float = CHECKPOINT_S,
+) -> dict[str, Any]:
+    """Trains the trial of `folder/trial.json` from its newest checkpoint to its end; returns what `result.json` says.
+
+    `should_stop` is asked after every step. Raises Interrupted after a checkpoint, OSError when the disk is full (the
+    earlier checkpoint is whole then), and whatever is wrong with the trial or its data. A run whose loss or gradients
+    are not finite is a result: its state is `diverged`. One process at a time may train in a folder.
+    """
+    finished = folder / "result.json"
+    if finished.exists():
+        result: dict[str, Any] = json.loads(finished.read_text())
+        return result
+    trial = Trial.from_json((folder / "trial.json").read_text())
+    recipe = load_recipe(trial.recipe, "recipe")
+    dataset = Dataset.open(data_root, trial.data)
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    seeds = split_seed(trial.seed)
+    with _deterministic(device):
+        model = build(trial, recipe, device)
+        torch.manual_seed(seeds.noise)
+        loop = Loop(folder, trial.key, attempt, recipe, dataset, model, seeds.data)
+        loop.resume()
+        with Journal(folder / "metrics.jsonl", attempt, loop.step) as journal:
+            result = _outcome(loop, journal, dataset, should_stop, checkpoint_s)
+            journal.sync()
+    text = json.dumps(result, indent=1, allow_nan=False).encode()
+    checkpoint.write_atomically(finished, lambda file: file.write(text))
+    checkpoint.remove_older(folder, keep=1 if result["state"] == "complete" else 0)
+    return result
+
+
+def _outcome(
+    loop: Loop, journal: Journal, dataset: Dataset, should_stop: ShouldStop, checkpoint_s: float
+) -> dict[str, Any]:
+    """Trains, evaluates, and says how the trial ended."""
+    try:
+        loop.run(journal, should_stop, checkpoint_s)
+        started = time.perf_counter()
+        measures, documents = _measure(loop, journal, dataset, should_stop)
+    except Diverged as end:
+        loop.log_diverged(journal, end.step)
+        return _result(loop, "diverged", end.step, end.reason, dict.fromkeys(("validation", "test")))
+    packed = io.BytesIO()
+    np.savez(packed, nll=documents["nll"], tokens=documents["tokens"], bytes=documents["bytes"])
+    checkpoint.write_atomically(loop.folder / "test_documents.npz", lambda file: file.write(packed.getvalue()))
+    evaluate_s = round(time.perf_counter() - started, 3)
+    return _result(loop, "complete", loop.step, None, measures) | {"evaluate_s": evaluate_s}
+
+
+def _measure(
+    loop: Loop, journal: Journal, dataset: Dataset, should_stop: ShouldStop
+) -> tuple[dict[str, dict[str, float]], Arrays]:
+    """Summaries of validation and test, and the documents of test. Raises Diverged when one is not finite."""
+
+    def tick() -> None:
+        if should_stop():
+            raise Interrupted("stopped while evaluating the trained model")
+        journal.pulse()
+
+    recipe, measures, documents = loop.recipe, {}, Arrays()
+    for split in ("validation", "test"):
+        measures[split], documents = evaluate(
+            loop.model, dataset, split, recipe.context, loop.micro_batch, recipe.precision, tick
+        )
+        if not all(map(math.isfinite, measures[split].values())):
+            raise Diverged(loop.step, f"the {split} loss or perplexity is not finite")
+    return measures, documents
+
+
+def _result(loop: Loop, state: str, step: int, reason: str | None, measures: dict[str, Any]) -> dict[str, Any]:
+    """What `result.json` says. `bit_exact` is False when a continuation ran on other hardware or software."""
+    tokens = step * loop.recipe.tokens_per_step
+    happened = events(loop.folder)
+    resumed = [event for event in happened if event["event"] == "resumed"]
+    return {
+        "state": state,
+        "reason": reason,
+        "step": step,
+        "tokens": tokens,
+        "parameters": sum(parameter.numel() for parameter in loop.model.parameters()),
+        **measures,
+        "train_s": round(loop.train_s, 3),
+        "tokens_per_s": round(tokens / loop.train_s, 1) if loop.train_s > 0 else None,
+        "peak_memory_bytes": _peak_memory(loop.device),
+        "fingerprint": loop.fingerprint,
+        "bit_exact": not any(event["changed"] for event in resumed),
+        "resumed_from": [event["step"] for event in resumed],
+        "discarded_checkpoints": [
+            {"name": event["checkpoint"], "reason": event["reason"]}
+            for event in happened
+            if event["event"] == "discarded"
+        ],
+    }
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Bytes: the tensors of this process on a CUDA device, or all of its resident memory on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+@contextmanager
+def _deterministic(device: torch.device) -> Iterator[None]:
+    """The same bits on every run. The settings and the random state of the process are put back afterwards."""
+    memory: Any = torch.utils.deterministic
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filling = memory.fill_uninitialized_memory
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.use_deterministic_algorithms(True)
+            # Else every new tensor is filled with NaN first, which takes time and changes no result.
+            memory.fill_uninitialized_memory = False
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        memory.fill_uninitialized_memory = filling
