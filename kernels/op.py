@@ -63,9 +63,10 @@ class Op:
     `version` is raised when its numbers change, and is part of every identity that depends on the op.
     `implementations` are in order of preference; `reference` is the formula in plain torch, for any floating dtype.
     `options` lists what `select` may be asked for with the values allowed, the first of which is the default; `ask`
-    derives them from the arguments of a call. `flops` and `bytes` take the arguments of a call (tensors may be on the meta device) and count
-    the floating-point operations of the forward pass, and the bytes it must move if it reads and writes all once.
-    `tolerances` bound the relative RMS error of outputs and gradients against float64.
+    derives them from the arguments of a call. `flops` and `bytes` take the arguments of a call, whose tensors may be
+    on the meta device, and count the floating-point operations of the forward pass and the bytes that it must move if
+    it reads and writes everything once. `tolerances` bound the relative RMS error of outputs and gradients against
+    float64.
     """
 
     name: str
@@ -102,15 +103,15 @@ def register(op: Op) -> Op:
     return op
 
 
-def select(op_name: str, device: Device, dtype: torch.dtype, **options: Any) -> Choice:
+def select(op_name: str, device: Device, dtype: torch.dtype, *, force: str = "", **options: Any) -> Choice:
     """The implementation of an op for a device (which need not be present), a compute dtype and the op's options.
 
-    ARCHLAB_KERNELS=reference|torch|triton forces one. Raises ValueError for an unknown op, option or value, and for a
+    `force`, or else ARCHLAB_KERNELS=reference|torch|triton, forces an implementation. Raises ValueError for an unknown op, option or value, and for a
     forced implementation that cannot serve.
     """
     op = _named(op_name, OPS, "op")
     ask = Ask(device, dtype, _checked(op, options))
-    forced = os.environ.get(FORCE, "")
+    forced = force or os.environ.get(FORCE, "")
     if forced not in ("", "reference", "torch", "triton"):
         raise ValueError(f"{FORCE} must be reference, torch or triton; received {forced!r}")
     if forced == "reference":

@@ -1,14 +1,13 @@
 """gate: y * act(g) or y + act(g), the gates of attention outputs, values, keys, queries and residual updates."""
 
-from math import prod
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from kernels import launch
 from kernels.activations import ACTIVATIONS, Activation
 from kernels.gate import reference, torch_ops
-from kernels.op import Case, Implementation, Op
+from kernels.op import Ask, Call, Case, Implementation, Op
 
 
 def granularity(y: Tensor, g: Tensor) -> str:
@@ -23,9 +22,23 @@ def _ask(y: Tensor, g: Tensor, activation: str | Activation, combine: str) -> di
     return {"activation": name, "combine": combine, "granularity": granularity(y, g)}
 
 
+def _load_triton() -> Call:
+    from kernels.gate.triton import gate
+
+    return gate
+
+
+def _unsupported(ask: Ask) -> str | None:
+    if ask.options["granularity"] == "other":
+        return "g must have y's shape or one value per last dimension"
+    if ask.options["activation"] == "function":
+        return "has only the named activations"
+    return launch.unsupported(ask)
+
+
 def _flops(y: Tensor, g: Tensor, activation: str | Activation, combine: str) -> int:
     """One for the combination, and one per activation, which is counted as a single operation."""
-    return prod(torch.broadcast_shapes(y.shape, g.shape)) + g.numel()
+    return y.numel() + g.numel()
 
 
 def _bytes(y: Tensor, g: Tensor, activation: str | Activation, combine: str) -> int:
@@ -42,7 +55,9 @@ def _cases() -> tuple[Case, ...]:
         "scalar": (y, (2, 5, 1, 1)),
         "shared_heads": (y, (2, 5, 1, 24)),
         "constant": (y, (24,)),
-        "length_1": ((1, 1, 1, 1), (1, 1, 1, 1)),
+        "length_1": ((1, 1, 3, 24), (1, 1, 3, 1)),
+        "width_1": ((2, 5, 7, 1), (2, 5, 7, 1)),
+        "wide": ((5, 1100), (5, 1)),
         "odd": ((1, 37, 1, 67), (1, 37, 1, 1)),
     }
     others = [
@@ -58,6 +73,9 @@ GATE = Op(
     version=1,
     reference=reference.gate,
     implementations={
+        "triton": Implementation(
+            "triton", _load_triton, "one fused pass forward and backward", _unsupported, launch.slow, launch.missing
+        ),
         "torch": Implementation("torch", lambda: torch_ops.gate, "elementwise torch, in the dtype of its inputs"),
     },
     cases=_cases(),

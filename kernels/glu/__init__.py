@@ -4,13 +4,24 @@ from typing import Any
 
 from torch import Tensor
 
+from kernels import launch
 from kernels.activations import ACTIVATIONS, Activation
 from kernels.glu import reference, torch_ops
-from kernels.op import Case, Implementation, Op
+from kernels.op import Ask, Call, Case, Implementation, Op
 
 
 def _ask(a: Tensor, b: Tensor, activation: str | Activation) -> dict[str, Any]:
     return {"activation": activation if isinstance(activation, str) else "function"}
+
+
+def _load_triton() -> Call:
+    from kernels.glu.triton import glu
+
+    return glu
+
+
+def _unsupported(ask: Ask) -> str | None:
+    return "has only the named activations" if ask.options["activation"] == "function" else launch.unsupported(ask)
 
 
 def _flops(a: Tensor, b: Tensor, activation: str | Activation) -> int:
@@ -25,7 +36,7 @@ def _bytes(a: Tensor, b: Tensor, activation: str | Activation) -> int:
 def _cases() -> tuple[Case, ...]:
     shape = (2, 5, 40)
     every = [Case(activation, {"a": shape, "b": shape}, {"activation": activation}) for activation in ACTIVATIONS]
-    odd = {"length_1": (1, 1, 1), "odd": (3, 7, 67), "wide": (3, 1100)}
+    odd = {"length_1": (1, 1, 40), "width_1": (3, 25, 1), "odd": (3, 7, 67), "wide": (3, 1100)}
     return (*every, *(Case(name, {"a": s, "b": s}, {"activation": "silu"}) for name, s in odd.items()))
 
 
@@ -34,6 +45,9 @@ GLU = Op(
     version=1,
     reference=reference.glu,
     implementations={
+        "triton": Implementation(
+            "triton", _load_triton, "one fused pass forward and backward", _unsupported, launch.slow, launch.missing
+        ),
         "torch": Implementation("torch", lambda: torch_ops.glu, "elementwise torch, in the dtype of its inputs"),
     },
     cases=_cases(),

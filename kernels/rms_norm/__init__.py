@@ -4,12 +4,19 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels.op import Case, Implementation, Op
+from kernels import launch
+from kernels.op import Call, Case, Implementation, Op
 from kernels.rms_norm import reference, torch_ops
 
 
 def _ask(x: Tensor, weight: Tensor | None, eps: float) -> dict[str, Any]:
     return {"weight": weight is not None}
+
+
+def _load_triton() -> Call:
+    from kernels.rms_norm.triton import rms_norm
+
+    return rms_norm
 
 
 def _flops(x: Tensor, weight: Tensor | None, eps: float) -> int:
@@ -39,6 +46,9 @@ RMS_NORM = Op(
     version=1,
     reference=reference.rms_norm,
     implementations={
+        "triton": Implementation(
+            "triton", _load_triton, "one pass forward and backward", launch.unsupported, launch.slow, launch.missing
+        ),
         "torch": Implementation("torch", lambda: torch_ops.rms_norm, "torch.nn.functional.rms_norm"),
     },
     cases=_cases(),

@@ -1,0 +1,172 @@
+"""The gate in Triton: one pass forward, one pass backward that recomputes the activation.
+
+Tensors are read as rows `[M, D]` with a stride between rows, so halves of a joint projection need no copy. A program
+takes a tile of ROWS x COLUMNS; headwise, the backward walks along the row, because dg is a sum over it.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.activations import ACTIVATIONS
+from kernels.activations.triton import activate, slope
+from kernels.gate.reference import Combine
+from kernels.launch import OPTIONS, Build, as_rows, on_device_of, power_of_2
+
+TILE = 1024
+
+
+@triton.jit
+def _forward(
+    y_ptr, g_ptr, out_ptr, M, D, y_stride, g_stride,
+    ACTIVATION: tl.constexpr, MULTIPLY: tl.constexpr, HEADWISE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    inside = (row < M) & (column < D)
+    y = tl.load(y_ptr + row * y_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if HEADWISE:
+        g = tl.load(g_ptr + row * g_stride, mask=row < M, other=0.0).to(tl.float32)
+    else:
+        g = tl.load(g_ptr + row * g_stride + column, mask=inside, other=0.0).to(tl.float32)
+    opened = activate(g, ACTIVATION)
+    out = y * opened if MULTIPLY else y + opened
+    tl.store(out_ptr + row * D + column, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _backward_elementwise(
+    dout_ptr, y_ptr, g_ptr, dy_ptr, dg_ptr, M, D, dout_stride, y_stride, g_stride,
+    ACTIVATION: tl.constexpr, MULTIPLY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    inside = (row < M) & (column < D)
+    dout = tl.load(dout_ptr + row * dout_stride + column, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(g_ptr + row * g_stride + column, mask=inside, other=0.0).to(tl.float32)
+    dy = dout
+    dopened = dout
+    if MULTIPLY:
+        y = tl.load(y_ptr + row * y_stride + column, mask=inside, other=0.0).to(tl.float32)
+        dy = dout * activate(g, ACTIVATION)
+        dopened = dout * y
+    dg = dopened * slope(g, ACTIVATION)
+    tl.store(dy_ptr + row * D + column, dy.to(dy_ptr.dtype.element_ty), mask=inside)
+    tl.store(dg_ptr + row * D + column, dg.to(dg_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _backward_headwise(
+    dout_ptr, y_ptr, g_ptr, dy_ptr, dg_ptr, M, D, dout_stride, y_stride, g_stride,
+    ACTIVATION: tl.constexpr, MULTIPLY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    g = tl.load(g_ptr + row * g_stride, mask=row < M, other=0.0).to(tl.float32)
+    opened = activate(g, ACTIVATION)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, D, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)[None, :]
+        inside = (row < M) & (column < D)
+        dout = tl.load(dout_ptr + row * dout_stride + column, mask=inside, other=0.0).to(tl.float32)
+        dy = dout
+        if MULTIPLY:
+            y = tl.load(y_ptr + row * y_stride + column, mask=inside, other=0.0).to(tl.float32)
+            dy = dout * opened
+            total += dout * y
+        else:
+            total += dout
+        tl.store(dy_ptr + row * D + column, dy.to(dy_ptr.dtype.element_ty), mask=inside)
+    dg = tl.sum(total, 1)[:, None] * slope(g, ACTIVATION)
+    tl.store(dg_ptr + row, dg.to(dg_ptr.dtype.element_ty), mask=row < M)
+
+
+def _tile(width: int) -> dict[str, int]:
+    columns = min(power_of_2(width), TILE)
+    return {"ROWS": TILE // columns, "COLUMNS": columns, **OPTIONS}
+
+
+def _grid(rows: int, width: int, tile: dict[str, int], walks_rows: bool = False) -> tuple[int, int]:
+    return triton.cdiv(rows, tile["ROWS"]), 1 if walks_rows else triton.cdiv(width, tile["COLUMNS"])
+
+
+@torch.library.custom_op("archlab::gate", mutates_args=())
+def _gate(y: Tensor, g: Tensor, activation: str, multiply: bool) -> Tensor:
+    out = torch.empty_like(y, memory_format=torch.contiguous_format)
+    if y.numel() == 0:
+        return out
+    ys, gs = as_rows(y), as_rows(g)
+    (rows, width), tile = ys.shape, _tile(ys.shape[1])
+    with on_device_of(y):
+        _forward[_grid(rows, width, tile)](
+            ys, gs, out, rows, width, ys.stride(0), gs.stride(0), activation, multiply, g.shape != y.shape, **tile
+        )
+    return out
+
+
+@_gate.register_fake
+def _(y: Tensor, g: Tensor, activation: str, multiply: bool) -> Tensor:
+    return torch.empty_like(y, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("archlab::gate_backward", mutates_args=())
+def _gate_backward(dout: Tensor, y: Tensor, g: Tensor, activation: str, multiply: bool) -> tuple[Tensor, Tensor]:
+    dy, dg = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (y, g))
+    if y.numel() == 0:
+        return dy, dg.zero_()
+    douts, ys, gs = as_rows(dout), as_rows(y), as_rows(g)
+    (rows, width), tile, headwise = ys.shape, _tile(ys.shape[1]), g.shape != y.shape
+    kernel = _backward_headwise if headwise else _backward_elementwise
+    strides = douts.stride(0), ys.stride(0), gs.stride(0)
+    with on_device_of(y):
+        kernel[_grid(rows, width, tile, headwise)](
+            douts, ys, gs, dy, dg, rows, width, *strides, activation, multiply, **tile
+        )
+    return dy, dg
+
+
+@_gate_backward.register_fake
+def _(dout: Tensor, y: Tensor, g: Tensor, activation: str, multiply: bool) -> tuple[Tensor, Tensor]:
+    return (
+        torch.empty_like(y, memory_format=torch.contiguous_format),
+        torch.empty_like(g, memory_format=torch.contiguous_format),
+    )
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    y, g, ctx.activation, ctx.multiply = inputs
+    ctx.save_for_backward(y, g)
+
+
+def _differentiate(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    dy, dg = _gate_backward(dout, *ctx.saved_tensors, ctx.activation, ctx.multiply)
+    return dy, dg, None, None
+
+
+_gate.register_autograd(_differentiate, setup_context=_save)
+
+
+def gate(y: Tensor, g: Tensor, activation: str, combine: Combine) -> Tensor:
+    """y `[..., D]` gated by g of y's shape or `[..., 1]`; raises ValueError for any other shape of g."""
+    if g.shape != y.shape and g.shape != (*y.shape[:-1], 1):
+        raise ValueError(f"g must have y's shape {tuple(y.shape)} or end in 1 instead; received {tuple(g.shape)}")
+    out: Tensor = _gate(y, g, activation, combine == "multiply")
+    return out
+
+
+def builds() -> Iterator[Build]:
+    """Every activation and combination: elementwise for the width of a model, headwise for that of a head."""
+    dtype = torch.bfloat16
+    for name in ACTIVATIONS:
+        for combine in ("multiply", "add"):
+            for headwise, width, g_stride in ((True, 64, 1), (False, 2048, 2048)):
+                label = f"{'headwise' if headwise else 'elementwise'}-{combine}-{name}"
+                flags = {"ACTIVATION": name, "MULTIPLY": combine == "multiply", **_tile(width)}
+                forward = (*(dtype,) * 3, 4096, width, width, g_stride)
+                backward = (*(dtype,) * 5, 4096, width, width, width, g_stride)
+                kernel = _backward_headwise if headwise else _backward_elementwise
+                yield Build(f"gate-forward-{label}", _forward, forward, flags | {"HEADWISE": headwise})
+                yield Build(f"gate-backward-{label}", kernel, backward, flags)
