@@ -28,18 +28,17 @@ def batch(tokens: Tokens, seed: int, step: int, *, context: int, batch: int) -> 
     Steps go through one epoch after the other. Raises ValueError when the ring is shorter than `context`.
     """
     ring = len(tokens) - 1
-    windows = ring // context
-    if windows < 1:
+    if ring < context:
         raise ValueError(f"a stream of {len(tokens)} tokens has no window of {context} + 1 tokens")
     stream = np.asarray(tokens)
     out = np.empty((batch, context + 1), dtype=np.int64)
-    for row in range(batch):
-        epoch, place = divmod(step * batch + row, windows)
-        cut, order = _epoch(seed, epoch, ring, windows)
-        start = (cut + int(order[place]) * context) % ring
-        head = min(context + 1, ring - start)
-        out[row, :head] = stream[start : start + head]
-        out[row, head:] = stream[: context + 1 - head]
+    for row, start in zip(out, _starts(seed, step * batch, batch, context, ring), strict=True):
+        head = ring - start
+        if head > context:
+            row[:] = stream[start : start + context + 1]
+        else:
+            row[:head] = stream[start:ring]
+            row[head:] = stream[: context + 1 - head]
     return out
 
 
@@ -68,7 +67,19 @@ def tensors(rows: Ints, device: str | torch.device = "cpu") -> tuple[torch.Tenso
     return whole[:, :-1].contiguous(), whole[:, 1:].contiguous()
 
 
-@lru_cache(maxsize=4)
+def _starts(seed: int, first: int, count: int, context: int, ring: int) -> list[int]:
+    """Where windows `first` to `first + count` of the endless sequence of epochs begin in the ring."""
+    windows = ring // context
+    starts: list[int] = []
+    while len(starts) < count:
+        epoch, place = divmod(first + len(starts), windows)
+        cut, order = _epoch(seed, epoch, ring, windows)
+        taken = order[place : place + count - len(starts)]
+        starts += ((cut + taken * context) % ring).tolist()
+    return starts
+
+
+@lru_cache(maxsize=2)
 def _epoch(seed: int, epoch: int, ring: int, windows: int) -> tuple[int, npt.NDArray[np.intp]]:
     """The cut and the order of windows of an epoch. Only the raw Philox stream is used: NumPy promises it for ever."""
     words = np.random.Philox(key=[seed & _WORD, epoch]).random_raw(windows + 1)

@@ -56,13 +56,14 @@ class Dataset:
             raise DataError(f"data {identity} is not in {root}") from error
         except ValueError as error:
             raise DataError(f"data {identity} is damaged: {HEADER} is not JSON") from error
-        if header.get("format") != FORMAT:
-            raise DataError(f"data {identity} has format {header.get('format')}, this archlab reads {FORMAT}")
+        found = header.get("format") if isinstance(header, dict) else None
+        if found != FORMAT:
+            raise DataError(f"data {identity} has format {found}, this archlab reads {FORMAT}")
         for name, size in header["files"].items():
             file = folder / name
-            found = file.stat().st_size if file.exists() else 0
-            if found != size:
-                raise DataError(f"data {identity} is damaged: {name} holds {found} bytes instead of {size}")
+            held = file.stat().st_size if file.exists() else 0
+            if held != size:
+                raise DataError(f"data {identity} is damaged: {name} holds {held} bytes instead of {size}")
         return cls(folder, header)
 
     @property

@@ -6,14 +6,15 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import shutil
-import tempfile
 import time
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from arch_dsl.errors import SpecError
+from arch_dsl.errors import Mark, SpecError
 from arch_dsl.spec import Family
 from search.data.dataset import FORMAT, DataError, Dataset, write
 from search.data.sources import Source
@@ -40,7 +41,7 @@ def prepare(source: Source, tokenizer: Tokenizer, root: Path, base: Path | None 
     asked = _hash({"source": plain(source), "tokenizer": plain(tokenizer), "format": FORMAT})
     seen = _hash([[str(file), stat.st_size, stat.st_mtime_ns] for file in files for stat in (file.stat(),)])
     known = _read_index(root).get(asked, {})
-    if known.get("files") == seen and (found := _intact(root, known["identity"])):
+    if known.get("files") == seen and (found := _intact(root, known.get("identity", ""))):
         return found
     splits = split(source.read(files, place), source, place)
     identity = _hash({"text": splits.digest(), "tokenizer": plain(tokenizer), "format": FORMAT})[:16]
@@ -49,14 +50,14 @@ def prepare(source: Source, tokenizer: Tokenizer, root: Path, base: Path | None 
     return dataset
 
 
-def require(dataset: Dataset, context: int, batch: int, path: str = "train") -> None:
+def require(dataset: Dataset, context: int, batch: int, path: str = "train", mark: Mark | None = None) -> None:
     """Raises SpecError when the training split holds fewer tokens than one batch of `batch` windows."""
     needed = batch * context + 1
     if (found := dataset.tokens["train"]) < needed:
         message = (
             f"has {found:,} training tokens, fewer than one batch of {batch} sequences of {context} takes ({needed:,})"
         )
-        raise SpecError.of(f"{path}.data", message)
+        raise SpecError.of(f"{path}.data", message, mark)
 
 
 def plain(spec: Family) -> dict[str, Any]:
@@ -71,12 +72,9 @@ def _hash(data: Any) -> str:
 
 
 def _intact(root: Path, identity: str) -> Dataset | None:
-    if not (root / identity).exists():
-        return None
     try:
         return Dataset.open(root, identity)
-    except DataError as error:
-        log.info("%s; it is made again", error)
+    except DataError:
         return None
 
 
@@ -92,14 +90,25 @@ def _make(root: Path, identity: str, source: Source, tokenizer: Tokenizer, split
     }
     root.mkdir(parents=True, exist_ok=True)
     _sweep(root)
-    made = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=root))
+    made = _unfinished(root)
+    made.mkdir()
     try:
         write(made, codec, splits.documents, facts)
-        made.chmod(0o755)
         _move(made, root / identity)
     finally:
         shutil.rmtree(made, ignore_errors=True)
-    return Dataset.open(root, identity)
+    dataset = Dataset.open(root, identity)
+    counts = ", ".join(f"{count:,} {name} tokens" for name, count in dataset.tokens.items())
+    left = (
+        f"{splits.unused_bytes:,} held-out bytes beyond the caps are unused, {splits.duplicate_bytes:,} are duplicates"
+    )
+    log.info("data %s: %s; %s", identity, counts, left)
+    return dataset
+
+
+def _unfinished(root: Path) -> Path:
+    """A new name for what is not whole yet."""
+    return root / f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def _move(made: Path, place: Path) -> None:
@@ -111,22 +120,23 @@ def _move(made: Path, place: Path) -> None:
         except OSError:
             if not place.exists():
                 raise
-        if _intact(place.parent, place.name):
-            return
-        aside = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=place.parent))
         try:
-            place.rename(aside / place.name)
-        except FileNotFoundError:
-            continue  # another process moved it first
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            Dataset.open(place.parent, place.name)
+            return
+        except DataError as error:
+            log.info("%s; it is made again", error)
+        aside = _unfinished(place.parent)
+        with suppress(FileNotFoundError):  # another process may be first
+            place.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _sweep(root: Path) -> None:
     """Removes what killed processes left unfinished long ago."""
     for folder in root.glob(f"{_UNFINISHED}*"):
-        if time.time() - folder.stat().st_mtime > _ABANDONED_S:
-            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another process may be first
+            if time.time() - folder.stat().st_mtime > _ABANDONED_S:
+                shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
 
 
 def _read_index(root: Path) -> dict[str, dict[str, str]]:
@@ -141,7 +151,6 @@ def _read_index(root: Path) -> dict[str, dict[str, str]]:
 def _remember(root: Path, asked: str, entry: dict[str, str]) -> None:
     """Adds an entry. Of two processes at once one may be lost, which costs a reading."""
     index = _read_index(root) | {asked: entry}
-    handle, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=root)
-    with os.fdopen(handle, "w") as file:
-        json.dump(index, file, indent=1)
-    os.replace(name, root / _INDEX)
+    made = _unfinished(root)
+    made.write_text(json.dumps(index, indent=1))
+    made.replace(root / _INDEX)

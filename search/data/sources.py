@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from arch_dsl.errors import Mark, Problem, SpecError
-from arch_dsl.parse import _member, _record
+from arch_dsl.parse import INVALID, parse_record, parse_value
 from arch_dsl.source import Node
 from arch_dsl.spec import Count, Family
 
@@ -40,8 +40,12 @@ class Source(Family):
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
         """Reads `{text: "*.txt"}` and `{text: {files: …}}` as `{type: text, files: …}`, the rest like any family."""
         if cls.type:  # a member, whose `type` the parser has read and taken away
-            return _record(cls, node, path, problems)
-        return _member((cls,), _long_form(node), path, problems)
+            return parse_record(cls, node, path, problems)
+        if node.value is None:
+            message = f"must be a data source, found nothing ({', '.join(cls.members)})"
+            problems.append(Problem(path, message, node.mark))
+            return INVALID
+        return parse_value(cls | None, _long_form(node), path, problems)  # `| None` passes by this hook
 
     def find(self, base: Path | None, path: str) -> list[Path]:
         """The files of the corpus in reading order; `base` is the study's folder, `path` the source's place in it.
@@ -125,13 +129,12 @@ class Text(Source):
         return list(found.values())
 
     def read(self, files: Sequence[Path], path: str) -> Iterator[Document]:
-        """One document per group, so that even a single book has all splits. Blank documents are left out."""
+        """One document per group, so that even a single book has all splits."""
         for file in files:
             data = _read(file, f"{path}.files", self.mark("files"))
             cut = pieces(data) if self.separator is None else data.split(self.separator.encode())
             for piece in cut:
-                if piece.strip():
-                    yield Document(piece, hashlib.sha256(piece).digest())
+                yield Document(piece, hashlib.sha256(piece).digest())
 
     def label(self) -> str:
         """`text: poems/*.txt`"""

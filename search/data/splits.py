@@ -35,12 +35,15 @@ class Splits:
 def split(documents: Iterable[Document], source: Source, path: str) -> Splits:
     """Assigns each document once. A group's hash, read as a number in [0, 1), says its split: 90%, 5%, 5%.
 
-    Where a corpus is so small that no hash falls into a held-out split, the highest one below it is taken. Of documents
-    with the same bytes the first is kept. Raises SpecError for fewer than three groups or a cap that holds no document.
+    Where a corpus is so small that no hash falls into a held-out split, the highest one below it is taken. Blank
+    documents are left out; of those with the same bytes the first is kept. Raises SpecError for fewer than three groups
+    or a cap that holds no document.
     """
     kept: dict[bytes, Document] = {}
     duplicate_bytes = 0
     for document in documents:
+        if not document.data.strip():
+            continue
         key = hashlib.sha256(document.data).digest()
         duplicate_bytes += len(document.data) if key in kept else 0
         kept.setdefault(key, document)
