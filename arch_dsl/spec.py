@@ -43,7 +43,7 @@ Positive = typing.Annotated[float, Range(above=0)]
 Fraction = typing.Annotated[float, Range(min=0, max=1)]
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True)
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,))
 class Spec:
     """A frozen record of choices. Subclasses become keyword-only frozen dataclasses by being defined."""
 
