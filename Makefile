@@ -44,7 +44,7 @@ venv: $(BASE) ## install what a study needs
 venv-dev: $(DEV) ## install what tests, lint and benchmarks need as well
 
 $(BASE): pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "archlab needs Python 3.11 or newer: make PYTHON=python3.12")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "archlab needs Python 3.11 or newer: make PYTHON=python3.12")'
 	@echo 'Installing into $(VENV): a few minutes and some gigabytes, most of them torch.'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(TORCH)
