@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,37 +86,39 @@ class Analysis:
 
 
 def residual_variance(losses: Floats) -> tuple[Floats, int]:
-    """sigma^2 of complete layouts y[..., variant, seed] = mu_v + beta_s + eps, and its df = (K - 1)(n - 1)."""
+    """sigma^2 of complete layouts y[..., variant, seed] = mu_v + beta_s + eps, and its df = (K - 1)(n - 1) > 0."""
     variants, seeds = losses.shape[-2:]
     residual = _residuals(losses)
     df = (variants - 1) * (seeds - 1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return (residual**2).sum((-2, -1)) / np.float64(df), df
+    variance: Floats = (residual**2).sum((-2, -1)) / max(df, 1)
+    return variance, df
 
 
 def _residuals(losses: Floats) -> Floats:
-    return (
-        losses - losses.mean(-1, keepdims=True) - losses.mean(-2, keepdims=True) + losses.mean((-2, -1), keepdims=True)
-    )
+    variant, seed = losses.mean(-1, keepdims=True), losses.mean(-2, keepdims=True)
+    residuals: Floats = losses - variant - seed + losses.mean((-2, -1), keepdims=True)
+    return residuals
 
 
 def unbalanced_residual_variance(losses: Floats) -> tuple[float | None, int]:
-    """sigma^2 and df of one layout [variant, seed] with missing cells (NaN), by least squares; None without df."""
-    variant, seed = np.nonzero(np.isfinite(losses))
-    values = losses[variant, seed]
-    design = np.concatenate([_one_hot(variant, losses.shape[0]), _one_hot(seed, losses.shape[1])], axis=1)
-    if not values.size:
+    """sigma^2 and df of one layout [variant, seed] with missing cells (NaN), by least squares; None without df.
+
+    The variants' means are projected out of the losses and of the seeds' indicators; what is left is a regression on
+    a handful of columns, however many variants there are.
+    """
+    losses = losses[np.isfinite(losses).any(1)]
+    here = np.isfinite(losses)
+    if not losses.size:
         return None, 0
-    solution, _, rank, _ = np.linalg.lstsq(design, values - values.mean(), rcond=None)
-    df = int(values.size - rank)
+    centred = np.where(here, losses, 0.0) - np.where(here, losses, 0.0).sum(1, keepdims=True) / here.sum(1)[:, None]
+    variant, seed = np.nonzero(here)
+    indicator = np.eye(losses.shape[1])[seed] - (here / here.sum(1)[:, None])[variant]
+    values = centred[variant, seed]
+    solution, _, rank, _ = np.linalg.lstsq(indicator, values, rcond=None)
+    df = int(len(values) - len(losses) - rank)
     if df == 0:
         return None, 0
-    return float(((values - values.mean() - design @ solution) ** 2).sum() / df), df
-
-
-def _one_hot(index: NDArray[np.intp], size: int) -> Floats:
-    eye: Floats = np.eye(size, dtype=np.float64)
-    return eye[index]
+    return float(((values - indicator @ solution) ** 2).sum() / df), df
 
 
 def pooled_spread(losses: Floats) -> float | None:
@@ -204,8 +205,7 @@ def analyse(losses: Floats, baseline: int, documents: Documents = None) -> Analy
     counts = pairs.sum(1)
     sigma2, df = unbalanced_residual_variance(losses)
     resolved = [v for v in _others(losses, baseline) if counts[v] >= MINIMUM_SEEDS and sigma2 is not None]
-    shared = [0.5 * (pairs[v] & pairs[w]).sum() / np.sqrt(counts[v] * counts[w]) for v, w in combinations(resolved, 2)]
-    critical = dunnett_critical(len(resolved), df, float(min(shared, default=0.5))) if resolved else 0.0
+    critical = dunnett_critical(len(resolved), df, _smallest_correlation(pairs[resolved])) if resolved else 0.0
     contrasts: list[Contrast | None] = [None] * len(losses)
     for v in _others(losses, baseline):
         if not counts[v]:
@@ -269,6 +269,13 @@ def _resolve(
         df=float(satterthwaite(seeds, df, variance, documents_df)),
         critical=float(simultaneous_critical(seeds, variance, critical, documents_df, comparisons)),
     )
+
+
+def _smallest_correlation(pairs: NDArray[np.bool_]) -> float:
+    """Of any two mean differences: half of the seeds that both have, over the geometric mean of those they have."""
+    shared = pairs.astype(np.float64) @ pairs.T.astype(np.float64)
+    counts = np.diag(shared)
+    return float((0.5 * shared / np.sqrt(np.outer(counts, counts))).min())
 
 
 def _others(losses: Floats, baseline: int) -> list[int]:

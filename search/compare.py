@@ -1,0 +1,249 @@
+"""The aggregated frames of a study: the one place that the printed table, the figures and the dashboard all read."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from search.frames import NAN, provenance, rates_frame, search_frame, trials_frame
+from search.notes import gather_notes, method_sentence
+from search.selection import Selection, edge, select
+from search.statistics import MINIMUM_SEEDS, Analysis, Contrast, Floats, analyse, analyse_unpaired, document_variance
+
+if TYPE_CHECKING:
+    from search.store import Store
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a study found. Frames hold plain numbers; NaN or None is "there is none".
+
+    table: a row per variant in the study's order. Losses and differences are of the TEST set; `perplexity_*` and
+        `loss_*` over the seeds (std with n - 1); `delta`, `delta_low`, `delta_high` the difference to the baseline in
+        `noise["unit"]` with its simultaneous 95% interval; `diverged`, `failed`, `pruned`, `reused` count trials of
+        the variant, `missing` those that are not finished.
+    rates: a row per variant and tuned learning rate with the VALIDATION loss that the choice was made on.
+    trials: a row per trial, every state.
+    search: the trials of a search, best validation perplexity first; empty for other studies.
+    noise: seed_sd, seed_spread, df, document_sd, resolvable (`unit`), resolvable_percent (of perplexity), comparisons,
+        critical_value (the largest used), unit, paired, method (the sentence to print).
+    notes: sentences: what was not run, diverged, pruned, reused, lies at an edge, or is not as it should be.
+    provenance: data, tokens, context, seeds, versions.
+    """
+
+    study: str
+    question: str
+    baseline: str
+    table: pd.DataFrame
+    rates: pd.DataFrame
+    trials: pd.DataFrame
+    search: pd.DataFrame
+    noise: dict[str, Any]
+    notes: list[str]
+    provenance: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The losses [variant, seed] that enter the analysis, in `unit`, and whether they pair."""
+
+    losses: Floats
+    seeds: list[int]
+    unit: str
+    paired: bool
+    documents: list[tuple[float, int] | None]
+    undocumented: list[str] = field(default_factory=list)
+
+
+def load_comparison(store: Store, study: str) -> Comparison:
+    """Compares a study of a store. Reads the per-document losses of the trials that stand in the table, no others.
+
+    Raises the store's error for an unknown study, ValueError for a damaged documents file.
+    """
+    record = store.study(study)
+    trials = store.study_trials(study)
+    chosen = {t["key"] for selection in select(record, trials) for t in selection.complete.values()}
+    for trial in trials:
+        trial["documents"] = _read_documents(store.trial_folder(trial["key"])) if trial["key"] in chosen else None
+    return compare(record, trials)
+
+
+def _read_documents(folder: Path) -> dict[str, Any] | None:
+    path = folder / "test_documents.npz"
+    if not path.exists():
+        return None
+    try:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            return {name: file[name] for name in ("nll", "tokens", "bytes")}
+    except (zipfile.BadZipFile, KeyError, EOFError, ValueError) as error:
+        raise ValueError(f"{path} is damaged ({error}); remove it, and the comparison does without it") from error
+
+
+def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
+    """The frames of one study from its record and its trials (plain data; `documents` of a trial may be None).
+
+    Without a
+    baseline the first variant is it. Raises ValueError when the baseline is no variant, or there is none.
+    """
+    names = [v["name"] for v in record["variants"]]
+    if not names:
+        raise ValueError(f"the study '{record['study']}' has no variants")
+    record = {**record, "baseline": record.get("baseline") or names[0]}
+    if record["baseline"] not in names:
+        raise ValueError(f"the baseline '{record['baseline']}' is not a variant of the study ({', '.join(names)})")
+    trials = [{"documents": None, **t} for t in trials]
+    selections = select(record, trials)
+    layout = _layout(record, selections)
+    baseline = names.index(record["baseline"])
+    analysis = (analyse if layout.paired else analyse_unpaired)(layout.losses, baseline, layout.documents)
+    table = pd.DataFrame(
+        [_row(record, v, s, c) for v, s, c in zip(record["variants"], selections, analysis.contrasts, strict=True)]
+    )
+    noise = _noise(analysis, layout, len(names))
+    return Comparison(
+        study=record["study"],
+        question=record.get("question") or "",
+        baseline=record["baseline"],
+        table=table,
+        rates=rates_frame(selections),
+        trials=trials_frame(selections, trials),
+        search=search_frame(trials),
+        noise=noise,
+        notes=gather_notes(record, selections, analysis, layout.undocumented, noise),
+        provenance=provenance(record, selections),
+    )
+
+
+def _layout(record: dict[str, Any], selections: list[Selection]) -> _Layout:
+    """Losses of variants without a diverged seed. Across tokenizers only bits per byte compare."""
+    seeds = sorted({*record["seeds"], *(seed for s in selections for seed in s.reported)})
+    unit = "nats/token" if record.get("paired", True) or _one_tokenizer(selections) else "bits/byte"
+    losses = np.full((len(selections), len(seeds)), np.nan)
+    for row, selection in enumerate(selections):
+        for seed, trial in selection.complete.items():
+            if not selection.diverged:
+                losses[row, seeds.index(seed)] = trial["result"]["test"][_MEASURE[unit]]
+    base = next(i for i, s in enumerate(selections) if s.variant == record["baseline"])
+    documents: list[tuple[float, int] | None] = []
+    undocumented = []
+    for row, selection in enumerate(selections):
+        common = np.isfinite(losses[row]) & np.isfinite(losses[base])
+        shared = [seed for seed, both in zip(seeds, common, strict=True) if both]
+        found = _documents(selection, selections[base], shared, unit) if row != base and shared else None
+        if row != base and shared and found is None:
+            undocumented.append(selection.variant)
+        documents.append(found)
+    return _Layout(losses, seeds, unit, record.get("paired", True), documents, undocumented)
+
+
+_MEASURE = {"nats/token": "loss", "bits/byte": "bits_per_byte"}
+
+
+def _one_tokenizer(selections: list[Selection]) -> bool:
+    """Whether all reported trials have the same tokens per byte, which is bits per byte over bits per token."""
+    tests = [t["result"]["test"] for s in selections for t in s.complete.values()]
+    ratios = [t["bits_per_byte"] * math.log(2) / t["loss"] for t in tests]
+    return not ratios or max(ratios) <= min(ratios) * (1 + 1e-6)
+
+
+def _documents(ours: Selection, base: Selection, seeds: list[int], unit: str) -> tuple[float, int] | None:
+    """The document variance of a difference over `seeds`; None when a trial has no documents."""
+    scale, size = (1.0, "tokens") if unit == "nats/token" else (1 / math.log(2), "bytes")
+    sides = []
+    for selection in (ours, base):
+        found = [selection.reported[seed]["documents"] for seed in seeds]
+        if any(d is None or len(d["nll"]) != len(found[0]["nll"]) for d in found):
+            return None
+        sides.append(np.mean([np.asarray(d["nll"], np.float64) * scale for d in found], axis=0))
+        sides.append(np.mean([np.asarray(d[size], np.float64) for d in found], axis=0))
+    return document_variance(*sides)
+
+
+def _row(
+    record: dict[str, Any], variant: dict[str, Any], selection: Selection, contrast: Contrast | None
+) -> dict[str, Any]:
+    """One row of the table."""
+    done = [] if selection.diverged else list(selection.complete.values())
+    tests = [t["result"]["test"] for t in done]
+    half = None if contrast is None else contrast.half_width
+    lr = (selection.settings or {}).get("lr")
+    if lr is None and not record.get("tune"):
+        lr = record["recipe"].get("lr")
+    delta = NAN if contrast is None else contrast.difference
+    return {
+        "variant": variant["name"],
+        "lr": NAN if lr is None else float(lr),
+        "lr_at_edge": edge(selection)[0],
+        "n": len(selection.complete),
+        "perplexity_mean": _mean([t["perplexity"] for t in tests]),
+        "perplexity_std": _std([t["perplexity"] for t in tests]),
+        "loss_mean": _mean([t["loss"] for t in tests]),
+        "loss_std": _std([t["loss"] for t in tests]),
+        "bits_per_byte_mean": _mean([t["bits_per_byte"] for t in tests]),
+        "delta": delta,
+        "delta_low": NAN if half is None else delta - half,
+        "delta_high": NAN if half is None else delta + half,
+        "verdict": _verdict(record, variant["name"], selection, contrast),
+        "parameters": variant["parameters"],
+        "mismatch": variant.get("mismatch") or 0.0,
+        "flops_per_token": variant["flops_per_token"],
+        "tokens_per_s": _mean([t["result"].get("tokens_per_s") for t in done]),
+        "diverged": selection.count("diverged"),
+        "failed": selection.count("failed"),
+        "pruned": selection.count("pruned"),
+        "missing": len(selection.missing_seeds) + len(selection.missing_rates),
+        "reused": sum(bool(t["reused"]) for t in selection.trials),
+        "components": dict(variant.get("components") or {}),
+    }
+
+
+def _verdict(record: dict[str, Any], name: str, selection: Selection, contrast: Contrast | None) -> str:
+    """One of: baseline, better, worse, within noise, diverged, incomplete, too few seeds."""
+    if selection.diverged:
+        return "diverged"
+    if name == record["baseline"]:
+        return "baseline"
+    if contrast is None:
+        return "incomplete"
+    half = contrast.half_width
+    if half is None:
+        return "too few seeds" if len(record["seeds"]) < MINIMUM_SEEDS else "incomplete"
+    if abs(contrast.difference) <= half:
+        return "within noise"
+    return "better" if contrast.difference < 0 else "worse"
+
+
+def _mean(values: list[float | None]) -> float:
+    known = [v for v in values if v is not None]
+    return float(np.mean(known)) if known else NAN
+
+
+def _std(values: list[float]) -> float:
+    return float(np.std(values, ddof=1)) if len(values) > 1 else NAN
+
+
+def _noise(analysis: Analysis, layout: _Layout, variants: int) -> dict[str, Any]:
+    """What the intervals were made of, in plain values."""
+    criticals = [c.critical for c in analysis.contrasts if c is not None and c.critical is not None]
+    resolvable = analysis.resolvable
+    nats = layout.unit == "nats/token"
+    noise = {
+        "seed_sd": analysis.seed_sd,
+        "seed_spread": analysis.seed_spread,
+        "df": analysis.df,
+        "document_sd": analysis.document_sd,
+        "resolvable": resolvable,
+        "resolvable_percent": 100 * math.expm1(resolvable) if resolvable is not None and nats else None,
+        "comparisons": analysis.comparisons,
+        "critical_value": max(criticals, default=None),
+        "unit": layout.unit,
+        "paired": layout.paired,
+    }
+    pooled = int(np.isfinite(layout.losses).any(1).sum())
+    return {**noise, "method": method_sentence(noise, pooled, bool(layout.undocumented))}

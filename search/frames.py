@@ -1,0 +1,121 @@
+"""The frames beside the table: learning-rate curves, trials, a search's trials, and where the numbers come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+
+from search.selection import Selection, choose, group, loss, rate
+
+NAN = float("nan")
+
+
+def rates_frame(selections: list[Selection]) -> pd.DataFrame:
+    """A row per variant and learning rate, rates ascending: the curve beside the table."""
+    rows = []
+    for selection in selections:
+        best = None if selection.settings is None else selection.settings.get("lr")
+        tuned = [(r, t) for t in selection.tuned if t["role"] == "tune" and (r := rate(t)) is not None]
+        for lr, trial in sorted(tuned, key=lambda pair: pair[0]):
+            value = loss(trial, "validation")
+            rows.append(
+                {
+                    "variant": selection.variant,
+                    "lr": lr,
+                    "seed": trial["seed"],
+                    "state": trial["state"],
+                    "validation_loss": NAN if value is None else value,
+                    "validation_perplexity": NAN if value is None else trial["result"]["validation"]["perplexity"],
+                    "best": lr == best and value is not None,
+                }
+            )
+    columns = ["variant", "lr", "seed", "state", "validation_loss", "validation_perplexity", "best"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+_RESULT: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "validation_loss": lambda r: (r.get("validation") or {}).get("loss"),
+    "validation_perplexity": lambda r: (r.get("validation") or {}).get("perplexity"),
+    "test_loss": lambda r: (r.get("test") or {}).get("loss"),
+    "test_perplexity": lambda r: (r.get("test") or {}).get("perplexity"),
+    "test_bits_per_byte": lambda r: (r.get("test") or {}).get("bits_per_byte"),
+    "step": lambda r: r.get("step"),
+    "tokens": lambda r: r.get("tokens"),
+    "train_s": lambda r: r.get("train_s"),
+    "tokens_per_s": lambda r: r.get("tokens_per_s"),
+    "peak_memory_bytes": lambda r: r.get("peak_memory_bytes"),
+}
+
+
+def trials_frame(selections: list[Selection], trials: list[dict[str, Any]]) -> pd.DataFrame:
+    """A row per trial and variant; `reported` marks those that stand in the table."""
+    names = {s.variant for s in selections}
+    grouped = group(trials)
+    others = [choose({"seeds": []}, name, grouped[name]) for name in grouped if name not in names]
+    rows = []
+    for selection in [*selections, *others]:
+        reported = {t["key"] for t in selection.reported.values()} if selection.variant in names else set()
+        for trial in selection.trials:
+            result = trial["result"] or {}
+            rows.append(
+                {
+                    "variant": trial["variant"],
+                    "role": trial["role"],
+                    "lr": NAN if rate(trial) is None else rate(trial),
+                    "seed": trial["seed"],
+                    "state": trial["state"],
+                    "attempt": trial["attempt"],
+                    "reused": bool(trial["reused"]),
+                    "reported": trial["key"] in reported,
+                    "reason": trial["reason"],
+                    **{name: _number(read(result)) for name, read in _RESULT.items()},
+                    "settings": trial["settings"],
+                    "key": trial["key"],
+                    "folder": trial["folder"],
+                }
+            )
+    plain = ["variant", "role", "lr", "seed", "state", "attempt", "reused", "reported", "reason"]
+    return pd.DataFrame(rows, columns=[*plain, *_RESULT, "settings", "key", "folder"])
+
+
+def _number(value: float | None) -> float:
+    return NAN if value is None else value
+
+
+def search_frame(trials: list[dict[str, Any]]) -> pd.DataFrame:
+    """The trials of a search, best validation perplexity first, unfinished last; `number` is Optuna's."""
+    rows = []
+    for order, trial in enumerate(t for t in trials if t["role"] == "search"):
+        value = loss(trial, "validation")
+        settings = {k: v for k, v in trial["settings"].items() if k != "number"}
+        rows.append(
+            {
+                "number": trial["settings"].get("number", order),
+                "variant": trial["variant"],
+                "state": trial["state"],
+                "validation_loss": NAN if value is None else value,
+                "validation_perplexity": NAN if value is None else trial["result"]["validation"]["perplexity"],
+                "settings": settings,
+                "key": trial["key"],
+            }
+        )
+    columns = ["number", "variant", "state", "validation_loss", "validation_perplexity", "settings", "key"]
+    frame = pd.DataFrame(rows, columns=columns)
+    return frame.sort_values(["validation_perplexity", "number"], ignore_index=True)
+
+
+def provenance(record: dict[str, Any], selections: list[Selection]) -> dict[str, Any]:
+    """Where the numbers come from: data, training length, seeds, and the distinct versions of the reported trials."""
+    prints = [t["result"].get("fingerprint") or {} for s in selections for t in s.complete.values()]
+    names = ("archlab", "torch", "python", "device", "cpu", "threads")
+    versions = {name: sorted({str(p[name]) for p in prints if name in p}) for name in names}
+    return {
+        "data": dict(record["data"]),
+        "tokens": record["tokens"],
+        "context": record["context"],
+        "seeds": list(record["seeds"]),
+        "versions": {name: found for name, found in versions.items() if found},
+        "published": record.get("published"),
+    }

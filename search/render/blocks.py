@@ -1,0 +1,222 @@
+"""What a report says, before it looks like anything: tables of formatted cells, and the lines below them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from search.compare import Comparison
+
+DASH = "\N{EN DASH}"
+SEARCH_ROWS = 20
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A formatted value; `strong` marks the best."""
+
+    text: str
+    strong: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    """`align` is "l", "r" or "c"; of a table too wide for its medium, the lowest `keep` goes first (0 stays)."""
+
+    header: str
+    cells: list[Cell]
+    align: str = "r"
+    keep: int = 0
+
+
+@dataclass(frozen=True)
+class Block:
+    """A table with its title and the legend of its marks."""
+
+    title: str
+    columns: list[Column]
+    legend: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A whole report. `method`, `resolvable` and `notes` are printed below the first table, `provenance` last."""
+
+    study: str
+    question: str
+    blocks: list[Block]
+    lines: list[str]
+    notes: list[str]
+    provenance: str
+
+
+def build_page(comparison: Comparison) -> Page:
+    """All that text, Markdown and LaTeX print."""
+    blocks = [_main(comparison)]
+    if len(comparison.rates):
+        blocks.append(_curve(comparison))
+    if len(comparison.search):
+        blocks.append(_searched(comparison))
+    return Page(
+        study=printable(comparison.study),
+        question=printable(comparison.question),
+        blocks=blocks,
+        lines=_lines(comparison),
+        notes=[printable(note) for note in comparison.notes],
+        provenance=printable(_provenance(comparison)),
+    )
+
+
+def printable(text: str) -> str:
+    """One line without control characters: what a study or a traceback says must not steer a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def number(value: float | None, form: str) -> str:
+    """A formatted number, or a dash where there is none."""
+    return DASH if value is None or not math.isfinite(value) else format(value, form)
+
+
+def short_count(value: float) -> str:
+    """1234 -> 1.23k, 861312 -> 861k, 2.5e6 -> 2.50M: three digits."""
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size * 0.9995:
+            scaled = value / size
+            return f"{scaled:.{max(0, 2 - int(math.log10(max(scaled, 1)) + 1e-3))}f}{unit}"
+    return f"{value:g}"
+
+
+def _main(comparison: Comparison) -> Block:
+    """The table of the study, on test."""
+    rows: list[dict[str, Any]] = comparison.table.to_dict("records")  # type: ignore[assignment]
+    best = _best(rows)
+    digits = _decimals([row["perplexity_std"] for row in rows])
+    unit = comparison.noise["unit"]
+
+    def column(header: str, show: Callable[[dict[str, Any]], str], align: str = "r", keep: int = 0) -> Column:
+        cells = [Cell(printable(show(r)), header.startswith("perplexity") and i == best) for i, r in enumerate(rows)]
+        return Column(header, cells, align, keep)
+
+    components = list(dict.fromkeys(name for row in rows for name in row["components"]))
+    columns = [
+        column("variant", lambda r: r["variant"], "l"),
+        *(column(name, _tick(name), "c", 1) for name in components),
+        column("lr", lambda r: number(r["lr"], "g") + ("^" if r["lr_at_edge"] else ""), keep=8),
+        column("n", lambda r: str(r["n"])),
+        column("perplexity ↓", lambda r: _spread(r["perplexity_mean"], r["perplexity_std"], digits)),
+        column("bits/byte ↓", lambda r: number(r["bits_per_byte_mean"], ".4f"), keep=5),
+        column(f"Δ {unit}", lambda r: number(r["delta"], "+.4f")),
+        column("95% interval", lambda r: _interval(r["delta_low"], r["delta_high"])),
+        column("verdict", lambda r: r["verdict"], "l"),
+        column("params", lambda r: short_count(r["parameters"]), keep=7),
+        column("mismatch", lambda r: number(100 * r["mismatch"], "+.2f") + "%", keep=4),
+        column("FLOPs/token", lambda r: short_count(r["flops_per_token"]), keep=3),
+        column("tokens/s", lambda r: DASH if math.isnan(r["tokens_per_s"]) else short_count(r["tokens_per_s"]), keep=2),
+    ]
+    legend = "perplexity, bits/byte and Δ on test, mean ± standard deviation over n seeds; * best and not within noise"
+    if any(row["lr_at_edge"] for row in rows):
+        legend += "; ^ rate at the edge of those tried"
+    return Block("", columns, legend)
+
+
+def _tick(name: str) -> Callable[[dict[str, Any]], str]:
+    return lambda row: "✓" if row["components"].get(name) else DASH
+
+
+def _best(rows: list[dict[str, Any]]) -> int | None:
+    """The row to print bold: the lowest perplexity, unless noise could have made it the lowest.
+
+    A variant must be better than the baseline; the baseline must have only worse variants.
+    """
+    known = [i for i, row in enumerate(rows) if not math.isnan(row["perplexity_mean"])]
+    if not known:
+        return None
+    best = min(known, key=lambda i: rows[i]["perplexity_mean"])
+    if rows[best]["verdict"] == "better":
+        return best
+    others = [rows[i]["verdict"] for i in known if i != best]
+    all_worse = bool(others) and all(verdict == "worse" for verdict in others)
+    return best if rows[best]["verdict"] == "baseline" and all_worse else None
+
+
+def _decimals(stds: list[float]) -> int:
+    """So many decimals that the smallest spread shows two digits, 2 to 4."""
+    known = [s for s in stds if s > 0]
+    return min(4, max(2, 1 - math.floor(math.log10(min(known))))) if known else 2
+
+
+def _spread(mean: float, std: float, digits: int) -> str:
+    return number(mean, f".{digits}f") + (f" ± {std:.{digits}f}" if std >= 0 else "")
+
+
+def _interval(low: float, high: float) -> str:
+    return DASH if math.isnan(low) else f"[{low:+.4f}, {high:+.4f}]"
+
+
+def _curve(comparison: Comparison) -> Block:
+    """Validation perplexity per variant and learning rate, one seed."""
+    rates = sorted(set(comparison.rates["lr"]))
+    cells: dict[tuple[str, float], Cell] = {}
+    edges = dict(zip(comparison.table["variant"], comparison.table["lr_at_edge"], strict=True))
+    for row in comparison.rates.to_dict("records"):
+        shown = {"complete": number(row["validation_perplexity"], ".3f"), "planned": DASH}
+        text = shown.get(row["state"], row["state"]) + ("^" if row["best"] and edges[row["variant"]] else "")
+        cells[row["variant"], row["lr"]] = Cell(text, row["best"])
+    names = list(dict.fromkeys(comparison.rates["variant"]))
+    columns = [Column("variant", [Cell(printable(name)) for name in names], "l")]
+    columns += [Column(f"{r:g}", [cells.get((name, r), Cell(DASH)) for name in names]) for r in rates]
+    seed = ", ".join(str(s) for s in sorted(set(comparison.rates["seed"])))
+    legend = "* chosen" + ("; ^ at the edge of those tried" if comparison.table["lr_at_edge"].any() else "")
+    return Block(f"Validation perplexity by learning rate (seed {seed})", columns, legend)
+
+
+def _searched(comparison: Comparison) -> Block:
+    """The best trials of a search, by validation."""
+    rows = comparison.search.head(SEARCH_ROWS).to_dict("records")
+    best = rows[0]["validation_perplexity"]
+    columns = [
+        Column("trial", [Cell(str(r["number"])) for r in rows]),
+        Column("perplexity ↓", [Cell(number(p := r["validation_perplexity"], ".3f"), p == best) for r in rows]),
+        Column("state", [Cell(r["state"]) for r in rows], "l"),
+        Column("settings", [Cell(printable(_settings(r["settings"]))) for r in rows], "l"),
+    ]
+    total = len(comparison.search)
+    shown = f"the best {len(rows)} of {total} trials" if total > len(rows) else f"{total} trials"
+    return Block(f"Search, validation ({shown})", columns, "* best")
+
+
+def _settings(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in settings.items())
+
+
+def _lines(comparison: Comparison) -> list[str]:
+    """How the intervals were made, and what the table could have resolved."""
+    noise = comparison.noise
+    method = noise["method"]
+    lines = [method[0].upper() + method[1:] + "."]
+    if noise["resolvable"] is not None:
+        percent = noise["resolvable_percent"]
+        also = "" if percent is None else f" ({percent:.2g}% of perplexity)"
+        lines.append(
+            f"Smallest difference this table could have resolved: {noise['resolvable']:.4f} {noise['unit']}{also}."
+        )
+    parts = {"one trial's seed": noise["seed_sd"], "a difference's documents": noise["document_sd"]}
+    known = [f"{value:.2g} from {name}" for name, value in parts.items() if value is not None]
+    if known:
+        lines.append(f"Noise (standard deviation, {noise['unit']}): {', '.join(known)}.")
+    return lines
+
+
+def _provenance(comparison: Comparison) -> str:
+    found = comparison.provenance
+    data = found["data"]
+    sizes = [f"{data[k]:,} {k.removesuffix('_tokens')}" for k in data if k.endswith("_tokens")]
+    versions = [f"{name} {'/'.join(values)}" for name, values in found["versions"].items()]
+    return (
+        f"data {data['identity'][:12]} ({data['source']}, {data['tokenizer']}; {' / '.join(sizes)} tokens); "
+        f"{found['tokens']:,} tokens per trial, context {found['context']}, "
+        f"seeds {' '.join(str(s) for s in found['seeds'])}; {', '.join(versions) or 'no finished trial'}"
+    )

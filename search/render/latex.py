@@ -1,0 +1,71 @@
+"""A report for a paper: LaTeX tables with booktabs, the best bold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from search.render.blocks import Block, Cell, Page
+
+SYMBOLS = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "↓": r"$\downarrow$",
+    "Δ": r"$\Delta$",
+    "✓": r"\checkmark",
+    "\N{EN DASH}": "--",
+    "[": "{[}",
+    "…": r"\ldots{}",
+    "<": "$<$",
+    ">": "$>$",
+    "|": "$|$",
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+}
+
+
+def latex(page: Page) -> str:
+    """One table environment per block; the lines below the table are the first one's caption and footnotes."""
+    caption = " ".join([page.question, *page.lines]).strip()
+    lines = [r"% needs \usepackage{booktabs,amssymb}"]
+    lines += _table(page.blocks[0], caption, f"tab:{_label(page.study)}", [*page.notes, page.provenance])
+    for i, block in enumerate(page.blocks[1:], 2):
+        lines += ["", *_table(block, f"{block.title}.", f"tab:{_label(page.study)}-{i}", [])]
+    return "\n".join(lines) + "\n"
+
+
+def escape(text: str) -> str:
+    """Every character stands for itself."""
+    return "".join(SYMBOLS.get(c, c) for c in text)
+
+
+def _label(text: str) -> str:
+    return "".join(c if c.isascii() and c.isalnum() else "-" for c in text)
+
+
+def _table(block: Block, caption: str, label: str, footnotes: list[str]) -> Iterator[str]:
+    yield r"\begin{table}"
+    yield r"\centering"
+    yield rf"\caption{{{escape(caption)}}}"
+    yield rf"\label{{{label}}}"
+    yield rf"\begin{{tabular}}{{{''.join(c.align for c in block.columns)}}}"
+    yield r"\toprule"
+    yield _row([escape(c.header) for c in block.columns])
+    yield r"\midrule"
+    for cells in zip(*(c.cells for c in block.columns), strict=True):
+        yield _row([_cell(cell) for cell in cells])
+    yield r"\bottomrule"
+    yield r"\end{tabular}"
+    for line in [block.legend.replace("* ", "bold: "), *footnotes]:
+        if line:
+            yield rf"\par{{\footnotesize {escape(line)}\par}}"
+    yield r"\end{table}"
+
+
+def _cell(cell: Cell) -> str:
+    text = escape(cell.text)
+    return rf"\textbf{{{text}}}" if cell.strong else text
+
+
+def _row(cells: list[str]) -> str:
+    return f"{' & '.join(cells)} \\\\"

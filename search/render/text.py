@@ -1,0 +1,96 @@
+"""A report for a terminal: aligned plain text, at most 110 columns wide."""
+
+from __future__ import annotations
+
+import textwrap
+import unicodedata
+from collections.abc import Iterator
+
+from search.render.blocks import Block, Column, Page
+
+WIDTH = 110
+GAP = 2
+
+
+def text(page: Page) -> str:
+    """The page; the best of a column is marked `*`. Columns that don't fit are left out, the least needed first."""
+    lines = [*_wrap(f"{page.study}: {page.question}" if page.question else page.study), ""]
+    for block in page.blocks[:1]:
+        lines += [*_block(block), ""]
+    for line in page.lines:
+        lines += _wrap(line)
+    for block in page.blocks[1:]:
+        lines += ["", *_wrap(block.title), *_block(block)]
+    if page.notes:
+        lines.append("")
+    for note in page.notes:
+        lines += _wrap(note, "- ")
+    lines += ["", *_wrap(page.provenance)]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _block(block: Block) -> Iterator[str]:
+    """The table, in as many parts as its width needs (each repeats the first column), and its legend."""
+    columns = [_fitted(column) for column in block.columns]
+    droppable = sorted(c.keep for c in block.columns if c.keep)
+    for limit in droppable:
+        if _width(columns) <= WIDTH:
+            break
+        kept = [i for i, c in enumerate(block.columns) if not 0 < c.keep <= limit]
+        columns = [_fitted(block.columns[i]) for i in kept]
+    first, *others = columns
+    while others:
+        count = len(others)
+        while count > 1 and _width([first, *others[:count]]) > WIDTH:
+            count -= 1
+        yield from _lines([first, *others[:count]])
+        others = others[count:]
+    if block.legend:
+        yield from _wrap(block.legend)
+
+
+def _fitted(column: Column) -> list[str]:
+    """Header and cells, all of one width; a mark stands right of the aligned numbers."""
+    marked = any(cell.strong for cell in column.cells)
+    texts = [column.header + " " * marked]
+    texts += [_shorten(cell.text) + ("*" if cell.strong else " " * marked) for cell in column.cells]
+    width = max(_cells(t) for t in texts)
+    return [_pad(t, width, column.align) for t in texts]
+
+
+def _shorten(text: str) -> str:
+    """Long names and settings lose their middle."""
+    return text if len(text) <= 40 else f"{text[:24]}…{text[-15:]}"
+
+
+def _pad(text: str, width: int, align: str) -> str:
+    space = width - _cells(text)
+    left = {"l": 0, "r": space, "c": space // 2}[align]
+    return " " * left + text + " " * (space - left)
+
+
+def _cells(text: str) -> int:
+    """How many terminal cells a text takes: wide characters two, combining ones none."""
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+    return len(text) + wide - sum(unicodedata.combining(c) > 0 for c in text)
+
+
+def _width(columns: list[list[str]]) -> int:
+    return sum(_cells(column[0]) for column in columns) + GAP * (len(columns) - 1)
+
+
+def _lines(columns: list[list[str]]) -> Iterator[str]:
+    rows = zip(*columns, strict=True)
+    yield (" " * GAP).join(next(rows))
+    yield (" " * GAP).join("─" * _cells(column[0]) for column in columns)
+    for row in rows:
+        yield (" " * GAP).join(row)
+
+
+def _wrap(line: str, bullet: str = "") -> list[str]:
+    """Lines of at most WIDTH terminal cells; half as many characters where wide ones don't fit otherwise."""
+    for width in (WIDTH, WIDTH // 2):
+        lines = textwrap.wrap(line, width, initial_indent=bullet, subsequent_indent=" " * len(bullet))
+        if all(_cells(each) <= WIDTH for each in lines):
+            break
+    return lines or [""]

@@ -1,0 +1,90 @@
+"""A comparison as text: what `archlab report` prints, for terminals, Markdown, papers and programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from search.render.blocks import build_page
+from search.render.latex import latex
+from search.render.markdown import markdown
+from search.render.text import text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from search.compare import Comparison
+
+
+def report(comparison: Comparison, format: str = "text") -> str:
+    """The study's table in "text", "md", "latex", "csv" or "json". Raises ValueError for another format.
+
+    text (at most 110 columns), md and latex hold the table, the learning-rate curve, a search's best trials, and below
+    them how the intervals were made, what the table could have resolved, notes and provenance. csv holds the table
+    alone, json every frame; the numbers of both are exact.
+    """
+    if format not in FORMATS:
+        near = get_close_matches(format, FORMATS, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise ValueError(f"'{format}' is not a report format{hint} ({', '.join(FORMATS)})")
+    return FORMATS[format](comparison)
+
+
+def to_plain(comparison: Comparison) -> dict[str, Any]:
+    """The comparison as JSON values: frames as lists of rows, missing numbers as None."""
+    return {
+        "study": comparison.study,
+        "question": comparison.question,
+        "baseline": comparison.baseline,
+        "table": _rows(comparison.table),
+        "rates": _rows(comparison.rates),
+        "trials": _rows(comparison.trials),
+        "search": _rows(comparison.search),
+        "noise": _plain(comparison.noise),
+        "notes": list(comparison.notes),
+        "provenance": _plain(comparison.provenance),
+    }
+
+
+def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [_plain(row) for row in frame.to_dict("records")]
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN."""
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _json(comparison: Comparison) -> str:
+    return json.dumps(to_plain(comparison), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _csv(comparison: Comparison) -> str:
+    """The table, a column per component; a missing number is an empty field."""
+    rows = _rows(comparison.table)
+    names = list(dict.fromkeys(name for row in rows for name in row["components"]))
+    plain = [column for column in comparison.table.columns if column != "components"]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*plain, *(f"component.{name}" for name in names)])
+    for row in rows:
+        writer.writerow([*(row[column] for column in plain), *(bool(row["components"].get(name)) for name in names)])
+    return out.getvalue()
+
+
+FORMATS: dict[str, Callable[[Comparison], str]] = {
+    "text": lambda comparison: text(build_page(comparison)),
+    "md": lambda comparison: markdown(build_page(comparison)),
+    "latex": lambda comparison: latex(build_page(comparison)),
+    "csv": _csv,
+    "json": _json,
+}

@@ -1,0 +1,377 @@
+"""A study's frames: the choice on validation, the table on test, and what goes wrong on the way is visible."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from search.compare import Comparison, compare, load_comparison
+from search.statistics import analyse, document_variance
+from search.store import Row, Store
+from search.trial import Trial
+from tests.search.compare_kit import end_as, make_study, make_trial, measures, pick
+
+EFFECTS = {"baseline": 0.0, "sdpa": -0.05, "value": 0.0005, "dense": 0.05}
+
+
+def row(comparison: Comparison, variant: str) -> pd.Series:
+    return comparison.table.set_index("variant").loc[variant]
+
+
+def losses(trials: list[dict], variant: str) -> list[float]:
+    return [t["result"]["test"]["loss"] for t in pick(trials, variant, role="repeat")]
+
+
+def test_table_has_a_row_per_variant_with_the_mean_over_seeds() -> None:
+    record, trials = make_study(EFFECTS)
+    comparison = compare(record, trials)
+    assert list(comparison.table["variant"]) == list(EFFECTS)
+    assert list(comparison.table["verdict"]) == ["baseline", "better", "within noise", "worse"]
+    assert list(comparison.table["n"]) == [3, 3, 3, 3]
+    sdpa = row(comparison, "sdpa")
+    perplexities = np.exp(losses(trials, "sdpa"))
+    assert sdpa["perplexity_mean"] == pytest.approx(perplexities.mean())
+    assert sdpa["perplexity_std"] == pytest.approx(perplexities.std(ddof=1))
+    assert sdpa["loss_mean"] == pytest.approx(np.mean(losses(trials, "sdpa")))
+    assert sdpa["bits_per_byte_mean"] == pytest.approx(np.mean(losses(trials, "sdpa")) / math.log(2) / 2)
+    assert sdpa["tokens_per_s"] == pytest.approx(40_001.0)
+    assert (sdpa["parameters"], sdpa["lr"], sdpa["lr_at_edge"]) == (861_313, 1e-3, False)
+    assert sdpa["components"] == {"sdpa_gate": True}
+
+
+def test_intervals_are_those_of_the_statistics() -> None:
+    record, trials = make_study(EFFECTS)
+    comparison = compare(record, trials)
+    repeats = {name: pick(trials, name, role="repeat") for name in EFFECTS}
+    nll = {name: np.mean([t["documents"]["nll"] for t in found], axis=0) for name, found in repeats.items()}
+    tokens = trials[0]["documents"]["tokens"]
+    documents = [document_variance(nll[name], tokens, nll["baseline"], tokens) for name in EFFECTS]
+    analysis = analyse(np.array([losses(trials, name) for name in EFFECTS]), 0, documents)
+    for name, contrast in zip(EFFECTS, analysis.contrasts, strict=True):
+        found = row(comparison, name)
+        if contrast is None:
+            assert name == "baseline"
+            assert found[["delta", "delta_low", "delta_high"]].isna().all()
+            continue
+        assert found["delta"] == pytest.approx(contrast.difference, rel=1e-12)
+        assert found["delta_high"] - found["delta"] == pytest.approx(contrast.half_width, rel=1e-9)
+        assert found["delta"] - found["delta_low"] == pytest.approx(contrast.half_width, rel=1e-9)
+    assert comparison.noise["resolvable"] == pytest.approx(analysis.resolvable)
+    assert comparison.noise["resolvable_percent"] == pytest.approx(100 * (math.exp(analysis.resolvable or 0) - 1))
+    assert comparison.noise["df"] == 6
+    assert comparison.noise["method"] == (
+        "95% intervals of paired differences, seed variance pooled over 4 variants (6 degrees of freedom), "
+        "document variance added, Dunnett-corrected for 3 comparisons"
+    )
+
+
+def test_rate_is_chosen_on_validation_and_never_on_test() -> None:
+    record, trials = make_study(EFFECTS)
+    (low,) = pick(trials, "sdpa", role="tune", lr=5e-4)
+    low["result"]["test"] = measures(0.1)
+    assert row(compare(record, trials), "sdpa")["lr"] == 1e-3
+    low["result"]["validation"] = measures(0.1)
+    comparison = compare(record, trials)
+    assert row(comparison, "sdpa")["lr"] == 5e-4
+    assert row(comparison, "sdpa")["verdict"] == "incomplete", "seeds 1 and 2 are yet to run at the new rate"
+    assert row(comparison, "sdpa")["n"] == 1
+    assert "sdpa: not run: seeds 1, 2" in comparison.notes
+
+
+@pytest.mark.parametrize(
+    ("best", "ends", "at_edge", "note"),
+    [
+        (1e-3, {}, False, None),
+        (2e-3, {}, True, "the best rate 0.002 is the largest that was tried: a larger one may be better"),
+        (5e-4, {}, True, "the best rate 0.0005 is the smallest that was tried: a smaller one may be better"),
+        (1e-3, {2e-3: "diverged"}, False, "the best rate 0.001 is the largest stable one: 0.002 diverged"),
+        (1e-3, {2e-3: "failed"}, True, "the best rate 0.001 is the largest that was tried: a larger one may be better"),
+        (1e-3, {2e-3: "pruned"}, False, None),
+        (1e-3, {5e-4: "failed", 2e-3: "failed"}, False, None),
+    ],
+    ids=["inside", "top", "bottom", "diverged above", "failed above", "pruned above", "one rate left"],
+)
+def test_best_rate_at_the_edge_is_marked(best: float, ends: dict[float, str], at_edge: bool, note: str | None) -> None:
+    record, trials = make_study(EFFECTS, best=best)
+    for lr, state in ends.items():
+        end_as(pick(trials, "value", role="tune", lr=lr), state)
+    comparison = compare(record, trials)
+    assert row(comparison, "value")["lr_at_edge"] == at_edge
+    about = [n.removeprefix("value: ") for n in comparison.notes if n.startswith("value: the best rate")]
+    assert about == ([note] if note else [])
+
+
+def test_one_fixed_rate_is_no_edge_and_stands_in_the_table() -> None:
+    record, trials = make_study(EFFECTS, rates=())
+    comparison = compare(record, trials)
+    assert set(comparison.table["lr"]) == {1e-3}
+    assert not comparison.table["lr_at_edge"].any()
+    assert comparison.rates.empty
+    assert list(comparison.table["verdict"]) == ["baseline", "better", "within noise", "worse"]
+
+
+def test_rates_frame_is_the_validation_curve() -> None:
+    record, trials = make_study(EFFECTS)
+    end_as(pick(trials, "dense", role="tune", lr=2e-3), "diverged", "loss is not finite")
+    rates = compare(record, trials).rates
+    assert list(rates["lr"]) == [5e-4, 1e-3, 2e-3] * 4
+    sdpa = rates[rates["variant"] == "sdpa"].set_index("lr")
+    assert list(sdpa["best"]) == [False, True, False]
+    (tuned,) = pick(trials, "sdpa", role="tune", lr=2e-3)
+    assert sdpa.loc[2e-3, "validation_loss"] == tuned["result"]["validation"]["loss"]
+    dense = rates[rates["variant"] == "dense"].set_index("lr").loc[2e-3]
+    assert dense["state"] == "diverged"
+    assert math.isnan(dense["validation_perplexity"])
+
+
+def test_trial_in_both_roles_is_one_row() -> None:
+    record, trials = make_study(EFFECTS)
+    frame = compare(record, trials).trials
+    assert len(frame) == 4 * (3 + 2)
+    assert frame["key"].is_unique
+    mine = frame[(frame["variant"] == "sdpa") & (frame["seed"] == 0)].set_index("lr")
+    assert dict(mine["role"]) == {5e-4: "tune", 1e-3: "tune+repeat", 2e-3: "tune"}
+    assert dict(mine["reported"]) == {5e-4: False, 1e-3: True, 2e-3: False}
+
+
+def test_first_seed_is_the_tune_trial_where_no_repeat_names_it() -> None:
+    record, trials = make_study(EFFECTS)
+    without = [t for t in trials if not (t["role"] == "repeat" and t["seed"] == 0)]
+    pd.testing.assert_frame_equal(compare(record, without).table, compare(record, trials).table)
+
+
+def test_variant_with_a_diverged_seed_has_no_mean_and_counts() -> None:
+    record, trials = make_study(EFFECTS)
+    end_as(pick(trials, "dense", role="repeat", seed=1), "diverged", "loss is not finite at step 12")
+    comparison = compare(record, trials)
+    dense = row(comparison, "dense")
+    assert (dense["verdict"], dense["n"], dense["diverged"], dense["missing"]) == ("diverged", 2, 1, 0)
+    assert dense[["perplexity_mean", "loss_mean", "delta", "delta_low", "tokens_per_s"]].isna().all()
+    assert comparison.noise["comparisons"] == 2
+    assert (
+        "dense: seed 1 diverged at learning rate 0.001 (loss is not finite at step 12): no mean, no interval"
+        in comparison.notes
+    )
+
+
+def test_variant_that_diverged_at_every_rate_is_diverged_and_waits_for_nothing() -> None:
+    record, trials = make_study(EFFECTS)
+    end_as(pick(trials, "dense", role="tune"), "diverged")
+    trials = [t for t in trials if t["variant"] != "dense" or t["role"] == "tune"]
+    dense = row(compare(record, trials), "dense")
+    assert (dense["verdict"], dense["diverged"], dense["missing"]) == ("diverged", 3, 0)
+    assert math.isnan(dense["lr"])
+
+
+def test_failed_seed_leaves_the_others_and_no_interval_below_three() -> None:
+    record, trials = make_study(EFFECTS)
+    end_as(pick(trials, "sdpa", role="repeat", seed=2), "failed", "OSError: no space left\ntraceback")
+    comparison = compare(record, trials)
+    sdpa = row(comparison, "sdpa")
+    assert (sdpa["verdict"], sdpa["n"], sdpa["failed"]) == ("incomplete", 2, 1)
+    ours, base = losses([t for t in trials if t["result"]], "sdpa"), losses(trials, "baseline")[:2]
+    assert sdpa["delta"] == pytest.approx(np.mean(np.subtract(ours, base)))
+    assert math.isnan(sdpa["delta_low"])
+    assert "sdpa: seed 2 failed at learning rate 0.001 (OSError: no space left)" in comparison.notes
+
+
+def test_failed_seed_of_many_keeps_the_interval_of_the_complete_pairs() -> None:
+    record, trials = make_study(EFFECTS, seeds=5)
+    end_as(pick(trials, "sdpa", role="repeat", seed=2), "failed")
+    comparison = compare(record, trials)
+    sdpa, dense = row(comparison, "sdpa"), row(comparison, "dense")
+    assert (sdpa["verdict"], sdpa["n"]) == ("better", 4)
+    assert sdpa["delta_high"] - sdpa["delta"] > dense["delta_high"] - dense["delta"]
+
+
+def test_planned_trials_are_missing_and_a_partial_choice_is_provisional() -> None:
+    record, trials = make_study(EFFECTS)
+    end_as(pick(trials, "sdpa", role="tune", lr=2e-3), "planned")
+    end_as(pick(trials, "value", role="repeat", seed=1), "running")
+    comparison = compare(record, trials)
+    assert list(comparison.table["missing"]) == [0, 1, 1, 0]
+    assert "sdpa: not run: 1 of 3 learning rates (0.002); the choice is provisional" in comparison.notes
+    assert "value: not run: seed 1" in comparison.notes
+
+
+@pytest.mark.parametrize("state", ["planned", "diverged"])
+def test_without_a_baseline_there_are_means_and_no_differences(state: str) -> None:
+    record, trials = make_study(EFFECTS)
+    end_as(pick(trials, "baseline"), state)
+    comparison = compare(record, trials)
+    assert row(comparison, "sdpa")["loss_mean"] == pytest.approx(np.mean(losses(trials, "sdpa")))
+    assert comparison.table["delta"].isna().all()
+    assert list(comparison.table["verdict"])[1:] == ["incomplete"] * 3
+    assert any("there are no differences" in note for note in comparison.notes)
+    assert comparison.noise["resolvable"] is None
+
+
+def test_nothing_run_yet_is_a_table_of_dashes() -> None:
+    record, _ = make_study(EFFECTS)
+    comparison = compare(record, [])
+    assert list(comparison.table["n"]) == [0] * 4
+    assert list(comparison.table["missing"]) == [6] * 4
+    assert comparison.trials.empty
+    assert comparison.rates.empty
+    assert comparison.noise["method"].startswith("no intervals")
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_fewer_than_three_seeds_print_no_interval(seeds: int) -> None:
+    record, trials = make_study(EFFECTS, seeds=seeds)
+    comparison = compare(record, trials)
+    assert list(comparison.table["verdict"])[1:] == ["too few seeds"] * 3
+    assert comparison.table[["delta_low", "delta_high"]].isna().all(axis=None)
+    assert comparison.table["delta"][1:].notna().all()
+    assert comparison.noise["resolvable"] is None
+    assert "fewer than 3 seeds: no intervals, and no difference here is more than a hint" in comparison.notes
+
+
+def test_reused_and_pruned_trials_are_told() -> None:
+    record, trials = make_study(EFFECTS)
+    for trial in pick(trials, "baseline"):
+        trial["reused"] = True
+    end_as(pick(trials, "value", role="tune", lr=2e-3), "pruned", "median at step 50")
+    comparison = compare(record, trials)
+    assert row(comparison, "baseline")["reused"] == 5
+    assert row(comparison, "value")["pruned"] == 1
+    assert "5 finished trials were reused, from another study or run" in comparison.notes
+    assert "value: seed 0 was pruned at learning rate 0.002 (median at step 50)" in comparison.notes
+
+
+def test_other_fingerprints_among_the_compared_trials_are_told() -> None:
+    record, trials = make_study(EFFECTS)
+    assert not any("ran under" in note for note in compare(record, trials).notes)
+    pick(trials, "sdpa", role="repeat", seed=1)[0]["result"]["fingerprint"]["threads"] = "2"
+    pick(trials, "sdpa", role="tune", lr=2e-3)[0]["result"]["fingerprint"]["torch"] = "2.11.0"
+    told = [note for note in compare(record, trials).notes if "ran under" in note]
+    assert told == ["the compared trials ran under different threads: 1, 2"]
+
+
+def test_uneven_seed_noise_is_told() -> None:
+    record, trials = make_study({f"v{i}": 0.0 for i in range(6)}, seeds=8)
+    for seed, trial in enumerate(pick(trials, "v3", role="repeat")):
+        trial["result"]["test"] = measures(trial["result"]["test"]["loss"] + 0.2 * (-1) ** seed)
+    notes = compare(record, trials).notes
+    assert any(note.startswith("v3: its seed noise is") for note in notes)
+
+
+def test_unknown_documents_leave_the_seed_noise_and_are_told() -> None:
+    record, trials = make_study(EFFECTS)
+    with_documents = compare(record, trials)
+    pick(trials, "sdpa", role="repeat", seed=1)[0]["documents"] = None
+    comparison = compare(record, trials)
+    assert "sdpa: document variance unknown, the intervals hold seed noise only" in comparison.notes
+    assert "document variance added where known" in comparison.noise["method"]
+    assert row(comparison, "sdpa")["delta_low"] > row(with_documents, "sdpa")["delta_low"]
+    for trial in trials:
+        trial["documents"] = None
+    comparison = compare(record, trials)
+    assert "document variance not included" in comparison.noise["method"]
+    assert comparison.noise["document_sd"] is None
+
+
+def test_other_batches_are_compared_unpaired() -> None:
+    record, trials = make_study(EFFECTS, paired=False)
+    comparison = compare(record, trials)
+    assert comparison.noise["method"].startswith("95% intervals of unpaired differences (Welch)")
+    assert comparison.noise["unit"] == "nats/token"
+    assert any("nothing is paired" in note for note in comparison.notes)
+    paired = compare({**record, "paired": True}, trials)
+    assert row(comparison, "sdpa")["delta"] == pytest.approx(row(paired, "sdpa")["delta"])
+    assert row(comparison, "sdpa")["delta_low"] < row(paired, "sdpa")["delta_low"], "the seeds' share stays in"
+
+
+def test_other_tokenizers_are_compared_in_bits_per_byte() -> None:
+    record, trials = make_study(EFFECTS, paired=False)
+    for trial in pick(trials, "sdpa"):
+        for split in ("validation", "test"):
+            trial["result"][split] = measures(2 * trial["result"][split]["loss"], bytes_per_token=4.0)
+        trial["documents"] = {**trial["documents"], "tokens": trial["documents"]["tokens"] // 2}
+    comparison = compare(record, trials)
+    assert comparison.noise["unit"] == "bits/byte"
+    base, sdpa = row(comparison, "baseline"), row(comparison, "sdpa")
+    assert sdpa["delta"] == pytest.approx(sdpa["bits_per_byte_mean"] - base["bits_per_byte_mean"])
+    assert comparison.noise["resolvable_percent"] is None
+    assert any("bits/byte, and perplexities do not compare" in note for note in comparison.notes)
+
+
+def test_search_is_ranked_by_validation_and_its_best_stands_in_the_table() -> None:
+    record, _ = make_study({"base": 0.0}, seeds=1, rates=())
+    effects = [0.02, -0.03, 0.01, 0.0]
+    trials = [make_trial("base", "search", {"lr": 1e-3, "heads": i}, 0, e) for i, e in enumerate(effects)]
+    end_as(trials[3:], "pruned", "asha")
+    comparison = compare(record, trials)
+    assert list(comparison.search["number"]) == [1, 2, 0, 3]
+    assert comparison.search.loc[0, "settings"] == {"lr": 1e-3, "heads": 1}
+    assert comparison.table.loc[0, "loss_mean"] == trials[1]["result"]["test"]["loss"]
+    assert comparison.table.loc[0, "missing"] == 0
+    assert comparison.rates.empty
+    assert not any("fewer than" in note for note in comparison.notes)
+
+
+def test_trials_of_variants_that_left_the_study_are_listed_and_not_compared() -> None:
+    record, trials = make_study(EFFECTS)
+    trials.append(make_trial("old", "repeat", {"lr": 1e-3}, 0, 0.0))
+    comparison = compare(record, trials)
+    assert "old" not in set(comparison.table["variant"])
+    old = comparison.trials[comparison.trials["variant"] == "old"]
+    assert list(old["reported"]) == [False]
+
+
+def test_unknown_baseline_is_refused() -> None:
+    record, trials = make_study(EFFECTS)
+    with pytest.raises(ValueError, match=r"'basline' is not a variant of the study \(baseline, sdpa"):
+        compare({**record, "baseline": "basline"}, trials)
+    with pytest.raises(ValueError, match="has no variants"):
+        compare({**record, "variants": []}, [])
+
+
+def test_order_of_the_trials_changes_nothing() -> None:
+    record, trials = make_study(EFFECTS)
+    one, other = compare(record, trials), compare(record, trials[::-1])
+    pd.testing.assert_frame_equal(one.table, other.table)
+    pd.testing.assert_frame_equal(one.rates, other.rates)
+    assert one.noise == other.noise
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A real store with a finished study of two variants, without learning rates."""
+    record, trials = make_study({"baseline": 0.0, "sdpa": -0.05}, rates=())
+    found = Store.open(tmp_path / "store")
+    rows = [
+        Row(Trial({"name": t["variant"]}, {}, "none", t["seed"]), t["variant"], "repeat", t["settings"], t["seed"])
+        for t in trials
+    ]
+    found.save_study("gate-position", record, "study: gate-position\n")
+    found.add_trials("gate-position", rows)
+    for planned, trial in zip(rows, trials, strict=True):
+        attempt = found.claim(planned.trial.key, "gate-position")
+        assert attempt == 1
+        np.savez(found.trial_folder(planned.trial.key) / "test_documents.npz", **trial["documents"])
+        found.finish(planned.trial.key, attempt, "complete", trial["result"])
+    yield found
+    found.close()
+
+
+def test_stored_study_compares_as_its_plain_data(store: Store) -> None:
+    loaded = load_comparison(store, "gate-position")
+    direct = compare(*make_study({"baseline": 0.0, "sdpa": -0.05}, rates=()))
+    pd.testing.assert_frame_equal(loaded.table, direct.table)
+    assert loaded.noise == direct.noise
+    assert loaded.trials["folder"].str.startswith(str(store.root)).all()
+
+
+def test_damaged_documents_name_their_file(store: Store) -> None:
+    key = load_comparison(store, "gate-position").trials["key"][0]
+    path = store.trial_folder(key) / "test_documents.npz"
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(ValueError, match=r"test_documents\.npz is damaged"):
+        load_comparison(store, "gate-position")
+    path.unlink()
+    assert any("document variance unknown" in n for n in load_comparison(store, "gate-position").notes)

@@ -1,0 +1,221 @@
+"""What is printed: the same numbers in every format, nothing bold that noise could have made, nothing that escapes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import unicodedata
+
+import pytest
+
+from search.compare import Comparison, compare
+from search.render.blocks import DASH, short_count
+from search.report import FORMATS, report, to_plain
+from tests.search.compare_kit import end_as, make_study, make_trial, pick
+
+EFFECTS = {"baseline": 0.0, "sdpa": -0.05, "value": 0.0005, "dense": 0.05}
+
+
+@pytest.fixture
+def comparison() -> Comparison:
+    """One of everything: better, within noise, a rate at the edge, a diverged row, a reused trial."""
+    record, trials = make_study(EFFECTS)
+    end_as(pick(trials, "dense", role="repeat", seed=1), "diverged", "loss is not finite")
+    end_as(pick(trials, "value", role="tune", lr=2e-3), "failed")
+    pick(trials, "baseline", role="repeat")[1]["reused"] = True
+    return compare(record, trials)
+
+
+def test_text_is_the_table_with_its_curve_and_what_to_know(comparison: Comparison) -> None:
+    printed = report(comparison, "text")
+    lines = printed.splitlines()
+    assert lines[0] == "gate-position: Where should attention be gated?"
+    sdpa = next(line for line in lines if line.startswith("sdpa"))
+    row = comparison.table.set_index("variant").loc["sdpa"]
+    assert f"{row['delta']:+.4f}" in sdpa
+    assert f"[{row['delta_low']:+.4f}, {row['delta_high']:+.4f}]" in sdpa
+    assert re.search(r"\d+\.\d+ ± \d+\.\d+\*", sdpa), "the best is marked"
+    assert "better" in sdpa
+    text = " ".join(lines)
+    assert "95% intervals of paired differences, seed variance pooled over 3 variants (4 degrees of freedom)" in text
+    noise = comparison.noise
+    assert f"{noise['resolvable']:.4f} nats/token ({noise['resolvable_percent']:.2g}% of perplexity)" in text
+    assert "Validation perplexity by learning rate (seed 0)" in text
+    assert "- dense: seed 1 diverged at learning rate 0.001 (loss is not finite): no mean, no interval" in text
+    assert "data 0123456789ab (stdlib, bytes; 12,000,000 train" in text
+    assert "500,000 tokens per trial, context 128, seeds 0 1 2; archlab 0.1.0, torch 2.13.0" in text
+
+
+def test_curve_marks_the_best_rate_and_its_edge(comparison: Comparison) -> None:
+    _, curve = report(comparison, "text").split("Validation perplexity by learning rate")
+    rows = {line.split()[0]: line.split() for line in curve.splitlines() if line.split()}
+    best = comparison.rates[comparison.rates["best"]].set_index("variant")["validation_perplexity"]
+    assert rows["variant"] == ["variant", "0.0005", "0.001", "0.002"]
+    assert rows["sdpa"][2] == f"{best['sdpa']:.3f}*"
+    assert rows["value"][2:] == [f"{best['value']:.3f}^*", "failed"]
+    assert not rows["sdpa"][1].endswith("*")
+
+
+def test_diverged_row_is_dashes_in_every_printed_format(comparison: Comparison) -> None:
+    text, markdown = report(comparison, "text"), report(comparison, "md")
+    assert re.search(rf"^dense .*{DASH} .*{DASH} .*{DASH}  diverged", text, re.MULTILINE)
+    assert re.search(rf"^\| dense .*(\| {DASH} ){{4}}\| diverged", markdown, re.MULTILINE)
+    assert re.search(r"^dense & .*& -- & -- & -- & -- & diverged", report(comparison, "latex"), re.MULTILINE)
+    for form in FORMATS:
+        assert not re.search(r"\bnan\b", report(comparison, form), re.IGNORECASE)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"variant_{i}" for i in range(30)],
+        ["a very long name of a variant that somebody generated from a grid [placement=sandwich, heads=8]", "b"],
+        ["一个变体" * 6, "b"],
+    ],
+    ids=["many", "long", "wide characters"],
+)
+@pytest.mark.parametrize("rates", [(5e-4, 1e-3, 2e-3), tuple(1e-3 * 1.37**i for i in range(20))], ids=["3", "20"])
+def test_text_fits_110_columns(names: list[str], rates: tuple[float, ...]) -> None:
+    record, trials = make_study({name: 0.01 * i for i, name in enumerate(names)}, rates=rates)
+    record["question"] = "Why? " * 60
+    for line in report(compare(record, trials)).splitlines():
+        assert len(line) + sum(unicodedata.east_asian_width(c) in "WF" for c in line) <= 110
+
+
+def test_text_keeps_every_rate_of_a_wide_curve() -> None:
+    rates = tuple(round(1e-3 * 1.37**i, 6) for i in range(20))
+    record, trials = make_study({"baseline": 0.0, "sdpa": 0.0}, rates=rates)
+    printed = report(compare(record, trials))
+    assert all(re.search(rf"\b{r:g}\b", printed) for r in rates)
+
+
+def test_best_is_bold_only_beyond_noise() -> None:
+    def bold(effects: dict[str, float], form: str = "md") -> list[str]:
+        table = report(compare(*make_study(effects)), form).split("Validation")[0]
+        mark = "**" if form == "md" else r"\textbf"
+        return [re.split(r" [|&] ", line.removeprefix("| "))[0] for line in table.splitlines() if mark in line]
+
+    assert bold({"baseline": 0.0, "sdpa": -0.05, "dense": -0.02}) == ["sdpa"]
+    assert bold({"baseline": 0.0, "sdpa": -0.05, "dense": -0.02}, "latex") == ["sdpa"]
+    assert bold({"baseline": 0.0, "sdpa": -0.0005, "dense": 0.05}) == []
+    assert bold({"baseline": 0.0, "sdpa": 0.05, "dense": 0.05}) == ["baseline"]
+    assert bold({"baseline": 0.0, "sdpa": 0.0005, "dense": 0.05}) == []
+
+
+def test_too_few_seeds_are_never_bold() -> None:
+    table = report(compare(*make_study(EFFECTS, seeds=2)), "md").split("Validation")[0]
+    assert "**" not in table
+    assert "No intervals: they need 3 complete seeds of the baseline and of a variant." in table
+    assert "could have resolved" not in table
+
+
+def test_json_is_exactly_the_frames(comparison: Comparison) -> None:
+    data = json.loads(report(comparison, "json"))
+    assert data == to_plain(comparison)
+    for name in ("table", "rates", "trials", "search"):
+        frame = getattr(comparison, name)
+        assert len(data[name]) == len(frame)
+        for row, printed in zip(frame.to_dict("records"), data[name], strict=True):
+            assert list(printed) == list(frame.columns)
+            for column, value in row.items():
+                missing = value is None or (isinstance(value, float) and math.isnan(value))
+                assert printed[column] == (None if missing else value), (name, column)
+    assert data["noise"] == comparison.noise
+    assert data["notes"] == comparison.notes
+
+
+def test_csv_is_the_table_with_exact_numbers(comparison: Comparison) -> None:
+    rows = list(csv.DictReader(io.StringIO(report(comparison, "csv"))))
+    table = comparison.table.set_index("variant")
+    assert [row["variant"] for row in rows] == list(EFFECTS)
+    for row in rows:
+        for column in ("perplexity_mean", "delta", "delta_low", "loss_std", "mismatch"):
+            exact = table.loc[row["variant"], column]
+            assert row[column] == "" if math.isnan(exact) else float(row[column]) == exact
+    assert [row["component.sdpa_gate"] for row in rows] == ["False", "True", "False", "False"]
+
+
+def test_markdown_rows_have_equal_cells_and_name_components(comparison: Comparison) -> None:
+    table = [line for line in report(comparison, "md").splitlines() if line.startswith("| ")]
+    heads = [i for i, line in enumerate(table) if line.startswith("| variant")]
+    assert len(heads) == 2
+    for start, stop in zip(heads, [*heads[1:], len(table)], strict=True):
+        assert len({line.count(" | ") for line in table[start:stop]}) == 1
+    assert r"| sdpa\_gate |" in table[0]
+    assert "| sdpa | ✓ |" in "\n".join(table)
+
+
+def test_latex_is_balanced_and_plain(comparison: Comparison) -> None:
+    printed = report(comparison, "latex")
+    for name in ("table", "tabular"):
+        assert printed.count(rf"\begin{{{name}}}") == printed.count(rf"\end{{{name}}}") == 2
+    assert printed.count(r"\toprule") == printed.count(r"\midrule") == printed.count(r"\bottomrule") == 2
+    unescaped = re.sub(r"\\[{}\\]", "", printed)
+    assert unescaped.count("{") == unescaped.count("}")
+    assert printed.isascii()
+    for tabular in re.findall(r"\\begin\{tabular\}\{(\w+)\}(.*?)\\end", printed, re.DOTALL):
+        rows = [line for line in tabular[1].splitlines() if line.endswith(r"\\")]
+        assert {len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows} == {len(tabular[0])}
+
+
+HOSTILE = "a|b <script>alert(1)</script> \x1b[31m_x_ 50% & $y$ [l](javascript:1) \\input{z}"
+
+
+def test_names_cannot_leave_their_cell() -> None:
+    record, trials = make_study({"baseline": 0.0, HOSTILE: -0.05})
+    record["question"] = HOSTILE + "\n# heading"
+    end_as(pick(trials, HOSTILE, role="tune", lr=2e-3), "failed", "\x1b]0;title\x07 \\end{table} | <b>")
+    comparison = compare(record, trials)
+    for form in ("text", "md", "latex"):
+        assert not any(unicodedata.category(c) == "Cc" and c != "\n" for c in report(comparison, form))
+    markdown = report(comparison, "md")
+    assert "<script>" not in markdown
+    assert "](" not in markdown
+    assert "\n# heading" not in markdown
+    row = next(line for line in markdown.splitlines() if line.startswith("| a"))
+    assert len(re.findall(r"(?<!\\)\|", row)) == len(re.findall(r"\|", markdown.splitlines()[4]))
+    latex = report(comparison, "latex")
+    assert r"\input" not in latex
+    assert latex.count(r"\end{table}") == 2
+    assert r"50\% \& \$y\$" in latex
+
+
+def test_search_prints_its_best_trials() -> None:
+    record, _ = make_study({"base": 0.0}, seeds=1, rates=())
+    trials = [make_trial("base", "search", {"heads": i}, 0, 0.01 * ((i * 7) % 25)) for i in range(25)]
+    printed = report(compare(record, trials))
+    block = printed.split("Search, validation (the best 20 of 25 trials)")[1].splitlines()[3:23]
+    assert block[0].split()[0] == "0"
+    assert block[0].endswith("heads=0")
+    assert all("complete" in line for line in block)
+
+
+def test_a_study_that_has_not_begun_prints_in_every_format() -> None:
+    record, _ = make_study(EFFECTS)
+    for form in FORMATS:
+        assert "baseline" in report(compare(record, []), form)
+
+
+def test_unknown_format_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"'latx' is not a report format; did you mean 'latex'\? \(text, md, latex"):
+        report(compare(*make_study(EFFECTS)), "latx")
+
+
+@pytest.mark.parametrize(
+    ("value", "printed"),
+    [
+        (0, "0"),
+        (999, "999"),
+        (1000, "1.00k"),
+        (12_345, "12.3k"),
+        (861_312, "861k"),
+        (999_900, "1.00M"),
+        (2.5e9, "2.50G"),
+    ],
+    ids=str,
+)
+def test_counts_are_three_digits(value: float, printed: str) -> None:
+    assert short_count(value) == printed
