@@ -1,0 +1,136 @@
+"""Recipes: what they default to, what they refuse, how the rate moves, and what decays."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from arch_dsl.errors import SpecError
+from arch_dsl.identity import canonical
+from arch_dsl.parse import parse
+from arch_dsl.source import read_text
+from search.optimizers import AdamW, decay_groups
+from search.recipe import load_recipe
+from search.schedules import Constant, Cosine, Linear, Schedule, WarmupStableDecay
+
+SHORT = {"tokens": 1000, "lr": 1e-3}
+
+
+def test_short_recipe_is_completed_with_defaults_and_survives_its_canonical_form():
+    recipe = load_recipe(read_text("{tokens: 2M, lr: 1e-3, schedule: linear}"))
+    data = canonical(recipe)
+    assert load_recipe(data) == recipe
+    assert data["tokens"] == 2_000_000
+    assert data["optimizer"] == {"type": "adamw", "betas": [0.9, 0.95], "weight_decay": 0.1, "eps": 1e-8}
+    assert data["schedule"] == {"type": "linear", "warmup": 0.02, "final": 0.1}
+    assert (data["context"], data["batch"], data["accumulate"], data["clip"]) == (256, 16, 1, 1.0)
+    assert (data["objective"], data["precision"], data["tokenizer"]["type"]) == ("causal", "fp32", "bytes")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "context", "batch", "steps"),
+    [(1000, 10, 10, 10), (1001, 10, 10, 11), (1, 256, 16, 1), (4096, 256, 16, 1), (4097, 256, 16, 2)],
+)
+def test_steps_are_tokens_over_batch_rounded_up(tokens, context, batch, steps):
+    recipe = load_recipe(SHORT | {"tokens": tokens, "context": context, "batch": batch})
+    assert (recipe.steps, recipe.tokens_per_step) == (steps, context * batch)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"accumulate": 3}, r"train\.accumulate: must divide batch, found 3 for a batch of 16"),
+        ({"optimizer": {"type": "adamw", "betas": [0.9]}}, r"train\.optimizer: adamw has two betas, found 1"),
+        ({"optimizer": {"type": "adamw", "betas": [0.9, 1.0]}}, r"betas\.1: must be less than 1"),
+        ({"schedule": {"type": "wsd", "warmup": 0.5, "decay": 0.6}}, r"train\.schedule: warmup and decay together"),
+        ({"schedule": "cosin"}, r"did you mean 'cosine'"),
+        ({"lr": 0}, r"train\.lr: must be greater than 0"),
+        ({"tokens": -1}, r"train\.tokens: must be at least 1"),
+        ({"precision": "fp16"}, r"'fp16' is not a precision"),
+        ({"objective": "masked"}, r"'masked' is not an objective"),
+        ({"clip": 0}, r"train\.clip: must be greater than 0"),
+        ({"epochs": 3}, r"'epochs' is not a key of recipe"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_recipe_refuses(change, message):
+    with pytest.raises(SpecError, match=message):
+        load_recipe(SHORT | change)
+
+
+def test_recipe_without_clip_is_one_without_a_bound():
+    assert load_recipe(SHORT | {"clip": None}).clip is None
+
+
+STEPS = 100
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step", "factor"),
+    [
+        (Constant(warmup=0.0), 0, 1.0),
+        (Constant(warmup=0.1), 0, 0.1),
+        (Constant(warmup=0.1), 8, 0.9),
+        (Constant(warmup=0.1), 9, 1.0),
+        (Constant(warmup=1.0), 49, 0.5),
+        (Constant(warmup=0.1), 99, 1.0),
+        (Cosine(warmup=0.2, final=0.1), 19, 1.0),
+        (Cosine(warmup=0.2, final=0.1), 20, 1.0),
+        (Cosine(warmup=0.2, final=0.1), 60, 0.55),
+        (Cosine(warmup=0.2, final=0.1), 40, 0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2),
+        (Cosine(warmup=0.0, final=0.0), 99, (1 + math.cos(math.pi * 0.99)) / 2),
+        (Linear(warmup=0.2, final=0.1), 20, 1.0),
+        (Linear(warmup=0.2, final=0.1), 60, 0.55),
+        (Linear(warmup=0.0, final=0.0), 99, 0.01),
+        (WarmupStableDecay(warmup=0.1, decay=0.2), 4, 0.5),
+        (WarmupStableDecay(warmup=0.1, decay=0.2), 79, 1.0),
+        (WarmupStableDecay(warmup=0.1, decay=0.2), 80, 1.0),
+        (WarmupStableDecay(warmup=0.1, decay=0.2), 90, 0.5),
+        (WarmupStableDecay(warmup=0.1, decay=0.2, final=0.2), 90, 0.6),
+        (WarmupStableDecay(warmup=0.1, decay=0.2, shape="sqrt"), 85, 0.5),
+        (WarmupStableDecay(warmup=0.0, decay=0.0), 99, 1.0),
+    ],
+    ids=str,
+)
+def test_schedule_has_its_closed_form(schedule, step, factor):
+    assert schedule.factor(step, STEPS) == pytest.approx(factor, abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", Schedule.members)
+@pytest.mark.parametrize("warmup", [0.0, 0.02, 0.5, 1.0])
+def test_schedule_wastes_no_step_and_never_passes_the_peak(kind, warmup):
+    schedule = parse(Schedule.members[kind], {"warmup": warmup})
+    for steps in (1, 2, 3, 7, 100):
+        assert all(0 < schedule.factor(step, steps) <= 1 for step in range(steps))
+
+
+@pytest.mark.parametrize("step", [-1, 10, 11])
+@pytest.mark.parametrize("kind", Schedule.members)
+def test_schedule_refuses_a_step_that_is_none(kind, step):
+    with pytest.raises(ValueError, match="has steps 0 to 9"):
+        Schedule.members[kind]().factor(step, 10)
+
+
+def test_only_matrices_decay_unless_a_parameter_says_otherwise():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.LayerNorm(4))
+    model.gate = nn.Parameter(torch.zeros(2, 2))
+    model.gate.decay = False
+    model.frozen = nn.Parameter(torch.zeros(2, 2), requires_grad=False)
+    model.tied = model[0].weight
+    decayed, free = decay_groups(model.named_parameters(remove_duplicate=False), 0.3)
+    assert decayed["weight_decay"] == 0.3
+    assert free["weight_decay"] == 0.0
+    assert [id(p) for p in decayed["params"]] == [id(model[0].weight), id(model[1].weight)]
+    assert {id(p) for p in free["params"]} == {id(p) for p in (model.gate, model[1].bias, *model[2].parameters())}
+
+
+def test_adamw_step_is_its_formula():
+    weight = nn.Parameter(torch.tensor([[2.0, -1.0]]))
+    spec = AdamW(betas=(0.8, 0.9), weight_decay=0.5, eps=1e-3)
+    optimizer = spec.build([("weight", weight)], lr=0.1)
+    weight.grad = torch.tensor([[0.5, -4.0]])
+    optimizer.step()
+    # after one step the bias-corrected means are g and g^2
+    expected = [w - 0.1 * (g / (abs(g) + 1e-3) + 0.5 * w) for w, g in ((2.0, 0.5), (-1.0, -4.0))]
+    assert weight.tolist()[0] == pytest.approx(expected, rel=1e-6)
