@@ -1,0 +1,352 @@
+"""The loop that brings a study from planned rows to results: plan, launch, wait, commit, until nothing is left."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from search.executor import Executor, ExecutorError, Failure, Finished, request_stop
+from search.faults import Breaker, Retries
+from search.lock import StudyLock, StudyLocked
+from search.stop import EXIT_BUDGET, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TRY_AGAIN, Stop, Summary, on_signals
+from search.store import TERMINAL, Row, StaleAttempt, Store, StoreFull
+from search.watch import Watch
+from search.worker import read_result
+
+TICK_S = 0.5
+HANG_S = 300.0
+
+
+class Shipper(Protocol):
+    """What sends finished and running trials to the trackers, in its own thread."""
+
+    def start(self) -> None:
+        """Begins to ship."""
+
+    def notice(self, key: str) -> None:
+        """This trial has been started or has ended."""
+
+    def close(self) -> None:
+        """Ships what is left, within its own time limit."""
+
+
+@dataclass
+class _Running:
+    attempt: int
+    folder: Path
+    watch: Watch
+    asked: bool = False  # to stop
+
+
+def drive(
+    store: Store,
+    study: str,
+    next_rows: Callable[[list[dict[str, Any]]], Sequence[Row]],
+    executor: Executor,
+    *,
+    shipper: Shipper | None = None,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+    budget_wall_s: float | None = None,
+    budget_trials: int | None = None,
+    should_prune: Callable[[str, int, list[tuple[int, float]]], bool] | None = None,
+    lock: StudyLock | None = None,
+    hang_s: float = HANG_S,
+) -> Summary:
+    """Runs what is missing of a stored study and returns when nothing is left, or when it has to stop.
+
+    next_rows maps all rows so far (as `Store.study_trials` gives them) to the rows that should exist; it is asked
+    again whenever a trial ended. should_prune(key, step, [(step, validation loss), ...]) ends a trial early; without
+    it none is. on_event gets {"event": ...} dicts: study, launched, finished, retry, pruned, stop, tick, summary.
+    `lock` is the study's lock if the caller holds it. The caller starts the executor early if it likes, and closes it.
+    Raises StudyLocked, StoreError and whatever next_rows raises.
+    """
+    with ExitStack() as stack:
+        if lock is None or not lock.held:
+            stack.enter_context(StudyLock(store.root, study))
+        driver = _Driver(store, study, next_rows, executor, shipper, on_event, should_prune, hang_s)
+        driver.limit(budget_wall_s, budget_trials)
+        stack.enter_context(on_signals(driver.interrupt))
+        return driver.run()
+
+
+class _Driver:
+    """The state of one run: what is running, why it stops, what it may still spend."""
+
+    def __init__(
+        self,
+        store: Store,
+        study: str,
+        next_rows: Callable[[list[dict[str, Any]]], Sequence[Row]],
+        executor: Executor,
+        shipper: Shipper | None,
+        on_event: Callable[[dict[str, Any]], None] | None,
+        should_prune: Callable[[str, int, list[tuple[int, float]]], bool] | None,
+        hang_s: float,
+    ) -> None:
+        self.store, self.study, self.next_rows, self.executor = store, study, next_rows, executor
+        self.shipper, self.on_event, self.should_prune, self.hang_s = shipper, on_event, should_prune, hang_s
+        self.running: dict[str, _Running] = {}
+        self.rows: list[dict[str, Any]] = []
+        self.stop: Stop | None = None
+        self.retries, self.breaker = Retries(), Breaker()
+        self.started = time.monotonic()
+        self.launched: set[str] = set()
+        self.wall_s: float | None = None
+        self.trials: int | None = None
+        self.before: set[str] = set()
+
+    def limit(self, wall_s: float | None, trials: int | None) -> None:
+        """What this run may spend: seconds, and trials started."""
+        self.wall_s, self.trials = wall_s, trials
+
+    def run(self) -> Summary:
+        """The loop. The order within a pass matters: commit before plan, plan before launch."""
+        if self.shipper is not None:
+            self.shipper.start()
+        at_once = False
+        try:
+            self.executor.start()
+            self.settle(self.study)
+            self.replan()
+            self.before = {row["key"] for row in self.rows if row["state"] in TERMINAL}
+            self.emit("study", study=self.study, counts=self.counts())
+            while self.step():
+                pass
+        except KeyboardInterrupt:
+            at_once = True
+            self.stop = Stop(EXIT_INTERRUPTED, "stopped at once; the same command goes on from the last checkpoints")
+        except StoreFull as error:
+            self.ask_stop(EXIT_TRY_AGAIN, str(error))
+        except ExecutorError as error:
+            self.ask_stop(EXIT_TRY_AGAIN, f"{error}; the same command goes on")
+        finally:
+            if self.shipper is not None and not at_once:
+                self.shipper.close()
+        return self.summary()
+
+    def step(self) -> bool:
+        """One pass; False when there is nothing left to do or to wait for."""
+        if self.stop is None:
+            self.launch()
+        elsewhere = self.stop is None and any(self.elsewhere())
+        if not self.running and not elsewhere:
+            return False
+        if self.running:
+            ended = self.executor.wait(TICK_S)
+        else:
+            ended = []
+            time.sleep(TICK_S)
+        for each in ended:
+            self.commit(each)
+        if elsewhere:
+            self.take_over()
+        if ended or elsewhere:
+            self.replan()
+        self.watch()
+        self.emit("tick", running={key: each.folder for key, each in self.running.items()})
+        return True
+
+    # planning and launching
+
+    def replan(self) -> None:
+        """Asks the planner until it wants nothing new: a reused result may call for rows at once."""
+        if self.stop is not None:
+            return
+        while True:
+            wanted = self.next_rows(self.store.study_trials(self.study))
+            added = self.store.add_trials(self.study, wanted)
+            self.store.drop_others(self.study, wanted)
+            self.rows = self.store.study_trials(self.study)
+            if not added:
+                return
+
+    def launch(self) -> None:
+        """Fills the free slots in the planned order."""
+        for row in self.rows:
+            if len(self.running) >= self.executor.slots:
+                return
+            if row["state"] != "planned" or row["key"] in self.running or self.stop is not None:
+                continue
+            if self.trials is not None and row["key"] not in self.launched and len(self.launched) >= self.trials:
+                if not self.running:
+                    self.ask_stop(EXIT_BUDGET, f"the budget of {self.trials} trials is spent")
+                return
+            self.launch_one(row)
+
+    def launch_one(self, row: dict[str, Any]) -> None:
+        """Claims a trial and submits it, unless another study was faster."""
+        key, folder = row["key"], Path(row["folder"])
+        attempt = self.store.claim(key, self.study)
+        for each in self.rows:
+            if each["key"] == key:
+                each["state"] = "running"
+        if attempt is None:
+            return
+        self.running[key] = _Running(attempt, folder, Watch(folder, attempt, self.hang_s))
+        self.launched.add(key)
+        self.executor.submit(key, folder, attempt)
+        self.notice(key)
+        shown = {name: row[name] for name in ("variant", "role", "settings", "seed")}
+        self.emit("launched", key=key, attempt=attempt, folder=str(folder), **shown)
+
+    # what other drivers do
+
+    def elsewhere(self) -> Iterator[dict[str, Any]]:
+        """Rows of ours that another study's driver is training."""
+        return (row for row in self.rows if row["state"] == "running" and row["key"] not in self.running)
+
+    def take_over(self) -> None:
+        """Frees the rows of studies whose driver is dead: nobody else would."""
+        for owner in {row["owner"] for row in self.elsewhere() if row["owner"] not in (None, self.study)}:
+            try:
+                with StudyLock(self.store.root, owner):
+                    self.settle(owner)
+            except StudyLocked:
+                continue
+
+    def settle(self, study: str) -> None:
+        """Under that study's lock its running rows run no more: commits those with a result, plans the others again."""
+        for orphan in self.store.orphans(study):
+            key, attempt = orphan["key"], orphan["attempt"]
+            result = read_result(orphan["folder"])
+            if result is not None:
+                self.store.finish(key, attempt, result["state"], result, result.get("reason"))
+                self.notice(key)
+            else:
+                self.store.release(key, attempt, "its driver ended")
+
+    # endings
+
+    def commit(self, finished: Finished) -> None:
+        """Brings an attempt's end into the table: a result, another try, or a failure."""
+        running = self.running.pop(finished.key, None)
+        if running is None or running.attempt != finished.attempt or running.watch.pruned:
+            return
+        outcome: dict[str, Any] | Failure | None = finished.outcome
+        if isinstance(outcome, Failure) and outcome.kind != "interrupted":
+            outcome = read_result(running.folder) or outcome  # it may have died after its last act
+        try:
+            if isinstance(outcome, Failure):
+                self.fail(finished.key, running, outcome)
+            elif outcome is not None:
+                self.finish(finished.key, running.attempt, outcome["state"], outcome, outcome.get("reason"))
+                self.breaker.success()
+        except StaleAttempt as error:
+            self.store.add_event("stale", self.study, finished.key, running.attempt, message=str(error))
+
+    def finish(self, key: str, attempt: int, state: str, result: dict[str, Any] | None, reason: str | None) -> None:
+        """running -> terminal, told to the trackers and to whoever watches."""
+        self.store.finish(key, attempt, state, result, reason)
+        self.notice(key)
+        self.emit("finished", key=key, attempt=attempt, state=state, reason=reason, result=result)
+
+    def fail(self, key: str, running: _Running, failure: Failure) -> None:
+        """Tells the trial's own failures from those of the machine, which are never charged to it."""
+        kind, message, attempt = failure.kind, failure.message, running.attempt
+        if kind == "cancelled" and running.watch.hung:
+            kind, message = "hang", f"no progress for {self.hang_s:.0f} s"
+        if kind == "infra":
+            self.running[key] = running
+            raise ExecutorError(message)
+        if kind in ("interrupted", "cancelled", "node", "disk"):
+            self.store.release(key, attempt, message)
+            if kind == "disk":
+                self.ask_stop(EXIT_TRY_AGAIN, f"{message}; free some and run the same command again")
+        elif self.retries.charge(key, kind):
+            self.store.release(key, attempt, f"{kind}: {message}")
+            self.emit("retry", key=key, attempt=attempt, kind=kind, message=message)
+        else:
+            self.finish(key, attempt, "failed", None, f"{kind}: {message}")
+            if self.breaker.failure(key):
+                self.ask_stop(EXIT_FAILED, f"stopped after several failures in a row, the last one: {message}")
+
+    # while trials run
+
+    def watch(self) -> None:
+        """Hung trials, pruned trials, a spent budget, and trials that don't stop when asked."""
+        for key, running in list(self.running.items()):
+            if running.watch.hangs():
+                self.executor.cancel(key)
+            elif self.should_prune is not None and self.stop is None:
+                self.prune(key, running)
+        if self.wall_s is not None and self.stop is None and time.monotonic() - self.started > self.wall_s:
+            self.ask_stop(EXIT_BUDGET, f"the budget of {self.wall_s:.0f} s is spent")
+        if self.stop is None:
+            return
+        self.stop_running()
+        if not self.stop.told:
+            self.stop.told = True
+            self.emit("stop", exit_code=self.stop.exit_code, message=self.stop.message)
+        if self.stop.overdue():
+            for key in self.running:
+                self.executor.cancel(key)
+
+    def prune(self, key: str, running: _Running) -> None:
+        """Stores the decision before the deed, as it depends on timing and must not be made twice."""
+        history = running.watch.validation()
+        if not history or self.should_prune is None or not self.should_prune(key, history[-1][0], history):
+            return
+        reason = f"pruned at step {history[-1][0]}"
+        running.watch.pruned = True
+        self.store.add_event("prune", self.study, key, running.attempt, history=history)
+        self.store.finish(key, running.attempt, "pruned", None, reason)
+        self.executor.cancel(key)
+        self.notice(key)
+        self.emit("finished", key=key, attempt=running.attempt, state="pruned", reason=reason, result=None)
+
+    def interrupt(self) -> None:
+        """A signal: the first asks for checkpoints, the second ends it."""
+        if self.stop is not None:
+            raise KeyboardInterrupt
+        self.ask_stop(EXIT_INTERRUPTED, "interrupted; the same command goes on from here")
+
+    def ask_stop(self, exit_code: int, message: str) -> None:
+        """Starts nothing more and asks what runs to write a checkpoint and end. The first reason stands."""
+        if self.stop is None:
+            self.stop = Stop(exit_code, message)
+            self.stop_running()
+
+    def stop_running(self) -> None:
+        """Asks each running trial once; called again for one that was being launched when a signal came."""
+        for running in list(self.running.values()):
+            if not running.asked:
+                running.asked = True
+                request_stop(running.folder, running.attempt)
+
+    # telling
+
+    def notice(self, key: str) -> None:
+        if self.shipper is not None:
+            self.shipper.notice(key)
+
+    def emit(self, event: str, **detail: Any) -> None:
+        if self.on_event is not None:
+            self.on_event({"event": event, **detail})
+
+    def counts(self) -> dict[str, int]:
+        """Trials (not rows) by state, and those that had ended before this run."""
+        states = {row["key"]: row["state"] for row in self.rows}
+        return {**Counter(states.values()), "reused": len(self.before & states.keys())}
+
+    def summary(self) -> Summary:
+        """The exit code follows from the table: a stop that came when all was done is no stop."""
+        self.rows = self.store.study_trials(self.study)
+        counts = self.counts()
+        left = counts.get("planned", 0) + counts.get("running", 0)
+        failed = counts.get("failed", 0)
+        if self.stop is not None and (left or self.stop.exit_code == EXIT_FAILED):
+            code, message = self.stop.exit_code, self.stop.message
+        elif failed:
+            code, message = (
+                EXIT_FAILED,
+                f"{failed} trials failed; their reasons are in the table, tracebacks in error.txt",
+            )
+        else:
+            code, message = 0, "every trial has a result"
+        self.emit("summary", exit_code=code, counts=counts, message=message)
+        return Summary(code, counts, message)

@@ -1,0 +1,121 @@
+"""Where trials run: the protocol that the driver needs, and an inline executor that trains in this process."""
+
+from __future__ import annotations
+
+import importlib
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+FailureKind = Literal["user", "crash", "oom", "hang", "disk", "interrupted", "cancelled", "node", "infra"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an attempt ended without a result.
+
+    user: the trainer raised. crash, oom: its process died. disk: no space left. interrupted: it was asked to stop
+    and left a checkpoint. cancelled: it was killed on request. node, infra: not the trial's fault.
+    """
+
+    kind: FailureKind
+    message: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An attempt's end: the result as in result.json, or a failure."""
+
+    key: str
+    attempt: int
+    outcome: dict[str, Any] | Failure
+
+
+class ExecutorError(Exception):
+    """The executor can't run anything; no trial is to blame."""
+
+
+class ResourcesError(Exception):
+    """A trial asks for more than there is; it would wait for ever. The message has the number available."""
+
+
+class Executor(Protocol):
+    """Runs attempts in `slots` places. A submitted attempt ends in exactly one Finished."""
+
+    @property
+    def slots(self) -> int:
+        """How many trials run at once."""
+
+    def start(self) -> None:
+        """Gets ready, in the background where that takes long. Harmless when started. Raises ResourcesError."""
+
+    def submit(self, key: str, folder: Path, attempt: int) -> None:
+        """Starts an attempt. Raises ExecutorError when the executor is out of order."""
+
+    def wait(self, timeout: float) -> list[Finished]:
+        """What ended, as soon as something did or after `timeout` seconds. Raises ExecutorError."""
+
+    def cancel(self, key: str) -> None:
+        """Kills an attempt; its Finished still comes, a Failure("cancelled") unless it ended before."""
+
+    def close(self) -> None:
+        """Kills what runs and frees everything, within seconds."""
+
+
+def stop_flag(folder: Path, attempt: int) -> Path:
+    """While this file exists, that attempt is asked to write a checkpoint and stop."""
+    return folder / f"stop-{attempt}"
+
+
+def request_stop(folder: Path, attempt: int) -> None:
+    """Asks an attempt to write a checkpoint and stop."""
+    stop_flag(folder, attempt).touch(mode=0o600)
+
+
+def load_entry(entry: str) -> tuple[Any, type[BaseException]]:
+    """The trainer behind "module:function", and the exception `Interrupted` which its module defines beside it."""
+    module_name, _, function = entry.partition(":")
+    module = importlib.import_module(module_name)
+    return getattr(module, function), module.Interrupted
+
+
+class InlineExecutor:
+    """One trial at a time in this very process: for tests and for debugging a trainer. It can't survive a crash."""
+
+    def __init__(self, entry: str, data_root: Path) -> None:
+        self._entry, self._data_root = entry, data_root
+        self._queue: deque[tuple[str, Path, int]] = deque()
+        self._cancelled: set[str] = set()
+
+    @property
+    def slots(self) -> int:
+        """One."""
+        return 1
+
+    def start(self) -> None:
+        """Nothing to get ready."""
+
+    def submit(self, key: str, folder: Path, attempt: int) -> None:
+        """Remembers the attempt; `wait` trains it."""
+        self._queue.append((key, folder, attempt))
+
+    def wait(self, timeout: float) -> list[Finished]:
+        """Trains the attempt submitted first, however long it takes."""
+        from search.worker import run_trial
+
+        if not self._queue:
+            return []
+        key, folder, attempt = self._queue.popleft()
+        if key in self._cancelled:
+            self._cancelled.discard(key)
+            return [Finished(key, attempt, Failure("cancelled", "cancelled before it started"))]
+        return [Finished(key, attempt, run_trial(self._entry, folder, self._data_root, attempt))]
+
+    def cancel(self, key: str) -> None:
+        """Drops an attempt that has not started."""
+        self._cancelled.add(key)
+
+    def close(self) -> None:
+        """Forgets what has not started."""
+        self._queue.clear()

@@ -1,0 +1,39 @@
+"""What a failed attempt costs: retries per kind of failure, and the breaker that ends a study which only fails."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+RETRIES = {"crash": 2, "oom": 1, "hang": 1, "user": 0}
+
+
+class Retries:
+    """Counts what each trial was charged. A trial is retried from its checkpoint until its kind's retries are spent."""
+
+    def __init__(self) -> None:
+        self._charged: Counter[tuple[str, str]] = Counter()
+
+    def charge(self, key: str, kind: str) -> bool:
+        """True when the trial may try again after one more failure of this kind."""
+        self._charged[key, kind] += 1
+        return self._charged[key, kind] <= RETRIES[kind]
+
+
+class Breaker:
+    """Open after `limit` failed trials in a row within `window_s` seconds: then the cause is not the trial."""
+
+    def __init__(self, limit: int = 5, window_s: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit, self._window_s, self._clock = limit, window_s, clock
+        self._failed: dict[str, float] = {}
+
+    def success(self) -> None:
+        """A trial ended with a result: the row of failures is broken."""
+        self._failed.clear()
+
+    def failure(self, key: str) -> bool:
+        """A trial failed for good. True when it is time to stop."""
+        now = self._clock()
+        self._failed[key] = now
+        return sum(now - when <= self._window_s for when in self._failed.values()) >= self._limit

@@ -1,0 +1,62 @@
+"""How a study's run ends: its exit code, its summary, and the signals that end it early."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+EXIT_FAILED, EXIT_BUDGET, EXIT_TRY_AGAIN, EXIT_INTERRUPTED = 1, 3, 75, 130
+GRACE_S = 60.0  # from the request to stop until trials that have not written a checkpoint are killed
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a study's run ended.
+
+    exit_code: 0 everything has a result; 1 some trial failed; 3 the budget is spent; 75 the machine is to blame, run
+    it again; 130 interrupted. counts: trials by state, and "reused": those that had ended before this run.
+    """
+
+    exit_code: int
+    counts: dict[str, int]
+    message: str
+
+
+@dataclass
+class Stop:
+    """Why a run starts nothing more, and until when what runs may take to write its checkpoint."""
+
+    exit_code: int
+    message: str
+    deadline: float = field(default_factory=lambda: time.monotonic() + GRACE_S)
+    told: bool = False
+
+    def overdue(self) -> bool:
+        """True when the grace is over, and again after another one."""
+        if time.monotonic() <= self.deadline:
+            return False
+        self.deadline = time.monotonic() + GRACE_S
+        return True
+
+
+@contextmanager
+def on_signals(interrupt: Callable[[], None]) -> Iterator[None]:
+    """SIGINT and SIGTERM call `interrupt` meanwhile. Only a main thread can have handlers; others go without."""
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        interrupt()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,136 @@
+"""Inside a trial's process: one attempt from claim to outcome, with every way to fail told apart."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from search.executor import Failure, load_entry, stop_flag
+from search.store_files import write_whole
+
+_WRITER_WAIT_S = 30.0  # how long the process of an earlier attempt may take to die
+_STOP_POLL_S = 0.1
+_MESSAGE_CHARACTERS = 500  # the whole of it is in error.txt
+
+
+def run_trial(entry: str, folder: Path, data_root: Path, attempt: int) -> dict[str, Any] | Failure:
+    """Trains one attempt with `entry` ("module:function") and returns its result or why there is none. Never raises.
+
+    The folder is locked while it is written to, so that two attempts never write into one another. A result that is
+    already there is returned as it is.
+    """
+    try:
+        with _only_writer(folder):
+            found = read_result(folder)
+            if found is not None:
+                return found
+            write_whole(folder / "attempt.json", _who(attempt))
+            return _train(entry, folder, data_root, attempt)
+    except OSError as error:
+        return _os_failure(error, folder)
+
+
+def _train(entry: str, folder: Path, data_root: Path, attempt: int) -> dict[str, Any] | Failure:
+    try:
+        train, interrupted = load_entry(entry)
+    except Exception:
+        return _user_failure(folder, f"the trainer {entry} can't be loaded")
+    should_stop = _stop_poll(stop_flag(folder, attempt))
+    try:
+        if should_stop():
+            return Failure("interrupted", "asked to stop before the first step")
+        result: dict[str, Any] = train(folder, data_root, attempt, should_stop)
+        return result
+    except interrupted as error:
+        return Failure("interrupted", str(error) or "asked to stop")
+    except MemoryError:
+        return Failure("oom", "out of memory")
+    except OSError as error:
+        return _os_failure(error, folder)
+    except (Exception, SystemExit) as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which must not be imported here
+            return Failure("oom", str(error).splitlines()[0])
+        return _user_failure(folder, f"{type(error).__name__}: {error}")
+    finally:
+        stop_flag(folder, attempt).unlink(missing_ok=True)
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """The result of a trial that ended, None while there is none. It is written whole, and last."""
+    try:
+        result = json.loads((folder / "result.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return result if isinstance(result, dict) and result.get("state") in ("complete", "diverged") else None
+
+
+def read_attempt(folder: Path) -> dict[str, Any]:
+    """attempt, pid, host, started (unix s) of the newest attempt that got as far as starting; {} when none did."""
+    try:
+        found: dict[str, Any] = json.loads((folder / "attempt.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found
+
+
+@contextmanager
+def _only_writer(folder: Path) -> Iterator[None]:
+    """Holds the folder for this process; waits for the process of an earlier attempt to be gone. Raises OSError."""
+    descriptor = os.open(folder / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + _WRITER_WAIT_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(errno.ETIMEDOUT, f"another process still writes to {folder}") from None
+                time.sleep(0.05)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _stop_poll(flag: Path) -> Callable[[], bool]:
+    """should_stop for the trainer: cheap enough for every step, as it looks at the disk ten times a second at most."""
+    asked, next_look = False, 0.0
+    path = os.fspath(flag)
+
+    def should_stop() -> bool:
+        nonlocal asked, next_look
+        now = time.monotonic()
+        if not asked and now >= next_look:
+            asked, next_look = os.path.exists(path), now + _STOP_POLL_S
+        return asked
+
+    return should_stop
+
+
+def _who(attempt: int) -> str:
+    return json.dumps({"attempt": attempt, "pid": os.getpid(), "host": socket.gethostname(), "started": time.time()})
+
+
+def _user_failure(folder: Path, message: str) -> Failure:
+    try:
+        write_whole(folder / "error.txt", traceback.format_exc())
+    except OSError as error:
+        return _os_failure(error, folder)
+    return Failure("user", message[:_MESSAGE_CHARACTERS])
+
+
+def _os_failure(error: OSError, folder: Path) -> Failure:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Failure("disk", f"no space left for {folder}: {error}")
+    if isinstance(error, TimeoutError) and error.errno == errno.ETIMEDOUT:
+        return Failure("crash", str(error))
+    return _user_failure(folder, f"{type(error).__name__}: {error}")

@@ -1,0 +1,32 @@
+"""Run as a script: drives one study of toy trials as its JSON argument says, and exits with the summary's code."""
+
+import json
+import sys
+from pathlib import Path
+
+from search.driver import drive
+from search.executor import InlineExecutor
+from search.trial import Trial
+from tests.search.study_kit import ENTRY, make_store, rows_of
+
+
+def main(job):
+    folder, study = Path(job["folder"]), job.get("study", "s")
+    rows = rows_of(*map(Trial.from_json, job["trials"]))
+    store = make_store(folder, study)
+    if job["executor"] == "inline":
+        executor = InlineExecutor(ENTRY, folder)
+    else:
+        from search.ray_executor import RayExecutor
+
+        executor = RayExecutor(ENTRY, folder, **job.get("ray", {}))
+    try:
+        summary = drive(store, study, lambda _: rows, executor, **job.get("options", {}))
+    finally:
+        executor.close()
+    print(json.dumps({"exit_code": summary.exit_code, "counts": summary.counts, "message": summary.message}))
+    return summary.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))

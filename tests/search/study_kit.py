@@ -1,0 +1,90 @@
+"""What the tests of scheduling share: a small study of toy trials, and a driver in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from search.store import Row, Store
+from search.trial import Trial
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+ENTRY = "tests.search.toy_trainer:train"
+
+
+def toy(x=1, seed=0, steps=4, step_s=0.0, **recipe):
+    """A toy trial of `steps` steps."""
+    return Trial({"x": x}, {"steps": steps, "step_s": step_s, **recipe}, "none", seed)
+
+
+def rows_of(*trials, role="repeat"):
+    """One row per trial."""
+    return [Row(trial, f"v{trial.model['x']}", role, {}, trial.seed) for trial in trials]
+
+
+def make_store(folder, study="s", rows=()):
+    """A store with one study, and these rows."""
+    store = Store.open(folder)
+    store.save_study(study, {"study": study, "question": "?"}, f"study: {study}\n")
+    store.add_trials(study, rows)
+    return store
+
+
+def steps_run(folder):
+    """How often each (trial, step) ran, and how often each trial was started."""
+    steps, starts = Counter(), Counter()
+    log = Path(folder) / "steps.log"
+    for line in log.read_text().splitlines() if log.exists() else []:
+        name, step, _, what, *_ = line.split()
+        if what == "start":
+            starts[name] += 1
+        else:
+            steps[name, int(step)] += 1
+    return steps, starts
+
+
+def results(store, study="s"):
+    """State and result by key."""
+    return {row["key"]: (row["state"], row["result"]) for row in store.study_trials(study)}
+
+
+def until(true, timeout=30.0, what="the condition"):
+    """Waits until `true()`, and fails the test after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not (found := true()):
+        assert time.monotonic() < deadline, f"waited {timeout} s for {what}"
+        time.sleep(0.02)
+    return found
+
+
+class Driver:
+    """`drive` on a store's study in a fresh process and session, with the inline executor or with Ray."""
+
+    def __init__(self, folder, trials, executor="inline", **options):
+        job = {"folder": str(folder), "trials": [trial.to_json() for trial in trials], "executor": executor, **options}
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "drive_toy.py"), json.dumps(job)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def group_signal(self, number):
+        """What a terminal does on Ctrl-C: everyone in the foreground group gets it."""
+        os.killpg(self.process.pid, number)
+
+    def end(self, timeout=60.0):
+        """Exit code and output."""
+        try:
+            output, _ = self.process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGKILL)
+            raise
+        return self.process.returncode, output

@@ -1,0 +1,382 @@
+"""The loop with the inline executor: what runs, what is reused, what a failure costs, and how a study ends early."""
+
+import json
+import signal
+import threading
+import time
+
+import pytest
+
+from search.driver import drive
+from search.executor import Failure, Finished, InlineExecutor
+from search.faults import Breaker, Retries
+from search.lock import StudyLock, StudyLocked
+from search.store import Row
+from tests.search.study_kit import ENTRY, Driver, make_store, results, rows_of, steps_run, toy, until
+
+
+def drive_inline(store, rows, study="s", **options):
+    """Drives fixed rows, or what a function plans."""
+    plan = rows if callable(rows) else lambda _: rows
+    return drive(store, study, plan, InlineExecutor(ENTRY, store.root), **options)
+
+
+def test_every_row_gets_its_result_and_a_second_run_trains_nothing(tmp_path):
+    store, rows = make_store(tmp_path), rows_of(*(toy(x) for x in range(1, 6)), toy(6, diverges=True))
+    first = drive_inline(store, rows)
+    assert (first.exit_code, first.counts) == (0, {"complete": 5, "diverged": 1, "reused": 0})
+    ran = steps_run(tmp_path)
+    assert set(ran[0].values()) == set(ran[1].values()) == {1}
+    second = drive_inline(store, rows)
+    assert (second.exit_code, second.counts) == (0, {"complete": 5, "diverged": 1, "reused": 6})
+    assert steps_run(tmp_path) == ran
+
+
+def test_the_planner_is_asked_again_as_results_come_in(tmp_path):
+    store = make_store(tmp_path)
+    tuning = [Row(toy(1, lr=lr), "v", "tune", {"lr": lr}, 0) for lr in (0.1, 0.2, 0.3)]
+
+    def plan(rows):
+        done = [row for row in rows if row["role"] == "tune" and row["state"] == "complete"]
+        if len(done) < 3:
+            return tuning
+        best = min(done, key=lambda row: row["result"]["validation"]["loss"])["settings"]
+        return [*tuning, *(Row(toy(1, seed, **best), "v", "repeat", best, seed) for seed in range(3))]
+
+    assert drive_inline(store, plan).counts == {"complete": 5, "reused": 0}  # the best tuning trial is the first repeat
+    assert [row["role"] for row in store.study_trials("s")] == ["tune"] * 3 + ["repeat"] * 3
+    assert not any(row["reused"] for row in store.study_trials("s"))
+
+
+def test_a_failing_trial_is_a_failed_row_with_a_traceback_and_the_others_go_on(tmp_path):
+    bad = toy(7, fault={"kind": "raise", "step": 2})
+    store, rows = make_store(tmp_path), rows_of(toy(1), bad, toy(2))
+    summary = drive_inline(store, rows)
+    assert (summary.exit_code, summary.counts) == (1, {"complete": 2, "failed": 1, "reused": 0})
+    failed = store.study_trials("s")[1]
+    assert (failed["reason"], failed["attempt"]) == ("user: ValueError: the toy broke", 1)
+    assert "in strike" in (store.trial_folder(bad.key) / "error.txt").read_text()
+    assert drive_inline(store, rows).exit_code == 1
+    assert steps_run(tmp_path)[1]["7/0"] == 1  # a failed trial is not tried again by itself
+    assert store.reset_failed("s") == 1
+    drive_inline(store, rows)
+    assert steps_run(tmp_path)[1]["7/0"] == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "starts", "reason"),
+    [
+        pytest.param("raise", "failed", 1, "user: ValueError: the toy broke", id="its own exception: no retry"),
+        pytest.param("system_exit", "failed", 1, "user: SystemExit: 0", id="sys.exit: no retry"),
+        pytest.param("unpicklable", "failed", 1, "user: Local: ", id="an exception no pickle takes: no retry"),
+        pytest.param("memory", "failed", 2, "oom: out of memory", id="out of memory: one retry"),
+    ],
+)
+def test_a_failure_costs_the_retries_of_its_kind(tmp_path, kind, state, starts, reason):
+    trial = toy(fault={"kind": kind, "step": 1})
+    store = make_store(tmp_path)
+    assert drive_inline(store, rows_of(trial)).exit_code == 1
+    (row,) = store.study_trials("s")
+    assert (row["state"], row["reason"], row["attempt"]) == (state, reason, starts)
+    assert steps_run(tmp_path)[1]["1/0"] == starts
+
+
+def test_a_retried_trial_goes_on_from_its_checkpoint(tmp_path):
+    trial = toy(fault={"kind": "memory", "step": 2, "attempts": 1})
+    store = make_store(tmp_path)
+    assert drive_inline(store, rows_of(trial)).exit_code == 0
+    assert set(steps_run(tmp_path)[0].values()) == {1}
+
+
+def test_a_full_disk_stops_the_study_with_what_it_has(tmp_path):
+    full = toy(2, fault={"kind": "disk", "step": 1, "attempts": 1})
+    store, rows = make_store(tmp_path), rows_of(toy(1), full, toy(3))
+    summary = drive_inline(store, rows)
+    assert (summary.exit_code, summary.counts) == (75, {"complete": 1, "planned": 2, "reused": 0})
+    assert "No space left" in summary.message
+    assert drive_inline(store, rows).exit_code == 0
+    assert set(steps_run(tmp_path)[0].values()) == {1}
+
+
+def test_five_failures_in_a_row_stop_the_study(tmp_path):
+    rows = rows_of(*(toy(x, fault={"kind": "raise", "step": 0}) for x in range(1, 9)))
+    store = make_store(tmp_path)
+    summary = drive_inline(store, rows)
+    assert (summary.exit_code, summary.counts) == (1, {"failed": 5, "planned": 3, "reused": 0})
+    assert "in a row" in summary.message
+
+
+@pytest.mark.parametrize(
+    ("events", "opens"),
+    [
+        pytest.param([(0, "a"), (1, "b"), (2, "c")], True, id="three in a row"),
+        pytest.param([(0, "a"), (1, "a"), (2, "a")], False, id="one trial, thrice"),
+        pytest.param([(0, "a"), (1, "b"), (2, None), (3, "c")], False, id="a success between"),
+        pytest.param([(0, "a"), (1, "b"), (12, "c")], False, id="too slowly"),
+    ],
+)
+def test_the_breaker_opens_for_different_trials_that_fail_in_a_row_and_soon(events, opens):
+    now = 0.0
+    breaker = Breaker(limit=3, window_s=10.0, clock=lambda: now)
+    opened = False
+    for now, key in events:  # noqa: B007 (the clock reads it)
+        opened = breaker.failure(key) if key else breaker.success() or False
+    assert opened is opens
+
+
+def test_retries_are_counted_by_trial_and_kind():
+    retries = Retries()
+    assert [retries.charge("a", "crash") for _ in range(3)] == [True, True, False]
+    assert [retries.charge("a", "oom") for _ in range(2)] == [True, False]
+    assert retries.charge("b", "crash")
+    assert not retries.charge("b", "user")
+
+
+def test_a_spent_budget_of_trials_ends_the_run_and_the_next_one_goes_on(tmp_path):
+    store, rows = make_store(tmp_path), rows_of(*(toy(x) for x in range(1, 6)))
+    first = drive_inline(store, rows, budget_trials=2)
+    assert (first.exit_code, first.counts) == (3, {"complete": 2, "planned": 3, "reused": 0})
+    assert "2 trials" in first.message
+    assert drive_inline(store, rows, budget_trials=3).exit_code == 0
+
+
+def test_a_spent_budget_of_time_starts_nothing_more(tmp_path):
+    store, rows = make_store(tmp_path), rows_of(*(toy(x, step_s=0.05) for x in range(1, 4)))
+    summary = drive_inline(store, rows, budget_wall_s=0.1)
+    assert (summary.exit_code, summary.counts["planned"]) == (3, 2)
+
+
+def test_a_result_that_a_dead_driver_left_is_committed_and_not_trained_again(tmp_path):
+    store, rows = make_store(tmp_path, rows=rows_of(toy(1), toy(2))), rows_of(toy(1), toy(2))
+    for trial in (toy(1), toy(2)):
+        store.claim(trial.key, "s")
+    (store.trial_folder(toy(1).key) / "result.json").write_text('{"state": "complete", "x": 5}')
+    (store.trial_folder(toy(2).key) / "result.json").write_text('{"state": "comp')  # torn: not a result
+    assert drive_inline(store, rows).exit_code == 0
+    found = store.study_trials("s")
+    assert (found[0]["result"], found[0]["attempt"]) == ({"state": "complete", "x": 5}, 1)
+    assert found[1]["attempt"] == 2
+    assert steps_run(tmp_path)[1] == {"2/0": 1}
+
+
+def test_a_driver_that_lost_its_trial_commits_nothing(tmp_path):
+    """Someone took the trial over while it ran (a driver that slept through its lock): the newer attempt stands."""
+    store = make_store(tmp_path)
+
+    class Late(InlineExecutor):
+        def wait(self, timeout):
+            found = super().wait(timeout)
+            store.release(found[0].key, found[0].attempt)
+            store.claim(found[0].key, "s")
+            store.finish(found[0].key, 2, "complete", {"from": "the other"})
+            return found
+
+    assert drive(store, "s", lambda _: rows_of(toy()), Late(ENTRY, tmp_path)).exit_code == 0
+    assert store.study_trials("s")[0]["result"] == {"from": "the other"}
+    assert "stale" in [event["kind"] for event in store.events("s")]
+
+
+def test_two_studies_train_a_trial_they_share_once(tmp_path):
+    shared, own = toy(1, step_s=0.05), {"a": toy(2), "b": toy(3)}
+    stores = {name: make_store(tmp_path, name) for name in own}
+    found = {}
+
+    def run(name):
+        found[name] = drive_inline(stores[name], rows_of(shared, own[name]), name)
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in own]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert {name: summary.exit_code for name, summary in found.items()} == {"a": 0, "b": 0}
+    assert steps_run(tmp_path)[1] == {"1/0": 1, "2/0": 1, "3/0": 1}
+    assert sorted(stores[name].study_trials(name)[0]["reused"] for name in own) == [False, True]
+
+
+def test_a_trial_that_a_dead_study_left_running_is_taken_over(tmp_path):
+    store = make_store(tmp_path, "dead", rows_of(toy()))
+    store.claim(toy().key, "dead")
+    make_store(tmp_path, "s").close()
+    assert drive_inline(store, rows_of(toy())).exit_code == 0
+    assert store.study_trials("s")[0]["attempt"] == 2
+
+
+def test_a_study_is_driven_once_at_a_time(tmp_path):
+    store = make_store(tmp_path)
+    with StudyLock(tmp_path, "s") as lock:
+        with pytest.raises(StudyLocked):
+            drive_inline(store, rows_of(toy()))
+        assert drive_inline(store, rows_of(toy()), lock=lock).exit_code == 0
+
+
+class ByHand:
+    """An executor whose attempts end when the test says so."""
+
+    slots = 2
+
+    def __init__(self):
+        self.submitted, self.cancelled, self.ended = [], [], []
+
+    def start(self):
+        pass
+
+    def submit(self, key, folder, attempt):
+        self.submitted.append((key, folder, attempt))
+
+    def wait(self, timeout):
+        time.sleep(0.01)
+        ended, self.ended = self.ended, []
+        return ended
+
+    def cancel(self, key):
+        self.cancelled.append(key)
+        attempt = next(attempt for each, _, attempt in reversed(self.submitted) if each == key)
+        self.ended.append(Finished(key, attempt, Failure("cancelled", "killed")))
+
+    def close(self):
+        pass
+
+
+def test_pruning_stores_its_decision_and_is_not_made_again(tmp_path):
+    store, executor, rows = make_store(tmp_path), ByHand(), rows_of(toy())
+    store.add_trials("s", rows)
+    (store.trial_folder(toy().key) / "metrics.jsonl").write_text(
+        '{"step": 2, "loss": 3.0}\n{"step": 2, "validation_loss": 3.5}\n{"step": 4, "validation_loss": 3.4}\n{"step"'
+    )
+    asked = []
+
+    def should_prune(key, step, history):
+        asked.append((key, step, history))
+        return True
+
+    summary = drive(store, "s", lambda _: rows, executor, should_prune=should_prune)
+    assert (summary.exit_code, summary.counts) == (0, {"pruned": 1, "reused": 0})
+    assert asked == [(toy().key, 4, [(2, 3.5), (4, 3.4)])]
+    assert executor.cancelled == [toy().key]
+    (event,) = (event for event in store.events("s") if event["kind"] == "prune")
+    assert event["detail"] == {"history": [[2, 3.5], [4, 3.4]]}
+    drive(store, "s", lambda _: rows, executor, should_prune=should_prune)
+    assert len(asked) == len(executor.submitted) == 1
+
+
+def test_a_trial_without_progress_is_killed_retried_once_and_fails_as_hung(tmp_path):
+    store, executor, rows = make_store(tmp_path), ByHand(), rows_of(toy())
+    submit = executor.submit
+
+    def start(key, folder, attempt):
+        submit(key, folder, attempt)
+        (folder / "attempt.json").write_text(json.dumps({"attempt": attempt}))
+
+    executor.submit = start
+    assert drive(store, "s", lambda _: rows, executor, hang_s=0.1).exit_code == 1
+    (row,) = store.study_trials("s")
+    assert (row["state"], row["reason"], row["attempt"]) == ("failed", "hang: no progress for 0 s", 2)
+
+
+@pytest.mark.parametrize("kind", ["node", "interrupted"])
+def test_what_is_not_the_trials_fault_is_never_charged(tmp_path, kind):
+    store, executor, rows = make_store(tmp_path), ByHand(), rows_of(toy())
+    submit = executor.submit
+
+    def start(key, folder, attempt):
+        submit(key, folder, attempt)
+        fault = Failure(kind, "gone") if attempt < 9 else {"state": "complete"}
+        executor.ended.append(Finished(key, attempt, fault))
+
+    executor.submit = start
+    assert drive(store, "s", lambda _: rows, executor).exit_code == 0
+    assert store.study_trials("s")[0]["attempt"] == 9
+
+
+def test_when_the_executor_dies_rows_stay_running_and_nothing_is_charged(tmp_path):
+    store, executor, rows = make_store(tmp_path), ByHand(), rows_of(toy(1), toy(2), toy(3))
+    executor.wait = lambda timeout: [Finished(toy(1).key, 1, Failure("infra", "the raylet died"))]
+    summary = drive(store, "s", lambda _: rows, executor)
+    assert (summary.exit_code, summary.counts) == (75, {"running": 2, "planned": 1, "reused": 0})
+    assert "raylet" in summary.message
+    assert drive_inline(store, rows).exit_code == 0
+
+
+def test_the_shipper_hears_of_every_start_and_end_and_is_closed(tmp_path):
+    heard = []
+
+    class Shipper:
+        def start(self):
+            heard.append("start")
+
+        def notice(self, key):
+            heard.append(key)
+
+        def close(self):
+            heard.append("close")
+
+    drive_inline(make_store(tmp_path), rows_of(toy(1), toy(2)), shipper=Shipper())
+    assert heard == ["start", *[toy(1).key] * 2, *[toy(2).key] * 2, "close"]
+
+
+def test_events_tell_a_run_from_start_to_summary(tmp_path):
+    seen = []
+    drive_inline(make_store(tmp_path), rows_of(toy()), on_event=seen.append)
+    assert [event["event"] for event in seen if event["event"] != "tick"] == [
+        "study",
+        "launched",
+        "finished",
+        "summary",
+    ]
+
+
+TRIALS = [toy(x, step_s=0.05, steps=6) for x in range(1, 5)]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """What the four trials give when nothing happens."""
+    store = make_store(tmp_path_factory.mktemp("whole"))
+    drive_inline(store, rows_of(*TRIALS))
+    return results(store)
+
+
+@pytest.mark.parametrize("steps", [1, 8, 17])
+def test_a_study_killed_at_any_moment_ends_with_the_same_results(tmp_path, uninterrupted, steps):
+    driver = Driver(tmp_path, TRIALS)
+    until(lambda: sum(steps_run(tmp_path)[0].values()) >= steps)
+    driver.process.kill()
+    driver.end()
+    finished = {row["key"] for row in make_store(tmp_path).study_trials("s") if row["state"] == "complete"}
+    starts = steps_run(tmp_path)[1]
+    assert Driver(tmp_path, TRIALS).end()[0] == 0
+    assert results(make_store(tmp_path)) == uninterrupted
+    again = steps_run(tmp_path)[1]
+    assert all(
+        again[f"{trial.model['x']}/0"] == starts[f"{trial.model['x']}/0"] for trial in TRIALS if trial.key in finished
+    )
+    assert sum(steps_run(tmp_path)[0].values()) <= 4 * 6 + 1  # at most the step that was not yet in a checkpoint
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_leaves_checkpoints_and_planned_rows(tmp_path, uninterrupted, number):
+    driver = Driver(tmp_path, TRIALS)
+    until(lambda: sum(steps_run(tmp_path)[0].values()) >= 8)
+    driver.process.send_signal(number)
+    code, output = driver.end(10)
+    assert code == 130, output
+    store = make_store(tmp_path)
+    assert {row["state"] for row in store.study_trials("s")} == {"complete", "planned"}
+    assert drive_inline(store, rows_of(*TRIALS)).exit_code == 0
+    assert results(store) == uninterrupted
+    assert set(steps_run(tmp_path)[0].values()) == {1}
+
+
+def test_the_second_signal_ends_it_at_once_and_it_can_be_resumed(tmp_path):
+    slow = [toy(1, step_s=20.0)]
+    driver = Driver(tmp_path, slow)
+    until(lambda: steps_run(tmp_path)[1])
+    driver.process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert driver.process.poll() is None
+    driver.process.send_signal(signal.SIGINT)
+    code, output = driver.end(5)
+    assert code == 130, output
+    assert "at once" in output
+    assert [row["state"] for row in make_store(tmp_path).study_trials("s")] == ["running"]

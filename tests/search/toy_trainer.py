@@ -1,0 +1,84 @@
+"""A second trainer: pure Python, deterministic, a checkpoint every step, and every way to go wrong by recipe."""
+
+import errno
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+
+class Interrupted(Exception):
+    """Stopped on request, after a checkpoint."""
+
+
+def train(folder, data_root, attempt, should_stop):
+    """x_{k+1} = (a x_k + seed) mod m, `steps` times of `step_s` s; `fault` {"kind", "step", "attempts"} strikes."""
+    trial = json.loads((folder / "trial.json").read_text())
+    recipe, checkpoint = trial["recipe"], folder / "checkpoint.json"
+    state = json.loads(checkpoint.read_text()) if checkpoint.exists() else {"step": 0, "x": trial["model"]["x"]}
+    log(data_root, trial, state["step"], "start")
+    for step in range(state["step"], recipe["steps"]):
+        strike(recipe.get("fault"), step, attempt, folder)
+        state = {"step": step + 1, "x": (state["x"] * 48271 + trial["seed"]) % 2147483647}
+        time.sleep(recipe["step_s"])
+        log(data_root, trial, step, "step")
+        line = {"step": step + 1, "time": time.time(), "attempt": attempt, "tokens": step, "loss": state["x"] / 2**31}
+        validation = {"step": step + 1, "time": time.time(), "attempt": attempt, "validation_loss": line["loss"]}
+        with open(folder / "metrics.jsonl", "a") as file:
+            file.write(
+                json.dumps({**line, "lr": 0.1, "grad_norm": 1.0, "tokens_per_s": 1.0})
+                + "\n"
+                + json.dumps(validation)
+                + "\n"
+            )
+        write(checkpoint, state)
+        if should_stop():
+            raise Interrupted(f"at step {step + 1}")
+    ending = "diverged" if recipe.get("diverges") else "complete"
+    result = {
+        "state": ending,
+        "reason": None,
+        "step": state["step"],
+        "train_s": 0.1,
+        "validation": {"loss": state["x"] / 2**31},
+    }
+    write(folder / "result.json", result)
+    return result
+
+
+def strike(fault, step, attempt, folder):
+    """Does what the recipe's fault says, at its step, in its first attempts."""
+    if not fault or step != fault["step"] or attempt > fault.get("attempts", 99):
+        return
+    match fault["kind"]:
+        case "raise":
+            raise ValueError("the toy broke")
+        case "unpicklable":
+            raise type("Local", (Exception,), {"lock": threading.Lock()})
+        case "exit":
+            os._exit(3)
+        case "abort":
+            os.abort()
+        case "system_exit":
+            raise SystemExit(0)
+        case "memory":
+            raise MemoryError
+        case "disk":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "checkpoint.json"))
+        case "hang":
+            time.sleep(600)
+
+
+def log(data_root, trial, step, what):
+    """One line per start and step of every process, so that a test can count what ran."""
+    with open(Path(data_root) / "steps.log", "a") as file:
+        file.write(
+            f"{trial['model']['x']}/{trial['seed']} {step} {os.getpid()} {what} {sorted(os.sched_getaffinity(0))}\n"
+        )
+
+
+def write(path, value):
+    """The old file or the new one, never half of it."""
+    path.with_suffix(".tmp").write_text(json.dumps(value))
+    os.replace(path.with_suffix(".tmp"), path)
