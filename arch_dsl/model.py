@@ -198,7 +198,7 @@ def compile(  # noqa: A001 - the name that the design gives it; used as arch_dsl
     Raises SpecError if the spec is not resolved or makes no sense.
     """
     spec = resolve(spec)
-    model = Decoder(spec, spec.context(kernels.Device.parse(device), dtype, backend))
+    model = Decoder(spec, spec.context(kernels.Device.parse(torch.device(device).type), dtype, backend))
     initialize(model, seed)
     return model.to(device)
 

@@ -1,0 +1,28 @@
+"""The Python side of the command line: the same verbs, returning studies, plans, summaries and data frames."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from search.compare import Comparison, load_comparison
+from search.plan import Plan
+from search.plan import plan as _plan
+from search.report import report
+from search.run import run, store_root
+from search.store import Store
+from search.study import Study, load_study
+
+__all__ = ["compare", "load_study", "plan", "report", "run"]
+
+
+def plan(study: Study | str | Path, store: str | Path | None = None) -> Plan:
+    """What a study would run; `.frame()` has a row per variant. Trains nothing. Raises SpecError."""
+    loaded = study if isinstance(study, Study) else load_study(study)
+    return _plan(loaded, store_root(store).absolute() / "data")
+
+
+def compare(study: Study | str, store: str | Path | None = None) -> Comparison:
+    """The aggregated frames of a stored study: `.table`, `.rates`, `.trials`. Raises StoreError if it was never run."""
+    name = study.study if isinstance(study, Study) else study
+    with Store.open(store_root(store), create=False) as opened:
+        return load_comparison(opened, name)

@@ -1,0 +1,266 @@
+"""The command line: each verb shows what a function returns. Heavy imports happen inside the verb that needs them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+INVALID, REFUSED, TRY_AGAIN = 2, 3, 75
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """What a user can mend is a message and an exit code, never a traceback."""
+    from search.executor import ExecutorError, ResourcesError
+    from search.lock import StudyLocked
+    from search.store import StoreError
+
+    try:
+        yield
+    except (StudyLocked, ResourcesError) as error:
+        _stop(str(error), REFUSED)
+    except (StoreError, ExecutorError) as error:
+        _stop(str(error), TRY_AGAIN)
+    except ValueError as error:
+        if type(error).__name__ not in ("SpecError", "DataError"):
+            raise
+        problems = len(getattr(error, "problems", ()))
+        summary = f"\n\n{problems} problems; nothing was trained" if problems > 1 else "\n\nnothing was trained"
+        _stop(str(error) + summary, INVALID)
+
+
+def _stop(message: str, code: int) -> None:
+    click.echo(message, err=True)
+    sys.exit(code)
+
+
+def _verb(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        with _failures():
+            return function(*args, **kwargs)
+
+    return guarded
+
+
+_STUDY = click.argument("study", type=click.Path(dir_okay=False))
+_STORE = click.option("--store", metavar="FOLDER", help="Where results are kept (ARCHLAB_STORE, else .archlab).")
+_SET = click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Replace a value of the study.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="archlab")
+def main() -> None:
+    """Architecture search and ablation for language models: write a study in YAML, get a table that can be trusted."""
+
+
+@main.command()
+@click.argument("path", type=click.Path(dir_okay=False, writable=True))
+@_verb
+def init(path: str) -> None:
+    """Write a commented study to start from."""
+    template = Path(__file__).with_name("template.yaml").read_text()
+    if Path(path).exists():
+        _stop(f"{path} exists; a study is never overwritten", INVALID)
+    name = Path(path).stem.lower().replace(" ", "-")
+    Path(path).write_text(template.replace("my-study", name, 1))
+    click.echo(f"wrote {path}\n\n  archlab plan {path}\n  archlab run {path}\n  archlab report {path}")
+
+
+@main.command()
+@_STUDY
+@_STORE
+@_SET
+@_JSON
+@_verb
+def plan(study: str, store: str | None, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Show what a study would run: variants, sizes, trials, an estimate of the time. Trains nothing."""
+    from search.planning import plan as make_plan
+    from search.running import store_root
+    from search.study import load_study
+    from search.terminal import plan_json, print_plan
+
+    root = store_root(store).absolute()
+    planned = make_plan(load_study(study, _parsed(overrides)), root / "data")
+    if as_json:
+        click.echo(json.dumps(plan_json(planned, root)))
+    else:
+        print_plan(planned, root)
+
+
+@main.command()
+@_STUDY
+@_STORE
+@_SET
+@_JSON
+@click.option("--address", metavar="HOST:PORT", help="A running Ray cluster; without it Ray is started here.")
+@click.option("--inline", is_flag=True, help="Train in this process, one trial at a time, without Ray.")
+@click.option("--no-track", is_flag=True, help="Do not send anything to MLflow and Optuna.")
+@_verb
+def run(
+    study: str, store: str | None, overrides: tuple[str, ...], as_json: bool, address: str | None, inline: bool, no_track: bool
+) -> None:
+    """Train what is missing. Ctrl-C and the same command goes on where it stopped."""
+    from search.progress import make_progress
+    from search.running import run as run_study
+    from search.running import store_root
+
+    with make_progress(as_json=as_json) as progress:
+        summary = run_study(
+            study,
+            store,
+            overrides=_parsed(overrides),
+            executor="inline" if inline else "ray",
+            address=address,
+            on_event=progress.event,
+            on_plan=lambda planned: progress.plan(planned.record(), planned.trials),
+            track=not no_track,
+        )
+    if not as_json:
+        from search.terminal import print_summary
+
+        print_summary(summary, study, store_root(store))
+    sys.exit(summary.exit_code)
+
+
+@main.command()
+@click.argument("study", required=False)
+@_STORE
+@_JSON
+@_verb
+def status(study: str | None, store: str | None, as_json: bool) -> None:
+    """Show the studies of a store, how far they are, and who is running them."""
+    from search.status import lines, status_of
+
+    found = status_of(_root(store), _study_name(study) if study else None)
+    click.echo(json.dumps(found) if as_json else "\n".join(lines(found)))
+
+
+@main.command()
+@click.argument("study")
+@_STORE
+@click.option("--format", "format_", default="text", metavar="FORMAT", help="text, md, csv, latex or json.")
+@_JSON
+@_verb
+def report(study: str, store: str | None, format_: str, as_json: bool) -> None:
+    """Print the table of a study: means, paired differences with intervals, the learning-rate curve."""
+    from search.comparison import load_comparison
+    from search.reporting import FORMATS
+    from search.reporting import report as render
+    from search.store import Store
+
+    if format_ not in FORMATS:
+        raise click.BadParameter(f"'{format_}' is not one of {', '.join(FORMATS)}", param_hint="--format")
+    with Store.open(_root(store), create=False) as opened:
+        click.echo(render(load_comparison(opened, _study_name(study)), "json" if as_json else format_))
+
+
+@main.command()
+@_STUDY
+@click.option("--variant", metavar="NAME", help="Which variant; the base model without it.")
+@click.option("--kernels", "kernels_", is_flag=True, help="Show which kernel each node gets, and why.")
+@click.option("--device", default=None, metavar="DEVICE", help="cpu, cuda or sm_90; need not be present.")
+@_STORE
+@_SET
+@_JSON
+@_verb
+def show(
+    study: str,
+    variant: str | None,
+    kernels_: bool,
+    device: str | None,
+    store: str | None,
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Show a model in its site form, as a tree with shapes, parameters and FLOPs per node."""
+    from search.terminal import print_kernels, print_tree, variant_of
+
+    chosen = variant_of(study, variant, _parsed(overrides), _root(store).absolute())
+    if kernels_ or device:
+        print_kernels(chosen, device, as_json)
+    else:
+        print_tree(chosen, as_json)
+
+
+@main.command()
+@click.argument("name", required=False)
+@_JSON
+@_verb
+def primitives(name: str | None, as_json: bool) -> None:
+    """List what a block can be made of; with a name, explain that primitive."""
+    from search.terminal import print_primitives
+
+    print_primitives(name, as_json)
+
+
+@main.command()
+@_STORE
+@_JSON
+@_verb
+def doctor(store: str | None, as_json: bool) -> None:
+    """Say what this machine has, and what it means for a study."""
+    from dataclasses import asdict
+
+    from search.doctor import doctor as examine
+    from search.terminal import print_findings
+
+    found = examine(_root(store))
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in found]))
+    else:
+        print_findings(found)
+    sys.exit(1 if any(finding.status == "fail" for finding in found) else 0)
+
+
+@main.command()
+@_STORE
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", default=None, type=int, help="The port; the first free one from 8050 without it.")
+@click.option("--open", "open_browser", is_flag=True, help="Open the page in a browser.")
+@_verb
+def dashboard(store: str | None, host: str, port: int | None, open_browser: bool) -> None:
+    """Show the studies of a store in a browser, on this machine alone unless told otherwise."""
+    import dashboards
+
+    dashboards.serve(_root(store), host=host, port=port, open_browser=open_browser)
+
+
+def _root(given: str | None) -> Path:
+    """The store folder, without importing what runs studies."""
+    import os
+
+    return Path(given or os.environ.get("ARCHLAB_STORE") or ".archlab")
+
+
+def _study_name(given: str) -> str:
+    """The name of a study, from its name or from its file."""
+    path = Path(given)
+    if path.suffix not in (".yaml", ".yml"):
+        return given
+    from arch_dsl.source import read
+
+    value = read(path).value
+    node = value.get("study") if isinstance(value, dict) else None
+    return str(node.value) if node else path.stem
+
+
+def _parsed(overrides: tuple[str, ...]) -> dict[str, Any]:
+    """`train.tokens=20k` as a path and a value, the value read as YAML."""
+    from arch_dsl.source import read_text
+
+    found = {}
+    for text in overrides:
+        path, equals, value = text.partition("=")
+        if not equals:
+            raise click.BadParameter(f"'{text}' is not PATH=VALUE", param_hint="--set")
+        found[path] = read_text(value, f"--set {path}").plain()
+    return found
