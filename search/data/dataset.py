@@ -60,8 +60,10 @@ class Dataset:
         if found != FORMAT:
             raise DataError(f"data {identity} has format {found}, this archlab reads {FORMAT}")
         for name, size in header["files"].items():
-            file = folder / name
-            held = file.stat().st_size if file.exists() else 0
+            try:
+                held = (folder / name).stat().st_size
+            except FileNotFoundError:
+                held = 0
             if held != size:
                 raise DataError(f"data {identity} is damaged: {name} holds {held} bytes instead of {size}")
         return cls(folder, header)

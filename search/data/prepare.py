@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -9,7 +10,8 @@ import os
 import secrets
 import shutil
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from search.data.tokenizers import Tokenizer
 log = logging.getLogger(__name__)
 
 _INDEX = "index.json"
+_LOCK = ".lock"
 _UNFINISHED = ".new-"
 _ABANDONED_S = 24 * 3600  # an unfinished folder this old belongs to a process that was killed
 
@@ -111,24 +114,26 @@ def _unfinished(root: Path) -> Path:
     return root / f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}"
 
 
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Keeps other processes out for the moment in which a folder or the index changes its place."""
+    with (root / _LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # ends with the file, and with the process
+        yield
+
+
 def _move(made: Path, place: Path) -> None:
     """Puts a finished folder in its place. Whoever comes second keeps the first one's, unless that is damaged."""
-    while True:
-        try:
-            made.rename(place)
-            return
-        except OSError:
-            if not place.exists():
-                raise
-        try:
-            Dataset.open(place.parent, place.name)
-            return
-        except DataError as error:
-            log.info("%s; it is made again", error)
-        aside = _unfinished(place.parent)
-        with suppress(FileNotFoundError):  # another process may be first
-            place.rename(aside)
-        shutil.rmtree(aside, ignore_errors=True)
+    with _alone(place.parent):
+        if place.exists():
+            try:
+                Dataset.open(place.parent, place.name)
+                return
+            except DataError as error:
+                log.info("%s; it is made again", error)
+            place.rename(aside := _unfinished(place.parent))
+            shutil.rmtree(aside)
+        made.rename(place)
 
 
 def _sweep(root: Path) -> None:
@@ -149,8 +154,8 @@ def _read_index(root: Path) -> dict[str, dict[str, str]]:
 
 
 def _remember(root: Path, asked: str, entry: dict[str, str]) -> None:
-    """Adds an entry. Of two processes at once one may be lost, which costs a reading."""
-    index = _read_index(root) | {asked: entry}
-    made = _unfinished(root)
-    made.write_text(json.dumps(index, indent=1))
-    made.replace(root / _INDEX)
+    """Adds an entry."""
+    with _alone(root):
+        made = _unfinished(root)
+        made.write_text(json.dumps(_read_index(root) | {asked: entry}, indent=1))
+        made.replace(root / _INDEX)

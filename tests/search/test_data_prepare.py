@@ -1,0 +1,249 @@
+"""A data set is made once, whole or not at all, is named by its content, and is made again when it is damaged."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import arch_dsl.errors
+from arch_dsl.errors import SpecError
+from search.data import BytePairs, Bytes, DataError, Dataset, Stdlib, Text, Tokenizer, prepare, require
+
+NAMES = ("train", "validation", "test")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Text:
+    """200 documents in two files, with their separator."""
+    for half in range(2):
+        texts = [
+            f"document {number}: " + "ä word or two " * (number % 17) for number in range(half * 100, half * 100 + 100)
+        ]
+        (tmp_path / f"{half}.txt").write_text("\n===\n".join(texts), encoding="utf-8")
+    return Text(files=(str(tmp_path / "*.txt"),), separator="\n===\n")
+
+
+@pytest.mark.parametrize("tokenizer", [Bytes(), BytePairs(vocab=300)], ids=["bytes", "bpe"])
+def test_streams_hold_every_document_between_end_tokens(corpus: Text, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    data = prepare(corpus, tokenizer, tmp_path / "data")
+    texts = set()
+    for name in NAMES:
+        stream, index = data.split(name), data.documents(name)
+        assert stream.dtype == np.uint16 and len(stream) == data.tokens[name]
+        assert not stream.flags.writeable
+        assert stream[0] == stream[-1] == data.eod == data.vocab - 1
+        assert index.starts[0] == 1 and (index.starts[1:] == (index.starts + index.tokens)[:-1]).all()
+        assert index.starts[-1] + index.tokens[-1] == len(stream), "every target has one document"
+        assert (stream[index.starts - 1] == data.eod).all() and (stream == data.eod).sum() == len(index.starts) + 1
+        for place in range(len(index.starts)):
+            text = data.document(name, place)
+            assert len(text) == index.bytes[place]
+            assert data.token_bytes[stream[index.starts[place] :][: index.tokens[place]]].sum() == index.bytes[place]
+            texts.add(text.decode())
+    read = {text for half in range(2) for text in (tmp_path / f"{half}.txt").read_text("utf-8").split("\n===\n")}
+    assert texts == read
+    assert sum(data.description["splits"][name]["documents"] for name in NAMES) == 200
+
+
+def test_what_a_study_records_of_its_data(corpus: Text, tmp_path: Path) -> None:
+    data = prepare(corpus, Bytes(), tmp_path / "data")
+    record = data.record()
+    assert record.pop("source") == f"text: {corpus.files[0]}"
+    assert record == {"identity": data.identity, "tokenizer": "bytes"} | {f"{n}_tokens": data.tokens[n] for n in NAMES}
+    assert data.description["source"] == {
+        "type": "text", "version": 1, "validation_bytes": 256_000, "test_bytes": 512_000,
+        "files": list(corpus.files), "separator": "\n===\n",
+    }  # fmt: skip
+    assert pickle.loads(pickle.dumps(data)) == Dataset.open(tmp_path / "data", data.identity)
+
+
+def test_identity_is_the_content_not_the_place(corpus: Text, tmp_path: Path) -> None:
+    first = prepare(corpus, Bytes(), tmp_path / "data")
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    for file in tmp_path.glob("*.txt"):
+        (moved / file.name).write_bytes(file.read_bytes())
+    same = prepare(corpus.replace(files=("*.txt",)), Bytes(), tmp_path / "other", base=moved)
+    assert same.identity == first.identity
+    assert (same.split("train") == first.split("train")).all()
+
+    (moved / "0.txt").write_bytes((moved / "0.txt").read_bytes() + b"\n===\none more")
+    others = [
+        prepare(corpus.replace(files=("*.txt",)), Bytes(), tmp_path / "other", base=moved),
+        prepare(corpus.replace(separator=None), Bytes(), tmp_path / "data"),
+        prepare(corpus.replace(validation_bytes=500), Bytes(), tmp_path / "data"),
+        prepare(corpus, BytePairs(vocab=300), tmp_path / "data"),
+        prepare(corpus, BytePairs(vocab=301), tmp_path / "data"),
+    ]
+    assert len({first.identity, *(data.identity for data in others)}) == 6
+
+
+def test_unchanged_files_are_not_read_again_and_touched_ones_are(corpus: Text, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    first = prepare(corpus, Bytes(), root)
+    made = (root / first.identity / "data.json").stat().st_mtime_ns
+    file = tmp_path / "0.txt"
+    remembered = file.stat()
+    file.write_bytes(file.read_bytes().replace(b"document 7:", b"DOCUMENT 7:"))
+    os.utime(file, ns=(remembered.st_atime_ns, remembered.st_mtime_ns))
+    assert prepare(corpus, Bytes(), root).identity == first.identity, "size and time are as remembered"
+    os.utime(file, ns=(remembered.st_atime_ns, remembered.st_mtime_ns + 1))
+    changed = prepare(corpus, Bytes(), root)
+    assert changed.identity != first.identity
+    file.write_bytes(file.read_bytes().replace(b"DOCUMENT 7:", b"document 7:"))
+    assert prepare(corpus, Bytes(), root).identity == first.identity, "the content decides"
+    assert (root / first.identity / "data.json").stat().st_mtime_ns == made
+    assert len(json.loads((root / "index.json").read_text())) == 1
+
+
+DAMAGE = {
+    "shard cut short": ("train.bin", lambda file: os.truncate(file, 10), "train.bin holds 10 bytes instead of"),
+    "index missing": ("test.documents.npy", Path.unlink, "test.documents.npy holds 0 bytes instead of"),
+    "header cut short": ("data.json", lambda file: os.truncate(file, 10), "data.json is not JSON"),
+    "index of the cache": ("../index.json", lambda file: os.truncate(file, 10), None),
+}
+
+
+@pytest.mark.parametrize(("name", "damage", "message"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_data_set_is_made_again_and_says_so(
+    corpus: Text, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, damage: object, message: str | None
+) -> None:
+    assert callable(damage)
+    root = tmp_path / "data"
+    before = {split: prepare(corpus, Bytes(), root).split(split).tolist() for split in NAMES}
+    identity = prepare(corpus, Bytes(), root).identity
+    damage(root / identity / name)
+    if message is not None:
+        with pytest.raises(DataError, match=message):
+            Dataset.open(root, identity)
+    with caplog.at_level(logging.INFO, "search.data"):
+        again = prepare(corpus, Bytes(), root)
+    assert again.identity == identity
+    assert {split: again.split(split).tolist() for split in NAMES} == before
+    assert [record.levelname for record in caplog.records if "made again" in record.message] == ["INFO"] * bool(message)
+    assert sorted(file.name for file in root.iterdir()) == sorted([".lock", identity, "index.json"])
+
+
+def test_opening_what_is_not_there_or_of_another_format_says_so(corpus: Text, tmp_path: Path) -> None:
+    data = prepare(corpus, Bytes(), tmp_path / "data")
+    with pytest.raises(DataError) as missing:
+        Dataset.open(tmp_path, "0123456789abcdef")
+    assert str(missing.value) == f"data 0123456789abcdef is not in {tmp_path}"
+    header = data.folder / "data.json"
+    header.write_text(header.read_text().replace('"format": 1', '"format": 99'))
+    with pytest.raises(DataError) as newer:
+        Dataset.open(tmp_path / "data", data.identity)
+    assert str(newer.value) == f"data {data.identity} has format 99, this archlab reads 1"
+
+
+def test_a_failure_leaves_nothing_behind(corpus: Text, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"train\.tokenizer\.vocab: must be at most \d+, found 60000"):
+        prepare(corpus, BytePairs(vocab=60_000), tmp_path / "data")
+    assert not list((tmp_path / "data").glob("*"))
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from search.data import Bytes, Text, prepare
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+try:
+    prepare(Text(files=(sys.argv[1],)), Bytes(), Path(sys.argv[2]))
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+def test_a_disk_that_takes_no_more_leaves_no_half_of_a_data_set(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    (tmp_path / "long.txt").write_text("".join(f"paragraph {number}\n\n" for number in range(4000)))
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path / "long.txt"), str(root)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert said.stdout == "File too large\n"
+    assert not list(root.iterdir())
+
+
+def test_what_a_killed_process_left_is_removed_after_a_day(corpus: Text, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    for name, age_s in (("old", 100_000), ("young", 10)):
+        folder = root / f".new-{name}"
+        folder.mkdir(parents=True)
+        os.utime(folder, (time.time() - age_s,) * 2)
+    prepare(corpus, Bytes(), root)
+    assert [file.name for file in root.glob(".new-*")] == [".new-young"]
+
+
+RACE = """
+import sys, time
+from pathlib import Path
+from search.data import Bytes, Text, prepare
+corpus, root, start = sys.argv[1:]
+time.sleep(max(0.0, float(start) - time.time()))
+for turn in range(20):
+    data = prepare(Text(files=(corpus,), separator="\\n===\\n"), Bytes(), Path(root) / str(turn))
+    print(data.identity, int(data.split("train").sum()))
+"""
+
+
+def test_two_processes_at_once_end_with_one_whole_data_set(corpus: Text, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    for turn in range(0, 20, 2):
+        os.truncate(prepare(corpus, Bytes(), root / str(turn)).folder / "train.bin", 10)
+    command = [sys.executable, "-W", "error", "-c", RACE, corpus.files[0], str(root), str(time.time() + 2)]
+    racers = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [racer.communicate(timeout=60) for racer in racers]
+    assert [(racer.returncode, errors) for racer, (_, errors) in zip(racers, said, strict=True)] == [(0, "")] * 2
+    assert said[0] == said[1]
+    (line,) = set(said[0][0].splitlines())
+    for turn in range(20):
+        assert sorted(os.listdir(root / str(turn))) == sorted([".lock", line.split()[0], "index.json"])
+
+
+def test_a_training_split_smaller_than_one_batch_is_refused(corpus: Text, tmp_path: Path) -> None:
+    data = prepare(corpus, Bytes(), tmp_path / "data")
+    held = data.tokens["train"]
+    require(data, context=held - 1, batch=1)
+    with pytest.raises(SpecError) as refused:
+        require(data, context=1024, batch=64)
+    assert str(refused.value) == (
+        f"train.data: has {held:,} training tokens, fewer than one batch of 64 sequences of 1024 takes (65,537)"
+    )
+
+
+def test_the_standard_library_is_ready_in_seconds_and_then_at_once(tmp_path: Path) -> None:
+    started = time.perf_counter()
+    cold = prepare(Stdlib(), Bytes(), tmp_path)
+    cold_s = time.perf_counter() - started
+    warm_s = []
+    for _ in range(5):
+        started = time.perf_counter()
+        assert prepare(Stdlib(), Bytes(), tmp_path).identity == cold.identity
+        warm_s.append(time.perf_counter() - started)
+    assert cold_s < 2
+    assert min(warm_s) < 0.05
+    assert cold.tokens["train"] > 4_000_000
+    assert 200_000 < cold.tokens["validation"] < 257_000 and 150_000 < cold.tokens["test"] < 513_000
+
+
+ALONE = """
+import sys, types
+bare = types.ModuleType("arch_dsl")  # without its __init__, which brings torch
+bare.__path__ = [sys.argv[1]]
+sys.modules["arch_dsl"] = bare
+import search.data
+print(sorted({"torch", "tokenizers", "pandas", "ray", "optuna", "mlflow"} & set(sys.modules)))
+"""
+
+
+def test_data_needs_neither_torch_nor_tokenizers_to_be_imported() -> None:
+    command = [sys.executable, "-c", ALONE, str(Path(arch_dsl.errors.__file__).parent)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout == "[]\n"
