@@ -17,7 +17,7 @@ def fingerprint(device: str = "cpu") -> dict[str, str]:
     import torch
 
     found = {
-        "archlab": _version("archlab"),
+        "archlab": _version("archlab") or "not installed",
         "commit": commit(Path(__file__).resolve().parent.parent),
         "torch": str(torch.__version__),
         "triton": _version("triton"),

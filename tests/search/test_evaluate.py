@@ -1,6 +1,7 @@
 """Measures on a held-out split: every token once, by document, in units that can be checked by hand."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -56,11 +57,8 @@ def test_uniform_model_has_the_perplexity_of_its_vocabulary(dataset, split, cont
 def test_every_document_is_charged_for_its_own_tokens_once(dataset, context, batch):
     model = Table(noise=2.0)
     table = model.logits.detach().log_softmax(-1).double()
-    expected, before = [], 256
-    for text in DOCUMENTS:
-        path = [before, *text, 256]
-        expected.append(-float(sum(table[a, b] for a, b in zip(path, path[1:], strict=False))))
-        before = 256
+    paths = [[256, *text, 256] for text in DOCUMENTS]
+    expected = [-float(sum(table[a, b] for a, b in pairwise(path))) for path in paths]
     measures, documents = evaluate(model, dataset, "test", context, batch)
     assert documents["nll"] == pytest.approx(expected, rel=1e-5)
     assert documents["nll"].dtype == np.float64
