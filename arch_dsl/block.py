@@ -70,7 +70,9 @@ def parse_branches(node: Node, path: str, problems: list[Problem]) -> Any:
     for name, child in node.value.items():
         where = f"{path}.{name}" if path else name
         if not _NAME.match(name):
-            problems.append(Problem(where, "a branch name is lower-case letters, digits and _", node.key_marks.get(name)))
+            problems.append(
+                Problem(where, "a branch name is lower-case letters, digits and _", node.key_marks.get(name))
+            )
             continue
         branches.append((name, parse_value(Branch, _with_type(name, child, node), where, problems)))
     if any(branch is INVALID for _, branch in branches) or len(branches) < len(node.value):

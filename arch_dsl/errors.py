@@ -1,4 +1,4 @@
-"""What is wrong with a spec, said where it stands: file, line, column, what was found, what is allowed, what was meant."""
+"""What is wrong with a spec, said where it stands: file, line, column, found, allowed, meant."""
 
 from __future__ import annotations
 

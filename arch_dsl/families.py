@@ -11,7 +11,19 @@ from arch_dsl.errors import Problem
 from arch_dsl.layers import Site
 from arch_dsl.spec import Family
 
-__all__ = ["Branch", "Gate", "Join", "Mask", "Norm", "Position", "Primitive", "Rotary", "Score", "build_site", "site_cost"]
+__all__ = [
+    "Branch",
+    "Gate",
+    "Join",
+    "Mask",
+    "Norm",
+    "Position",
+    "Primitive",
+    "Rotary",
+    "Score",
+    "build_site",
+    "site_cost",
+]
 
 
 class Primitive(Family):
@@ -104,5 +116,3 @@ def site_cost(items: tuple[Primitive, ...], ctx: BuildContext, tokens: int) -> C
 def check_site(items: tuple[Primitive, ...], ctx: BuildContext, path: str) -> list[Problem]:
     """What is wrong with the primitives of one site."""
     return [problem for index, item in enumerate(items) for problem in item.check(ctx, f"{path}.{index}")]
-
-

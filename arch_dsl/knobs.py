@@ -12,7 +12,7 @@ from typing import Any
 
 from arch_dsl.block import Block
 from arch_dsl.errors import Problem, unknown
-from arch_dsl.families import Branch, Family, Gate, Norm, Position, Rotary, Score
+from arch_dsl.families import Gate, Norm, Position, Rotary, Score
 from arch_dsl.identity import canonical
 from arch_dsl.parse import INVALID, parse_value
 from arch_dsl.paths import Steps, get, update
@@ -21,7 +21,7 @@ from arch_dsl.primitives.branch import Sublayer
 from arch_dsl.primitives.joins import Add, AddNorm
 from arch_dsl.primitives.parallel import Parallel
 from arch_dsl.source import Node
-from arch_dsl.spec import Spec
+from arch_dsl.spec import Family, Spec
 
 # The order in which families stand at a site; a knob inserts its primitive accordingly.
 _ORDER: dict[str, tuple[type[Family], ...]] = {
@@ -47,6 +47,7 @@ class Knob:
     read: Callable[[Spec, Steps], Any]
     turn: Callable[[Spec, Steps, Node, str, list[Problem]], Any]
     occupied: Callable[[Spec, Steps], str | None]
+    fields: tuple[tuple[str, str, str], ...] = ()  # name, what may stand there, default
 
 
 def _without(site: tuple[Any, ...], *kinds: type[Family]) -> tuple[Any, ...]:
@@ -158,7 +159,8 @@ def _read_gate(root: Any, where: Steps) -> Any:
     if len(found) > 1:
         return None
     data = canonical(found[0][1], brief=True)
-    return {"position": found[0][0], **({} if isinstance(data, str) else {k: v for k, v in data.items() if k != "type"})}
+    fields = {} if isinstance(data, str) else {name: value for name, value in data.items() if name != "type"}
+    return {"position": found[0][0], **fields}
 
 
 def _turn_gate(root: Any, where: Steps, node: Node, path: str, problems: list[Problem]) -> Any:
@@ -264,11 +266,38 @@ def _qk_norm_sites(root: Any, where: Steps) -> str | None:
     return next((s for s in ("query", "key") if any(isinstance(item, Norm) for item in getattr(branch, s))), None)
 
 
+_NORM_FIELDS = (
+    ("type", "a norm, or none", "required"),
+    ("placement", " | ".join(PLACEMENTS), "pre"),
+    ("…", "the fields of that norm", ""),
+)
+_GATE_FIELDS = (("position", " | ".join(POSITIONS), "required"), ("…", "the fields of gate", ""))
+_POSITIONAL_FIELDS = (("type", "rope | alibi | learned | sinusoidal | none", "required"), ("…", "its fields", ""))
+_QK_FIELDS = (("type", "a norm, or none", "required"), ("…", "the fields of that norm", ""))
+
 KNOBS = (
-    Knob("norm", Block, "the norm of every branch and its placement", _read_norm, _turn_norm, _norm_sites),
-    Knob("gate", Attention, "a gate in attention and its position", _read_gate, _turn_gate, _gate_sites),
-    Knob("positional", Attention, "how positions enter", _read_positional, _turn_positional, _positional_sites),
-    Knob("qk_norm", Attention, "a norm of queries and keys per head", _read_qk_norm, _turn_qk_norm, _qk_norm_sites),
+    Knob(
+        "norm", Block, "the norm of every branch and its placement", _read_norm, _turn_norm, _norm_sites, _NORM_FIELDS
+    ),
+    Knob("gate", Attention, "a gate in attention and its position", _read_gate, _turn_gate, _gate_sites, _GATE_FIELDS),
+    Knob(
+        "positional",
+        Attention,
+        "how positions enter",
+        _read_positional,
+        _turn_positional,
+        _positional_sites,
+        _POSITIONAL_FIELDS,
+    ),
+    Knob(
+        "qk_norm",
+        Attention,
+        "a norm of queries and keys per head",
+        _read_qk_norm,
+        _turn_qk_norm,
+        _qk_norm_sites,
+        _QK_FIELDS,
+    ),
 )
 
 

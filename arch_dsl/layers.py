@@ -37,7 +37,7 @@ def initialize(module: nn.Module, seed: int) -> None:
             digest = hashlib.sha256(f"{seed}:{path}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
             drawn = torch.empty(value.shape)
-            value.initializer(drawn, generator)  # type: ignore[attr-defined, operator]
+            value.initializer(drawn, generator)  # type: ignore[attr-defined]
             value.copy_(drawn)
 
 
@@ -84,8 +84,6 @@ class Site(nn.Module):
 
     def forward(self, x: Tensor, call: Call, projected: Iterator[Tensor]) -> Tensor:
         for item in self.children():
-            if getattr(item, "projection", None) is not None:
-                x = item(x, call, next(projected))
-            else:
-                x = item(x, call)
+            gated = getattr(item, "projection", None) is not None
+            x = item(x, call, next(projected)) if gated else item(x, call)
         return x

@@ -13,8 +13,8 @@ from arch_dsl.block import Block, Branches, block_cost
 from arch_dsl.context import BuildContext, Call, Cost, NodeChoice
 from arch_dsl.errors import Problem, SpecError
 from arch_dsl.families import Norm, Position, build_site, check_site, site_cost
-from arch_dsl.shortform import parse_with_knobs
 from arch_dsl.layers import Linear, constant, initialize, normal, parameter
+from arch_dsl.shortform import parse_with_knobs
 from arch_dsl.source import Node
 from arch_dsl.spec import Count, Positive, Spec
 
@@ -38,7 +38,7 @@ class Unembedding(Spec):
 
 
 class Model(Spec):
-    """A decoder-only language model. What is None is derived: the vocabulary from the tokenizer, positions from the recipe."""
+    """A decoder-only language model. What is None is derived: `vocab` from the tokenizer, positions from the recipe."""
 
     title: ClassVar[str] = "model"
     d_model: Count
@@ -188,7 +188,7 @@ class Decoder(nn.Module):
         return nn.functional.cross_entropy(self.logits(hidden).float(), targets, reduction="none")
 
 
-def compile(  # noqa: A001 - the name that the design gives it; used as arch_dsl.compile
+def compile(
     spec: Model, backend: str = "auto", *, seed: int = 0, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Decoder:
     """The module of a resolved spec, with initial values that are a pure function of (seed, parameter path).
@@ -207,5 +207,3 @@ def kernel_choices(spec: Model, device: kernels.Device, dtype: torch.dtype = tor
     """Which implementation each node of a model would get on a device, which need not be present."""
     with torch.device("meta"):
         return Decoder(resolve(spec), spec.context(device, dtype)).choices
-
-

@@ -106,8 +106,16 @@ def _scalar(options: tuple[Any, ...], node: Node, path: str, problems: list[Prob
         return _refuse(problems, path, unknown(found, noun, words), node.mark)
     names = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
     wanted = " or ".join(names[option] for option in options)
-    shown = f"'{value}'" if isinstance(value, str) else node.kind if value is None or isinstance(value, dict | list) else value
-    return _refuse(problems, path, f"must be {wanted}, found {shown}", node.mark)
+    return _refuse(problems, path, f"must be {wanted}, found {_shown(node)}", node.mark)
+
+
+def _shown(node: Node) -> str:
+    """A value as an error quotes it."""
+    if isinstance(node.value, str):
+        return f"'{node.value}'"
+    if isinstance(node.value, bool):
+        return str(node.value).lower()
+    return str(node.value) if isinstance(node.value, int | float) else node.kind
 
 
 def _as_number(kind: type, value: Any) -> int | float | None:
@@ -128,8 +136,7 @@ def _tuple(item: Any, node: Node, path: str, problems: list[Problem]) -> Any:
         nodes = []
     single = len(nodes) == 1 and nodes[0] is node
     values = [
-        parse_value(item, child, path if single else _join(path, index), problems)
-        for index, child in enumerate(nodes)
+        parse_value(item, child, path if single else _join(path, index), problems) for index, child in enumerate(nodes)
     ]
     return INVALID if any(value is INVALID for value in values) else tuple(values)
 
@@ -145,16 +152,13 @@ def _member(kinds: tuple[type[Family], ...], node: Node, path: str, problems: li
     """A member of one of these families: a bare short name, or a mapping with `type` and fields."""
     noun = " or ".join(kind.noun for kind in kinds)
     members = members_of(kinds)
-    name_node: Node | None = node
-    fields = node
+    name_node = fields = node
     if isinstance(node.value, dict):
-        name_node = node.value.get("type")
+        default = getattr(kinds[0], "default_type", None) if len(kinds) == 1 else None
+        if default is None and "type" not in node.value:
+            return _refuse(problems, path, f"says no type of {noun} ({', '.join(members)})", node.mark)
+        name_node = node.value.get("type", Node(default, node.mark))
         fields = Node({k: v for k, v in node.value.items() if k != "type"}, node.mark, node.key_marks)
-        if name_node is None:
-            default = getattr(kinds[0], "default_type", None) if len(kinds) == 1 else None
-            if default is None:
-                return _refuse(problems, path, f"says no type of {noun} ({', '.join(members)})", node.mark)
-            name_node = Node(default, node.mark)
     elif isinstance(node.value, str):
         fields = Node({}, node.mark)
     else:

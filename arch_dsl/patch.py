@@ -87,9 +87,7 @@ def _expand(root: Any, steps: Steps, setting: Setting) -> list[Steps]:
             names = [*names_at(value), *knobs_of(value)]
             if step == "*":
                 following += [(*prefix, name) for name in names_at(value)]
-            elif step in names or (step.isdigit() and isinstance(value, tuple) and int(step) < len(value)):
-                following.append((*prefix, step))
-            elif isinstance(value, dict):
+            elif step in names or isinstance(value, dict) or _is_index(value, step):
                 following.append((*prefix, step))
             elif "*" not in steps:
                 where = ".".join(prefix) or "the model"
@@ -101,6 +99,10 @@ def _expand(root: Any, steps: Steps, setting: Setting) -> list[Steps]:
     return found
 
 
+def _is_index(value: Any, step: str) -> bool:
+    return isinstance(value, tuple) and step.isdigit() and int(step) < len(value)
+
+
 def _value_at(root: Any, steps: Steps) -> Any:
     """What stands at a path; a knob's plain data inside a knob."""
     value: Any = root
@@ -109,7 +111,7 @@ def _value_at(root: Any, steps: Steps) -> Any:
             data = knob.read(root, steps[:index])
             if data is None:
                 raise SpecError.of(".".join(steps), f"the sites hold more than this knob can say; set {step} whole")
-            inner = {"type": data} if isinstance(data, str) else dict(data)
+            inner: Any = {"type": data} if isinstance(data, str) else dict(data)
             for name in steps[index + 1 :]:
                 inner = inner.get(name, {})
             return inner
@@ -135,7 +137,8 @@ def _apply_one(root: Any, steps: Steps, setting: Setting, problems: list[Problem
     node = setting.node
     if inside:
         data = knob.read(root, where)
-        base = {"type": data} if isinstance(data, str) and knob.name != "gate" else {} if isinstance(data, str) else data
+        word = {} if knob.name == "gate" else {"type": data}
+        base = word if isinstance(data, str) else data
         if inside == ("type",):
             base = {name: value for name, value in base.items() if name in ("placement", "position")}
         node = Node({**Node.of(base).value, inside[0]: node}, node.mark, {inside[0]: node.mark} if node.mark else {})  # type: ignore[dict-item]

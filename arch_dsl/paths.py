@@ -29,9 +29,10 @@ def names_at(value: Any) -> list[str]:
     if isinstance(value, tuple):
         return [item.type for item in value if isinstance(item, Family)]
     if isinstance(value, Spec):
-        members = list(value.branches) if isinstance(getattr(value, "branches", None), Block) else []
+        members = getattr(value, "branches", None)
         own = ["type"] if isinstance(value, Family) else []
-        return [*own, *(name for name in fields_of(type(value)) if name != "branches"), *members]
+        fields = [name for name in fields_of(type(value)) if name != "branches"]
+        return [*own, *fields, *(members if isinstance(members, Block) else ())]
     return []
 
 
@@ -122,7 +123,8 @@ def _remember(root: Spec, steps: Steps, node: Node) -> Spec:
 def _retype(old: Any, annotation: Any, node: Node, path: str, problems: list[Problem]) -> Any:
     """Another member of the family; the fields that both have keep their values."""
     kinds = families(annotation)
-    found = parse_value(annotation, Node({"type": node}, node.mark), path.removesuffix(".type"), probe := [])
+    probe: list[Problem] = []
+    found = parse_value(annotation, Node({"type": node}, node.mark), path.removesuffix(".type"), probe)
     missing = [problem for problem in probe if not problem.message.startswith("is missing")]
     if missing or not kinds:
         problems.extend(missing)

@@ -58,4 +58,5 @@ def _branch_type(name: str, node: Node) -> type:
     """The class of a branch as its node or its name says; Branch itself where neither does."""
     given = node.value.get("type") if isinstance(node.value, dict) else None
     kind = given.value if given is not None else re.sub(r"_[0-9]+$", "", name)
-    return Branch.members.get(str(kind), Branch)
+    found: type = Branch.members.get(str(kind), Branch)
+    return found

@@ -6,11 +6,11 @@ parsed, patched, resolved, hashed, costed, drawn, diffed and built, and never ch
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
 from typing import Any, ClassVar, Self, dataclass_transform
 
 from arch_dsl.errors import Mark
@@ -93,10 +93,10 @@ class Family(Spec):
             cls.members = {}
 
     @classmethod
-    def register(cls, name: str) -> Callable[[type[Member]], type[Member]]:
+    def register(cls, name: str) -> Callable[[builtins.type[Member]], builtins.type[Member]]:
         """Enters a member under its short name. Raises ValueError if the name is taken."""
 
-        def enter(member: type[Member]) -> type[Member]:
+        def enter(member: builtins.type[Member]) -> builtins.type[Member]:
             for base in member.__mro__:
                 if "noun" in base.__dict__:
                     if name in base.members:  # type: ignore[attr-defined]
@@ -121,9 +121,17 @@ class FieldType:
     default: Any
 
 
-@cache
+_FIELDS: dict[type, dict[str, FieldType]] = {}
+
+
 def fields_of(cls: type[Spec]) -> dict[str, FieldType]:
-    """The fields of a spec class with their resolved annotations, in the order of definition."""
+    """The fields of a spec class with their resolved annotations, in the order of definition; read once per class."""
+    if cls not in _FIELDS:
+        _FIELDS[cls] = _read_fields(cls)
+    return _FIELDS[cls]
+
+
+def _read_fields(cls: type[Spec]) -> dict[str, FieldType]:
     hints = typing.get_type_hints(cls, include_extras=True)
     found = {}
     for item in dataclasses.fields(cls):  # type: ignore[arg-type]

@@ -69,7 +69,7 @@ class Attention(Sublayer):
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
         problems = super().check(ctx, path)
         if self.head_dim is None and ctx.d_model % self.heads:
-            message = f"{self.heads} heads do not divide d_model {ctx.d_model}; give head_dim, or another number of heads"
+            message = f"{self.heads} heads do not divide d_model {ctx.d_model}; give head_dim or other heads"
             problems.append(Problem(f"{path}.heads", message, self.mark("heads")))
         spec = self.resolve(ctx)
         assert spec.kv_heads is not None and spec.head_dim is not None
@@ -119,8 +119,7 @@ class _Attention(SublayerModule):
         bias = None
         for score in self.scores:
             bias = score(q.shape[1], call) if bias is None else bias + score(q.shape[1], call)
-        o_BHTD = self.attend(
-            q_BTHD.transpose(1, 2), k_BTKD.transpose(1, 2), v_BTKD.transpose(1, 2), bias=bias, causal=True, window=self.window
-        )
+        q_BHTD, k_BKTD, v_BKTD = (x.transpose(1, 2) for x in (q_BTHD, k_BTKD, v_BTKD))
+        o_BHTD = self.attend(q_BHTD, k_BKTD, v_BKTD, bias=bias, causal=True, window=self.window)
         o_BTHD = self.sdpa(o_BHTD.transpose(1, 2), call, products)
         return self.output_projection(o_BTHD.flatten(-2))  # type: ignore[no-any-return]

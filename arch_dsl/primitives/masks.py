@@ -16,7 +16,7 @@ class Causal(Mask):
 
 @Mask.register("window")
 class Window(Mask):
-    """Position i reads the last `size` positions, itself included: i - size < j <= i (arXiv:2004.05150, section 3.1)."""
+    """Position i reads the last `size` positions, itself among them: i - size < j <= i (arXiv:2004.05150, sec. 3.1)."""
 
     size: Count
 
@@ -27,5 +27,3 @@ class Window(Mask):
     def pairs(self, tokens: int) -> int:
         size = min(self.size, tokens)
         return size * (size + 1) // 2 + (tokens - size) * size
-
-

@@ -24,7 +24,7 @@ class Parallel(Sublayer):
     `pre` on the group is one norm that all members share; on the members, separate ones.
     """
 
-    post: tuple[Norm, ...] = ()  # type: ignore[assignment]
+    post: tuple[Norm, ...] = ()
     branches: Block
 
     @classmethod
@@ -83,5 +83,3 @@ class _Parallel(SublayerModule):
         hidden = self.pre(stream, call, iter(()))
         updates = [member.update(hidden, call) for member in self.members.values()]  # type: ignore[operator]
         return self.post(sum(updates[1:], updates[0]), call, iter(()))  # type: ignore[no-any-return]
-
-

@@ -67,7 +67,7 @@ class _Sinusoidal(nn.Module):
 
 @Rotary.register("rope")
 class Rope(Rotary):
-    """(a, b) -> (a cos - b sin, a sin + b cos) at angle t theta^(-2i / dims): rotary positions (arXiv:2104.09864, eq. 34).
+    """(a, b) -> (a cos - b sin, a sin + b cos) at angle t theta^(-2i / dims): RoPE (arXiv:2104.09864, eq. 34).
 
     Channel i is paired with channel i + dims / 2. `fraction` of the head is rotated, the rest passes unchanged.
     """

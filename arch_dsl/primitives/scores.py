@@ -13,7 +13,7 @@ from arch_dsl.families import Score
 
 @Score.register("alibi")
 class Alibi(Score):
-    """s_ij - m_h (i - j) with a fixed slope m_h per head: attention with linear biases (arXiv:2108.12409, section 3)."""
+    """s_ij - m_h (i - j) with a fixed slope m_h per head: attention with linear biases (arXiv:2108.12409, sec. 3)."""
 
     def build(self, ctx: BuildContext) -> nn.Module:
         return _Alibi(ctx.heads or 1)
