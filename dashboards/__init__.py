@@ -1,0 +1,29 @@
+"""Studies in a browser: what `search` stored, shown by pages that train nothing and load nothing from elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import dash
+
+__all__ = ["PortTaken", "make_app", "serve"]
+
+
+class PortTaken(Exception):
+    """Another program listens on the port that was asked for."""
+
+
+def make_app(store_root: Path) -> dash.Dash:
+    """The dashboard of one store as a Dash application (its `server` is a WSGI application)."""
+    from dashboards.app import make_app as make
+
+    return make(store_root)
+
+
+def serve(store_root: Path, host: str = "127.0.0.1", port: int | None = None, open_browser: bool = False) -> None:
+    """Prints the address of the dashboard and serves it until Ctrl-C; see `dashboards.server.serve`."""
+    from dashboards.server import serve as run
+
+    run(store_root, host, port, open_browser)

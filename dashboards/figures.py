@@ -1,0 +1,272 @@
+"""The plots, as plain plotly figures: SVG lines only, at most 200 of them, text that is never taken for HTML."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from dashboards.curves import Floats, Group
+from dashboards.theme import INK, MUTED, axis, dashes, layout, translucent
+
+MAXIMUM_LINES = 200
+GRAPH_CONFIG = {
+    # plotly.js offers "Share chart", which would send the data to a server of its makers
+    "modeBarButtonsToRemove": ["sendChartToCloud", "lasso2d", "select2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
+    "plotlyServerURL": "",
+    "displaylogo": False,
+    "responsive": True,
+    "toImageButtonOptions": {"format": "svg", "filename": "archlab"},
+}
+Figure = dict[str, Any]
+
+
+def curves(
+    groups: Sequence[Group], colours: Mapping[str, str], baseline: str, x_title: str, y_title: str, falls: bool = False
+) -> Figure:
+    """Each variant's mean over its seeds with a band of one standard deviation, and the seeds as thin lines below.
+
+    A diverged seed is a thin line that ends in a cross. Above 200 lines the thin ones beyond are left out, which
+    `hidden_lines` counts. A curve that `falls` is framed without its first steep part, which a double click shows.
+    """
+    style = dashes([group.variant for group in groups], baseline)
+    room = MAXIMUM_LINES - len(groups)
+    thin_lines: list[dict[str, Any]] = []
+    bands, means = [], []
+    for group in sorted(groups, key=lambda each: each.variant == baseline, reverse=True):
+        colour, name = colours[group.variant], escape(group.variant)
+        for line in group.lines[: max(room, 0)]:
+            room -= 1
+            if group.seeds > 1 or line.diverged:
+                thin_lines.append(_thin(line.x, line.y, colour, name))
+            if line.diverged:
+                thin_lines += _cross(line.x, line.y, colour, name, line.label)
+        if group.seeds > 1:
+            bands.append(_band(group, colour, name))
+        if len(group.x):
+            means.append(_mean(group, colour, name, style[group.variant]))
+    traces = [*bands, *thin_lines, *means]
+    if not traces:
+        return empty("No points yet: they appear with the first steps.")
+    figure: Figure = {"data": traces, "layout": layout(xaxis=axis(x_title), yaxis=axis(y_title), hovermode="closest")}
+    figure["layout"]["legend"] |= {"y": 1.02, "yanchor": "bottom"}
+    frame = _frame(groups) if falls else None
+    if frame is not None:
+        figure["layout"]["yaxis"] |= {"range": frame, "autorange": False}
+    return figure
+
+
+def _frame(groups: Sequence[Group]) -> list[float] | None:
+    """The range that shows where variants differ: what comes after the first tenth of the longest curve."""
+    long = [group for group in groups if len(group.x) >= 8]
+    if not long:
+        return None
+    start = 0.1 * max(group.x[-1] for group in long)
+    late = np.concatenate([group.mean[group.x >= start] for group in long])
+    late = late[np.isfinite(late)]
+    if not len(late):
+        return None
+    low, high = float(late.min()), float(late.max())
+    room = 0.06 * (high - low)
+    return [low - room, high + room]
+
+
+def hidden_lines(groups: Sequence[Group]) -> tuple[int, int]:
+    """(lines that `curves` draws, lines that there are)."""
+    total = sum(len(group.lines) for group in groups)
+    return min(total, max(MAXIMUM_LINES - len(groups), 0)), total
+
+
+def _mean(group: Group, colour: str, name: str, dash: str) -> dict[str, Any]:
+    seeds = f"mean of {group.seeds} seeds" if group.seeds > 1 else "one trial"
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": _plain(group.x),
+        "y": _plain(group.mean),
+        "name": name,
+        "legendgroup": name,
+        "line": {"color": colour, "width": 2, "dash": dash},
+        "hovertemplate": f"<b>{name}</b> · {seeds}<br>%{{x:.4~s}} → %{{y:.5g}}<extra></extra>",
+    }
+
+
+def _thin(x: Floats, y: Floats, colour: str, name: str) -> dict[str, Any]:
+    line = {"color": translucent(colour, 0.35), "width": 0.8}
+    return _quiet({"mode": "lines", "x": _plain(x), "y": _plain(y), "line": line, "legendgroup": name})
+
+
+def _band(group: Group, colour: str, name: str) -> dict[str, Any]:
+    """mean - std forward and mean + std back, as one closed outline."""
+    known = np.isfinite(group.mean) & np.isfinite(group.std)
+    x, mean, std = group.x[known], group.mean[known], group.std[known]
+    return _quiet(
+        {
+            "mode": "lines",
+            "x": _plain(np.concatenate([x, x[::-1]])),
+            "y": _plain(np.concatenate([mean - std, (mean + std)[::-1]])),
+            "fill": "toself",
+            "fillcolor": translucent(colour, 0.13),
+            "line": {"width": 0, "color": "rgba(0,0,0,0)"},
+            "legendgroup": name,
+        }
+    )
+
+
+def _cross(x: Floats, y: Floats, colour: str, name: str, label: str) -> list[dict[str, Any]]:
+    last = np.flatnonzero(np.isfinite(y))
+    if not len(last):
+        return []
+    marker = {"symbol": "x-thin", "size": 9, "line": {"color": colour, "width": 2}}
+    point: dict[str, Any] = {"mode": "markers", "x": _plain(x[last[-1:]]), "y": _plain(y[last[-1:]]), "marker": marker}
+    text = {"hoverinfo": "text", "hovertext": f"{name}, {escape(label)}: diverged", "legendgroup": name}
+    return [{"type": "scatter", "showlegend": False, **point, **text}]
+
+
+def _quiet(trace: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "scatter", "showlegend": False, "hoverinfo": "skip", **trace}
+
+
+def rate_curve(rates: Sequence[Mapping[str, Any]], colours: Mapping[str, str], baseline: str) -> Figure:
+    """Validation perplexity by learning rate, a line per variant, its choice as a ring; a diverged rate as a cross on top.
+
+    `rates` are rows {variant, lr, validation_perplexity (NaN: none), best, state}.
+    """
+    names = list(dict.fromkeys(row["variant"] for row in rates))
+    style = dashes(names, baseline)
+    known = [row["validation_perplexity"] for row in rates if math.isfinite(row["validation_perplexity"])]
+    if not known:
+        return empty("No rate has been tried to its end yet.")
+    top = max(known) + 0.06 * (max(known) - min(known) or max(known))
+    traces = []
+    for name in names:
+        mine = sorted((row for row in rates if row["variant"] == name), key=lambda row: row["lr"])
+        fine = [row for row in mine if math.isfinite(row["validation_perplexity"])]
+        colour, shown = colours[name], escape(name)
+        hover = f"<b>{shown}</b><br>learning rate %{{x:g}}<br>validation perplexity %{{y:.4g}}<extra></extra>"
+        sizes = [11 if row["best"] else 5 for row in fine]
+        fills = ["#ffffff" if row["best"] else colour for row in fine]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "x": [row["lr"] for row in fine],
+                "y": [row["validation_perplexity"] for row in fine],
+                "name": shown,
+                "legendgroup": shown,
+                "line": {"color": colour, "width": 1.6, "dash": style[name]},
+                "marker": {"size": sizes, "color": fills, "line": {"color": colour, "width": 2}, "opacity": 1},
+                "hovertemplate": hover,
+            }
+        )
+        lost = [row["lr"] for row in mine if row["state"] == "diverged"]
+        if lost:
+            marker = {"symbol": "x-thin", "size": 9, "line": {"color": colour, "width": 2}}
+            text = {"hoverinfo": "text", "hovertext": f"{shown}: diverged", "legendgroup": shown, "showlegend": False}
+            traces.append(
+                {"type": "scatter", "mode": "markers", "x": lost, "y": [top] * len(lost), "marker": marker, **text}
+            )
+    ticks = sorted({row["lr"] for row in rates})
+    labels = {"tickmode": "array", "tickvals": ticks, "ticktext": [rate_text(lr) for lr in ticks]}
+    scale = axis("Learning rate", type="log", **labels)
+    return {"data": traces, "layout": layout(xaxis=scale, yaxis=axis("Validation perplexity"), showlegend=False)}
+
+
+def rate_text(lr: float) -> str:
+    """A rate as papers write it: 0.001 is 1e-3, 0.00025 is 2.5e-4."""
+    if lr == 0 or not math.isfinite(lr):
+        return f"{lr:g}"
+    mantissa, exponent = f"{lr:.2e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
+
+
+def forest(rows: Sequence[Mapping[str, Any]], colours: Mapping[str, str], unit: str) -> Figure:
+    """Each variant's difference to the baseline with its interval; hollow where it is within noise.
+
+    `rows` are rows {variant, delta, delta_low, delta_high (NaN: no interval), verdict} in the order of the table.
+    """
+    shown = [row for row in rows if math.isfinite(row["delta"])]
+    if not shown:
+        return empty("Differences appear when the baseline and a variant have a finished trial in common.")
+    traces = []
+    for place, row in enumerate(reversed(shown)):
+        colour, name = colours[row["variant"]], escape(row["variant"])
+        clear = row["verdict"] in ("better", "worse")
+        interval = math.isfinite(row["delta_low"])
+        reach = (
+            f"<br>95% interval {row['delta_low']:+.4f} to {row['delta_high']:+.4f}" if interval else "<br>no interval"
+        )
+        trace: dict[str, Any] = {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [row["delta"]],
+            "y": [place],
+            "marker": {
+                "size": 9,
+                "color": colour if clear else "#ffffff",
+                "line": {"color": colour, "width": 2},
+                "opacity": 1,
+            },
+            "hovertemplate": f"<b>{name}</b> {row['delta']:+.4f}{reach}<br>{escape(row['verdict'])}<extra></extra>",
+            "showlegend": False,
+        }
+        if interval:
+            half = row["delta_high"] - row["delta"]
+            trace["error_x"] = {"type": "data", "array": [half], "color": colour, "thickness": 2, "width": 0}
+        traces.append(trace)
+    names = [escape(row["variant"]) for row in reversed(shown)]
+    places = {
+        "tickmode": "array",
+        "tickvals": list(range(len(names))),
+        "ticktext": names,
+        "range": [-0.7, len(names) - 0.3],
+    }
+    y = axis("", **places) | {"ticks": "", "showline": False, "showgrid": False, "fixedrange": True}
+    y["tickfont"] = {"size": 12.5, "color": INK}
+    zero = {
+        "type": "line",
+        "xref": "x",
+        "x0": 0,
+        "x1": 0,
+        "yref": "paper",
+        "y0": 0,
+        "y1": 1,
+        "line": {"color": "#8b939c", "width": 1.2},
+    }
+    hints = [_hint("← better than the baseline", 0, "left"), _hint("worse →", 1, "right")]
+    x = axis(f"Difference in test loss ({unit})", range=_around_zero(shown))
+    return {
+        "data": traces,
+        "layout": layout(xaxis=x, yaxis=y, shapes=[zero], annotations=hints, margin={"l": 8, "r": 16, "t": 26, "b": 8}),
+    }
+
+
+def _around_zero(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """A range that holds zero and every interval, with room on both sides."""
+    ends = [row[key] for row in rows for key in ("delta", "delta_low", "delta_high") if math.isfinite(row[key])]
+    low, high = min([*ends, 0.0]), max([*ends, 0.0])
+    room = 0.12 * (high - low) or 0.01
+    return [low - room, high + room]
+
+
+def _hint(text: str, x: float, anchor: str) -> dict[str, Any]:
+    where = {"xref": "paper", "yref": "paper", "x": x, "y": 1.0, "xanchor": anchor, "yanchor": "bottom"}
+    return {"text": text, "showarrow": False, "font": {"size": 11.5, "color": MUTED}, **where}
+
+
+def empty(message: str) -> Figure:
+    """A figure that says in words why there is nothing to draw."""
+    note = {"text": escape(message), "showarrow": False, "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5}
+    hidden = {"visible": False, "fixedrange": True}
+    return {
+        "data": [],
+        "layout": layout(xaxis=hidden, yaxis=hidden, annotations=[{**note, "font": {"color": MUTED, "size": 13}}]),
+    }
+
+
+def _plain(values: Floats) -> list[float | None]:
+    """Six digits are more than a screen has; NaN, which JSON lacks, is a gap."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]

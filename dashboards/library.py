@@ -1,0 +1,191 @@
+"""The store as the pages see it: what `search` wrote, read again only where it changed, or the reason why it can't be."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from dashboards.curves import CurveFile, stamp_of
+from search.comparison import Comparison, load_comparison
+from search.lock import STUDY_NAME, holder_of
+from search.store import Store, StoreError
+
+STATES = ("complete", "running", "planned", "failed", "diverged", "pruned")
+_PROBE_S = 1.0  # a page says "locked" rather than wait for a minute, as a run does
+
+
+class NotFound(Exception):
+    """There is no study of that name; `known` are those that exist."""
+
+    def __init__(self, name: str, known: list[str]) -> None:
+        self.name, self.known = name, known
+        super().__init__(f"there is no study {name!r}")
+
+
+@dataclass(frozen=True)
+class Study:
+    """One study at one moment. `version` changes when anything that a page shows of it does.
+
+    `holder` says who runs it now ({} if unknown, None if nobody), `problem` why there is no comparison.
+    """
+
+    name: str
+    version: str
+    record: dict[str, Any]
+    trials: list[dict[str, Any]]
+    holder: dict[str, Any] | None
+    comparison: Comparison | None
+    problem: str | None
+    curves: dict[str, CurveFile]
+
+    @property
+    def variants(self) -> list[str]:
+        """Names in the order of the study."""
+        return [variant["name"] for variant in self.record["variants"]]
+
+    @property
+    def updated(self) -> float:
+        """When a trial last changed its state (unix s), 0 without trials."""
+        return max((trial["updated"] for trial in self.trials), default=0.0)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Distinct trials by state, in the order in which they are shown; states without a trial are left out."""
+        found = Counter({trial["key"]: trial["state"] for trial in self.trials}.values())
+        return {state: found[state] for state in STATES if found[state]}
+
+    @property
+    def expected(self) -> int:
+        """Trials in all: those that are known, or what the grid and the seeds add up to while the tuning goes on."""
+        rates, seeds = len(self.record.get("tune", {}).get("lr", [])), len(self.record["seeds"])
+        per_variant = rates + seeds - 1 if rates else seeds
+        return max(sum(self.counts.values()), per_variant * len(self.record["variants"]))
+
+
+class Library:
+    """Reads one store for any number of requests. Its methods raise StoreError for a store that can't be read."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        self._lock = threading.RLock()
+        self._stamp: object = None
+        self._listing: list[dict[str, Any]] = []
+        self._rows: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
+        self._comparisons: dict[str, tuple[str, Comparison | None, str | None]] = {}
+        self._studies: dict[str, Study] = {}
+
+    def listing(self) -> list[dict[str, Any]]:
+        """name, question, created, updated and counts of every study, newest first."""
+        with self._lock:
+            self._refresh()
+            return self._listing
+
+    def summary(self, name: str) -> Study:
+        """The study without its curves, for a list of many. Raises NotFound."""
+        with self._lock:
+            return self._study(name, {})
+
+    def study(self, name: str) -> Study:
+        """The study as it is now; what hasn't changed since the last call is not read again. Raises NotFound."""
+        with self._lock:
+            before = self._studies.get(name)
+            study = self._study(name, None)
+            if before is not None and before.version == study.version:
+                return before
+            self._studies[name] = study
+            return study
+
+    def _study(self, name: str, curves: dict[str, CurveFile] | None) -> Study:
+        known = [row["name"] for row in self.listing()]
+        if not STUDY_NAME.fullmatch(name) or name not in known:
+            raise NotFound(name, known)
+        record, trials = self._rows_of(name)
+        if curves is None:
+            curves = self._curves_of(name, trials)
+        holder = holder_of(self.root, name)
+        results = _digest(record, [(t["key"], t["role"], t["state"], t["attempt"], t["reason"]) for t in trials])
+        version = _digest(results, [(key, file.stamp) for key, file in curves.items()], holder)
+        if name not in self._comparisons or self._comparisons[name][0] != results:
+            self._comparisons[name] = (results, *self._compare(name))
+        _, comparison, problem = self._comparisons[name]
+        return Study(name, version, record, trials, holder, comparison, problem, curves)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Holds the curves still while a figure is made of them."""
+        with self._lock:
+            yield
+
+    @contextmanager
+    def open(self) -> Iterator[Store]:
+        """The store itself, for one reader. Raises StoreError, also for a database that another program has locked."""
+        table = self.root / "trials.db"
+        if table.is_file():
+            _probe(table)
+        with Store.open(self.root, create=False) as store:
+            yield store
+
+    def _refresh(self) -> None:
+        stamp = [stamp_of(self.root / name) for name in ("store.json", "trials.db", "trials.db-wal")]
+        if stamp == self._stamp and None not in stamp[:2]:
+            return
+        self._rows.clear()
+        self._stamp = None
+        with self.open() as store:
+            self._listing = store.studies()
+        self._stamp = stamp
+
+    def _rows_of(self, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        if name not in self._rows:
+            with self.open() as store:
+                self._rows[name] = (store.study(name), store.study_trials(name))
+        return self._rows[name]
+
+    def _curves_of(self, name: str, trials: list[dict[str, Any]]) -> dict[str, CurveFile]:
+        known = self._studies[name].curves if name in self._studies else {}
+        found: dict[str, CurveFile] = {}
+        for trial in trials:
+            key = trial["key"]
+            if key not in found:
+                found[key] = known.get(key) or CurveFile(Path(trial["folder"]) / "metrics.jsonl")
+                found[key].read()
+        return found
+
+    def _compare(self, name: str) -> tuple[Comparison | None, str | None]:
+        """The comparison, or the sentence that says what is wrong with a result; the page stands either way."""
+        with self.open() as store:
+            try:
+                return load_comparison(store, name), None
+            except (OSError, ValueError, KeyError) as error:
+                return None, f"The results can't be compared: {type(error).__name__}: {error}"
+
+
+def _probe(table: Path) -> None:
+    try:
+        connection = sqlite3.connect(f"{table.as_uri()}?mode=rw", uri=True, timeout=_PROBE_S)
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        finally:
+            connection.close()
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error) or "busy" in str(error):
+            raise StoreError(
+                f"{table} is locked by another program (a backup or a database browser?): close it; "
+                "this page tries again by itself"
+            ) from error
+        raise StoreError(f"{table} can't be opened ({error}): check that you may read and write it") from error
+    except sqlite3.DatabaseError as error:
+        raise StoreError(
+            f"{table} is damaged ({error}): restore a copy, or move the store away and run again"
+        ) from error
+
+
+def _digest(*parts: object) -> str:
+    return sha256(repr(parts).encode()).hexdigest()[:16]

@@ -1,0 +1,150 @@
+"""The first page: every study of the store as a card, the newest first."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import dash
+import dash_mantine_components as dmc
+from dash import Input, Output, State, dcc, html, no_update
+from dash.development.base_component import Component
+
+from dashboards import words
+from dashboards.library import Library, Study
+from dashboards.parts import badge, card, empty_card, failure_card, guarded, progress_bar, store_card
+from search.store import StoreError
+
+REFRESH_MS = 2000
+KEEP_ADDRESS = "query => { window.history.replaceState(window.history.state, '', window.location.pathname + query) }"
+"""Writes the view into the address without a new entry in the history: back leads to the page before."""
+
+
+def register(app: dash.Dash, library: Library) -> None:
+    """Adds the page `/` and its callbacks to an app."""
+
+    @guarded(lambda: library.root)
+    def layout(q: str = "", **_: Any) -> Component:
+        version, content = _cards(library, q)
+        search = dmc.TextInput(
+            id="studies-search", value=q, placeholder="Search studies", size="sm", debounce=200, className="search"
+        )
+        return html.Div(
+            [
+                html.Div([html.H1("Studies"), search], className="title-row"),
+                html.Div(content, id="studies-cards", className="cards"),
+                dcc.Store(id="studies-version", data=version),
+                dcc.Store(id="studies-query"),
+                dcc.Interval(id="studies-tick", interval=REFRESH_MS),
+            ]
+        )
+
+    dash.register_page("studies", path="/", title="Studies · archlab", layout=layout)
+
+    @app.callback(
+        Output("studies-cards", "children"),
+        Output("studies-version", "data"),
+        Output("studies-query", "data"),
+        Input("studies-tick", "n_intervals"),
+        Input("studies-search", "value"),
+        State("studies-version", "data"),
+        prevent_initial_call=True,
+    )
+    def refresh(_: int, search: str | None, seen: str) -> tuple[Any, Any, Any]:
+        query = f"?q={quote(search)}" if search else ""
+        version, content = _cards(library, search or "")
+        return (no_update, no_update, query) if version == seen else (content, version, query)
+
+    app.clientside_callback(
+        KEEP_ADDRESS,
+        Input("studies-query", "data"),
+        prevent_initial_call=True,
+    )
+
+
+def _cards(library: Library, search: str) -> tuple[str, list[Component]]:
+    """(what changes when a card does, the cards)."""
+    try:
+        listing = library.listing()
+    except StoreError as error:
+        return f"{search}:{error}", [store_card(error, library.root)]
+    if not listing:
+        return f"{search}:empty", [empty_card(library.root)]
+    wanted = [row for row in listing if _matches(search, f"{row['name']} {row['question'] or ''}")]
+    if not wanted:
+        return f"{search}:none", [
+            card("Nothing matches", html.P(["No study has ", html.Code(search[:80]), " in its name or question."]))
+        ]
+    versions, content = [search], []
+    for row in wanted:
+        try:
+            study = library.summary(row["name"])
+            versions.append(study.version + words.ago(row_time(row, study)))
+            content.append(study_card(study, row_time(row, study)))
+        except Exception as error:
+            versions.append(repr(error))
+            content.append(
+                html.Div([html.Div(row["name"], className="name"), failure_card(error)], className="study-card")
+            )
+    return "|".join(versions), content
+
+
+def row_time(row: dict[str, Any], study: Study) -> float:
+    """When the study or one of its trials last changed (unix s)."""
+    return max(row["updated"], study.updated)
+
+
+def _matches(search: str, text: str) -> bool:
+    return all(word in text.lower() for word in search.lower().split())
+
+
+def study_card(study: Study, updated: float) -> Component:
+    """Name, question, progress, the best variant and what is said of it; the whole card is a link."""
+    kind, sentence = words.activity(study)
+    found = [] if study.comparison is None else [_best(study)]
+    if study.problem is not None:
+        found = [html.P(study.problem, className="problem")]
+    return dcc.Link(
+        [
+            html.Div(
+                [html.Span(study.name, className="name"), html.Span(words.ago(updated), className="when")],
+                className="card-top",
+            ),
+            html.Div(study.record.get("question") or study.name, className="question"),
+            *found,
+            progress_bar(study),
+            html.Div(
+                [
+                    html.Span(words.progress(study)),
+                    html.Span(_short(kind, sentence), className=f"activity activity-{kind}"),
+                ],
+                className="card-bottom",
+            ),
+        ],
+        href=f"/study/{study.name}",
+        className="study-card",
+    )
+
+
+def _short(kind: str, sentence: str) -> str:
+    return {"live": "training now", "stopped": "not running", "done": "finished"}.get(kind, sentence)
+
+
+def _best(study: Study) -> Component:
+    assert study.comparison is not None
+    row = words.best(study.comparison)
+    if row is None:
+        return html.Div("no finished trial yet", className="best muted")
+    mean, std = row["perplexity_mean"], row["perplexity_std"]
+    value = f"{mean:.2f}" + (f" ± {std:.2f}" if std == std else "")
+    verdict = row["verdict"]
+    said = badge(verdict) if verdict != "baseline" else badge("baseline")
+    return html.Div(
+        [
+            html.Span("lowest perplexity", className="label"),
+            html.B(row["variant"]),
+            html.Span(value, className="number"),
+            said,
+        ],
+        className="best",
+    )

@@ -1,0 +1,61 @@
+"""What a reader chose to see, as the query of the address: the same address gives the same picture on any machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from urllib.parse import parse_qsl, urlencode
+
+METRICS = {
+    "validation": ("validation_loss", "Validation loss", "Validation loss (nats/token)"),
+    "training": ("loss", "Training loss", "Training loss (nats/token)"),
+    "gradient": ("grad_norm", "Gradient norm", "Gradient norm"),
+    "rate": ("lr", "Learning rate", "Learning rate"),
+    "speed": ("tokens_per_s", "Speed", "Training speed (tokens/s)"),
+}
+"""Key in the address: (field of metrics.jsonl, name of the control, title of the axis)."""
+
+X_AXES = {
+    "tokens": ("Tokens", "Training tokens"),
+    "flops": ("FLOPs", "Training FLOPs (three times the forward pass)"),
+    "time": ("Time", "Training time (minutes)"),
+    "steps": ("Steps", "Optimizer steps"),
+}
+SMOOTHING = {"0": "none", "0.5": "0.5", "0.9": "0.9", "0.98": "0.98"}
+TRIALS = {"reported": "Final seeds", "tuning": "Learning rates"}
+CHOICES: dict[str, Mapping[str, object]] = {"metric": METRICS, "x": X_AXES, "smooth": SMOOTHING, "trials": TRIALS}
+
+
+@dataclass(frozen=True)
+class View:
+    """The controls of the curves; every field is a key of the address."""
+
+    metric: str = "validation"
+    x: str = "tokens"
+    smooth: str = "0"
+    trials: str = "reported"
+
+    def query(self) -> str:
+        """`?metric=training`, without what is at its default; empty where all is."""
+        chosen = {key: value for key, value in asdict(self).items() if value != getattr(View(), key)}
+        return f"?{urlencode(chosen)}" if chosen else ""
+
+
+def read_view(query: Mapping[str, object]) -> tuple[View, list[str]]:
+    """The view that an address asks for, and a notice for each value that doesn't exist; unknown keys are ignored."""
+    chosen, notices = {}, []
+    for field in fields(View):
+        value = str(query.get(field.name, field.default))
+        if value in CHOICES[field.name]:
+            chosen[field.name] = value
+        else:
+            known = ", ".join(CHOICES[field.name])
+            notices.append(
+                f"The address asks for {field.name} {value[:40]!r}, which does not exist (there is: {known})."
+            )
+    return View(**chosen), notices
+
+
+def parse_view(search: str) -> tuple[View, list[str]]:
+    """`read_view` of the raw query string, with or without its question mark."""
+    return read_view(dict(parse_qsl(search.lstrip("?"))))

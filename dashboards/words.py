@@ -1,0 +1,101 @@
+"""What a study found, in sentences: the same numbers as its table, read aloud."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from dashboards.library import Study
+from search.comparison import Comparison
+
+STATE_WORDS = {
+    "complete": "complete",
+    "running": "running",
+    "planned": "waiting",
+    "failed": "failed",
+    "diverged": "diverged",
+    "pruned": "stopped early",
+}
+
+
+def verdicts(comparison: Comparison) -> list[tuple[str, str]]:
+    """(kind, sentence) in the order of interest: better, worse, within noise, what can't be said yet.
+
+    Kinds are the verdicts of the table, by which the page colours them.
+    """
+    rows = [row for row in comparison.table.to_dict("records") if row["variant"] != comparison.baseline]
+    unit = comparison.noise["unit"].split("/")[0]
+    found = []
+    for kind in ("better", "worse"):
+        for row in sorted((r for r in rows if r["verdict"] == kind), key=lambda r: abs(r["delta"]), reverse=True):
+            reach = f"[{signed(row['delta_low'])}, {signed(row['delta_high'])}]"
+            found.append(
+                (kind, f"{row['variant']} is {kind} than {comparison.baseline}: {signed(row['delta'])} {unit} {reach}")
+            )
+    for kind, one, many in (
+        ("within noise", "is within noise of", "are within noise of"),
+        ("diverged", "diverged: no comparison with", "diverged: no comparison with"),
+        ("too few seeds", "has too few seeds for an interval against", "have too few seeds for an interval against"),
+        ("incomplete", "has no finished comparison with", "have no finished comparison with"),
+    ):
+        names = [row["variant"] for row in rows if row["verdict"] == kind]
+        if names:
+            found.append((kind, f"{listed(names)} {one if len(names) == 1 else many} {comparison.baseline}"))
+    return found
+
+
+def best(comparison: Comparison) -> dict[str, Any] | None:
+    """The row of the table with the lowest mean test loss, None before there is one."""
+    rows = [row for row in comparison.table.to_dict("records") if math.isfinite(row["loss_mean"])]
+    return min(rows, key=lambda row: float(row["loss_mean"]), default=None)
+
+
+def signed(value: float) -> str:
+    """A difference to three decimals with its sign, a true minus."""
+    return f"{value:+.3f}".replace("-", "\N{MINUS SIGN}")
+
+
+def listed(names: Sequence[str]) -> str:
+    """a, b and c."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def progress(study: Study) -> str:
+    """12 of 21 trials · 2 running · 7 waiting."""
+    counts = study.counts
+    done = sum(counts.get(state, 0) for state in ("complete", "failed", "diverged", "pruned"))
+    words = STATE_WORDS if study.holder is not None else {**STATE_WORDS, "running": "interrupted"}
+    extra = [f"{counts[s]} {words[s]}" for s in ("running", "failed", "diverged", "pruned") if s in counts]
+    return " · ".join([f"{done} of {study.expected} trials", *extra])
+
+
+def activity(study: Study) -> tuple[str, str]:
+    """(kind, sentence): is it training now, stopped on the way, or done? Kinds: live, stopped, done."""
+    counts = study.counts
+    open_trials = study.expected - sum(counts.get(s, 0) for s in ("complete", "failed", "diverged", "pruned"))
+    if study.holder is not None:
+        who = f" by process {study.holder['pid']} on {study.holder['host']}" if study.holder else ""
+        return "live", f"training now{who}"
+    if open_trials > 0:
+        return "stopped", "not running; the command below goes on where it stopped"
+    if counts.get("failed"):
+        return "stopped", "ended, with failed trials; archlab retry runs them again"
+    return "done", "finished"
+
+
+def ago(then: float, now: float | None = None) -> str:
+    """How long ago a time (unix s) was, in one unit."""
+    seconds = max((time.time() if now is None else now) - then, 0.0)
+    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= size:
+            many = int(seconds // size)
+            return f"{many} {unit}{'s' if many > 1 else ''} ago"
+    return "just now"
+
+
+def command(study: Study, default_store: bool, root: str) -> str:
+    """What to type to go on with the study."""
+    file = study.record.get("file") or f"{study.name}.yaml"
+    return f"archlab run {file}" + ("" if default_store else f" --store {root}")
