@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from search.compare import Comparison, load_comparison
-from search.plan import Plan
-from search.plan import plan as _plan
-from search.report import report
-from search.run import run, store_root
+from search.comparison import Comparison, load_comparison
+from search.planning import Plan
+from search.planning import plan as _plan
+from search.reporting import report
+from search.running import run, store_root
 from search.store import Store
 from search.study import Study, load_study
 

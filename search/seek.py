@@ -10,7 +10,7 @@ from arch_dsl.identity import canonical
 from arch_dsl.patch import Setting
 from arch_dsl.paths import get
 from arch_dsl.source import Node
-from search.plan import Plan, Variant
+from search.planning import Plan, Variant
 from search.propose import Proposer, State
 from search.selection import loss
 from search.store import TERMINAL, Row, Store

@@ -184,7 +184,8 @@ class Store:
             "ORDER BY position, key, variant, role",
             (study, int(orphaned)),
         )
-        return [_row_dict(row, self.trial_folder(row["key"])) for row in rows]
+        trials = self.root / "trials"
+        return [_row_dict(row, f"{trials}/{row['key'][:2]}/{row['key']}") for row in rows]
 
     # transitions
 
@@ -324,11 +325,11 @@ def _event(
     )
 
 
-def _row_dict(row: sqlite3.Row, folder: Path) -> dict[str, Any]:
+def _row_dict(row: sqlite3.Row, folder: str) -> dict[str, Any]:
     found = dict(row)
     study = found.pop("study")
     found["settings"] = json.loads(found["settings"])
     found["result"] = json.loads(found["result"]) if found["result"] else None
     found["reused"] = found["state"] in TERMINAL and found["owner"] != study
-    found["folder"] = str(folder)
+    found["folder"] = folder
     return found

@@ -62,12 +62,16 @@ def open_folder(root: Path, create: bool) -> Path:
 
 
 def connect(table: Path) -> sqlite3.Connection:
-    """A connection that waits up to a minute for other writers and survives power loss after a commit."""
+    """A connection that waits up to a minute for other writers.
+
+    A commit survives the death of any process. A power cut may undo the newest commits, never half of one; then the
+    result files, which are synced, are committed again.
+    """
     with sqlite_errors(table):
         connection = sqlite3.connect(table, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         try:
             connection.row_factory = sqlite3.Row
-            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("PRAGMA foreign_keys = ON")
             found = connection.execute("PRAGMA user_version").fetchone()[0]
         except BaseException:

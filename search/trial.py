@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -29,11 +29,11 @@ class Trial:
     @property
     def key(self) -> str:
         """sha256 of the canonical JSON, 64 hexadecimal digits."""
-        return hashlib.sha256(canonical_json(asdict(self)).encode()).hexdigest()
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def to_json(self) -> str:
         """The text of `trial.json`."""
-        return canonical_json(asdict(self))
+        return canonical_json({"model": self.model, "recipe": self.recipe, "data": self.data, "seed": self.seed})
 
     @classmethod
     def from_json(cls, text: str) -> Trial:

@@ -33,7 +33,7 @@ def run_trial(entry: str, folder: Path, data_root: Path, attempt: int) -> dict[s
             found = read_result(folder)
             if found is not None:
                 return found
-            write_whole(folder / "attempt.json", _who(attempt))
+            write_whole(folder / "attempt.json", _who(attempt), durable=False)
             return _train(entry, folder, data_root, attempt)
     except OSError as error:
         return _os_failure(error, folder)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from search.compare import Comparison
+    from search.comparison import Comparison
 
 DASH = "\N{EN DASH}"
 SEARCH_ROWS = 20

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from search.compare import Comparison, compare, load_comparison
+from search.comparison import Comparison, compare, load_comparison
 from search.statistics import analyse, document_variance
 from search.store import Row, Store
 from search.trial import Trial

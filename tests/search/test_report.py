@@ -11,9 +11,9 @@ import unicodedata
 
 import pytest
 
-from search.compare import Comparison, compare
+from search.comparison import Comparison, compare
 from search.render.blocks import DASH, short_count
-from search.report import FORMATS, report, to_plain
+from search.reporting import FORMATS, report, to_plain
 from tests.search.compare_kit import end_as, make_study, make_trial, pick
 
 EFFECTS = {"baseline": 0.0, "sdpa": -0.05, "value": 0.0005, "dense": 0.05}

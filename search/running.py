@@ -11,7 +11,7 @@ from arch_dsl.identity import dump
 from search.driver import drive
 from search.executor import Executor, InlineExecutor
 from search.lock import StudyLock
-from search.plan import Plan, plan
+from search.planning import Plan, plan
 from search.prune import Pruner
 from search.seek import Seeker
 from search.stop import Summary

@@ -18,7 +18,7 @@ from search.render.text import text
 if TYPE_CHECKING:
     import pandas as pd
 
-    from search.compare import Comparison
+    from search.comparison import Comparison
 
 
 def report(comparison: Comparison, format: str = "text") -> str:

@@ -1,0 +1,84 @@
+"""The condition of an axis: `path == 'word'`, `path != 3` or `path in ['a', 'b']`. It is parsed, never evaluated."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, cast
+
+from arch_dsl.errors import Problem
+from arch_dsl.parse import INVALID
+from arch_dsl.source import Node
+from arch_dsl.spec import Spec
+from search.trial import canonical_json
+
+_CONDITION = re.compile(r"\s*(?P<path>[A-Za-z_][\w.*:-]*)\s*(?P<operator>==|!=|\bin\b)\s*(?P<value>\S.*?)\s*")
+_LITERAL = re.compile(
+    r"""\s*(?:'([^']*)'|"([^"]*)"|(true|false|null)|([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?))\s*"""
+)
+_WORDS = {"true": True, "false": False, "null": None}
+_FORMS = "write path == 'value', path != 'value' or path in ['a', 'b'], words in quotes"
+
+
+class Condition(Spec):
+    """Holds when the value at `path` equals the one literal (==), differs from it (!=), or is among them (in)."""
+
+    path: str
+    operator: Literal["==", "!=", "in"]
+    literals: tuple[Any, ...]
+
+    def holds(self, value: Any) -> bool:
+        """Whether `value`, found at the path, satisfies the condition; 1 and 1.0 are equal, 1 and true are not."""
+        equal = _spelling(value) in map(_spelling, self.literals)
+        return not equal if self.operator == "!=" else equal
+
+    def __str__(self) -> str:
+        words = [canonical_json(literal) for literal in self.literals]
+        return f"{self.path} {self.operator} {'[' + ', '.join(words) + ']' if self.operator == 'in' else words[0]}"
+
+
+def parse_condition(node: Node, path: str, problems: list[Problem]) -> Any:
+    """The condition that stands here, or INVALID after noting in `problems` why there is none."""
+    match = _CONDITION.fullmatch(node.value) if isinstance(node.value, str) else None
+    if match is None:
+        found = f"'{node.value}'" if isinstance(node.value, str) else node.kind
+        problems.append(Problem(path, f"is not a condition: {_FORMS}; found {found}", node.mark))
+        return INVALID
+    literals = _literals(match["value"], listed=match["operator"] == "in")
+    if literals is None:
+        problems.append(Problem(path, f"cannot compare with {match['value']}: {_FORMS}", node.mark))
+        return INVALID
+    operator = cast(Literal["==", "!=", "in"], match["operator"])
+    return Condition(path=match["path"], operator=operator, literals=literals)
+
+
+def _literals(text: str, listed: bool) -> tuple[Any, ...] | None:
+    """The literals of a text, or None where it holds anything else."""
+    if listed:
+        if not (text.startswith("[") and text.endswith("]")):
+            return None
+        text = text[1:-1]
+    found: list[Any] = []
+    at = 0
+    while match := _LITERAL.match(text, at):
+        found.append(_value(match))
+        at = match.end()
+        if at == len(text):
+            return tuple(found) if listed or len(found) == 1 else None
+        if text[at] != ",":
+            return None
+        at += 1
+    return None
+
+
+def _value(match: re.Match[str]) -> Any:
+    single, double, word, number = match.groups()
+    if word is not None:
+        return _WORDS[word]
+    if number is not None:
+        return int(number) if re.fullmatch(r"[-+]?\d+", number) else float(number)
+    return single if single is not None else double
+
+
+def _spelling(value: Any) -> str:
+    whole = isinstance(value, float) and value.is_integer()
+    return canonical_json(int(value) if whole else value)

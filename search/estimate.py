@@ -1,0 +1,69 @@
+"""How long a study would take, from what this store has measured, else from a matrix product timed now."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from search.planning import Plan
+from search.store import Store
+
+_SHARE = 0.25  # of the rate of a large matrix product that small models reach; replaced by measurements when there are any
+_START_S = 3.0  # a trial's process: its imports, its model, its final evaluation
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """`core_s` of training, `wall_s` on `slots` cores, and where the rate comes from."""
+
+    core_s: float
+    wall_s: float
+    slots: int
+    source: str
+
+
+def estimate(plan: Plan, root: Path, slots: int) -> Estimate:
+    """The time of all trials of a plan, as if none were done. FLOPs of training are three times those of a forward pass."""
+    rate, source = _rate(root)
+    per_variant = plan.trials / len(plan.variants)
+    flops = sum(3 * v.flops_per_token * v.recipe.tokens * per_variant for v in plan.variants)
+    core_s = flops / rate + _START_S * plan.trials
+    return Estimate(core_s, core_s / slots, slots, source)
+
+
+def _rate(root: Path) -> tuple[float, str]:
+    """FLOP/s of one core, and how it is known."""
+    if (root / "store.json").exists():
+        with Store.open(root, create=False) as store:
+            measured = [rate for row in store.studies() for rate in _measured(store, row["name"])]
+        if measured:
+            return statistics.median(measured), f"the median of {len(measured)} finished trials in this store"
+    return _SHARE * _product_rate(), f"{_SHARE:.0%} of a matrix product timed now; finished trials will make it better"
+
+
+def _measured(store: Store, study: str) -> list[float]:
+    flops = {variant["name"]: variant["flops_per_token"] for variant in store.study(study)["variants"]}
+    return [
+        3 * flops[row["variant"]] * row["result"]["tokens_per_s"]
+        for row in store.study_trials(study)
+        if row["state"] == "complete" and row["variant"] in flops and row["result"].get("tokens_per_s")
+    ]
+
+
+def _product_rate(size: int = 512, repeats: int = 8) -> float:
+    """FLOP/s of a square float32 matrix product on one thread; takes some 50 ms."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        a = torch.ones(size, size)
+        a @ a
+        started = time.perf_counter()
+        for _ in range(repeats):
+            a @ a
+        return 2 * size**3 * repeats / (time.perf_counter() - started)
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,1 @@
+"""Where trials are also written down, for other tools to read: MLflow and Optuna. Neither is the truth."""

@@ -1,0 +1,165 @@
+"""A trial as trackers see it: the rows of the trial table merged by key, and the files in the trial's folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from search.lock import holder_of
+from search.store import TERMINAL, Store
+from search.trial import Trial
+
+_TAIL = 160  # bytes before an offset that are remembered, to see that a file is still the one that was read
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """One trial of a study. It may have been wanted in several roles; `settings` are those of its first row.
+
+    `state` is that of the trial table, except for "interrupted": it has been started, and nobody runs it now.
+    """
+
+    key: str
+    folder: Path
+    variant: str
+    roles: tuple[str, ...]
+    settings: dict[str, Any]
+    seed: int
+    state: str
+    attempt: int
+    reason: str | None
+    result: dict[str, Any] | None
+    reused: bool
+    wanted: bool
+
+    @cached_property
+    def trial(self) -> Trial:
+        """What is trained, from trial.json."""
+        return Trial.from_json((self.folder / "trial.json").read_text(encoding="utf-8"))
+
+    @property
+    def metrics(self) -> Path:
+        """The file that grows while the trial trains."""
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the trial has ended for good."""
+        return self.state in TERMINAL
+
+    @property
+    def lr(self) -> float:
+        """The peak learning rate."""
+        rate: float = self.trial.recipe["lr"]
+        return rate
+
+
+def tracked(store: Store, study: str, closing: bool = False) -> list[Tracked]:
+    """Every trial of a study once, in planned order. When `closing`, what runs elsewhere counts as interrupted too."""
+    rows = [(row, True) for row in store.study_trials(study)]
+    rows += [(row, False) for row in store.study_trials(study, orphaned=True)]
+    alive: dict[str | None, bool] = {None: False}
+    merged: dict[str, list[tuple[dict[str, Any], bool]]] = {}
+    for row, wanted in rows:
+        merged.setdefault(row["key"], []).append((row, wanted))
+    found = []
+    for key, group in merged.items():
+        row = group[0][0]
+        state, owner = row["state"], row["owner"]
+        if owner not in alive:
+            alive[owner] = holder_of(store.root, owner) is not None
+        if (state == "planned" and row["attempt"] > 0) or (state == "running" and (closing or not alive[owner])):
+            state = "interrupted"
+        found.append(
+            Tracked(
+                key=key,
+                folder=Path(row["folder"]),
+                variant=row["variant"],
+                roles=tuple(sorted({each["role"] for each, _ in group})),
+                settings=row["settings"],
+                seed=row["seed"],
+                state=state,
+                attempt=row["attempt"],
+                reason=row["reason"],
+                result=row["result"],
+                reused=row["reused"],
+                wanted=any(wanted for _, wanted in group),
+            )
+        )
+    return found
+
+
+class Position(NamedTuple):
+    """How far a metrics.jsonl was sent: byte offset, the bytes before it, last training step, last validation step."""
+
+    offset: int = 0
+    tail: str = ""
+    training: int = -1
+    validation: int = -1
+
+
+START = Position()
+
+
+class Line(NamedTuple):
+    """One line of metrics.jsonl, with the position after it."""
+
+    record: dict[str, Any]
+    position: Position
+
+
+def new_lines(path: Path, position: Position) -> Iterator[Line]:
+    """The whole lines after a position whose steps were not sent. A last line without its newline waits.
+
+    When a trial goes on from its checkpoint, its file was cut there and steps are written again, to the same bits.
+    The file is then read from its start, and a step that was sent once is not sent again with a later time.
+    """
+    if not path.exists():
+        return
+    with open(path, "rb") as file:
+        before = position.tail.encode()
+        file.seek(max(0, position.offset - len(before)))
+        if file.read(len(before)) != before:
+            position = position._replace(offset=0, tail="")
+            file.seek(0)
+        for text in file:
+            if not text.endswith(b"\n"):
+                return
+            record = json.loads(text)
+            kind = "validation" if "validation_loss" in record else "training"
+            sent = getattr(position, kind)
+            step = record["step"]
+            position = Position(
+                offset=position.offset + len(text),
+                tail=text[-_TAIL:].decode("ascii", "replace"),
+                training=max(step, position.training) if kind == "training" else position.training,
+                validation=max(step, position.validation) if kind == "validation" else position.validation,
+            )
+            if step > sent:
+                yield Line(record, position)
+
+
+def values_of(record: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a line by name; what was written as null was not finite and is NaN."""
+    fixed = ("step", "time", "attempt")
+    named = {name: value for name, value in record.items() if name not in fixed}
+    return {
+        name: float(value) if value is not None and math.isfinite(value) else math.nan for name, value in named.items()
+    }
+
+
+def validation_history(path: Path) -> dict[int, float]:
+    """Step to validation loss of a trial so far."""
+    lines = (line.record for line in new_lines(path, START))
+    return {each["step"]: values_of(each)["validation_loss"] for each in lines if "validation_loss" in each}
+
+
+def span_s(path: Path) -> tuple[float, float] | None:
+    """The times (unix s) of the first and the last line, None where nothing was written."""
+    times = [line.record["time"] for line in new_lines(path, START)]
+    return (times[0], times[-1]) if times else None

@@ -1,0 +1,245 @@
+"""What the command line prints: plans, trees, kernels, primitives, findings."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+import arch_dsl
+import kernels
+from arch_dsl.catalogue import describe, families, find
+from arch_dsl.context import Cost
+from arch_dsl.errors import SpecError, unknown
+from arch_dsl.show import Line, tree
+from search.doctor import Finding
+from search.estimate import estimate
+from search.planning import Plan, Variant, plan
+from search.stop import Summary
+from search.study import load_study
+
+_MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
+
+
+def _console() -> Console:
+    """Plain when not a terminal, and then wide enough for tables to stay whole."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=max(console.width, 140))
+
+
+def count(number: float) -> str:
+    """1234567 as 1.23M."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(number) >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """4000 s as 1h 07m."""
+    if seconds < 90:
+        return f"{seconds:.0f}s"
+    minutes = round(seconds / 60)
+    return f"{minutes}m" if minutes < 90 else f"{minutes // 60}h {minutes % 60:02d}m"
+
+
+# plan
+
+
+def plan_json(planned: Plan, root: Path) -> dict[str, Any]:
+    """A plan as JSON: its record, the number of trials, and the estimate in seconds."""
+    slots = _slots(planned)
+    return {**planned.record(), "trials": planned.trials, "estimate": asdict(estimate(planned, root, slots))}
+
+
+def _slots(planned: Plan) -> int:
+    return max(len(os.sched_getaffinity(0)) // planned.study.resources.cpus, 1)
+
+
+def print_plan(planned: Plan, root: Path) -> None:
+    """A row per variant, then what would be trained and how long that takes."""
+    console = _console()
+    study, first = planned.study, planned.variants[0]
+    console.print(f"[bold]{study.study}[/]  {study.question}")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    matched = bool(study.match)
+    for name, justify in (("variant", "left"), ("changes from the base", "left"), ("parameters", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    if matched:
+        table.add_column("mismatch", justify="right")
+    table.add_column("FLOPs/token", justify="right")
+    for variant in planned.variants:
+        changes = "\n".join(map(str, variant.changes)) or "none"
+        mismatch = [f"{variant.mismatch:+.2%}"] if matched else []
+        table.add_row(
+            Text(variant.name), Text(changes), f"{variant.parameters:,}", *mismatch, count(variant.flops_per_token)
+        )
+    console.print(table)
+    console.print(_trials(planned))
+    data = first.dataset.record()
+    console.print(
+        f"data: {data['source']}, {data['tokenizer']}, {count(data['train_tokens'])} training tokens "
+        f"({first.recipe.tokens / data['train_tokens']:.2g} epochs), {data['identity']}"
+    )
+    guess = estimate(planned, root, _slots(planned))
+    console.print(
+        f"about {duration(guess.wall_s)} on {guess.slots} cores ({duration(guess.core_s)} of one core; "
+        f"from {guess.source})"
+    )
+    console.print("nothing was trained")
+
+
+def _trials(planned: Plan) -> str:
+    recipe = planned.variants[0].recipe
+    each = f"{count(recipe.tokens)} tokens ({recipe.steps} steps of {recipe.batch} x {recipe.context})"
+    if planned.rates:
+        rates = ", ".join(f"{rate:g}" for rate in planned.rates)
+        how = f"{len(planned.rates)} rates ({rates}) with one seed, then the best with {len(planned.seeds)} seeds"
+    else:
+        how = f"{len(planned.seeds)} seeds"
+    text = f"{len(planned.variants)} variants x {how}: {planned.trials} trials of {each}"
+    if search := planned.study.search:
+        text += f"; {search.trials} of them proposed by {search.sampler} as results come in"
+    return text
+
+
+def print_summary(summary: Summary, study: str, root: Path) -> None:
+    """How a run ended, and what to type next."""
+    console = _console()
+    counts = ", ".join(f"{number} {state}" for state, number in summary.counts.items() if number)
+    console.print(f"{summary.message}: {counts}" if counts else summary.message)
+    store = "" if str(root) == ".archlab" else f" --store {root}"
+    if summary.counts.get("complete"):
+        console.print(f"  archlab report {study}{store}\n  archlab dashboard{store}")
+
+
+# show
+
+
+def variant_of(study: str, name: str | None, overrides: dict[str, Any], root: Path) -> Variant:
+    """One variant of a study, or its baseline. Raises SpecError naming the nearest variant."""
+    planned = plan(load_study(study, overrides), root / "data")
+    names = [variant.name for variant in planned.variants]
+    if name is not None and name not in names:
+        raise SpecError.of("--variant", unknown(name, "variant", names))
+    wanted = name or planned.study.report.baseline
+    return next((variant for variant in planned.variants if variant.name == wanted), planned.variants[0])
+
+
+def print_tree(variant: Variant, as_json: bool) -> None:
+    """The site form, with shapes, parameters and forward FLOPs per token."""
+    context = variant.recipe.context
+    lines = tree(variant.model, context)
+    if as_json:
+        print(json.dumps({"variant": variant.name, "spec": arch_dsl.canonical(variant.model), "nodes": [_node(line, context) for line in lines]}))
+        return
+    changed = {change.path for change in variant.changes}
+    root = Tree(_label(lines[0], context, changed, ""))
+    stack: list[tuple[Tree, str]] = [(root, "")]
+    for line in lines[1:]:
+        del stack[line.depth :]
+        parent, path = stack[-1]
+        where = f"{path}.{line.name}" if path else line.name
+        stack.append((parent.add(_label(line, context, changed, where)), where))
+    console = _console()
+    console.print(root)
+    console.print("B batch, T time, D d_model, V vocabulary; FLOPs forward per token, mask-aware; changes in yellow")
+    console.print(f"identity {arch_dsl.identity(variant.model)}")
+
+
+def _label(line: Line, context: int, changed: set[str], path: str) -> Text:
+    touched = any(change == path or change.startswith(f"{path}.") and line.depth > 2 for change in changed)
+    text = Text(line.name, style="bold yellow" if touched else "bold")
+    if line.what:
+        text.append(f"  {line.what}", style="yellow" if touched else "not bold")
+    if line.shape:
+        text.append(f"  {line.shape}", style="cyan not bold")
+    if line.cost != Cost():
+        flops = count(line.cost.flops_model / context)
+        text.append(f"  {line.cost.parameters:,} parameters, {flops} FLOPs", style="dim not bold")
+    return text
+
+
+def _node(line: Line, context: int) -> dict[str, Any]:
+    return {
+        "depth": line.depth,
+        "name": line.name,
+        "what": line.what,
+        "shape": line.shape,
+        "parameters": line.cost.parameters,
+        "flops_per_token": line.cost.flops_model / context,
+    }
+
+
+def print_kernels(variant: Variant, device: str | None, as_json: bool) -> None:
+    """Which implementation each node of the first layer, and of what stands outside the layers, gets."""
+    try:
+        target = kernels.Device.parse(device) if device else kernels.Device.current()
+    except ValueError as error:
+        raise SpecError.of("--device", str(error)) from error
+    dtype = torch.bfloat16 if variant.recipe.precision == "bf16" else torch.float32
+    choices = arch_dsl.kernel_choices(variant.model, target, dtype)
+    shown = [choice for choice in choices if not choice.path.startswith("block.") or choice.path.startswith("block.0.")]
+    if as_json:
+        print(json.dumps([asdict(choice) for choice in choices]))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("node", "op", "implementation", "reason"):
+        table.add_column(column)
+    for choice in shown:
+        table.add_row(choice.path.replace("block.0.", "block."), choice.op, choice.implementation, choice.reason)
+    console = _console()
+    console.print(f"{variant.name} on {target}, {str(dtype).removeprefix('torch.')}; every layer alike")
+    console.print(table)
+
+
+# primitives and doctor
+
+
+def print_primitives(name: str | None, as_json: bool) -> None:
+    """All primitives by family, or one of them with its formula, fields and defaults."""
+    if name is None:
+        listing = families()
+        if as_json:
+            print(json.dumps(listing))
+            return
+        console = _console()
+        for family, members in listing.items():
+            console.print(f"[bold]{family}[/]")
+            width = max(len(member) for member in members)
+            for member, line in members.items():
+                console.print(Text(f"  {member:<{width}}  {line}"))
+        console.print("\narchlab primitives NAME explains one")
+        return
+    found = find(name)
+    if as_json:
+        print(json.dumps([describe(kind) for kind in found]))
+        return
+    console = _console()
+    for kind in found:
+        facts = describe(kind)
+        console.print(f"[bold]{facts['type']}[/] ({facts['family']})")
+        console.print(Text(facts["doc"]))
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in ("field", "what may stand there", "default"):
+            table.add_column(column)
+        for field in facts["fields"]:
+            table.add_row(field["name"], Text(field["allowed"]), Text(field["default"]))
+        console.print(table)
+
+
+def print_findings(findings: list[Finding]) -> None:
+    """A line per finding: what is there, and what that means for a study."""
+    console = _console()
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for finding in findings:
+        table.add_row(_MARKS[finding.status], f"[bold]{finding.name}[/]", Text(finding.detail), Text(finding.meaning))
+    console.print(table)

@@ -1,0 +1,187 @@
+"""Ships trials to their trackers from a thread of the driver: a tracker that is down costs delay and nothing else.
+
+The trial table and the trials' own files are what is sent, and `shipped.db` remembers what was acknowledged. So
+there is nothing to lose: whatever did not arrive is sent by the next run of the study, or by `sync`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from search.lock import lock_path
+from search.sinks.mlflow_sink import MlflowSink
+from search.sinks.optuna_sink import OptunaSink
+from search.sinks.spool import Spool
+from search.sinks.tracked import Tracked, tracked
+from search.store import Store
+
+INTERVAL_S = 5.0  # between two looks at what has grown
+FIRST_RETRY_S, LAST_RETRY_S = 10.0, 300.0  # between two attempts at a tracker that is down
+
+_log = logging.getLogger("archlab.track")
+
+
+class Sink(Protocol):
+    """A tracker. Both methods are called by one thread."""
+
+    name: str
+
+    def pending(self, trials: Sequence[Tracked]) -> int:
+        """How many points and news were not acknowledged; needs neither the tracker nor its library."""
+
+    def ship(self, trials: Sequence[Tracked]) -> None:
+        """Sends them. May raise anything; what was acknowledged by then is remembered."""
+
+
+class Shipper:
+    """Ships one study while its driver runs. `record` is the study's record; None reads it from the store."""
+
+    def __init__(
+        self, store_root: Path, study: str, record: dict[str, Any] | None = None, interval_s: float = INTERVAL_S
+    ) -> None:
+        self._root, self._study, self._record = Path(store_root).absolute(), study, record
+        self._interval_s = interval_s
+        self._closing = threading.Event()
+        self._woken = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"ship {study}", daemon=True)
+        self.trouble: str | None = None  # what keeps points from arriving, for the progress display
+
+    def start(self) -> None:
+        """Begins to ship. A tracker's library is imported in the thread, when there is something to send."""
+        self._thread.start()
+
+    def notice(self, trial: object = None) -> None:
+        """A trial changed its state: look now. The table says which."""
+        self._woken.set()
+
+    def close(self, timeout: float = 30.0) -> int:
+        """Sends what is left, for at most `timeout` seconds. Returns how many points and news are left for `sync`."""
+        deadline = time.monotonic() + timeout
+        self._closing.set()
+        self._woken.set()
+        if self._thread.ident is not None:
+            self._thread.join(max(0.0, deadline - time.monotonic()))
+        return unsent(self._root, self._study)
+
+    def _run(self) -> None:
+        try:
+            with _one_shipper(self._root, self._study) as alone:
+                if alone:
+                    self._loop()
+        except Exception as error:  # the store itself is unreadable: the driver will say so; shipping must not
+            self._complain(f"nothing is sent to the trackers: {_reason(error)}")
+
+    def _loop(self) -> None:
+        with Store.open(self._root, create=False) as store, Spool(self._root) as spool:
+            record = store.study(self._study) if self._record is None else self._record
+            sinks = [_Patient(sink) for sink in _sinks(self._root, self._study, spool, record)]
+            while not self._closing.is_set():
+                trials = tracked(store, self._study)
+                self._ship(sinks, trials, now=time.monotonic())
+                self._woken.wait(self._interval_s)
+                self._woken.clear()
+            self._ship(sinks, tracked(store, self._study, closing=True), now=None)
+
+    def _ship(self, sinks: list[_Patient], trials: list[Tracked], now: float | None) -> None:
+        for sink in sinks:
+            trouble = sink.ship(trials, now)
+            if trouble is not None:
+                self._complain(trouble)
+        if all(sink.well for sink in sinks):
+            self.trouble = None
+
+    def _complain(self, message: str) -> None:
+        """One warning per outage."""
+        if self.trouble is None:
+            _log.warning("%s", message)
+        self.trouble = message
+
+
+class _Patient:
+    """A sink that is left alone for a while after it failed, twice as long each time."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink, self._wait_s, self._not_before = sink, 0.0, 0.0
+
+    @property
+    def well(self) -> bool:
+        return self._wait_s == 0.0
+
+    def ship(self, trials: list[Tracked], now: float | None) -> str | None:
+        """What went wrong, if anything did. `now` None: try whatever happened before."""
+        if now is not None and now < self._not_before:
+            return None
+        try:
+            self._sink.ship(trials)
+        except Exception as error:  # whatever it is, a tracker's failure is never a trial's
+            self._wait_s = min(max(FIRST_RETRY_S, 2 * self._wait_s), LAST_RETRY_S)
+            self._not_before = time.monotonic() + self._wait_s
+            return f"{self._sink.name} takes nothing now, it is sent later: {_reason(error)}"
+        self._wait_s = 0.0
+        return None
+
+
+def sync(store_root: Path, study: str | None = None) -> dict[str, int]:
+    """Sends what earlier runs could not, of one study or all. Returns per study what is still unsent.
+
+    A study that is being shipped by its driver is left to it. Raises StoreError when there is no such store or study.
+    """
+    root = Path(store_root).absolute()
+    left = {}
+    with Store.open(root, create=False) as store, Spool(root) as spool:
+        for name in [study] if study else [each["name"] for each in store.studies()]:
+            record = store.study(name)
+            with _one_shipper(root, name) as alone:
+                if alone:
+                    trials = tracked(store, name, closing=True)
+                    for sink in _sinks(root, name, spool, record):
+                        trouble = _Patient(sink).ship(trials, now=None)
+                        if trouble is not None:
+                            _log.warning("%s: %s", name, trouble)
+            left[name] = unsent(root, name)
+    return left
+
+
+def unsent(store_root: Path, study: str) -> int:
+    """How many points and news of a study a tracker has not acknowledged. Raises StoreError without such a store."""
+    with Store.open(store_root, create=False) as store, Spool(store_root) as spool:
+        trials = tracked(store, study, closing=True)
+        return sum(sink.pending(trials) for sink in _sinks(store_root, study, spool, {}))
+
+
+def _sinks(root: Path, study: str, spool: Spool, record: dict[str, Any]) -> list[Sink]:
+    return [OptunaSink(root, study, spool), MlflowSink(root, study, spool, record)]
+
+
+@contextmanager
+def _one_shipper(root: Path, study: str) -> Iterator[bool]:
+    """True for the only one that ships this study; two would make two runs of a trial."""
+    path = lock_path(root, study).with_suffix(".ship")
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        alone = False
+    else:
+        alone = True
+    try:
+        yield alone
+    finally:
+        os.close(descriptor)
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of an error and of what caused it, which the libraries hide; without passwords in URLs."""
+    parts = [f"{type(error).__name__}: {error}".splitlines()[0]]
+    if error.__cause__ is not None:
+        parts.append(f"{type(error.__cause__).__name__}: {error.__cause__}".splitlines()[0])
+    return re.sub(r"://[^/@\s]*@", "://***@", " <- ".join(parts))[:500]
