@@ -1,7 +1,9 @@
 """Makes Triton's interpreter compute bfloat16: as it comes, it stores bfloat16 as uint16 and computes on the bits.
 
 The values that it gets wrong are silent (sums, products and comparisons of bit patterns; casts truncate), so every
-test of a bfloat16 kernel on the CPU depends on this. Applied only under TRITON_INTERPRET=1, for Triton 3.6 to 3.9.
+test of a bfloat16 kernel on the CPU depends on this. Two warnings go with it: of numpy about infinities and NaN, which
+a GPU computes in silence, and of Triton 3.6 where a loop's bounds are known at run time only. Applied only under
+TRITON_INTERPRET=1, for Triton 3.6 to 3.9.
 """
 
 import os
@@ -17,6 +19,7 @@ def apply() -> None:
     """Wrap the interpreter's arithmetic, once: bfloat16 operands go up to float32, results are rounded to nearest."""
     if not active():
         return
+    from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpreterBuilder
 
     if getattr(InterpreterBuilder, "bfloat16_is_computed", False):
@@ -26,6 +29,7 @@ def apply() -> None:
         setattr(InterpreterBuilder, name, _in_float32(getattr(InterpreterBuilder, name)))
     InterpreterBuilder.cast_impl = _rounding_cast(InterpreterBuilder.cast_impl)
     InterpreterBuilder.create_dot = _widening_dot(InterpreterBuilder.create_dot)
+    interpreter._patch_lang_tensor = _indexing(interpreter._patch_lang_tensor)
 
 
 def _is_bfloat16(handle: Any) -> bool:
@@ -64,9 +68,10 @@ def _in_float32(original: Any) -> Any:
     def wrapped(self: Any, *operands: Any) -> Any:
         import numpy as np
 
+        with np.errstate(all="ignore"):
+            result = original(self, *map(_up, operands))
         if not any(map(_is_bfloat16, operands)):
-            return original(self, *operands)
-        result = original(self, *map(_up, operands))
+            return result
         return _down(result.data) if result.data.dtype == np.float32 else result
 
     return wrapped
@@ -83,6 +88,14 @@ def _rounding_cast(original: Any) -> Any:
         return source if source.dtype.scalar == target.scalar else original(self, source, target)
 
     return cast_impl
+
+
+def _indexing(original: Any) -> Any:
+    def patch(tensor: Any, scope: Any) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    return patch
 
 
 def _widening_dot(original: Any) -> Any:

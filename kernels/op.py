@@ -106,8 +106,8 @@ def register(op: Op) -> Op:
 def select(op_name: str, device: Device, dtype: torch.dtype, *, force: str = "", **options: Any) -> Choice:
     """The implementation of an op for a device (which need not be present), a compute dtype and the op's options.
 
-    `force`, or else ARCHLAB_KERNELS=reference|torch|triton, forces an implementation. Raises ValueError for an unknown op, option or value, and for a
-    forced implementation that cannot serve.
+    `force`, or else the environment's ARCHLAB_KERNELS, names one: reference, torch or triton. Raises ValueError for an
+    unknown op, option or value, and for a forced implementation that cannot serve.
     """
     op = _named(op_name, OPS, "op")
     ask = Ask(device, dtype, _checked(op, options))
@@ -115,8 +115,8 @@ def select(op_name: str, device: Device, dtype: torch.dtype, *, force: str = "",
     if forced not in ("", "reference", "torch", "triton"):
         raise ValueError(f"{FORCE} must be reference, torch or triton; received {forced!r}")
     if forced == "reference":
-        return Choice("reference", op.reference, f"{FORCE}=reference")
-    passed: list[str] = []
+        return Choice("reference", op.reference, "forced")
+    notes = ["forced"] if forced else []
     able: list[Implementation] = []
     for name, implementation in op.implementations.items():
         if forced not in ("", implementation.family):
@@ -126,19 +126,20 @@ def select(op_name: str, device: Device, dtype: torch.dtype, *, force: str = "",
             able.append(implementation)
             objection = implementation.declines(ask)
         if objection is None:
-            return _choice(implementation, device, "; ".join([*([f"{FORCE}={forced}"] if forced else []), *passed]))
-        passed.append(f"{name}: {objection}")
+            return _choice(implementation, notes)
+        notes.append(f"{name}: {objection}")
     if forced and able:
-        return _choice(able[0], device, f"{FORCE}={forced}")
+        return _choice(able[0], notes)
     if forced:
-        raise ValueError(f"{FORCE}={forced}, but {op_name} has none that serves: {'; '.join(passed) or 'not written'}")
-    return Choice("reference", op.reference, "; ".join(["the formula", *passed]))
+        why = f"{forced} is forced, but there is no {forced} implementation of {op_name} that serves"
+        raise ValueError("; ".join([why, *notes[1:]]))
+    return Choice("reference", op.reference, "; ".join(["the formula", *notes]))
 
 
-def _choice(implementation: Implementation, device: Device, notes: str) -> Choice:
+def _choice(implementation: Implementation, notes: list[str]) -> Choice:
     absent = implementation.missing()
     call = _unavailable(absent) if absent else implementation.load()
-    return Choice(implementation.family, call, "; ".join(filter(None, [implementation.why, notes])))
+    return Choice(implementation.family, call, "; ".join([implementation.why, *notes]))
 
 
 def _absence(implementation: Implementation, device: Device) -> str | None:

@@ -119,6 +119,7 @@ def _(dout: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor) -> tuple[Ten
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, weight, _ = inputs
+    ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(x, weight, output[1])
 
 

@@ -1,0 +1,173 @@
+"""All implementations of all ops, on all their cases, against the formula in float64."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from calls import DEVICES, Call, calls, made
+from torch import Tensor
+
+from kernels import ACTIVATIONS, OPS, Case, Op
+
+LAID_OUT = (
+    "elementwise_silu", "headwise_multiply", "shared_heads_multiply", "width_1_add", "silu", "odd", "odd_no_weight",
+    "heads", "causal_grouped", "bias_per_head", "wide_values", "cached_keys",
+)  # fmt: skip
+COMPILED = ("headwise_multiply", "elementwise_gelu", "heads", "odd_no_weight", "silu", "bias_window", "causal_grouped")
+
+
+@contextmanager
+def uninitialised_memory_is_nan() -> Iterator[None]:
+    """Inside it `torch.empty` and its kin are filled with NaN, so that an element never written is seen."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def results(
+    function: Callable[..., Tensor], inputs: dict[str, Tensor], case: Case, dout: Tensor | None
+) -> list[Tensor]:
+    """The output and the gradients of all inputs."""
+    out = function(**inputs, **case.arguments)
+    dout = torch.ones_like(out) if dout is None else dout
+    return [out, *torch.autograd.grad(out, list(inputs.values()), dout.to(out.dtype))]
+
+
+def truth(op: Op, inputs: dict[str, Tensor], case: Case, dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
+    """The results of the formula in float64, and a gradient of the output that is exact in `dtype`."""
+    wide = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
+    shape = op.reference(**wide, **case.arguments).shape
+    dout = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype).to(next(iter(wide.values())).device)
+    return results(op.reference, wide, case, dout), dout
+
+
+def assert_close(got: list[Tensor], want: list[Tensor], tolerance: float) -> None:
+    """RMS error relative to the RMS of the truth, which is taken to be at least 1e-3: some gradients are exactly 0."""
+    for position, (a, b) in enumerate(zip(got, want, strict=True)):
+        assert a.shape == b.shape
+        error, size = (float(x.detach().square().mean().sqrt()) for x in (a.double() - b.double(), b.double()))
+        assert error <= tolerance * max(size, 1e-3), f"result {position}: {error:.1e} of {size:.1e}"
+
+
+@pytest.mark.parametrize("call", calls())
+def test_outputs_and_gradients_match_float64(call: Call) -> None:
+    inputs = call.tensors()
+    want, dout = truth(call.op, inputs, call.case, call.dtype)
+    if call.is_triton:
+        with uninitialised_memory_is_nan():
+            got = results(call.function, inputs, call.case, dout)
+    else:
+        got = results(call.function, inputs, call.case, dout)
+    assert all(x.dtype == call.dtype for x in got)
+    assert_close(got, want, call.op.tolerances[call.dtype])
+
+
+def _reversed_strides(x: Tensor) -> Tensor:
+    return x.detach().permute(*reversed(range(x.ndim))).contiguous().permute(*reversed(range(x.ndim)))
+
+
+def _half_of_a_wider_tensor(x: Tensor) -> Tensor:
+    return torch.cat([x.detach(), torch.full_like(x, torch.nan)], -1)[..., : x.shape[-1]]
+
+
+@pytest.mark.parametrize("layout", [_reversed_strides, _half_of_a_wider_tensor])
+@pytest.mark.parametrize("call", calls((torch.float32,), LAID_OUT))
+def test_layout_does_not_change_results(call: Call, layout: Callable[[Tensor], Tensor]) -> None:
+    inputs = {name: layout(x).requires_grad_() for name, x in call.tensors().items()}
+    want, dout = truth(call.op, inputs, call.case, call.dtype)
+    assert_close(results(call.function, inputs, call.case, layout(dout)), want, call.op.tolerances[call.dtype])
+
+
+@pytest.mark.parametrize("call", calls((torch.float32,), COMPILED))
+def test_compiles_into_one_graph(call: Call) -> None:
+    torch.compiler.reset()
+    inputs = call.tensors()
+    compiled = torch.compile(call.function, fullgraph=True, backend="aot_eager")
+    got, want = (results(f, inputs, call.case, None) for f in (compiled, call.function))
+    assert_close(got, want, 1e-6)
+
+
+@pytest.mark.parametrize("call", [p for p in calls((torch.bfloat16,)) if p.values[0].is_triton])
+def test_triton_gives_the_same_bits_twice(call: Call) -> None:
+    inputs = call.tensors()
+    first, second = (results(call.function, inputs, call.case, None) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("op", "case"), [pytest.param(op, case, id=f"{op.name}-{case.name}") for op in OPS.values() for case in op.cases]
+)
+def test_reference_has_the_gradients_of_its_formula(op: Op, case: Case) -> None:
+    inputs = made(case, DEVICES[0], torch.float64)
+    function = lambda *tensors: op.reference(**dict(zip(inputs, tensors, strict=True)), **case.arguments)  # noqa: E731
+    assert torch.autograd.gradcheck(function, tuple(inputs.values()), fast_mode=True)
+
+
+@pytest.mark.parametrize("layout", [lambda x: x, _reversed_strides])
+@pytest.mark.parametrize("name", ["gate-elementwise", "gate-headwise", "rms_norm", "rms_norm-no_weight"])
+def test_triton_ops_keep_the_rules_of_torch_library(name: str, layout: Callable[[Tensor], Tensor]) -> None:
+    from kernels.gate import triton as gate
+    from kernels.rms_norm import triton as rms_norm
+
+    device = DEVICES[-1].kind
+    x = layout(torch.randn(3, 5, 24, device=device)).requires_grad_()
+    narrow, weight = (torch.randn(*s, device=device, requires_grad=True) for s in ((3, 5, 1), (24,)))
+    op, arguments = {
+        "gate-elementwise": (gate._gate, (x, layout(torch.randn_like(x)).requires_grad_(), "silu", True)),
+        "gate-headwise": (gate._gate, (x, narrow, "sigmoid", True)),
+        "rms_norm": (rms_norm._rms_norm, (x, weight, 1e-6)),
+        "rms_norm-no_weight": (rms_norm._rms_norm, (x, None, 1e-6)),
+    }[name]
+    torch.library.opcheck(op, arguments)
+
+
+@pytest.mark.parametrize("call", calls((torch.bfloat16,), ("headwise_multiply", "elementwise_silu", "silu", "heads")))
+def test_float32_and_bfloat16_mix_as_under_autocast(call: Call) -> None:
+    inputs = call.tensors()
+    _, second = inputs
+    inputs[second] = inputs[second].detach().float().requires_grad_()
+    want, dout = truth(call.op, inputs, call.case, call.dtype)
+    got = results(call.function, inputs, call.case, dout)
+    assert [x.dtype for x in got] == [torch.bfloat16, torch.bfloat16, torch.float32]
+    assert_close(got, want, call.op.tolerances[call.dtype])
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("implementation", ["reference", "torch", "triton"])
+def test_activations_stay_finite_far_out_and_keep_nan(implementation: str, activation: str) -> None:
+    op = OPS["gate"]
+    function = op.reference if implementation == "reference" else op.implementations[implementation].load()
+    g = torch.tensor([[-1e4, -200.0, 0.0, 200.0, 1e4, torch.nan]], device=DEVICES[-1].kind, requires_grad=True)
+    out = function(torch.ones_like(g), g, activation, "multiply")
+    (dg,) = torch.autograd.grad(out.sum(), g)
+    assert out[:, :-1].isfinite().all() and dg[:, :-1].isfinite().all()
+    assert out[:, -1].isnan().all()
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (3, 0, 8)])
+def test_triton_takes_empty_tensors(shape: tuple[int, ...]) -> None:
+    x, w = torch.ones(shape, device=DEVICES[-1].kind, requires_grad=True), torch.ones(8, requires_grad=True)
+    gate, rms_norm = (OPS[name].implementations["triton"].load() for name in ("gate", "rms_norm"))
+    out = rms_norm(gate(x, x[..., :1], "silu", "multiply"), w.to(x.device), 1e-6)
+    dx, dw = torch.autograd.grad(out.sum(), (x, w))
+    assert (out.shape, dx.shape) == (shape, shape)
+    assert not dw.any()
+
+
+def test_triton_refuses_shapes_that_it_does_not_compute() -> None:
+    gate, glu, rms_norm = (OPS[name].implementations["triton"].load() for name in ("gate", "glu", "rms_norm"))
+    x = torch.ones(2, 3, 4, device=DEVICES[-1].kind)
+    with pytest.raises(ValueError, match="y's shape"):
+        gate(x, x[:, :1], "silu", "multiply")
+    with pytest.raises(ValueError, match="one shape"):
+        glu(x, x[..., :1], "silu")
+    with pytest.raises(ValueError, match="at most 16384 wide"):
+        rms_norm(torch.ones(1, 16385, device=DEVICES[-1].kind), None, 1e-6)
+
+
+def test_uninitialised_memory_is_nan_while_triton_is_tested() -> None:
+    with uninitialised_memory_is_nan():
+        assert torch.empty(3).isnan().all()

@@ -1,0 +1,172 @@
+"""Which implementation a node of a model gets, and why."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from kernels import OPS, Case, Device, Op, select
+from kernels.attention.torch_ops import plain, sdpa
+
+CPU, H200 = Device("cpu"), Device("cuda", (9, 0))
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+@pytest.fixture(autouse=True)
+def _nothing_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ARCHLAB_KERNELS", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("op", "device", "dtype", "options", "implementation", "reason"),
+    [
+        pytest.param("gate", CPU, FP32, {}, "torch", "interpreter is a thousand times slower", id="cpu"),
+        pytest.param("gate", H200, BF16, {"granularity": "headwise"}, "triton", "fused", id="cuda"),
+        pytest.param("gate", H200, BF16, {"granularity": "other"}, "torch", "one value per last dim", id="broadcast"),
+        pytest.param("gate", H200, BF16, {"activation": "function"}, "torch", "named activations", id="formula"),
+        pytest.param("gate", H200, torch.float64, {}, "torch", "computes in float32", id="float64"),
+        pytest.param("gate", Device("cuda", (7, 5)), BF16, {}, "torch", "needs sm_80", id="old_card"),
+        pytest.param("gate", Device("cuda"), BF16, {}, "triton", "fused", id="cuda_of_unknown_capability"),
+        pytest.param("rms_norm", CPU, BF16, {}, "torch", "rms_norm", id="norm_cpu"),
+        pytest.param("rms_norm", H200, BF16, {"weight": False}, "triton", "one pass", id="norm_cuda"),
+        pytest.param("glu", H200, FP32, {"activation": "gelu"}, "triton", "fused", id="glu_cuda"),
+        pytest.param("attention", H200, BF16, {"causal": True}, "torch", "scaled_dot_product", id="attention_cuda"),
+        pytest.param("attention", CPU, BF16, {}, "torch", "plain products", id="attention_cpu_bf16"),
+        pytest.param("attention", CPU, FP32, {"bias": True}, "torch", "scaled_dot_product", id="attention_cpu"),
+    ],
+)
+def test_choice_and_its_reason(
+    op: str, device: Device, dtype: torch.dtype, options: dict[str, str], implementation: str, reason: str
+) -> None:
+    choice = select(op, device, dtype, **options)
+    assert choice.implementation == implementation
+    assert reason in choice.reason
+
+
+def test_attention_on_the_cpu_is_plain_only_in_bfloat16() -> None:
+    assert select("attention", CPU, BF16).call is plain
+    assert select("attention", CPU, FP32).call is sdpa
+    assert select("attention", H200, BF16).call is sdpa
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_reference_can_be_forced_everywhere(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARCHLAB_KERNELS", "reference")
+    choice = select(op, H200, BF16)
+    assert (choice.implementation, choice.call) == ("reference", OPS[op].reference)
+    assert choice.reason == "forced"
+    assert select(op, H200, BF16, force="torch").implementation == "torch", "an argument outweighs the environment"
+
+
+@pytest.mark.parametrize(
+    ("forced", "op", "device", "implementation"),
+    [("torch", "gate", H200, "torch"), ("torch", "attention", CPU, "torch"), ("triton", "glu", H200, "triton")],
+)
+def test_forced_implementation_is_taken(
+    forced: str, op: str, device: Device, implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ARCHLAB_KERNELS", forced)
+    assert select(op, device, BF16).implementation == implementation
+
+
+def test_triton_can_be_forced_where_it_would_only_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARCHLAB_KERNELS", "triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert select("gate", CPU, FP32).implementation == "triton"
+
+
+@pytest.mark.parametrize(
+    ("forced", "op", "device", "options", "message"),
+    [
+        pytest.param("triton", "gate", H200, {"granularity": "other"}, "one value per last dim", id="cannot"),
+        pytest.param("triton", "attention", H200, {}, "no triton implementation of attention", id="not_written"),
+        pytest.param("triton", "gate", CPU, {}, "in the interpreter", id="cpu_without_interpreter"),
+        pytest.param("cuda", "gate", H200, {}, "must be reference, torch or triton", id="unknown"),
+    ],
+)
+def test_forced_implementation_that_cannot_serve_says_why(
+    forced: str, op: str, device: Device, options: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ARCHLAB_KERNELS", forced)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ValueError, match=message):
+        select(op, device, BF16, **options)
+
+
+@pytest.mark.parametrize(
+    ("op", "options", "message"),
+    [
+        ("gates", {}, "no op 'gates'.*near: gate"),
+        ("gate", {"activations": "silu"}, "near: activation"),
+        ("gate", {"activation": "swish"}, "activation must be one of .*'swish'"),
+    ],
+)
+def test_unknown_names_are_refused_with_the_nearest(op: str, options: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        select(op, CPU, FP32, **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "device"),
+    [("cpu", CPU), ("sm_90", H200), ("sm_80", Device("cuda", (8, 0))), ("sm_103", Device("cuda", (10, 3)))],
+)
+def test_device_is_read_and_written_alike(text: str, device: Device) -> None:
+    assert Device.parse(text) == device
+    assert str(device) == text
+
+
+@pytest.mark.parametrize("text", ["gpu", "sm_9", "sm_9x", "cuda:0", ""])
+def test_device_refuses_other_names(text: str) -> None:
+    with pytest.raises(ValueError, match="a device must be"):
+        Device.parse(text)
+
+
+def test_without_triton_other_machines_can_still_be_asked_about() -> None:
+    program = """
+import sys
+sys.modules["triton"] = None
+import kernels.launch
+kernels.launch.find_spec = lambda name: None
+from kernels import Device, select
+import torch
+choice = select("gate", Device.parse("sm_90"), torch.bfloat16)
+assert choice.implementation == "triton", choice
+assert select("gate", Device("cpu"), torch.bfloat16).implementation == "torch"
+try:
+    choice.call(torch.ones(1), torch.ones(1), "silu", "multiply")
+except RuntimeError as error:
+    assert "Triton is not installed" in str(error)
+else:
+    raise AssertionError("called what is not there")
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+def test_cases_ask_for_what_select_knows(op: Op) -> None:
+    assert len({case.name for case in op.cases}) == len(op.cases)
+    for case in op.cases:
+        meta = {name: torch.empty(shape, device="meta") for name, shape in case.shapes.items()}
+        select(op.name, H200, BF16, **op.ask(**meta, **case.arguments))
+        assert op.flops(**meta, **case.arguments) > 0
+        assert op.bytes(**meta, **case.arguments) >= 2 * next(iter(meta.values())).nbytes
+
+
+@pytest.mark.parametrize("case", OPS["attention"].cases, ids=lambda case: case.name)
+def test_attention_flops_count_visible_pairs(case: Case) -> None:
+    op = OPS["attention"]
+    q, k, v = (torch.zeros(case.shapes[name]) for name in "qkv")
+    i = torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2]
+    j = torch.arange(k.shape[2])
+    window = case.arguments.get("window") or k.shape[2]
+    seen = (j <= i) & (j > i - window) if case.arguments["causal"] else torch.ones(q.shape[2], k.shape[2])
+    expected = 2 * int(seen.sum()) * q.shape[0] * q.shape[1] * (q.shape[3] + v.shape[3])
+    assert op.flops(q, k, v, **case.arguments) == expected
+
+
+def test_window_needs_causal_attention() -> None:
+    q = torch.zeros(1, 1, 4, 8)
+    for call in (OPS["attention"].reference, plain, sdpa):
+        with pytest.raises(ValueError, match="looks back"):
+            call(q, q, q, causal=False, window=2)
