@@ -58,7 +58,7 @@ def build_model(trial: Trial, recipe: Recipe, device: torch.device) -> nn.Module
     """The trial's spec compiled for a device, with the initial values of its seed."""
     dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
     seed = split_seed(trial.seed).init
-    return arch_dsl.compile(arch_dsl.load(trial.model), seed=seed, device=str(device), dtype=dtype)
+    return arch_dsl.compile(arch_dsl.load(trial.model), seed=seed, device=device.type, dtype=dtype)
 
 
 def train(
