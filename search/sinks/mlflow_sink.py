@@ -62,8 +62,14 @@ class MlflowSink:
         """How many points and news of states were not acknowledged yet."""
         if self._uri == "off":
             return 0
-        known = self._spool.all(self._target, self._study)
+        known = self._known()
         return sum(self._pending(trial, known.get(trial.key, Shipped())) for trial in trials if trial.attempt > 0)
+
+    def _known(self) -> dict[str, Shipped]:
+        """What was acknowledged; nothing, when the database that did is gone."""
+        if self._uri.endswith(str(self._local)) and not self._local.exists():
+            self._spool.forget(self._target)
+        return self._spool.all(self._target, self._study)
 
     def _pending(self, trial: Tracked, shipped: Shipped) -> int:
         points = sum(len(values_of(line.record)) for line in new_lines(trial.metrics, shipped.position))
@@ -73,9 +79,7 @@ class MlflowSink:
         """Sends what is new. Raises what MLflow raises; the next call goes on from what was acknowledged."""
         if self._uri == "off":
             return
-        if self._uri.endswith(str(self._local)) and not self._local.exists():
-            self._spool.forget(self._target)
-        known = self._spool.all(self._target, self._study)
+        known = self._known()
         fresh = [t for t in trials if t.attempt > 0 and self._pending(t, known.get(t.key, Shipped()))]
         if not fresh:
             return

@@ -37,8 +37,6 @@ class OptunaSink:
 
     def ship(self, trials: Sequence[Tracked]) -> None:
         """Records what ended since. Raises what Optuna raises; the next call goes on from there."""
-        if not (self._root / "optuna.db").exists():
-            self._spool.forget(TARGET)
         if not self._unrecorded(trials):
             return
         storage = open_optuna(self._root)
@@ -49,6 +47,8 @@ class OptunaSink:
             storage.engine.dispose()
 
     def _unrecorded(self, trials: Sequence[Tracked]) -> list[Tracked]:
+        if not (self._root / "optuna.db").exists():
+            self._spool.forget(TARGET)
         told = self._spool.all(TARGET, self._name)
         return [
             trial

@@ -1,0 +1,259 @@
+"""Spaces say what is wrong with them; a search proposes the same values however often it is killed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from arch_dsl.errors import Problem, SpecError
+from arch_dsl.parse import INVALID, parse_value
+from arch_dsl.source import Node, read_text
+from search.propose import Proposer
+from search.sinks.database import open_optuna
+from search.space import Space
+
+SPACE = """
+window: {int: [64, 512], when: "mask == 'window'"}
+mask: {choice: [causal, window]}
+kv_heads: {choice: [1, 2, 4, 8]}
+width: {int: [256, 2048], step: 64}
+lr: {float: [1e-4, 1e-2], log: true}
+gate: {choice: [none, {position: sdpa}, [rmsnorm]]}
+"""
+
+
+def space(text: str = SPACE) -> Space:
+    return Space.parse(read_text(text, "s.yaml"))
+
+
+def fresh(folder: Path, **more: Any) -> Proposer:
+    folder.mkdir(exist_ok=True)
+    return Proposer(folder, "s", **{"space": space(), "seed": 3, **more})
+
+
+def goodness(values: dict[str, Any]) -> float:
+    return abs(values["width"] - 1024) / 1000 + values["kv_heads"] / 8
+
+
+def search(proposer: Proposer, trials: int) -> list[dict[str, Any]]:
+    proposed = []
+    for _ in range(trials):
+        number, values = proposer.ask()
+        proposed.append(values)
+        proposer.tell(number, goodness(values))
+    return proposed
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("optuna")
+    storage = open_optuna(folder)
+    storage.remove_session()
+    storage.engine.dispose()
+    return folder / "optuna.db"
+
+
+@pytest.fixture
+def root(tmp_path: Path, template: Path) -> Path:
+    (tmp_path / "optuna.db").write_bytes(template.read_bytes())
+    return tmp_path
+
+
+# spaces
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("3", "space: must be a mapping from path to axis, found an integer"),
+        ("a: 3", "space.a: must be a mapping with one of choice, int, float, found an integer"),
+        ("a: {chioce: [1]}", "space.a: 'chioce' is not a kind of axis; did you mean 'choice'?"),
+        ("a: {}", "space.a: says none of choice, int, float"),
+        ("a: {int: [1, 2], float: [1, 2]}", "space.a: has both int and float"),
+        ("a: {choice: []}", "space.a.choice: must be a list of values, found an empty one"),
+        ("a: {choice: 3}", "space.a.choice: must be a list of values, found an integer"),
+        ("a: {choice: [{x: 1}, {x: 1}]}", 'space.a.choice.1: {"x":1} is already a choice'),
+        ("a: {choice: [1, 1e999]}", "space.a.choice.1: must be finite"),
+        ("a: {int: [1]}", "space.a.int: must be a list of two numbers"),
+        ("a: {int: [1, x]}", "space.a.int.1: must be an integer, found 'x'"),
+        ("a: {int: [1, 2.5]}", "space.a.int.1: must be an integer"),
+        ("a: {int: [3, 3]}", "the lowest must be less than the highest"),
+        ("a: {int: [0, 8], log: true}", "`log: true` needs a lowest above 0, found 0"),
+        ("a: {int: [1, 10], step: 4}", "no step of 4 from 1 ends at 10"),
+        ("a: {int: [1, 10], step: 0}", "a step must be at least 1, found 0"),
+        ("a: {int: [1, 9], step: 4, log: true}", "has a `step` and `log: true`"),
+        ("a: {float: [0, 1], log: yes}", "space.a.log: must be true or false, found 'yes'"),
+        ("a: {float: [0, 1], stpe: 1}", "space.a.stpe: 'stpe' is not a key of float"),
+        ("a: {float: [0, 1], step: 1}", "space.a.step: 'step' is not a key of float"),
+        ("a: {int: [1, 2], when: 'b is 3'}", "space.a.when: is not a condition: write path == 'value'"),
+        ("a: {int: [1, 2], when: 3}", "is not a condition"),
+        ("a: {int: [1, 2], when: 'b == window'}", "cannot compare with window: write path == 'value'"),
+        ("a: {int: [1, 2], when: 'b in 3'}", "cannot compare with 3"),
+        ("a: {int: [1, 2], when: 'b in [1, 2'}", "cannot compare with [1, 2"),
+        ("a: {int: [1, 2], when: 'b == 1, 2'}", "cannot compare with 1, 2"),
+        ("a: {int: [1, 2], when: '__import__(1) == 2'}", "is not a condition"),
+        ("a: {int: [1, 2], when: 'a == 1'}", "space.a.when: its condition depends on itself"),
+        (
+            "a: {int: [1, 2], when: 'b == 1'}\nb: {int: [1, 2], when: 'a == 1'}",
+            "space.b.when: its condition depends on itself",
+        ),
+        (
+            "a: {int: [1, 2], when: \"b == 'windwo'\"}\nb: {choice: [causal, window]}",
+            "'windwo' is not a choice of b; did you mean 'window'?",
+        ),
+        ("a: {int: [1, 2], when: 'b == 9'}\nb: {int: [1, 4]}", "b is never 9: it goes from 1 to 4"),
+    ],
+)
+def test_a_wrong_space_is_refused_in_words(text: str, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        space(text)
+    assert message in str(caught.value)
+
+
+def test_all_problems_of_a_space_come_at_once_with_their_places() -> None:
+    with pytest.raises(SpecError) as caught:
+        space("a: {int: [1]}\nb: {choice: [1], wehn: x}\n")
+    assert [(p.path, p.mark.line, p.mark.column) for p in caught.value.problems if p.mark] == [
+        ("space.a.int", 1, 10),
+        ("space.b.wehn", 2, 18),
+    ]
+
+
+def test_the_parser_of_specs_reads_a_space() -> None:
+    problems: list[Problem] = []
+    assert parse_value(Space, Node.of({"a": {"int": ["1k", "2k"]}}), "space", problems) == space(
+        "a: {int: [1000, 2000]}"
+    )
+    assert parse_value(Space, Node.of([1]), "space", problems) is INVALID
+    assert [problem.path for problem in problems] == ["space"]
+
+
+def test_a_space_reads_what_it_writes() -> None:
+    assert Space.parse(space().plain()) == space()
+
+
+@pytest.mark.parametrize(
+    ("when", "value", "holds"),
+    [
+        ("m == 'a'", "a", True),
+        ('m == "a"', "b", False),
+        ("m != 'a'", "b", True),
+        ("m != 'a'", "a", False),
+        ("m in ['a', 2]", 2, True),
+        ("m in ['a', 2]", "2", False),
+        ("m in [true]", 1, False),
+        ("m == 1e-3", 0.001, True),
+        ("m == 2", 2.0, True),
+        ("m == null", None, True),
+        ("m == 'a, b]'", "a, b]", True),
+    ],
+)
+def test_a_condition_compares_by_value_and_kind(when: str, value: Any, holds: bool) -> None:
+    written = {"x": {"int": [1, 2], "when": when}}
+    assert Space.parse(written).active("x", {}, {"m": value}) is holds
+    assert Space.parse(Space.parse(written).plain()).active("x", {}, {"m": value}) is holds
+
+
+# proposals
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_proposals_lie_in_the_space_and_obey_conditions(root: Path, sampler: Any) -> None:
+    proposed = search(fresh(root, sampler=sampler), 16)
+    axes = space().axes
+    for values in proposed:
+        assert all(axes[path].holds(value) for path, value in values.items())
+        assert ("window" in values) == (values["mask"] == "window")
+        assert values.keys() >= {"mask", "kv_heads", "width", "lr", "gate"}
+    assert {values["mask"] for values in proposed} == {"causal", "window"}
+    assert len({str(values["gate"]) for values in proposed}) == 3
+
+
+def test_tpe_learns_from_what_it_is_told_and_random_does_not(root: Path) -> None:
+    two = space("lr: {float: [1e-4, 1], log: true}\nscale: {float: [0, 1]}")
+    losses: dict[str, list[float]] = {"tpe": [], "random": []}
+    for sampler, told in losses.items():
+        proposer = Proposer(root, sampler, two, sampler, seed=3)  # type: ignore[arg-type]
+        for _ in range(25):
+            number, values = proposer.ask()
+            told.append(abs(math.log10(values["lr"]) + 2) + 2 * abs(values["scale"] - 0.3))
+            proposer.tell(number, told[-1])
+    assert losses["tpe"][:10] == losses["random"][:10]
+    assert sum(losses["tpe"][15:]) < 0.75 * sum(losses["random"][15:])
+
+
+def test_a_search_that_is_killed_proposes_the_same(root: Path) -> None:
+    trials, kills = 13, (0, 10, 11, 12)  # from the eleventh on, proposals depend on what was told
+    (whole := root / "whole").mkdir()
+    (whole / "optuna.db").write_bytes((root / "optuna.db").read_bytes())
+    expected = search(fresh(whole), trials)
+    proposed: list[dict[str, Any]] = []
+    proposer = fresh(root)
+    for number in range(trials):
+        if number in kills:
+            assert proposer.ask() == (number, expected[number])
+            proposer = fresh(root)  # killed before the proposal was a row
+        again, values = proposer.ask()
+        assert again == number
+        proposed.append(values)
+        if number in kills:
+            proposer = fresh(root, stored=range(number + 1))  # killed when it was one
+        proposer.tell(number, goodness(values))
+    assert proposed == expected
+    states = [trial.state.name for trial in optuna.load_study(study_name="s", storage=open_optuna(root)).trials]
+    assert states == ["COMPLETE"] * trials
+
+
+def test_a_stored_proposal_is_waited_for_and_not_handed_out_again(root: Path) -> None:
+    first, values = fresh(root).ask()
+    proposer = fresh(root, stored=[first])
+    assert proposer.waiting() == [first]
+    assert proposer.proposals() == {first: values}
+    assert proposer.ask()[0] == first + 1
+    proposer.tell(first, 1.0)
+    assert proposer.waiting() == [first + 1]
+
+
+@pytest.mark.parametrize(
+    ("value", "state", "told"),
+    [
+        (1.5, "complete", "COMPLETE"),
+        (float("inf"), "complete", "FAIL"),
+        (float("nan"), "complete", "FAIL"),
+        (None, "complete", "FAIL"),
+        (float("inf"), "diverged", "FAIL"),
+        (None, "failed", "FAIL"),
+        (2.0, "pruned", "PRUNED"),
+        (None, "pruned", "PRUNED"),
+    ],
+)
+def test_only_a_finite_loss_is_told_as_complete(root: Path, value: float | None, state: Any, told: str) -> None:
+    proposer = fresh(root)
+    number, _ = proposer.ask()
+    proposer.tell(number, value, state)
+    proposer.tell(number, 99.0)
+    (trial,) = optuna.load_study(study_name="s", storage=open_optuna(root)).trials
+    assert trial.state.name == told
+    assert trial.value == (value if told == "COMPLETE" else None)
+    assert fresh(root).ask()[0] == 1
+
+
+def test_a_changed_space_is_refused_and_leaves_the_study_as_it_was(root: Path) -> None:
+    search(fresh(root), 2)
+    other = space("kv_heads: {choice: [1, 2]}")
+    with pytest.raises(SpecError, match="began with another space"):
+        fresh(root, space=other)
+    assert len(optuna.load_study(study_name="s", storage=open_optuna(root)).trials) == 2
+
+
+def test_a_condition_on_the_base_needs_its_value(root: Path) -> None:
+    only = space("window: {int: [64, 512], when: \"mask == 'window'\"}\nk: {choice: [1, 2]}")
+    assert only.needs == ("mask",)
+    with pytest.raises(SpecError, match="'mask' has no value here and is no axis"):
+        fresh(root, space=only)
+    assert "window" not in fresh(root, space=only, given={"mask": "causal"}).ask()[1]
+    assert "window" in Proposer(root, "other", only, given={"mask": "window"}).ask()[1]

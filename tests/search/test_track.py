@@ -1,0 +1,487 @@
+"""Everything arrives at MLflow and Optuna exactly once, whatever is killed, cut, replayed or down."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from search.lock import StudyLock
+from search.sinks import mlflow_sink
+from search.sinks.database import create_whole, open_optuna
+from search.sinks.spool import Shipped, Spool
+from search.sinks.tracked import START, new_lines, tracked
+from search.store import Row, Store
+from search.track import Shipper, sync, unsent
+from search.trial import Trial
+
+pytestmark = [
+    # mlflow and what it imports warn about each other
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*noload"),
+    pytest.mark.filterwarnings("ignore:.*sqlite3.Connection:ResourceWarning"),
+]
+
+RECORD = {
+    "study": "gates",
+    "question": "where?",
+    "variants": [{"name": "G1", "parameters": 123, "changes": [["block.*.gate", "none", "sdpa"]]}],
+}
+SPLIT = {"loss": 2.0, "perplexity": math.exp(2.0), "bits_per_byte": 1.5}
+STEPS = 6
+
+
+def trial(seed: int = 0, lr: float = 1e-3) -> Trial:
+    recipe = {"lr": lr, "tokens": 600, "optimizer": {"type": "adamw", "betas": [0.9, 0.95]}, "clip": None}
+    return Trial(model={"d_model": 8, "note": "x" * 12_000}, recipe=recipe, data="stdlib-1", seed=seed)
+
+
+def row(seed: int = 0, lr: float = 1e-3, variant: str = "G1", role: str = "tune", **settings: Any) -> Row:
+    return Row(trial(seed, lr), variant, role, {"lr": lr, **settings}, seed)
+
+
+def lines(first: int, last: int, attempt: int = 1, clock: float = 1000.0) -> list[dict[str, Any]]:
+    """Training lines of steps first..last, a validation line every third; 6 points and 1 point per line."""
+    found: list[dict[str, Any]] = []
+    for step in range(first, last + 1):
+        base = {"step": step, "time": clock + step + 0.5, "attempt": attempt}
+        rates = {"tokens": 100 * step, "lr": 1e-3, "grad_norm": 1.0, "tokens_per_s": 50.0 + attempt}
+        found.append({**base, "loss": 5.0 - step / 10, **rates})
+        if step % 3 == 0:
+            found.append({**base, "validation_loss": 4.0 - step / 10})
+    return found
+
+
+def write(store: Store, key: str, records: list[dict[str, Any]], mode: str = "a") -> None:
+    with open(store.trial_folder(key) / "metrics.jsonl", mode) as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+def result(state: str = "complete", **more: Any) -> dict[str, Any]:
+    both = {"validation": SPLIT, "test": SPLIT} if state == "complete" else {"validation": None, "test": None}
+    measured = {"state": state, "reason": None, "step": STEPS, "parameters": 77, "train_s": 3.0, "peak_memory_bytes": 5}
+    return {**measured, **both, "fingerprint": {"torch": "2.13.0", "threads": "1"}, **more}
+
+
+def finished(store: Store, wanted: Row, state: str = "complete", study: str = "gates", **more: Any) -> str:
+    """Adds a row and trains it to its end."""
+    store.add_trials(study, [wanted])
+    key = wanted.trial.key
+    attempt = store.claim(key, study)
+    assert attempt is not None
+    write(store, key, lines(1, STEPS))
+    store.finish(key, attempt, state, result(state, **more) if state != "failed" else None, more.get("reason"))
+    return key
+
+
+POINTS = 5 * STEPS + STEPS // 3
+
+
+@pytest.fixture(scope="module")
+def templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The two databases, made once."""
+    folder = tmp_path_factory.mktemp("templates")
+    create_whole(folder / "mlflow.db", mlflow_sink._make_mlflow)
+    storage = open_optuna(folder)
+    storage.remove_session()
+    storage.engine.dispose()
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path: Path, templates: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.delenv(mlflow_sink.URI_VARIABLE, raising=False)
+    for name in mlflow_sink.SETTINGS:
+        monkeypatch.setenv(name, mlflow_sink.SETTINGS[name])
+    with Store.open(tmp_path / "store") as opened:
+        for name in ("mlflow.db", "optuna.db"):
+            (opened.root / name).write_bytes((templates / name).read_bytes())
+        opened.save_study("gates", RECORD, "study: gates")
+        yield opened
+
+
+def client(store: Store) -> Any:
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(f"sqlite:///{store.root}/mlflow.db")
+
+
+def runs(store: Store, study: str = "gates") -> dict[str, Any]:
+    """Key to run; a key has one run."""
+    reader = client(store)
+    found = reader.search_runs([reader.get_experiment_by_name(study).experiment_id])
+    keys = [run.data.tags["archlab.key"] for run in found]
+    assert len(set(keys)) == len(keys)
+    return dict(zip(keys, found, strict=True))
+
+
+def points(store: Store, name: str | None = None) -> list[tuple[Any, ...]]:
+    """(name, step, time in ms, value) as MLflow's own table holds them."""
+    database = sqlite3.connect(store.root / "mlflow.db")
+    try:
+        query = (
+            "SELECT key, step, timestamp, value FROM metrics WHERE ?1 IS NULL OR key = ?1 ORDER BY key, step, timestamp"
+        )
+        return database.execute(query, (name,)).fetchall()
+    finally:
+        database.close()
+
+
+def recorded(store: Store, study: str = "gates") -> list[optuna.trial.FrozenTrial]:
+    """Optuna's trials, by seed."""
+    trials = optuna.load_study(study_name=study, storage=open_optuna(store.root)).trials
+    return sorted(trials, key=lambda trial: trial.params["seed"])
+
+
+def test_a_finished_trial_arrives_whole(store: Store) -> None:
+    key = finished(store, row(width=8))
+    assert unsent(store.root, "gates") == POINTS + 2
+    assert sync(store.root) == {"gates": 0}
+    run = runs(store)[key]
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "G1 lr=0.001 seed=0"
+    assert (run.info.start_time, run.info.end_time) == (1001_500, 1006_500)
+    assert run.data.params == {
+        "variant": "G1",
+        "seed": "0",
+        "parameters": "77",
+        "lr": "0.001",
+        "tokens": "600",
+        "optimizer.type": "adamw",
+        "optimizer.betas": "[0.9,0.95]",
+        "clip": "null",
+        "settings.width": "8",
+        "changes.block._.gate": "sdpa",
+    }
+    tags = run.data.tags
+    assert tags["archlab.state"] == "complete"
+    assert (tags["archlab.study"], tags["archlab.attempt"], tags["archlab.roles"]) == ("gates", "1", "tune")
+    spec = tags["archlab.spec"] + tags["archlab.spec.1"] + tags["archlab.spec.2"]
+    assert json.loads(spec) == trial().model
+    assert tags["fingerprint.threads"] == "1"
+    assert {"fingerprint.python", "fingerprint.cpu", "fingerprint.mlflow", "archlab.spec_hash"} <= tags.keys()
+    assert run.data.metrics["test_perplexity"] == run.data.metrics["validation_perplexity"] == math.exp(2.0)
+    written = [line for line in lines(1, STEPS) if "loss" in line]
+    for name in ("loss", "lr", "grad_norm", "tokens_per_s", "tokens"):
+        expected = [(name, line["step"], round(line["time"] * 1000), line[name]) for line in written]
+        assert points(store, name) == expected
+    assert [step for _, step, _, _ in points(store, "validation_loss")] == [3, 6]
+
+
+def test_it_is_also_an_optuna_trial(store: Store) -> None:
+    key = finished(store, row(width=8))
+    finished(store, row(seed=1, variant="baseline", width=4))
+    sync(store.root)
+    first, second = recorded(store)
+    assert first.params == {"variant": "G1", "lr": 0.001, "seed": 0, "width": 8}
+    assert (first.state.name, first.value, first.user_attrs["key"]) == ("COMPLETE", 2.0, key)
+    assert first.intermediate_values == {3: 3.7, 6: 3.4}
+    assert first.duration is not None
+    assert first.duration.total_seconds() == 5
+    assert second.params["variant"] == "baseline"
+
+
+@pytest.mark.parametrize("lost", ["everything", "the last note", "the database of notes"])
+def test_sending_twice_changes_nothing(store: Store, lost: str) -> None:
+    """A kill between sending and noting the answer, at any point, is a replay."""
+    key = finished(store, row())
+    sync(store.root)
+    before = points(store)
+    assert len([point for point in before if point[0] in lines(1, 1)[0] or point[0] == "validation_loss"]) == POINTS
+    with Spool(store.root) as spool:
+        for target in ("optuna", mlflow_sink.MlflowSink(store.root, "gates", spool, RECORD)._target):
+            known = spool.all(target, "gates")[key]
+            if lost == "the last note":
+                half = list(new_lines(store.trial_folder(key) / "metrics.jsonl", START))[3].position
+                spool.put(target, "gates", key, known.__class__(known.place, half, ""))
+            else:
+                spool.forget(target)
+    if lost == "the database of notes":
+        for path in store.root.glob("shipped.db*"):
+            path.unlink()
+    assert unsent(store.root, "gates") > 0
+    assert sync(store.root) == {"gates": 0}
+    assert points(store) == before
+    assert len(runs(store)) == len(recorded(store)) == 1
+
+
+@pytest.mark.parametrize("noted", [True, False], ids=["noted", "killed before the note"])
+def test_steps_that_are_trained_again_are_one_point_each(store: Store, noted: bool) -> None:
+    """The file is cut at the checkpoint's step and goes on with new times; MLflow keeps the first time of each step."""
+    store.add_trials("gates", [row()])
+    key = trial().key
+    attempt = store.claim(key, "gates")
+    assert attempt == 1
+    write(store, key, lines(1, 5))
+    sync(store.root)
+    assert runs(store)[key].info.status == "KILLED"  # its driver holds no lock
+    store.release(key, attempt)
+    if not noted:
+        for path in store.root.glob("shipped.db*"):
+            path.unlink()
+    assert store.claim(key, "gates") == 2
+    write(store, key, lines(1, 3), mode="w")
+    write(store, key, lines(4, STEPS, attempt=2, clock=2000.0))
+    store.finish(key, 2, "complete", result())
+    assert sync(store.root) == {"gates": 0}
+    times = {step: time_ms for _, step, time_ms, _ in points(store, "loss")}
+    assert len(points(store, "loss")) == STEPS
+    assert times == {1: 1001_500, 2: 1002_500, 3: 1003_500, 4: 1004_500, 5: 1005_500, 6: 2006_500}
+    assert len(points(store, "validation_loss")) == 2
+    assert runs(store)[key].info.status == "FINISHED"
+    assert runs(store)[key].data.tags["archlab.attempt"] == "2"
+
+
+def test_a_line_that_is_being_written_waits(store: Store) -> None:
+    store.add_trials("gates", [row()])
+    key = trial().key
+    store.claim(key, "gates")
+    write(store, key, lines(1, 1))
+    path = store.trial_folder(key) / "metrics.jsonl"
+    text = json.dumps(lines(2, 2)[0])
+    with open(path, "a") as file:
+        file.write(text[:30])
+    sync(store.root)
+    assert len(points(store, "loss")) == 1
+    with open(path, "a") as file:
+        file.write(text[30:] + "\n")
+    sync(store.root)
+    assert len(points(store, "loss")) == 2
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "status", "optuna_state"),
+    [
+        ("complete", None, "FINISHED", "COMPLETE"),
+        ("diverged", "loss is not finite", "FINISHED", "FAIL"),
+        ("failed", "oom: too large", "FAILED", "FAIL"),
+        ("pruned", "pruned at step 6", "KILLED", "PRUNED"),
+    ],
+)
+def test_every_end_is_told(store: Store, state: str, reason: str | None, status: str, optuna_state: str) -> None:
+    key = finished(store, row(), state, reason=reason)
+    sync(store.root)
+    run = runs(store)[key]
+    assert run.info.status == status
+    assert (run.data.tags["archlab.state"], run.data.tags["archlab.reason"]) == (state, reason or "")
+    (only,) = recorded(store)
+    assert only.state.name == optuna_state
+    assert only.user_attrs["state"] == state
+
+
+def test_what_is_not_finite_is_nan_with_a_tag(store: Store) -> None:
+    store.add_trials("gates", [row()])
+    key = trial().key
+    attempt = store.claim(key, "gates") or 0
+    write(store, key, [*lines(1, 2), {**lines(3, 3)[0], "loss": None, "grad_norm": None}])
+    store.finish(key, attempt, "diverged", result("diverged"))
+    sync(store.root)
+    sync(store.root)
+    run = runs(store)[key]
+    assert math.isnan(run.data.metrics["loss"])
+    assert run.data.tags["archlab.nonfinite"] == "true"
+    assert len(points(store, "loss")) == 3
+
+
+def test_a_trial_in_two_roles_is_one_run_and_one_optuna_trial(store: Store) -> None:
+    finished(store, row())
+    sync(store.root)
+    store.add_trials("gates", [row(role="repeat")])
+    sync(store.root)
+    (run,) = runs(store).values()
+    assert run.data.tags["archlab.roles"] == "repeat, tune"
+    assert len(recorded(store)) == 1
+
+
+def test_a_reused_trial_is_in_both_studies_and_says_so(store: Store) -> None:
+    key = finished(store, row())
+    store.save_study("more", RECORD, "study: more")
+    store.add_trials("more", [row(variant="mine")])
+    assert sync(store.root) == {"gates": 0, "more": 0}
+    assert runs(store)[key].data.tags["archlab.reused"] == "false"
+    mine = runs(store, "more")[key]
+    assert (mine.data.tags["archlab.reused"], mine.data.params["variant"]) == ("true", "mine")
+    assert recorded(store, "more")[0].params["variant"] == "mine"
+
+
+def test_a_renamed_variant_changes_the_tag_and_not_the_param(store: Store) -> None:
+    key = finished(store, row())
+    sync(store.root)
+    store.add_trials("gates", [row(variant="gated")])
+    store.drop_others("gates", [row(variant="gated")])
+    assert sync(store.root) == {"gates": 0}
+    run = runs(store)[key]
+    assert (run.data.tags["archlab.variant"], run.data.params["variant"]) == ("gated", "G1")
+
+
+def test_new_variants_and_settings_join_the_optuna_study(store: Store) -> None:
+    finished(store, row())
+    sync(store.root)
+    finished(store, row(seed=1, variant="G2", width="wide"))
+    finished(store, row(seed=2, variant="G3", width=4), "failed")
+    sync(store.root)
+    assert [trial.params["variant"] for trial in recorded(store)] == ["G1", "G2", "G3"]
+    assert [trial.params.get("width") for trial in recorded(store)] == [None, "wide", 4]
+
+
+def test_the_trials_of_a_search_are_left_to_its_proposer(store: Store) -> None:
+    finished(store, row(role="search", width=8))
+    finished(store, row(seed=1, role="repeat", width=8))
+    assert sync(store.root) == {"gates": 0}
+    assert "gates" not in [each.study_name for each in optuna.get_all_study_summaries(open_optuna(store.root))]
+    assert [trial.params["seed"] for trial in recorded(store, "gates/repeats")] == [1]
+    assert len(runs(store)) == 2
+
+
+def wait_until(store: Store, count: int, name: str = "loss") -> None:
+    deadline = time.monotonic() + 20
+    while len(points(store, name)) < count:
+        assert time.monotonic() < deadline, f"{len(points(store, name))} of {count} points arrived"
+        time.sleep(0.05)
+
+
+def test_the_thread_ships_while_the_trial_runs_and_leaves_no_run_running(store: Store) -> None:
+    store.add_trials("gates", [row(), row(seed=1)])
+    key, other = trial().key, trial(seed=1).key
+    with StudyLock(store.root, "gates"):
+        shipper = Shipper(store.root, "gates", RECORD, interval_s=0.05)
+        shipper.start()
+        attempt = store.claim(key, "gates") or 0
+        store.claim(other, "gates")
+        shipper.notice(key)
+        write(store, key, lines(1, 2))
+        wait_until(store, 2)
+        assert runs(store)[key].info.status == "RUNNING"
+        assert sync(store.root)["gates"] >= 0  # left to the driver's thread
+        write(store, key, lines(3, STEPS))
+        wait_until(store, STEPS)
+        store.finish(key, attempt, "complete", result())
+        assert shipper.close(20) == 0
+    assert {k: run.info.status for k, run in runs(store).items()} == {key: "FINISHED", other: "KILLED"}
+    assert runs(store)[other].data.tags["archlab.state"] == "interrupted"
+
+
+def closed_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def test_a_server_that_is_down_costs_delay_and_one_warning(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv(mlflow_sink.URI_VARIABLE, f"http://user:secret@127.0.0.1:{closed_port()}")
+    monkeypatch.setattr("search.track.FIRST_RETRY_S", 0.05)
+    shipper = Shipper(store.root, "gates", RECORD, interval_s=0.02)
+    shipper.start()
+    finished(store, row())
+    shipper.notice()
+    deadline = time.monotonic() + 20
+    while shipper.trouble is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert shipper.trouble is not None
+    time.sleep(0.5)
+    assert shipper.close(20) == POINTS + 1
+    warned = [each.getMessage() for each in caplog.records if each.name == "archlab.track"]
+    assert len(warned) == 1
+    assert "MLflow takes nothing now, it is sent later" in warned[0]
+    assert "secret" not in caplog.text + str(shipper.trouble)
+    assert len(recorded(store)) == 1
+    monkeypatch.delenv(mlflow_sink.URI_VARIABLE)
+    assert sync(store.root) == {"gates": 0}
+    assert len(points(store, "loss")) == STEPS
+
+
+def test_close_keeps_its_time_limit_when_a_server_hangs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
+        monkeypatch.setenv(mlflow_sink.URI_VARIABLE, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        finished(store, row())
+        shipper = Shipper(store.root, "gates", RECORD)
+        shipper.start()
+        began = time.monotonic()
+        assert shipper.close(0.5) >= POINTS
+        assert time.monotonic() - began < 1.5
+        shipper.close(20)
+
+
+def test_one_refused_trial_does_not_hold_the_others(store: Store) -> None:
+    bad, good = finished(store, row()), finished(store, row(seed=1))
+    (store.trial_folder(bad) / "trial.json").write_text("{")
+    left = sync(store.root)["gates"]
+    assert left > 0
+    assert runs(store).keys() == {good}
+    assert runs(store)[good].info.status == "FINISHED"
+
+
+def test_tracking_can_be_off(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(mlflow_sink.URI_VARIABLE, "off")
+    finished(store, row())
+    assert sync(store.root) == {"gates": 0}
+    assert points(store) == []
+    assert len(recorded(store)) == 1
+
+
+def test_a_deleted_database_is_made_and_filled_again(store: Store) -> None:
+    key = finished(store, row())
+    path = store.trial_folder(key) / "metrics.jsonl"
+    with Spool(store.root) as spool:
+        sink = mlflow_sink.MlflowSink(store.root, "gates", spool, RECORD)
+        (noted,) = tracked(store, "gates")
+        everything = Shipped("a-run", list(new_lines(path, START))[-1].position, mlflow_sink._news(noted))
+        spool.put(sink._target, "gates", key, everything)
+        spool.put("optuna", "gates", key, Shipped(told="complete"))
+    assert unsent(store.root, "gates") == 0
+    for database in ("mlflow.db", "optuna.db"):
+        (store.root / database).unlink()
+    assert unsent(store.root, "gates") == POINTS + 2
+    assert sync(store.root) == {"gates": 0}
+    assert len(points(store, "loss")) == STEPS
+    assert len(recorded(store)) == 1
+    assert {path.name for path in store.root.glob(".*tmp*")} == set()
+
+
+def test_a_database_is_made_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+
+    def killed(url: str) -> None:
+        Path(url.removeprefix("sqlite:///")).write_text("half")
+        raise KeyboardInterrupt
+
+    def made(url: str) -> None:
+        database = sqlite3.connect(url.removeprefix("sqlite:///"))
+        database.execute("CREATE TABLE t (x)")
+        database.close()
+
+    with pytest.raises(KeyboardInterrupt):
+        create_whole(path, killed)
+    assert not path.exists()
+    create_whole(path, made)
+    database = sqlite3.connect(path)
+    assert database.execute("SELECT count(*) FROM t").fetchone() == (0,)
+    assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    database.close()
+    create_whole(path, killed)
+
+
+def test_importing_the_tracking_is_light() -> None:
+    heavy = "{'mlflow', 'optuna', 'ray', 'torch', 'pandas', 'numpy', 'sqlalchemy'}"
+    script = f"import sys, search.track; print({heavy} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "set()"
