@@ -24,7 +24,10 @@ from search.sinks.spool import Spool
 from search.sinks.tracked import Tracked, tracked
 from search.store import Store
 
-INTERVAL_S = 5.0  # between two looks at what has grown
+INTERVAL_S = 5.0  # between two looks at what has grown, if nobody gives notice
+SHORTEST_S = 1.0  # between two looks however much notice is given
+CLOCK_GRAIN_S = 0.05  # a file's time is taken from a coarser clock
+LONGEST_START_S = 60.0  # after this even a study without a step is shipped
 FIRST_RETRY_S, LAST_RETRY_S = 10.0, 300.0  # between two attempts at a tracker that is down
 
 _log = logging.getLogger("archlab.track")
@@ -50,6 +53,7 @@ class Shipper:
     ) -> None:
         self._root, self._study, self._record = Path(store_root).absolute(), study, record
         self._interval_s = interval_s
+        self._started = 0.0  # unix s
         self._closing = threading.Event()
         self._woken = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"ship {study}", daemon=True)
@@ -57,6 +61,7 @@ class Shipper:
 
     def start(self) -> None:
         """Begins to ship. A tracker's library is imported in the thread, when there is something to send."""
+        self._started = time.time() - CLOCK_GRAIN_S
         self._thread.start()
 
     def notice(self, trial: object = None) -> None:
@@ -84,12 +89,22 @@ class Shipper:
         with Store.open(self._root, create=False) as store, Spool(self._root) as spool:
             record = store.study(self._study) if self._record is None else self._record
             sinks = [_Patient(sink) for sink in _sinks(self._root, self._study, spool, record)]
+            self._await_first_step(store)
             while not self._closing.is_set():
-                trials = tracked(store, self._study)
-                self._ship(sinks, trials, now=time.monotonic())
-                self._woken.wait(self._interval_s)
                 self._woken.clear()
+                self._ship(sinks, tracked(store, self._study), now=time.monotonic())
+                self._closing.wait(min(self._interval_s, SHORTEST_S))
+                self._woken.wait(self._interval_s)
             self._ship(sinks, tracked(store, self._study, closing=True), now=None)
+
+    def _await_first_step(self, store: Store) -> None:
+        """Keeps the processor free for what leads to the first step: the trackers' libraries take seconds to import."""
+
+        deadline = time.monotonic() + LONGEST_START_S
+        while not self._closing.wait(min(self._interval_s, SHORTEST_S)) and time.monotonic() < deadline:
+            files = [trial.metrics for trial in tracked(store, self._study)]
+            if any(file.stat().st_mtime >= self._started for file in files if file.exists()):
+                return
 
     def _ship(self, sinks: list[_Patient], trials: list[Tracked], now: float | None) -> None:
         for sink in sinks:

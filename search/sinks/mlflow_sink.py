@@ -60,10 +60,26 @@ class MlflowSink:
 
     def pending(self, trials: Sequence[Tracked]) -> int:
         """How many points and news of states were not acknowledged yet."""
+        return sum(
+            sum(len(values_of(line.record)) for line in new_lines(trial.metrics, shipped.position))
+            + (shipped.told != _news(trial))
+            for trial, shipped in self._unsent(trials)
+        )
+
+    def _unsent(self, trials: Sequence[Tracked]) -> list[tuple[Tracked, Shipped]]:
+        """The trials with news or with a file that has changed. One that has not begun to write is no news."""
         if self._uri == "off":
-            return 0
+            return []
         known = self._known()
-        return sum(self._pending(trial, known.get(trial.key, Shipped())) for trial in trials if trial.attempt > 0)
+        found = []
+        for trial in trials:
+            shipped = known.get(trial.key, Shipped())
+            news = shipped.told != _news(trial)
+            if trial.attempt > 0 and (news or not trial.finished):
+                size = trial.metrics.stat().st_size if trial.metrics.exists() else 0
+                if (news and (size > 0 or trial.finished)) or size != shipped.position.offset:
+                    found.append((trial, shipped))
+        return found
 
     def _known(self) -> dict[str, Shipped]:
         """What was acknowledged; nothing, when the database that did is gone."""
@@ -71,23 +87,16 @@ class MlflowSink:
             self._spool.forget(self._target)
         return self._spool.all(self._target, self._study)
 
-    def _pending(self, trial: Tracked, shipped: Shipped) -> int:
-        points = sum(len(values_of(line.record)) for line in new_lines(trial.metrics, shipped.position))
-        return points + (shipped.told != _news(trial))
-
     def ship(self, trials: Sequence[Tracked]) -> None:
         """Sends what is new. Raises what MLflow raises; the next call goes on from what was acknowledged."""
-        if self._uri == "off":
-            return
-        known = self._known()
-        fresh = [t for t in trials if t.attempt > 0 and self._pending(t, known.get(t.key, Shipped()))]
-        if not fresh:
+        unsent = self._unsent(trials)
+        if not unsent:
             return
         client = self._client or self._open()
         failures: dict[str, Exception] = {}
-        for trial in sorted(fresh, key=lambda trial: trial.key in self._failed):
+        for trial, shipped in sorted(unsent, key=lambda each: each[0].key in self._failed):
             try:
-                self._ship(client, trial, known.get(trial.key, Shipped()))
+                self._ship(client, trial, shipped)
             except Exception as error:  # one trial may be refused; several mean that MLflow is away
                 failures[trial.key] = error
                 if len(failures) == MAX_FAILURES:

@@ -361,11 +361,12 @@ def test_the_thread_ships_while_the_trial_runs_and_leaves_no_run_running(store: 
         store.claim(other, "gates")
         shipper.notice(key)
         write(store, key, lines(1, 2))
-        wait_until(store, 2)
+        write(store, other, lines(1, 1))
+        wait_until(store, 3)
         assert runs(store)[key].info.status == "RUNNING"
         assert sync(store.root)["gates"] >= 0  # left to the driver's thread
         write(store, key, lines(3, STEPS))
-        wait_until(store, STEPS)
+        wait_until(store, STEPS + 1)
         store.finish(key, attempt, "complete", result())
         assert shipper.close(20) == 0
     assert {k: run.info.status for k, run in runs(store).items()} == {key: "FINISHED", other: "KILLED"}
