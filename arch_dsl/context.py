@@ -49,11 +49,15 @@ class BuildContext:
         """The context one step further down, with these facts changed."""
         return dataclasses.replace(self, path=f"{self.path}.{name}" if self.path else name, **changes)
 
+    def note(self, op: str, implementation: str, reason: str) -> None:
+        """Enters a choice that was made for this node."""
+        self.choices.append(NodeChoice(self.path, op, implementation, reason))
+
     def select(self, op: str, **ask: Any) -> Callable[..., torch.Tensor]:
         """The implementation of an op for this device and dtype; the choice and its reason are noted in `choices`."""
         force = "" if self.backend == "auto" else self.backend
         choice = kernels.select(op, self.device, self.dtype, force=force, **ask)
-        self.choices.append(NodeChoice(self.path, op, choice.implementation, choice.reason))
+        self.note(op, choice.implementation, choice.reason)
         return choice.call
 
 

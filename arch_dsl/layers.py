@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from arch_dsl.context import Call
 
 Initializer = Callable[[Tensor, torch.Generator], object]
+Products = Callable[[Tensor, Sequence["Linear"]], list[Tensor]]
 
 
 def normal(std: float) -> Initializer:
@@ -51,6 +52,11 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight, self.bias)
+
+
+def separate(x: Tensor, maps: Sequence[Linear]) -> list[Tensor]:
+    """Applies several maps to one tensor `[..., inputs]`, one matrix product each."""
+    return [item(x) for item in maps]
 
 
 def merged(x: Tensor, maps: Sequence[Linear]) -> list[Tensor]:

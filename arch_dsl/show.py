@@ -73,16 +73,17 @@ def _is_site(value: Any) -> bool:
 
 def _ordered(branch: Any, cost: Cost) -> Iterator[tuple[str, Cost]]:
     """The parts in the order in which they act: `pre`, what the branch does, `post`, `join`."""
-    inner = [name for name in cost.children if name not in ("pre", "post", "join")]
-    extra = [
+    outer = ("pre", "post", "join")
+    given = [
         name
         for name in fields_of(type(branch))
-        if name not in (*inner, "pre", "post", "join")
-        and (isinstance(getattr(branch, name), Family) or (_is_site(getattr(branch, name)) and getattr(branch, name)))
+        if isinstance(getattr(branch, name), Family) or (_is_site(getattr(branch, name)) and getattr(branch, name))
     ]
-    for name in ("pre", *inner, *extra, "post", "join"):
-        value = getattr(branch, name, None)
-        if name in cost.children or isinstance(value, Family) or value:
+    inner = [name for name in cost.children if name not in outer]
+    at = inner.index("attend") if "attend" in inner else len(inner)
+    inner[at:at] = [name for name in given if name not in (*inner, *outer)]
+    for name in ("pre", *inner, "post", "join"):
+        if name in cost.children or name in given:
             yield name, _part(cost, name)
 
 

@@ -45,7 +45,9 @@ class Variant:
     def trial(self, seed: int, lr: float | None = None) -> Trial:
         """This variant under one seed, at its recipe's learning rate or at another one."""
         recipe = self.recipe if lr is None else self.recipe.replace(lr=lr)
-        return Trial(canonical(self.model), canonical(recipe), self.dataset.identity, seed)
+        spelled = ("data", "tokenizer")  # how the data is written down; what it is, its identity says
+        plain = {name: value for name, value in canonical(recipe).items() if name not in spelled}
+        return Trial(canonical(self.model), plain, self.dataset.identity, seed)
 
     def record(self) -> dict[str, Any]:
         """What the store keeps of it, for tables and pages."""

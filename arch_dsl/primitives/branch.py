@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from arch_dsl.context import BuildContext, Call, Cost
 from arch_dsl.errors import Problem
 from arch_dsl.families import Branch, Gate, Join, Norm, build_site, check_site, site_cost
-from arch_dsl.layers import Linear, merged
+from arch_dsl.layers import Linear, Products, merged, separate
 from arch_dsl.primitives.joins import Add
 
 
@@ -34,13 +34,14 @@ class Sublayer(Branch):
 
 
 class SublayerModule(nn.Module):
-    """stream -> join(stream, post(transform(pre(stream)))). All products of the normed copy are one matrix product."""
+    """stream -> join(stream, post(transform(pre(stream)))). All maps of the normed copy are planned together."""
 
     def __init__(self, spec: Sublayer, ctx: BuildContext) -> None:
         super().__init__()
         self.pre = build_site(spec.pre, ctx, "pre")
         self.post = build_site(spec.post, ctx, "post")
         self.join = spec.join.build(ctx.at("join"))
+        self.products = plan_products(ctx)
 
     def reads(self) -> list[Linear]:
         """The maps of the normed copy that the transformation itself needs, in the order in which it takes them."""
@@ -53,8 +54,17 @@ class SublayerModule(nn.Module):
     def update(self, stream: Tensor, call: Call) -> Tensor:
         """What this branch would add to the stream."""
         hidden = self.pre(stream, call, iter(()))
-        products = iter(merged(hidden, [*self.reads(), *self.post.projections()]))
+        products = iter(self.products(hidden, [*self.reads(), *self.post.projections()]))
         return self.post(self.transform(products, call), call, products)  # type: ignore[no-any-return]
 
     def forward(self, stream: Tensor, call: Call) -> Tensor:
         return self.join(stream, self.update(stream, call), call)  # type: ignore[no-any-return]
+
+
+def plan_products(ctx: BuildContext) -> Products:
+    """How the maps that read one tensor are multiplied: as one product where launches cost, else each by itself."""
+    if ctx.device.kind == "cuda":
+        ctx.note("projections", "merged", "one matrix product for all maps of the branch's input")
+        return merged
+    ctx.note("projections", "separate", "on the CPU joining the weights costs more than one product saves")
+    return separate

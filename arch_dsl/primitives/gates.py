@@ -70,6 +70,7 @@ class _Gate(nn.Module):
             self.projection = Linear(ctx.hidden, math.prod(self.shape), std=ctx.std, bias=spec.bias)
         else:
             self.constant = parameter(self.shape, constant(0.0))
+            self.constant.decay = False  # type: ignore[attr-defined]  # a bias by nature, whatever its shape
         per_token = spec.input == "hidden" and spec.heads == "specific" and spec.granularity != "scalar"
         granularity = spec.granularity if per_token else "other"
         self.gate = ctx.select("gate", granularity=granularity, activation=spec.activation, combine=spec.combine)

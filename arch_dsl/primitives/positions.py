@@ -91,17 +91,30 @@ class Rope(Rotary):
 
 
 class _Rope(nn.Module):
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, spec: Rope, ctx: BuildContext) -> None:
         super().__init__()
         self.dims, self.theta = spec.dims(ctx.width), spec.theta
+        angles = _angles(torch.arange(ctx.max_positions or 0), self.dims, self.theta)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
         # x: [batch, time, heads, head_dim]
-        angles = _angles(call.positions_of(x.shape[1], x.device), self.dims, self.theta)[:, None, :]
-        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        cos, sin = (table[:, None, :].to(x.dtype) for table in self._tables(x, call))
         half = self.dims // 2
         a, b, rest = x.split([half, half, x.shape[-1] - self.dims], dim=-1)
         return torch.cat([a * cos - b * sin, a * sin + b * cos, rest], dim=-1)
+
+    def _tables(self, x: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+        """cos and sin `[time, dims / 2]`: from the tables for the positions that the recipe trains on, else computed."""
+        length = x.shape[1]
+        if call.positions is None and length <= self.cos.shape[0]:
+            return self.cos[:length], self.sin[:length]
+        angles = _angles(call.positions_of(length, x.device), self.dims, self.theta)
+        return angles.cos(), angles.sin()
 
 
 def _angles(positions: Tensor, dims: int, theta: float) -> Tensor:
