@@ -43,17 +43,25 @@ def plain(
     window: int | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """Products in the dtype of the inputs, the softmax in at least float32; shapes as in the reference."""
+    """Products in the dtype of the inputs; shapes as in the reference.
+
+    Without a bias the scale and the mask are part of the first product, and the softmax reads and writes the dtype of
+    the inputs (it computes in float32). A bias may be large, so it is added in float32.
+    """
     factor = checked_scale(q, causal, window, scale)
-    batch, heads, length, width = q.shape
-    grouped = q.reshape(batch, k.shape[1], -1, width)
-    products = (grouped @ k.transpose(-2, -1)).view(batch, heads, length, -1)
-    logits = at_least_float32(products) * factor
-    if bias is not None:
-        logits = logits + bias
+    (batch, heads, length, width), keys, kv_heads = q.shape, k.shape[-2], k.shape[1]
+    grouped = q.reshape(batch * kv_heads, -1, width)
+    turned = k.reshape(batch * kv_heads, keys, width).transpose(1, 2)
+    mask = q.new_zeros(1, 1)
     if causal:
-        hidden = ~visible(length, k.shape[-2], window, q.device)
-        logits = logits.masked_fill(hidden, float("-inf"))
-    weights = logits.softmax(-1).to(v.dtype)
-    out = weights.view(batch, k.shape[1], -1, k.shape[-2]) @ v
+        seen = visible(length, keys, window, q.device)
+        mask = q.new_zeros(length, keys).masked_fill(~seen, float("-inf"))
+    if bias is None:
+        added = mask.repeat(heads // kv_heads, 1) if causal else mask
+        weights = torch.baddbmm(added.expand(batch * kv_heads, -1, -1), grouped, turned, alpha=factor).softmax(-1)
+    else:
+        products = (grouped @ turned).view(batch, heads, length, keys)
+        logits = torch.add(at_least_float32(bias) + mask, products, alpha=factor)
+        weights = logits.softmax(-1).view(batch * kv_heads, -1, keys)
+    out = weights.to(v.dtype) @ v.reshape(batch * kv_heads, keys, -1)
     return out.view(batch, heads, length, -1).to(q.dtype)
