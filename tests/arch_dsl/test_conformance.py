@@ -1,0 +1,183 @@
+"""Every primitive keeps shapes, looks only back, costs what it says, is captured as one graph, and obeys its fields."""
+
+from __future__ import annotations
+
+import typing
+
+import pytest
+import torch
+import yaml
+from torch.utils.flop_counter import FlopCounterMode
+
+import arch_dsl
+from arch_dsl import Call
+from arch_dsl.families import Primitive
+from arch_dsl.spec import Family, fields_of, walk
+from tests.arch_dsl.conformance import (
+    HOSTS,
+    LENGTH,
+    TARGETS,
+    TOKENS,
+    VOCAB,
+    Case,
+    alterations,
+    altered,
+    build,
+    cases,
+    differ,
+    effect,
+    gallery,
+    randomize,
+)
+
+CASES = list(cases())
+every_case = pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in CASES])
+every_family = pytest.mark.parametrize("family", [pytest.param(kind, id=kind.noun) for kind in HOSTS])
+
+
+def test_every_family_and_every_member_is_on_trial():
+    assert set(HOSTS) == set(Primitive.__subclasses__())
+    names = {name for family in HOSTS for name in family.members}
+    assert {name for case in CASES for name in case.tried} == names | {"", "init", "unembedding"}
+    for case in CASES:
+        assert set(case.tried) <= {spec.type if isinstance(spec, Family) else path for path, spec in walk(case.model)}
+
+
+@every_case
+def test_keeps_shape_with_finite_outputs_and_gradients(case: Case):
+    module = build(case.model, backend="auto", dtype=torch.float32)
+    assert module.hidden(TOKENS).shape == (2, LENGTH, 16)
+    assert module(TOKENS).shape == (2, LENGTH, VOCAB)
+    loss = module.loss(TOKENS, TARGETS)
+    assert loss.shape == () and loss.isfinite()
+    loss.backward()
+    gradients = {name: value.grad for name, value in module.named_parameters()}
+    assert [name for name, grad in gradients.items() if grad is None or not grad.isfinite().all()] == []
+
+
+@every_case
+def test_looks_only_back(case: Case):
+    module = build(case.model)
+    before = module(TOKENS)
+    for t in (0, 5, LENGTH - 1):
+        other = TOKENS.clone()
+        other[0, t] = 17
+        moved = (module(other) - before).abs().amax(-1)
+        assert moved[0, :t].sum() == 0, f"token {t} changed earlier logits"
+        assert moved[1].sum() == 0, f"token {t} changed another sequence"
+        assert moved[0, t] > 1e-6
+
+
+@every_case
+def test_costs_are_exact(case: Case):
+    module = arch_dsl.compile(case.model, backend="reference")
+    said = arch_dsl.cost(case.model, LENGTH)
+    assert said.parameters == sum(value.numel() for value in module.parameters())
+    with FlopCounterMode(display=False) as counter:
+        module(TOKENS[:1])
+    assert said.flops_matmul == counter.get_total_flops()
+    assert said.flops_model <= said.flops_matmul
+
+
+@every_case
+def test_loads_from_its_canonical_form_and_from_its_yaml(case: Case):
+    canonical = arch_dsl.canonical(case.model)
+    assert arch_dsl.load(canonical) == case.model
+    assert arch_dsl.canonical(arch_dsl.load(canonical)) == canonical
+    assert arch_dsl.load(yaml.safe_load(arch_dsl.dump(case.model))) == case.model
+    assert arch_dsl.resolve(case.model) == case.model
+
+
+@every_case
+def test_every_field_changes_the_result(case: Case):
+    before, identity = effect(case.model), arch_dsl.identity(case.model)
+    reached, ignored = set(), []
+    for where, model in alterations(case):
+        if model == case.model:
+            continue  # what was derived, written out
+        reached.add(_kind(case, where))
+        assert arch_dsl.identity(model) != identity, f"{where} is no part of the identity"
+        assert arch_dsl.diff(case.model, model), f"{where} is not in the diff"
+        if not differ(before, effect(model)):
+            ignored.append(where)
+    assert ignored == []
+    if case.id in case.tried or case.id == "model":
+        assert _fields(case) - reached == set(), "no altered value was accepted"
+
+
+def _fields(case: Case) -> set[str]:
+    """All fields on trial that hold a choice of their own."""
+    found = set()
+    for path, spec in walk(case.model):
+        if (spec.type if isinstance(spec, Family) else path) in case.tried:
+            for name, item in fields_of(type(spec)).items():
+                if altered(item.annotation, getattr(spec, name)):
+                    found.add(_kind(case, f"{path}.{name}" if path else name))
+    return found
+
+
+def _kind(case: Case, where: str) -> str:
+    """A field's own name where one member stands at many places, and its path in the model itself."""
+    return where if case.id == "model" else where.rsplit(".", 1)[-1]
+
+
+@every_case
+def test_float64_on_the_reference_agrees_with_float32_on_the_chosen_kernels(case: Case):
+    exact = build(case.model)
+    fast = build(case.model, backend="auto", dtype=torch.float32)
+    assert exact(TOKENS).dtype == torch.float64
+    torch.testing.assert_close(fast(TOKENS).double(), exact(TOKENS), atol=2e-4, rtol=2e-4)
+
+
+@every_case
+def test_positions_default_to_counting_from_zero(case: Case):
+    module = build(case.model)
+    torch.testing.assert_close(module(TOKENS), module(TOKENS, Call(torch.arange(LENGTH))), atol=0, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def initial_values() -> dict[str, dict[str, torch.Tensor]]:
+    """All cases' parameters as the seed 3 gives them."""
+    return {case.id: dict(arch_dsl.compile(case.model, seed=3).named_parameters()) for case in CASES}
+
+
+@every_case
+def test_initial_values_are_a_function_of_seed_and_path(case: Case, initial_values):
+    first = dict(arch_dsl.compile(case.model, seed=3).named_parameters())
+    torch.manual_seed(99)
+    again = dict(arch_dsl.compile(case.model, seed=3).named_parameters())
+    other = dict(arch_dsl.compile(case.model, seed=4).named_parameters())
+    assert [name for name in first if not torch.equal(first[name], again[name])] == []
+    assert not torch.equal(first["embedding"], other["embedding"])
+    for sibling in (other for other in CASES if other.model.n_layers == case.model.n_layers):
+        theirs = initial_values[sibling.id]
+        shared = [name for name, value in theirs.items() if name in first and first[name].shape == value.shape]
+        assert "embedding" in shared
+        assert [name for name in shared if not torch.equal(first[name], theirs[name])] == []
+
+
+@every_family
+def test_is_captured_as_one_graph(family: type[Primitive]):
+    module = arch_dsl.compile(gallery(family))
+    randomize(module)
+    expected = module(TOKENS)
+    torch._dynamo.reset()
+    captured = torch.compile(module, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(captured(TOKENS), expected, atol=1e-5, rtol=1e-5)
+    captured(TOKENS).sum().backward()
+    assert all(value.grad is not None for value in module.parameters())
+
+
+@every_family
+def test_is_exported(family: type[Primitive]):
+    module = arch_dsl.compile(gallery(family))
+    randomize(module)
+    program = torch.export.export(module, (TOKENS,))
+    torch.testing.assert_close(program.module()(TOKENS), module(TOKENS), atol=1e-5, rtol=1e-5)
+
+
+def test_every_choice_of_an_activation_has_a_function():
+    from arch_dsl.primitives.gates import Activation
+    from kernels import ACTIVATIONS
+
+    assert set(typing.get_args(Activation)) == set(ACTIVATIONS)
