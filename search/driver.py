@@ -15,7 +15,7 @@ from search.faults import Breaker, Retries
 from search.lock import StudyLock, StudyLocked
 from search.stop import EXIT_BUDGET, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TRY_AGAIN, Stop, Summary, on_signals
 from search.store import TERMINAL, Row, StaleAttempt, Store, StoreFull
-from search.watch import Watch
+from search.watch import Watch, validation_history
 from search.worker import read_result
 
 TICK_S = 0.5
@@ -28,10 +28,10 @@ class Shipper(Protocol):
     def start(self) -> None:
         """Begins to ship."""
 
-    def notice(self, key: str) -> None:
-        """This trial has been started or has ended."""
+    def notice(self, trial: object = None) -> None:
+        """The trial of this key has been started or has ended."""
 
-    def close(self) -> None:
+    def close(self) -> object:
         """Ships what is left, within its own time limit."""
 
 
@@ -288,7 +288,7 @@ class _Driver:
 
     def prune(self, key: str, running: _Running) -> None:
         """Stores the decision before the deed, as it depends on timing and must not be made twice."""
-        history = running.watch.validation()
+        history = validation_history(running.folder)
         if not history or self.should_prune is None or not self.should_prune(key, history[-1][0], history):
             return
         reason = f"pruned at step {history[-1][0]}"

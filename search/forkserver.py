@@ -1,0 +1,232 @@
+"""A process that has imported the trainer once and forks a fresh process per trial: no trial waits for imports.
+
+It has one thread and computes nothing itself, so that forking is safe (no CUDA, no thread pool before a fork). It
+listens on a Unix socket in a private folder; one connection is one trial: a line of JSON in, a line of JSON out, and
+closing the connection early kills the trial. When whoever started it dies, it and its trials die at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from search.tempfolders import private_folder
+
+_PR_SET_PDEATHSIG = 1
+_READY_S = 60.0
+
+
+class ForkServer:
+    """Starts the server as a child, and stops it. Importing goes on in the child while the caller does other things."""
+
+    def __init__(self, entry: str, threads: int) -> None:
+        self.folder = private_folder("fork")
+        self.address = str(self.folder / "socket")
+        path = os.pathsep.join(os.path.abspath(each) for each in sys.path if each == "" or os.path.isdir(each))
+        count = str(threads)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "search.forkserver", self.address, entry.partition(":")[0]],
+            stdin=subprocess.PIPE,  # its end of file is how the server learns that we died
+            start_new_session=True,  # Ctrl-C in a terminal is for the driver, which asks for checkpoints
+            env={
+                **os.environ,
+                "PYTHONPATH": path,
+                **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), count),
+                "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking whether there is a GPU must not initialise it
+            },
+        )
+
+    def alive(self) -> bool:
+        """False once the server has ended."""
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """Kills the server and with it its trials."""
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def ask(address: str, job: dict[str, Any]) -> dict[str, Any]:
+    """Has a trial run and returns {"outcome"} or {"failure": kind, "message"}. Raises ConnectionError without a server.
+
+    Dying meanwhile kills the trial.
+    """
+    with _connected(address) as connection, connection.makefile("rw") as lines:
+        lines.write(json.dumps(job) + "\n")
+        lines.flush()
+        answer = lines.readline()
+    if not answer.endswith("\n"):
+        raise ConnectionResetError(f"the fork server at {address} went away")
+    found: dict[str, Any] = json.loads(answer)
+    return found
+
+
+def _connected(address: str) -> socket.socket:
+    """A server that is being started is waited for; its folder exists before it and goes when it is stopped."""
+    deadline = time.monotonic() + _READY_S
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(address)
+            return connection
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            connection.close()
+            if time.monotonic() > deadline or not os.path.isdir(os.path.dirname(address)):
+                raise ConnectionRefusedError(f"no fork server at {address}") from error
+            time.sleep(0.02)
+
+
+# what runs in the server
+
+
+class _Server:
+    """One selector over: new connections, requests and hang-ups, outcomes of children, and the starter's death."""
+
+    def __init__(self, address: str) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.bind(address)
+        self.listener.listen(64)
+        self.selector.register(self.listener, selectors.EVENT_READ, self.accept)
+        self.selector.register(sys.stdin, selectors.EVENT_READ, self.starter_died)
+        self.libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+    def run(self) -> None:
+        while True:
+            for key, _ in self.selector.select():
+                key.data()
+
+    def starter_died(self) -> None:
+        """The children die with us, by the kernel where it can, by hand where it can't."""
+        for key in list(self.selector.get_map().values()):
+            child = getattr(key.data, "__self__", None)
+            if isinstance(child, _Child):
+                child.kill()
+        os._exit(0)
+
+    def accept(self) -> None:
+        connection, _ = self.listener.accept()
+        child = _Child(self, connection)
+        self.selector.register(connection, selectors.EVENT_READ, child.requested)
+
+
+class _Child:
+    """A connection and the trial that it asked for."""
+
+    def __init__(self, server: _Server, connection: socket.socket) -> None:
+        self.server, self.connection = server, connection
+        self.request, self.outcome, self.pid, self.pipe = b"", b"", 0, -1
+
+    def requested(self) -> None:
+        """Part of the request, or the end of the connection: then nobody wants the trial any more."""
+        try:
+            part = self.connection.recv(65536)
+        except ConnectionError:
+            part = b""
+        if not part:
+            self.server.selector.unregister(self.connection)
+            self.kill()
+            if not self.pid:
+                self.connection.close()
+            return
+        self.request += part
+        if self.request.endswith(b"\n") and not self.pid:
+            self.fork(json.loads(self.request))
+
+    def fork(self, job: dict[str, Any]) -> None:
+        self.pipe, write = os.pipe()
+        server = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                for key in self.server.selector.get_map().values():  # nothing of the server's but our pipe
+                    os.close(key.fd)
+                _run(job, write, server, self.server.libc)
+            finally:
+                os._exit(70)  # only reached when reporting failed
+        os.close(write)
+        self.server.selector.register(self.pipe, selectors.EVENT_READ, self.reported)
+
+    def reported(self) -> None:
+        """Part of the outcome, or its end: the child is gone."""
+        part = os.read(self.pipe, 65536)
+        if part:
+            self.outcome += part
+            return
+        self.server.selector.unregister(self.pipe)
+        os.close(self.pipe)
+        _, status = os.waitpid(self.pid, 0)
+        with suppress(OSError):  # whoever asked may be gone
+            self.connection.sendall(self.answer(status) + b"\n")
+        with suppress(KeyError):
+            self.server.selector.unregister(self.connection)
+        self.connection.close()
+
+    def answer(self, status: int) -> bytes:
+        """What the child said, or how it died."""
+        if self.outcome.endswith(b"}") and status == 0:
+            return self.outcome
+        code = os.waitstatus_to_exitcode(status)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        return json.dumps({"failure": "crash", "message": f"the trial's process {how}"}).encode()
+
+    def kill(self) -> None:
+        if self.pid:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def _run(job: dict[str, Any], write: int, server: int, libc: ctypes.CDLL | None) -> None:
+    """The trial's process, from fork to exit; what it prints goes to output.txt in its folder."""
+    from search.executor import Failure
+    from search.pinning import pin
+    from search.worker import run_trial
+
+    if libc is not None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server:
+        os._exit(70)
+    os.environ.update(job["environment"])
+    folder = Path(job["folder"])
+    output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(output, descriptor)
+    pin(job["cpus"])
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(job["cpus"])
+    found = run_trial(job["entry"], folder, Path(job["data_root"]), job["attempt"])
+    answer = {"failure": found.kind, "message": found.message} if isinstance(found, Failure) else {"outcome": found}
+    with open(write, "w") as pipe:
+        pipe.write(json.dumps(answer))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def main(address: str, module: str) -> None:
+    """Imports the trainer, then serves. A trainer that can't be imported fails in each trial, with a traceback."""
+    with suppress(Exception):
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # what is here now stays shared with the children
+    _Server(address).run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

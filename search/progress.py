@@ -1,0 +1,249 @@
+"""Shows a running study: a live view on a terminal, plain lines elsewhere, JSON lines for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+_TAIL_BYTES = 8192  # holds dozens of lines
+_LINES_S = 30.0  # between two lines of plain progress
+
+
+@dataclass
+class RunningTrial:
+    """What is known of a trial that runs: from its launch, its recipe and the end of its metrics.jsonl."""
+
+    name: str
+    folder: Path
+    steps: int | None
+    started: float = field(default_factory=time.monotonic)
+    first_step: int | None = None
+    last: dict[str, Any] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Reads the newest training line."""
+        self.last = last_training_line(self.folder) or self.last
+        if self.first_step is None and self.last:
+            self.first_step, self.started = self.last["step"], time.monotonic()
+
+    def left_s(self) -> float | None:
+        """Seconds to its last step at the pace since the first look, None while that is unknown."""
+        if self.steps is None or self.first_step is None or self.last["step"] <= self.first_step:
+            return None
+        pace = (time.monotonic() - self.started) / (self.last["step"] - self.first_step)
+        return pace * max(0, self.steps - self.last["step"])
+
+
+class Progress:
+    """Follows the driver's events. The base keeps the numbers; subclasses show them. Use it as a context manager."""
+
+    def __init__(self) -> None:
+        self.study, self.total = "", 0
+        self.running: dict[str, RunningTrial] = {}
+        self.states: dict[str, str] = {}
+        self.before: dict[str, int] = {}
+        self.seconds: list[float] = []
+        self.width = 1  # trials that ran at once
+        self._launched: dict[str, float] = {}
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def plan(self, record: dict[str, Any], trials: int) -> None:
+        """What is about to run: the study's record and how many trials it will have."""
+        self.study, self.total = record["study"], trials
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Takes one event of `drive`."""
+        kind, key = event["event"], event.get("key", "")
+        if kind == "study":
+            self.study, self.before = event["study"], dict(event["counts"])
+        elif kind == "launched":
+            folder = Path(event["folder"])
+            settings = " ".join(f"{name}={value:g}" for name, value in event["settings"].items())
+            name = " ".join(filter(None, (event["variant"], settings, f"seed {event['seed']}")))
+            self.running[key] = RunningTrial(name, folder, total_steps(folder))
+            self.width = max(self.width, len(self.running))
+            self._launched.setdefault(key, time.monotonic())
+        elif kind in ("finished", "retry"):
+            self.running.pop(key, None)
+            if kind == "finished":
+                self.states[key] = event["state"]
+                self.seconds.append(time.monotonic() - self._launched.get(key, time.monotonic()))
+        elif kind == "tick":
+            for gone in self.running.keys() - event["running"].keys():
+                del self.running[gone]
+            for trial in self.running.values():
+                trial.look()
+
+    @property
+    def done(self) -> int:
+        """Trials that have ended, in this run or before."""
+        return self.before.get("reused", 0) + len(self.states)
+
+    def left_s(self) -> float | None:
+        """Seconds to the end of the study, by the mean trial so far; None before there is anything to go by."""
+        left = [trial.left_s() for trial in self.running.values()]
+        known = [each for each in left if each is not None]
+        mean = sum(self.seconds) / len(self.seconds) if self.seconds else (max(known) * 1.1 if known else None)
+        if mean is None:
+            return None
+        waiting = max(0, self.total - self.done - len(self.running))
+        return (waiting * mean + sum(mean if each is None else each for each in left)) / self.width
+
+    def headline(self) -> str:
+        """The study in one line."""
+        failed = sum(state == "failed" for state in self.states.values()) + self.before.get("failed", 0)
+        diverged = sum(state == "diverged" for state in self.states.values()) + self.before.get("diverged", 0)
+        parts = [f"{self.study}: {self.done}/{max(self.total, self.done + len(self.running))} trials"]
+        parts += [f"{len(self.running)} running"] if self.running else []
+        parts += [f"{failed} failed"] if failed else []
+        parts += [f"{diverged} diverged"] if diverged else []
+        left = self.left_s()
+        return ", ".join(parts + ([f"about {duration(left)} left"] if left is not None else []))
+
+
+class LiveProgress(Progress):
+    """A line per running trial under the study's headline, redrawn in place."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> LiveProgress:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def event(self, event: dict[str, Any]) -> None:
+        """See Progress; what must not scroll away is printed above the live view."""
+        name = self.running[event["key"]].name if event.get("key") in self.running else ""
+        super().event(event)
+        if told := line_of(event, name, quiet=True):
+            self._console.print(Text(told))
+        self._live.update(self.view(), refresh=True)
+
+    def view(self) -> Group:
+        """The headline and the table of running trials."""
+        table = Table.grid(padding=(0, 2))
+        for trial in self.running.values():
+            last, left = trial.last, trial.left_s()
+            cells = [f"  {trial.name}", f"{last.get('step', 0)}/{trial.steps or '?'}"]
+            cells.append("" if last.get("loss") is None else f"loss {last['loss']:.3f}")
+            cells.append(f"{last['tokens_per_s']:,.0f} tok/s" if last.get("tokens_per_s") else "starting")
+            cells.append("" if left is None else f"{duration(left)} left")
+            table.add_row(*map(Text, cells))
+        return Group(Text(self.headline(), style="bold"), table)
+
+
+class LineProgress(Progress):
+    """A line per event, and the headline now and then: for logs."""
+
+    def __init__(self, file: IO[str]) -> None:
+        super().__init__()
+        self._file, self._next = file, 0.0
+
+    def event(self, event: dict[str, Any]) -> None:
+        """See Progress."""
+        name = self.running[event["key"]].name if event.get("key") in self.running else ""
+        super().event(event)
+        told = line_of(event, name or (self.running[event["key"]].name if event.get("key") in self.running else ""))
+        if event["event"] == "tick" and time.monotonic() >= self._next:
+            self._next, told = time.monotonic() + _LINES_S, self.headline()
+        if told:
+            print(told, file=self._file, flush=True)
+
+
+class JsonProgress(Progress):
+    """Every event as a line of JSON, and the state of the running trials twice a minute."""
+
+    def __init__(self, file: IO[str]) -> None:
+        super().__init__()
+        self._file, self._next = file, 0.0
+
+    def plan(self, record: dict[str, Any], trials: int) -> None:
+        """See Progress."""
+        super().plan(record, trials)
+        self._print({"event": "plan", "study": record["study"], "trials": trials})
+
+    def event(self, event: dict[str, Any]) -> None:
+        """See Progress."""
+        super().event(event)
+        if event["event"] != "tick":
+            self._print(event)
+        elif time.monotonic() >= self._next:
+            self._next = time.monotonic() + _LINES_S
+            running = {key: trial.last for key, trial in self.running.items()}
+            self._print({"event": "progress", "done": self.done, "left_s": self.left_s(), "running": running})
+
+    def _print(self, value: dict[str, Any]) -> None:
+        print(json.dumps(value), file=self._file, flush=True)
+
+
+def make_progress(as_json: bool = False) -> Progress:
+    """JSON lines on stdout if asked; else on stderr, live where that is a terminal."""
+    if as_json:
+        return JsonProgress(sys.stdout)
+    console = Console(stderr=True)
+    return LiveProgress(console) if console.is_terminal else LineProgress(sys.stderr)
+
+
+def line_of(event: dict[str, Any], name: str, quiet: bool = False) -> str:
+    """An event in a line for people, "" for one that needs none; `quiet` leaves out what goes well."""
+    kind = event["event"]
+    if kind == "launched" and not quiet:
+        return f"start     {name} (attempt {event['attempt']})"
+    if kind == "finished":
+        loss = ((event["result"] or {}).get("validation") or {}).get("loss")
+        told = event["reason"] or ("" if loss is None else f"validation loss {loss:.4f}")
+        return "" if quiet and event["state"] == "complete" else f"{event['state']:<9} {name}: {told}".rstrip(": ")
+    if kind == "retry":
+        return f"retry     {name}: {event['kind']}: {event['message']}"
+    return f"stopping: {event['message']}" if kind == "stop" else ""
+
+
+def total_steps(folder: Path) -> int | None:
+    """Optimizer steps of a trial, from its recipe."""
+    recipe = json.loads((folder / "trial.json").read_text())["recipe"]
+    if not {"tokens", "batch", "context"} <= recipe.keys():
+        return None
+    return math.ceil(recipe["tokens"] / (recipe["batch"] * recipe["context"]))
+
+
+def last_training_line(folder: Path) -> dict[str, Any] | None:
+    """The newest whole training line of metrics.jsonl, None before the first."""
+    try:
+        with open(folder / "metrics.jsonl", "rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return None
+    for line in reversed(lines):
+        if line.startswith(b"{") and b'"tokens"' in line:
+            found: dict[str, Any] = json.loads(line)
+            return found
+    return None
+
+
+def duration(seconds: float) -> str:
+    """Such as 50 s, 12 min, 3.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
