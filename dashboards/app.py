@@ -54,6 +54,8 @@ def make_app(store_root: Path) -> dash.Dash:
         compress=True,
         add_log_handler=False,
     )
+    app.server.config["LIBRARY"] = library
+    app.server.config["COMPRESS_STREAMS"] = False  # it leaves files open; only our own few assets are streamed
     studies.register(app, library)
     study.register(app, library)
     dash.register_page("not_found_404", layout=_no_page)

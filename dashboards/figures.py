@@ -32,8 +32,10 @@ def curves(
     A diverged seed is a thin line that ends in a cross. Above 200 lines the thin ones beyond are left out, which
     `hidden_lines` counts. A curve that `falls` is framed without its first steep part, which a double click shows.
     """
-    style = dashes([group.variant for group in groups], baseline)
+    groups = groups[:MAXIMUM_LINES]
+    style = dashes(list(dict.fromkeys(group.variant for group in groups)), baseline)
     room = MAXIMUM_LINES - len(groups)
+    named: set[str] = set()
     thin_lines: list[dict[str, Any]] = []
     bands, means = [], []
     for group in sorted(groups, key=lambda each: each.variant == baseline, reverse=True):
@@ -47,7 +49,8 @@ def curves(
         if group.seeds > 1:
             bands.append(_band(group, colour, name))
         if len(group.x):
-            means.append(_mean(group, colour, name, style[group.variant]))
+            means.append(_mean(group, colour, name, style[group.variant]) | {"showlegend": name not in named})
+            named.add(name)
     traces = [*bands, *thin_lines, *means]
     if not traces:
         return empty("No points yet: they appear with the first steps.")
@@ -75,13 +78,14 @@ def _frame(groups: Sequence[Group]) -> list[float] | None:
 
 
 def hidden_lines(groups: Sequence[Group]) -> tuple[int, int]:
-    """(lines that `curves` draws, lines that there are)."""
+    """(trials that `curves` draws, trials that there are); a mean takes a line of its own."""
     total = sum(len(group.lines) for group in groups)
-    return min(total, max(MAXIMUM_LINES - len(groups), 0)), total
+    means = sum(len(group.lines) > 1 for group in groups)
+    return min(total, max(MAXIMUM_LINES - means, 0)), total
 
 
 def _mean(group: Group, colour: str, name: str, dash: str) -> dict[str, Any]:
-    seeds = f"mean of {group.seeds} seeds" if group.seeds > 1 else "one trial"
+    seeds = f"mean of {group.seeds} seeds" if group.seeds > 1 else escape(group.lines[0].label)
     return {
         "type": "scatter",
         "mode": "lines",
@@ -131,7 +135,7 @@ def _quiet(trace: dict[str, Any]) -> dict[str, Any]:
 
 
 def rate_curve(rates: Sequence[Mapping[str, Any]], colours: Mapping[str, str], baseline: str) -> Figure:
-    """Validation perplexity by learning rate, a line per variant, its choice as a ring; a diverged rate as a cross on top.
+    """Validation perplexity by learning rate, a line per variant, its choice a ring, a diverged rate a cross on top.
 
     `rates` are rows {variant, lr, validation_perplexity (NaN: none), best, state}.
     """

@@ -1,4 +1,4 @@
-"""The store as the pages see it: what `search` wrote, read again only where it changed, or the reason why it can't be."""
+"""The store as the pages see it: what `search` wrote, read again only where it changed, or why it can't be read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class NotFound(Exception):
 
 @dataclass(frozen=True)
 class Study:
-    """One study at one moment. `version` changes when anything that a page shows of it does.
+    """One study at one moment. `version` changes when anything that a page shows of it does: the part
+    before the colon with a trial's state or the study itself, the rest with its curves and its driver.
 
     `holder` says who runs it now ({} if unknown, None if nobody), `problem` why there is no comparison.
     """
@@ -111,7 +112,7 @@ class Library:
             curves = self._curves_of(name, trials)
         holder = holder_of(self.root, name)
         results = _digest(record, [(t["key"], t["role"], t["state"], t["attempt"], t["reason"]) for t in trials])
-        version = _digest(results, [(key, file.stamp) for key, file in curves.items()], holder)
+        version = f"{results}:{_digest([(key, file.stamp) for key, file in curves.items()], holder)}"
         if name not in self._comparisons or self._comparisons[name][0] != results:
             self._comparisons[name] = (results, *self._compare(name))
         _, comparison, problem = self._comparisons[name]

@@ -1,4 +1,4 @@
-"""The pieces that pages are made of: frame, cards, badges, progress, figures, and what is shown when something is wrong."""
+"""The pieces of a page: frame, cards, progress, figures, and what is shown when something is wrong."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import dash_mantine_components as dmc
+import flask
 from dash import dcc, html
 from dash.development.base_component import Component
 
 from dashboards.figures import GRAPH_CONFIG, Figure
-from dashboards.library import STATES, NotFound, Study
+from dashboards.library import STATES, Library, NotFound, Study
 from dashboards.words import STATE_WORDS
 from search.store import StoreError
 
@@ -139,24 +140,26 @@ def not_found_card(error: NotFound) -> Component:
     )
 
 
-def guarded(root: Callable[[], Path]) -> Callable[[Callable[..., Any]], Callable[..., Component]]:
-    """A layout that always gives a page: what goes wrong becomes a card that says what to do."""
+def guarded(layout: Callable[..., Component]) -> Callable[..., Component]:
+    """A layout, given the library of the app that serves it, that always gives a page.
 
-    def decorate(layout: Callable[..., Any]) -> Callable[..., Component]:
-        @wraps(layout)
-        def safe(*args: Any, **query: Any) -> Any:
-            try:
-                return layout(*args, **query)
-            except NotFound as error:
-                return not_found_card(error)
-            except StoreError as error:
-                return html.Div([store_card(error, root()), dcc.Interval(id="retry", interval=3000)])
-            except Exception as error:
-                return failure_card(error)
+    What goes wrong becomes a card that says what to do. The library is looked up per request because Dash keeps one
+    register of pages for all apps of a process.
+    """
 
-        return safe
+    @wraps(layout)
+    def safe(**query: Any) -> Component:
+        library: Library = flask.current_app.config["LIBRARY"]
+        try:
+            return layout(library, **query)
+        except NotFound as error:
+            return not_found_card(error)
+        except StoreError as error:
+            return html.Div([store_card(error, library.root), dcc.Interval(id="retry", interval=3000)])
+        except Exception as error:
+            return failure_card(error)
 
-    return decorate
+    return safe
 
 
 def failure_card(error: Exception) -> Component:

@@ -45,7 +45,7 @@ HEADINGS = {
 
 
 def rows(comparison: Comparison, colours: Mapping[str, str]) -> list[dict[str, Any]]:
-    """A row per variant: `text` as printed, `number` to sort by (None: there is none), under the field of each column."""
+    """A row per variant: `text` as printed, `number` to sort by (None: there is none), each by the column's field."""
     records = comparison.table.to_dict("records")
     columns = build_page(comparison).blocks[0].columns
     found = []

@@ -23,22 +23,6 @@ KEEP_ADDRESS = "query => { window.history.replaceState(window.history.state, '',
 def register(app: dash.Dash, library: Library) -> None:
     """Adds the page `/` and its callbacks to an app."""
 
-    @guarded(lambda: library.root)
-    def layout(q: str = "", **_: Any) -> Component:
-        version, content = _cards(library, q)
-        search = dmc.TextInput(
-            id="studies-search", value=q, placeholder="Search studies", size="sm", debounce=200, className="search"
-        )
-        return html.Div(
-            [
-                html.Div([html.H1("Studies"), search], className="title-row"),
-                html.Div(content, id="studies-cards", className="cards"),
-                dcc.Store(id="studies-version", data=version),
-                dcc.Store(id="studies-query"),
-                dcc.Interval(id="studies-tick", interval=REFRESH_MS),
-            ]
-        )
-
     dash.register_page("studies", path="/", title="Studies · archlab", layout=layout)
 
     @app.callback(
@@ -59,6 +43,31 @@ def register(app: dash.Dash, library: Library) -> None:
         KEEP_ADDRESS,
         Input("studies-query", "data"),
         prevent_initial_call=True,
+    )
+
+
+@guarded
+def layout(library: Library, q: object = "", **_: Any) -> Component:
+    """The page, with `q` searched for."""
+    wanted = str(q)
+    version, content = _cards(library, wanted)
+    search = dmc.TextInput(
+        id="studies-search",
+        value=wanted,
+        placeholder="Search studies",
+        size="sm",
+        debounce=200,
+        className="search",
+        **{"aria-label": "Search studies"},
+    )
+    return html.Div(
+        [
+            html.Div([html.H1("Studies"), search], className="title-row"),
+            html.Div(content, id="studies-cards", className="cards"),
+            dcc.Store(id="studies-version", data=version),
+            dcc.Store(id="studies-query"),
+            dcc.Interval(id="studies-tick", interval=REFRESH_MS),
+        ]
     )
 
 
