@@ -1,0 +1,203 @@
+"""The application without a browser: pages and downloads for every state a store can be in."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from dashboards import PortTaken, make_app
+from dashboards.library import Library, NotFound
+from dashboards.server import listen
+from search.comparison import load_comparison
+from search.reporting import report
+from search.store import Store
+from tests.dashboards.generate import Plan, make_store, make_study, planned, run_trial
+
+
+class Client:
+    """Asks an app for pages as the browser does."""
+
+    def __init__(self, root):
+        self.http = make_app(root).server.test_client()
+        self.http.get("/")
+        found = [d["output"] for d in self.http.get("/_dash-dependencies").json if "_pages_content" in d["output"]]
+        self.output = found[0]
+
+    def page(self, path, search=""):
+        """The page at an address, as the JSON text of its components."""
+        location = [
+            {"id": "_pages_location", "property": p, "value": v} for p, v in (("pathname", path), ("search", search))
+        ]
+        outputs = [{"id": i, "property": p} for i, p in (("_pages_content", "children"), ("_pages_store", "data"))]
+        changed = ["_pages_location.pathname"]
+        body = {"output": self.output, "outputs": outputs, "inputs": location, "changedPropIds": changed}
+        answer = self.http.post("/_dash-update-component", json=body)
+        assert answer.status_code == 200
+        return json.dumps(answer.json["response"]["_pages_content"], ensure_ascii=False)
+
+
+@pytest.fixture(scope="module")
+def client(store):
+    return Client(store)
+
+
+def test_pages_hold_what_the_store_holds(client):
+    assert "Where should attention be gated?" in client.page("/")
+    page = client.page("/study/gate-position")
+    assert "G1 is better than baseline" in page and "Smallest difference this table could have resolved" in page
+    assert "archlab run gate-position.yaml" in page and "block.attention.sdpa" in page
+
+
+@pytest.mark.parametrize("name", ["nope", "..%2F..%2Fetc", "Gate-Position", "a" * 300, "%3Cb%3E"])
+def test_a_wrong_study_is_a_card_that_names_the_right_ones(client, name):
+    page = client.page(f"/study/{name}")
+    assert "No such study" in page and "/study/gate-position" in page
+    assert "Content-Disposition" not in client.http.get(f"/download/{name}.md").headers
+
+
+def test_a_wrong_address_is_a_card(client):
+    assert "No such page" in client.page("/nothing/here")
+
+
+@pytest.mark.parametrize("ending, form", [("md", "md"), ("csv", "csv"), ("tex", "latex"), ("json", "json")])
+def test_downloads_are_the_report(client, store, ending, form):
+    answer = client.http.get(f"/download/gate-position.{ending}")
+    with Store.open(store, create=False) as opened:
+        assert answer.text == report(load_comparison(opened, "gate-position"), form)
+    assert f"gate-position.{ending}" in answer.headers["Content-Disposition"]
+
+
+def test_the_browser_is_told_to_load_nothing_from_elsewhere(client):
+    answer = client.http.get("/")
+    assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
+    assert "https://" not in answer.text.replace("https://www.w3.org", "")
+    assert client.http.get("/download/gate-position.exe").status_code == 404
+
+
+def _missing(root):
+    pass
+
+
+def _newer(root):
+    make_store(root).close()
+    (root / "store.json").write_text('{"version": 99}')
+
+
+def _damaged(root):
+    make_store(root).close()
+    (root / "trials.db").write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
+
+
+def _half_written(root):
+    make_store(root).close()
+    (root / "trials.db").unlink()
+
+
+def _marker_cut(root):
+    make_store(root).close()
+    (root / "store.json").write_text('{"vers')
+
+
+@pytest.mark.parametrize(
+    "break_it, says",
+    [
+        (_missing, "No studies yet"),
+        (_newer, "upgrade archlab"),
+        (_damaged, "damaged"),
+        (_half_written, "missing"),
+        (_marker_cut, "store.json"),
+    ],
+)
+def test_a_store_that_cannot_be_read_is_a_card_that_says_what_to_do(tmp_path, break_it, says):
+    root = tmp_path / ".archlab"
+    break_it(root)
+    client = Client(root)
+    for path in ("/", "/study/gate-position"):
+        assert says in client.page(path)
+
+
+def test_a_locked_store_is_a_card_and_opens_again(tmp_path):
+    root = tmp_path / ".archlab"
+    with make_store(root) as made:
+        make_study(made, Plan(rates=(), effects={"baseline": 0.0}))
+    holder = sqlite3.connect(root / "trials.db")
+    holder.execute("PRAGMA locking_mode = EXCLUSIVE")
+    holder.execute("PRAGMA journal_mode = DELETE")
+    holder.execute("BEGIN EXCLUSIVE")
+    client = Client(root)
+    assert "locked by another program" in client.page("/")
+    holder.rollback()
+    holder.close()
+    assert "Where should attention be gated?" in client.page("/")
+
+
+def test_a_damaged_result_costs_the_table_but_not_the_page(tmp_path):
+    root = tmp_path / ".archlab"
+    with make_store(root) as made:
+        make_study(made, Plan(rates=(), effects={"baseline": 0.0, "G1": -0.1}))
+    for path in root.glob("trials/*/*/test_documents.npz"):
+        path.write_bytes(b"PK\x03\x04 cut")
+    client = Client(root)
+    page = client.page("/study/gate-position")
+    assert "can't be compared" in page and "test_documents.npz" in page and "Curves" in page
+    assert "can't be compared" in client.page("/")
+    assert client.http.get("/download/gate-position.md").status_code == 409
+
+
+def test_a_study_without_any_result_has_a_page(tmp_path):
+    root = tmp_path / ".archlab"
+    with make_store(root) as made:
+        make_study(made, finish=False)
+    page = Client(root).page("/study/gate-position")
+    assert "0 of 30 trials" in page and "no complete trial" in page
+
+
+def test_the_library_reads_again_only_what_changed(tmp_path, monkeypatch):
+    root = tmp_path / ".archlab"
+    plan = Plan(rates=(), effects={"baseline": 0.0, "G1": -0.1})
+    with make_store(root) as made:
+        make_study(made, plan, finish=False)
+        keys = planned(made, plan)
+        for key in keys[:2]:
+            run_trial(made, plan, key)
+        library = Library(root)
+        first = library.study(plan.name)
+        compared = []
+        monkeypatch.setattr(library, "_compare", lambda name: compared.append(name) or (first.comparison, None))
+        assert library.study(plan.name) is first
+        run_trial(made, plan, keys[2], fraction=0.5)
+        second = library.study(plan.name)
+        assert second.version != first.version and compared == [plan.name]
+        curve = made.trial_folder(keys[2]) / "metrics.jsonl"
+        curve.write_text(curve.read_text() + '{"step": 360, "time": 1.0, "attempt": 1, "loss": 1.5}\n')
+        third = library.study(plan.name)
+        assert third.version != second.version and compared == [plan.name]
+        assert third.curves[keys[0]] is first.curves[keys[0]]
+    with pytest.raises(NotFound):
+        library.study("nope")
+
+
+def test_two_apps_in_one_process_show_their_own_stores(client, tmp_path):
+    other = Client(tmp_path / ".archlab")
+    assert "No studies yet" in other.page("/")
+    assert "gate-position" in client.page("/")
+
+
+def test_an_explicit_port_that_is_taken_is_refused_and_else_the_next_is_used(tmp_path):
+    first = listen(tmp_path, port=None)
+    try:
+        with pytest.raises(PortTaken, match=f"port {first.port} of 127.0.0.1 is in use"):
+            listen(tmp_path, port=first.port)
+        second = listen(tmp_path, port=None)
+        assert second.port > first.port
+        second.server_close()
+    finally:
+        first.server_close()
+
+
+def test_the_dashboard_needs_none_of_the_heavy_packages():
+    code = "import sys, dashboards.app; print([m for m in ('torch', 'ray', 'mlflow', 'optuna') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
