@@ -48,6 +48,8 @@ def parse_value(annotation: Any, node: Node, path: str, problems: list[Problem])
         if node.value is None:
             return None
         options = tuple(option for option in options if option is not type(None))
+        if len(options) == 1:
+            return parse_value(options[0], node, path, problems)
     if limits or (options and typing.get_origin(options[0]) is typing.Annotated):
         return _number(options[0] if not limits else annotation, limits, node, path, problems)
     kinds = families(annotation)
@@ -57,7 +59,7 @@ def parse_value(annotation: Any, node: Node, path: str, problems: list[Problem])
     if origin is dict:
         return _mapping(typing.get_args(options[0])[1], node, path, problems)
     if kinds:
-        return _member(kinds, node, path, problems)
+        return parse_member(kinds, node, path, problems)
     if isinstance(options[0], type) and issubclass(options[0], Spec):
         return parse_record(options[0], node, path, problems)
     return _scalar(options, node, path, problems)
@@ -100,8 +102,9 @@ def _scalar(options: tuple[Any, ...], node: Node, path: str, problems: list[Prob
             return value
     if value in words and isinstance(value, str):
         return value
-    noun = path.rsplit(".", 1)[-1]
     if words:
+        parent, _, name = path.rpartition(".")
+        noun = f"value of {parent.rsplit('.', 1)[-1]}" if name.isdigit() else name
         found = value if isinstance(value, str | int | float) else node.kind
         return _refuse(problems, path, unknown(found, noun, words), node.mark)
     names = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
@@ -148,7 +151,7 @@ def _mapping(item: Any, node: Node, path: str, problems: list[Problem]) -> Any:
     return INVALID if any(value is INVALID for value in values.values()) else values
 
 
-def _member(kinds: tuple[type[Family], ...], node: Node, path: str, problems: list[Problem]) -> Any:
+def parse_member(kinds: tuple[type[Family], ...], node: Node, path: str, problems: list[Problem]) -> Any:
     """A member of one of these families: a bare short name, or a mapping with `type` and fields."""
     noun = " or ".join(kind.noun for kind in kinds)
     members = members_of(kinds)
@@ -190,6 +193,8 @@ def parse_record(cls: type[Spec], node: Node, path: str, problems: list[Problem]
             continue
         if child.mark:
             marks[name] = child.mark
+        if typing.get_origin(known[name].annotation) is dict:
+            marks |= {_join(name, key): mark for key, mark in child.key_marks.items()}
         values[name] = parse_value(known[name].annotation, child, _join(path, name), problems)
     for name, item in known.items():
         if item.required and name not in values:

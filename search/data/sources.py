@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from arch_dsl.errors import Mark, Problem, SpecError
-from arch_dsl.parse import INVALID, parse_record, parse_value
+from arch_dsl.parse import INVALID, parse_member, parse_record
 from arch_dsl.source import Node
 from arch_dsl.spec import Count, Family
 
@@ -45,7 +45,7 @@ class Source(Family):
             message = f"must be a data source, found nothing ({', '.join(cls.members)})"
             problems.append(Problem(path, message, node.mark))
             return INVALID
-        return parse_value(cls | None, _long_form(node), path, problems)  # `| None` passes by this hook
+        return parse_member((cls,), _long_form(node), path, problems)
 
     def find(self, base: Path | None, path: str) -> list[Path]:
         """The files of the corpus in reading order; `base` is the study's folder, `path` the source's place in it.
