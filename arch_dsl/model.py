@@ -17,6 +17,7 @@ from arch_dsl.layers import Linear, constant, initialize, normal, parameter
 from arch_dsl.shortform import parse_with_knobs
 from arch_dsl.source import Node
 from arch_dsl.spec import Count, Positive, Spec
+from kernels.activations import at_least_float32
 
 LOSS_CHUNK = 2**24  # logits (rows x vocabulary) that the loss holds at a time
 
@@ -185,7 +186,7 @@ class Decoder(nn.Module):
         return losses.sum() / (wanted != -100).sum()
 
     def _row_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(self.logits(hidden).float(), targets, reduction="none")
+        return nn.functional.cross_entropy(at_least_float32(self.logits(hidden)), targets, reduction="none")
 
 
 def compile(
