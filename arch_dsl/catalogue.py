@@ -51,7 +51,7 @@ def describe(kind: type[Family] | Knob) -> dict[str, Any]:
 
 
 def _noun(kind: type[Family]) -> str:
-    return next(base.noun for base in kind.__mro__ if "noun" in base.__dict__)  # type: ignore[attr-defined]
+    return next(str(base.__dict__["noun"]) for base in kind.__mro__ if "noun" in base.__dict__)
 
 
 def first_line(kind: type[Spec]) -> str:

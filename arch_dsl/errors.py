@@ -65,6 +65,6 @@ def unknown(found: object, what: str, allowed: Iterable[str]) -> str:
     """`'sdp' is not a gate position; did you mean 'sdpa'? (query, key, value, sdpa, dense)`"""
     names = list(allowed)
     meant = nearest(str(found), names)
-    hint = f"; did you mean '{meant}'?" if meant else ";"
+    hint = f"; did you mean '{meant}'?" if meant else ""
     article = "an" if what[:1] in "aeio" else "a"
-    return f"'{found}' is not {article} {what}{hint} ({', '.join(names)})"
+    return f"'{found}' is not {article} {what}{hint} ({', '.join(names) or 'there is none'})"

@@ -21,7 +21,7 @@ from arch_dsl.primitives.branch import Sublayer
 from arch_dsl.primitives.joins import Add, AddNorm
 from arch_dsl.primitives.parallel import Parallel
 from arch_dsl.source import Node
-from arch_dsl.spec import Family, Spec
+from arch_dsl.spec import Family, Spec, fields_of
 
 # The order in which families stand at a site; a knob inserts its primitive accordingly.
 _ORDER: dict[str, tuple[type[Family], ...]] = {
@@ -94,6 +94,8 @@ def _norm_of(branch: Sublayer) -> tuple[str, Any] | None:
 
 def _turn_norm(root: Any, where: Steps, node: Node, path: str, problems: list[Problem]) -> Any:
     placement, norm_node = _placement(node, path, problems)
+    if _strange(node, path, problems):
+        return INVALID
     norms = parse_value(tuple[Norm, ...], norm_node, path, problems)
     if placement is INVALID or norms is INVALID:
         return INVALID
@@ -109,6 +111,22 @@ def _turn_norm(root: Any, where: Steps, node: Node, path: str, problems: list[Pr
         final = _without(root.final, Norm)
         root = root.replace(final=final if placement == "post" else (*final, *norms))
     return root
+
+
+def _strange(node: Node, path: str, problems: list[Problem]) -> bool:
+    """Notes the keys of a `norm:` that neither it nor its norm has."""
+    if not isinstance(node.value, dict):
+        return False
+    named = node.value.get("type")
+    member = Norm.members.get(str(named.value)) if named else None
+    if member is None:
+        return False
+    keys = ("type", "placement", *fields_of(member))
+    strange = [name for name in node.value if name not in keys]
+    for name in strange:
+        message = unknown(name, "key of norm", keys)
+        problems.append(Problem(f"{path}.{name}", message, node.key_marks.get(name, node.mark)))
+    return bool(strange)
 
 
 def _placement(node: Node, path: str, problems: list[Problem]) -> tuple[Any, Node]:

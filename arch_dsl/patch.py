@@ -82,20 +82,22 @@ def _expand(root: Any, steps: Steps, setting: Setting) -> list[Steps]:
     found: list[Steps] = [()]
     for step in steps:
         following = []
+        tried: dict[str, None] = {}
         for prefix in found:
             value = _value_at(root, prefix)
             names = [*names_at(value), *knobs_of(value)]
+            tried.update(dict.fromkeys(names))
             if step == "*":
                 following += [(*prefix, name) for name in names_at(value)]
             elif step in names or isinstance(value, dict) or _is_index(value, step):
                 following.append((*prefix, step))
             elif "*" not in steps:
-                where = ".".join(prefix) or "the model"
+                where = ".".join(prefix) or f"the {getattr(root, 'title', 'spec')}"
                 message = f"matches nothing: in {where}, {unknown(step, 'name', names)}"
                 raise SpecError.of(setting.path, message, setting.mark)
+        if not following:
+            raise SpecError.of(setting.path, f"matches nothing: {unknown(step, 'name there', tried)}", setting.mark)
         found = following
-    if not found:
-        raise SpecError.of(setting.path, "matches nothing", setting.mark)
     return found
 
 
@@ -141,5 +143,6 @@ def _apply_one(root: Any, steps: Steps, setting: Setting, problems: list[Problem
         base = word if isinstance(data, str) else data
         if inside == ("type",):
             base = {name: value for name, value in base.items() if name in ("placement", "position")}
-        node = Node({**Node.of(base).value, inside[0]: node}, node.mark, {inside[0]: node.mark} if node.mark else {})  # type: ignore[dict-item]
+        place = setting.mark or node.mark
+        node = Node({**Node.of(base).value, inside[0]: node}, node.mark, {inside[0]: place} if place else {})  # type: ignore[dict-item]
     return knob.turn(root, where, node, ".".join(steps[: index + 1]), problems)

@@ -10,7 +10,9 @@ from pathlib import Path
 from search.planning import Plan
 from search.store import Store
 
-_SHARE = 0.25  # of the rate of a large matrix product that small models reach; replaced by measurements when there are any
+_SHARE = (
+    0.25  # of the rate of a large matrix product that small models reach; replaced by measurements when there are any
+)
 _START_S = 3.0  # a trial's process: its imports, its model, its final evaluation
 
 
@@ -25,7 +27,7 @@ class Estimate:
 
 
 def estimate(plan: Plan, root: Path, slots: int) -> Estimate:
-    """The time of all trials of a plan, as if none were done. FLOPs of training are three times those of a forward pass."""
+    """The time of all trials of a plan, as if none were done; training takes three times a forward pass's FLOPs."""
     rate, source = _rate(root)
     per_variant = plan.trials / len(plan.variants)
     flops = sum(3 * v.flops_per_token * v.recipe.tokens * per_variant for v in plan.variants)

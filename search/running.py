@@ -31,9 +31,7 @@ def store_root(given: str | Path | None = None) -> Path:
     return Path(given or os.environ.get("ARCHLAB_STORE") or STORE)
 
 
-def make_executor(
-    kind: Literal["ray", "inline"], root: Path, *, cpus: int = 1, address: str | None = None
-) -> Executor:
+def make_executor(kind: Literal["ray", "inline"], root: Path, *, cpus: int = 1, address: str | None = None) -> Executor:
     """What trains the trials: Ray, each trial in a pinned process of its own, or this very process."""
     if kind == "inline":
         return InlineExecutor(ENTRY, root / "data")
@@ -77,10 +75,10 @@ def _drive(
     planned: Plan, store: Store, workers: Executor, lock: StudyLock, on_event: Events | None, track: bool
 ) -> Summary:
     study = planned.study
-    store.save_study(study.study, planned.record(), _text(study))
     next_rows = planned.rows
     if study.search and study.space:
         next_rows = Seeker(planned, store, workers.slots).rows
+    store.save_study(study.study, planned.record(), _text(study))
     return drive(
         store,
         study.study,
@@ -112,5 +110,3 @@ def _pruning(pruner: Pruner, planned: Plan, store: Store) -> Callable[[str, int,
         return pruner.should_prune(history, [validation_history(folder) for folder in others.values()], steps)
 
     return should_prune
-
-

@@ -6,9 +6,7 @@ import dataclasses
 from typing import Any
 
 from arch_dsl.errors import SpecError
-from arch_dsl.identity import canonical
 from arch_dsl.patch import Setting
-from arch_dsl.paths import get
 from arch_dsl.source import Node
 from search.planning import Plan, Variant
 from search.propose import Proposer, State
@@ -33,7 +31,7 @@ class Seeker:
             plan.study.space,
             self.search.sampler,
             self.search.seed,
-            given=self._given(plan.study.space.needs),
+            given={path: plan.builder.given(path) for path in plan.study.space.needs},
             stored=[row["settings"]["number"] for row in rows],
         )
         self.variants: dict[int, Variant] = {}
@@ -86,13 +84,7 @@ class Seeker:
             return
         best = self.variants[min(losses)[1]]
         self.plan.variants.append(dataclasses.replace(best, name=FOUND))
-        self.store.save_study(
-            self.plan.study.study, self.plan.record(), self.store.study_yaml(self.plan.study.study)
-        )
-
-    def _given(self, paths: tuple[str, ...]) -> dict[str, Any]:
-        """The base's values of the paths that conditions ask for; a primitive is its short form."""
-        return {path: canonical(get(self.plan.study.model, tuple(path.split("."))), brief=True) for path in paths}
+        self.store.save_study(self.plan.study.study, self.plan.record(), self.store.study_yaml(self.plan.study.study))
 
 
 def _state(row: dict[str, Any]) -> State:

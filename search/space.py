@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from arch_dsl.errors import Mark, Problem, SpecError, unknown
 from arch_dsl.parse import INVALID, parse_value
+from arch_dsl.patch import Setting
 from arch_dsl.source import Node
 from arch_dsl.spec import Spec, set_marks
 from search.condition import Condition, parse_condition
@@ -103,12 +104,16 @@ class Space(Spec):
         if not isinstance(node.value, dict):
             problems.append(Problem(path, f"must be a mapping from path to axis, found {node.kind}", node.mark))
             return INVALID
+        if not node.value:
+            problems.append(Problem(path, "holds no axis: there is nothing to search", node.mark))
+            return INVALID
         before = len(problems)
         axes = {name: _axis(child, f"{path}.{name}", problems) for name, child in node.value.items()}
         if len(problems) > before:
             return INVALID
         space = cls(axes=axes)
-        marks = {name: child.mark for name, child in node.value.items() if child.mark}
+        places = {name: node.key_marks.get(name, child.mark) for name, child in node.value.items()}
+        marks = {name: mark for name, mark in places.items() if mark}
         set_marks(space, {**marks, "": node.mark} if node.mark else marks)
         problems.extend(space._complaints(path))
         return space if len(problems) == before else INVALID
@@ -174,6 +179,36 @@ class Space(Spec):
             seen.add(at.path)
             at = self.axes[at.path].when
         return False
+
+
+def probes(space: Space) -> Iterator[list[Setting]]:
+    """The choices or the ends of each axis (and a broken number between) as a patch, after what its condition needs."""
+    for path, axis in space.axes.items():
+        if (needed := _enabling(space, path, ())) is None:
+            continue
+        inside = (axis.low + (axis.high - axis.low) / 3**0.5,) if isinstance(axis, Floats) else ()
+        for value in axis.values if isinstance(axis, Choice) else (axis.low, *inside, axis.high):
+            yield [*needed, _setting(space, path, value)]
+
+
+def _setting(space: Space, path: str, value: Any) -> Setting:
+    axis = space.axes[path]
+    inside = axis.mark("choice" if isinstance(axis, Choice) else "int" if isinstance(axis, Integers) else "float")
+    return Setting(path, Node.of(value, inside), "the search", space.mark(path))
+
+
+def _enabling(space: Space, path: str, above: tuple[str, ...]) -> list[Setting] | None:
+    """Settings under which the axis at `path` takes a value; None where its condition asks for the base."""
+    when = space.axes[path].when
+    if when is None:
+        return []
+    if when.path not in space.axes or when.path in above:
+        return None
+    axis = space.axes[when.path]
+    ends = axis.values if isinstance(axis, Choice) else (axis.low, axis.high)
+    value = next((value for value in (*when.literals, *ends) if when.holds(value) and axis.holds(value)), None)
+    before = _enabling(space, when.path, (*above, path))
+    return None if before is None or value is None else [*before, _setting(space, when.path, value)]
 
 
 def _never(path: str, value: Any, asked: Axis) -> str:

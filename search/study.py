@@ -7,106 +7,26 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from arch_dsl.errors import Problem, SpecError, unknown
 from arch_dsl.identity import brief_text
 from arch_dsl.model import Model
-from arch_dsl.parse import INVALID, parse, parse_record, parse_value
-from arch_dsl.patch import Setting, settings_of
+from arch_dsl.parse import parse
+from arch_dsl.patch import Setting
 from arch_dsl.source import Node, read
-from arch_dsl.spec import Count, Positive, Spec
+from arch_dsl.spec import Count, Range, Spec
 from search.prune import Pruner
 from search.recipe import Recipe
 from search.space import Space
+from search.study_values import Axis, Duration, Patch, Rates
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}$")
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|m|h|d)$")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_VARIANT = re.compile(r"[^\s\[\]]+( [^\s\[\]]+)*")
+_FOUND = re.compile(r"found|search-[0-9]+")
+_QUOTED = 40  # characters of a wrong name that an error shows
 MAX_CELLS = 100_000
-
-
-@dataclass(frozen=True)
-class Patch:
-    """Changes to the base, in the order given; what a component or a variant is made of."""
-
-    settings: tuple[Setting, ...] = ()
-    components: tuple[str, ...] = ()
-
-    @classmethod
-    def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
-        """From a mapping of paths, or a list of component names and such mappings."""
-        items = node.value if isinstance(node.value, list) else [node]
-        settings: list[Setting] = []
-        names: list[str] = []
-        for item in items:
-            if isinstance(item.value, str):
-                names.append(item.value)
-                settings.append(Setting("", item, item.value, item.mark))
-                continue
-            try:
-                settings += settings_of(item, path.split(".", 1)[-1])
-            except SpecError as error:
-                problems.extend(error.problems)
-                return INVALID
-        return cls(tuple(settings), tuple(names))
-
-
-@dataclass(frozen=True)
-class Duration:
-    """A time: `30m`, `2h`, `90s`."""
-
-    seconds: float
-
-    @classmethod
-    def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
-        """From a number with a unit."""
-        match = _DURATION.match(str(node.value))
-        if match is None:
-            problems.append(Problem(path, f"must be a time such as 90s, 30m or 2h, found {node.value!r}", node.mark))
-            return INVALID
-        return cls(float(match[1]) * _SECONDS[match[2]])
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Learning rates to choose from, ascending: a list, or `{grid: 1-2-5, from: 5e-4, to: 2e-3}`."""
-
-    values: tuple[float, ...]
-
-    @classmethod
-    def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
-        """From a list of rates or a 1-2-5 grid."""
-        if isinstance(node.value, dict):
-            grid = parse_value(_Grid, node, path, problems)
-            return INVALID if grid is INVALID else cls(grid.values())
-        values = parse_value(tuple[Positive, ...], node, path, problems)
-        if values is INVALID:
-            return INVALID
-        if len(set(values)) < len(values) or not values:
-            problems.append(Problem(path, "needs rates that differ, at least one", node.mark))
-            return INVALID
-        return cls(tuple(sorted(values)))
-
-
-class _Grid(Spec):
-    title: ClassVar[str] = "grid"
-    grid: Literal["1-2-5", "1-3"]
-    low: Positive
-    high: Positive
-
-    @classmethod
-    def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
-        names = {"from": "low", "to": "high"}
-        assert isinstance(node.value, dict)
-        renamed = {names.get(key, key): child for key, child in node.value.items()}
-        return parse_record(cls, Node(renamed, node.mark, node.key_marks), path, problems)
-
-    def values(self) -> tuple[float, ...]:
-        """The grid's members between the two ends, both included."""
-        steps = (1, 2, 5) if self.grid == "1-2-5" else (1, 3)
-        found = [float(f"{step}e{power}") for power in range(-12, 3) for step in steps]
-        return tuple(value for value in found if self.low * 0.999 <= value <= self.high * 1.001)
+MAX_SEEDS = 1000
 
 
 class Match(Spec):
@@ -125,7 +45,7 @@ class Tune(Spec):
 
 
 class Search(Spec):
-    """Optuna proposes `trials` variants from `space:`, judged by validation loss; the best is repeated with all seeds."""
+    """Optuna proposes `trials` variants from `space:`, judged by validation loss; the best is run with all seeds."""
 
     title: ClassVar[str] = "search"
     sampler: Literal["tpe", "random"] = "tpe"
@@ -169,7 +89,7 @@ class Study(Spec):
     match: Match | None = None
     train: Recipe
     tune: Tune | None = None
-    seeds: Count = 3
+    seeds: Annotated[int, Range(min=1, max=MAX_SEEDS)] = 3
     evaluate: tuple[Literal["perplexity"], ...] = ("perplexity",)
     search: Search | None = None
     space: Space | None = None
@@ -183,21 +103,6 @@ class Study(Spec):
         """The file it came from."""
         mark = self.mark()
         return Path(mark.file) if mark else None
-
-
-@dataclass(frozen=True)
-class Axis:
-    """The values that one path takes in a grid, each with the place where it was written."""
-
-    nodes: tuple[Node, ...]
-
-    @classmethod
-    def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
-        """From a list of at least one value."""
-        if not isinstance(node.value, list) or not node.value:
-            problems.append(Problem(path, f"must be a list of values, found {node.kind}", node.mark))
-            return INVALID
-        return cls(tuple(node.value))
 
 
 @dataclass(frozen=True)
@@ -225,8 +130,12 @@ def load_study(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
 def parse_study(node: Node) -> Study:
     """A study from a node tree. Raises SpecError."""
     if not isinstance(node.value, dict):
-        raise SpecError.of("", f"a study is a mapping with `study`, `model`, `variants`, `train`; found {node.kind}", node.mark)
+        raise SpecError.of(
+            "", f"a study is a mapping with `study`, `model`, `variants`, `train`; found {node.kind}", node.mark
+        )
     study = parse(Study, node)
+    if study.search and not study.variants:
+        study = study.replace(variants={study.report.baseline: Patch()})
     if problems := [*_check(study), *study.train.problems("train")]:
         raise SpecError(problems)
     return study
@@ -237,6 +146,8 @@ def _overridden(node: Node, steps: list[str], value: Node, dotted: str) -> Node:
         return value
     if not isinstance(node.value, dict):
         raise SpecError.of(dotted, "leads into a value that has no parts", node.mark)
+    if (rest := ".".join(steps)) in node.value:  # a path is itself a key: `grid.train.batch`
+        steps = [rest]
     child = node.value.get(steps[0], Node({}, node.mark))
     new = {**node.value, steps[0]: _overridden(child, steps[1:], value, dotted)}
     return Node(new, node.mark, {k: v for k, v in node.key_marks.items() if k != steps[0]})
@@ -244,55 +155,93 @@ def _overridden(node: Node, steps: list[str], value: Node, dotted: str) -> Node:
 
 def _check(study: Study) -> Iterator[Problem]:
     """What the sections of a study get wrong together."""
-    if not _NAME.match(study.study) or ".." in study.study:
-        message = f"'{study.study}' is no study name: lower-case letters, digits, '.', '_' and '-', at most 63"
+    if not _NAME.fullmatch(study.study) or ".." in study.study:
+        message = f"{_quoted(study.study)} is no study name: lower-case letters, digits, '.', '_' and '-', at most 63"
         yield Problem("study", message, study.mark("study"))
-    if not study.variants and not study.search:
-        yield Problem("variants", "is missing: a study compares at least one variant", study.mark())
+    if not study.variants:
+        yield Problem("variants", "holds none: a study compares at least one variant", study.mark("variants"))
+    if not study.evaluate:
+        yield Problem("evaluate", "must hold perplexity, which the table is made of", study.mark("evaluate"))
     if (study.search is None) != (study.space is None):
         given, missing = ("search", "space") if study.search else ("space", "search")
         yield Problem(given, f"needs `{missing}:` beside it", study.mark(given))
     for name, variant in study.variants.items():
         for setting in variant.settings:
             if not setting.path and setting.source not in study.components:
-                message = unknown(setting.source, "component", study.components or ["none are defined"])
+                message = unknown(setting.source, "component", study.components)
                 yield Problem(f"variants.{name}", message, setting.mark)
     for name, component in study.components.items():
         if component.components:
-            yield Problem(f"components.{name}", "a component is a mapping of paths, not of other components", study.mark("components"))
+            message = "a component is a mapping of paths, not of other components"
+            yield Problem(f"components.{name}", message, study.mark(f"components.{name}"))
     yield from _check_names(study)
+    yield from _check_rates(study)
+    yield from _check_grid(study)
+
+
+def _quoted(name: str) -> str:
+    return f"'{name[:_QUOTED]}…' ({len(name)} characters)" if len(name) > _QUOTED else repr(name)
 
 
 def _check_names(study: Study) -> Iterator[Problem]:
+    for name in study.variants:
+        mark = study.mark(f"variants.{name}")
+        if not _VARIANT.fullmatch(name) or len(name) > 80 or not name.isprintable():
+            message = f"{_quoted(name)} is no variant name: 1 to 80 characters, words and single spaces, no brackets"
+            yield Problem("variants", message, mark)
+        elif study.search and _FOUND.fullmatch(name):
+            yield Problem("variants", f"'{name}' is what a search calls its own; choose another name", mark)
     for section, field_name, name in (("report", "baseline", study.report.baseline),) + (
         (("match", "parameters", study.match.parameters),) if study.match else ()
     ):
         owner = getattr(study, section)
-        if name not in study.variants:
+        if study.variants and name not in study.variants:
             mark = owner.mark(field_name) or study.mark("variants")
-            message = unknown(name, "variant", study.variants or ["none are defined"])
+            message = unknown(name, "variant", study.variants)
             yield Problem(f"{section}.{field_name}", message, mark)
     if study.tune and study.search:
         yield Problem("tune", "a search chooses rates by an axis `train.lr` of its space", study.mark("tune"))
+
+
+def _check_rates(study: Study) -> Iterator[Problem]:
+    """A rate that a variant sets would be ignored where each variant takes its best one."""
+    if not study.tune:
+        return
+    message = "`tune` chooses the rate of every variant; this one would be ignored"
+    patches = {f"variants.{name}": patch for name, patch in study.variants.items()}
+    patches |= {f"components.{name}": patch for name, patch in study.components.items()}
+    for place, patch in patches.items():
+        for setting in patch.settings:
+            if setting.path == "train.lr":
+                yield Problem(f"{place}.train.lr", message, setting.mark)
+    if "train.lr" in study.grid:
+        yield Problem("grid.train.lr", message, study.mark("grid.train.lr"))
+
+
+def _check_grid(study: Study) -> Iterator[Problem]:
     cells = 1
     for axis in study.grid.values():
         cells *= len(axis.nodes)
     if cells * max(len(study.variants), 1) > MAX_CELLS:
-        yield Problem("grid", f"makes {cells * len(study.variants):,} variants; at most {MAX_CELLS:,}", study.mark("grid"))
+        yield Problem(
+            "grid", f"makes {cells * len(study.variants):,} variants; at most {MAX_CELLS:,}", study.mark("grid")
+        )
 
 
 def asked_variants(study: Study) -> list[Asked]:
     """Every variant in every cell of the grid, in the order in which the table shows them."""
     return [
         _asked(study, name, patch, cell)
-        for cell in itertools.product(*(_cells(path, axis) for path, axis in study.grid.items()))
+        for cell in itertools.product(*(_cells(study, path) for path in study.grid))
         for name, patch in study.variants.items()
     ]
 
 
-def _cells(path: str, axis: Axis) -> list[tuple[str, Setting]]:
-    short = path.rsplit(".", 1)[-1]
-    return [(f"{short}={brief_text(node.plain())}", Setting(path, node, "the grid", node.mark)) for node in axis.nodes]
+def _cells(study: Study, path: str) -> list[tuple[str, Setting]]:
+    """The values of one axis, each with the text that names it."""
+    short, mark = path.rsplit(".", 1)[-1], study.mark(f"grid.{path}")
+    nodes = study.grid[path].nodes
+    return [(f"{short}={brief_text(node.plain())}", Setting(path, node, "the grid", mark)) for node in nodes]
 
 
 def _asked(study: Study, name: str, patch: Patch, cell: tuple[tuple[str, Setting], ...]) -> Asked:
@@ -311,5 +260,3 @@ def _asked(study: Study, name: str, patch: Patch, cell: tuple[tuple[str, Setting
 
 def _of_component(study: Study, name: str) -> list[Setting]:
     return [Setting(s.path, s.node, f"component {name}", s.mark) for s in study.components[name].settings]
-
-

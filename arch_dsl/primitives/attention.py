@@ -70,7 +70,7 @@ class Attention(Sublayer):
         problems = super().check(ctx, path)
         if self.head_dim is None and ctx.d_model % self.heads:
             message = f"{self.heads} heads do not divide d_model {ctx.d_model}; give head_dim or other heads"
-            problems.append(Problem(f"{path}.heads", message, self.mark("heads")))
+            return [*problems, Problem(f"{path}.heads", message, self.mark("heads"))]  # the rest would only echo it
         spec = self.resolve(ctx)
         assert spec.kv_heads is not None and spec.head_dim is not None
         if self.heads % spec.kv_heads:

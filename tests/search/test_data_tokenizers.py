@@ -104,7 +104,7 @@ def test_a_vocabulary_larger_than_the_text_can_fill_is_refused() -> None:
     [
         ("{type: bpe, vocab: 256}", "tokenizer.vocab: must be at least 257, found 256"),
         ("byte", "tokenizer: 'byte' is not a tokenizer; did you mean 'bytes'? (bytes, bpe)"),
-        ("{type: bytes, vocab: 300}", "tokenizer.vocab: 'vocab' is not a key of bytes; ()"),
+        ("{type: bytes, vocab: 300}", "tokenizer.vocab: 'vocab' is not a key of bytes (there is none)"),
     ],
     ids=["too small for the bytes", "unknown", "bytes have no vocab"],
 )

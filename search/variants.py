@@ -1,0 +1,242 @@
+"""Variants made concrete: a study's patches applied, matched in size, resolved, costed; their mistakes, each once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+from arch_dsl.errors import Mark, Problem, SpecError
+from arch_dsl.identity import Change, brief_text, canonical, diff
+from arch_dsl.model import Model, cost, resolve
+from arch_dsl.patch import Setting, apply
+from arch_dsl.paths import get, update
+from arch_dsl.source import Node
+from arch_dsl.spec import Family, alternatives
+from search.data.dataset import Dataset
+from search.data.prepare import prepare, require
+from search.match import solve
+from search.recipe import Recipe
+from search.space import Space, probes
+from search.study import Asked, Study
+from search.trial import Trial, canonical_json
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of the table: a resolved model and the recipe that trains it."""
+
+    name: str
+    base: str
+    baseline: str
+    model: Model
+    recipe: Recipe
+    dataset: Dataset
+    changes: tuple[Change, ...]
+    components: dict[str, bool]
+    parameters: int
+    flops_per_token: int
+    mismatch: float = 0.0
+    matched: dict[str, int] = field(default_factory=dict)
+
+    def trial(self, seed: int, lr: float | None = None) -> Trial:
+        """This variant under one seed, at its recipe's learning rate or at another one."""
+        recipe = self.recipe if lr is None else self.recipe.replace(lr=lr)
+        spelled = ("data", "tokenizer")  # how the data is written down; what it is, its identity says
+        plain = {name: value for name, value in canonical(recipe).items() if name not in spelled}
+        return Trial(canonical(self.model), plain, self.dataset.identity, seed)
+
+    def record(self) -> dict[str, Any]:
+        """What the store keeps of it, for tables and pages."""
+        return {
+            "name": self.name,
+            "baseline": self.baseline,
+            "changes": [[c.path, brief_text(c.before), brief_text(c.after)] for c in self.changes],
+            "components": self.components,
+            "parameters": self.parameters,
+            "mismatch": self.mismatch,
+            "matched": self.matched,
+            "flops_per_token": self.flops_per_token,
+            "spec": canonical(self.model, brief=True),
+        }
+
+
+class Builder:
+    """Turns what a study asks for into variants: patch, match, resolve, cost; data sets are prepared once each."""
+
+    def __init__(self, study: Study, data_root: Path) -> None:
+        self.study, self.data_root = study, data_root
+        self.datasets: dict[str, Dataset] = {}
+        self.bases: dict[tuple[int, int], Model] = {}
+
+    def variant(self, asked: Asked, target: int | None) -> Variant:
+        """One variant; its `by` field is solved if there is a `target` number of parameters. Raises SpecError."""
+        model, recipe = self.patched(asked.settings)
+        if problems := recipe.problems("train"):
+            raise SpecError(problems)
+        dataset = self.dataset(recipe)
+        matched: dict[str, int] = {}
+        if target is not None and self.study.match:
+            model, matched = self.solved(model, self.study.match.by, target, dataset.vocab, recipe.context)
+        model = resolve(model, vocab=dataset.vocab, max_positions=recipe.context)
+        total = cost(model, recipe.context)
+        label = f" [{asked.cell}]" if asked.cell else ""
+        return Variant(
+            name=asked.name,
+            base=asked.base,
+            baseline=f"{self.study.report.baseline}{label}",
+            model=model,
+            recipe=recipe,
+            dataset=dataset,
+            changes=self.changes(model, recipe, dataset.vocab),
+            components=dict(asked.components),
+            parameters=total.parameters,
+            flops_per_token=total.flops_model // recipe.context,
+            mismatch=total.parameters / target - 1 if target else 0.0,
+            matched=matched,
+        )
+
+    def patched(self, settings: Iterable[Setting]) -> tuple[Model, Recipe]:
+        """The base model and the recipe with these changes; those of the recipe start with `train.`."""
+        mine = list(settings)
+        of_recipe = [_below(s, "train.") for s in mine if s.path.startswith("train.")]
+        of_model = [s for s in mine if not s.path.startswith("train.")]
+        problems: list[Problem] = []
+        model, recipe = self.study.model, self.study.train
+        try:
+            model = apply(model, of_model)
+        except SpecError as error:
+            problems += error.problems
+        try:
+            recipe = apply(recipe, of_recipe) if of_recipe else recipe
+        except SpecError as error:
+            problems += [dataclasses.replace(p, path=f"train.{p.path}") for p in error.problems]
+        if problems:
+            raise SpecError(problems)
+        return model, recipe
+
+    def changes(self, model: Model, recipe: Recipe, vocab: int) -> tuple[Change, ...]:
+        """What a resolved variant changes in the base, whose resolved form is kept."""
+        sizes = (vocab, recipe.context)
+        if sizes not in self.bases:
+            self.bases[sizes] = resolve(self.study.model, vocab=vocab, max_positions=recipe.context)
+        return (*diff(self.bases[sizes], model), *_recipe_changes(self.study.train, recipe))
+
+    def idle_problems(self) -> Iterator[Problem]:
+        """What is wrong with the parts of a study that no variant uses: spare components, the axes of a search."""
+        used = {name for patch in self.study.variants.values() for name in patch.components}
+        for name, component in self.study.components.items():
+            if name not in used:
+                yield from self._refusals(component.settings)
+        if self.study.space:
+            yield from self._space_problems(self.study.space)
+
+    def _space_problems(self, space: Space) -> Iterator[Problem]:
+        """What the base refuses of a search: unknown paths, wrong values, conditions on what is not there."""
+        told: set[tuple[object, str]] = set()
+        for settings in probes(space):
+            for problem in self._refusals(settings):
+                if (key := (problem.mark, problem.message)) not in told:
+                    told.add(key)
+                    yield dataclasses.replace(problem, path=f"space.{settings[-1].path}")
+        for path, axis in space.axes.items():
+            if axis.when and axis.when.path in space.needs:
+                try:
+                    self.given(axis.when.path)
+                except SpecError as error:
+                    for problem in error.problems:
+                        yield Problem(f"space.{path}.when", problem.message, axis.mark("when"))
+
+    def given(self, path: str) -> Any:
+        """What stands at a path of the base, as a condition compares it: a primitive is its type. Raises SpecError."""
+        value = get(self.study.model, tuple(path.split(".")))
+        return value.type if isinstance(value, Family) else canonical(value, brief=True)
+
+    def _refusals(self, settings: Iterable[Setting]) -> tuple[Problem, ...]:
+        try:
+            self.patched(settings)
+        except SpecError as error:
+            return error.problems
+        return ()
+
+    def solved(self, model: Model, by: str, target: int, vocab: int, context: int) -> tuple[Model, dict[str, int]]:
+        """The model with the integer field `by` solved for `target` parameters."""
+        assert self.study.match is not None
+        mark = self.study.match.mark("by")
+
+        def at(width: int) -> Model:
+            return apply(model, [Setting(by, Node(width), "match", mark)])
+
+        def parameters(width: int) -> int:
+            return cost(resolve(at(width), vocab=vocab, max_positions=context), context).parameters
+
+        _require_integer(model, by, mark)
+        try:
+            width, _ = solve(parameters, target)
+        except SpecError as error:
+            raise SpecError(Problem("match.by", f"{by}: {p.message}", mark) for p in error.problems) from error
+        return at(width), {by: width}
+
+    def dataset(self, recipe: Recipe) -> Dataset:
+        """The prepared data of a recipe. Raises SpecError if there is not enough of it."""
+        key = canonical_json([canonical(recipe.data), canonical(recipe.tokenizer)])
+        if key not in self.datasets:
+            base = self.study.file.parent if self.study.file else None
+            self.datasets[key] = prepare(recipe.data, recipe.tokenizer, self.data_root, base)
+        dataset = self.datasets[key]
+        require(dataset, recipe.context, recipe.batch, mark=recipe.mark("data") or self.study.mark("train"))
+        return dataset
+
+
+def _require_integer(model: Model, by: str, mark: Mark | None) -> None:
+    """Raises SpecError if `by` is a path to something other than an integer field."""
+    steps = tuple(by.split("."))
+    try:
+        get(model, steps)
+    except SpecError:
+        return  # a path by knobs or with `*`, or one that matches nothing, as the patch will say
+    found: list[Any] = []
+
+    def keep(old: Any, annotation: Any) -> Any:
+        found.append(annotation)
+        return old
+
+    update(model, Model, steps, keep)
+    kinds = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in alternatives(found[0])]
+    if int not in kinds:
+        raise SpecError.of("match.by", f"{by} is no integer field: there is nothing to solve", mark)
+
+
+def _below(setting: Setting, prefix: str) -> Setting:
+    return dataclasses.replace(setting, path=setting.path.removeprefix(prefix))
+
+
+def _recipe_changes(before: Recipe, after: Recipe) -> list[Change]:
+    return [dataclasses.replace(change, path=f"train.{change.path}") for change in diff(before, after)]
+
+
+class Mistakes:
+    """What is wrong with the variants, each mistake once: one of the base model shows in all of them."""
+
+    def __init__(self, variants: int) -> None:
+        self._variants = variants
+        self._seen: dict[tuple[object, str], tuple[Problem, list[str]]] = {}
+
+    def add(self, problems: Iterable[Problem], variant: str) -> None:
+        """Notes the problems of one variant."""
+        for problem in problems:
+            _, names = self._seen.setdefault((problem.mark or problem.path, problem.message), (problem, []))
+            if variant not in names[-1:]:
+                names.append(variant)
+
+    def problems(self) -> Iterable[Problem]:
+        """Every mistake with the variants that make it, unless all do."""
+        for problem, names in self._seen.values():
+            if len(names) == self._variants:
+                yield problem
+                continue
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            many = "s" if len(names) > 1 else ""
+            yield dataclasses.replace(problem, message=f"{problem.message} (variant{many} {shown})")
