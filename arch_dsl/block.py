@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.errors import Problem
+from arch_dsl.errors import Problem, unknown
 from arch_dsl.families import Branch
 from arch_dsl.parse import INVALID, parse_value
 from arch_dsl.source import Node
@@ -19,6 +19,8 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*$")
 
 class Block(Mapping[str, Branch]):
     """Branch name to branch. Unlike a dict, two blocks are equal only if their order is."""
+
+    short_forms: ClassVar[tuple[str, ...]] = ("norm",)  # knobs that may be written beside the branches
 
     def __init__(self, branches: Iterable[tuple[str, Branch]] = ()) -> None:
         self._branches = dict(branches)
@@ -60,11 +62,11 @@ class Block(Mapping[str, Branch]):
         if not node.value:
             problems.append(Problem(path, "needs at least one branch (attention, ffn, parallel)", node.mark))
             return INVALID
-        return parse_branches(node, path, problems)
+        return parse_branches(node, path, problems, cls.short_forms)
 
 
-def parse_branches(node: Node, path: str, problems: list[Problem]) -> Any:
-    """A Block from a mapping node, or INVALID."""
+def parse_branches(node: Node, path: str, problems: list[Problem], knobs: tuple[str, ...] = ()) -> Any:
+    """A Block from a mapping node, or INVALID. `knobs` may stand beside the branches where the file is written."""
     branches = []
     assert isinstance(node.value, dict)
     for name, child in node.value.items():
@@ -74,7 +76,12 @@ def parse_branches(node: Node, path: str, problems: list[Problem]) -> Any:
                 Problem(where, "a branch name is lower-case letters, digits and _", node.key_marks.get(name))
             )
             continue
-        branches.append((name, parse_value(Branch, _with_type(name, child, node), where, problems)))
+        typed = _with_type(name, child, node)
+        if not isinstance(typed.value, str) and not (isinstance(typed.value, dict) and "type" in typed.value):
+            message = f"says no type, and {unknown(name, 'branch', [*Branch.members, *knobs])}"
+            problems.append(Problem(where, message, node.key_marks.get(name)))
+            continue
+        branches.append((name, parse_value(Branch, typed, where, problems)))
     if any(branch is INVALID for _, branch in branches) or len(branches) < len(node.value):
         return INVALID
     return Block(branches)

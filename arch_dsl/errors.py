@@ -61,10 +61,16 @@ def nearest(found: str, allowed: Iterable[str]) -> str | None:
     return lowered[close[0]] if close else None
 
 
+def shorten(found: object, most: int = 60) -> str:
+    """A value as an error quotes it, cut when it is long."""
+    text = str(found)
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
 def unknown(found: object, what: str, allowed: Iterable[str]) -> str:
     """`'sdp' is not a gate position; did you mean 'sdpa'? (query, key, value, sdpa, dense)`"""
     names = list(allowed)
     meant = nearest(str(found), names)
     hint = f"; did you mean '{meant}'?" if meant else ""
     article = "an" if what[:1] in "aeio" else "a"
-    return f"'{found}' is not {article} {what}{hint} ({', '.join(names) or 'there is none'})"
+    return f"'{shorten(found)}' is not {article} {what}{hint} ({', '.join(names) or 'there is none'})"

@@ -10,7 +10,6 @@ from typing import Any
 
 import yaml
 
-import kernels
 from arch_dsl.block import Block
 from arch_dsl.spec import Family, Spec, fields_of
 
@@ -38,9 +37,8 @@ def _canonical_spec(spec: Spec, brief: bool) -> Any:
     data: dict[str, Any] = {}
     if isinstance(spec, Family):
         data["type"] = spec.type
-        version = spec.version + sum(kernels.OPS[name].version - 1 for name in spec.ops)
-        if version > 1:
-            data["version"] = version
+        if spec.numbers() > 1:
+            data["version"] = spec.numbers()
     for name, item in fields_of(type(spec)).items():
         value = getattr(spec, name)
         if brief and not item.required and value == item.default:

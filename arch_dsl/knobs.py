@@ -38,16 +38,22 @@ POSITIONS = ("query", "key", "value", "sdpa", "dense")
 
 @dataclass(frozen=True)
 class Knob:
-    """`read` gives the knob's value as plain data, or None where the sites say nothing that it could say;
-    `turn` sets it from a node; `occupied` names a site that already holds what it stands for."""
+    """`read` gives the knob's value as plain data, or None where the sites say nothing that it could say; `parse`
+    makes a value of a node, and `put` sets it; `occupied` names a site that already holds what it stands for."""
 
     name: str
     holder: type  # Block or a branch class
     doc: str
     read: Callable[[Spec, Steps], Any]
-    turn: Callable[[Spec, Steps, Node, str, list[Problem]], Any]
+    parse: Callable[[Node, str, list[Problem]], Any]
+    put: Callable[[Any, Steps, Any], Any]
     occupied: Callable[[Spec, Steps], str | None]
     fields: tuple[tuple[str, str, str], ...] = ()  # name, what may stand there, default
+
+    def turn(self, root: Any, where: Steps, node: Node, path: str, problems: list[Problem]) -> Any:
+        """The root with this knob of what stands at `where` set from a node, or INVALID."""
+        value = self.parse(node, path, problems)
+        return INVALID if value is INVALID else self.put(root, where, value)
 
 
 def _without(site: tuple[Any, ...], *kinds: type[Family]) -> tuple[Any, ...]:
@@ -81,6 +87,8 @@ def _read_norm(root: Any, where: Steps) -> Any:
 
 
 def _norm_of(branch: Sublayer) -> tuple[str, Any] | None:
+    if isinstance(branch, Parallel) and _normed_member(branch):
+        return None
     pre = [item for item in branch.pre if isinstance(item, Norm)]
     post = [item for item in branch.post if isinstance(item, Norm)]
     if isinstance(branch.join, AddNorm):
@@ -92,7 +100,8 @@ def _norm_of(branch: Sublayer) -> tuple[str, Any] | None:
     return ("none", None) if not pre and not post else None
 
 
-def _turn_norm(root: Any, where: Steps, node: Node, path: str, problems: list[Problem]) -> Any:
+def _parse_norm(node: Node, path: str, problems: list[Problem]) -> Any:
+    """(placement, norms) with at most one norm."""
     placement, norm_node = _placement(node, path, problems)
     if _strange(node, path, problems):
         return INVALID
@@ -102,6 +111,11 @@ def _turn_norm(root: Any, where: Steps, node: Node, path: str, problems: list[Pr
     if len(norms) > 1:
         problems.append(Problem(path, "the knob sets one norm; write the sites for more", node.mark))
         return INVALID
+    return placement, norms
+
+
+def _put_norm(root: Any, where: Steps, value: tuple[str, tuple[Norm, ...]]) -> Any:
+    placement, norms = value
     block: Block = get(root, where)
     for name, branch in block.items():
         if isinstance(branch, Sublayer):
@@ -151,12 +165,20 @@ def _normed(branch: Sublayer, norms: tuple[Norm, ...], placement: str) -> Sublay
         pre = (*pre, *norms)
     if placement == "sandwich":
         post = (*post, *norms)
-    join = AddNorm(norm=norms[0]) if placement == "post" and norms else Add()
-    return branch.replace(pre=pre, post=post, join=join)
+    if placement == "post" and norms:
+        return branch.replace(pre=pre, post=post, join=AddNorm(norm=norms[0]))
+    return branch.replace(pre=pre, post=post, join=Add() if isinstance(branch.join, AddNorm) else branch.join)
+
+
+def _normed_member(group: Parallel) -> str | None:
+    """The first member of a group that has a norm of its own."""
+    return next((name for name, member in group.branches.items() if _norm_of(member) != ("none", None)), None)  # type: ignore[arg-type]
 
 
 def _norm_sites(root: Any, where: Steps) -> str | None:
     for name, branch in get(root, where).items():
+        if isinstance(branch, Parallel) and (member := _normed_member(branch)):
+            return ".".join((*where, name, member, "pre"))
         if isinstance(branch, Sublayer) and _norm_of(branch) != ("none", None):
             return ".".join((*where, name, "join" if isinstance(branch.join, AddNorm) else "pre"))
     return "final" if root.final else None
@@ -181,15 +203,20 @@ def _read_gate(root: Any, where: Steps) -> Any:
     return {"position": found[0][0], **fields}
 
 
-def _turn_gate(root: Any, where: Steps, node: Node, path: str, problems: list[Problem]) -> Any:
-    branch = get(root, where)
-    sites = {_site_of(p): _without(getattr(branch, _site_of(p)), Gate) for p in POSITIONS}
+def _parse_gate(node: Node, path: str, problems: list[Problem]) -> Any:
+    """Pairs of (position, gate)."""
     items = node.value if isinstance(node.value, list) else [] if node.value in ("none", None) else [node]
+    found = []
     for item in items:
         position, rest = _position(item, path, problems)
-        gate = parse_value(Gate, rest, path, problems) if position is not INVALID else INVALID
-        if gate is INVALID:
-            return INVALID
+        found.append((position, parse_value(Gate, rest, path, problems)))
+    return INVALID if any(INVALID in pair for pair in found) else found
+
+
+def _put_gate(root: Any, where: Steps, value: list[tuple[str, Gate]]) -> Any:
+    branch = get(root, where)
+    sites = {_site_of(p): _without(getattr(branch, _site_of(p)), Gate) for p in POSITIONS}
+    for position, gate in value:
         site = _site_of(position)
         sites[site] = _inserted(sites[site], site, gate)
     return _set(root, where, branch.replace(**sites))
@@ -200,14 +227,15 @@ def _position(node: Node, path: str, problems: list[Problem]) -> tuple[Any, Node
     fields = node.value if isinstance(node.value, dict) else {"position": node}
     if "position" not in fields:
         problems.append(Problem(f"{path}.position", f"is missing ({', '.join(POSITIONS)})", node.mark))
-        return INVALID, node
-    given = fields["position"]
-    rest = {"type": Node("gate", node.mark), **{k: v for k, v in fields.items() if k != "position"}}
-    if given.value not in POSITIONS:
+    given = fields.get("position", node)
+    kept = {name: child for name, child in fields.items() if name != "position"}
+    rest = Node({"type": Node("gate", node.mark), **kept}, node.mark, node.key_marks)
+    if given.value in POSITIONS:
+        return given.value, rest
+    if given is not node or "position" in fields:
         message = unknown(given.value, "gate position", POSITIONS)
         problems.append(Problem(f"{path}.position", message, given.mark))
-        return INVALID, node
-    return given.value, Node(rest, node.mark, node.key_marks)
+    return INVALID, rest
 
 
 def _gate_sites(root: Any, where: Steps) -> str | None:
@@ -233,10 +261,11 @@ def _read_positional(root: Any, where: Steps) -> Any:
     return canonical(found[0], brief=True) if len(found) == 1 else None
 
 
-def _turn_positional(root: Any, where: Steps, node: Node, path: str, problems: list[Problem]) -> Any:
-    items = parse_value(tuple[Rotary | Score | Position, ...], node, path, problems)
-    if items is INVALID:
-        return INVALID
+def _parse_positional(node: Node, path: str, problems: list[Problem]) -> Any:
+    return parse_value(tuple[Rotary | Score | Position, ...], node, path, problems)
+
+
+def _put_positional(root: Any, where: Steps, items: tuple[Any, ...]) -> Any:
     branch = get(root, where)
     query, key = _without(branch.query, Rotary), _without(branch.key, Rotary)
     for item in items:
@@ -268,10 +297,11 @@ def _read_qk_norm(root: Any, where: Steps) -> Any:
     return canonical(query[0], brief=True) if query else "none"
 
 
-def _turn_qk_norm(root: Any, where: Steps, node: Node, path: str, problems: list[Problem]) -> Any:
-    norms = parse_value(tuple[Norm, ...], node, path, problems)
-    if norms is INVALID:
-        return INVALID
+def _parse_qk_norm(node: Node, path: str, problems: list[Problem]) -> Any:
+    return parse_value(tuple[Norm, ...], node, path, problems)
+
+
+def _put_qk_norm(root: Any, where: Steps, norms: tuple[Norm, ...]) -> Any:
     branch = get(root, where)
     sites = {name: _without(getattr(branch, name), Norm) for name in ("query", "key")}
     for norm in norms:
@@ -295,26 +325,44 @@ _QK_FIELDS = (("type", "a norm, or none", "required"), ("…", "the fields of th
 
 KNOBS = (
     Knob(
-        "norm", Block, "the norm of every branch and its placement", _read_norm, _turn_norm, _norm_sites, _NORM_FIELDS
-    ),
-    Knob("gate", Attention, "a gate in attention and its position", _read_gate, _turn_gate, _gate_sites, _GATE_FIELDS),
-    Knob(
-        "positional",
-        Attention,
-        "how positions enter",
-        _read_positional,
-        _turn_positional,
-        _positional_sites,
-        _POSITIONAL_FIELDS,
+        name="norm",
+        holder=Block,
+        doc="the norm of every branch and its placement",
+        read=_read_norm,
+        parse=_parse_norm,
+        put=_put_norm,
+        occupied=_norm_sites,
+        fields=_NORM_FIELDS,
     ),
     Knob(
-        "qk_norm",
-        Attention,
-        "a norm of queries and keys per head",
-        _read_qk_norm,
-        _turn_qk_norm,
-        _qk_norm_sites,
-        _QK_FIELDS,
+        name="gate",
+        holder=Attention,
+        doc="a gate in attention and its position",
+        read=_read_gate,
+        parse=_parse_gate,
+        put=_put_gate,
+        occupied=_gate_sites,
+        fields=_GATE_FIELDS,
+    ),
+    Knob(
+        name="positional",
+        holder=Attention,
+        doc="how positions enter",
+        read=_read_positional,
+        parse=_parse_positional,
+        put=_put_positional,
+        occupied=_positional_sites,
+        fields=_POSITIONAL_FIELDS,
+    ),
+    Knob(
+        name="qk_norm",
+        holder=Attention,
+        doc="a norm of queries and keys per head",
+        read=_read_qk_norm,
+        parse=_parse_qk_norm,
+        put=_put_qk_norm,
+        occupied=_qk_norm_sites,
+        fields=_QK_FIELDS,
     ),
 )
 

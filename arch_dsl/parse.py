@@ -10,7 +10,7 @@ import re
 import typing
 from typing import Any, TypeVar
 
-from arch_dsl.errors import Mark, Problem, SpecError, unknown
+from arch_dsl.errors import Mark, Problem, SpecError, shorten, unknown
 from arch_dsl.source import Node
 from arch_dsl.spec import Family, Range, Spec, alternatives, families, fields_of, members_of, set_marks
 
@@ -115,7 +115,7 @@ def _scalar(options: tuple[Any, ...], node: Node, path: str, problems: list[Prob
 def _shown(node: Node) -> str:
     """A value as an error quotes it."""
     if isinstance(node.value, str):
-        return f"'{node.value}'"
+        return f"'{shorten(node.value)}'"
     if isinstance(node.value, bool):
         return str(node.value).lower()
     return str(node.value) if isinstance(node.value, int | float) else node.kind
@@ -169,7 +169,8 @@ def parse_member(kinds: tuple[type[Family], ...], node: Node, path: str, problem
     name = name_node.value
     if not isinstance(name, str) or name not in members:
         where = path if name_node is node else _join(path, "type")
-        return _refuse(problems, where, unknown(name, noun, members), name_node.mark)
+        found = name if isinstance(name, str) else name_node.kind
+        return _refuse(problems, where, unknown(found, noun, members), name_node.mark)
     member = members[name]
     own_parser = getattr(member, "parse_node", None)
     return own_parser(fields, path, problems) if own_parser else parse_record(member, fields, path, problems)
@@ -185,11 +186,15 @@ def parse_record(cls: type[Spec], node: Node, path: str, problems: list[Problem]
     marks: dict[str, Mark] = {"": node.mark} if node.mark else {}
     title = getattr(cls, "type", "") or getattr(cls, "title", cls.__name__.lower())
     for name, child in node.value.items():
-        if name == "version" and child.value == getattr(cls, "version", None):
+        if name == "version" and issubclass(cls, Family):
+            if child.value != cls.numbers():
+                message = f"was made by version {child.plain()} of {title}; this is {cls.numbers()}, with other numbers"
+                problems.append(Problem(_join(path, name), message, child.mark))
             continue
         if name not in known:
             mark = node.key_marks.get(name, child.mark)
-            problems.append(Problem(_join(path, name), unknown(name, f"key of {title}", known), mark))
+            names = [*known, *getattr(cls, "short_forms", ())]
+            problems.append(Problem(_join(path, name), unknown(name, f"key of {title}", names), mark))
             continue
         if child.mark:
             marks[name] = child.mark

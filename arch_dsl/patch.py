@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 from arch_dsl.errors import Mark, Problem, SpecError, unknown
 from arch_dsl.knobs import Knob, knobs_of
 from arch_dsl.parse import INVALID
-from arch_dsl.paths import Steps, get, names_at, set_node
+from arch_dsl.paths import Steps, get, is_edit, names_at, set_node
+from arch_dsl.shortform import Found, strip, turn
 from arch_dsl.source import Node
 from arch_dsl.spec import Spec
 
 S = TypeVar("S", bound=Spec)
+Done = dict[Steps, tuple["Setting", Any]]  # the settings made so far, and what each led to
 
 
 @dataclass(frozen=True)
@@ -44,37 +46,62 @@ def patch(spec: S, changes: Mapping[str, Any] | Node) -> S:
 def apply(spec: S, settings: Iterable[Setting]) -> S:
     """A copy of `spec` with these changes made in order.
 
-    Setting one path twice is an error, and so is setting a path after a part of it: the first would be lost.
+    List edits compose. Setting one path twice is an error, and so is a setting by which an earlier one is lost.
     """
     problems: list[Problem] = []
-    done: dict[Steps, Setting] = {}
+    done: Done = {}
     current: Any = spec
     for setting in settings:
         try:
             targets = _expand(current, tuple(setting.path.split(".")), setting)
         except SpecError as error:
-            problems.extend(error.problems)
+            problems.extend(Problem(item.path, item.message, item.mark or setting.mark) for item in error.problems)
             continue
         for steps in targets:
             if clash := _clash(done, steps, setting):
                 problems.append(clash)
                 continue
-            done[steps] = setting
             new = _apply_one(current, steps, setting, problems)
             current = current if new is INVALID else new
+            problems.extend(_undone(done, steps, setting, current))
+            done[steps] = (setting, _held(current, steps))
     if problems:
         raise SpecError(problems)
     return current  # type: ignore[no-any-return]
 
 
-def _clash(done: dict[Steps, Setting], steps: Steps, setting: Setting) -> Problem | None:
-    for other, first in done.items():
-        if other[: len(steps)] == steps:
-            by = f" by {first.source}" if first.source and first.source != setting.source else ""
-            at = f" on line {first.mark.line}" if first.mark else ""
+def _clash(done: Done, steps: Steps, setting: Setting) -> Problem | None:
+    """A path that is set twice, or set after a part of it."""
+    for other, (first, _) in done.items():
+        if other[: len(steps)] == steps and not is_edit(setting.node):
             what = "is set twice: it was set" if other == steps else f"would undo {'.'.join(other)}, which was set"
-            return Problem(".".join(steps), f"{what}{by}{at}", setting.mark)
+            return Problem(".".join(steps), what + _origin(first, setting), setting.mark)
     return None
+
+
+def _undone(done: Done, steps: Steps, setting: Setting, root: Any) -> list[Problem]:
+    """What was set before and is no longer so, by other means than an edit of a list or of a part."""
+    found = []
+    for other, (first, value) in done.items():
+        now = _held(root, other)
+        if now != value and not is_edit(setting.node) and steps[: len(other)] != other:
+            message = f"would undo {'.'.join(other)}, which was set{_origin(first, setting)}"
+            found.append(Problem(".".join(steps), message, setting.mark))
+        done[other] = (first, now)
+    return found
+
+
+def _origin(first: Setting, second: Setting) -> str:
+    by = f" by {first.source}" if first.source and first.source != second.source else ""
+    return by + (f" on line {first.mark.line}" if first.mark else "")
+
+
+def _held(root: Any, steps: Steps) -> Any:
+    """What stands at a path, or None where the path is gone."""
+    try:
+        return _value_at(root, steps)
+    except SpecError:
+        return None
 
 
 def _expand(root: Any, steps: Steps, setting: Setting) -> list[Steps]:
@@ -133,7 +160,9 @@ def _knob_in(root: Any, steps: Steps) -> tuple[Knob, int] | None:
 def _apply_one(root: Any, steps: Steps, setting: Setting, problems: list[Problem]) -> Any:
     found = _knob_in(root, steps)
     if found is None:
-        return set_node(root, steps, setting.node, problems)
+        knobs: Found = []
+        node = strip(setting.node, get(root, steps), steps, knobs)
+        return turn(set_node(root, steps, node, problems), knobs, "", problems)
     knob, index = found
     where, inside = steps[:index], steps[index + 1 :]
     node = setting.node

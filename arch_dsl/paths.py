@@ -142,6 +142,11 @@ def _retype(old: Any, annotation: Any, node: Node, path: str, problems: list[Pro
         return old
 
 
+def is_edit(node: Node) -> bool:
+    """Whether a node edits a list rather than sets it."""
+    return _edit_of(node) is not None
+
+
 def _edit_of(node: Node) -> str | None:
     if isinstance(node.value, dict) and len(node.value) == 1:
         key = next(iter(node.value))

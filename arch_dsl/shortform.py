@@ -23,17 +23,34 @@ def parse_with_knobs(cls: type[Spec], node: Node, path: str, problems: list[Prob
     if isinstance(node.value, dict) and isinstance(node.value.get("block"), Node):
         block = _strip(node.value["block"], Block, ("block",), found)
         node = Node({**node.value, "block": block}, node.mark, node.key_marks)
-    model = parse_record(cls, node, path, problems)
-    if model is INVALID:
-        return model
-    for knob, where, value, mark in found:
+    return turn(parse_record(cls, node, path, problems), found, path, problems)
+
+
+def strip(node: Node, value: Any, where: Steps, found: Found) -> Node:
+    """The node of what will replace `value`, a block or a branch at `where`, without its knobs."""
+    if isinstance(value, Block):
+        return _strip(node, Block, where, found)
+    given = node.value.get("type") if isinstance(node.value, dict) else None
+    holder = type(value) if given is None else Branch.members.get(str(given.value), Branch)
+    return _strip(node, holder, where, found)
+
+
+def turn(model: Any, found: Found, path: str, problems: list[Problem]) -> Any:
+    """The model with these knobs turned, unless it is INVALID: then their values are only checked."""
+    turned: list[tuple[Knob, Steps, str, Mark | None, Any]] = []
+    occupied = [None if model is INVALID else knob.occupied(model, where) for knob, where, _, _ in found]
+    for (knob, where, node, mark), site in zip(found, occupied, strict=True):
         full = ".".join((*([path] if path else []), *where, knob.name))
-        if site := knob.occupied(model, where):
-            message = f"stands for {site}, which is given too; give one of them"
+        value = knob.parse(node, full, problems)
+        if site is not None:
+            problems.append(Problem(full, f"stands for {site}, which is given too; give one of them", mark))
+        elif value is not INVALID and model is not INVALID:
+            model = knob.put(model, where, value)
+            turned.append((knob, where, full, mark, knob.read(model, where)))
+    for knob, where, full, mark, value in turned:
+        if knob.read(model, where) != value:
+            message = f"and another '{knob.name}' set one site differently; write the sites instead"
             problems.append(Problem(full, message, mark))
-            continue
-        turned = knob.turn(model, where, value, full, problems)
-        model = model if turned is INVALID else turned
     return model
 
 

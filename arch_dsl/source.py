@@ -130,7 +130,7 @@ class _Composer:
                 if documents > 1:
                     raise self.refuse("a file holds one document; found a second '---'", event.start_mark)
             elif isinstance(event, yaml.ScalarEvent | yaml.AliasEvent):
-                self._place(self._leaf(event), event.start_mark, open_nodes, root)
+                self._place(self._leaf(event), event.start_mark, open_nodes, root, getattr(event, "value", None))
             elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
                 self._refuse_tag(event)
                 if len(open_nodes) >= MAX_DEPTH:
@@ -167,8 +167,8 @@ class _Composer:
         if self.nodes > MAX_NODES:
             raise self.refuse(f"more than {MAX_NODES:,} nodes once its aliases are expanded", place)
 
-    def _place(self, node: Node, place: Any, open_nodes: list[Any], root: list[Node]) -> None:
-        """Puts a finished node where it belongs: into its parent, as a waiting key, or as the root."""
+    def _place(self, node: Node, place: Any, open_nodes: list[Any], root: list[Node], text: str | None = None) -> None:
+        """Puts a finished node where it belongs: into its parent, as a waiting key (its text), or as the root."""
         if not open_nodes:
             root.append(node)
             return
@@ -178,7 +178,7 @@ class _Composer:
         elif not waiting:
             if isinstance(node.value, dict | list) or node.value is None:
                 raise self.refuse(f"a key must be a word, found {node.kind}", place)
-            key = str(node.value)
+            key = str(node.value) if text is None else text
             if key in parent.key_marks and key != "<<":
                 first = parent.key_marks[key]
                 raise self.refuse(f"the key '{key}' was already given on line {first.line}", place)

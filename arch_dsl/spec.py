@@ -13,6 +13,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Self, dataclass_transform
 
+import kernels
 from arch_dsl.errors import Mark
 
 
@@ -86,11 +87,17 @@ class Family(Spec):
     ops: ClassVar[tuple[str, ...]] = ()
     members: ClassVar[dict[str, Any]] = {}
     noun: ClassVar[str] = ""
+    short_forms: ClassVar[tuple[str, ...]] = ()  # knobs that may be written beside the fields
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "noun" in cls.__dict__:
             cls.members = {}
+
+    @classmethod
+    def numbers(cls) -> int:
+        """The version of its numbers, those of its ops included."""
+        return cls.version + sum(kernels.OPS[name].version - 1 for name in cls.ops)
 
     @classmethod
     def register(cls, name: str) -> Callable[[builtins.type[Member]], builtins.type[Member]]:

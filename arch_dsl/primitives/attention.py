@@ -27,6 +27,7 @@ class Attention(Sublayer):
     """
 
     ops: ClassVar[tuple[str, ...]] = ("attention",)
+    short_forms: ClassVar[tuple[str, ...]] = ("gate", "positional", "qk_norm")
     heads: Count
     kv_heads: Count | None = None
     head_dim: Count | None = None

@@ -109,7 +109,7 @@ class _Rope(nn.Module):
         return torch.cat([a * cos - b * sin, a * sin + b * cos, rest], dim=-1)
 
     def _tables(self, x: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        """cos and sin `[time, dims / 2]`: from the tables for the positions that the recipe trains on, else computed."""
+        """cos and sin `[time, dims / 2]`: from the tables for positions that the recipe trains on, else computed."""
         length = x.shape[1]
         if call.positions is None and length <= self.cos.shape[0]:
             return self.cos[:length], self.sin[:length]
