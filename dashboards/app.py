@@ -39,6 +39,13 @@ POLICY = "; ".join(
 """The browser itself refuses what is not from here; Dash needs inline scripts."""
 
 
+NEEDED_LATER = (
+    "/_dash-component-suites/plotly/package_data/plotly.min.js",
+    "/_dash-component-suites/dash_ag_grid/async-community.js",
+)
+"""Scripts that Dash asks for only when the first figure or table has arrived; a study's page loads them at once."""
+
+
 def make_app(store_root: Path) -> dash.Dash:
     """The dashboard of one store. The store may be absent, broken or growing: pages say so and look again."""
     library = Library(Path(store_root))
@@ -79,6 +86,8 @@ def _stay_local(response: flask.Response) -> flask.Response:
     response.headers["Content-Security-Policy"] = POLICY
     response.headers["Referrer-Policy"] = "no-referrer"
     response.headers["X-Content-Type-Options"] = "nosniff"
+    if flask.request.path.startswith("/study/"):
+        response.headers["Link"] = ", ".join(f"<{path}>; rel=preload; as=script" for path in NEEDED_LATER)
     return response
 
 

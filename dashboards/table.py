@@ -54,7 +54,7 @@ def rows(comparison: Comparison, colours: Mapping[str, str]) -> list[dict[str, A
         row: dict[str, Any] = {
             "id": name,
             "baseline": name == comparison.baseline,
-            "swatch": {"--swatch": colours[name]},
+            "swatch": {"--swatch": swatch(name, comparison.baseline, colours)},
             "text": {},
             "number": {},
         }
@@ -69,6 +69,11 @@ def rows(comparison: Comparison, colours: Mapping[str, str]) -> list[dict[str, A
     return found
 
 
+def swatch(variant: str, baseline: str, colours: Mapping[str, str]) -> str:
+    """A variant's colour as CSS; the baseline's is dark on light and light on dark."""
+    return "var(--baseline)" if variant == baseline else colours[variant]
+
+
 def columns(comparison: Comparison) -> list[dict[str, Any]]:
     """The grid's columns, in the report's order."""
     return [_definition(column) for column in build_page(comparison).blocks[0].columns]
@@ -76,7 +81,8 @@ def columns(comparison: Comparison) -> list[dict[str, Any]]:
 
 def legend(comparison: Comparison) -> str:
     """What the marks of the table mean."""
-    return build_page(comparison).blocks[0].legend.replace("* best", "bold: best").replace("^ rate", "† rate")
+    text = build_page(comparison).blocks[0].legend.replace("* best", "bold: best").replace("^ rate", "† rate")
+    return text[:1].upper() + text[1:]
 
 
 def pretty(text: str) -> str:

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from urllib.parse import parse_qsl, urlencode
 
 METRICS = {
-    "validation": ("validation_loss", "Validation loss", "Validation loss (nats/token)"),
-    "training": ("loss", "Training loss", "Training loss (nats/token)"),
+    "validation": ("validation_loss", "Validation", "Validation loss (nats/token)"),
+    "training": ("loss", "Training", "Training loss (nats/token)"),
     "gradient": ("grad_norm", "Gradient norm", "Gradient norm"),
     "rate": ("lr", "Learning rate", "Learning rate"),
     "speed": ("tokens_per_s", "Speed", "Training speed (tokens/s)"),

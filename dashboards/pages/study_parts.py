@@ -100,8 +100,9 @@ def variants(study: Study, colours: Mapping[str, str]) -> Component:
             html.Div([html.Code(path), f" set to {value} to match"], className="matched")
             for path, value in (variant.get("matched") or {}).items()
         ]
+        colour = table.swatch(variant["name"], study.record["baseline"], colours)
         name = html.Div(
-            [html.Span(className="swatch", style={"background": colours[variant["name"]]}), variant["name"]],
+            [html.Span(className="swatch", style={"background": colour}), variant["name"]],
             className="variant-name",
         )
         body = [*changes, *matched] or [html.Span("the base, unchanged", className="muted")]

@@ -201,3 +201,9 @@ def test_the_dashboard_needs_none_of_the_heavy_packages():
     code = "import sys, dashboards.app; print([m for m in ('torch', 'ray', 'mlflow', 'optuna') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_scripts_that_a_study_asks_to_load_early_exist(client):
+    for link in client.http.get("/study/gate-position").headers["Link"].split(", "):
+        path = link[1 : link.index(">")]
+        assert client.http.get(path).mimetype.endswith("javascript")

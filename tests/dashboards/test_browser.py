@@ -66,7 +66,7 @@ def test_address_keeps_the_view_through_reload_and_a_fresh_browser(address, visi
     start = f"{address}/study/gate-position"
     visit.study(start)
     page = visit.page
-    page.click("#curves-metric >> text=Training loss")
+    page.click("#curves-metric >> text=Training")
     page.click("#curves-x >> text=Steps")
     page.click("#curves-smooth >> text=0.9")
     page.wait_for_function("location.search.includes('metric=training') && location.search.includes('smooth=0.9')")
