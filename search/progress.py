@@ -40,8 +40,8 @@ class RunningTrial:
         """Seconds to its last step at the pace since the first look, None while that is unknown."""
         if self.steps is None or self.first_step is None or self.last["step"] <= self.first_step:
             return None
-        pace = (time.monotonic() - self.started) / (self.last["step"] - self.first_step)
-        return pace * max(0, self.steps - self.last["step"])
+        pace: float = (time.monotonic() - self.started) / (self.last["step"] - self.first_step)
+        return pace * max(0, self.steps - int(self.last["step"]))
 
 
 class Progress:
@@ -220,10 +220,10 @@ def line_of(event: dict[str, Any], name: str, quiet: bool = False) -> str:
 
 def total_steps(folder: Path) -> int | None:
     """Optimizer steps of a trial, from its recipe."""
-    recipe = json.loads((folder / "trial.json").read_text())["recipe"]
+    recipe: dict[str, Any] = json.loads((folder / "trial.json").read_text())["recipe"]
     if not {"tokens", "batch", "context"} <= recipe.keys():
         return None
-    return math.ceil(recipe["tokens"] / (recipe["batch"] * recipe["context"]))
+    return math.ceil(int(recipe["tokens"]) / int(recipe["batch"] * recipe["context"]))
 
 
 def last_training_line(folder: Path) -> dict[str, Any] | None:

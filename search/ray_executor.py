@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import os
 import secrets
@@ -17,6 +16,7 @@ from typing import Any
 from search.executor import ExecutorError, Failure, Finished, ResourcesError
 from search.forkserver import ForkServer
 from search.ray_task import run_attempt, warm
+from search.stop import exit_would_hang
 from search.tempfolders import private_folder
 
 _SHUTDOWN_S = 10.0
@@ -74,13 +74,13 @@ class RayExecutor:
     def _start_ray(self) -> None:
         _set_environment(local=self._cluster is None)
         self._ray = ray = importlib.import_module("ray")
-        quiet = {"log_to_driver": False, "logging_level": "CRITICAL"}
-        if self._cluster is None:
+        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+        if self._folder is not None:
             ray.init(
                 num_cpus=len(_cores()),
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
-                _temp_dir=str(self._folder),
+                _temp_dir=str(self._folder / "ray"),  # which Ray opens to everyone; the folder above it is closed
                 **quiet,
             )
         else:
@@ -177,10 +177,9 @@ class RayExecutor:
             shutil.rmtree(self._folder, ignore_errors=True)  # Ray's processes may still write their logs
 
     def _kill_ray(self) -> None:
-        """Ray hangs: SIGKILL for the processes that it should have ended."""
-        if self._ray is not None:
-            atexit.unregister(self._ray.shutdown)
-        for pid in _children_naming(str(self._folder)) if self._folder else []:
+        """Ray hangs: SIGKILL for the processes that it should have ended, which wait for each other for a minute."""
+        exit_would_hang()
+        for pid in _tree_naming(str(self._folder)) if self._folder else []:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -206,7 +205,6 @@ def _set_environment(local: bool) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if local:
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # every socket on loopback
-        os.environ["RAY_DASHBOARD_STARTUP_TIMEOUT_S"] = "0"  # Ray starts it even when told not to: don't wait for it
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     else:
         os.environ.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)
@@ -218,12 +216,16 @@ def _cores() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def _children_naming(text: str) -> list[int]:
-    """Our child processes with `text` in their command line (Linux; elsewhere none are found)."""
-    found = []
+def _tree_naming(text: str) -> list[int]:
+    """Our children with `text` in their command line, and all below them (Linux; elsewhere none are found)."""
+    parents, naming = {}, set()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError, ValueError):
-            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and text in (process / "cmdline").read_text():
-                found.append(int(process.name))
-    return found
+            pid = int(process.name)
+            parents[pid] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            if parents[pid] == os.getpid() and text in (process / "cmdline").read_text():
+                naming.add(pid)
+    found, frontier = set(naming), naming
+    while frontier := {pid for pid, parent in parents.items() if parent in frontier} - found:
+        found |= frontier
+    return sorted(found)

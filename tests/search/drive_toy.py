@@ -6,6 +6,7 @@ from pathlib import Path
 
 from search.driver import drive
 from search.executor import InlineExecutor
+from search.stop import leave
 from search.trial import Trial
 from tests.search.study_kit import ENTRY, make_store, rows_of
 
@@ -29,4 +30,4 @@ def main(job):
 
 
 if __name__ == "__main__":
-    sys.exit(main(json.loads(sys.argv[1])))
+    leave(main(json.loads(sys.argv[1])))

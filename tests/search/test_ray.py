@@ -1,0 +1,245 @@
+"""Trials under Ray: fresh pinned processes, deaths told apart, loopback only, nothing infeasible waits."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from search.driver import drive
+from search.executor import Failure, InlineExecutor, ResourcesError
+from search.forkserver import ForkServer, ask
+from search.pinning import pin
+from search.ray_executor import RayExecutor
+from search.worker import read_attempt
+from tests.search.processes import alive, descendants, listeners
+from tests.search.study_kit import ENTRY, HERE, ROOT, make_store, results, rows_of, steps_run, toy, until
+
+LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+
+
+@pytest.fixture(scope="module")
+def executor(tmp_path_factory):
+    """One Ray for the whole file, with two trials at once."""
+    executor = RayExecutor(ENTRY, tmp_path_factory.mktemp("ray"))
+    executor.start()
+    yield executor
+    children = list(descendants())
+    executor.close()
+    until(lambda: not any(map(alive, children)), 20, "Ray's processes to end")
+
+
+@pytest.fixture(autouse=True)
+def fresh_log(executor):
+    """Each test counts its own steps."""
+    (executor._data_root / "steps.log").unlink(missing_ok=True)
+
+
+def run(executor, store, *trials, **options):
+    return drive(store, "s", lambda _: rows_of(*trials), executor, **options)
+
+
+def test_trials_get_the_results_that_they_get_inline(executor, tmp_path):
+    trials = [toy(x) for x in range(1, 7)]
+    here, there = make_store(tmp_path / "inline"), make_store(tmp_path / "ray")
+    drive(here, "s", lambda _: rows_of(*trials), InlineExecutor(ENTRY, tmp_path))
+    assert run(executor, there, *trials).exit_code == 0
+    assert results(there) == results(here)
+
+
+def test_each_trial_has_a_process_and_a_core_of_its_own(executor, tmp_path):
+    run(executor, make_store(tmp_path), *(toy(x, step_s=0.1) for x in range(1, 5)))
+    lines = [line.split(maxsplit=4) for line in (executor._data_root / "steps.log").read_text().splitlines()]
+    by_trial = {name: {(pid, cores) for each, _, pid, _, cores in lines if each == name} for name, *_ in lines}
+    assert all(len(found) == 1 for found in by_trial.values())
+    (processes, cores) = zip(*(next(iter(found)) for found in by_trial.values()), strict=True)
+    assert len(set(processes)) == 4
+    assert set(cores) == {f"[{core}]" for core in sorted(os.sched_getaffinity(0))[: executor.slots]}
+
+
+@pytest.mark.parametrize("kind", ["raise", "unpicklable"])
+def test_an_exception_fails_its_trial_alone(executor, tmp_path, kind):
+    store = make_store(tmp_path)
+    assert run(executor, store, toy(1), toy(2, fault={"kind": kind, "step": 1}), toy(3)).exit_code == 1
+    assert [(row["state"], row["attempt"]) for row in store.study_trials("s")] == [
+        ("complete", 1),
+        ("failed", 1),
+        ("complete", 1),
+    ]
+    assert "Traceback" in (store.trial_folder(store.study_trials("s")[1]["key"]) / "error.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"), [("exit", "exited with code 3"), ("abort", "was killed by SIGABRT")], ids=["os._exit", "abort"]
+)
+def test_a_trial_whose_process_always_dies_fails_after_two_retries(executor, tmp_path, kind, how):
+    store = make_store(tmp_path)
+    assert run(executor, store, toy(1, fault={"kind": kind, "step": 1}), toy(2)).exit_code == 1
+    row = store.study_trials("s")[0]
+    assert (row["state"], row["attempt"], row["reason"]) == ("failed", 3, f"crash: the trial's process {how}")
+    assert steps_run(executor._data_root)[0]["1/0", 0] == 1  # retries go on from the checkpoint
+
+
+def kill_trial(store, trial):
+    os.kill(read_attempt(store.trial_folder(trial.key))["pid"], signal.SIGKILL)
+
+
+def kill_ray_worker(store, trial):
+    """Of the trial that runs alone."""
+    for pid, command in descendants().items():
+        if command.startswith("ray::run_attempt"):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kill", [kill_trial, kill_ray_worker])
+def test_a_killed_trial_goes_on_as_attempt_two(executor, tmp_path, kill):
+    store, trial = make_store(tmp_path), toy(1, steps=20, step_s=0.05)
+
+    def killer():
+        until(lambda: steps_run(executor._data_root)[0]["1/0", 3])
+        kill(store, trial)
+
+    thread = threading.Thread(target=killer)
+    thread.start()
+    assert run(executor, store, trial).exit_code == 0
+    thread.join()
+    assert store.study_trials("s")[0]["attempt"] == 2
+    assert [event["kind"] for event in store.events("s")] == ["running", "planned", "running", "complete"]
+    steps, starts = steps_run(executor._data_root)
+    assert starts["1/0"] == 2
+    assert sum(steps.values()) <= 21  # at most the step that had no checkpoint yet ran twice
+
+
+def test_a_hung_trial_is_killed_and_fails_after_one_retry(executor, tmp_path):
+    store = make_store(tmp_path)
+    hanging = toy(1, fault={"kind": "hang", "step": 1})
+    assert run(executor, store, hanging, toy(2), hang_s=1.0).exit_code == 1
+    assert [(row["state"], row["attempt"]) for row in store.study_trials("s")] == [("failed", 2), ("complete", 1)]
+    assert not alive(read_attempt(store.trial_folder(hanging.key))["pid"])
+
+
+def test_a_pruned_trial_is_killed_and_frees_its_slot(executor, tmp_path):
+    store, long = make_store(tmp_path), toy(1, steps=1000, step_s=0.05)
+    start = time.monotonic()
+    summary = run(executor, store, long, toy(2), should_prune=lambda key, step, _: key == long.key and step > 2)
+    assert (summary.exit_code, summary.counts) == (0, {"pruned": 1, "complete": 1, "reused": 0})
+    assert time.monotonic() - start < 20
+    until(lambda: not alive(read_attempt(store.trial_folder(long.key))["pid"]), 10)
+
+
+def test_ray_listens_on_loopback_only_and_its_folder_is_private(executor):
+    assert executor.slots == len(os.sched_getaffinity(0))
+    found = listeners(descendants())
+    assert found
+    assert found <= LOOPBACK
+    assert executor._folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_more_cpus_than_there_are_is_refused_at_once_with_the_number(tmp_path):
+    cores = len(os.sched_getaffinity(0))
+    with pytest.raises(ResourcesError, match=f"asks for 99 CPUs, this machine has {cores}"):
+        RayExecutor(ENTRY, tmp_path, cpus=99).start()
+
+
+def test_more_gpus_than_there_are_is_refused_with_the_number(executor, monkeypatch):
+    monkeypatch.setattr(executor, "_gpus", 64.0)
+    monkeypatch.setattr(executor, "_slots_until", 0.0)
+    with pytest.raises(ResourcesError, match=r"64 GPUs; the largest of 1 machines"):
+        _ = executor.slots
+    monkeypatch.undo()
+    executor._slots_until = 0.0
+
+
+def test_cores_are_given_out_once(tmp_path):
+    """In a process of its own, as pinning lasts."""
+    code = (
+        "import os, sys; from pathlib import Path; from search.pinning import pin\n"
+        "print(pin(1, Path(sys.argv[1])), flush=True); sys.stdin.read()"
+    )
+    cores = sorted(os.sched_getaffinity(0))
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    holders = [subprocess.Popen(command, cwd=ROOT, stdin=-1, stdout=-1, text=True) for _ in range(len(cores) + 1)]
+    given = [holder.stdout.readline().strip() for holder in holders]
+    assert sorted(given) == sorted([f"[{core}]" for core in cores] + ["[]"])
+    for holder in holders:
+        holder.communicate()
+    assert pin(len(cores) + 1, tmp_path) == []
+
+
+@pytest.fixture
+def server():
+    """A fork server for the toy."""
+    server = ForkServer(ENTRY, 1)
+    yield server
+    server.stop()
+
+
+def job_of(store, trial, data_root):
+    """What the executor would ask for."""
+    store.add_trials("s", rows_of(trial))
+    attempt = store.claim(trial.key, "s")
+    paths = {"folder": str(store.trial_folder(trial.key)), "data_root": str(data_root)}
+    return {"entry": ENTRY, **paths, "attempt": attempt, "cpus": 1, "environment": {"MARK": "1"}}
+
+
+def test_the_fork_server_has_one_thread_when_it_has_imported_the_trainer(server, tmp_path):
+    assert ask(server.address, job_of(make_store(tmp_path), toy(), tmp_path))["outcome"]["state"] == "complete"
+    status = Path(f"/proc/{server._process.pid}/status").read_text()
+    assert "Threads:\t1\n" in status
+
+
+def test_hanging_up_kills_the_trial_and_not_the_server(server, tmp_path):
+    store, trial = make_store(tmp_path), toy(1, step_s=30.0)
+    job = job_of(store, trial, tmp_path)
+    code = "import json, sys; from search.forkserver import ask; ask(sys.argv[1], json.loads(sys.argv[2]))"
+    caller = subprocess.Popen([sys.executable, "-c", code, server.address, json.dumps(job)], cwd=ROOT)
+    pid = until(lambda: read_attempt(store.trial_folder(trial.key)).get("pid"))
+    caller.kill()
+    caller.wait()
+    until(lambda: not alive(pid), 5)
+    assert ask(server.address, job_of(store, toy(2), tmp_path))["outcome"]["state"] == "complete"
+
+
+def test_when_the_starter_of_a_fork_server_dies_its_trials_die(tmp_path):
+    store, trial = make_store(tmp_path), toy(1, step_s=30.0)
+    job = job_of(store, trial, tmp_path)
+    code = (
+        "import json, sys; from search.forkserver import ForkServer, ask\n"
+        f"ask(ForkServer({ENTRY!r}, 1).address, json.loads(sys.argv[1]))"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", code, json.dumps(job)], cwd=ROOT)
+    pid = until(lambda: read_attempt(store.trial_folder(trial.key)).get("pid"))
+    starter.kill()
+    starter.wait()
+    until(lambda: not alive(pid), 5)
+
+
+def test_a_trainer_that_cannot_be_imported_is_the_trials_failure(tmp_path):
+    server = ForkServer("no_such_module:train", 1)
+    store = make_store(tmp_path)
+    answer = ask(server.address, {**job_of(store, toy(), tmp_path), "entry": "no_such_module:train"})
+    assert Failure(**{"kind": answer["failure"], "message": answer["message"]}).kind == "user"
+    assert "No module named" in (store.trial_folder(toy().key) / "error.txt").read_text()
+    server.stop()
+
+
+@pytest.mark.slow
+def test_a_cluster_of_two_machines_runs_a_study_by_address(tmp_path):
+    """Two Ray nodes on this machine; the driver joins by address, and a machine that dies costs its trials nothing."""
+    found = subprocess.run(
+        [sys.executable, str(HERE / "drive_cluster.py"), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    store = make_store(tmp_path)
+    assert {row["state"] for row in store.study_trials("s")} == {"complete"}
+    assert "planned" in [event["kind"] for event in store.events("s")]  # those of the machine that died
+    assert all(row["reason"] is None for row in store.study_trials("s"))
