@@ -12,6 +12,7 @@ import dash_ag_grid as dag
 from search.comparison import Comparison
 from search.render.blocks import Column, build_page
 
+MOST_ROWS = 60  # a longer table scrolls by itself
 MINUS = "\N{MINUS SIGN}"
 VERDICTS = ("baseline", "better", "worse", "within noise", "diverged", "incomplete", "too few seeds")
 
@@ -138,9 +139,9 @@ def _definition(column: Column) -> dict[str, Any]:
 
 
 def grid(found: list[dict[str, Any]], definitions: list[dict[str, Any]]) -> dag.AgGrid:
-    """The grid: the baseline's row marked, no pages, as tall as its rows."""
+    """The grid: the baseline's row marked, no pages, as tall as its rows as long as these are few."""
     options = {
-        "domLayout": "autoHeight",
+        "domLayout": "autoHeight" if len(found) <= MOST_ROWS else "normal",
         "theme": {"function": "themeQuartz"},
         "rowHeight": 42,
         "headerHeight": 40,
@@ -158,6 +159,6 @@ def grid(found: list[dict[str, Any]], definitions: list[dict[str, Any]]) -> dag.
         getRowId="params.data.id",
         rowClassRules={"row-baseline": "params.data.baseline"},
         dashGridOptions=options,
-        style={"height": None, "width": "100%"},
+        style={"height": None if len(found) <= MOST_ROWS else "720px", "width": "100%"},
         className="paper-table",
     )

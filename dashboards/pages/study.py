@@ -23,11 +23,11 @@ REMEMBER_ZOOM = """(event, zoom) => {
   const kept = {...zoom};
   for (const axis of ['xaxis', 'yaxis']) {
     if (event[axis + '.range[0]'] !== undefined) kept[axis] = [event[axis + '.range[0]'], event[axis + '.range[1]']];
-    if (event[axis + '.autorange']) delete kept[axis];
+    if (event[axis + '.autorange']) kept[axis] = [];
   }
   return kept;
 }"""
-"""The part of the curves that a reader looks at: {axis: [from, to]}, nothing for an axis that shows all."""
+"""The part of the curves that a reader looks at: {axis: [from, to]}, [] for an axis that was told to show all."""
 
 
 def register(app: dash.Dash, library: Library) -> None:
@@ -167,7 +167,7 @@ def _forest(study: Study) -> figures.Figure:
 
 
 def _forest_height(study: Study) -> int:
-    return max(300, 110 + 34 * len(study.variants))
+    return min(max(300, 110 + 34 * len(study.variants)), 1800)
 
 
 def _rate_curve(study: Study) -> figures.Figure:
@@ -185,7 +185,7 @@ def _curves(study: Study, view: View, zoom: Zoom) -> tuple[figures.Figure, str]:
     figure = figures.curves(found, _colours(study), study.record["baseline"], *titles, falls)
     figure["layout"]["uirevision"] = f"view{view.query()}"  # lines that were switched off stay so
     for axis, ends in zoom.items():
-        figure["layout"][axis] |= {"range": ends, "autorange": False}
+        figure["layout"][axis] |= {"range": ends or None, "autorange": not ends}
     drawn, total = figures.hidden_lines(found)
     said = [
         "Bold: mean over seeds; band: ± one standard deviation; thin: each seed."

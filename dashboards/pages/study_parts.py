@@ -12,7 +12,7 @@ from dashboards import table, words
 from dashboards.library import Study
 from dashboards.parts import choice, progress_bar
 from dashboards.view import METRICS, SMOOTHING, TRIALS, X_AXES, View
-from search.render.blocks import build_page
+from search.render.blocks import Block, build_page
 
 CONTROLS = {"metric": "Show", "x": "Over", "smooth": "Smoothing", "trials": "Trials"}
 """What can be chosen of the curves: key of the address, label."""
@@ -74,7 +74,18 @@ def notes(study: Study) -> list[Component]:
     found += [html.P(line, className="method") for line in page.lines]
     if page.notes:
         found.append(html.Ul([html.Li(note) for note in page.notes]))
-    return [*found, html.P(page.provenance, className="provenance")]
+    found.append(html.P(page.provenance, className="provenance"))
+    if len(study.comparison.search):
+        found.append(_searched(page.blocks[-1]))
+    return found
+
+
+def _searched(block: Block) -> Component:
+    """The best trials of a search, as the report prints them."""
+    header = html.Tr([html.Th(column.header) for column in block.columns])
+    lines = zip(*(column.cells for column in block.columns), strict=True)
+    body = [html.Tr([html.Td(html.B(cell.text) if cell.strong else cell.text) for cell in line]) for line in lines]
+    return html.Table([html.Caption(block.title), html.Thead(header), html.Tbody(body)], className="searched")
 
 
 def controls(view: View) -> Component:

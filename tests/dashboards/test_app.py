@@ -13,7 +13,7 @@ from dashboards.server import listen
 from search.comparison import load_comparison
 from search.reporting import report
 from search.store import Store
-from tests.dashboards.generate import Plan, make_store, make_study, planned, run_trial
+from tests.dashboards.generate import Plan, make_store, make_study, planned, rows, run_trial
 
 
 class Client:
@@ -152,6 +152,19 @@ def test_a_study_without_any_result_has_a_page(tmp_path):
         make_study(made, finish=False)
     page = Client(root).page("/study/gate-position")
     assert "0 of 30 trials" in page and "no complete trial" in page
+
+
+def test_a_search_shows_its_best_trials(tmp_path):
+    root = tmp_path / ".archlab"
+    plan = Plan(rates=(), effects={"baseline": 0.0, "G1": -0.1})
+    with make_store(root) as made:
+        make_study(made, plan)
+        tried = [
+            row._replace(role="search", settings={"number": i, "width": 64 * i}) for i, row in enumerate(rows(plan))
+        ]
+        made.add_trials(plan.name, tried)
+    page = Client(root).page("/study/gate-position")
+    assert "Search, validation (6 trials)" in page and "width=128" in page
 
 
 def test_the_library_reads_again_only_what_changed(tmp_path, monkeypatch):
