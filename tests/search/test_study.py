@@ -65,7 +65,7 @@ def test_grid_beyond_all_bounds_is_refused_before_it_is_expanded(tmp_path: Path)
 def test_missing_file_and_folder_are_told(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"cannot read .*none\.yaml: No such file or directory"):
         load_study(tmp_path / "none.yaml")
-    with pytest.raises(SpecError, match="cannot read .*: Is a directory"):
+    with pytest.raises(SpecError, match=r"cannot read .*: Is a directory"):
         load_study(tmp_path)
 
 

@@ -1,0 +1,271 @@
+"""Plans: which variants and trials a study means, under which keys, and what is asked for next."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arch_dsl.errors import SpecError
+from arch_dsl.spec import fields_of
+from search.planning import Plan, plan
+from search.recipe import Recipe
+from search.study import load_study
+from tests.search.study_files import SECTIONS, write_study
+
+TUNE = "tune: {lr: [1e-3, 2e-3, 4e-3]}"
+
+
+def planned(folder: Path, **sections: str | None) -> Plan:
+    return plan(load_study(write_study(folder, **sections)), folder / "data")
+
+
+def keys(made: Plan) -> list[str]:
+    return [variant.trial(0).key for variant in made.variants]
+
+
+def ended(made: Plan, losses: dict[tuple[str, str, float, int], float | str]) -> list[dict[str, Any]]:
+    """The rows that the plan wants first, some of them ended: with a validation loss, or in another state."""
+    trials = []
+    for row in made.rows([]):
+        end = losses.get((row.variant, row.role, row.settings["lr"], row.seed), "planned")
+        complete = isinstance(end, float)
+        result = {"validation": {"loss": end}, "test": {"loss": -end}} if complete else None
+        state = "complete" if complete else end
+        shown = {"variant": row.variant, "role": row.role, "settings": row.settings, "seed": row.seed}
+        trials.append({**shown, "key": row.trial.key, "state": state, "result": result, "reused": False})
+    return trials
+
+
+# variants
+
+
+def test_variants_stand_in_the_studys_order_with_the_baseline_of_their_cell(tmp_path: Path) -> None:
+    made = planned(
+        tmp_path,
+        variants="variants:\n  gated: [gate]\n  baseline: {}",
+        grid="grid:\n  block.norm.placement: [pre, sandwich]",
+        match="match: {parameters: baseline, by: block.ffn.width}",
+    )
+    assert [(v.name, v.baseline) for v in made.variants] == [
+        ("gated [placement=pre]", "baseline [placement=pre]"),
+        ("baseline [placement=pre]", "baseline [placement=pre]"),
+        ("gated [placement=sandwich]", "baseline [placement=sandwich]"),
+        ("baseline [placement=sandwich]", "baseline [placement=sandwich]"),
+    ]
+    sizes = {v.name: v.parameters for v in made.variants}
+    assert sizes["baseline [placement=pre]"] != sizes["baseline [placement=sandwich]"], "each cell has its own target"
+    assert all(abs(v.mismatch) < 0.01 for v in made.variants)
+    record = made.record()
+    assert [v["baseline"] for v in record["variants"]] == [v.baseline for v in made.variants]
+    assert record["baseline"] == "baseline [placement=pre]"
+
+
+def test_changes_are_those_to_the_base(tmp_path: Path) -> None:
+    made = planned(tmp_path, variants="variants:\n  baseline: {}\n  a: [gate, {train.batch: 2, block.ffn.width: 99}]")
+    assert [str(change) for change in made.variants[0].changes] == []
+    assert [change.path for change in made.variants[1].changes] == [
+        "block.attention.sdpa",
+        "block.ffn.width",
+        "train.batch",
+    ]
+    assert made.variants[1].components == {"gate": True}
+    frame = made.frame()
+    assert list(frame["variant"]) == ["baseline", "a"]
+    assert frame["parameters"].tolist() == [v.parameters for v in made.variants]
+
+
+@pytest.mark.parametrize(
+    ("axis", "paired"),
+    [
+        ("train.context: [16, 32]", False),
+        ("train.batch: [2, 4]", False),
+        ("train.tokens: [1k, 2k]", False),
+        ("train.tokenizer: [bytes, {type: bpe, vocab: 300}]", False),
+        ('train.data: [{text: corpus.txt}, {text: {files: corpus.txt, separator: "\\n\\n"}}]', False),
+        ("train.lr: [1e-3, 2e-3]", True),
+        ("train.accumulate: [1, 2]", True),
+        ("train.schedule: [cosine, {type: linear, warmup: 0.1}]", True),
+        ("block.norm.placement: [pre, post]", True),
+    ],
+    ids=lambda value: value.split(":")[0] if isinstance(value, str) else None,
+)
+def test_pairing_needs_equal_batches(axis: str, paired: bool, tmp_path: Path) -> None:
+    made = planned(tmp_path, grid=f"grid:\n  {axis}", components=None, variants="variants:\n  baseline: {}")
+    assert len(made.variants) == 2
+    assert made.record()["paired"] == paired
+
+
+# identity
+
+SAME = {
+    "other names": {"variants": "variants:\n  base: {}\n  other: [gate]", "report": "report: {baseline: base}"},
+    "another study": {"study": "study: another", "question": None, "seeds": "seeds: 5"},
+    "mappings in another order": {
+        "model": """\
+model:
+  block:
+    attention: {positional: rope, heads: 4}
+    ffn: {activation: silu, type: glu}
+    norm: rmsnorm
+  n_layers: 1
+  d_model: 64""",
+        "train": "train: {lr: 1e-3, batch: 4, context: 32, tokens: 1k, data: {text: corpus.txt}}",
+    },
+    "sites for knobs": {
+        "model": """\
+model:
+  d_model: 64
+  n_layers: 1
+  block:
+    attention: {pre: [rmsnorm], heads: 4, query: [rope], key: [rope]}
+    ffn: {type: glu, pre: rmsnorm, activation: silu}
+  final: rmsnorm""",
+        "components": "components:\n  gate: {block.attention.sdpa: {append: gate}}",
+    },
+    "defaults written out": {
+        "train": """\
+train:
+  data: {type: text, files: [corpus.txt]}
+  tokenizer: {type: bytes}
+  tokens: 1000
+  context: 32
+  batch: 4
+  optimizer: {type: adamw, weight_decay: 0.1}
+  lr: 0.001
+  schedule: cosine""",
+    },
+    "a copy of the text elsewhere": {
+        "train": "train: {data: {text: ./corpus.*}, tokens: 1k, context: 32, batch: 4, lr: 1e-3}",
+    },
+}
+
+
+@pytest.mark.parametrize("sections", SAME.values(), ids=SAME.keys())
+def test_another_spelling_keeps_the_keys(sections: dict[str, str | None], tmp_path: Path) -> None:
+    assert keys(planned(tmp_path, **sections)) == keys(planned(tmp_path))
+
+
+def test_reordering_variants_only_reorders_the_keys(tmp_path: Path) -> None:
+    turned = planned(tmp_path, variants="variants:\n  gated: [gate]\n  baseline: {}")
+    assert keys(turned) == keys(planned(tmp_path))[::-1]
+
+
+OTHER = {
+    "tokenizer": "{type: bpe, vocab: 300}",
+    "tokens": "2k",
+    "context": "16",
+    "batch": "2",
+    "accumulate": "2",
+    "optimizer": "{type: adamw, eps: 1e-6}",
+    "lr": "2e-3",
+    "schedule": "linear",
+    "clip": "null",
+    "precision": "bf16",
+    "data": '{text: {files: corpus.txt, separator: "\\n\\n"}}',
+}
+
+
+def test_every_field_of_a_recipe_changes_the_key(tmp_path: Path) -> None:
+    fields = set(fields_of(Recipe)) - {"objective"}  # which has one value
+    assert set(OTHER) == fields
+    lines = SECTIONS["train"].splitlines()
+    found = {"": keys(planned(tmp_path))}
+    for name, value in OTHER.items():
+        kept = [line for line in lines if not line.startswith(f"  {name}:")]
+        found[name] = keys(planned(tmp_path, train="\n".join([*kept, f"  {name}: {value}"])))
+    every = [key for each in found.values() for key in each]
+    assert len(set(every)) == len(every) == 2 * (len(fields) + 1)
+
+
+def test_seeds_and_rates_change_the_key(tmp_path: Path) -> None:
+    variant = planned(tmp_path).variants[0]
+    found = {variant.trial(seed, lr).key for seed in (0, 1) for lr in (None, 2e-3)}
+    assert len(found) == 4
+    assert variant.trial(0, 1e-3).key == variant.trial(0).key, "the recipe's own rate is no other trial"
+
+
+# rows
+
+
+def test_without_tuning_all_seeds_of_all_variants_are_repeats(tmp_path: Path) -> None:
+    rows = planned(tmp_path).rows([])
+    assert [(row.variant, row.role, row.settings, row.seed) for row in rows] == [
+        (variant, "repeat", {"lr": 1e-3}, seed) for variant in ("baseline", "gated") for seed in (0, 1)
+    ]
+    assert planned(tmp_path).trials == len({row.trial.key for row in rows}) == 4
+
+
+@pytest.mark.parametrize(
+    ("losses", "best"),
+    [
+        ((3.0, 2.0, 2.5), 2e-3),
+        ((2.0, 2.0, 2.5), 1e-3),
+        ((3.0, 2.0, 2.0), 2e-3),
+        ((3.0, 2.5, "diverged"), 2e-3),
+        (("failed", "diverged", 9.0), 4e-3),
+        ((3.0, "pruned", 2.0), 4e-3),
+        ((3.0, float("nan"), 3.1), 1e-3),
+        (("diverged", "diverged", "diverged"), None),
+        ((3.0, 2.0, "planned"), None),
+        ((3.0, 2.0, "running"), None),
+    ],
+    ids=str,
+)
+def test_repeats_run_at_the_rate_with_the_lowest_validation_loss(
+    losses: tuple[float | str, ...], best: float | None, tmp_path: Path
+) -> None:
+    made = planned(tmp_path, tune=TUNE)
+    ends = {("gated", "tune", lr, 0): loss for lr, loss in zip((1e-3, 2e-3, 4e-3), losses, strict=True)}
+    rows = made.rows(ended(made, ends))
+    tuning, repeats = rows[:6], rows[6:]
+    assert [(row.variant, row.role, row.settings["lr"], row.seed) for row in tuning] == [
+        (variant, "tune", lr, 0) for variant in ("baseline", "gated") for lr in (1e-3, 2e-3, 4e-3)
+    ]
+    expected = [] if best is None else [("gated", "repeat", best, 0), ("gated", "repeat", best, 1)]
+    assert [(row.variant, row.role, row.settings["lr"], row.seed) for row in repeats] == expected
+    if best is not None:
+        assert (
+            repeats[0].trial.key
+            == next(r for r in tuning if r.settings["lr"] == best and r.variant == "gated").trial.key
+        )
+
+
+def test_rows_are_the_same_when_asked_again(tmp_path: Path) -> None:
+    made = planned(tmp_path, tune=TUNE, grid="grid:\n  block.norm.placement: [pre, post]")
+    names = [variant.name for variant in made.variants]
+    ends = {(name, "tune", lr, 0): 1 / lr for name in names for lr in (1e-3, 2e-3, 4e-3)}
+    trials = ended(made, ends)
+    once = made.rows(trials)
+    assert made.rows(trials) == once == made.rows(trials[::-1])
+    assert planned(tmp_path, tune=TUNE, grid="grid:\n  block.norm.placement: [pre, post]").rows(trials) == once
+    assert len({row.trial.key for row in once}) == made.trials == 4 * (3 + 1)
+
+
+def test_record_says_what_was_planned(tmp_path: Path) -> None:
+    record = planned(tmp_path, tune=TUNE).record()
+    assert (record["study"], record["question"], record["baseline"]) == ("gates", "Does a gate help?", "baseline")
+    assert (record["seeds"], record["tune"]) == ([0, 1], {"lr": [1e-3, 2e-3, 4e-3]})
+    assert (record["context"], record["tokens"], record["steps"]) == (32, 1000, 8)
+    assert record["variants"][1]["changes"] == [["block.attention.sdpa", "[]", "[gate]"]]
+    assert record["data"]["tokenizer"] == "bytes" and record["data"]["train_tokens"] > 1000
+
+
+def test_nothing_is_planned_for_a_study_with_mistakes_in_several_variants(tmp_path: Path) -> None:
+    lines = "\n".join(f"  v{i}: {{block.ffn.width: {i + 1}, block.attention.heads: 3}}" for i in range(9))
+    with pytest.raises(SpecError) as caught:
+        planned(tmp_path, variants=f"variants:\n  baseline: {{}}\n{lines}")
+    assert len(caught.value.problems) == 9, "each was written at its own place"
+
+
+def test_hundreds_of_variants_have_as_many_keys(tmp_path: Path) -> None:
+    path = Path(__file__).parents[2] / "benchmarks" / "plan.py"
+    spec = importlib.util.spec_from_file_location("bench_plan", path)
+    assert spec is not None and spec.loader is not None
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    made = benchmark.ours(benchmark.write(tmp_path, 300))
+    assert len(set(keys(made))) == len(benchmark.floor(tmp_path / "study.yaml")) == 300
+    assert all(abs(variant.mismatch) < 2e-3 for variant in made.variants)
