@@ -1,4 +1,4 @@
-"""search: how models are compared. `load_study`, `plan`, `run`, `report` and `compare` are the door; each is loaded when asked for."""
+"""search: how models are compared. Its door is `load_study`, `plan`, `run`, `report` and `compare`."""
 
 from __future__ import annotations
 

@@ -106,7 +106,13 @@ def plan(study: str, store: str | None, overrides: tuple[str, ...], as_json: boo
 @click.option("--no-track", is_flag=True, help="Do not send anything to MLflow and Optuna.")
 @_verb
 def run(
-    study: str, store: str | None, overrides: tuple[str, ...], as_json: bool, address: str | None, inline: bool, no_track: bool
+    study: str,
+    store: str | None,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    address: str | None,
+    inline: bool,
+    no_track: bool,
 ) -> None:
     """Train what is missing. Ctrl-C and the same command goes on where it stopped."""
     from search.progress import make_progress
@@ -231,7 +237,10 @@ def dashboard(store: str | None, host: str, port: int | None, open_browser: bool
     """Show the studies of a store in a browser, on this machine alone unless told otherwise."""
     import dashboards
 
-    dashboards.serve(_root(store), host=host, port=port, open_browser=open_browser)
+    try:
+        dashboards.serve(_root(store), host=host, port=port, open_browser=open_browser)
+    except dashboards.PortTaken as error:
+        _stop(str(error), INVALID)
 
 
 def _root(given: str | None) -> Path:

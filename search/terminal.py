@@ -139,7 +139,15 @@ def print_tree(variant: Variant, as_json: bool) -> None:
     context = variant.recipe.context
     lines = tree(variant.model, context)
     if as_json:
-        print(json.dumps({"variant": variant.name, "spec": arch_dsl.canonical(variant.model), "nodes": [_node(line, context) for line in lines]}))
+        print(
+            json.dumps(
+                {
+                    "variant": variant.name,
+                    "spec": arch_dsl.canonical(variant.model),
+                    "nodes": [_node(line, context) for line in lines],
+                }
+            )
+        )
         return
     changed = {change.path for change in variant.changes}
     root = Tree(_label(lines[0], context, changed, ""))
@@ -156,7 +164,7 @@ def print_tree(variant: Variant, as_json: bool) -> None:
 
 
 def _label(line: Line, context: int, changed: set[str], path: str) -> Text:
-    touched = any(change == path or change.startswith(f"{path}.") and line.depth > 2 for change in changed)
+    touched = any(change == path or (change.startswith(f"{path}.") and line.depth > 2) for change in changed)
     text = Text(line.name, style="bold yellow" if touched else "bold")
     if line.what:
         text.append(f"  {line.what}", style="yellow" if touched else "not bold")
