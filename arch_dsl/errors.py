@@ -40,11 +40,16 @@ class Problem:
         return f"{head}\n{number}{self.mark.text[:_WIDEST].rstrip()}\n{caret}"
 
 
+def _line(problem: Problem) -> tuple[bool, str, int]:
+    """From the top of a file to its end; what has no place comes last."""
+    return (False, problem.mark.file, problem.mark.line) if problem.mark else (True, "", 0)
+
+
 class SpecError(ValueError):
     """A spec or study that cannot mean anything. Holds every problem found, not only the first."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(problems)
+        self.problems = tuple(sorted(problems, key=_line))
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
     @classmethod

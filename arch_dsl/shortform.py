@@ -49,7 +49,7 @@ def turn(model: Any, found: Found, path: str, problems: list[Problem]) -> Any:
             turned.append((knob, where, full, mark, knob.read(model, where)))
     for knob, where, full, mark, value in turned:
         if knob.read(model, where) != value:
-            message = f"and another '{knob.name}' set one site differently; write the sites instead"
+            message = f"another '{knob.name}' sets the same site to something else; write the sites instead"
             problems.append(Problem(full, message, mark))
     return model
 
