@@ -1,0 +1,279 @@
+"""The documentation is under test: nothing that a user can write is missing, and what is written is so."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import arch_dsl
+from arch_dsl import Model
+from arch_dsl.families import Primitive
+from arch_dsl.knobs import KNOBS
+from arch_dsl.parse import parse_value
+from arch_dsl.source import read_text
+from arch_dsl.spec import Family, FieldType, Spec, alternatives, families, fields_of
+from search.cli import main
+from search.prune import Pruner
+from search.recipe import Recipe
+from search.space import Choice, Floats, Integers
+from search.study import Study, load_study
+from tests.docs_kit import PAGES, ROOT, TEMPLATE, Block, anchors, answer, bare, blocks, examine, inline, names, tables
+
+STUDIES, MODELS = (ROOT / "docs" / name for name in ("studies.md", "models.md"))
+PAGE_IDS = [page.relative_to(ROOT).as_posix() for page in PAGES]
+every_page = pytest.mark.parametrize("page", PAGES, ids=PAGE_IDS)
+
+
+# Keys, types and defaults
+
+
+def keys_of(cls: type[Spec], prefix: str = "") -> Iterator[tuple[str, FieldType]]:
+    """Path and field of every key of a section and of the sections in it; a model has a page of its own."""
+    for name, item in fields_of(cls).items():
+        yield f"{prefix}{name}", item
+        for kind in alternatives(item.annotation):
+            section = isinstance(kind, type) and issubclass(kind, Spec) and not issubclass(kind, Family)
+            if section and not hasattr(kind, "parse_node"):
+                yield from keys_of(kind, f"{prefix}{name}.")
+
+
+def documented_keys(page: Path) -> dict[str, str]:
+    """Key to default, from the tables of keys."""
+    rows = [row for table in tables(page.read_text()) if table.header[0] == "key" for row in table.rows]
+    found = {bare(row[0]): bare(row[2]) for row in rows}
+    assert len(found) == len(rows), "a key is documented twice"
+    return found
+
+
+def documented_members(page: Path) -> dict[str, dict[tuple[str, str], str]]:
+    """Per family, as its table's first column is called: (member or "all", key) to default."""
+    found: dict[str, dict[tuple[str, str], str]] = {}
+    for table in tables(page.read_text()):
+        if table.header[1:3] == ("key", "type"):
+            entries = found.setdefault(bare(table.header[0]), {})
+            for members, keys, _, default, _ in table.rows:
+                for member in names(members) or [members]:
+                    for key in names(keys):
+                        assert (member, key) not in entries, f"{member} {key} is documented twice"
+                        entries[member, key] = bare(default)
+    return found
+
+
+def assert_default(written: str, item: FieldType) -> None:
+    """The default in a table, read as a study file would be, is the one of the code."""
+    if item.required:
+        assert written == "required", item.name
+        return
+    problems: list[Any] = []
+    assert parse_value(item.annotation, read_text(written), item.name, problems) == item.default, item.name
+    assert problems == []
+
+
+@pytest.mark.parametrize(("page", "cls"), [(STUDIES, Study), (MODELS, Model)], ids=["study", "model"])
+def test_every_key_is_documented_with_its_default_and_no_other(page: Path, cls: type[Spec]) -> None:
+    documented, keys = documented_keys(page), dict(keys_of(cls))
+    assert sorted(documented) == sorted(keys)
+    for key, item in keys.items():
+        assert_default(documented[key], item)
+
+
+CHOICES = ("data", "tokenizer", "optimizer", "schedule")
+FAMILIES: dict[str, tuple[Path, type[Family]]] = {
+    **{f"train.{name}": (STUDIES, families(fields_of(Recipe)[name].annotation)[0]) for name in CHOICES},
+    "prune": (STUDIES, Pruner),
+    **{family.noun: (MODELS, family) for family in Primitive.__subclasses__()},
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_member_of_a_family_is_documented_with_its_fields_and_defaults(name: str) -> None:
+    page, family = FAMILIES[name]
+    documented = documented_members(page).get(name, {})
+    fields = {(m, key): item for m, member in family.members.items() for key, item in fields_of(member).items()}
+    for (member, key), item in fields.items():
+        said = [documented[who, key] for who in (member, "all") if (who, key) in documented]
+        assert len(said) == 1, f"{member}.{key} is documented {len(said)} times"
+        assert_default(said[0], item)
+    assert {key for _, key in documented} <= {key for _, key in fields}
+    assert {member for member, _ in documented} <= {*family.members, "all"}
+    assert set(family.members) <= {word for text in inline(page.read_text()) for word in re.findall(r"\w+", text)}
+
+
+def test_every_axis_of_a_space_is_documented() -> None:
+    documented = documented_members(STUDIES)["space"]
+    kinds = {"choice": Choice, "int": Integers, "float": Floats}
+    for name, kind in kinds.items():
+        said = {key: default for (who, key), default in documented.items() if who in (name, "all")}
+        assert sorted(said) == sorted(kind.keys)
+        for key, item in fields_of(kind).items():
+            if key in said:
+                assert_default(said[key], item)
+    assert {who for who, _ in documented} == {*kinds, "all"}
+
+
+def test_every_knob_is_documented() -> None:
+    (table,) = [table for table in tables(MODELS.read_text()) if table.header[0] == "knob"]
+    assert sorted(bare(row[0]) for row in table.rows) == sorted(knob.name for knob in KNOBS)
+
+
+# Examples and answers
+
+
+def refusals() -> list[Any]:
+    """Every row of the tables of what is refused."""
+    rows = [
+        (page, *row)
+        for page in (STUDIES, MODELS)
+        for table in tables(page.read_text())
+        if table.header[0] == "what is refused"
+        for row in table.rows
+    ]
+    return [pytest.param(bare(set_), bare(said), id=f"{page.stem}-{bare(set_)}") for page, set_, said in rows]
+
+
+@pytest.mark.parametrize(("setting", "said"), refusals())
+def test_what_is_refused_is_answered_as_documented(setting: str, said: str) -> None:
+    assert answer(setting) == said
+
+
+def examples(language: str) -> list[Any]:
+    """The fenced blocks of all pages in a language."""
+    found = [(page, block) for page in PAGES for block in blocks(page.read_text()) if block.language == language]
+    return [pytest.param(page, block, id=f"{page.relative_to(ROOT)}:{block.line}") for page, block in found]
+
+
+@pytest.mark.parametrize(("page", "block"), examples("yaml"))
+def test_yaml_examples_load(page: Path, block: Block, tmp_path: Path) -> None:
+    data = read_text(block.text).plain()
+    if "study" in data:
+        (tmp_path / "study.yaml").write_text(block.text)
+        examine(load_study(tmp_path / "study.yaml"))
+    elif set(data) == {"model"}:
+        arch_dsl.resolve(arch_dsl.load(data["model"]), vocab=257, max_positions=128)
+    else:
+        examine(load_study(TEMPLATE, data))  # a part of a study, put into the template
+
+
+@pytest.mark.parametrize(("page", "block"), examples("python"))
+def test_python_examples_name_what_there_is(page: Path, block: Block) -> None:
+    compile(block.text, str(page), "exec")
+    for module, name in re.findall(r"\b(arch_dsl|search)\.([a-z_]+)", block.text):
+        there = hasattr(import_module(module), name) or find_spec(f"{module}.{name}")
+        assert there, f"{module}.{name}"
+
+
+def test_models_python_example_runs() -> None:
+    (block,) = [block for block in blocks(MODELS.read_text()) if block.language == "python"]
+    names_in: dict[str, Any] = {}
+    exec(block.text, names_in)
+    assert names_in["resolved"].max_positions == 128
+
+
+def test_both_ways_to_write_a_model_are_one() -> None:
+    first, second = [block for block in blocks(MODELS.read_text()) if block.language == "yaml"][:2]
+    models = [arch_dsl.load(read_text(block.text).plain()["model"]) for block in (first, second)]
+    assert len({arch_dsl.identity(arch_dsl.resolve(m, vocab=257, max_positions=128)) for m in models}) == 1
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "studies").glob("**/*.yaml")), ids=lambda file: file.name)
+def test_committed_studies_load(file: Path) -> None:
+    examine(load_study(file))
+
+
+# Commands
+
+
+def options_of(command: click.Command) -> set[str]:
+    """The long options of a verb."""
+    return {name for item in command.params for name in item.opts if name.startswith("--")}
+
+
+def test_every_verb_is_in_the_table_of_commands_with_all_its_options() -> None:
+    (table,) = [table for table in tables(STUDIES.read_text()) if table.header[0] == "command"]
+    said = {bare(row[0]).split()[1]: set(bare(row[1]).split()) - {"-"} for row in table.rows}
+    assert said == {name: options_of(command) for name, command in main.commands.items()}  # type: ignore[attr-defined]
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The `archlab` and `make` commands on a page, in words, comments left out."""
+    lines = [line for block in blocks(text) if block.language in ("", "sh") for line in block.text.splitlines()]
+    for line in [*lines, *inline(text)]:
+        words = shlex.split(line, comments=True) if line.startswith(("archlab ", "make ")) else []
+        if words:
+            yield words
+
+
+@every_page
+def test_commands_on_a_page_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for program, *words in commands(page.read_text()):
+        if program == "make":
+            stray = {word for word in words if not word.startswith("-") and "=" not in word} - targets
+            assert not stray, f"make has no {stray}"
+        elif words and not words[0].startswith("-"):
+            verbs: dict[str, click.Command] = main.commands  # type: ignore[attr-defined]
+            assert words[0] in verbs, f"archlab has no verb {words[0]}"
+            given = {word.split("=")[0] for word in words if word.startswith("--")}
+            assert given <= options_of(verbs[words[0]]), " ".join(words)
+
+
+# The notebook
+
+
+def test_the_notebook_is_what_its_script_makes_and_ran_to_its_end() -> None:
+    spec = spec_from_file_location("make_notebook", ROOT / "docs" / "make_notebook.py")
+    assert spec is not None and spec.loader is not None
+    script = module_from_spec(spec)
+    spec.loader.exec_module(script)
+    text = (ROOT / "docs" / "python.ipynb").read_text()
+    cells = json.loads(text)["cells"]
+    made = script.notebook().cells
+    assert [("".join(cell["source"]), cell["cell_type"]) for cell in cells] == [(c.source, c.cell_type) for c in made]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    kinds = {output.get("name", output["output_type"]) for cell in code for output in cell["outputs"]}
+    assert kinds <= {"stdout", "execute_result", "display_data"}, "a cell failed or warned"
+    assert "/tmp/" not in text and str(ROOT) not in text
+    assert len(text) < 100_000
+
+
+# Links and names
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = page.parent / name if name else page
+        assert file.exists(), f"{target}: there is no such file"
+        assert not anchor or anchor in anchors(file.read_text()), f"{target}: there is no such heading"
+
+
+@every_page
+def test_files_and_tests_on_a_page_exist(page: Path) -> None:
+    folders = "arch_dsl|kernels|search|dashboards|tests|docs|benchmarks"
+    for word in inline(page.read_text()):
+        found = re.fullmatch(rf"((?:{folders})/[\w./-]+)(?:::(\w+))?", word)
+        if found is None:
+            continue
+        file = ROOT / found[1]
+        assert file.exists(), word
+        assert not found[2] or re.search(rf"^def {found[2]}\b", file.read_text(), re.MULTILINE), word
+
+
+def test_every_variable_of_the_environment_is_documented() -> None:
+    sources = [file for name in ("kernels", "arch_dsl", "search", "dashboards") for file in (ROOT / name).rglob("*.py")]
+    read = {word for file in sources for word in re.findall(r"\bARCHLAB_[A-Z_]+\b", file.read_text())}
+    said = {word for page in PAGES for word in re.findall(r"\bARCHLAB_[A-Z_]+\b", page.read_text())}
+    assert read == said
