@@ -13,7 +13,7 @@ import pandas as pd
 
 from search.frames import NAN, provenance, rates_frame, search_frame, trials_frame
 from search.notes import gather_notes, method_sentence
-from search.selection import Selection, edge, select
+from search.selection import Selection, baselines_of, edge, select, with_baselines
 from search.statistics import MINIMUM_SEEDS, Analysis, Contrast, Floats, analyse, analyse_unpaired, document_variance
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ class Comparison:
     """What a study found. Frames hold plain numbers; NaN or None is "there is none".
 
     table: a row per variant in the study's order. Losses and differences are of the TEST set; `perplexity_*` and
-        `loss_*` over the seeds (std with n - 1); `delta`, `delta_low`, `delta_high` the difference to the baseline in
-        `noise["unit"]` with its simultaneous 95% interval; `diverged`, `failed`, `pruned`, `reused` count trials of
-        the variant, `missing` those that are not finished.
+        `loss_*` over the seeds (std with n - 1); `delta`, `delta_low`, `delta_high` the difference to `baseline`, that
+        of the row's own cell of a grid, in `noise["unit"]` with its simultaneous 95% interval; `diverged`, `failed`,
+        `pruned`, `reused` count trials of the variant, `missing` those that are not finished.
     rates: a row per variant and tuned learning rate with the VALIDATION loss that the choice was made on.
     trials: a row per trial, every state.
     search: the trials of a search, best validation perplexity first; empty for other studies.
@@ -51,9 +51,11 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Layout:
-    """The losses [variant, seed] that enter the analysis, in `unit`, and whether they pair."""
+    """The losses [variant, seed] that enter the analysis, in `unit`, the row that each is compared with, and whether
+    they pair."""
 
     losses: Floats
+    bases: list[int]
     seeds: list[int]
     unit: str
     paired: bool
@@ -88,20 +90,20 @@ def _read_documents(folder: Path) -> dict[str, Any] | None:
 def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
     """The frames of one study from its record and its trials (plain data; `documents` of a trial may be None).
 
-    Without a
-    baseline the first variant is it. Raises ValueError when the baseline is no variant, or there is none.
+    A variant is compared with the baseline that it names, else with the study's, which without one is the first
+    variant. Raises ValueError when a baseline is no variant, or there is none.
     """
     names = [v["name"] for v in record["variants"]]
     if not names:
         raise ValueError(f"the study '{record['study']}' has no variants")
-    record = {**record, "baseline": record.get("baseline") or names[0]}
-    if record["baseline"] not in names:
-        raise ValueError(f"the baseline '{record['baseline']}' is not a variant of the study ({', '.join(names)})")
+    record = with_baselines(record)
+    for name in baselines_of(record):
+        if name not in names:
+            raise ValueError(f"the baseline '{name}' is not a variant of the study ({', '.join(names)})")
     trials = [{"documents": None, **t} for t in trials]
     selections = select(record, trials)
     layout = _layout(record, selections)
-    baseline = names.index(record["baseline"])
-    analysis = (analyse if layout.paired else analyse_unpaired)(layout.losses, baseline, layout.documents)
+    analysis = (analyse if layout.paired else analyse_unpaired)(layout.losses, layout.bases, layout.documents)
     table = pd.DataFrame(
         [_row(record, v, s, c) for v, s, c in zip(record["variants"], selections, analysis.contrasts, strict=True)]
     )
@@ -129,17 +131,18 @@ def _layout(record: dict[str, Any], selections: list[Selection]) -> _Layout:
         for seed, trial in selection.complete.items():
             if not selection.diverged:
                 losses[row, seeds.index(seed)] = trial["result"]["test"][_MEASURE[unit]]
-    base = next(i for i, s in enumerate(selections) if s.variant == record["baseline"])
+    names = [selection.variant for selection in selections]
+    bases = [names.index(variant["baseline"]) for variant in record["variants"]]
     documents: list[tuple[float, int] | None] = []
     undocumented = []
-    for row, selection in enumerate(selections):
+    for row, (selection, base) in enumerate(zip(selections, bases, strict=True)):
         common = np.isfinite(losses[row]) & np.isfinite(losses[base])
         shared = [seed for seed, both in zip(seeds, common, strict=True) if both]
         found = _documents(selection, selections[base], shared, unit) if row != base and shared else None
         if row != base and shared and found is None:
             undocumented.append(selection.variant)
         documents.append(found)
-    return _Layout(losses, seeds, unit, record.get("paired", True), documents, undocumented)
+    return _Layout(losses, bases, seeds, unit, record.get("paired", True), documents, undocumented)
 
 
 _MEASURE = {"nats/token": "loss", "bits/byte": "bits_per_byte"}
@@ -178,6 +181,7 @@ def _row(
     delta = NAN if contrast is None else contrast.difference
     return {
         "variant": variant["name"],
+        "baseline": variant["baseline"],
         "lr": NAN if lr is None else float(lr),
         "lr_at_edge": edge(selection)[0],
         "n": len(selection.complete),
@@ -189,7 +193,7 @@ def _row(
         "delta": delta,
         "delta_low": NAN if half is None else delta - half,
         "delta_high": NAN if half is None else delta + half,
-        "verdict": _verdict(record, variant["name"], selection, contrast),
+        "verdict": _verdict(record, variant, selection, contrast),
         "parameters": variant["parameters"],
         "mismatch": variant.get("mismatch") or 0.0,
         "flops_per_token": variant["flops_per_token"],
@@ -203,11 +207,11 @@ def _row(
     }
 
 
-def _verdict(record: dict[str, Any], name: str, selection: Selection, contrast: Contrast | None) -> str:
+def _verdict(record: dict[str, Any], variant: dict[str, Any], selection: Selection, contrast: Contrast | None) -> str:
     """One of: baseline, better, worse, within noise, diverged, incomplete, too few seeds."""
     if selection.diverged:
         return "diverged"
-    if name == record["baseline"]:
+    if variant["name"] == variant["baseline"]:
         return "baseline"
     if contrast is None:
         return "incomplete"

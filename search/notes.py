@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from search.selection import Selection, edge, rate
+from search.selection import Selection, baselines_of, edge, rate
 from search.statistics import MINIMUM_SEEDS, Analysis
 
 FINGERPRINT = ("archlab", "torch", "triton", "numpy", "python", "threads", "cpu", "cpu_capability", "device", "gpu")
@@ -63,11 +63,15 @@ def _table_notes(record: dict[str, Any], selections: list[Selection], noise: dic
         yield "the variants saw different batches (tokenizer, context or batch size differ): nothing is paired"
     if noise["unit"] == "bits/byte":
         yield "the variants have different tokens: differences are in bits/byte, and perplexities do not compare"
-    base = next(s for s in selections if s.variant == record["baseline"])
-    if base.diverged:
-        yield f"the baseline {base.variant} diverged: there are no differences"
-    elif not base.complete:
-        yield f"the baseline {base.variant} has no complete trial: there are no differences"
+    names = baselines_of(record)
+    missing = "there are no differences" if len(names) == 1 else "there are no differences to it"
+    for base in (s for s in selections if s.variant in names):
+        if base.diverged:
+            yield f"the baseline {base.variant} diverged: {missing}"
+        elif not base.complete:
+            yield f"the baseline {base.variant} has no complete trial: {missing}"
+    if len(names) > 1:
+        yield f"each variant is compared with the baseline of its own cell, one of {len(names)}"
 
 
 def _variant_notes(record: dict[str, Any], selection: Selection) -> Iterable[str]:

@@ -48,6 +48,18 @@ def select(record: dict[str, Any], trials: list[dict[str, Any]]) -> list[Selecti
     return [choose(record, v["name"], grouped.get(v["name"], [])) for v in record["variants"]]
 
 
+def with_baselines(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with a baseline for the study and for each variant: its own one, else the study's, else the first."""
+    study = record.get("baseline") or record["variants"][0]["name"]
+    variants = [{**variant, "baseline": variant.get("baseline") or study} for variant in record["variants"]]
+    return {**record, "baseline": study, "variants": variants}
+
+
+def baselines_of(record: dict[str, Any]) -> list[str]:
+    """The names of all baselines of a record that went through `with_baselines`, the study's first."""
+    return list(dict.fromkeys([record["baseline"], *(variant["baseline"] for variant in record["variants"])]))
+
+
 def group(trials: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Trials by variant."""
     found: dict[str, list[dict[str, Any]]] = {}

@@ -39,6 +39,7 @@ from search.dunnett import dunnett_critical
 
 Floats = NDArray[np.float64]
 Documents = Sequence[tuple[float, int] | None] | None
+Baselines = int | Sequence[int]  # one row for all, or a row for each
 
 MINIMUM_SEEDS = 3
 """With fewer pairs of seeds there is no interval."""
@@ -194,23 +195,25 @@ def uneven_noise(losses: Floats) -> tuple[Floats, NDArray[np.intp], Floats]:
     return p, which, np.sqrt(top)
 
 
-def analyse(losses: Floats, baseline: int, documents: Documents = None) -> Analysis:
-    """The paired comparisons of [variant, seed] losses with row `baseline`; NaN marks a missing trial.
+def analyse(losses: Floats, baseline: Baselines, documents: Documents = None) -> Analysis:
+    """The paired comparisons of [variant, seed] losses with row `baseline`, or each row's own; NaN: a missing trial.
 
     `documents` holds per variant what `document_variance` gave, or None. Missing cells: a variant's difference takes
     its complete pairs, sigma^2 comes from the unbalanced fit, and the correlation of the differences is the smallest
-    of any two of them (fewer shared seeds, less correlated, wider intervals).
+    of any two of them (fewer shared seeds, less correlated, wider intervals; none between different baselines).
     """
-    pairs = np.isfinite(losses) & np.isfinite(losses[baseline])
+    bases = _bases(losses, baseline)
+    pairs = np.isfinite(losses) & np.isfinite(losses[bases])
     counts = pairs.sum(1)
     sigma2, df = unbalanced_residual_variance(losses)
-    resolved = [v for v in _others(losses, baseline) if counts[v] >= MINIMUM_SEEDS and sigma2 is not None]
-    critical = dunnett_critical(len(resolved), df, _smallest_correlation(pairs[resolved])) if resolved else 0.0
+    resolved = [v for v in _others(bases) if counts[v] >= MINIMUM_SEEDS and sigma2 is not None]
+    correlation = _smallest_correlation(pairs[resolved], bases[resolved]) if resolved else 0.0
+    critical = dunnett_critical(len(resolved), df, correlation) if resolved else 0.0
     contrasts: list[Contrast | None] = [None] * len(losses)
-    for v in _others(losses, baseline):
+    for v in _others(bases):
         if not counts[v]:
             continue
-        contrast = Contrast(int(counts[v]), float((losses[v] - losses[baseline])[pairs[v]].mean()))
+        contrast = Contrast(int(counts[v]), float((losses[v] - losses[bases[v]])[pairs[v]].mean()))
         if v in resolved and sigma2 is not None:
             seeds = 2 * sigma2 / float(counts[v])
             contrast = _resolve(contrast, seeds, df, critical, _documents(documents, v), len(resolved))
@@ -226,20 +229,21 @@ def analyse(losses: Floats, baseline: int, documents: Documents = None) -> Analy
     )
 
 
-def analyse_unpaired(losses: Floats, baseline: int, documents: Documents = None) -> Analysis:
+def analyse_unpaired(losses: Floats, baseline: Baselines, documents: Documents = None) -> Analysis:
     """Welch's comparisons where the variants saw different batches: nothing is paired, nothing is pooled.
 
     Each row of [variant, seed] has its own variance; with `MINIMUM_SEEDS` values in both rows the interval takes
     Welch's degrees of freedom, Bonferroni-corrected (valid whatever the dependence, a little wider than Dunnett's).
     """
     rows = [row[np.isfinite(row)] for row in losses]
-    base = rows[baseline]
-    counts = [min(len(row), len(base)) for row in rows]
-    resolved = [v for v in _others(losses, baseline) if counts[v] >= MINIMUM_SEEDS]
+    bases = _bases(losses, baseline)
+    counts = [min(len(row), len(rows[base])) for row, base in zip(rows, bases, strict=True)]
+    resolved = [v for v in _others(bases) if counts[v] >= MINIMUM_SEEDS]
     contrasts: list[Contrast | None] = [None] * len(rows)
-    for v in _others(losses, baseline):
+    for v in _others(bases):
         if not counts[v]:
             continue
+        base = rows[bases[v]]
         contrast = Contrast(counts[v], float(rows[v].mean() - base.mean()))
         if v in resolved:
             ours, theirs = (float(r.var(ddof=1)) / len(r) for r in (rows[v], base))
@@ -271,15 +275,26 @@ def _resolve(
     )
 
 
-def _smallest_correlation(pairs: NDArray[np.bool_]) -> float:
-    """Of any two mean differences: half of the seeds that both have, over the geometric mean of those they have."""
+def _smallest_correlation(pairs: NDArray[np.bool_], bases: NDArray[np.intp]) -> float:
+    """Of any two mean differences: half of the seeds that both have, over the geometric mean of those they have.
+
+    Differences to different baselines share no trial: 0.
+    """
     shared = pairs.astype(np.float64) @ pairs.T.astype(np.float64)
     counts = np.diag(shared)
-    return float((0.5 * shared / np.sqrt(np.outer(counts, counts))).min())
+    related = bases[:, None] == bases[None, :]
+    return float((0.5 * related * shared / np.sqrt(np.outer(counts, counts))).min())
 
 
-def _others(losses: Floats, baseline: int) -> list[int]:
-    return [v for v in range(len(losses)) if v != baseline]
+def _bases(losses: Floats, baseline: Baselines) -> NDArray[np.intp]:
+    """The row that each row is compared with; a baseline is compared with itself, which is no comparison."""
+    bases = np.broadcast_to(np.asarray(baseline, np.intp), len(losses))
+    assert (bases[bases] == bases).all(), "a baseline has no other baseline"
+    return bases
+
+
+def _others(bases: NDArray[np.intp]) -> list[int]:
+    return [v for v, base in enumerate(bases) if v != base]
 
 
 def _documents(documents: Documents, variant: int) -> tuple[float, int]:

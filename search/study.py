@@ -219,6 +219,10 @@ def _check_rates(study: Study) -> Iterator[Problem]:
 
 
 def _check_grid(study: Study) -> Iterator[Problem]:
+    if study.grid and study.search:
+        yield Problem(
+            "grid", "a search takes its variants from `space:`; make each axis one of its axes", study.mark("grid")
+        )
     cells = 1
     for axis in study.grid.values():
         cells *= len(axis.nodes)

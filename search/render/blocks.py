@@ -97,7 +97,7 @@ def _main(comparison: Comparison) -> Block:
     unit = comparison.noise["unit"]
 
     def column(header: str, show: Callable[[dict[str, Any]], str], align: str = "r", keep: int = 0) -> Column:
-        cells = [Cell(printable(show(r)), header.startswith("perplexity") and i == best) for i, r in enumerate(rows)]
+        cells = [Cell(printable(show(r)), header.startswith("perplexity") and i in best) for i, r in enumerate(rows)]
         return Column(header, cells, align, keep)
 
     components = list(dict.fromkeys(name for row in rows for name in row["components"]))
@@ -126,14 +126,19 @@ def _tick(name: str) -> Callable[[dict[str, Any]], str]:
     return lambda row: "✓" if row["components"].get(name) else DASH
 
 
-def _best(rows: list[dict[str, Any]]) -> int | None:
-    """The row to print bold: the lowest perplexity, unless noise could have made it the lowest.
+def _best(rows: list[dict[str, Any]]) -> set[int]:
+    """The rows to print bold: of those with one baseline the lowest perplexity, unless noise could have made it that.
 
     A variant must be better than the baseline; the baseline must have only worse variants.
     """
-    known = [i for i, row in enumerate(rows) if not math.isnan(row["perplexity_mean"])]
-    if not known:
-        return None
+    cells: dict[str, list[int]] = {}
+    for i, row in enumerate(rows):
+        if not math.isnan(row["perplexity_mean"]):
+            cells.setdefault(row["baseline"], []).append(i)
+    return {best for known in cells.values() if (best := _best_of(rows, known)) is not None}
+
+
+def _best_of(rows: list[dict[str, Any]], known: list[int]) -> int | None:
     best = min(known, key=lambda i: rows[i]["perplexity_mean"])
     if rows[best]["verdict"] == "better":
         return best

@@ -10,6 +10,8 @@ import pandas as pd
 import pytest
 
 from search.comparison import Comparison, compare, load_comparison
+from search.dunnett import dunnett_critical
+from search.render.blocks import build_page
 from search.statistics import analyse, document_variance
 from search.store import Row, Store
 from search.trial import Trial
@@ -327,8 +329,65 @@ def test_unknown_baseline_is_refused() -> None:
     record, trials = make_study(EFFECTS)
     with pytest.raises(ValueError, match=r"'basline' is not a variant of the study \(baseline, sdpa"):
         compare({**record, "baseline": "basline"}, trials)
+    wrong = {**record, "variants": [*record["variants"][:-1], {**record["variants"][-1], "baseline": "other"}]}
+    with pytest.raises(ValueError, match="the baseline 'other' is not a variant"):
+        compare(wrong, trials)
     with pytest.raises(ValueError, match="has no variants"):
         compare({**record, "variants": []}, [])
+
+
+CELLS = {"base [x=1]": 0.0, "gate [x=1]": -0.05, "base [x=2]": 0.3, "gate [x=2]": 0.25, "wide [x=2]": 0.3}
+
+
+def in_cells(record: dict) -> dict:
+    """Every variant compared with the first one of its cell."""
+    variants = [{**v, "baseline": f"base {v['name'].split(' ')[1]}"} for v in record["variants"]]
+    return {**record, "variants": variants}
+
+
+def test_each_variant_is_compared_with_the_baseline_of_its_own_cell() -> None:
+    record, trials = make_study(CELLS)
+    comparison = compare(in_cells(record), trials)
+    assert list(comparison.table["baseline"]) == ["base [x=1]"] * 2 + ["base [x=2]"] * 3
+    assert list(comparison.table["verdict"]) == ["baseline", "better", "baseline", "better", "within noise"]
+    for name in ("gate [x=2]", "wide [x=2]"):
+        expected = np.subtract(losses(trials, name), losses(trials, "base [x=2]")).mean()
+        assert row(comparison, name)["delta"] == pytest.approx(expected, rel=1e-9)
+    assert row(comparison, "base [x=2]")[["delta", "delta_low", "delta_high"]].isna().all()
+    assert (comparison.noise["comparisons"], comparison.noise["df"]) == (3, 8), "the noise is pooled over all cells"
+    one = compare(record, trials)
+    assert one.noise["seed_sd"] == comparison.noise["seed_sd"]
+    assert one.noise["comparisons"] == 4
+    assert row(one, "gate [x=2]")["verdict"] == "worse"
+    assert "each variant is compared with the baseline of its own cell, one of 2" in comparison.notes
+
+
+def test_intervals_of_cells_are_those_of_uncorrelated_differences() -> None:
+    record, trials = make_study(CELLS)
+    for trial in trials:
+        trial["documents"] = None
+    comparison = compare(in_cells(record), trials)
+    half = dunnett_critical(3, 8, 0.0) * comparison.noise["seed_sd"] * math.sqrt(2 / 3)
+    for name in ("gate [x=1]", "gate [x=2]", "wide [x=2]"):
+        found = row(comparison, name)
+        assert found["delta_high"] - found["delta"] == pytest.approx(half, rel=1e-9)
+    assert dunnett_critical(3, 8, 0.0) > dunnett_critical(3, 8, 0.5), "the wider one"
+
+
+@pytest.mark.parametrize("paired", [True, False], ids=["paired", "unpaired"])
+def test_a_lost_baseline_takes_only_its_own_cell_along(paired: bool) -> None:
+    record, trials = make_study(CELLS, paired=paired)
+    end_as(pick(trials, "base [x=1]"), "diverged", "loss is not finite")
+    comparison = compare(in_cells(record), trials)
+    assert list(comparison.table["verdict"]) == ["diverged", "incomplete", "baseline", "better", "within noise"]
+    assert math.isnan(row(comparison, "gate [x=1]")["delta"])
+    assert "the baseline base [x=1] diverged: there are no differences to it" in comparison.notes
+
+
+def test_best_of_each_cell_is_strong() -> None:
+    record, trials = make_study(CELLS)
+    (column,) = [c for c in build_page(compare(in_cells(record), trials)).blocks[0].columns if "perplexity" in c.header]
+    assert [cell.strong for cell in column.cells] == [False, True, False, True, False]
 
 
 def test_order_of_the_trials_changes_nothing() -> None:
