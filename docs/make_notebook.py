@@ -48,7 +48,12 @@ variants:
   G1: {block.attention.gate: {position: sdpa}}
   G2: {block.attention.gate: {position: value}}
 match: {parameters: baseline, by: block.ffn.width}
-train: {data: {type: stdlib, bytes: 4M, validation_bytes: 50k, test_bytes: 50k}, tokens: 10k, context: 64, batch: 4, lr: 3e-3}
+train:
+  data: {type: stdlib, bytes: 4M, validation_bytes: 50k, test_bytes: 50k}
+  tokens: 10k
+  context: 64
+  batch: 4
+  lr: 3e-3
 tune: {lr: [3e-3, 1e-2]}
 seeds: 3
 """)
