@@ -35,6 +35,7 @@ class Seeker:
             stored=[row["settings"]["number"] for row in rows],
         )
         self.variants: dict[int, Variant] = {}
+        self.refused: set[int] = set()
 
     def rows(self, trials: list[dict[str, Any]]) -> list[Row]:
         """The trials that should exist: the study's variants, the proposals so far, new ones, the best one repeated."""
@@ -56,11 +57,15 @@ class Seeker:
         return [*wanted, *self.plan.rows(trials)]
 
     def _row(self, number: int, values: dict[str, Any]) -> Row | None:
-        """The row of a proposal; None where it makes no sense, which counts as failed."""
+        """The row of a proposal; None where it makes no sense, which counts as failed and is noted once."""
+        if number in self.refused:
+            return None
         try:
             variant = self.variants.get(number) or self._variant(number, values)
         except SpecError as error:
-            self.store.add_event("refused", self.plan.study.study, message=str(error), values=values)
+            self.refused.add(number)
+            if number in self.proposer.waiting():
+                self.store.add_event("refused", self.plan.study.study, message=str(error), values=values)
             self.proposer.tell(number, None, "failed")
             return None
         self.variants[number] = variant

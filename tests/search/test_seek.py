@@ -1,0 +1,144 @@
+"""Searches, with real trials: what is proposed, refused, resumed after a kill, and repeated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+import search.running as running
+from search.executor import InlineExecutor
+from search.running import run
+from search.sinks.database import open_optuna
+from search.store import Store
+from tests.search.study_files import write_study
+
+SPACE = """\
+space:
+  block.attention.kv_heads: {choice: [1, 2, 3, 4]}
+  block.ffn.width: {int: [16, 64], step: 16}
+  train.lr: {float: [1e-3, 1e-1], log: true}"""
+SMALL = {
+    "model": """\
+model:
+  d_model: 16
+  n_layers: 1
+  block:
+    norm: rmsnorm
+    attention: {heads: 4, positional: rope}
+    ffn: {type: glu, activation: silu}""",
+    "train": "train: {data: {text: corpus.txt}, tokens: 256, context: 16, batch: 4, lr: 1e-2}",
+    "components": None,
+    "variants": None,
+    "space": SPACE,
+}
+
+
+def searched(folder: Path, trials: int = 8, **sections: str | None) -> Path:
+    text = f"search: {{trials: {trials}, seed: 3}}"
+    return write_study(folder, **{**SMALL, "search": text, **sections})
+
+
+def rows_of(folder: Path, study: str = "gates") -> list[dict[str, Any]]:
+    with Store.open(folder, create=False) as store:
+        return store.study_trials(study)
+
+
+def asked(rows: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    return {row["settings"]["number"]: row["settings"] for row in rows if row["role"] == "search"}
+
+
+def kept(folder: Path, study: str = "gates") -> list[optuna.trial.FrozenTrial]:
+    return optuna.load_study(study_name=study, storage=open_optuna(folder)).get_trials()
+
+
+def test_search_proposes_refuses_and_repeats_its_best(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    summary = run(searched(tmp_path, trials=12), store, executor="inline", track=False)
+    assert summary.exit_code == 0, summary.message
+    rows = rows_of(store)
+    trials = kept(store)
+    assert [trial.number for trial in trials] == list(range(12)), "each proposal is recorded once"
+    refused = [trial for trial in trials if trial.params["block.attention.kv_heads"] == 3]
+    assert refused, "the seed proposes what makes no sense"
+    assert {trial.state for trial in refused} == {optuna.trial.TrialState.FAIL}
+    assert sorted(asked(rows)) == [trial.number for trial in trials if trial not in refused]
+    losses = {row["settings"]["number"]: row["result"]["validation"]["loss"] for row in rows if row["role"] == "search"}
+    assert {trial.number: trial.value for trial in trials if trial.value is not None} == losses
+    with Store.open(store, create=False) as opened:
+        record = opened.study("gates")
+        events = [event for event in opened.events("gates") if event["kind"] == "refused"]
+    assert [variant["name"] for variant in record["variants"]] == ["baseline", "found"]
+    assert len(events) == len(refused) and "3 key/value heads do not divide 4" in events[0]["detail"]["message"]
+    best = min(losses, key=lambda number: (losses[number], number))
+    found = [row for row in rows if row["variant"] == "found"]
+    assert [(row["role"], row["seed"]) for row in found] == [("repeat", 0), ("repeat", 1)]
+    assert found[0]["key"] == next(row["key"] for row in rows if row["settings"].get("number") == best)
+    assert found[0]["settings"] == {"lr": asked(rows)[best]["train.lr"]}
+    assert [row["role"] for row in rows if row["variant"] == "baseline"] == ["repeat", "repeat"]
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of the run gets to clean up."""
+
+
+def test_killed_search_goes_on_with_the_same_proposals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = searched(tmp_path, trials=5)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert run(study, whole, executor="inline", track=False).exit_code == 0
+    trained = 0
+
+    class Dying(InlineExecutor):
+        def wait(self, timeout: float) -> Any:
+            nonlocal trained
+            trained += 1
+            if trained % 3 == 0:
+                raise Killed
+            return super().wait(timeout)
+
+    monkeypatch.setattr(running, "InlineExecutor", Dying)
+    attempts = 0
+    while True:
+        attempts += 1
+        assert attempts < 20
+        try:
+            summary = run(study, broken, executor="inline", track=False)
+        except Killed:
+            continue
+        break
+    assert summary.exit_code == 0 and attempts > 2
+    assert asked(rows_of(broken)) == asked(rows_of(whole))
+    assert [trial.params for trial in kept(broken)] == [trial.params for trial in kept(whole)]
+    one, other = ({row["key"]: row["result"]["test"] for row in rows_of(folder)} for folder in (whole, broken))
+    assert one == other, "the table is the same to the last digit"
+    again = run(study, broken, executor="inline", track=False)
+    assert (again.exit_code, again.counts["reused"]) == (0, again.counts["complete"]), "nothing runs twice"
+
+
+def test_condition_asks_the_base_by_type(tmp_path: Path) -> None:
+    space = """\
+space:
+  block.ffn.width: {int: [16, 32], step: 16, when: "block.attention.mask == 'causal'"}
+  block.ffn.activation: {choice: [silu, gelu], when: "block.ffn.type == 'mlp'"}"""
+    store = tmp_path / "store"
+    assert run(searched(tmp_path, trials=2, space=space), store, executor="inline", track=False).exit_code == 0
+    for settings in asked(rows_of(store)).values():
+        assert settings.keys() == {"number", "lr", "block.ffn.width"}, "the feed-forward is no mlp"
+
+
+def test_another_space_under_the_same_name_is_refused(tmp_path: Path) -> None:
+    from arch_dsl.errors import SpecError
+
+    store = tmp_path / "store"
+    assert run(searched(tmp_path, trials=1), store, executor="inline", track=False).exit_code == 0
+    before = rows_of(store)
+    with pytest.raises(SpecError, match="the search 'gates' began with another space"):
+        run(
+            searched(tmp_path, space="space:\n  block.ffn.width: {int: [16, 32]}"),
+            store,
+            executor="inline",
+            track=False,
+        )
+    assert rows_of(store) == before
