@@ -72,10 +72,14 @@ class Change:
 
 
 def diff(before: Spec, after: Spec) -> list[Change]:
-    """What differs, path by path; a list (a site) is compared as a whole."""
+    """What differs, path by path; a list (a site) is compared as a whole, and so is the order of branches."""
     changes: list[Change] = []
     _diff(_tree(before), _tree(after), "", changes)
     return changes
+
+
+class _Ordered(dict[str, Any]):
+    """Branches, whose order is a difference."""
 
 
 def _tree(value: Any) -> Any:
@@ -84,11 +88,16 @@ def _tree(value: Any) -> Any:
         fields = {name: _tree(getattr(value, name)) for name in fields_of(type(value))}
         return {"type": value.type, **fields} if isinstance(value, Family) else fields
     if isinstance(value, Mapping):
-        return {name: _tree(item) for name, item in value.items()}
+        kind = _Ordered if isinstance(value, Block) else dict
+        return kind({name: _tree(item) for name, item in value.items()})
     return [canonical(item, brief=True) for item in value] if isinstance(value, tuple) else value
 
 
 def _diff(before: Any, after: Any, path: str, changes: list[Change]) -> None:
+    if isinstance(before, _Ordered) and isinstance(after, _Ordered):
+        kept = [name for name in before if name in after], [name for name in after if name in before]
+        if kept[0] != kept[1]:
+            changes.append(Change(path, *kept))
     if isinstance(before, dict) and isinstance(after, dict):
         for name in [*before, *(name for name in after if name not in before)]:
             where = f"{path}.{name}" if path else name

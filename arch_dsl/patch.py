@@ -173,5 +173,5 @@ def _apply_one(root: Any, steps: Steps, setting: Setting, problems: list[Problem
         if inside == ("type",):
             base = {name: value for name, value in base.items() if name in ("placement", "position")}
         place = setting.mark or node.mark
-        node = Node({**Node.of(base).value, inside[0]: node}, node.mark, {inside[0]: place} if place else {})  # type: ignore[dict-item]
+        node = Node({**Node.of(base, node.mark).value, inside[0]: node}, node.mark, {inside[0]: place} if place else {})  # type: ignore[dict-item]
     return knob.turn(root, where, node, ".".join(steps[: index + 1]), problems)

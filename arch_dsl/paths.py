@@ -175,7 +175,8 @@ def _edit(old: tuple[Any, ...], annotation: Any, edit: str, node: Node, path: st
     for name, item in targets:
         index = _index(old, name)
         if index is None:
-            message = f"nothing to {edit}: {unknown(name, 'primitive here', names_at(old))}"
+            what = "put it before" if edit == "before" else edit
+            message = f"nothing to {what}: {unknown(name, 'primitive here', names_at(old))}"
             problems.append(Problem(path, message, item.mark))
             return INVALID
         new = () if edit == "remove" else parsed(item)

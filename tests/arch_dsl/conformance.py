@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import arch_dsl
+import kernels
 from arch_dsl import Model, SpecError
 from arch_dsl.block import Block
 from arch_dsl.families import Branch, Gate, Join, Mask, Norm, Position, Primitive, Rotary, Score
@@ -156,6 +157,13 @@ def randomize(module: torch.nn.Module, std: float = 0.4) -> None:
 def build(model: Model, *, backend: str = "reference", dtype: torch.dtype = torch.float64) -> arch_dsl.Decoder:
     """A module with random parameters in `dtype`."""
     module = arch_dsl.compile(model, backend=backend).to(dtype)
+    randomize(module)
+    return module
+
+
+def build_as_for_a_gpu(model: Model) -> arch_dsl.Decoder:
+    """The same as `build`, as planned for a GPU: maps that read one tensor are one product."""
+    module = arch_dsl.Decoder(model, model.context(kernels.Device.parse("sm_90"), backend="reference")).double()
     randomize(module)
     return module
 

@@ -23,6 +23,7 @@ from tests.arch_dsl.conformance import (
     alterations,
     altered,
     build,
+    build_as_for_a_gpu,
     cases,
     differ,
     effect,
@@ -127,6 +128,17 @@ def test_float64_on_the_reference_agrees_with_float32_on_the_chosen_kernels(case
     fast = build(case.model, backend="auto", dtype=torch.float32)
     assert exact(TOKENS).dtype == torch.float64
     torch.testing.assert_close(fast(TOKENS).double(), exact(TOKENS), atol=2e-4, rtol=2e-4)
+
+
+@every_case
+def test_merged_products_give_the_same_logits_and_gradients(case: Case):
+    one, many = build_as_for_a_gpu(case.model), build(case.model)
+    torch.testing.assert_close(one(TOKENS), many(TOKENS), atol=1e-10, rtol=1e-10)
+    for module in (one, many):
+        module.loss(TOKENS, TARGETS).backward()
+    others = dict(many.named_parameters())
+    for name, value in one.named_parameters():
+        torch.testing.assert_close(value.grad, others[name].grad, atol=1e-10, rtol=1e-10)
 
 
 @every_case
