@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +14,8 @@ from typing import Any
 
 import click
 
-INVALID, REFUSED, TRY_AGAIN = 2, 3, 75
+INVALID, REFUSED, TRY_AGAIN, INTERRUPTED = 2, 3, 75, 130
+_TRAINING = ("plan", "run")  # what a mistake keeps from training
 
 
 @contextmanager
@@ -20,20 +23,33 @@ def _failures() -> Iterator[None]:
     """What a user can mend is a message and an exit code, never a traceback."""
     from search.executor import ExecutorError, ResourcesError
     from search.lock import StudyLocked
-    from search.store import StoreError
+    from search.store import StoreError, StoreRefused
 
     try:
         yield
+    except KeyboardInterrupt:
+        _stop("interrupted", INTERRUPTED)
+    except StoreRefused as error:
+        _stop(str(error), INVALID)
     except (StudyLocked, ResourcesError) as error:
         _stop(str(error), REFUSED)
     except (StoreError, ExecutorError) as error:
         _stop(str(error), TRY_AGAIN)
+    except BrokenPipeError:
+        raise  # whoever read the output has seen enough, which click knows
+    except OSError as error:
+        _stop(f"{error.filename or 'system'}: {error.strerror or error}", TRY_AGAIN)
     except ValueError as error:
-        if type(error).__name__ not in ("SpecError", "DataError"):
+        if type(error).__name__ not in ("SpecError", "DataError", "DamagedDocuments"):
             raise
-        problems = len(getattr(error, "problems", ()))
-        summary = f"\n\n{problems} problems; nothing was trained" if problems > 1 else "\n\nnothing was trained"
-        _stop(str(error) + summary, INVALID)
+        _stop(str(error) + _verdict(len(getattr(error, "problems", ()))), INVALID)
+
+
+def _verdict(problems: int) -> str:
+    """The last line about a wrong study."""
+    counted = [f"{problems} problems"] if problems > 1 else []
+    untouched = ["nothing was trained"] if click.get_current_context().command.name in _TRAINING else []
+    return "\n\n" + "; ".join([*counted, *untouched]) if counted or untouched else ""
 
 
 def _stop(message: str, code: int) -> None:
@@ -50,6 +66,19 @@ def _verb(function: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
+def _version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    """The installed version; the checkout knows none."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    if not wanted:
+        return
+    try:
+        click.echo(f"archlab {version('archlab')}")
+    except PackageNotFoundError:
+        click.echo("archlab, not installed: used from its folder")
+    context.exit()
+
+
 _STUDY = click.argument("study", type=click.Path(dir_okay=False))
 _STORE = click.option("--store", metavar="FOLDER", help="Where results are kept (ARCHLAB_STORE, else .archlab).")
 _SET = click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Replace a value of the study.")
@@ -57,7 +86,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON and not
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="archlab")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
 def main() -> None:
     """Architecture search and ablation for language models: write a study in YAML, get a table that can be trusted."""
 
@@ -70,9 +99,12 @@ def init(path: str) -> None:
     template = Path(__file__).with_name("template.yaml").read_text()
     if Path(path).exists():
         _stop(f"{path} exists; a study is never overwritten", INVALID)
-    name = Path(path).stem.lower().replace(" ", "-")
+    if not Path(path).parent.is_dir():
+        _stop(f"{Path(path).parent} is no folder", INVALID)
+    name = re.sub(r"[^a-z0-9]+", "-", Path(path).stem.lower()).strip("-")[:63].rstrip("-") or "my-study"
     Path(path).write_text(template.replace("my-study", name, 1))
-    click.echo(f"wrote {path}\n\n  archlab plan {path}\n  archlab run {path}\n  archlab report {path}")
+    shown = shlex.quote(path)
+    click.echo(f"wrote {path}\n\n  archlab plan {shown}\n  archlab run {shown}\n  archlab report {shown}")
 
 
 @main.command()
@@ -166,7 +198,8 @@ def report(study: str, store: str | None, format_: str, as_json: bool) -> None:
     if format_ not in FORMATS:
         raise click.BadParameter(f"'{format_}' is not one of {', '.join(FORMATS)}", param_hint="--format")
     with Store.open(_root(store), create=False) as opened:
-        click.echo(render(load_comparison(opened, _study_name(study)), "json" if as_json else format_))
+        text = render(load_comparison(opened, _study_name(study)), "json" if as_json else format_)
+    click.echo(text, nl=not text.endswith("\n"))
 
 
 @main.command()

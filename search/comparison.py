@@ -63,10 +63,14 @@ class _Layout:
     undocumented: list[str] = field(default_factory=list)
 
 
+class DamagedDocuments(ValueError):
+    """A file of per-document losses that can't be read; the message names it."""
+
+
 def load_comparison(store: Store, study: str) -> Comparison:
     """Compares a study of a store. Reads the per-document losses of the trials that stand in the table, no others.
 
-    Raises the store's error for an unknown study, ValueError for a damaged documents file.
+    Raises the store's error for an unknown study, DamagedDocuments for a damaged documents file.
     """
     record = store.study(study)
     trials = store.study_trials(study)
@@ -84,7 +88,7 @@ def _read_documents(folder: Path) -> dict[str, Any] | None:
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             return {name: file[name] for name in ("nll", "tokens", "bytes")}
     except (zipfile.BadZipFile, KeyError, EOFError, ValueError) as error:
-        raise ValueError(f"{path} is damaged ({error}); remove it, and the comparison does without it") from error
+        raise DamagedDocuments(f"{path} is damaged ({error}); remove it, and the comparison does without it") from error
 
 
 def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from search.store_files import StoreError, StoreFull, connect, open_folder, sqlite_errors, write_whole
+from search.store_files import StoreError, StoreFull, StoreRefused, connect, open_folder, sqlite_errors, write_whole
 from search.trial import Trial, canonical_json
 
-__all__ = ["TERMINAL", "Row", "StaleAttempt", "Store", "StoreError", "StoreFull"]
+__all__ = ["TERMINAL", "Row", "StaleAttempt", "Store", "StoreError", "StoreFull", "StoreRefused"]
 
 TERMINAL = ("complete", "pruned", "failed", "diverged")
 
@@ -115,7 +115,7 @@ class Store:
         rows = self._query("SELECT record, yaml FROM study WHERE name = ?", (name,))
         if not rows:
             known = ", ".join(row["name"] for row in self._query("SELECT name FROM study ORDER BY name")) or "none"
-            raise StoreError(f"{self._table} has no study '{name}' (known: {known})")
+            raise StoreRefused(f"{self._table} has no study '{name}' (known: {known})")
         return rows[0]
 
     # membership

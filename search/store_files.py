@@ -38,6 +38,10 @@ class StoreError(Exception):
     """The store can't be used; the message names the file and what to do."""
 
 
+class StoreRefused(StoreError):
+    """There is no such store or study, or a newer archlab made it: the same command will never work."""
+
+
 class StoreFull(StoreError):
     """The disk under the store is full; what is committed is safe."""
 
@@ -47,7 +51,7 @@ def open_folder(root: Path, create: bool) -> Path:
     marker, table = root / "store.json", root / "trials.db"
     if not marker.exists():
         if not create:
-            raise StoreError(f"no store at {root}: run a study first, or name the right folder with --store")
+            raise StoreRefused(f"no store at {root}: run a study first, or name the right folder with --store")
         try:
             _create(root, marker, table)
         except OSError as error:
@@ -160,7 +164,7 @@ def _check_version(marker: Path) -> None:
     if not isinstance(found, int) or found < 1:
         raise StoreError(f"{marker} says version {found!r}: it should be a whole number from 1 to {VERSION}")
     if found > VERSION:
-        raise StoreError(
+        raise StoreRefused(
             f"{marker} says version {found}, this archlab supports up to {VERSION}: "
             "upgrade archlab or use another --store"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -116,9 +117,9 @@ def print_summary(summary: Summary, study: str, root: Path) -> None:
     console = _console()
     counts = ", ".join(f"{number} {state}" for state, number in summary.counts.items() if number)
     console.print(f"{summary.message}: {counts}" if counts else summary.message)
-    store = "" if str(root) == ".archlab" else f" --store {root}"
+    store = "" if str(root) == ".archlab" else f" --store {shlex.quote(str(root))}"
     if summary.counts.get("complete"):
-        console.print(f"  archlab report {study}{store}\n  archlab dashboard{store}")
+        console.print(Text(f"  archlab report {shlex.quote(study)}{store}\n  archlab dashboard{store}"))
 
 
 # show
