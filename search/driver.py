@@ -70,8 +70,7 @@ def drive(
             stack.enter_context(StudyLock(store.root, study))
         driver = _Driver(store, study, next_rows, executor, shipper, on_event, should_prune, hang_s)
         driver.limit(budget_wall_s, budget_trials)
-        stack.enter_context(on_signals(driver.interrupt))
-        return driver.run()
+        return driver.run(stack.enter_context(on_signals(driver.interrupt)))
 
 
 class _Driver:
@@ -104,7 +103,7 @@ class _Driver:
         """What this run may spend: seconds, and trials started."""
         self.wall_s, self.trials = wall_s, trials
 
-    def run(self) -> Summary:
+    def run(self, take_signals: Callable[[], None]) -> Summary:
         """The loop. The order within a pass matters: commit before plan, plan before launch."""
         if self.shipper is not None:
             self.shipper.start()
@@ -116,7 +115,7 @@ class _Driver:
             self.before = {row["key"] for row in self.rows if row["state"] in TERMINAL}
             self.emit("study", study=self.study, counts=self.counts())
             while self.step():
-                pass
+                take_signals()
         except KeyboardInterrupt:
             at_once = True
             self.stop = Stop(EXIT_INTERRUPTED, "stopped at once; the same command goes on from the last checkpoints")
@@ -168,10 +167,10 @@ class _Driver:
     def launch(self) -> None:
         """Fills the free slots in the planned order."""
         for row in self.rows:
-            if len(self.running) >= self.executor.slots:
-                return
-            if row["state"] != "planned" or row["key"] in self.running or self.stop is not None:
+            if row["state"] != "planned" or row["key"] in self.running:
                 continue
+            if self.stop is not None or len(self.running) >= self.executor.slots:
+                return
             if self.trials is not None and row["key"] not in self.launched and len(self.launched) >= self.trials:
                 if not self.running:
                     self.ask_stop(EXIT_BUDGET, f"the budget of {self.trials} trials is spent")
@@ -270,6 +269,8 @@ class _Driver:
     def watch(self) -> None:
         """Hung trials, pruned trials, a spent budget, and trials that don't stop when asked."""
         for key, running in list(self.running.items()):
+            if running.watch.pruned:
+                continue  # killed already; its end is on the way
             if running.watch.hangs():
                 self.executor.cancel(key)
             elif self.should_prune is not None and self.stop is None:

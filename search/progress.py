@@ -73,7 +73,7 @@ class Progress:
             self.study, self.before = event["study"], dict(event["counts"])
         elif kind == "launched":
             folder = Path(event["folder"])
-            settings = " ".join(f"{name}={value:g}" for name, value in event["settings"].items())
+            settings = " ".join(f"{name}={value}" for name, value in event["settings"].items())
             name = " ".join(filter(None, (event["variant"], settings, f"seed {event['seed']}")))
             self.running[key] = RunningTrial(name, folder, total_steps(folder))
             self.width = max(self.width, len(self.running))
