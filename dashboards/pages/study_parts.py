@@ -106,10 +106,11 @@ def variants(study: Study, colours: Mapping[str, str]) -> Component:
     """What each variant changes in the base, as a diff."""
     rows = []
     for variant in study.record["variants"]:
-        changes = [_change(*change) for change in variant.get("changes") or []]
+        solved = variant.get("matched") or {}
+        changes = [_change(*change) for change in variant.get("changes") or [] if change[0] not in solved]
         matched = [
             html.Div([html.Code(path), f" set to {value} to match"], className="matched")
-            for path, value in (variant.get("matched") or {}).items()
+            for path, value in solved.items()
         ]
         colour = table.swatch(variant["name"], study.record["baseline"], colours)
         name = html.Div(
