@@ -1,8 +1,22 @@
-"""Without a CUDA device Triton's kernels run in its interpreter, which must be said before Triton is imported."""
+"""Without a CUDA device Triton's kernels run in its interpreter, which must be said before Triton is imported.
+
+One torch thread, as each trial has: small models are no faster on more, and two test processes do not fight.
+"""
 
 import os
+from collections.abc import Iterator
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Computes on one core."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
