@@ -71,6 +71,8 @@ def allowed(annotation: Any) -> str:
         many = any(typing.get_origin(option) is tuple for option in options)
         nouns = " or ".join(kind.noun for kind in kinds)
         text = f"a list of {nouns}" if many else nouns
+    elif typing.get_origin(options[0]) is tuple:
+        text = f"a list, each {allowed(typing.get_args(options[0])[0])}"
     elif typing.get_origin(options[0]) is typing.Literal:
         text = " | ".join(typing.get_args(options[0]))
     elif len(options) == 1 and options[0] is not annotation:
