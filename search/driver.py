@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,7 +12,17 @@ from typing import Any, Protocol
 from search.executor import Executor, ExecutorError, Failure, Finished, request_stop
 from search.faults import Breaker, Retries
 from search.lock import StudyLock, StudyLocked
-from search.stop import EXIT_BUDGET, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TRY_AGAIN, Stop, Summary, on_signals
+from search.stop import (
+    EXIT_BUDGET,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_TRY_AGAIN,
+    Stop,
+    Summary,
+    count,
+    on_signals,
+    summarise,
+)
 from search.store import TERMINAL, Row, StaleAttempt, Store, StoreFull
 from search.watch import Watch, validation_history
 from search.worker import read_result
@@ -70,7 +79,8 @@ def drive(
             stack.enter_context(StudyLock(store.root, study))
         driver = _Driver(store, study, next_rows, executor, shipper, on_event, should_prune, hang_s)
         driver.limit(budget_wall_s, budget_trials)
-        return driver.run(stack.enter_context(on_signals(driver.interrupt)))
+        driver.take_signals = stack.enter_context(on_signals(driver.interrupt))
+        return driver.run()
 
 
 class _Driver:
@@ -98,12 +108,13 @@ class _Driver:
         self.wall_s: float | None = None
         self.trials: int | None = None
         self.before: set[str] = set()
+        self.take_signals: Callable[[], None] = lambda: None
 
     def limit(self, wall_s: float | None, trials: int | None) -> None:
         """What this run may spend: seconds, and trials started."""
         self.wall_s, self.trials = wall_s, trials
 
-    def run(self, take_signals: Callable[[], None]) -> Summary:
+    def run(self) -> Summary:
         """The loop. The order within a pass matters: commit before plan, plan before launch."""
         if self.shipper is not None:
             self.shipper.start()
@@ -113,9 +124,9 @@ class _Driver:
             self.settle(self.study)
             self.replan()
             self.before = {row["key"] for row in self.rows if row["state"] in TERMINAL}
-            self.emit("study", study=self.study, counts=self.counts())
+            self.emit("study", study=self.study, counts=count(self.states(), self.before))
             while self.step():
-                take_signals()
+                pass
         except KeyboardInterrupt:
             at_once = True
             self.stop = Stop(EXIT_INTERRUPTED, "stopped at once; the same command goes on from the last checkpoints")
@@ -188,6 +199,7 @@ class _Driver:
             return
         self.running[key] = _Running(attempt, folder, Watch(folder, attempt, self.hang_s))
         self.launched.add(key)
+        self.take_signals()  # the executor is up by now, and may have taken them
         self.executor.submit(key, folder, attempt)
         self.notice(key)
         shown = {name: row[name] for name in ("variant", "role", "settings", "seed")}
@@ -322,32 +334,22 @@ class _Driver:
     # telling
 
     def notice(self, key: str) -> None:
+        """Wakes the shipper."""
         if self.shipper is not None:
             self.shipper.notice(key)
 
     def emit(self, event: str, **detail: Any) -> None:
+        """Tells whoever watches."""
         if self.on_event is not None:
             self.on_event({"event": event, **detail})
 
-    def counts(self) -> dict[str, int]:
-        """Trials (not rows) by state, and those that had ended before this run."""
-        states = {row["key"]: row["state"] for row in self.rows}
-        return {**Counter(states.values()), "reused": len(self.before & states.keys())}
+    def states(self) -> dict[str, str]:
+        """State by trial: one that stands in two roles counts once."""
+        return {row["key"]: row["state"] for row in self.rows}
 
     def summary(self) -> Summary:
-        """The exit code follows from the table: a stop that came when all was done is no stop."""
+        """What the table says now."""
         self.rows = self.store.study_trials(self.study)
-        counts = self.counts()
-        left = counts.get("planned", 0) + counts.get("running", 0)
-        failed = counts.get("failed", 0)
-        if self.stop is not None and (left or self.stop.exit_code == EXIT_FAILED):
-            code, message = self.stop.exit_code, self.stop.message
-        elif failed:
-            code, message = (
-                EXIT_FAILED,
-                f"{failed} trials failed; their reasons are in the table, tracebacks in error.txt",
-            )
-        else:
-            code, message = 0, "every trial has a result"
-        self.emit("summary", exit_code=code, counts=counts, message=message)
-        return Summary(code, counts, message)
+        found = summarise(self.states(), self.before, self.stop)
+        self.emit("summary", exit_code=found.exit_code, counts=found.counts, message=found.message)
+        return found

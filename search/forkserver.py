@@ -223,6 +223,8 @@ def main(address: str, module: str) -> None:
     """Imports the trainer, then serves. A trainer that can't be imported fails in each trial, with a traceback."""
     with suppress(Exception):
         importlib.import_module(module)
+        if "torch" in sys.modules:
+            importlib.import_module("torch._dynamo")  # the first optimizer step would: two seconds in every trial
     gc.collect()
     gc.freeze()  # what is here now stays shared with the children
     _Server(address).run()

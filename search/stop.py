@@ -7,7 +7,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -47,6 +48,24 @@ class Stop:
         return True
 
 
+def count(states: Mapping[str, str], before: Set[str]) -> dict[str, int]:
+    """Trials by state, and "reused": those of them that had ended before."""
+    return {**Counter(states.values()), "reused": len(before & states.keys())}
+
+
+def summarise(states: Mapping[str, str], before: Set[str], stop: Stop | None) -> Summary:
+    """The exit code follows from the table: a stop that came when all was done is no stop."""
+    counts = count(states, before)
+    left = counts.get("planned", 0) + counts.get("running", 0)
+    failed = counts.get("failed", 0)
+    if stop is not None and (left or stop.exit_code == EXIT_FAILED):
+        return Summary(stop.exit_code, counts, stop.message)
+    if failed:
+        trials = "1 trial" if failed == 1 else f"{failed} trials"
+        return Summary(EXIT_FAILED, counts, f"{trials} failed; the reasons are in the table, tracebacks in error.txt")
+    return Summary(0, counts, "every trial has a result")
+
+
 _exit_hangs = threading.Event()
 
 
@@ -65,18 +84,27 @@ def leave(exit_code: int) -> NoReturn:
 
 
 @contextmanager
-def on_signals(interrupt: Callable[[], None]) -> Iterator[None]:
-    """SIGINT and SIGTERM call `interrupt` meanwhile. Only a main thread can have handlers; others go without."""
+def on_signals(interrupt: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """SIGINT and SIGTERM call `interrupt` meanwhile. Only a main thread can have handlers; others go without.
+
+    Yields what sets the handlers again: Ray puts one of its own in their place while it starts, which would end us.
+    """
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         interrupt()
 
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda: None
         return
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, handle) for number in numbers}
+
+    def again() -> None:
+        for number in numbers:
+            signal.signal(number, handle)
+
     try:
-        yield
+        yield again
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
