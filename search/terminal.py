@@ -69,7 +69,7 @@ def print_plan(planned: Plan, root: Path) -> None:
     """A row per variant, then what would be trained and how long that takes."""
     console = _console()
     study, first = planned.study, planned.variants[0]
-    console.print(f"[bold]{study.study}[/]  {study.question}")
+    console.print(Text.assemble((study.study, "bold"), f"  {study.question}"))
     table = Table(box=None, pad_edge=False, header_style="bold")
     matched = bool(study.match)
     for name, justify in (("variant", "left"), ("changes from the base", "left"), ("parameters", "right")):
@@ -84,12 +84,13 @@ def print_plan(planned: Plan, root: Path) -> None:
             Text(variant.name), Text(changes), f"{variant.parameters:,}", *mismatch, count(variant.flops_per_token)
         )
     console.print(table)
-    console.print(_trials(planned))
+    console.print(Text(_trials(planned)))
     data = first.dataset.record()
-    console.print(
+    read = (
         f"data: {data['source']}, {data['tokenizer']}, {count(data['train_tokens'])} training tokens "
         f"({first.recipe.tokens / data['train_tokens']:.2g} epochs), {data['identity']}"
     )
+    console.print(Text(read))
     guess = estimate(planned, root, _slots(planned))
     console.print(
         f"about {duration(guess.wall_s)} on {guess.slots} cores ({duration(guess.core_s)} of one core; "
@@ -116,7 +117,7 @@ def print_summary(summary: Summary, study: str, root: Path) -> None:
     """How a run ended, and what to type next."""
     console = _console()
     counts = ", ".join(f"{number} {state}" for state, number in summary.counts.items() if number)
-    console.print(f"{summary.message}: {counts}" if counts else summary.message)
+    console.print(Text(f"{summary.message}: {counts}" if counts else summary.message))
     store = "" if str(root) == ".archlab" else f" --store {shlex.quote(str(root))}"
     if summary.counts.get("complete"):
         console.print(Text(f"  archlab report {shlex.quote(study)}{store}\n  archlab dashboard{store}"))
@@ -204,9 +205,9 @@ def print_kernels(variant: Variant, device: str | None, as_json: bool) -> None:
     for column in ("node", "op", "implementation", "reason"):
         table.add_column(column)
     for choice in shown:
-        table.add_row(choice.path.replace("block.0.", "block."), choice.op, choice.implementation, choice.reason)
+        table.add_row(choice.path.replace("block.0.", "block."), choice.op, choice.implementation, Text(choice.reason))
     console = _console()
-    console.print(f"{variant.name} on {target}, {str(dtype).removeprefix('torch.')}; every layer alike")
+    console.print(Text(f"{variant.name} on {target}, {str(dtype).removeprefix('torch.')}; every layer alike"))
     console.print(table)
 
 

@@ -123,6 +123,20 @@ def test_plan_shows_variants_sizes_and_trials(folder: Path) -> None:
     assert not (folder / ".archlab" / "trials").exists()
 
 
+def test_brackets_are_text_and_no_markup(folder: Path) -> None:
+    write_study(
+        folder,
+        **{**TINY, "train": TINY["train"].replace("corpus.txt", "'[c]orpus.txt'")},
+        question="question: Is [bold]this[/] a question[/x]?",
+        grid="grid:\n  block.norm.placement: [pre, post]",
+    )
+    printed = archlab("plan", "study.yaml").stdout
+    assert "Is [bold]this[/] a question[/x]?" in printed
+    assert "gated [placement=post]" in printed and "text: [c]orpus.txt" in printed
+    shown = archlab("show", "study.yaml", "--kernels", "--variant", "gated [placement=post]").stdout
+    assert shown.startswith("gated [placement=post] on cpu, float32")
+
+
 def test_set_replaces_values(folder: Path) -> None:
     plan = parsed("plan", "study.yaml", "--set", "seeds=5", "--set", "train.tokens=2k", "--set", "tune={lr: [1e-3]}")
     assert (plan["seeds"], plan["tokens"], plan["tune"], plan["trials"]) == ([0, 1, 2, 3, 4], 2000, {"lr": [1e-3]}, 10)
