@@ -54,7 +54,7 @@ def rows(comparison: Comparison, colours: Mapping[str, str]) -> list[dict[str, A
         name = record["variant"]
         row: dict[str, Any] = {
             "id": name,
-            "baseline": name == comparison.baseline,
+            "baseline": name == record["baseline"],
             "swatch": {"--swatch": swatch(name, comparison.baseline, colours)},
             "text": {},
             "number": {},

@@ -25,14 +25,14 @@ def verdicts(comparison: Comparison) -> list[tuple[str, str]]:
 
     Kinds are the verdicts of the table, by which the page colours them.
     """
-    rows = [row for row in comparison.table.to_dict("records") if row["variant"] != comparison.baseline]
+    rows = [row for row in comparison.table.to_dict("records") if row["variant"] != row["baseline"]]
     unit = comparison.noise["unit"].split("/")[0]
     found = []
     for kind in ("better", "worse"):
         for row in sorted((r for r in rows if r["verdict"] == kind), key=lambda r: abs(r["delta"]), reverse=True):
             reach = f"[{signed(row['delta_low'])}, {signed(row['delta_high'])}]"
             found.append(
-                (kind, f"{row['variant']} is {kind} than {comparison.baseline}: {signed(row['delta'])} {unit} {reach}")
+                (kind, f"{row['variant']} is {kind} than {row['baseline']}: {signed(row['delta'])} {unit} {reach}")
             )
     for kind, one, many in (
         ("within noise", "is within noise of", "are within noise of"),
@@ -40,9 +40,10 @@ def verdicts(comparison: Comparison) -> list[tuple[str, str]]:
         ("too few seeds", "has too few seeds for an interval against", "have too few seeds for an interval against"),
         ("incomplete", "has no finished comparison with", "have no finished comparison with"),
     ):
-        names = [row["variant"] for row in rows if row["verdict"] == kind]
-        if names:
-            found.append((kind, f"{listed(names)} {one if len(names) == 1 else many} {comparison.baseline}"))
+        for baseline in dict.fromkeys(row["baseline"] for row in rows):
+            names = [row["variant"] for row in rows if row["verdict"] == kind and row["baseline"] == baseline]
+            if names:
+                found.append((kind, f"{listed(names)} {one if len(names) == 1 else many} {baseline}"))
     return found
 
 

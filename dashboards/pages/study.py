@@ -162,7 +162,7 @@ def _rows(study: Study) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 def _forest(study: Study) -> figures.Figure:
     if study.comparison is None:
         return figures.empty(study.problem or "")
-    rows = [row for row in study.comparison.table.to_dict("records") if row["variant"] != study.comparison.baseline]
+    rows = [row for row in study.comparison.table.to_dict("records") if row["variant"] != row["baseline"]]
     return figures.forest(rows, _colours(study), study.comparison.noise["unit"])
 
 
