@@ -85,11 +85,11 @@ def _gate(x: Data) -> Data:
 HOSTS: dict[type[Primitive], Callable[[Data], Data]] = {
     Norm: _norm,
     Gate: _gate,
-    Position: lambda x: _model({"attention": ATTENTION, "ffn": FFN}, embed=[x]),
+    Position: lambda x: _model({"attention": ATTENTION}, embed=[x]),
     Rotary: lambda x: _model({"attention": {**ATTENTION, "head_dim": 8, "query": [x], "key": [x]}}),
     Score: lambda x: _model({"attention": {**ATTENTION, "scores": [x]}}),
     Mask: lambda x: _model({"attention": {**ATTENTION, "mask": x}}),
-    Join: lambda x: _model({"attention": {**ATTENTION, "join": x}, "ffn": {**FFN, "join": x}}),
+    Join: lambda x: _model({"attention": {**ATTENTION, "join": x}}),
     Branch: lambda x: _model({"ffn": FFN, "branch": x}),
 }
 
@@ -101,6 +101,7 @@ class Case:
     id: str
     model: Model = field(repr=False)
     tried: tuple[str, ...]
+    plain: bool
 
 
 def member_data(name: str) -> Data:
@@ -112,12 +113,11 @@ def cases() -> Iterator[Case]:
     """Every registered member of every family from each of its starting points, and the model around them."""
     for family, host in HOSTS.items():
         for name in family.members:
-            starts = [member_data(name), *({"type": name, **base} for base in BASES.get(name, []))]
-            for index, data in enumerate(starts):
-                suffix = "-".join(str(value) for value in BASES[name][index - 1].values()) if index else ""
-                label = f"{name}-{suffix}" if suffix.isascii() and "{" not in suffix and suffix else f"{name}-{index}"
-                yield Case(label if index else name, load(host(data)), (name,))
-    yield Case("model", load(whole_model()), ("", "init", "unembedding"))
+            yield Case(name, load(host(member_data(name))), (name,), plain=True)
+            for base in BASES.get(name, []):
+                label = "-".join([name, *(str(value) for value in base.values() if not isinstance(value, dict))])
+                yield Case(label, load(host({"type": name, **base})), (name,), plain=False)
+    yield Case("model", load(whole_model()), ("", "init", "unembedding"), plain=True)
 
 
 def whole_model() -> Data:
@@ -127,9 +127,12 @@ def whole_model() -> Data:
 
 
 def gallery(family: type[Primitive]) -> Model:
-    """One layer with all members of a family, to be captured at once."""
+    """One layer with all members of a family, to be captured at once: the first at all its places, others at some."""
     hosts = [HOSTS[family](member_data(name)) for name in family.members]
-    branches = {f"{name}_{i}": branch for i, host in enumerate(hosts) for name, branch in host["block"].items()}
+    branches = dict(hosts[0]["block"])
+    for index, host in enumerate(hosts[1:], 2):
+        name, branch = list(host["block"].items())[-1]
+        branches[f"{name}_{index + 1}"] = branch
     top = {site: [item for host in hosts for item in host.get(site, [])] for site in ("embed", "final")}
     return load({**hosts[0], **top, "n_layers": 1, "block": branches})
 
@@ -227,13 +230,17 @@ def _members(kinds: tuple[type[Family], ...]) -> list[Any]:
 
 
 def alterations(case: Case) -> Iterator[tuple[str, Model]]:
-    """(path of a field, the case's model with another value there), for every field on trial that is accepted."""
+    """(path of a field, the case's model with another value there), for every field on trial that is accepted.
+
+    All values at the defaults; one or two at each of the other starting points.
+    """
+    most = None if case.plain else 2
     for path, spec in walk(case.model):
         if (spec.type if isinstance(spec, Family) else path) not in case.tried:
             continue
         for name, item in fields_of(type(spec)).items():
             where = f"{path}.{name}" if path else name
-            for value in altered(item.annotation, getattr(spec, name)):
+            for value in altered(item.annotation, getattr(spec, name))[:most]:
                 changed = update(case.model, Model, tuple(where.split(".")), lambda old, kind, new=value: new)
                 try:
                     yield where, resolve(arch_dsl.load(arch_dsl.canonical(changed)))

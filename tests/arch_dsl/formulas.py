@@ -56,15 +56,12 @@ def attend(
     batch, time, heads, head_dim = q.shape
     group = heads // k.shape[2]
     out = torch.zeros(batch, time, heads, v.shape[-1], dtype=q.dtype)
-    for b in range(batch):
-        for head in range(heads):
-            for i in range(time):
-                seen = [j for j in range(time) if visible(i, j)]
-                logits = torch.stack(
-                    [q[b, i, head] @ k[b, j, head // group] / math.sqrt(head_dim) + bias(head, i, j) for j in seen]
-                )
-                weights = (logits - logits.max()).exp()
-                weights = weights / weights.sum()
-                for weight, j in zip(weights, seen, strict=True):
-                    out[b, i, head] += weight * v[b, j, head // group]
+    for head in range(heads):
+        keys, values = k[:, :, head // group], v[:, :, head // group]
+        for i in range(time):
+            seen = [j for j in range(time) if visible(i, j)]
+            added = torch.tensor([bias(head, i, j) for j in seen], dtype=q.dtype)
+            weights = ((keys[:, seen] @ q[:, i, head, :, None])[..., 0] / math.sqrt(head_dim) + added).exp()
+            weights = weights / weights.sum(-1, keepdim=True)
+            out[:, i, head] = (weights[..., None] * values[:, seen]).sum(1)
     return out
