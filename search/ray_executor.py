@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import secrets
 import shutil
 import signal
 import threading
@@ -15,6 +14,7 @@ from typing import Any
 
 from search.executor import ExecutorError, Failure, Finished, ResourcesError
 from search.forkserver import ForkServer
+from search.ray_start import only_what_trials_need, set_environment, tree_naming
 from search.ray_task import run_attempt, warm
 from search.stop import exit_would_hang
 from search.tempfolders import private_folder
@@ -72,17 +72,18 @@ class RayExecutor:
             self._ray.shutdown()
 
     def _start_ray(self) -> None:
-        _set_environment(local=self._cluster is None)
+        set_environment(local=self._cluster is None)
         self._ray = ray = importlib.import_module("ray")
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
         if self._folder is not None:
-            ray.init(
-                num_cpus=len(_cores()),
-                include_dashboard=False,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                _temp_dir=str(self._folder / "ray"),  # which Ray opens to everyone; the folder above it is closed
-                **quiet,
-            )
+            with only_what_trials_need():
+                ray.init(
+                    num_cpus=len(_cores()),
+                    include_dashboard=False,
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    _temp_dir=str(self._folder / "ray"),  # Ray opens it to everyone; the folder above is closed
+                    **quiet,
+                )
         else:
             ray.init(address=self._cluster, **quiet)
         if self._gpus is None:
@@ -179,7 +180,7 @@ class RayExecutor:
     def _kill_ray(self) -> None:
         """Ray hangs: SIGKILL for the processes that it should have ended, which wait for each other for a minute."""
         exit_would_hang()
-        for pid in _tree_naming(str(self._folder)) if self._folder else []:
+        for pid in tree_naming(str(self._folder)) if self._folder else []:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -198,34 +199,7 @@ def _failure(kinds: Any, error: Exception, cancelled: bool) -> Failure:
     return Failure("infra", message)
 
 
-def _set_environment(local: bool) -> None:
-    """What Ray reads when it is imported. Set for us and for the processes that Ray starts."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_AUTH_MODE"] = "token"
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    if local:
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # every socket on loopback
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    else:
-        os.environ.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)
-
-
 def _cores() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
-
-
-def _tree_naming(text: str) -> list[int]:
-    """Our children with `text` in their command line, and all below them (Linux; elsewhere none are found)."""
-    parents, naming = {}, set()
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, IndexError, ValueError):
-            pid = int(process.name)
-            parents[pid] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
-            if parents[pid] == os.getpid() and text in (process / "cmdline").read_text():
-                naming.add(pid)
-    found, frontier = set(naming), naming
-    while frontier := {pid for pid, parent in parents.items() if parent in frontier} - found:
-        found |= frontier
-    return sorted(found)

@@ -140,6 +140,24 @@ def test_ray_listens_on_loopback_only_and_its_folder_is_private(executor):
     assert executor._folder.stat().st_mode & 0o777 == 0o700
 
 
+def test_ray_runs_without_dashboard_autoscaler_and_log_monitor(executor):
+    assert executor.slots
+    running = " ".join(descendants().values())
+    assert "/raylet/raylet " in running
+    for unused in ("dashboard/dashboard.py", "monitor.py", "log_monitor.py"):
+        assert unused not in running
+
+
+def test_a_ray_that_was_imported_too_early_is_refused_as_it_would_listen_everywhere(tmp_path):
+    code = (
+        "import sys, types; sys.modules['ray'] = types.ModuleType('ray')\n"
+        "from search.ray_start import set_environment\nset_environment(local=True)"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert "ExecutorError: ray was imported before" in found.stderr
+
+
 def test_more_cpus_than_there_are_is_refused_at_once_with_the_number(tmp_path):
     cores = len(os.sched_getaffinity(0))
     with pytest.raises(ResourcesError, match=f"asks for 99 CPUs, this machine has {cores}"):
