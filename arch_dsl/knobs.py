@@ -6,183 +6,19 @@ patch may turn one field of it (`block.norm.placement`) whether the model was wr
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from arch_dsl.block import Block
 from arch_dsl.errors import Problem, unknown
 from arch_dsl.families import Gate, Norm, Position, Rotary, Score
 from arch_dsl.identity import canonical
+from arch_dsl.knob import Knob, inserted, put_at, without
+from arch_dsl.norm_knob import NORM
 from arch_dsl.parse import INVALID, parse_value
-from arch_dsl.paths import Steps, get, update
+from arch_dsl.paths import Steps, get
 from arch_dsl.primitives.attention import Attention
-from arch_dsl.primitives.branch import Sublayer
-from arch_dsl.primitives.joins import Add, AddNorm
-from arch_dsl.primitives.parallel import Parallel
 from arch_dsl.source import Node
-from arch_dsl.spec import Family, Spec, fields_of
 
-# The order in which families stand at a site; a knob inserts its primitive accordingly.
-_ORDER: dict[str, tuple[type[Family], ...]] = {
-    "query": (Gate, Norm, Rotary),
-    "key": (Gate, Norm, Rotary),
-    "value": (Gate, Norm),
-    "sdpa": (Norm, Gate),
-    "post": (Gate, Norm),
-    "pre": (Norm,),
-}
-PLACEMENTS = ("pre", "post", "sandwich")
 POSITIONS = ("query", "key", "value", "sdpa", "dense")
-
-
-@dataclass(frozen=True)
-class Knob:
-    """`read` gives the knob's value as plain data, or None where the sites say nothing that it could say; `parse`
-    makes a value of a node, and `put` sets it; `occupied` names a site that already holds what it stands for."""
-
-    name: str
-    holder: type  # Block or a branch class
-    doc: str
-    read: Callable[[Spec, Steps], Any]
-    parse: Callable[[Node, str, list[Problem]], Any]
-    put: Callable[[Any, Steps, Any], Any]
-    occupied: Callable[[Spec, Steps], str | None]
-    fields: tuple[tuple[str, str, str], ...] = ()  # name, what may stand there, default
-
-    def turn(self, root: Any, where: Steps, node: Node, path: str, problems: list[Problem]) -> Any:
-        """The root with this knob of what stands at `where` set from a node, or INVALID."""
-        value = self.parse(node, path, problems)
-        return INVALID if value is INVALID else self.put(root, where, value)
-
-
-def _without(site: tuple[Any, ...], *kinds: type[Family]) -> tuple[Any, ...]:
-    return tuple(item for item in site if not isinstance(item, kinds))
-
-
-def _inserted(site: tuple[Any, ...], name: str, item: Any) -> tuple[Any, ...]:
-    order = _ORDER[name]
-    rank = next(index for index, kind in enumerate(order) if isinstance(item, kind))
-    later = order[rank + 1 :]
-    index = next((i for i, other in enumerate(site) if isinstance(other, later)), len(site)) if later else len(site)
-    return (*site[:index], item, *site[index:])
-
-
-def _set(root: Any, where: Steps, new: Any) -> Any:
-    return update(root, type(root), where, lambda old, kind: new)
-
-
-# norm: {type, placement, …} on a block
-
-
-def _read_norm(root: Any, where: Steps) -> Any:
-    found = {_norm_of(branch) for branch in get(root, where).values() if isinstance(branch, Sublayer)}
-    if len(found) != 1 or None in found:
-        return None
-    placement, norm = found.pop() or ("", None)
-    if norm is None:
-        return "none"
-    data = canonical(norm, brief=True)
-    return {**({"type": data} if isinstance(data, str) else data), "placement": placement}
-
-
-def _norm_of(branch: Sublayer) -> tuple[str, Any] | None:
-    if isinstance(branch, Parallel) and _normed_member(branch):
-        return None
-    pre = [item for item in branch.pre if isinstance(item, Norm)]
-    post = [item for item in branch.post if isinstance(item, Norm)]
-    if isinstance(branch.join, AddNorm):
-        return ("post", branch.join.norm) if not pre and not post else None
-    if len(pre) == 1 and not post:
-        return ("pre", pre[0])
-    if len(pre) == 1 and pre == post:
-        return ("sandwich", pre[0])
-    return ("none", None) if not pre and not post else None
-
-
-def _parse_norm(node: Node, path: str, problems: list[Problem]) -> Any:
-    """(placement, norms) with at most one norm."""
-    placement, norm_node = _placement(node, path, problems)
-    if _strange(node, path, problems):
-        return INVALID
-    norms = parse_value(tuple[Norm, ...], norm_node, path, problems)
-    if placement is INVALID or norms is INVALID:
-        return INVALID
-    if len(norms) > 1:
-        problems.append(Problem(path, "the knob sets one norm; write the sites for more", node.mark))
-        return INVALID
-    return placement, norms
-
-
-def _put_norm(root: Any, where: Steps, value: tuple[str, tuple[Norm, ...]]) -> Any:
-    placement, norms = value
-    block: Block = get(root, where)
-    for name, branch in block.items():
-        if isinstance(branch, Sublayer):
-            block = block.set(name, _normed(branch, norms, placement))
-    root = _set(root, where, block)
-    if where == ("block",):
-        final = _without(root.final, Norm)
-        root = root.replace(final=final if placement == "post" else (*final, *norms))
-    return root
-
-
-def _strange(node: Node, path: str, problems: list[Problem]) -> bool:
-    """Notes the keys of a `norm:` that neither it nor its norm has."""
-    if not isinstance(node.value, dict):
-        return False
-    named = node.value.get("type")
-    member = Norm.members.get(str(named.value)) if named else None
-    if member is None:
-        return False
-    keys = ("type", "placement", *fields_of(member))
-    strange = [name for name in node.value if name not in keys]
-    for name in strange:
-        message = unknown(name, "key of norm", keys)
-        problems.append(Problem(f"{path}.{name}", message, node.key_marks.get(name, node.mark)))
-    return bool(strange)
-
-
-def _placement(node: Node, path: str, problems: list[Problem]) -> tuple[Any, Node]:
-    """The placement (default pre) and the node of the norm itself."""
-    if not isinstance(node.value, dict) or "placement" not in node.value:
-        return "pre", node
-    given = node.value["placement"]
-    rest = {name: child for name, child in node.value.items() if name != "placement"}
-    if given.value not in PLACEMENTS:
-        message = unknown(given.value, "norm placement", PLACEMENTS)
-        problems.append(Problem(f"{path}.placement", message, given.mark))
-        return INVALID, Node(rest, node.mark, node.key_marks)
-    return given.value, Node(rest, node.mark, node.key_marks)
-
-
-def _normed(branch: Sublayer, norms: tuple[Norm, ...], placement: str) -> Sublayer:
-    if isinstance(branch, Parallel):
-        cleared = ((name, member.replace(pre=_without(member.pre, Norm))) for name, member in branch.branches.items())  # type: ignore[attr-defined]
-        branch = branch.replace(branches=Block(cleared))
-    pre, post = _without(branch.pre, Norm), _without(branch.post, Norm)
-    if placement in ("pre", "sandwich"):
-        pre = (*pre, *norms)
-    if placement == "sandwich":
-        post = (*post, *norms)
-    if placement == "post" and norms:
-        return branch.replace(pre=pre, post=post, join=AddNorm(norm=norms[0]))
-    return branch.replace(pre=pre, post=post, join=Add() if isinstance(branch.join, AddNorm) else branch.join)
-
-
-def _normed_member(group: Parallel) -> str | None:
-    """The first member of a group that has a norm of its own."""
-    return next((name for name, member in group.branches.items() if _norm_of(member) != ("none", None)), None)  # type: ignore[arg-type]
-
-
-def _norm_sites(root: Any, where: Steps) -> str | None:
-    for name, branch in get(root, where).items():
-        if isinstance(branch, Parallel) and (member := _normed_member(branch)):
-            return ".".join((*where, name, member, "pre"))
-        if isinstance(branch, Sublayer) and _norm_of(branch) != ("none", None):
-            return ".".join((*where, name, "join" if isinstance(branch.join, AddNorm) else "pre"))
-    return "final" if root.final else None
-
 
 # gate: {position, granularity, …} on attention
 
@@ -215,11 +51,11 @@ def _parse_gate(node: Node, path: str, problems: list[Problem]) -> Any:
 
 def _put_gate(root: Any, where: Steps, value: list[tuple[str, Gate]]) -> Any:
     branch = get(root, where)
-    sites = {_site_of(p): _without(getattr(branch, _site_of(p)), Gate) for p in POSITIONS}
+    sites = {_site_of(p): without(getattr(branch, _site_of(p)), Gate) for p in POSITIONS}
     for position, gate in value:
         site = _site_of(position)
-        sites[site] = _inserted(sites[site], site, gate)
-    return _set(root, where, branch.replace(**sites))
+        sites[site] = inserted(sites[site], site, gate)
+    return put_at(root, where, branch.replace(**sites))
 
 
 def _position(node: Node, path: str, problems: list[Problem]) -> tuple[Any, Node]:
@@ -267,14 +103,14 @@ def _parse_positional(node: Node, path: str, problems: list[Problem]) -> Any:
 
 def _put_positional(root: Any, where: Steps, items: tuple[Any, ...]) -> Any:
     branch = get(root, where)
-    query, key = _without(branch.query, Rotary), _without(branch.key, Rotary)
+    query, key = without(branch.query, Rotary), without(branch.key, Rotary)
     for item in items:
         if isinstance(item, Rotary):
-            query, key = _inserted(query, "query", item), _inserted(key, "key", item)
+            query, key = inserted(query, "query", item), inserted(key, "key", item)
     scores = tuple(item for item in items if isinstance(item, Score))
-    root = _set(root, where, branch.replace(query=query, key=key, scores=scores))
+    root = put_at(root, where, branch.replace(query=query, key=key, scores=scores))
     added = tuple(item for item in items if isinstance(item, Position))
-    return root.replace(embed=(*added, *_without(root.embed, Position)))
+    return root.replace(embed=(*added, *without(root.embed, Position)))
 
 
 def _positional_sites(root: Any, where: Steps) -> str | None:
@@ -303,10 +139,10 @@ def _parse_qk_norm(node: Node, path: str, problems: list[Problem]) -> Any:
 
 def _put_qk_norm(root: Any, where: Steps, norms: tuple[Norm, ...]) -> Any:
     branch = get(root, where)
-    sites = {name: _without(getattr(branch, name), Norm) for name in ("query", "key")}
+    sites = {name: without(getattr(branch, name), Norm) for name in ("query", "key")}
     for norm in norms:
-        sites = {name: _inserted(site, name, norm) for name, site in sites.items()}
-    return _set(root, where, branch.replace(**sites))
+        sites = {name: inserted(site, name, norm) for name, site in sites.items()}
+    return put_at(root, where, branch.replace(**sites))
 
 
 def _qk_norm_sites(root: Any, where: Steps) -> str | None:
@@ -314,26 +150,12 @@ def _qk_norm_sites(root: Any, where: Steps) -> str | None:
     return next((s for s in ("query", "key") if any(isinstance(item, Norm) for item in getattr(branch, s))), None)
 
 
-_NORM_FIELDS = (
-    ("type", "a norm, or none", "required"),
-    ("placement", " | ".join(PLACEMENTS), "pre"),
-    ("…", "the fields of that norm", ""),
-)
 _GATE_FIELDS = (("position", " | ".join(POSITIONS), "required"), ("…", "the fields of gate", ""))
 _POSITIONAL_FIELDS = (("type", "rope | alibi | learned | sinusoidal | none", "required"), ("…", "its fields", ""))
 _QK_FIELDS = (("type", "a norm, or none", "required"), ("…", "the fields of that norm", ""))
 
 KNOBS = (
-    Knob(
-        name="norm",
-        holder=Block,
-        doc="the norm of every branch and its placement",
-        read=_read_norm,
-        parse=_parse_norm,
-        put=_put_norm,
-        occupied=_norm_sites,
-        fields=_NORM_FIELDS,
-    ),
+    NORM,
     Knob(
         name="gate",
         holder=Attention,

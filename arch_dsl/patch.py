@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from arch_dsl.errors import Mark, Problem, SpecError, unknown
-from arch_dsl.knobs import Knob, knobs_of
+from arch_dsl.knob import Knob
+from arch_dsl.knobs import knobs_of
 from arch_dsl.parse import INVALID
 from arch_dsl.paths import Steps, get, is_edit, names_at, set_node
 from arch_dsl.shortform import Found, strip, turn

@@ -8,7 +8,8 @@ from typing import Any
 from arch_dsl.block import Block
 from arch_dsl.errors import Mark, Problem
 from arch_dsl.families import Branch
-from arch_dsl.knobs import KNOBS, Knob
+from arch_dsl.knob import Knob
+from arch_dsl.knobs import KNOBS
 from arch_dsl.parse import INVALID, parse_record
 from arch_dsl.paths import Steps
 from arch_dsl.source import Node

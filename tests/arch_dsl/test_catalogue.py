@@ -10,7 +10,8 @@ import pytest
 from arch_dsl.catalogue import FAMILIES, allowed, describe, families, find, first_line
 from arch_dsl.errors import SpecError
 from arch_dsl.families import Gate, Norm
-from arch_dsl.knobs import KNOBS, Knob
+from arch_dsl.knob import Knob
+from arch_dsl.knobs import KNOBS
 from arch_dsl.parse import INVALID, parse_value
 from arch_dsl.source import Node
 from arch_dsl.spec import Count, Fraction, Positive, Range, Spec, fields_of

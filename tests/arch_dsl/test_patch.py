@@ -1,4 +1,4 @@
-"""Knobs and sites mean the same; patches change what they name, carry derived sizes along, never lose each other."""
+"""Patches change what they name, carry derived sizes along, and never lose each other."""
 
 from __future__ import annotations
 
@@ -7,46 +7,12 @@ from typing import Any
 
 import pytest
 
-import arch_dsl
 from arch_dsl import Model, SpecError, diff, identity, load, patch, resolve
 from arch_dsl.patch import apply, settings_of
 from arch_dsl.source import Node, read_text
+from tests.arch_dsl.specs import KNOBS, SITES, site
 
 WRONG = Path(__file__).with_name("wrong_patches.txt").read_text()
-KNOBS: dict[str, Any] = {
-    "d_model": 64,
-    "n_layers": 2,
-    "vocab": 19,
-    "block": {
-        "norm": {"type": "rmsnorm", "placement": "pre"},
-        "attention": {
-            "heads": 8,
-            "kv_heads": 2,
-            "positional": "rope",
-            "gate": {"position": "sdpa", "granularity": "headwise"},
-        },
-        "ffn": {"type": "glu"},
-    },
-}
-SITES: dict[str, Any] = {
-    "d_model": 64,
-    "n_layers": 2,
-    "vocab": 19,
-    "block": {
-        "attention": {
-            "type": "attention",
-            "pre": ["rmsnorm"],
-            "heads": 8,
-            "kv_heads": 2,
-            "query": ["rope"],
-            "key": ["rope"],
-            "mask": "causal",
-            "sdpa": [{"type": "gate", "granularity": "headwise", "activation": "sigmoid"}],
-        },
-        "ffn": {"type": "glu", "pre": ["rmsnorm"], "activation": "silu"},
-    },
-    "final": ["rmsnorm"],
-}
 
 
 @pytest.fixture
@@ -54,95 +20,10 @@ def model() -> Model:
     return load(KNOBS)
 
 
-def site(model: Model, path: str) -> Any:
-    """What stands at a path, as people read it."""
-    return arch_dsl.canonical(arch_dsl.paths.get(model, tuple(path.split("."))), brief=True)
-
-
-def with_branch(name: str, **fields: Any) -> dict[str, Any]:
-    """KNOBS with fields of one branch added or replaced."""
-    return {**KNOBS, "block": {**KNOBS["block"], name: {**KNOBS["block"][name], **fields}}}
-
-
 def refused(model: Model, changes: Any) -> str:
     with pytest.raises(SpecError) as caught:
         patch(model, changes)
     return str(caught.value)
-
-
-# Short form and sites
-
-
-def test_short_form_is_the_site_form():
-    assert load(KNOBS) == load(SITES)
-    assert identity(resolve(load(KNOBS))) == identity(resolve(load(SITES)))
-    assert diff(load(KNOBS), load(SITES)) == []
-
-
-@pytest.mark.parametrize(
-    ("knob", "sites"),
-    [
-        pytest.param({"norm": "layernorm"}, {"pre": ["layernorm"]}, id="norm"),
-        pytest.param({"norm": "none"}, {}, id="no-norm"),
-        pytest.param(
-            {"norm": {"type": "rmsnorm", "placement": "sandwich", "eps": 1e-3}},
-            {"pre": [{"type": "rmsnorm", "eps": 1e-3}], "post": [{"type": "rmsnorm", "eps": 1e-3}]},
-            id="sandwich",
-        ),
-        pytest.param(
-            {"norm": {"type": "layernorm", "placement": "post"}},
-            {"join": {"type": "add_norm", "norm": "layernorm"}},
-            id="post",
-        ),
-        pytest.param({"gate": "query"}, {"query": ["gate"]}, id="gate-word"),
-        pytest.param(
-            {"gate": {"position": "dense", "combine": "add"}},
-            {"post": [{"type": "gate", "combine": "add"}]},
-            id="dense",
-        ),
-        pytest.param({"gate": ["sdpa", "value"]}, {"sdpa": ["gate"], "value": ["gate"]}, id="two-gates"),
-        pytest.param({"gate": "none"}, {}, id="no-gate"),
-        pytest.param({"positional": "rope"}, {"query": ["rope"], "key": ["rope"]}, id="rope"),
-        pytest.param({"positional": "alibi"}, {"scores": ["alibi"]}, id="alibi"),
-        pytest.param({"positional": "none"}, {}, id="no-positions"),
-        pytest.param({"qk_norm": "rmsnorm"}, {"query": ["rmsnorm"], "key": ["rmsnorm"]}, id="qk-norm"),
-        pytest.param(
-            {"positional": "rope", "qk_norm": "rmsnorm", "gate": "query"},
-            {"query": ["gate", "rmsnorm", "rope"], "key": ["rmsnorm", "rope"]},
-            id="order-at-queries",
-        ),
-        pytest.param(
-            {"gate": "dense", "norm": {"type": "rmsnorm", "placement": "sandwich"}},
-            {"pre": ["rmsnorm"], "post": ["gate", "rmsnorm"]},
-            id="order-after-the-update",
-        ),
-    ],
-)
-def test_each_knob_sets_its_sites(knob: dict[str, Any], sites: dict[str, Any]):
-    def spec(block: dict[str, Any], attention: dict[str, Any]) -> Model:
-        return load({"d_model": 64, "n_layers": 2, "block": {**block, "attention": {"heads": 4, **attention}}})
-
-    norm = {name: value for name, value in knob.items() if name == "norm"}
-    short = spec(norm, {name: value for name, value in knob.items() if name != "norm"})
-    assert short.block == spec({}, sites).block
-
-
-@pytest.mark.parametrize(
-    ("positional", "embed"), [("learned", ["learned"]), ("sinusoidal", ["sinusoidal"]), ("rope", [])]
-)
-def test_positions_of_the_embeddings_stand_at_the_model(positional, embed):
-    assert site(load(with_branch("attention", positional=positional)), "embed") == embed
-    assert site(patch(load(KNOBS), {"block.attention.positional": positional}), "embed") == embed
-
-
-def test_final_norm_comes_with_every_placement_but_post(model):
-    assert [
-        site(patch(model, {"block.norm.placement": placement}), "final") for placement in ("pre", "sandwich", "post")
-    ] == [["rmsnorm"], ["rmsnorm"], []]
-    assert site(patch(model, {"block.norm": "none"}), "final") == []
-
-
-# Patches
 
 
 @pytest.mark.parametrize("written", [KNOBS, SITES], ids=["knobs", "sites"])
@@ -433,59 +314,6 @@ def test_wrong_patch_is_told_in_full(model, components, message):
 )
 def test_settings_compose_where_none_is_lost(model, components, path, expected):
     assert site(apply(model, variant(*components)), path) == expected
-
-
-# Identity
-
-
-def test_order_of_branches_matters_and_order_of_keys_does_not():
-    turned = {**KNOBS, "block": dict(reversed(KNOBS["block"].items()))}
-    assert identity(resolve(load(turned))) != identity(resolve(load(KNOBS)))
-    assert [str(change) for change in diff(load(KNOBS), load(turned))] == ["block: [attention, ffn] → [ffn, attention]"]
-    keys = dict(reversed(KNOBS.items()))
-    keys["block"] = {**KNOBS["block"], "attention": dict(reversed(KNOBS["block"]["attention"].items()))}
-    assert identity(resolve(load(keys))) == identity(resolve(load(KNOBS)))
-
-
-@pytest.mark.parametrize(
-    "same",
-    [
-        with_branch("attention", mask="causal"),
-        with_branch("attention", head_dim=8),
-        with_branch("ffn", activation="silu", width=176),
-        with_branch("attention", gate={"position": "sdpa", "granularity": "headwise", "heads": "specific"}),
-        with_branch("attention", positional={"type": "rope", "theta": "10k"}),
-        {**KNOBS, "d_model": 64.0, "init": {}, "unembedding": {"tied": True}, "embed": None},
-    ],
-    ids=["default-member", "derived-head", "derived-width", "default-word", "unit", "defaults"],
-)
-def test_spelling_does_not_change_the_identity(same):
-    assert identity(resolve(load(same))) == identity(resolve(load(KNOBS)))
-
-
-def test_branch_names_are_part_of_the_identity_as_initial_values_hang_on_them():
-    renamed = {**KNOBS, "block": {("feed" if name == "ffn" else name): x for name, x in KNOBS["block"].items()}}
-    assert identity(resolve(load(renamed))) != identity(resolve(load(KNOBS)))
-
-
-def test_a_raised_version_of_a_primitive_or_its_op_is_another_identity(monkeypatch):
-    from dataclasses import replace
-
-    import kernels
-    from arch_dsl.primitives.norms import LayerNorm
-
-    model = resolve(load(KNOBS))
-    before = identity(model)
-    monkeypatch.setattr(LayerNorm, "version", 2)
-    assert identity(model) == before
-    monkeypatch.setitem(kernels.OPS, "rms_norm", replace(kernels.OPS["rms_norm"], version=3))
-    data = arch_dsl.canonical(model)
-    assert identity(model) != before
-    assert data["final"] == [{"type": "rmsnorm", "version": 3, "eps": 1e-6}]
-    assert load(data) == model
-    monkeypatch.setitem(kernels.OPS, "rms_norm", replace(kernels.OPS["rms_norm"], version=4))
-    with pytest.raises(SpecError, match="was made by version 3 of rmsnorm; this is 4, with other numbers"):
-        load(data)
 
 
 def test_nodes_of_plain_data_have_no_place(model):

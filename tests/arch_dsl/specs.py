@@ -1,0 +1,53 @@
+"""One small model in the short form and with its sites, as files would say it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import arch_dsl
+from arch_dsl import Model
+
+KNOBS: dict[str, Any] = {
+    "d_model": 64,
+    "n_layers": 2,
+    "vocab": 19,
+    "block": {
+        "norm": {"type": "rmsnorm", "placement": "pre"},
+        "attention": {
+            "heads": 8,
+            "kv_heads": 2,
+            "positional": "rope",
+            "gate": {"position": "sdpa", "granularity": "headwise"},
+        },
+        "ffn": {"type": "glu"},
+    },
+}
+SITES: dict[str, Any] = {
+    "d_model": 64,
+    "n_layers": 2,
+    "vocab": 19,
+    "block": {
+        "attention": {
+            "type": "attention",
+            "pre": ["rmsnorm"],
+            "heads": 8,
+            "kv_heads": 2,
+            "query": ["rope"],
+            "key": ["rope"],
+            "mask": "causal",
+            "sdpa": [{"type": "gate", "granularity": "headwise", "activation": "sigmoid"}],
+        },
+        "ffn": {"type": "glu", "pre": ["rmsnorm"], "activation": "silu"},
+    },
+    "final": ["rmsnorm"],
+}
+
+
+def site(model: Model, path: str) -> Any:
+    """What stands at a path, as people read it."""
+    return arch_dsl.canonical(arch_dsl.paths.get(model, tuple(path.split("."))), brief=True)
+
+
+def with_branch(name: str, **fields: Any) -> dict[str, Any]:
+    """KNOBS with fields of one branch added or replaced."""
+    return {**KNOBS, "block": {**KNOBS["block"], name: {**KNOBS["block"][name], **fields}}}
