@@ -14,8 +14,8 @@ The contestants take turns within one run and train the same trials, one per cor
 
 The clock runs from the first steps of the first trial (a four hundredth of them, the first line of metrics.jsonl) to
 the last result. In: building the models of later trials, forking and pinning, deterministic algorithms, checkpoints,
-synced files, the table, Ray's messages, tracking with its imports. Out, for both: what leads to the first step: imports,
-Ray, plan, data. `exit_s` is from there to the end of the process: the last results sent to the trackers, Ray's end.
+synced files, the table, Ray's messages, tracking with its imports. Out, for both: the way to the first step (imports,
+Ray, plan, data). `exit_s` is from there to the end of the process: the last results sent to the trackers, Ray's end.
 All must give the same test losses to the last digit; otherwise they did not do the same work, and that is an error.
 """
 
