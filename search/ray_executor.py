@@ -22,6 +22,7 @@ from search.tempfolders import private_folder
 _SHUTDOWN_S = 10.0
 _OBJECT_STORE_BYTES = 80 * 2**20  # Ray's least: jobs and results are a few kilobytes
 _NODES_S = 5.0  # how long the number of slots of a cluster is believed
+_one_ray = threading.Lock()  # a process has one Ray at a time
 
 
 class RayExecutor:
@@ -62,6 +63,10 @@ class RayExecutor:
 
     def _keep_ray(self) -> None:
         """The kernel kills Ray's processes when the thread that started them ends, so this one stays to the end."""
+        if not _one_ray.acquire(timeout=_SHUTDOWN_S):
+            self._boot_error = ExecutorError("another executor of this process still has one; close it first")
+            self._up.set()
+            return
         try:
             self._start_ray()
         except BaseException as error:  # told to whoever needs Ray next, in `_ready`
@@ -70,6 +75,9 @@ class RayExecutor:
         self._down.wait()
         if self._ray is not None:
             self._ray.shutdown()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)  # Ray's processes may still write their logs
+        _one_ray.release()
 
     def _start_ray(self) -> None:
         set_environment(local=self._cluster is None)
@@ -171,11 +179,11 @@ class RayExecutor:
                 self.cancel(key)
         self._running.clear()
         self._down.set()
+        if not self._up.is_set():
+            return  # nobody waits for a Ray that nobody needs: the keeper ends it when it is up, or the kernel with us
         self._keeper.join(_SHUTDOWN_S)
         if self._keeper.is_alive():
             self._kill_ray()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)  # Ray's processes may still write their logs
 
     def _kill_ray(self) -> None:
         """Ray hangs: SIGKILL for the processes that it should have ended, which wait for each other for a minute."""

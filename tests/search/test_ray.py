@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from search.driver import drive
-from search.executor import Failure, InlineExecutor, ResourcesError
+from search.executor import ExecutorError, Failure, InlineExecutor, ResourcesError
 from search.forkserver import ForkServer, ask
 from search.pinning import pin
 from search.ray_executor import RayExecutor
@@ -27,7 +28,10 @@ LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFF
 def executor(tmp_path_factory):
     """One Ray for the whole file, with two trials at once."""
     executor = RayExecutor(ENTRY, tmp_path_factory.mktemp("ray"))
-    executor.start()
+    with pytest.MonkeyPatch.context() as patch:  # cores that other studies on this machine hold are none of ours
+        tempfile.gettempdir()
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("cores")))
+        executor.start()
     yield executor
     children = list(descendants())
     executor.close()
@@ -120,7 +124,7 @@ def test_a_hung_trial_is_killed_and_fails_after_one_retry(executor, tmp_path):
     hanging = toy(1, fault={"kind": "hang", "step": 1})
     assert run(executor, store, hanging, toy(2), hang_s=1.0).exit_code == 1
     assert [(row["state"], row["attempt"]) for row in store.study_trials("s")] == [("failed", 2), ("complete", 1)]
-    assert not alive(read_attempt(store.trial_folder(hanging.key))["pid"])
+    until(lambda: not alive(read_attempt(store.trial_folder(hanging.key))["pid"]), 10)
 
 
 def test_a_pruned_trial_is_killed_and_frees_its_slot(executor, tmp_path):
@@ -156,6 +160,24 @@ def test_a_ray_that_was_imported_too_early_is_refused_as_it_would_listen_everywh
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert "ExecutorError: ray was imported before" in found.stderr
+
+
+def test_an_executor_that_nobody_used_is_closed_without_waiting_for_ray(tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path; from search.ray_executor import RayExecutor\n"
+        f"executor = RayExecutor({ENTRY!r}, Path(sys.argv[1])); executor.start(); time.sleep(1)\n"
+        "start = time.monotonic(); executor.close(); assert time.monotonic() - start < 1; sys.exit(7)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, timeout=30).returncode == 7
+
+
+def test_a_process_has_one_ray_at_a_time(executor, tmp_path, monkeypatch):
+    assert executor.slots
+    monkeypatch.setattr("search.ray_executor._SHUTDOWN_S", 0.1)
+    second = RayExecutor(ENTRY, tmp_path)
+    with pytest.raises(ExecutorError, match="close it first"):
+        _ = second.slots
+    second.close()
 
 
 def test_more_cpus_than_there_are_is_refused_at_once_with_the_number(tmp_path):
