@@ -90,19 +90,18 @@ def resolve(model: Model, *, vocab: int | None = None, max_positions: int | None
 
     Raises SpecError for what makes no sense, all of it at once, and for a size that conflicts with the spec's own.
     """
-    problems = model.check()
+    complete = model.replace(vocab=model.vocab or vocab, max_positions=model.max_positions or max_positions)
+    problems = complete.check()
     for name, given in (("vocab", vocab), ("max_positions", max_positions)):
         own = getattr(model, name)
         if own is not None and given is not None and own < given:
             message = f"{own} is less than the {given} that the data and the recipe need"
             problems.append(Problem(name, message, model.mark(name)))
-    if model.vocab is None and vocab is None:
+    if complete.vocab is None:
         problems.append(Problem("vocab", "is not given, and no tokenizer says it", model.mark()))
-    if max_positions is not None and model.max_positions is None:
-        problems = [problem for problem in problems if "need max_positions" not in problem.message]
     if problems:
         raise SpecError(problems)
-    model = model.replace(vocab=model.vocab or vocab, max_positions=model.max_positions or max_positions)
+    model = complete
     ctx = model.context()
     return model.replace(block=Block((name, branch.resolve(ctx)) for name, branch in model.block.items()))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from arch_dsl.errors import Problem, SpecError, unknown
 from arch_dsl.identity import brief_text
 from arch_dsl.model import Model
-from arch_dsl.parse import parse
+from arch_dsl.parse import INVALID, parse_value
 from arch_dsl.patch import Setting
 from arch_dsl.source import Node, read
 from arch_dsl.spec import Count, Range, Spec
@@ -133,12 +134,29 @@ def parse_study(node: Node) -> Study:
         raise SpecError.of(
             "", f"a study is a mapping with `study`, `model`, `variants`, `train`; found {node.kind}", node.mark
         )
-    study = parse(Study, node)
+    problems: list[Problem] = []
+    study = parse_value(Study, node, "", problems)
+    if study is INVALID:
+        raise SpecError([*problems, *_model_mistakes(node, problems)])
     if study.search and not study.variants:
         study = study.replace(variants={study.report.baseline: Patch()})
     if problems := [*_check(study), *study.train.problems("train")]:
-        raise SpecError(problems)
-    return study
+        raise SpecError([*problems, *_model_mistakes(node, problems)])
+    return typing.cast(Study, study)
+
+
+def _model_mistakes(node: Node, known: list[Problem]) -> list[Problem]:
+    """What is wrong with the models of a study whose file has other mistakes already, so that all are said at once."""
+    from search.variants import model_mistakes  # which is about studies, and imports this module
+
+    assert isinstance(node.value, dict)
+    sections = ("study", "model", "components", "variants", "grid")
+    if any(problem.path.split(".")[0] in sections for problem in known):
+        return []
+    kept = {name: node.value[name] for name in sections if name in node.value}
+    recipe = Node.of({"tokens": 1, "lr": 1.0})
+    study = parse_value(Study, Node({**kept, "train": recipe}, node.mark, node.key_marks), "", [])
+    return [] if study is INVALID else model_mistakes(study)
 
 
 def _overridden(node: Node, steps: list[str], value: Node, dotted: str) -> Node:

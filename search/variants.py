@@ -20,7 +20,7 @@ from search.data.prepare import prepare, require
 from search.match import solve
 from search.recipe import Recipe
 from search.space import Space, probes
-from search.study import Asked, Study
+from search.study import Asked, Study, asked_variants
 from search.trial import Trial, canonical_json
 
 
@@ -215,6 +215,22 @@ def _below(setting: Setting, prefix: str) -> Setting:
 
 def _recipe_changes(before: Recipe, after: Recipe) -> list[Change]:
     return [dataclasses.replace(change, path=f"train.{change.path}") for change in diff(before, after)]
+
+
+def model_mistakes(study: Study) -> list[Problem]:
+    """What is wrong with the models of a study's variants, found without their data."""
+    builder = Builder(study, Path())
+    asked = asked_variants(study)
+    mistakes = Mistakes(len(asked))
+    for item in asked:
+        of_model = [setting for setting in item.settings if not setting.path.startswith("train.")]
+        try:
+            model, _ = builder.patched(of_model)
+        except SpecError as error:
+            mistakes.add(error.problems, item.name)
+            continue
+        mistakes.add(model.replace(max_positions=model.max_positions or 1).check(), item.name)  # the recipe's, later
+    return list(mistakes.problems())
 
 
 class Mistakes:

@@ -146,3 +146,18 @@ def test_search_needs_no_variants() -> None:
         read_text(study_text(variants=None, components=None, search="search: {trials: 3}", space=space))
     )
     assert list(study.variants) == ["baseline"]
+
+
+def test_mistakes_of_recipe_base_and_variant_are_said_at_once() -> None:
+    text = """\
+study: all
+model: {d_model: 64, n_layers: 1, block: {attention: {heads: 3}, ffn: {type: glu}}}
+variants:
+  baseline: {}
+  gated: {block.attention.gate: {position: sdp}}
+train: {tokens: 1M, lr: 3e-3, bacth: 8}
+"""
+    with pytest.raises(SpecError) as refused:
+        parse_study(read_text(text, "all.yaml"))
+    places = [(problem.path, problem.mark.line) for problem in refused.value.problems if problem.mark]
+    assert places == [("block.attention.heads", 2), ("block.attention.gate.position", 5), ("train.bacth", 6)]
