@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
+
+from search.stop import leave
 
 INVALID, REFUSED, TRY_AGAIN, INTERRUPTED = 2, 3, 75, 130
 _TRAINING = ("plan", "run")  # what a mistake keeps from training
@@ -52,9 +54,9 @@ def _verdict(problems: int) -> str:
     return "\n\n" + "; ".join([*counted, *untouched]) if counted or untouched else ""
 
 
-def _stop(message: str, code: int) -> None:
+def _stop(message: str, code: int) -> NoReturn:
     click.echo(message, err=True)
-    sys.exit(code)
+    leave(code)
 
 
 def _verb(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -166,7 +168,7 @@ def run(
         from search.terminal import print_summary
 
         print_summary(summary, study, store_root(store))
-    sys.exit(summary.exit_code)
+    leave(summary.exit_code)
 
 
 @main.command()
