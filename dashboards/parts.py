@@ -21,6 +21,12 @@ from search.store import StoreError
 log = logging.getLogger("archlab.dashboard")
 
 
+def _shown(store: Path) -> str:
+    """A folder as it is called from here, where it is below; else whole."""
+    here = Path.cwd()
+    return str(store.relative_to(here)) if store.is_relative_to(here) else str(store)
+
+
 def frame(content: Component, store: Path) -> Component:
     """Header, content, theme: around every page."""
     moon, sun = html.Span("☾", className="scheme-icon"), html.Span("☀", className="scheme-icon")
@@ -30,7 +36,7 @@ def frame(content: Component, store: Path) -> Component:
                 dcc.Link([html.Span(className="mark"), "archlab"], href="/", className="brand"),
                 html.Div(
                     [
-                        html.Span(str(store), className="store-path", title="The store that is shown"),
+                        html.Span(_shown(store), className="store-path", title=f"The store that is shown: {store}"),
                         dmc.ColorSchemeToggle(
                             lightIcon=sun,
                             darkIcon=moon,
