@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-FINISHED = ("complete", "pruned", "failed", "diverged")
+from search.store import TERMINAL
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ def choose(record: dict[str, Any], variant: str, mine: list[dict[str, Any]]) -> 
         settings = repeats[0]["settings"] if repeats else None
         reported = {t["seed"]: t for t in repeats}
     wanted_rates = {float(r) for r in rates} | {r for t in tuned if t["role"] == "tune" and (r := rate(t)) is not None}
-    done_rates = {rate(t) for t in tuned if t["state"] in FINISHED}
+    done_rates = {rate(t) for t in tuned if t["state"] in TERMINAL}
     searched = any(t["role"] == "search" for t in tuned)
-    hopeless = settings is None and bool(tuned) and all(t["state"] in FINISHED for t in tuned)
+    hopeless = settings is None and bool(tuned) and all(t["state"] in TERMINAL for t in tuned)
     wanted_seeds = list(reported) if searched or hopeless else record["seeds"]
     return Selection(
         variant=variant,
@@ -92,7 +92,7 @@ def choose(record: dict[str, Any], variant: str, mine: list[dict[str, Any]]) -> 
         tuned=tuple(tuned),
         settings=settings,
         reported=reported,
-        missing_seeds=tuple(s for s in wanted_seeds if reported.get(s, {}).get("state") not in FINISHED),
+        missing_seeds=tuple(s for s in wanted_seeds if reported.get(s, {}).get("state") not in TERMINAL),
         missing_rates=tuple(sorted(wanted_rates - done_rates)),
     )
 
