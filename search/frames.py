@@ -107,14 +107,19 @@ def search_frame(trials: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def provenance(record: dict[str, Any], selections: list[Selection]) -> dict[str, Any]:
-    """Where the numbers come from: data, training length, seeds, and the distinct versions of the reported trials."""
+    """Where the numbers come from: data, seeds, and the distinct versions of the reported trials.
+
+    `tokens` and `context` are lists of the distinct values of the variants, ascending.
+    """
     prints = [t["result"].get("fingerprint") or {} for s in selections for t in s.complete.values()]
     names = ("archlab", "torch", "python", "device", "cpu", "threads")
     versions = {name: sorted({str(p[name]) for p in prints if name in p}) for name in names}
     return {
         "data": dict(record["data"]),
-        "tokens": record["tokens"],
-        "context": record["context"],
+        **{
+            name: sorted({variant.get(name, record[name]) for variant in record["variants"]})
+            for name in ("tokens", "context")
+        },
         "seeds": list(record["seeds"]),
         "versions": {name: found for name, found in versions.items() if found},
         "published": record.get("published"),

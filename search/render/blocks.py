@@ -133,7 +133,7 @@ def _best(rows: list[dict[str, Any]]) -> set[int]:
     """
     cells: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
-        if not math.isnan(row["perplexity_mean"]):
+        if not math.isnan(row["perplexity_mean"]) and row["verdict"] != "other test text":
             cells.setdefault(row["baseline"], []).append(i)
     return {best for known in cells.values() if (best := _best_of(rows, known)) is not None}
 
@@ -222,6 +222,7 @@ def _provenance(comparison: Comparison) -> str:
     versions = [f"{name} {'/'.join(values)}" for name, values in found["versions"].items()]
     return (
         f"data {data['identity'][:12]} ({data['source']}, {data['tokenizer']}; {' / '.join(sizes)} tokens); "
-        f"{found['tokens']:,} tokens per trial, context {found['context']}, "
+        f"{' / '.join(f'{n:,}' for n in found['tokens'])} tokens per trial, "
+        f"context {' / '.join(str(n) for n in found['context'])}, "
         f"seeds {' '.join(str(s) for s in found['seeds'])}; {', '.join(versions) or 'no finished trial'}"
     )

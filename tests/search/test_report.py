@@ -12,7 +12,7 @@ import unicodedata
 import pytest
 
 from search.comparison import Comparison, compare
-from search.render.blocks import DASH, short_count
+from search.render.blocks import DASH, build_page, short_count
 from search.reporting import FORMATS, report, to_plain
 from tests.search.compare_kit import end_as, make_study, make_trial, pick
 
@@ -47,6 +47,14 @@ def test_text_is_the_table_with_its_curve_and_what_to_know(comparison: Compariso
     assert "- dense: seed 1 diverged at learning rate 0.001 (loss is not finite): no mean, no interval" in text
     assert "data 0123456789ab (stdlib, bytes; 12,000,000 train" in text
     assert "500,000 tokens per trial, context 128, seeds 0 1 2; archlab 0.1.0, torch 2.13.0" in text
+
+
+def test_provenance_prints_the_tokens_and_contexts_of_all_variants() -> None:
+    record, trials = make_study({"baseline": 0.0, "sdpa": -0.05})
+    record["variants"][0] |= {"tokens": 500_000, "context": 128}
+    record["variants"][1] |= {"tokens": 1_000_000, "context": 256}
+    comparison = compare(record, trials)
+    assert "500,000 / 1,000,000 tokens per trial, context 128 / 256, seeds" in build_page(comparison).provenance
 
 
 def test_curve_marks_the_best_rate_and_its_edge(comparison: Comparison) -> None:
