@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,9 @@ import numpy as np
 import pandas as pd
 
 from search.frames import NAN, provenance, rates_frame, search_frame, trials_frame
-from search.notes import gather_notes, method_sentence
+from search.notes import gather_notes, is_one_tokenizer, method_sentence, tested_on
 from search.selection import Selection, baselines_of, edge, select, with_baselines
-from search.statistics import MINIMUM_SEEDS, Analysis, Contrast, Floats, analyse, analyse_unpaired, document_variance
+from search.statistics import MINIMUM_SEEDS, Analysis, Contrast, Floats, Keys, analyse, document_variance
 
 if TYPE_CHECKING:
     from search.store import Store
@@ -32,7 +33,8 @@ class Comparison:
     trials: a row per trial, every state.
     search: the trials of a search, best validation perplexity first; empty for other studies.
     noise: seed_sd, seed_spread, df, document_sd, resolvable (`unit`), resolvable_percent (of perplexity), comparisons,
-        critical_value (the largest used), unit, paired, method (the sentence to print).
+        critical_value (the largest used), unit, paired (whether any difference is), unpaired (the variants whose
+        difference is not), method (the sentence to print).
     notes: sentences: what was not run, diverged, pruned, reused, lies at an edge, or is not as it should be.
     provenance: data, tokens, context, seeds, versions.
     """
@@ -51,14 +53,14 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Layout:
-    """The losses [variant, seed] that enter the analysis, in `unit`, the row that each is compared with, and whether
-    they pair."""
+    """The losses [variant, seed] that enter the analysis, in `unit`, their trials' keys, the row that each is compared
+    with (itself: none), and what stands for its batches: rows with equal ones pair."""
 
     losses: Floats
+    keys: Keys
     bases: list[int]
-    seeds: list[int]
+    batches: Sequence[Hashable]
     unit: str
-    paired: bool
     documents: list[tuple[float, int] | None]
     undocumented: list[str] = field(default_factory=list)
 
@@ -107,11 +109,11 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
     trials = [{"documents": None, **t} for t in trials]
     selections = select(record, trials)
     layout = _layout(record, selections)
-    analysis = (analyse if layout.paired else analyse_unpaired)(layout.losses, layout.bases, layout.documents)
+    analysis = analyse(layout.losses, layout.bases, layout.documents, layout.batches, layout.keys)
     table = pd.DataFrame(
         [_row(record, v, s, c) for v, s, c in zip(record["variants"], selections, analysis.contrasts, strict=True)]
     )
-    noise = _noise(analysis, layout, len(names))
+    noise = _noise(analysis, layout, names)
     return Comparison(
         study=record["study"],
         question=record.get("question") or "",
@@ -127,16 +129,22 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
 
 
 def _layout(record: dict[str, Any], selections: list[Selection]) -> _Layout:
-    """Losses of variants without a diverged seed. Across tokenizers only bits per byte compare."""
+    """Losses of variants without a diverged seed. Across tokenizers bits per byte compare, across tests nothing."""
+    variants = record["variants"]
     seeds = sorted({*record["seeds"], *(seed for s in selections for seed in s.reported)})
-    unit = "nats/token" if record.get("paired", True) or _one_tokenizer(selections) else "bits/byte"
+    names = [selection.variant for selection in selections]
+    texts = [tested_on(record, variant) for variant in variants]
+    asked = [names.index(variant["baseline"]) for variant in variants]
+    bases = [base if texts[base] == texts[row] else row for row, base in enumerate(asked)]
+    one_tokenizer = all(is_one_tokenizer([selections[row], selections[base]]) for row, base in enumerate(bases))
+    unit = "nats/token" if one_tokenizer else "bits/byte"
     losses = np.full((len(selections), len(seeds)), np.nan)
+    keys = np.full(losses.shape, None, object)
     for row, selection in enumerate(selections):
         for seed, trial in selection.complete.items():
             if not selection.diverged:
                 losses[row, seeds.index(seed)] = trial["result"]["test"][_MEASURE[unit]]
-    names = [selection.variant for selection in selections]
-    bases = [names.index(variant["baseline"]) for variant in record["variants"]]
+                keys[row, seeds.index(seed)] = trial["key"]
     documents: list[tuple[float, int] | None] = []
     undocumented = []
     for row, (selection, base) in enumerate(zip(selections, bases, strict=True)):
@@ -146,17 +154,16 @@ def _layout(record: dict[str, Any], selections: list[Selection]) -> _Layout:
         if row != base and shared and found is None:
             undocumented.append(selection.variant)
         documents.append(found)
-    return _Layout(losses, bases, seeds, unit, record.get("paired", True), documents, undocumented)
+    batches = [(_batches(record, variant), text) for variant, text in zip(variants, texts, strict=True)]
+    return _Layout(losses, keys, bases, batches, unit, documents, undocumented)
+
+
+def _batches(record: dict[str, Any], variant: dict[str, Any]) -> str:
+    """Equal for variants that see the same batches; of a record that doesn't tell: for all, or for none."""
+    return variant.get("batches") or ("" if record.get("paired", True) else f"of {variant['name']}")
 
 
 _MEASURE = {"nats/token": "loss", "bits/byte": "bits_per_byte"}
-
-
-def _one_tokenizer(selections: list[Selection]) -> bool:
-    """Whether all reported trials have the same tokens per byte, which is bits per byte over bits per token."""
-    tests = [t["result"]["test"] for s in selections for t in s.complete.values()]
-    ratios = [t["bits_per_byte"] * math.log(2) / t["loss"] for t in tests]
-    return not ratios or max(ratios) <= min(ratios) * (1 + 1e-6)
 
 
 def _documents(ours: Selection, base: Selection, seeds: list[int], unit: str) -> tuple[float, int] | None:
@@ -212,11 +219,14 @@ def _row(
 
 
 def _verdict(record: dict[str, Any], variant: dict[str, Any], selection: Selection, contrast: Contrast | None) -> str:
-    """One of: baseline, better, worse, within noise, diverged, incomplete, too few seeds."""
+    """One of: baseline, better, worse, within noise, diverged, other test text, incomplete, too few seeds."""
     if selection.diverged:
         return "diverged"
     if variant["name"] == variant["baseline"]:
         return "baseline"
+    base = next(v for v in record["variants"] if v["name"] == variant["baseline"])
+    if tested_on(record, variant) != tested_on(record, base):
+        return "other test text"
     if contrast is None:
         return "incomplete"
     half = contrast.half_width
@@ -236,11 +246,12 @@ def _std(values: list[float]) -> float:
     return float(np.std(values, ddof=1)) if len(values) > 1 else NAN
 
 
-def _noise(analysis: Analysis, layout: _Layout, variants: int) -> dict[str, Any]:
+def _noise(analysis: Analysis, layout: _Layout, names: list[str]) -> dict[str, Any]:
     """What the intervals were made of, in plain values."""
     criticals = [c.critical for c in analysis.contrasts if c is not None and c.critical is not None]
     resolvable = analysis.resolvable
     nats = layout.unit == "nats/token"
+    compared = sum(row != base for row, base in enumerate(layout.bases))
     noise = {
         "seed_sd": analysis.seed_sd,
         "seed_spread": analysis.seed_spread,
@@ -251,7 +262,7 @@ def _noise(analysis: Analysis, layout: _Layout, variants: int) -> dict[str, Any]
         "comparisons": analysis.comparisons,
         "critical_value": max(criticals, default=None),
         "unit": layout.unit,
-        "paired": layout.paired,
+        "paired": len(analysis.unpaired) < compared or not compared,
+        "unpaired": [names[row] for row in analysis.unpaired],
     }
-    pooled = int(np.isfinite(layout.losses).any(1).sum())
-    return {**noise, "method": method_sentence(noise, pooled, bool(layout.undocumented))}
+    return {**noise, "method": method_sentence(noise, analysis, bool(layout.undocumented))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,8 +12,8 @@ from search.statistics import MINIMUM_SEEDS, Analysis
 FINGERPRINT = ("archlab", "torch", "triton", "numpy", "python", "threads", "cpu", "cpu_capability", "device", "gpu")
 
 
-def method_sentence(noise: dict[str, Any], variants: int, undocumented: bool) -> str:
-    """How the intervals were made; one sentence without a full stop. `variants` is how many the variance pools."""
+def method_sentence(noise: dict[str, Any], analysis: Analysis, undocumented: bool) -> str:
+    """How the intervals were made; one sentence without a full stop."""
     comparisons = noise["comparisons"]
     if not comparisons:
         return f"no intervals: they need {MINIMUM_SEEDS} complete seeds of the baseline and of a variant"
@@ -20,15 +21,23 @@ def method_sentence(noise: dict[str, Any], variants: int, undocumented: bool) ->
     if undocumented and noise["document_sd"] is not None:
         documents = "document variance added where known"
     times = f"{comparisons} comparison{'s' if comparisons > 1 else ''}"
-    if not noise["paired"]:
+    unpaired = [v for v in analysis.unpaired if _resolved(analysis, v)]
+    if len(unpaired) == comparisons:
         corrected = f"Bonferroni-corrected for {times}" if comparisons > 1 else "one comparison"
         return f"95% intervals of unpaired differences (Welch), {documents}, {corrected}"
     corrected = f"Dunnett-corrected for {times}" if comparisons > 1 else "one comparison"
+    if unpaired:
+        corrected = f"{len(unpaired)} of unpaired ones (Welch), corrected for {times} (Dunnett and Bonferroni)"
     df = f"{noise['df']} degree{'s' if noise['df'] > 1 else ''} of freedom"
     return (
-        f"95% intervals of paired differences, seed variance pooled over {variants} variants ({df}), "
+        f"95% intervals of paired differences, seed variance pooled over {analysis.pooled} variants ({df}), "
         f"{documents}, {corrected}"
     )
+
+
+def _resolved(analysis: Analysis, row: int) -> bool:
+    contrast = analysis.contrasts[row]
+    return contrast is not None and contrast.half_width is not None
 
 
 def gather_notes(
@@ -39,7 +48,7 @@ def gather_notes(
     noise: dict[str, Any],
 ) -> list[str]:
     """All notes: the table's own first, then each variant's in the study's order."""
-    notes = [*_table_notes(record, selections, noise)]
+    notes = [*_test_notes(record), *_table_notes(record, selections, noise), *_twin_notes(selections)]
     for selection in selections:
         notes += [f"{selection.variant}: {text}" for text in _variant_notes(record, selection)]
     if analysis.uneven is not None:
@@ -56,14 +65,58 @@ def gather_notes(
     return [*notes, *_fingerprint_notes(selections)]
 
 
+def _test_notes(record: dict[str, Any]) -> Iterable[str]:
+    """What was not tested on the text of its baseline, or of the rest of the table. Needs a record with baselines."""
+    texts = {variant["name"]: tested_on(record, variant) for variant in record["variants"]}
+    others = [v["name"] for v in record["variants"] if texts[v["name"]] != texts[v["baseline"]]]
+    if others:
+        yield (
+            f"NOT COMPARED: {', '.join(others)} {'was' if len(others) == 1 else 'were'} tested on other text than the "
+            "baseline; losses on different texts say nothing about which variant is better"
+        )
+    if len({texts[name] for name in baselines_of(record)}) > 1:
+        yield "the baselines were tested on different texts: losses compare within a cell only"
+
+
+def tested_on(record: dict[str, Any], variant: dict[str, Any]) -> str:
+    """The identity of the text that a variant is tested on; without one, that of the study's data."""
+    return str(variant.get("test") or record["data"]["identity"])
+
+
+def is_one_tokenizer(selections: list[Selection]) -> bool:
+    """Whether all complete trials have the same tokens per byte, which is bits per byte over bits per token."""
+    tests = [t["result"]["test"] for s in selections for t in s.complete.values()]
+    ratios = [t["bits_per_byte"] * math.log(2) / t["loss"] for t in tests]
+    return not ratios or max(ratios) <= min(ratios) * (1 + 1e-6)
+
+
+def _twin_notes(selections: list[Selection]) -> Iterable[str]:
+    """Which variants came out as the same trials as an earlier one."""
+    owner: dict[str, str] = {}
+    for selection in selections:
+        keys = [trial["key"] for trial in selection.complete.values()]
+        if twin := next((owner[key] for key in keys if key in owner), None):
+            yield f"{selection.variant}: the same trials as {twin}; they enter the seed variance once"
+        for key in keys:
+            owner.setdefault(key, selection.variant)
+
+
 def _table_notes(record: dict[str, Any], selections: list[Selection], noise: dict[str, Any]) -> Iterable[str]:
     if len(record["seeds"]) < MINIMUM_SEEDS and not any(t["role"] == "search" for s in selections for t in s.tuned):
         yield f"fewer than {MINIMUM_SEEDS} seeds: no intervals, and no difference here is more than a hint"
-    if not noise["paired"]:
-        yield "the variants saw different batches (tokenizer, context or batch size differ): nothing is paired"
+    differ = "(data, tokenizer, context, batch or tokens differ)"
+    if noise["unpaired"] and not noise["paired"]:
+        yield f"the variants saw different batches {differ}: nothing is paired"
+    elif noise["unpaired"]:
+        rows = ", ".join(noise["unpaired"])
+        yield f"unpaired, each with the interval of its own seeds: {rows} saw other batches than the baseline {differ}"
     if noise["unit"] == "bits/byte":
         yield "the variants have different tokens: differences are in bits/byte, and perplexities do not compare"
     names = baselines_of(record)
+    texts = {tested_on(record, v) for v in record["variants"] if v["name"] in names}
+    one = is_one_tokenizer([s for s in selections if s.variant in names])
+    if noise["unit"] != "bits/byte" and len(texts) == 1 and not one:
+        yield "the cells have different tokens: losses per token and perplexities compare within a cell only"
     missing = "there are no differences" if len(names) == 1 else "there are no differences to it"
     for base in (s for s in selections if s.variant in names):
         if base.diverged:

@@ -6,6 +6,7 @@ a mean over seeds of paired differences, in which beta_s cancels. Its variance h
 
 * seeds: 2 sigma^2 / n, with sigma^2 the residual variance of the two-way layout pooled over all variants, on
   (K - 1)(n - 1) degrees of freedom. Three seeds of one variant say next to nothing about its own variance.
+  Variants with other batches have other beta_s: each set of batches is a layout of its own; squares and df are summed.
 * documents: the test set is a sample of documents, and a variant may be better on some of them only. This is the
   variance of the token-weighted mean of per-document paired differences, each averaged over the seeds.
 
@@ -18,6 +19,9 @@ documents, the critical value is the mean of the two parts' own ones, weighted b
 G. M. Cox, 1950): simulated, it covers between 95% and 98%, where Welch and Satterthwaite's degrees of freedom fall to
 93% (three seeds, two variants, both parts of a size). The null simulation in the tests holds us to this.
 
+A variant that saw other batches than its baseline does not pair and gets Welch's interval. Where a table has both
+kinds, the error of 5% is split by their numbers, m' of m: Dunnett's level is 1 - 0.05 m'/m, each Welch's 1 - 0.05/m.
+
 A bootstrap over three seeds would not do. Three paired differences that happen to have one sign, which is one case in
 four without any effect, have only resampled means of that sign: its "95%" covers 75% for one comparison, and 31% for
 the five comparisons of a table together.
@@ -28,7 +32,7 @@ too long; `uneven_noise` tests for that, and the report says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -40,6 +44,7 @@ from search.dunnett import dunnett_critical
 Floats = NDArray[np.float64]
 Documents = Sequence[tuple[float, int] | None] | None
 Baselines = int | Sequence[int]  # one row for all, or a row for each
+Keys = NDArray[np.object_]
 
 MINIMUM_SEEDS = 3
 """With fewer pairs of seeds there is no interval."""
@@ -52,7 +57,6 @@ class Contrast:
     pairs: int
     difference: float
     variance: float | None = None
-    df: float | None = None
     critical: float | None = None
 
     @property
@@ -67,8 +71,9 @@ class Contrast:
 class Analysis:
     """All comparisons of one table. Standard deviations are in the unit of the losses, None where nothing tells them.
 
-    `seed_sd` is the noise of one trial around its variant and its seed (sigma), `seed_spread` that around its variant
-    alone (beta_s included), `document_sd` the root mean document variance of a difference.
+    `seed_sd` is the noise of one trial around its variant and its seed (sigma; around its variant where no two rows
+    pair), from `pooled` variants with `df`; `seed_spread` that around its variant alone (beta_s included),
+    `document_sd` the root mean document variance of a difference. `unpaired` are the rows with Welch's interval.
     """
 
     contrasts: tuple[Contrast | None, ...]
@@ -77,6 +82,8 @@ class Analysis:
     df: int
     document_sd: float | None
     comparisons: int
+    pooled: int
+    unpaired: tuple[int, ...] = ()
     uneven: tuple[int, float] | None = None
 
     @property
@@ -84,15 +91,6 @@ class Analysis:
         """The widest half-width: a larger observed difference leaves the noise in every row that has an interval."""
         widths = [c.half_width for c in self.contrasts if c is not None and c.half_width is not None]
         return max(widths, default=None)
-
-
-def residual_variance(losses: Floats) -> tuple[Floats, int]:
-    """sigma^2 of complete layouts y[..., variant, seed] = mu_v + beta_s + eps, and its df = (K - 1)(n - 1) > 0."""
-    variants, seeds = losses.shape[-2:]
-    residual = _residuals(losses)
-    df = (variants - 1) * (seeds - 1)
-    variance: Floats = (residual**2).sum((-2, -1)) / max(df, 1)
-    return variance, df
 
 
 def _residuals(losses: Floats) -> Floats:
@@ -133,7 +131,7 @@ def pooled_spread(losses: Floats) -> float | None:
 def document_variance(nll: Floats, size: Floats, nll_base: Floats, size_base: Floats) -> tuple[float, int]:
     """Variance of the difference of two loss ratios sum(nll) / sum(size) over documents, and its df = documents - 1.
 
-    `nll` and `size` are [documents], per-document sums averaged over seeds; `size` counts tokens (or bytes). The same
+    `nll` and `size` are [documents] of one test text, averaged over seeds; `size` counts tokens (or bytes). The same
     number of documents means the same documents, and the two ratios are linearised together (paired); otherwise the
     two samples are independent. Returns (0, 0) for fewer than two documents: nothing tells the variance then.
     """
@@ -195,84 +193,117 @@ def uneven_noise(losses: Floats) -> tuple[Floats, NDArray[np.intp], Floats]:
     return p, which, np.sqrt(top)
 
 
-def analyse(losses: Floats, baseline: Baselines, documents: Documents = None) -> Analysis:
-    """The paired comparisons of [variant, seed] losses with row `baseline`, or each row's own; NaN: a missing trial.
+def analyse(
+    losses: Floats,
+    baseline: Baselines,
+    documents: Documents = None,
+    batches: Sequence[Hashable] | None = None,
+    keys: Keys | None = None,
+) -> Analysis:
+    """The comparisons of [variant, seed] losses with row `baseline`, or each row's own; NaN: a missing trial.
 
-    `documents` holds per variant what `document_variance` gave, or None. Missing cells: a variant's difference takes
-    its complete pairs, sigma^2 comes from the unbalanced fit, and the correlation of the differences is the smallest
-    of any two of them (fewer shared seeds, less correlated, wider intervals; none between different baselines).
+    A row pairs with its baseline where `batches` (a value per row; None: all equal) has the same value for both; other
+    rows get Welch's interval. `documents` holds per variant what `document_variance` gave, or None. `keys` names the
+    trial of each cell: one that stands in two rows enters the pooled variance once.
+    Missing cells: a variant's difference takes its complete pairs, sigma^2 comes from the unbalanced fit, and the
+    correlation of the differences is the smallest of any two of them (fewer shared seeds, less correlated, wider
+    intervals; none between different baselines).
     """
     bases = _bases(losses, baseline)
-    pairs = np.isfinite(losses) & np.isfinite(losses[bases])
-    counts = pairs.sum(1)
-    sigma2, df = unbalanced_residual_variance(losses)
-    resolved = [v for v in _others(bases) if counts[v] >= MINIMUM_SEEDS and sigma2 is not None]
-    correlation = _smallest_correlation(pairs[resolved], bases[resolved]) if resolved else 0.0
-    critical = dunnett_critical(len(resolved), df, correlation) if resolved else 0.0
+    here = np.isfinite(losses)
+    groups: Sequence[Hashable] = [0] * len(losses) if batches is None else batches
+    others = _others(bases)
+    paired = [v for v in others if groups[v] == groups[bases[v]]]
+    unpaired = [v for v in others if v not in paired]
+    pairs = here & here[bases]
+    layouts = _layouts(losses, groups, sorted({*paired, *(int(bases[v]) for v in paired)}), keys)
+    sigma2, df = _pooled_variance(layouts)
+    sure = [v for v in paired if pairs[v].sum() >= MINIMUM_SEEDS and sigma2 is not None]
+    welch = [v for v in unpaired if min(here[v].sum(), here[bases[v]].sum()) >= MINIMUM_SEEDS]
+    comparisons = len(sure) + len(welch)
+    critical = _paired_critical(pairs[sure], bases[sure], df, comparisons)
     contrasts: list[Contrast | None] = [None] * len(losses)
-    for v in _others(bases):
-        if not counts[v]:
-            continue
-        contrast = Contrast(int(counts[v]), float((losses[v] - losses[bases[v]])[pairs[v]].mean()))
-        if v in resolved and sigma2 is not None:
-            seeds = 2 * sigma2 / float(counts[v])
-            contrast = _resolve(contrast, seeds, df, critical, _documents(documents, v), len(resolved))
-        contrasts[v] = contrast
-    return Analysis(
-        contrasts=tuple(contrasts),
-        seed_sd=None if sigma2 is None else float(np.sqrt(sigma2)),
-        seed_spread=pooled_spread(losses),
-        df=df,
-        document_sd=_document_sd(documents, resolved),
-        comparisons=len(resolved),
-        uneven=_uneven(losses),
-    )
-
-
-def analyse_unpaired(losses: Floats, baseline: Baselines, documents: Documents = None) -> Analysis:
-    """Welch's comparisons where the variants saw different batches: nothing is paired, nothing is pooled.
-
-    Each row of [variant, seed] has its own variance; with `MINIMUM_SEEDS` values in both rows the interval takes
-    Welch's degrees of freedom, Bonferroni-corrected (valid whatever the dependence, a little wider than Dunnett's).
-    """
-    rows = [row[np.isfinite(row)] for row in losses]
-    bases = _bases(losses, baseline)
-    counts = [min(len(row), len(rows[base])) for row, base in zip(rows, bases, strict=True)]
-    resolved = [v for v in _others(bases) if counts[v] >= MINIMUM_SEEDS]
-    contrasts: list[Contrast | None] = [None] * len(rows)
-    for v in _others(bases):
-        if not counts[v]:
-            continue
-        base = rows[bases[v]]
-        contrast = Contrast(counts[v], float(rows[v].mean() - base.mean()))
-        if v in resolved:
-            ours, theirs = (float(r.var(ddof=1)) / len(r) for r in (rows[v], base))
-            df = satterthwaite(ours, len(rows[v]) - 1, theirs, len(base) - 1)
-            critical = float(stdtrit(df, 1 - 0.05 / (2 * len(resolved))))
-            contrast = _resolve(contrast, ours + theirs, df, critical, _documents(documents, v), len(resolved))
-        contrasts[v] = contrast
+    for v in paired:
+        if count := int(pairs[v].sum()):
+            contrasts[v] = Contrast(count, float((losses[v] - losses[bases[v]])[pairs[v]].mean()))
+    for v in sure:
+        seeds = 2 * (sigma2 or 0.0) / float(pairs[v].sum())
+        contrasts[v] = _resolve(contrasts[v], seeds, critical, _documents(documents, v), comparisons)
+    for v in unpaired:
+        ours, base = (losses[row][here[row]] for row in (v, bases[v]))
+        contrasts[v] = _welch(ours, base, _documents(documents, v), comparisons if v in welch else 0)
     spread = pooled_spread(losses)
+    pooled = [layout for _, layout in layouts] if paired else [losses]
     return Analysis(
         contrasts=tuple(contrasts),
-        seed_sd=spread,
+        seed_sd=(None if sigma2 is None else float(np.sqrt(sigma2))) if paired else spread,
         seed_spread=spread,
-        df=sum(max(len(row) - 1, 0) for row in rows),
-        document_sd=_document_sd(documents, resolved),
-        comparisons=len(resolved),
+        df=df if paired else int(np.maximum(here.sum(1) - 1, 0).sum()),
+        document_sd=_document_sd(documents, sorted([*sure, *welch])),
+        comparisons=comparisons,
+        pooled=sum(int(np.isfinite(layout).any(1).sum()) for layout in pooled),
+        unpaired=tuple(unpaired),
+        uneven=_uneven(layouts),
     )
+
+
+def _layouts(
+    losses: Floats, groups: Sequence[Hashable], pool: list[int], keys: Keys | None
+) -> list[tuple[NDArray[np.intp], Floats]]:
+    """The rows of `pool` by batches, as (rows, losses), no trial twice, no row alone."""
+    losses = losses.copy()
+    if keys is not None:
+        seen: set[object] = {None}
+        for row in pool:
+            losses[row, [key is not None and key in seen for key in keys[row]]] = np.nan
+            seen.update(keys[row])
+    found = []
+    for group in dict.fromkeys(groups[v] for v in pool):
+        rows = np.array([v for v in pool if groups[v] == group and np.isfinite(losses[v]).any()], np.intp)
+        if len(rows) > 1:
+            found.append((rows, losses[rows]))
+    return found
+
+
+def _pooled_variance(layouts: list[tuple[NDArray[np.intp], Floats]]) -> tuple[float | None, int]:
+    """sigma^2 over several layouts and its df, both summed over them; None without df."""
+    parts = [unbalanced_residual_variance(layout) for _, layout in layouts]
+    df = sum(part for _, part in parts)
+    return (sum((variance or 0.0) * part for variance, part in parts) / df if df else None), df
+
+
+def _welch(ours: Floats, base: Floats, documents: tuple[float, int], comparisons: int) -> Contrast | None:
+    """The difference of two independent samples; with `comparisons` its Bonferroni-corrected interval."""
+    count = min(len(ours), len(base))
+    if not count:
+        return None
+    contrast = Contrast(count, float(ours.mean() - base.mean()))
+    if not comparisons:
+        return contrast
+    one, other = (float(r.var(ddof=1)) / len(r) for r in (ours, base))
+    df = satterthwaite(one, len(ours) - 1, other, len(base) - 1)
+    critical = float(stdtrit(df, 1 - 0.05 / (2 * comparisons)))
+    return _resolve(contrast, one + other, critical, documents, comparisons)
 
 
 def _resolve(
-    contrast: Contrast, seeds: float, df: float, critical: float, documents: tuple[float, int], comparisons: int
+    contrast: Contrast | None, seeds: float, critical: float, documents: tuple[float, int], comparisons: int
 ) -> Contrast:
-    """`contrast` with its variance (both parts), effective degrees of freedom and critical value."""
+    """`contrast` with its variance (both parts) and critical value."""
+    assert contrast is not None
     variance, documents_df = documents
     return replace(
         contrast,
         variance=float(seeds + variance),
-        df=float(satterthwaite(seeds, df, variance, documents_df)),
         critical=float(simultaneous_critical(seeds, variance, critical, documents_df, comparisons)),
     )
+
+
+def _paired_critical(pairs: NDArray[np.bool_], bases: NDArray[np.intp], df: int, comparisons: int) -> float:
+    """Dunnett's critical value of the paired rows, whose share of the table's error is that of its comparisons."""
+    if not len(pairs):
+        return 0.0
+    return dunnett_critical(len(pairs), df, _smallest_correlation(pairs, bases), 1 - 0.05 * len(pairs) / comparisons)
 
 
 def _smallest_correlation(pairs: NDArray[np.bool_], bases: NDArray[np.intp]) -> float:
@@ -307,11 +338,13 @@ def _document_sd(documents: Documents, resolved: list[int]) -> float | None:
     return float(np.sqrt(np.mean(known))) if known else None
 
 
-def _uneven(losses: Floats) -> tuple[int, float] | None:
-    """The variant whose noise is larger than the others' (p < 0.01), and by what factor; None where none is."""
-    rows = np.flatnonzero(np.isfinite(losses).any(1))
-    seeds = np.isfinite(losses[rows]).all(0)
-    if len(rows) < 3 or seeds.sum() < 2:
-        return None
-    p, which, ratio = uneven_noise(losses[rows][:, seeds])
-    return (int(rows[int(which)]), float(ratio)) if p < 0.01 else None
+def _uneven(layouts: list[tuple[NDArray[np.intp], Floats]]) -> tuple[int, float] | None:
+    """The variant whose noise is larger than its layout's others' (p < 0.01), and by what factor; None: no such."""
+    found = []
+    for rows, losses in layouts:
+        seeds = np.isfinite(losses).all(0)
+        if len(rows) > 2 and seeds.sum() > 1:
+            p, which, ratio = uneven_noise(losses[:, seeds])
+            found.append((float(p), int(rows[int(which)]), float(ratio)))
+    least, row, factor = min(found, default=(1.0, 0, 1.0))
+    return (row, factor) if least * len(found) < 0.01 else None

@@ -302,6 +302,71 @@ def test_other_tokenizers_are_compared_in_bits_per_byte() -> None:
     assert any("bits/byte, and perplexities do not compare" in note for note in comparison.notes)
 
 
+def test_batches_that_differ_between_cells_keep_the_pairs_within_each() -> None:
+    record, trials = make_study(CELLS, paired=False)
+    record = in_cells(record)
+    for variant in record["variants"]:
+        variant["batches"] = variant["name"].split(" ")[1]
+    comparison = compare(record, trials)
+    assert (comparison.noise["paired"], comparison.noise["unpaired"], comparison.noise["df"]) == (True, [], 2 + 4)
+    assert comparison.noise["method"].startswith("95% intervals of paired differences, seed variance pooled over 5")
+    assert not any("paired" in note for note in comparison.notes)
+    record["variants"][-1]["batches"] = "other"
+    mixed = compare(record, trials)
+    assert (mixed.noise["paired"], mixed.noise["unpaired"], mixed.noise["df"]) == (True, ["wide [x=2]"], 2 + 2)
+    assert "1 of unpaired ones (Welch), corrected for 3 comparisons" in mixed.noise["method"]
+    (told,) = [note for note in mixed.notes if "paired" in note]
+    assert "wide [x=2] saw other batches than the baseline" in told
+    assert "nothing is paired" not in told
+
+
+def test_other_test_text_is_no_difference() -> None:
+    record, trials = make_study(EFFECTS)
+    for variant in record["variants"]:
+        variant["test"] = "other" if variant["name"] == "sdpa" else "same"
+    comparison = compare(record, trials)
+    assert list(comparison.table["verdict"]) == ["baseline", "other test text", "within noise", "worse"]
+    assert row(comparison, "sdpa")[["delta", "delta_low", "delta_high"]].isna().all()
+    assert row(comparison, "sdpa")["n"] == 3
+    assert comparison.noise["comparisons"] == 2
+    assert comparison.notes[0].startswith("NOT COMPARED: sdpa was tested on other text than the baseline")
+    (column,) = [c for c in build_page(comparison).blocks[0].columns if "perplexity" in c.header]
+    assert not column.cells[1].strong, "lower on another text is no better"
+
+
+def test_cells_with_their_own_test_texts_compare_within() -> None:
+    record, trials = make_study(CELLS)
+    record = in_cells(record)
+    for variant in record["variants"]:
+        variant["test"] = variant["batches"] = variant["name"].split(" ")[1]
+    comparison = compare(record, trials)
+    assert list(comparison.table["verdict"]) == ["baseline", "better", "baseline", "better", "within noise"]
+    assert any("losses compare within a cell only" in note for note in comparison.notes)
+
+
+def test_cells_with_their_own_tokenizers_compare_per_token_within() -> None:
+    record, trials = make_study(CELLS)
+    record = in_cells(record)
+    for variant in record["variants"]:
+        variant["batches"] = variant["name"].split(" ")[1]
+        for trial in pick(trials, variant["name"]) if variant["batches"] == "[x=2]" else ():
+            trial["result"]["test"] = measures(trial["result"]["test"]["loss"], bytes_per_token=4.0)
+    comparison = compare(record, trials)
+    assert comparison.noise["unit"] == "nats/token"
+    assert any(note.startswith("the cells have different tokens") for note in comparison.notes)
+
+
+def test_a_variant_that_is_another_one_enters_the_noise_once() -> None:
+    record, trials = make_study(EFFECTS)
+    without = compare(record, trials).noise
+    twin = {**record["variants"][1], "name": "twin"}
+    copies = [{**trial, "variant": "twin"} for trial in pick(trials, "sdpa")]
+    comparison = compare({**record, "variants": [*record["variants"], twin]}, trials + copies)
+    assert (comparison.noise["seed_sd"], comparison.noise["df"]) == (without["seed_sd"], without["df"])
+    assert row(comparison, "twin")["delta"] == row(comparison, "sdpa")["delta"]
+    assert "twin: the same trials as sdpa; they enter the seed variance once" in comparison.notes
+
+
 def test_search_is_ranked_by_validation_and_its_best_stands_in_the_table() -> None:
     record, _ = make_study({"base": 0.0}, seeds=1, rates=())
     effects = [0.02, -0.03, 0.01, 0.0]

@@ -11,10 +11,8 @@ from scipy import stats
 from search.dunnett import dunnett_critical, dunnett_probability
 from search.statistics import (
     analyse,
-    analyse_unpaired,
     document_variance,
     pooled_spread,
-    residual_variance,
     satterthwaite,
     simultaneous_critical,
     unbalanced_residual_variance,
@@ -83,6 +81,14 @@ def test_less_correlated_comparisons_have_a_larger_critical_value_below_bonferro
 def test_impossible_critical_value_is_refused(bad: tuple[int, float, float]) -> None:
     with pytest.raises(ValueError, match="comparisons >= 1, df > 0"):
         dunnett_critical(*bad)
+
+
+def residual_variance(losses: np.ndarray) -> tuple[np.ndarray, int]:
+    """The closed form for complete layouts [..., variant, seed]: sigma^2 and its df = (K - 1)(n - 1)."""
+    variant, seed = losses.mean(-1, keepdims=True), losses.mean(-2, keepdims=True)
+    residual = losses - variant - seed + losses.mean((-2, -1), keepdims=True)
+    df = (losses.shape[-2] - 1) * (losses.shape[-1] - 1)
+    return (residual**2).sum((-2, -1)) / df, df
 
 
 def test_complete_layout_has_the_variance_of_the_least_squares_fit() -> None:
@@ -312,7 +318,7 @@ def test_missing_pairs_widen_the_interval() -> None:
 def test_unpaired_comparison_is_welchs() -> None:
     rng = np.random.default_rng(1)
     losses = rng.normal(size=(2, 5)) * np.array([[1.0], [4.0]])
-    (_, contrast) = analyse_unpaired(losses, 0).contrasts
+    (_, contrast) = analyse(losses, 0, batches="ab").contrasts
     theirs = stats.ttest_ind(losses[1], losses[0], equal_var=False).confidence_interval(0.95)
     assert contrast is not None and contrast.half_width is not None
     assert contrast.difference - contrast.half_width == pytest.approx(theirs.low)
@@ -323,7 +329,7 @@ def test_unpaired_intervals_together_cover_at_least_95_percent() -> None:
     rng = np.random.default_rng(4)
     covered = 0
     for losses in rng.normal(size=(1500, 4, 4)) * np.array([[1.0], [0.5], [1.0], [3.0]]):
-        contrasts = [c for c in analyse_unpaired(losses, 0).contrasts if c is not None]
+        contrasts = [c for c in analyse(losses, 0, batches="abcd").contrasts if c is not None]
         covered += all(abs(c.difference) <= (c.half_width or 0.0) for c in contrasts)
     assert covered / 1500 >= binomial(0.95, 1500)[0]
 
@@ -332,3 +338,47 @@ def test_satterthwaite_lies_between_its_parts() -> None:
     assert satterthwaite(1.0, 10, 0.0, 0) == pytest.approx(10)
     assert satterthwaite(1.0, 10, 1.0, 10) == pytest.approx(20)
     assert satterthwaite(0.0, 4, 0.0, 9) == 4
+
+
+def test_layouts_of_other_batches_pool_their_squares_and_their_df() -> None:
+    losses = np.random.default_rng(6).normal(size=(5, 3))
+    losses[2:] += 9 * np.random.default_rng(7).normal(size=3)
+    analysis = analyse(losses, [0, 0, 2, 2, 2], batches="aabbb")
+    (one, one_df), (two, two_df) = residual_variance(losses[:2]), residual_variance(losses[2:])
+    assert (analysis.df, analysis.pooled, analysis.unpaired) == (one_df + two_df, 5, ())
+    assert analysis.seed_sd == pytest.approx(np.sqrt((one * one_df + two * two_df) / 6))
+    last = analysis.contrasts[4]
+    assert last is not None and last.half_width is not None
+    assert last.half_width == pytest.approx(dunnett_critical(3, 6, 0.0) * analysis.seed_sd * np.sqrt(2 / 3))
+
+
+def test_an_unpaired_row_of_a_paired_table_is_welchs_and_pools_nothing() -> None:
+    losses = np.random.default_rng(8).normal(size=(4, 5))
+    analysis, alone = analyse(losses, 0, batches="aaab"), analyse(losses[:3], 0)
+    assert (analysis.unpaired, analysis.comparisons) == ((3,), 3)
+    assert (analysis.df, analysis.seed_sd) == (alone.df, alone.seed_sd)
+    welch, paired = analysis.contrasts[3], analysis.contrasts[1]
+    assert welch is not None and welch.half_width is not None
+    theirs = stats.ttest_ind(losses[3], losses[0], equal_var=False).confidence_interval(1 - 0.05 / 3)
+    assert welch.difference + welch.half_width == pytest.approx(theirs.high)
+    assert paired is not None and paired.critical == pytest.approx(dunnett_critical(2, 8, 0.5, 1 - 0.05 * 2 / 3))
+
+
+def test_paired_and_unpaired_intervals_together_cover_at_least_95_percent() -> None:
+    rng = np.random.default_rng(9)
+    covered = 0
+    for losses in rng.normal(size=(1000, 5, 4)):
+        losses[:3] += 5 * rng.normal(size=4)
+        contrasts = [c for c in analyse(losses, [0, 0, 0, 3, 3], batches="aaabc").contrasts if c is not None]
+        assert len(contrasts) == 3
+        covered += all(abs(c.difference) <= (c.half_width or 0.0) for c in contrasts)
+    assert covered / 1000 >= binomial(0.95, 1000)[0]
+
+
+def test_a_trial_in_two_rows_enters_the_variance_once() -> None:
+    losses = np.random.default_rng(10).normal(size=(4, 3))
+    losses[3] = losses[2]
+    keys = np.array([[f"{min(v, 2)} {s}" for s in range(3)] for v in range(4)], object)
+    twice, once = analyse(losses, 0, keys=keys), analyse(losses[:3], 0)
+    assert (twice.seed_sd, twice.df, twice.pooled) == (once.seed_sd, once.df, once.pooled)
+    assert twice.contrasts[2] == twice.contrasts[3]
