@@ -23,7 +23,10 @@ class Pruner(Family):
     noun = "pruner"
 
     def should_prune(self, history: History, others: Sequence[History], steps: int) -> bool:
-        """Whether to end the trial of `history` after its last entry, given the `others`; `steps` is a full trial's."""
+        """Whether to end the trial of `history` after its last entry, given the `others`; `steps` is a full trial's.
+
+        Asked once per entry.
+        """
         raise NotImplementedError
 
 
@@ -31,7 +34,8 @@ class Pruner(Family):
 class MedianPruner(Pruner):
     """Ends a trial whose best loss so far is above the median of what the others had at the same step.
 
-    Nothing is pruned in the first `warmup` of the steps, nor before `min_trials` others have come this far.
+    Nothing is pruned in the first `warmup` of the steps, nor before `min_trials` others have come this far, nor when
+    all steps are done: the result is on the way.
     """
 
     warmup: Fraction = 0.3
@@ -39,7 +43,7 @@ class MedianPruner(Pruner):
 
     def should_prune(self, history: History, others: Sequence[History], steps: int) -> bool:
         """See Pruner."""
-        if not history or history[-1][0] < self.warmup * steps:
+        if not history or not self.warmup * steps <= history[-1][0] < steps:
             return False
         step = history[-1][0]
         reached = [at for other in others if (at := _at(other, step)) is not None]

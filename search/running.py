@@ -18,7 +18,8 @@ from search.stop import Summary
 from search.store import Store
 from search.study import Study, load_study
 from search.track import Shipper
-from search.watch import validation_history
+from search.trial import Trial, canonical_json
+from search.watch import read_metrics, validation_history
 
 ENTRY = "search.train:train"
 STORE = ".archlab"
@@ -88,7 +89,7 @@ def _drive(
         on_event=on_event,
         budget_wall_s=study.budget.wall.seconds if study.budget.wall else None,
         budget_trials=study.budget.trials,
-        should_prune=_pruning(study.prune, planned, store) if study.prune else None,
+        should_prune=_pruning(study.prune, study.study, store) if study.prune else None,
         lock=lock,
     )
 
@@ -98,15 +99,39 @@ def _text(study: Study) -> str:
     return study.file.read_text() if study.file and study.file.exists() else dump(study.model)
 
 
-def _pruning(pruner: Pruner, planned: Plan, store: Store) -> Callable[[str, int, list[tuple[int, float]]], bool]:
-    """Compares a trial's validation losses with those of the study's other trials at the same step."""
-    steps = planned.variants[0].recipe.steps
+def _pruning(pruner: Pruner, study: str, store: Store) -> Callable[[str, int, list[tuple[int, float]]], bool]:
+    """Compares a trial's validation losses with those of the study's others of the same data and recipe but the rate.
+
+    Each validation is judged once, the ones of earlier attempts by earlier runs.
+    """
+    kinds: dict[str, tuple[str, int]] = {}
+    judged: dict[str, set[int]] = {}
+
+    def kind(row: dict[str, Any]) -> tuple[str, int]:
+        """What trials must share to be compared, and the optimizer steps of such a trial."""
+        if row["key"] not in kinds:
+            trial = Trial.from_json((Path(row["folder"]) / "trial.json").read_text())
+            recipe = {name: value for name, value in trial.recipe.items() if name != "lr"}
+            steps = -(-recipe["tokens"] // (recipe["batch"] * recipe["context"]))
+            kinds[row["key"]] = canonical_json([trial.data, recipe]), steps
+        return kinds[row["key"]]
 
     def should_prune(key: str, step: int, history: list[tuple[int, float]]) -> bool:
-        rows = store.study_trials(planned.study.study)
-        if not any(row["key"] == key and row["role"] in ("tune", "search") for row in rows):
+        rows = store.study_trials(study)
+        mine = [row for row in rows if row["key"] == key]
+        if not mine or any(row["role"] == "repeat" for row in mine):
             return False  # repeats are what the table reports: they are never pruned
-        others = {row["key"]: Path(row["folder"]) for row in rows if row["key"] != key and row["role"] != "repeat"}
-        return pruner.should_prune(history, [validation_history(folder) for folder in others.values()], steps)
+        if key not in judged:
+            lines = read_metrics(Path(mine[0]["folder"]))
+            judged[key] = {
+                line["step"] for line in lines if "validation_loss" in line and line["attempt"] < mine[0]["attempt"]
+            }
+        fresh = [end for end, (at, _) in enumerate(history, 1) if at not in judged[key]]
+        if not fresh:
+            return False
+        judged[key].update(at for at, _ in history)
+        others = {row["key"]: row for row in rows if row["key"] != key and row["role"] != "repeat"}
+        histories = [validation_history(Path(row["folder"])) for row in others.values() if kind(row) == kind(mine[0])]
+        return any(pruner.should_prune(history[:end], histories, kind(mine[0])[1]) for end in fresh)
 
     return should_prune

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,9 @@ from arch_dsl.errors import SpecError
 from arch_dsl.parse import parse_value
 from arch_dsl.source import Node
 from search.prune import AshaPruner, History, MedianPruner, Pruner
+from search.running import _pruning
+from search.store import Row, Store
+from search.trial import Trial
 
 NAN = float("nan")
 
@@ -42,6 +47,7 @@ OTHERS = [curve(4.0, 3.0, level, level) for level in (1.0, 2.0, 3.0, 4.0)]
         pytest.param(curve(9.0, 9.0, 9.0), OTHERS[:3], False, id="too few others"),
         pytest.param(curve(9.0, 9.0, 9.0), [*OTHERS[:3], curve(1.0)], False, id="too few came as far"),
         pytest.param(curve(NAN, NAN, NAN), OTHERS, True, id="never finite"),
+        pytest.param([(100, 9.0)], [[(100, 1.0)]] * 4, False, id="all steps done"),
         pytest.param(
             curve(9.0, 9.0, 3.5), [*OTHERS[2:], curve(9, 9, NAN), curve(9, 9, NAN)], False, id="others diverged"
         ),
@@ -112,3 +118,85 @@ def test_a_wrong_pruner_is_refused_in_words(data: Any, message: str) -> None:
 )
 def test_every_field_changes_a_decision(one: Pruner, other: Pruner, history: History) -> None:
     assert one.should_prune(history, OTHERS, 100) != other.should_prune(history, OTHERS, 100)
+
+
+# which trials of a study are compared
+
+
+def trial(number: int, **recipe: Any) -> Trial:
+    """One of 100 steps, unless the recipe says otherwise."""
+    return Trial({"number": number}, {"tokens": 800, "batch": 2, "context": 4, "lr": number, **recipe}, "text", 0)
+
+
+def validated(store: Store, which: Trial, history: History, attempt: int = 1) -> None:
+    """Lets a trial have written these validations."""
+    lines = [{"step": step, "attempt": attempt, "validation_loss": loss} for step, loss in history]
+    with (store.trial_folder(which.key) / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def stored(folder: Path, trials: list[Trial], repeated: tuple[Trial, ...] = ()) -> Store:
+    store = Store.open(folder)
+    store.save_study("s", {}, "")
+    rows = [Row(each, f"v{index}", "tune", {}, 0) for index, each in enumerate(trials)]
+    store.add_trials("s", [*rows, *(Row(each, "again", "repeat", {}, 0) for each in repeated)])
+    return store
+
+
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        pytest.param({}, True, id="same recipe"),
+        pytest.param({"tokens": 8000}, False, id="longer"),
+        pytest.param({"schedule": "linear"}, False, id="other schedule"),
+    ],
+)
+def test_trials_are_compared_with_those_of_their_recipe(tmp_path: Path, recipe: Any, expected: bool) -> None:
+    others = [trial(number, **recipe) for number in range(1, 4)]
+    with stored(tmp_path, [trial(0), *others]) as store:
+        for other in others:
+            validated(store, other, curve(1, 1, 1, 1))
+        decide = _pruning(MedianPruner(min_trials=2), "s", store)
+        assert decide(trial(0).key, 40, list(curve(9, 9, 9, 9))) is expected
+
+
+def test_how_long_a_trial_is_says_its_own_recipe(tmp_path: Path) -> None:
+    trials = [trial(number, tokens=320) for number in range(4)]
+    with stored(tmp_path, [trial(9), *trials]) as store:
+        for each in trials[1:]:
+            validated(store, each, curve(1, 1, 1, 1))
+        decide = _pruning(MedianPruner(min_trials=2), "s", store)
+        assert not decide(trials[0].key, 40, [(40, 9.0)]), "all of its 40 steps are done"
+
+
+def test_a_trial_that_is_also_a_repeat_is_never_pruned(tmp_path: Path) -> None:
+    trials = [trial(number) for number in range(4)]
+    with stored(tmp_path, trials, repeated=(trials[0],)) as store:
+        for each in trials[1:]:
+            validated(store, each, curve(1, 1, 1, 1))
+        decide = _pruning(MedianPruner(min_trials=2), "s", store)
+        assert not decide(trials[0].key, 40, list(curve(9, 9, 9, 9)))
+
+
+def test_a_rung_is_decided_once_whoever_comes_later(tmp_path: Path) -> None:
+    trials = [trial(number) for number in range(4)]
+    with stored(tmp_path, trials) as store:
+        decide, key = _pruning(AshaPruner(), "s", store), trials[0].key
+        assert not decide(key, 10, list(curve(9)))
+        for each in trials[1:]:
+            validated(store, each, curve(1))
+        assert not decide(key, 10, list(curve(9))) and not decide(key, 20, list(curve(9, 9)))
+        assert _pruning(AshaPruner(), "s", store)(key, 20, list(curve(9, 9))), "a rung passed between two looks counts"
+
+
+def test_a_rung_of_an_earlier_attempt_is_not_decided_again(tmp_path: Path) -> None:
+    trials = [trial(number) for number in range(4)]
+    with stored(tmp_path, trials) as store:
+        for each in trials[1:]:
+            validated(store, each, curve(1))
+        validated(store, trials[0], curve(9))
+        for attempt in (1, 2):
+            assert store.claim(trials[0].key, "s") == attempt
+            if attempt == 1:
+                store.release(trials[0].key, 1)
+        assert not _pruning(AshaPruner(), "s", store)(trials[0].key, 10, list(curve(9)))
