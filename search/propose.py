@@ -31,9 +31,10 @@ State = Literal["complete", "pruned", "failed", "diverged"]
 class Proposer:
     """The search of one study. Open it under the study's lock: two at a time would number their proposals alike.
 
-    `given` has the base's values of the paths in `space.needs`. `stored` has the numbers of those proposals that are
-    rows of the trial table; the others that were never told are handed out again by `ask`, under their old numbers.
-    Raises SpecError when the study began with another space.
+    `given` has the base's values of the paths in `space.needs`. `stored` has the values of those proposals that the
+    trial table knows, by number: what `optuna.db` lacks of them is written anew, and the others that were never told
+    are handed out again by `ask`, under their old numbers. `base` is a digest of what the proposals change.
+    Raises SpecError when the study began with another space or base.
     """
 
     def __init__(
@@ -45,7 +46,8 @@ class Proposer:
         seed: int = 0,
         *,
         given: Mapping[str, Any] | None = None,
-        stored: Iterable[int] = (),
+        stored: Mapping[int, Mapping[str, Any]] | None = None,
+        base: str = "",
     ) -> None:
         import optuna
 
@@ -62,14 +64,15 @@ class Proposer:
         self._kept = optuna.create_study(
             storage=storage, study_name=study_name, direction="minimize", load_if_exists=True
         )
-        self._check_space(study_name)
+        stored = stored or {}
+        self._check(study_name, base, stored.values())
         trials = self._kept.get_trials()
         self._live = optuna.create_study(direction="minimize")
         self._live.add_trials(trials)
-        rows = set(stored)
-        waiting = [trial for trial in trials if not trial.state.is_finished()]
-        self._again = [trial.number for trial in waiting if trial.number not in rows]
+        for number in range(len(trials), max(stored, default=-1) + 1):
+            self._draw(number, stored.get(number))
         self._finished = {trial.number for trial in trials if trial.state.is_finished()}
+        self._again = [number for number in self.waiting() if number not in stored]
 
     def ask(self) -> tuple[int, dict[str, Any]]:
         """The number of the next proposal and its {path: value}; an axis whose condition does not hold is left out."""
@@ -77,14 +80,7 @@ class Proposer:
             number = self._again.pop(0)
             return number, self.proposals()[number]
         number = len(self._live.get_trials(deepcopy=False))
-        self._live.sampler = _sampler(self._sampler, self._seed, number)
-        trial = self._live.ask()
-        values: dict[str, Any] = {}
-        for path, axis in self._space.ordered():
-            if self._space.active(path, values, self._given):
-                values[path] = _suggest(trial, path, axis)
-        self._kept.add_trial(self._live.get_trials()[number])
-        return number, values
+        return number, self._draw(number)
 
     def tell(self, number: int, value: float | None, state: State = "complete") -> None:
         """How a proposal ended; `value` is the validation loss. Told twice, the first stands.
@@ -117,17 +113,41 @@ class Proposer:
         """The numbers of the proposals that were not told."""
         return sorted(self.proposals().keys() - self._finished)
 
-    def _check_space(self, study: str) -> None:
-        """A study keeps the space it began with: values drawn from two spaces cannot be modelled together."""
+    def _draw(self, number: int, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The values of a new proposal, the next one: drawn by the sampler, or `known` from the trial table."""
+        self._live.sampler = _sampler(self._sampler, self._seed, number)
+        if known is not None:
+            axes = self._space.axes
+            self._live.enqueue_trial({path: _encode(axes[path], value) for path, value in known.items()})
+        trial = self._live.ask()
+        values: dict[str, Any] = {}
+        for path, axis in self._space.ordered():
+            if self._space.active(path, values, self._given):
+                values[path] = _suggest(trial, path, axis)
+        self._kept.add_trial(self._live.get_trials()[number])
+        return values
+
+    def _check(self, study: str, base: str, stored: Iterable[Mapping[str, Any]]) -> None:
+        """A study keeps the space and the base it began with: losses of two cannot be modelled together."""
         now = canonical_json(self._space.plain())
-        before = self._kept.user_attrs.get("space")
+        before, base_before = (self._kept.user_attrs.get(name) for name in ("space", "base"))
         if before is None and self._kept.get_trials(deepcopy=False):
             raise SpecError.of("study", f"'{study}' was run without a search before; give the search a new name")
-        if before is None:
-            self._kept.set_user_attr("space", now)
-        elif before != now:
-            message = f"the search '{study}' began with another space, {before}; give the study a new name"
+        strange = not all(fits(self._space, values) for values in stored)
+        if before not in (None, now) or strange:
+            spelled = f", {before}" if before not in (None, now) else ""
+            message = f"the search '{study}' began with another space{spelled}; give the study a new name"
             raise SpecError.of("space", message, self._space.mark())
+        if base_before not in (None, base):
+            message = f"the search '{study}' began with another model or recipe; give the study a new name"
+            raise SpecError.of("search", message)
+        self._kept.set_user_attr("space", now)
+        self._kept.set_user_attr("base", base)
+
+
+def fits(space: Space, values: Mapping[str, Any]) -> bool:
+    """Whether the space could have proposed these values."""
+    return all(path in space.axes and space.axes[path].holds(value) for path, value in values.items())
 
 
 def _sampler(kind: Sampler, seed: int, number: int) -> optuna.samplers.BaseSampler:
@@ -162,6 +182,12 @@ def _categories(axis: Choice) -> list[str | int | float | bool | None]:
         if all(type(value) is kind for value in axis.values):
             return list(axis.values)
     return [canonical_json(value) for value in axis.values]
+
+
+def _encode(axis: Axis, value: Any) -> Any:
+    if not isinstance(axis, Choice):
+        return value
+    return _categories(axis)[[canonical_json(each) for each in axis.values].index(canonical_json(value))]
 
 
 def _decode(axis: Axis, value: Any) -> Any:

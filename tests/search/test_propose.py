@@ -201,7 +201,7 @@ def test_a_search_that_is_killed_proposes_the_same(root: Path) -> None:
         assert again == number
         proposed.append(values)
         if number in kills:
-            proposer = fresh(root, stored=range(number + 1))  # killed when it was one
+            proposer = fresh(root, stored=dict(enumerate(proposed)))  # killed when it was one
         proposer.tell(number, goodness(values))
     assert proposed == expected
     states = [trial.state.name for trial in optuna.load_study(study_name="s", storage=open_optuna(root)).trials]
@@ -210,7 +210,7 @@ def test_a_search_that_is_killed_proposes_the_same(root: Path) -> None:
 
 def test_a_stored_proposal_is_waited_for_and_not_handed_out_again(root: Path) -> None:
     first, values = fresh(root).ask()
-    proposer = fresh(root, stored=[first])
+    proposer = fresh(root, stored={first: values})
     assert proposer.waiting() == [first]
     assert proposer.proposals() == {first: values}
     assert proposer.ask()[0] == first + 1
@@ -257,3 +257,29 @@ def test_a_condition_on_the_base_needs_its_value(root: Path) -> None:
         fresh(root, space=only)
     assert "window" not in fresh(root, space=only, given={"mask": "causal"}).ask()[1]
     assert "window" in Proposer(root, "other", only, given={"mask": "window"}).ask()[1]
+
+
+def test_a_changed_base_is_refused_and_leaves_the_study_as_it_was(root: Path) -> None:
+    search(fresh(root, base="one"), 2)
+    with pytest.raises(SpecError, match="'s' began with another model or recipe; give the study a new name"):
+        fresh(root, base="another")
+    assert len(fresh(root, base="one").proposals()) == 2
+
+
+def test_what_the_database_lacks_of_the_stored_proposals_is_written_anew(root: Path, template: Path) -> None:
+    expected = search(fresh(root), 6)
+    (root / "optuna.db").unlink()
+    proposer = fresh(root, stored={number: expected[number] for number in (0, 1, 3, 4)})
+    assert list(proposer.proposals().values()) == expected[:5], "the one that was no row is drawn again"
+    assert proposer.waiting() == [0, 1, 2, 3, 4]
+    assert proposer.ask() == (2, expected[2])
+    for number in range(5):
+        proposer.tell(number, goodness(expected[number]))
+    assert proposer.ask() == (5, expected[5])
+    kept = optuna.load_study(study_name="s", storage=open_optuna(root)).trials
+    assert [trial.number for trial in kept] == list(range(6))
+
+
+def test_stored_proposals_of_another_space_are_refused(root: Path) -> None:
+    with pytest.raises(SpecError, match="began with another space; give"):
+        fresh(root, stored={0: {"kv_heads": 3}})

@@ -9,6 +9,7 @@ import optuna
 import pytest
 
 import search.running as running
+from arch_dsl.errors import SpecError
 from search.executor import InlineExecutor
 from search.running import run
 from search.sinks.database import open_optuna
@@ -129,8 +130,6 @@ space:
 
 
 def test_another_space_under_the_same_name_is_refused(tmp_path: Path) -> None:
-    from arch_dsl.errors import SpecError
-
     store = tmp_path / "store"
     assert run(searched(tmp_path, trials=1), store, executor="inline", track=False).exit_code == 0
     before = rows_of(store)
@@ -142,3 +141,67 @@ def test_another_space_under_the_same_name_is_refused(tmp_path: Path) -> None:
             track=False,
         )
     assert rows_of(store) == before
+
+
+def test_another_base_under_the_same_name_is_refused(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    assert run(searched(tmp_path, trials=1), store, executor="inline", track=False).exit_code == 0
+    before = rows_of(store)
+    longer = SMALL["train"].replace("256", "512")  # type: ignore[union-attr]
+    with pytest.raises(SpecError, match="the search 'gates' began with another model or recipe; give the study a new"):
+        run(searched(tmp_path, trials=1, train=longer), store, executor="inline", track=False)
+    assert rows_of(store) == before
+    rate = SMALL["train"].replace("1e-2", "2e-2")  # type: ignore[union-attr]
+    assert run(searched(tmp_path, trials=1, train=rate), store, executor="inline", track=False).exit_code == 0
+
+
+def test_search_whose_database_is_deleted_goes_on_from_the_trial_table(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    space = "space:\n  block.attention.kv_heads: {choice: [1, 3]}\n  train.lr: {float: [1e-3, 1e-1], log: true}"
+    study = searched(tmp_path, trials=4, space=space, seeds="seeds: 1")
+    assert run(study, store, executor="inline", track=False).exit_code == 0
+    rows, trials = rows_of(store), kept(store)
+    assert {trial.state.name for trial in trials} == {"COMPLETE", "FAIL"}, "one was refused"
+    for path in store.glob("optuna.db*"):
+        path.unlink()
+    summary = run(study, store, executor="inline", track=False)
+    assert (summary.exit_code, summary.counts["reused"]) == (0, summary.counts["complete"]), "nothing runs twice"
+    assert rows_of(store) == rows
+    found = [(trial.number, trial.params, trial.state, trial.value) for trial in kept(store)]
+    assert found == [(trial.number, trial.params, trial.state, trial.value) for trial in trials]
+    with Store.open(store, create=False) as opened:
+        refused = [event["detail"]["number"] for event in opened.events("gates") if event["kind"] == "refused"]
+    assert len(refused) == len(set(refused)), "a refusal is noted once"
+
+
+def test_results_of_another_model_are_not_taken_for_those_of_a_proposal(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    one = {"trials": 1, "seeds": "seeds: 1", "space": "space:\n  block.ffn.width: {int: [16, 64], step: 16}"}
+    assert run(searched(tmp_path, **one), store, executor="inline", track=False).exit_code == 0  # type: ignore[arg-type]
+    old = {row["key"] for row in rows_of(store)}
+    for path in store.glob("optuna.db*"):
+        path.unlink()
+    longer = SMALL["train"].replace("256", "512")  # type: ignore[union-attr]
+    again = searched(tmp_path, train=longer, **one)  # type: ignore[arg-type]
+    assert run(again, store, executor="inline", track=False).exit_code == 0
+    rows = rows_of(store)
+    assert {row["variant"] for row in rows} == {"baseline", "found", "search-0000"}
+    assert not old & {row["key"] for row in rows}
+
+
+def test_best_proposal_that_is_a_variant_already_is_not_repeated_under_a_second_name(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    space = "space:\n  block.norm: {choice: [rmsnorm]}"
+    study = searched(tmp_path, trials=1, space=space)
+    for _ in range(2):
+        assert run(study, store, executor="inline", track=False).exit_code == 0
+    with Store.open(store, create=False) as opened:
+        names = [variant["name"] for variant in opened.study("gates")["variants"]]
+        (event,) = (event["detail"] for event in opened.events("gates") if event["kind"] == "found")
+    assert names == ["baseline"] and (event["variant"], event["number"]) == ("baseline", 0)
+    assert event["message"] == "the best proposal, 0, is the variant 'baseline'"
+    assert [(row["variant"], row["role"]) for row in rows_of(store)] == [
+        ("search-0000", "search"),
+        ("baseline", "repeat"),
+        ("baseline", "repeat"),
+    ]
