@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -31,11 +32,18 @@ def parameter(shape: Sequence[int], initializer: Initializer) -> nn.Parameter:
     return value
 
 
+_GROUP = re.compile(r"\.[a-z0-9_]+\.members\.")
+
+
 def initialize(module: nn.Module, seed: int) -> None:
-    """Fills every parameter as a pure function of (seed, its path), so that what two variants share starts equal."""
+    """Fills every parameter as a pure function of (seed, its path), so that what two variants share starts equal.
+
+    The name of a parallel group is no part of the path: its members start as they would one after another.
+    """
     with torch.no_grad():
         for path, value in module.named_parameters():
-            digest = hashlib.sha256(f"{seed}:{path}".encode()).digest()
+            shared = _GROUP.sub(".", path)
+            digest = hashlib.sha256(f"{seed}:{shared}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
             drawn = torch.empty(value.shape)
             value.initializer(drawn, generator)  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 import typing
+from decimal import Decimal
 from typing import Any, TypeVar
 
 from arch_dsl.errors import Mark, Problem, SpecError, shorten, unknown
@@ -125,7 +126,8 @@ def _as_number(kind: type, value: Any) -> int | float | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, str) and (match := _WITH_UNIT.match(value)):
-        value = float(match[1]) * _UNITS[match[2]]
+        exact = Decimal(match[1]) * _UNITS[match[2]]
+        value = int(exact) if exact == int(exact) else float(exact)
     if kind is int and isinstance(value, int | float) and math.isfinite(value) and value == int(value):
         return int(value)
     return float(value) if kind is float and isinstance(value, int | float) and math.isfinite(value) else None

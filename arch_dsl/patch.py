@@ -141,10 +141,9 @@ def _value_at(root: Any, steps: Steps) -> Any:
             data = knob.read(root, steps[:index])
             if data is None:
                 raise SpecError.of(".".join(steps), f"the sites hold more than this knob can say; set {step} whole")
-            inner: Any = {"type": data} if isinstance(data, str) else dict(data)
-            for name in steps[index + 1 :]:
-                inner = inner.get(name, {})
-            return inner
+            if steps[index + 1 :]:
+                return None  # a field of a knob has no parts
+            return {"type": data} if isinstance(data, str) else dict(data)
         value = get(value, (step,))
     return value
 

@@ -200,13 +200,16 @@ def report(study: str, store: str | None, format_: str, as_json: bool) -> None:
     if format_ not in FORMATS:
         raise click.BadParameter(f"'{format_}' is not one of {', '.join(FORMATS)}", param_hint="--format")
     with Store.open(_root(store), create=False) as opened:
-        text = render(load_comparison(opened, _study_name(study)), "json" if as_json else format_)
+        name = _study_name(study)
+        text = render(load_comparison(opened, name), "json" if as_json else format_)
+        if Path(study).is_file() and Path(study).read_text() != opened.study_yaml(name):
+            click.echo(f"{study} has changed since it was run; this is the table of what was run", err=True)
     click.echo(text, nl=not text.endswith("\n"))
 
 
 @main.command()
 @_STUDY
-@click.option("--variant", metavar="NAME", help="Which variant; the base model without it.")
+@click.option("--variant", metavar="NAME", help="Which variant; the baseline without it.")
 @click.option("--kernels", "kernels_", is_flag=True, help="Show which kernel each node gets, and why.")
 @click.option("--device", default=None, metavar="DEVICE", help="cpu, cuda or sm_90; need not be present.")
 @_STORE

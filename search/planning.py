@@ -12,7 +12,6 @@ from arch_dsl.identity import canonical
 from search.selection import choose, group
 from search.store import TERMINAL, Row
 from search.study import Study, asked_variants
-from search.trial import canonical_json
 from search.variants import Builder, Mistakes, Variant
 
 __all__ = ["Builder", "Plan", "Variant", "plan"]
@@ -55,7 +54,7 @@ class Plan:
             "baseline": first.baseline,
             "seeds": self.seeds,
             "tune": {"lr": list(self.rates)} if self.rates else {},
-            "paired": len({_batches(variant) for variant in self.variants}) == 1,
+            "paired": len({variant.batches for variant in self.variants}) == 1,
             "context": first.recipe.context,
             "tokens": first.recipe.tokens,
             "steps": first.recipe.steps,
@@ -106,12 +105,6 @@ class Plan:
             for v in self.variants
         ]
         return pd.DataFrame(columns)
-
-
-def _batches(variant: Variant) -> str:
-    """What decides the batches: two variants with the same text here saw the same tokens in the same order."""
-    recipe = variant.recipe
-    return canonical_json([variant.dataset.identity, recipe.context, recipe.batch, recipe.tokens, recipe.objective])
 
 
 def plan(study: Study, data_root: Path) -> Plan:

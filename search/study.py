@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -259,9 +259,17 @@ def asked_variants(study: Study) -> list[Asked]:
     ]
 
 
+def _shortest(path: str, paths: Iterable[str]) -> str:
+    """The fewest last steps of a path that tell it from the others."""
+    steps = path.split(".")
+    ends = [".".join(steps[-count:]) for count in range(1, len(steps) + 1)]
+    others = [f".{other}" for other in paths if other != path]
+    return next((end for end in ends if not any(other.endswith(f".{end}") for other in others)), path)
+
+
 def _cells(study: Study, path: str) -> list[tuple[str, Setting]]:
     """The values of one axis, each with the text that names it."""
-    short, mark = path.rsplit(".", 1)[-1], study.mark(f"grid.{path}")
+    short, mark = _shortest(path, study.grid), study.mark(f"grid.{path}")
     nodes = study.grid[path].nodes
     return [(f"{short}={brief_text(node.plain())}", Setting(path, node, "the grid", mark)) for node in nodes]
 

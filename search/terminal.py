@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +22,7 @@ from arch_dsl.errors import SpecError, unknown
 from arch_dsl.show import Line, tree
 from search.doctor import Finding
 from search.estimate import estimate
+from search.machine import usable_cores
 from search.planning import Plan, Variant, plan
 from search.stop import Summary
 from search.study import load_study
@@ -62,7 +62,7 @@ def plan_json(planned: Plan, root: Path) -> dict[str, Any]:
 
 
 def _slots(planned: Plan) -> int:
-    return max(len(os.sched_getaffinity(0)) // planned.study.resources.cpus, 1)
+    return max(usable_cores() // planned.study.resources.cpus, 1)
 
 
 def print_plan(planned: Plan, root: Path) -> None:

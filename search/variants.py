@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from search.data.prepare import prepare, require
 from search.match import solve
 from search.recipe import Recipe
 from search.space import Space, probes
-from search.study import Asked, Study, asked_variants
+from search.study import Asked, Match, Study, asked_variants
 from search.trial import Trial, canonical_json
 
 
@@ -48,6 +49,19 @@ class Variant:
         plain = {name: value for name, value in canonical(recipe).items() if name not in spelled}
         return Trial(canonical(self.model), plain, self.dataset.identity, seed)
 
+    @property
+    def batches(self) -> str:
+        """What decides the batches: two variants with the same text here saw the same tokens in the same order."""
+        recipe = self.recipe
+        return canonical_json([self.dataset.identity, recipe.context, recipe.batch, recipe.tokens, recipe.objective])
+
+    @property
+    def test_text(self) -> str:
+        """Equal for two variants whose test documents are the same text, whatever their tokenizers."""
+        lengths = self.dataset.documents("test").bytes.tolist()
+        text = canonical_json([canonical(self.recipe.data), lengths])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
     def record(self) -> dict[str, Any]:
         """What the store keeps of it, for tables and pages."""
         return {
@@ -59,6 +73,10 @@ class Variant:
             "mismatch": self.mismatch,
             "matched": self.matched,
             "flops_per_token": self.flops_per_token,
+            "tokens": self.recipe.tokens,
+            "context": self.recipe.context,
+            "batches": self.batches,
+            "test": self.test_text,
             "spec": canonical(self.model, brief=True),
         }
 
@@ -79,6 +97,7 @@ class Builder:
         dataset = self.dataset(recipe)
         matched: dict[str, int] = {}
         if target is not None and self.study.match:
+            self.refuse_own_size(model, self.study.match, asked)
             model, matched = self.solved(model, self.study.match.by, target, dataset.vocab, recipe.context)
         model = resolve(model, vocab=dataset.vocab, max_positions=recipe.context)
         total = cost(model, recipe.context)
@@ -160,6 +179,18 @@ class Builder:
         except SpecError as error:
             return error.problems
         return ()
+
+    def refuse_own_size(self, model: Model, match: Match, asked: Asked) -> None:
+        """Raises SpecError if a variant sets the field that matching solves: its value would be ignored."""
+        by = match.by
+        try:
+            own, base = (get(spec, tuple(by.split("."))) for spec in (model, self.study.model))
+        except SpecError:
+            return  # a path by knobs or with `*`
+        if own not in (None, base):
+            setting = next((s for s in asked.settings if by.startswith(s.path)), None)
+            message = f"`match` solves {by} for this variant; the {own} that is set here would be ignored"
+            raise SpecError.of(by, message, setting.mark if setting else match.mark("by"))
 
     def solved(self, model: Model, by: str, target: int, vocab: int, context: int) -> tuple[Model, dict[str, int]]:
         """The model with the integer field `by` solved for `target` parameters."""

@@ -31,21 +31,25 @@ class Parallel(Sublayer):
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
         """`{pre, post, join, NAME: branch, …}`: every other key is a member."""
         assert isinstance(node.value, dict)
+        before = len(problems)
         own = {"pre": tuple[Norm, ...], "post": tuple[Norm, ...], "join": Join}
         inside = {name: child for name, child in node.value.items() if name not in (*own, "version", "branches")}
-        if isinstance(listed := node.value.get("branches"), Node):
-            members = Block.parse_node(listed, f"{path}.branches", problems)
-        elif len(inside) < 2:
-            problems.append(Problem(path, f"needs at least two branches, found {len(inside)}", node.mark))
-            return INVALID
-        else:
+        listed = node.value.get("branches")
+        if listed is None:
             members = parse_branches(Node(inside, node.mark, node.key_marks), path, problems)
+        else:
+            for name in inside:
+                message = "stands beside `branches`, which lists them all"
+                problems.append(Problem(f"{path}.{name}", message, node.key_marks.get(name)))
+            members = Block.parse_node(listed, f"{path}.branches", problems)
+        if members is not INVALID and len(members) < 2:
+            problems.append(Problem(path, f"needs at least two branches, found {len(members)}", node.mark))
         values = {
             name: parse_value(annotation, node.value[name], f"{path}.{name}", problems)
             for name, annotation in own.items()
             if name in node.value
         }
-        if members is INVALID or any(value is INVALID for value in values.values()):
+        if len(problems) > before:
             return INVALID
         spec = cls(branches=members, **values)
         set_marks(spec, {"": node.mark} if node.mark else {})

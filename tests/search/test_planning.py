@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from arch_dsl.errors import SpecError
+from arch_dsl.source import read_text
 from arch_dsl.spec import fields_of
 from search.planning import Plan, plan
 from search.recipe import Recipe
-from search.study import load_study
+from search.study import asked_variants, load_study, parse_study
 from tests.search.study_files import SECTIONS, write_study
 
 TUNE = "tune: {lr: [1e-3, 2e-3, 4e-3]}"
@@ -269,3 +270,38 @@ def test_hundreds_of_variants_have_as_many_keys(tmp_path: Path) -> None:
     made = benchmark.ours(benchmark.write(tmp_path, 300))
     assert len(set(keys(made))) == len(benchmark.floor(tmp_path / "study.yaml")) == 300
     assert all(abs(variant.mismatch) < 2e-3 for variant in made.variants)
+
+
+def test_size_that_matching_would_overwrite_is_refused(tmp_path: Path) -> None:
+    study = parse_study(
+        read_text(
+            """\
+study: sizes
+model: {d_model: 16, n_layers: 1, block: {norm: rmsnorm, attention: {heads: 2}, ffn: {type: glu}}}
+variants:
+  baseline: {}
+  wide: {block.ffn.width: 200, block.attention.gate: sdpa}
+match: {parameters: baseline, by: block.ffn.width}
+train: {data: {type: stdlib, bytes: 300k}, tokens: 1k, context: 8, batch: 2, lr: 1e-3}
+""",
+            "sizes.yaml",
+        )
+    )
+    with pytest.raises(SpecError, match=r"sizes.yaml:5:28: block.ffn.width: `match` solves .* 200 .* would be ignored"):
+        plan(study, tmp_path)
+
+
+def test_axes_that_end_alike_are_told_apart_in_names(tmp_path: Path) -> None:
+    study = parse_study(
+        read_text(
+            """\
+study: alike
+model: {d_model: 16, n_layers: 1, block: {norm: rmsnorm, attention: {heads: 2}, ffn: {type: glu}}}
+variants: {baseline: {}}
+grid: {block.attention.bias: [true], block.ffn.bias: [false], block.norm.placement: [pre]}
+train: {data: {type: stdlib, bytes: 300k}, tokens: 1k, context: 8, batch: 2, lr: 1e-3}
+"""
+        )
+    )
+    (asked,) = asked_variants(study)
+    assert asked.name == "baseline [attention.bias=true, ffn.bias=false, placement=pre]"

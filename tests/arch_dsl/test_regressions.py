@@ -1,0 +1,52 @@
+"""Mistakes that once slipped through: each was accepted and ignored, refused though right, or ended in a traceback."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import arch_dsl
+from arch_dsl import SpecError
+
+
+def model(block: dict[str, Any]) -> arch_dsl.Model:
+    return arch_dsl.load({"d_model": 16, "n_layers": 1, "block": block})
+
+
+SERIAL = {"norm": "rmsnorm", "attention": {"heads": 2}, "ffn": {"type": "glu"}}
+BRANCHES = [{"name": "attention", "type": "attention", "heads": 2}, {"name": "ffn", "type": "glu"}]
+
+
+@pytest.mark.parametrize("text", ["4.1M", "8.2M", "16.1k", "2.01k", "0.3B"])
+def test_number_with_a_unit_is_exact(text: str) -> None:
+    number, unit = float(text[:-1]), {"k": 1e3, "M": 1e6, "B": 1e9}[text[-1]]
+    assert arch_dsl.load({"d_model": text, "n_layers": 1, "block": SERIAL}).d_model == round(number * unit)
+
+
+def test_branch_beside_a_list_of_branches_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"block.parallel.extra: stands beside `branches`"):
+        model({"parallel": {"branches": BRANCHES, "extra": {"type": "glu"}}})
+
+
+def test_list_of_one_branch_is_no_parallel_group() -> None:
+    with pytest.raises(SpecError, match=r"block.parallel: needs at least two branches, found 1"):
+        model({"parallel": {"branches": BRANCHES[:1]}})
+
+
+@pytest.mark.parametrize("path", ["block.attention.gate.activation.foo", "block.norm.eps.foo", "block.norm.type.foo"])
+def test_path_below_a_field_of_a_knob_matches_nothing(path: str) -> None:
+    gated = arch_dsl.patch(model(SERIAL), {"block.attention.gate": "sdpa"})
+    with pytest.raises(SpecError, match="matches nothing"):
+        arch_dsl.patch(gated, {path: 1})
+
+
+def test_parallel_and_serial_blocks_start_from_the_same_weights() -> None:
+    group = {"norm": "rmsnorm", "parallel": {"attention": {"heads": 2}, "ffn": {"type": "glu"}}}
+    serial, parallel = (arch_dsl.compile(arch_dsl.resolve(model(block), vocab=11)) for block in (SERIAL, group))
+    ours = dict(serial.named_parameters())
+    shared = {name.replace(".parallel.members", ""): value for name, value in parallel.named_parameters()}
+    matrices = [name for name, value in ours.items() if value.dim() == 2]
+    assert len(matrices) == 8
+    assert all(torch.equal(ours[name], shared[name]) for name in matrices)
