@@ -287,7 +287,7 @@ train: {data: {type: stdlib, bytes: 300k}, tokens: 1k, context: 8, batch: 2, lr:
             "sizes.yaml",
         )
     )
-    with pytest.raises(SpecError, match=r"sizes.yaml:5:28: block.ffn.width: `match` solves .* 200 .* would be ignored"):
+    with pytest.raises(SpecError, match=r"sizes.yaml:5:10: block.ffn.width: `match` solves .* 200 .* would be ignored"):
         plan(study, tmp_path)
 
 
