@@ -109,7 +109,12 @@ class _Server:
 
     def run(self) -> None:
         while True:
-            for key, _ in self.selector.select():
+            self.turn()
+
+    def turn(self) -> None:
+        """One batch of events. The first of two about the same trial may have closed what the second is about."""
+        for key, _ in self.selector.select():
+            if self.selector.get_map().get(key.fd) is key:
                 key.data()
 
     def starter_died(self) -> None:
@@ -137,7 +142,7 @@ class _Child:
         """Part of the request, or the end of the connection: then nobody wants the trial any more."""
         try:
             part = self.connection.recv(65536)
-        except ConnectionError:
+        except OSError:  # reset by the other end, or anything else: it is of no use any more
             part = b""
         if not part:
             self.server.selector.unregister(self.connection)
