@@ -81,7 +81,7 @@ class Store:
         """name, question, created, updated (unix s) and counts {state: wanted trials} per study, newest first."""
         found = []
         for row in self._query("SELECT name, record, created, updated FROM study ORDER BY updated DESC, name"):
-            question = json.loads(row["record"]).get("question")
+            record = json.loads(row["record"])
             counts = {
                 each["state"]: each["n"]
                 for each in self._query(
@@ -90,15 +90,8 @@ class Store:
                     (row["name"],),
                 )
             }
-            found.append(
-                {
-                    "name": row["name"],
-                    "question": question,
-                    "created": row["created"],
-                    "updated": row["updated"],
-                    "counts": counts,
-                }
-            )
+            shown = {name: row[name] for name in ("name", "created", "updated")}
+            found.append({**shown, "question": record.get("question"), "counts": counts})
         return found
 
     def study(self, name: str) -> dict[str, Any]:
@@ -121,15 +114,17 @@ class Store:
     # membership
 
     def add_trials(self, study: str, rows: Iterable[Row]) -> int:
-        """Makes each row exist once, in the given order, with its trial.json. Returns how many are new."""
+        """Makes each row exist once, in the given order, and its trial.json. Returns how many are new or back."""
         wanted = [(row, row.trial.key) for row in rows]
         present = self._members(study)
-        fresh, changed = [], []
+        fresh, changed, revived = [], [], 0
         for position, (row, key) in enumerate(wanted):
             values = (canonical_json(row.settings), row.seed, position, 0)
             member = (key, row.variant, row.role)
             if member not in present:
                 fresh.append((row, key))
+            elif present[member][-1]:
+                revived += 1
             if present.get(member) != values:
                 changed.append((study, *member, *values))
         if not changed:
@@ -148,7 +143,7 @@ class Store:
                 "settings = excluded.settings, seed = excluded.seed, position = excluded.position, orphaned = 0",
                 changed,
             )
-        return len(fresh)
+        return len(fresh) + revived
 
     def drop_others(self, study: str, rows: Iterable[Row]) -> int:
         """Marks the study's rows that are not among `rows` as orphaned; trials and results stay. Returns how many."""
@@ -232,18 +227,36 @@ class Store:
 
     def reset_failed(self, study: str) -> int:
         """failed -> planned for the wanted rows of a study: they are tried again. Returns how many."""
+        return len(self._plan_again(study, "state = 'failed'"))
+
+    def reset_pruned(self, study: str) -> int:
+        """pruned -> planned for the wanted rows of a study that does not prune, whoever pruned. Returns how many."""
+        return len(self._plan_again(study, "state = 'pruned'"))
+
+    def reset_foreign(self, study: str, but: Iterable[str] = ()) -> list[str]:
+        """pruned or failed -> planned for the wanted rows that only other studies' runs ended so. Returns their keys.
+
+        Those which the study itself has once pruned or failed stay, and so do the keys in `but`.
+        """
+        return self._plan_again(
+            study,
+            "state IN ('pruned', 'failed') AND key NOT IN (SELECT value FROM json_each(?)) AND key NOT IN "
+            "(SELECT key FROM event WHERE study = ? AND key IS NOT NULL AND kind IN ('pruned', 'failed'))",
+            json.dumps(list(but)),
+            study,
+        )
+
+    def _plan_again(self, study: str, which: str, *values: str) -> list[str]:
         with self._transaction() as db:
-            keys = [
-                row["key"]
-                for row in db.execute(
-                    "UPDATE trial SET state = 'planned', reason = NULL, updated = ? WHERE state = 'failed' AND key IN "
-                    "(SELECT key FROM study_trial WHERE study = ? AND NOT orphaned) RETURNING key",
-                    (time.time(), study),
-                )
-            ]
+            rows = db.execute(
+                "UPDATE trial SET state = 'planned', reason = NULL, updated = ? WHERE key IN "
+                f"(SELECT key FROM study_trial WHERE study = ? AND NOT orphaned) AND {which} RETURNING key",
+                (time.time(), study, *values),
+            )
+            keys = [row["key"] for row in rows]
             for key in keys:
                 _event(db, "reset", study, key)
-        return len(keys)
+        return keys
 
     def orphans(self, study: str) -> list[dict[str, Any]]:
         """key, attempt, folder (Path) of what the study's driver left running; orphans only under its lock."""

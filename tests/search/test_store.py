@@ -20,12 +20,15 @@ ACTIONS = {
     "finish": lambda store, key: store.finish(key, 1, "complete", {"state": "complete"}),
     "release": lambda store, key: store.release(key, 1),
     "reset": lambda store, key: store.reset_failed("s"),
+    "reset pruned": lambda store, key: store.reset_pruned("s"),
+    "reset foreign": lambda store, key: store.reset_foreign("s"),
 }
 ALLOWED = {
     ("planned", "claim"): "running",
     ("running", "finish"): "complete",
     ("running", "release"): "planned",
     ("failed", "reset"): "planned",
+    ("pruned", "reset pruned"): "planned",
 }
 
 
@@ -127,11 +130,22 @@ def test_rows_that_an_edited_study_no_longer_wants_are_kept_as_orphaned(tmp_path
     assert store.drop_others("s", both[1:]) == 1
     assert [row["variant"] for row in store.study_trials("s")] == ["v2"]
     assert [(row["variant"], row["result"]) for row in store.study_trials("s", orphaned=True)] == [("v1", {"x": 1})]
-    store.add_trials("s", both)
+    assert store.add_trials("s", both) == 1
     assert [(row["variant"], row["state"]) for row in store.study_trials("s")] == [
         ("v1", "complete"),
         ("v2", "planned"),
     ]
+
+
+def test_what_only_others_gave_up_is_planned_again_except_what_is_left_out(tmp_path):
+    store = make_store(tmp_path / "store", "s", rows_of(*map(toy, range(4))))
+    make_store(tmp_path / "store", "other", rows_of(*map(toy, range(4)))).close()
+    store.finish(toy(3).key, store.claim(toy(3).key, "s"), "pruned", None)
+    store.reset_pruned("s")
+    for x, state in enumerate(("pruned", "failed", "failed", "failed")):
+        store.finish(toy(x).key, store.claim(toy(x).key, "other"), state, None)
+    assert set(store.reset_foreign("s", [toy(2).key])) == {toy(0).key, toy(1).key}
+    assert [row["state"] for row in store.study_trials("s")] == ["planned", "planned", "failed", "failed"]
 
 
 def test_orphans_are_what_the_study_itself_left_running(tmp_path):
