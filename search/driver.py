@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from search.executor import Executor, ExecutorError, Failure, Finished, request_stop
 from search.faults import Breaker, Retries
-from search.lock import StudyLock, StudyLocked
+from search.lock import StudyLock
+from search.recovery import settle, take_over
 from search.stop import (
     EXIT_BUDGET,
     EXIT_FAILED,
@@ -29,6 +30,10 @@ from search.worker import read_result
 
 TICK_S = 0.5
 HANG_S = 300.0
+
+NextRows = Callable[[list[dict[str, Any]]], Sequence[Row]]
+ShouldPrune = Callable[[str, int, list[tuple[int, float]]], bool]
+OnEvent = Callable[[dict[str, Any]], None]
 
 
 class Shipper(Protocol):
@@ -55,14 +60,14 @@ class _Running:
 def drive(
     store: Store,
     study: str,
-    next_rows: Callable[[list[dict[str, Any]]], Sequence[Row]],
+    next_rows: NextRows,
     executor: Executor,
     *,
     shipper: Shipper | None = None,
-    on_event: Callable[[dict[str, Any]], None] | None = None,
+    on_event: OnEvent | None = None,
     budget_wall_s: float | None = None,
     budget_trials: int | None = None,
-    should_prune: Callable[[str, int, list[tuple[int, float]]], bool] | None = None,
+    should_prune: ShouldPrune | None = None,
     lock: StudyLock | None = None,
     hang_s: float = HANG_S,
 ) -> Summary:
@@ -70,72 +75,67 @@ def drive(
 
     next_rows maps all rows so far (as `Store.study_trials` gives them) to the rows that should exist; it is asked
     again whenever a trial ended. should_prune(key, step, [(step, validation loss), ...]) ends a trial early; without
-    it none is. on_event gets {"event": ...} dicts: study, launched, finished, retry, pruned, stop, tick, summary.
-    `lock` is the study's lock if the caller holds it. The caller starts the executor early if it likes, and closes it.
-    Raises StudyLocked, StoreError and whatever next_rows raises.
+    it none is, and what was pruned before is trained to its end. on_event gets {"event": ...} dicts: study, launched,
+    finished, retry, stop, tick, summary. `lock` is the study's lock if the caller holds it. The caller starts the
+    executor early if it likes, and closes it. Raises StudyLocked, StoreError and whatever next_rows raises.
     """
     with ExitStack() as stack:
         if lock is None or not lock.held:
             stack.enter_context(StudyLock(store.root, study))
-        driver = _Driver(store, study, next_rows, executor, shipper, on_event, should_prune, hang_s)
-        driver.limit(budget_wall_s, budget_trials)
+        driver = _Driver(
+            store, study, next_rows, executor, shipper, on_event, should_prune, hang_s, budget_wall_s, budget_trials
+        )
         driver.take_signals = stack.enter_context(on_signals(driver.interrupt))
         return driver.run()
 
 
+@dataclass
 class _Driver:
     """The state of one run: what is running, why it stops, what it may still spend."""
 
-    def __init__(
-        self,
-        store: Store,
-        study: str,
-        next_rows: Callable[[list[dict[str, Any]]], Sequence[Row]],
-        executor: Executor,
-        shipper: Shipper | None,
-        on_event: Callable[[dict[str, Any]], None] | None,
-        should_prune: Callable[[str, int, list[tuple[int, float]]], bool] | None,
-        hang_s: float,
-    ) -> None:
-        self.store, self.study, self.next_rows, self.executor = store, study, next_rows, executor
-        self.shipper, self.on_event, self.should_prune, self.hang_s = shipper, on_event, should_prune, hang_s
-        self.running: dict[str, _Running] = {}
-        self.rows: list[dict[str, Any]] = []
-        self.stop: Stop | None = None
-        self.retries, self.breaker = Retries(), Breaker()
-        self.started = time.monotonic()
-        self.launched: set[str] = set()
-        self.wall_s: float | None = None
-        self.trials: int | None = None
-        self.before: set[str] = set()
-        self.take_signals: Callable[[], None] = lambda: None
-
-    def limit(self, wall_s: float | None, trials: int | None) -> None:
-        """What this run may spend: seconds, and trials started."""
-        self.wall_s, self.trials = wall_s, trials
+    store: Store
+    study: str
+    next_rows: NextRows
+    executor: Executor
+    shipper: Shipper | None
+    on_event: OnEvent | None
+    should_prune: ShouldPrune | None
+    hang_s: float
+    wall_s: float | None
+    trials: int | None
+    take_signals: Callable[[], None] = lambda: None
+    stop: Stop | None = None
+    running: dict[str, _Running] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    launched: set[str] = field(default_factory=set)
+    before: set[str] = field(default_factory=set)
+    pruned: set[str] = field(default_factory=set)
+    reset: set[str] = field(default_factory=set)
+    retries: Retries = field(default_factory=Retries)
+    breaker: Breaker = field(default_factory=Breaker)
+    started: float = field(default_factory=time.monotonic)
 
     def run(self) -> Summary:
         """The loop. The order within a pass matters: commit before plan, plan before launch."""
         if self.shipper is not None:
             self.shipper.start()
-        at_once = False
         try:
             self.executor.start()
-            self.settle(self.study)
+            self.notice(*settle(self.store, self.study))
             self.replan()
             self.before = {row["key"] for row in self.rows if row["state"] in TERMINAL}
             self.emit("study", study=self.study, counts=count(self.states(), self.before))
             while self.step():
                 pass
         except KeyboardInterrupt:
-            at_once = True
+            self.shipper = None  # the trackers aren't waited for; the next run ships what is left
             self.stop = Stop(EXIT_INTERRUPTED, "stopped at once; the same command goes on from the last checkpoints")
         except StoreFull as error:
             self.ask_stop(EXIT_TRY_AGAIN, str(error))
         except ExecutorError as error:
             self.ask_stop(EXIT_TRY_AGAIN, f"{error}; the same command goes on")
         finally:
-            if self.shipper is not None and not at_once:
+            if self.shipper is not None:
                 self.shipper.close()
         return self.summary()
 
@@ -146,15 +146,13 @@ class _Driver:
         elsewhere = self.stop is None and any(self.elsewhere())
         if not self.running and not elsewhere:
             return False
-        if self.running:
-            ended = self.executor.wait(TICK_S)
-        else:
-            ended = []
+        if not self.running:
             time.sleep(TICK_S)
+        ended = self.executor.wait(TICK_S) if self.running else []
         for each in ended:
             self.commit(each)
         if elsewhere:
-            self.take_over()
+            self.notice(*take_over(self.store, {row["owner"] for row in self.elsewhere()} - {None, self.study}))
         if ended or elsewhere:
             self.replan()
         self.watch()
@@ -164,16 +162,23 @@ class _Driver:
     # planning and launching
 
     def replan(self) -> None:
-        """Asks the planner until it wants nothing new: a reused result may call for rows at once."""
-        if self.stop is not None:
-            return
-        while True:
+        """Asks the planner until that changes nothing: a reused result may call for rows at once.
+
+        What other studies gave up is planned again for us, once in a run; without pruning no trial stays pruned.
+        """
+        asked: list[set[tuple[str, str, str]]] = []
+        while self.stop is None:
             wanted = self.next_rows(self.store.study_trials(self.study))
-            added = self.store.add_trials(self.study, wanted)
-            self.store.drop_others(self.study, wanted)
+            changed = self.store.add_trials(self.study, wanted) + self.store.drop_others(self.study, wanted)
+            if self.should_prune is None:
+                changed += self.store.reset_pruned(self.study)
+            foreign = self.store.reset_foreign(self.study, but=self.reset)
+            self.reset.update(foreign)
             self.rows = self.store.study_trials(self.study)
-            if not added:
+            members = {(row.trial.key, row.variant, row.role) for row in wanted}
+            if not (changed or foreign) or members in asked:  # a planner that goes in circles is left
                 return
+            asked.append(members)
 
     def launch(self) -> None:
         """Fills the free slots in the planned order."""
@@ -205,31 +210,9 @@ class _Driver:
         shown = {name: row[name] for name in ("variant", "role", "settings", "seed")}
         self.emit("launched", key=key, attempt=attempt, folder=str(folder), **shown)
 
-    # what other drivers do
-
     def elsewhere(self) -> Iterator[dict[str, Any]]:
         """Rows of ours that another study's driver is training."""
         return (row for row in self.rows if row["state"] == "running" and row["key"] not in self.running)
-
-    def take_over(self) -> None:
-        """Frees the rows of studies whose driver is dead: nobody else would."""
-        for owner in {row["owner"] for row in self.elsewhere() if row["owner"] not in (None, self.study)}:
-            try:
-                with StudyLock(self.store.root, owner):
-                    self.settle(owner)
-            except StudyLocked:
-                continue
-
-    def settle(self, study: str) -> None:
-        """Under that study's lock its running rows run no more: commits those with a result, plans the others again."""
-        for orphan in self.store.orphans(study):
-            key, attempt = orphan["key"], orphan["attempt"]
-            result = read_result(orphan["folder"])
-            if result is not None:
-                self.store.finish(key, attempt, result["state"], result, result.get("reason"))
-                self.notice(key)
-            else:
-                self.store.release(key, attempt, "its driver ended")
 
     # endings
 
@@ -248,7 +231,11 @@ class _Driver:
                 self.finish(finished.key, running.attempt, outcome["state"], outcome, outcome.get("reason"))
                 self.breaker.success()
         except StaleAttempt as error:
-            self.store.add_event("stale", self.study, finished.key, running.attempt, message=str(error))
+            self.stale(finished.key, running, error)
+
+    def stale(self, key: str, running: _Running, error: StaleAttempt) -> None:
+        """Someone else holds the trial by now: what we know of it is noted, and changes nothing."""
+        self.store.add_event("stale", self.study, key, running.attempt, message=str(error))
 
     def finish(self, key: str, attempt: int, state: str, result: dict[str, Any] | None, reason: str | None) -> None:
         """running -> terminal, told to the trackers and to whoever watches."""
@@ -286,7 +273,7 @@ class _Driver:
             if running.watch.hangs():
                 self.executor.cancel(key)
             elif self.should_prune is not None and self.stop is None:
-                self.prune(key, running)
+                self.prune(key, running, self.should_prune)
         if self.wall_s is not None and self.stop is None and time.monotonic() - self.started > self.wall_s:
             self.ask_stop(EXIT_BUDGET, f"the budget of {self.wall_s:.0f} s is spent")
         if self.stop is None:
@@ -299,18 +286,19 @@ class _Driver:
             for key in self.running:
                 self.executor.cancel(key)
 
-    def prune(self, key: str, running: _Running) -> None:
+    def prune(self, key: str, running: _Running, should_prune: ShouldPrune) -> None:
         """Stores the decision before the deed, as it depends on timing and must not be made twice."""
         history = validation_history(running.folder)
-        if not history or self.should_prune is None or not self.should_prune(key, history[-1][0], history):
+        if not history or key in self.pruned or not should_prune(key, history[-1][0], history):
             return
-        reason = f"pruned at step {history[-1][0]}"
+        self.pruned.add(key)  # planned again by a study that wants it whole, it is left alone
         running.watch.pruned = True
         self.store.add_event("prune", self.study, key, running.attempt, history=history)
-        self.store.finish(key, running.attempt, "pruned", None, reason)
+        try:
+            self.finish(key, running.attempt, "pruned", None, f"pruned at step {history[-1][0]}")
+        except StaleAttempt as error:
+            self.stale(key, running, error)
         self.executor.cancel(key)
-        self.notice(key)
-        self.emit("finished", key=key, attempt=running.attempt, state="pruned", reason=reason, result=None)
 
     def interrupt(self) -> None:
         """A signal: the first asks for checkpoints, the second ends it."""
@@ -325,18 +313,23 @@ class _Driver:
             self.stop_running()
 
     def stop_running(self) -> None:
-        """Asks each running trial once; called again for one that was being launched when a signal came."""
+        """Asks each running trial once; called again for one that was being launched when a signal came.
+
+        One that can't be asked, on a full disk, is asked again at the next pass, and killed when the grace is over.
+        """
         for running in list(self.running.values()):
             if not running.asked:
-                running.asked = True
-                request_stop(running.folder, running.attempt)
+                with suppress(OSError):
+                    request_stop(running.folder, running.attempt)
+                    running.asked = True
 
     # telling
 
-    def notice(self, key: str) -> None:
+    def notice(self, *keys: str) -> None:
         """Wakes the shipper."""
         if self.shipper is not None:
-            self.shipper.notice(key)
+            for key in keys:
+                self.shipper.notice(key)
 
     def emit(self, event: str, **detail: Any) -> None:
         """Tells whoever watches."""

@@ -11,7 +11,7 @@ from search.driver import drive
 from search.executor import Failure, Finished, InlineExecutor
 from search.faults import Breaker, Retries
 from search.lock import StudyLock, StudyLocked
-from search.store import Row
+from search.store import Row, StoreFull
 from tests.search.study_kit import ENTRY, Driver, make_store, results, rows_of, steps_run, toy, until
 
 
@@ -258,6 +258,114 @@ def test_pruning_stores_its_decision_and_is_not_made_again(tmp_path):
     assert event["detail"] == {"history": [[2, 3.5], [4, 3.4]]}
     drive(store, "s", lambda _: rows, executor, should_prune=should_prune)
     assert len(asked) == len(executor.submitted) == 1
+
+
+def test_rows_that_are_wanted_again_and_done_already_let_the_planner_go_on(tmp_path):
+    """Each step of the plan is orphaned and finished: nothing is ever launched that would ask the planner again."""
+    store, rows = make_store(tmp_path), rows_of(toy(1), toy(2), toy(3))
+    drive_inline(store, rows)
+    store.drop_others("s", [])
+
+    def plan(known):
+        return rows[: 1 + sum(row["state"] == "complete" for row in known)]
+
+    assert drive_inline(store, plan).counts == {"complete": 3, "reused": 3}
+    assert drive_inline(store, rows[:1]).counts == {"complete": 1, "reused": 1}
+
+
+def test_a_planner_that_goes_in_circles_is_left(tmp_path):
+    store, both = make_store(tmp_path), rows_of(toy(1), toy(2))
+    summary = drive_inline(store, lambda known: both[1:] if known and known[0]["variant"] == "v1" else both[:1])
+    assert summary.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("owner", "state", "pruning", "after"),
+    [
+        pytest.param("other", "pruned", False, "complete", id="pruned by another study"),
+        pytest.param("other", "pruned", True, "complete", id="pruned by another study, and this one prunes too"),
+        pytest.param("other", "failed", False, "complete", id="failed in another study"),
+        pytest.param("s", "pruned", False, "complete", id="pruned by itself when it still pruned"),
+        pytest.param("s", "pruned", True, "pruned", id="pruned by itself"),
+        pytest.param("s", "failed", False, "failed", id="failed by itself"),
+    ],
+)
+@pytest.mark.parametrize("known", [True, False], ids=["a row before", "a new row"])
+def test_what_another_study_gave_up_is_tried_again(tmp_path, owner, state, pruning, after, known):
+    rows = rows_of(toy())
+    store = make_store(tmp_path, owner, rows)
+    make_store(tmp_path, "s", rows if known else ()).close()
+    store.finish(toy().key, store.claim(toy().key, owner), state, None, "because")
+    drive_inline(store, rows, should_prune=(lambda *_: False) if pruning else None)
+    assert store.study_trials("s")[0]["state"] == after
+    assert [event["study"] for event in store.events() if event["kind"] == "reset"] == ["s"] * (after == "complete")
+
+
+def test_a_trial_pruned_elsewhere_while_this_study_waits_for_it_is_trained(tmp_path):
+    rows = rows_of(toy())
+    store = make_store(tmp_path, "other", rows)
+    make_store(tmp_path, "s").close()
+    attempt = store.claim(toy().key, "other")
+    ticks = []
+
+    def on_event(event):
+        ticks.extend([1] if event["event"] == "tick" else [])
+        if event["event"] == "tick" and len(ticks) == 1:
+            store.finish(toy().key, attempt, "pruned", None, "because")
+
+    with StudyLock(tmp_path, "other"):
+        assert drive_inline(store, rows, on_event=on_event).counts == {"complete": 1, "reused": 0}
+
+
+def prunable(folder):
+    """A store with one planned trial that has a validation loss already."""
+    store = make_store(folder, rows=rows_of(toy()))
+    (store.trial_folder(toy().key) / "metrics.jsonl").write_text('{"step": 2, "validation_loss": 3.5}\n')
+    return store
+
+
+def test_pruning_a_trial_that_someone_took_over_kills_ours_and_leaves_theirs(tmp_path):
+    store, executor = prunable(tmp_path), ByHand()
+
+    def should_prune(key, step, history):
+        store.finish(key, 1, "complete", {"from": "the other"})
+        return True
+
+    summary = drive(store, "s", lambda _: rows_of(toy()), executor, should_prune=should_prune)
+    assert (summary.exit_code, executor.cancelled) == (0, [toy().key])
+    assert store.study_trials("s")[0]["result"] == {"from": "the other"}
+    assert "stale" in [event["kind"] for event in store.events("s")]
+
+
+def test_a_trial_is_pruned_once_in_a_run_and_then_trained_for_who_wants_it_whole(tmp_path):
+    store, executor, asked = prunable(tmp_path), ByHand(), []
+
+    def on_event(event):
+        if event["event"] == "finished" and event["state"] == "pruned":
+            make_store(tmp_path, "whole", rows_of(toy())).reset_pruned("whole")
+        if event["event"] == "tick" and len(executor.submitted) == 2:
+            executor.ended.append(Finished(toy().key, 2, {"state": "complete"}))
+
+    summary = drive(
+        store, "s", lambda _: rows_of(toy()), executor, on_event=on_event, should_prune=lambda *_: not asked.append(1)
+    )
+    assert (summary.counts, len(asked)) == ({"complete": 1, "reused": 0}, 1)
+
+
+def test_a_full_disk_that_takes_no_request_to_stop_ends_the_study_in_order(tmp_path, monkeypatch):
+    def no_space(folder, attempt):
+        raise OSError(28, "No space left on device")
+
+    store, executor = make_store(tmp_path), ByHand()
+
+    def finish(*_):
+        raise StoreFull("the table can't be written")
+
+    monkeypatch.setattr("search.driver.request_stop", no_space)
+    monkeypatch.setattr(store, "finish", finish)
+    executor.wait = lambda timeout: [Finished(toy(1).key, 1, {"state": "complete"})]
+    summary = drive(store, "s", lambda _: rows_of(toy(1), toy(2)), executor)
+    assert (summary.exit_code, summary.message) == (75, "the table can't be written")
 
 
 def test_a_trial_without_progress_is_killed_retried_once_and_fails_as_hung(tmp_path):

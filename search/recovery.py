@@ -1,0 +1,35 @@
+"""What a driver that died left running: results are committed, everything else is planned again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from search.lock import StudyLock, StudyLocked
+from search.store import Store
+from search.worker import read_result
+
+
+def settle(store: Store, study: str) -> list[str]:
+    """Under that study's lock its running rows run no more. Returns the keys that had a result."""
+    done = []
+    for orphan in store.orphans(study):
+        key, attempt = orphan["key"], orphan["attempt"]
+        result = read_result(orphan["folder"])
+        if result is not None:
+            store.finish(key, attempt, result["state"], result, result.get("reason"))
+            done.append(key)
+        else:
+            store.release(key, attempt, "its driver ended")
+    return done
+
+
+def take_over(store: Store, studies: Iterable[str]) -> list[str]:
+    """Frees the rows of those studies whose driver is dead: nobody else would. Returns the keys that had a result."""
+    done = []
+    for study in studies:
+        try:
+            with StudyLock(store.root, study):
+                done += settle(store, study)
+        except StudyLocked:
+            continue
+    return done
