@@ -16,3 +16,8 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         return getattr(import_module("search.api"), name)
     raise AttributeError(f"module 'search' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    """For completion."""
+    return [*globals(), *__all__]

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import click
 
-from search.stop import leave
+from search.stop import leave, leaving_early
 
 INVALID, REFUSED, TRY_AGAIN, INTERRUPTED = 2, 3, 75, 130
 _TRAINING = ("plan", "run")  # what a mistake keeps from training
@@ -153,7 +153,7 @@ def run(
     from search.running import run as run_study
     from search.running import store_root
 
-    with make_progress(as_json=as_json) as progress:
+    with leaving_early(), make_progress(as_json=as_json) as progress:
         summary = run_study(
             study,
             store,
@@ -268,7 +268,9 @@ def doctor(store: str | None, as_json: bool) -> None:
 @main.command()
 @_STORE
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", default=None, type=int, help="The port; the first free one from 8050 without it.")
+@click.option(
+    "--port", default=None, type=click.IntRange(0, 65535), help="The port; the first free one from 8050 without it."
+)
 @click.option("--open", "open_browser", is_flag=True, help="Open the page in a browser.")
 @_verb
 def dashboard(store: str | None, host: str, port: int | None, open_browser: bool) -> None:

@@ -26,12 +26,13 @@ class Estimate:
     source: str
 
 
-def estimate(plan: Plan, root: Path, slots: int) -> Estimate:
-    """The time of all trials of a plan, as if none were done; training takes three times a forward pass's FLOPs."""
+def estimate(plan: Plan, root: Path, slots: int, done: int = 0) -> Estimate:
+    """The time of the trials that are left when `done` have a result; training takes three forward passes' FLOPs."""
     rate, source = _rate(root)
     per_variant = plan.trials / len(plan.variants)
     flops = sum(3 * v.flops_per_token * v.recipe.tokens * per_variant for v in plan.variants)
-    core_s = flops / rate + _START_S * plan.trials
+    left = 1 - done / plan.trials
+    core_s = (flops / rate + _START_S * plan.trials) * left
     return Estimate(core_s, core_s / slots, slots, source)
 
 
@@ -46,10 +47,12 @@ def _rate(root: Path) -> tuple[float, str]:
 
 
 def _measured(store: Store, study: str) -> list[float]:
+    """FLOP/s of each complete trial, one that has two roles once."""
     flops = {variant["name"]: variant["flops_per_token"] for variant in store.study(study)["variants"]}
+    rows = {row["key"]: row for row in store.study_trials(study)}
     return [
         3 * flops[row["variant"]] * row["result"]["tokens_per_s"]
-        for row in store.study_trials(study)
+        for row in rows.values()
         if row["state"] == "complete" and row["variant"] in flops and row["result"].get("tokens_per_s")
     ]
 

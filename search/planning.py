@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from arch_dsl.errors import Problem, SpecError
 from arch_dsl.identity import canonical
 from search.selection import choose, group
-from search.store import TERMINAL, Row
+from search.store import TERMINAL, Row, Store
 from search.study import Study, asked_variants
 from search.variants import Builder, Mistakes, Variant
 
@@ -88,6 +88,20 @@ class Plan:
         settings = {"lr": variant.recipe.lr if lr is None else lr}
         for seed in self.seeds:
             yield Row(variant.trial(seed, lr), variant.name, "repeat", settings, seed)
+
+    def done(self, store: Store) -> int:
+        """How many of the trials that are known to be wanted have a result in this store, by whichever study."""
+        trials: list[dict[str, Any]] = []
+        for _ in range(2):  # the rates first; where these are known, the repeats
+            rows = {(row.trial.key, row.role): row for row in self.rows(trials)}
+            known = store.known({key for key, _ in rows})
+            trials = [
+                {"key": key, "variant": row.variant, "role": row.role, "settings": row.settings, "seed": row.seed}
+                | known[key]
+                for (key, _), row in rows.items()
+                if key in known
+            ]
+        return len({trial["key"] for trial in trials if trial["state"] in ("complete", "diverged")})
 
     def frame(self) -> pd.DataFrame:
         """One row per variant: its changes, parameters, mismatch, FLOPs per token."""

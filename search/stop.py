@@ -84,6 +84,27 @@ def leave(exit_code: int) -> NoReturn:
 
 
 @contextmanager
+def leaving_early() -> Iterator[None]:
+    """Until a driver takes the signals there is nothing to save: SIGINT ends the process at once, with its exit code.
+
+    An exception would surface wherever an import or Ray's start happens to be, and some of these swallow it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        os.write(2, b"interrupted; the same command goes on from here\n")
+        os._exit(EXIT_INTERRUPTED)
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
 def on_signals(interrupt: Callable[[], None]) -> Iterator[Callable[[], None]]:
     """SIGINT and SIGTERM call `interrupt` meanwhile. Only a main thread can have handlers; others go without.
 

@@ -182,6 +182,15 @@ class Store:
         trials = self.root / "trials"
         return [_row_dict(row, f"{trials}/{row['key'][:2]}/{row['key']}") for row in rows]
 
+    def known(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """key -> {state, result} of those trials that exist, whichever study made them."""
+        found = {}
+        for key in keys:
+            for row in self._query("SELECT state, result FROM trial WHERE key = ?", (key,)):
+                result = json.loads(row["result"]) if row["result"] else None
+                found[key] = {"state": row["state"], "result": result}
+        return found
+
     # transitions
 
     def claim(self, key: str, study: str) -> int | None:

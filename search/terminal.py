@@ -25,6 +25,7 @@ from search.estimate import estimate
 from search.machine import usable_cores
 from search.planning import Plan, Variant, plan
 from search.stop import Summary
+from search.store import Store
 from search.study import load_study
 
 _MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
@@ -56,9 +57,17 @@ def duration(seconds: float) -> str:
 
 
 def plan_json(planned: Plan, root: Path) -> dict[str, Any]:
-    """A plan as JSON: its record, the number of trials, and the estimate in seconds."""
-    slots = _slots(planned)
-    return {**planned.record(), "trials": planned.trials, "estimate": asdict(estimate(planned, root, slots))}
+    """A plan as JSON: its record, the number of trials, how many have a result, and the estimate in seconds."""
+    done = _done(planned, root)
+    guess = asdict(estimate(planned, root, _slots(planned), done))
+    return {**planned.record(), "trials": planned.trials, "done": done, "estimate": guess}
+
+
+def _done(planned: Plan, root: Path) -> int:
+    if not (root / "store.json").exists():
+        return 0
+    with Store.open(root, create=False) as store:
+        return planned.done(store)
 
 
 def _slots(planned: Plan) -> int:
@@ -84,14 +93,16 @@ def print_plan(planned: Plan, root: Path) -> None:
             Text(variant.name), Text(changes), f"{variant.parameters:,}", *mismatch, count(variant.flops_per_token)
         )
     console.print(table)
-    console.print(Text(_trials(planned)))
+    done = _done(planned, root)
+    known = f"; {done} of them have a result, {planned.trials - done} are left" if done else ""
+    console.print(Text(_trials(planned) + known))
     data = first.dataset.record()
     read = (
         f"data: {data['source']}, {data['tokenizer']}, {count(data['train_tokens'])} training tokens "
         f"({first.recipe.tokens / data['train_tokens']:.2g} epochs), {data['identity']}"
     )
     console.print(Text(read))
-    guess = estimate(planned, root, _slots(planned))
+    guess = estimate(planned, root, _slots(planned), done)
     console.print(
         f"about {duration(guess.wall_s)} on {guess.slots} cores ({duration(guess.core_s)} of one core; "
         f"from {guess.source})"
