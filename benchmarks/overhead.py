@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, help="of one trial")
     parser.add_argument("--parts", action="store_true", help="a third contestant, without tracking")
     options = parser.parse_args()
-    tokens = options.tokens or (1_600_000 if options.full else 400_000)
+    tokens = options.tokens or (800_000 if options.full else 200_000)
     with tempfile.TemporaryDirectory() as folder:
         study = Path(folder, "overhead.yaml")
         study.write_text(STUDY.format(tokens=tokens, trials=options.trials))
