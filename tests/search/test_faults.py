@@ -35,6 +35,7 @@ def until_gone(processes):
     until(lambda: not any(map(alive, processes)), 60, "the driver's processes to end")
 
 
+@pytest.mark.slow
 def test_sigkill_then_ctrl_c_then_an_undisturbed_run_give_the_results_of_one(tmp_path, uninterrupted):
     driver, processes = driver_with_steps(tmp_path, 25)
     driver.process.kill()
