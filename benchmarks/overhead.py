@@ -16,6 +16,8 @@ The clock runs from the first steps of the first trial (a four hundredth of them
 the last result. In: building the models of later trials, forking and pinning, deterministic algorithms, checkpoints,
 synced files, the table, Ray's messages, tracking with its imports. Out, for both: the way to the first step (imports,
 Ray, plan, data). `exit_s` is from there to the end of the process: the last results sent to the trackers, Ray's end.
+`cpu_s` is the processor time of all processes while the clock runs, and `cpu_ratio` its ratio: on Linux, and the figure
+to trust where other work shares the machine.
 All must give the same test losses to the last digit; otherwise they did not do the same work, and that is an error.
 """
 
@@ -30,7 +32,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from bisect import bisect
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +61,7 @@ seeds: {trials}
 """
 GOAL = 1.05  # archlab over bare
 LIMIT_S = 1800
+READ_S = 0.5  # between two looks at /proc
 
 Times = dict[str, float]
 Losses = dict[int, float]  # test loss by seed
@@ -69,14 +74,22 @@ def archlab(study: Path, *options: str) -> tuple[Times, Losses]:
 
     with tempfile.TemporaryDirectory(dir=study.parent) as root:
         command = [sys.executable, "-c", "from search.cli import main; main()", "run", str(study), "--store", root]
-        subprocess.run([*command, *options], env=environment(), check=True, capture_output=True, timeout=LIMIT_S)
-        ended = time.time()
+        with Path(root, "output.txt").open("w+") as output:
+            process = subprocess.Popen([*command, *options], env=environment(), stdout=output, stderr=output)
+            meter = Meter(process.pid)
+            while process.poll() is None:
+                meter.read()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(READ_S)
+            ended = time.time()
+            if process.returncode:
+                raise SystemExit(Path(root, "output.txt").read_text())
         with Store.open(root) as store:
             last = max(event["time"] for event in store.events("overhead") if event["kind"] == "complete")
             rows = store.study_trials("overhead")
         first = min(read_metrics(Path(row["folder"]))[0]["time"] for row in rows)
     losses = {row["seed"]: row["result"]["test"]["loss"] for row in rows}
-    return {"s": last - first, "exit_s": ended - last}, losses
+    return {"s": last - first, "exit_s": ended - last, "cpu_s": meter.at(last) - meter.at(first)}, losses
 
 
 def bare(study: Path, trials: int) -> tuple[Times, Losses]:
@@ -95,7 +108,35 @@ def bare(study: Path, trials: int) -> tuple[Times, Losses]:
     found = [json.loads(worker.communicate(timeout=LIMIT_S)[0]) for worker in workers]
     first = min(each["first"] for each in found if each["losses"])
     losses = {int(seed): loss for each in found for seed, loss in each["losses"].items()}
-    return {"s": max(each["last"] for each in found) - first}, losses
+    return {"s": max(each["last"] for each in found) - first, "cpu_s": sum(each["cpu_s"] for each in found)}, losses
+
+
+class Meter:
+    """Processor seconds of a process and all below it, those that ended among them, over time."""
+
+    def __init__(self, root: int) -> None:
+        self.root = root
+        self.readings: list[tuple[float, float]] = []
+
+    def read(self) -> None:
+        """Adds a reading."""
+        parents, spent = {}, {}
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it ended meanwhile
+                fields = (process / "stat").read_text().rpartition(")")[2].split()
+                parents[int(process.name)] = int(fields[1])
+                spent[int(process.name)] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        found, frontier = {self.root}, {self.root}
+        while frontier:
+            frontier = {pid for pid, parent in parents.items() if parent in frontier}
+            found |= frontier
+        self.readings.append((time.time(), sum(spent.get(pid, 0.0) for pid in found)))
+
+    def at(self, when: float) -> float:
+        """Processor seconds at a time, linear between readings."""
+        index = min(max(bisect(self.readings, (when,)), 1), len(self.readings) - 1)
+        (before, low), (after, high) = self.readings[index - 1 : index + 1]
+        return low + (high - low) * (when - before) / (after - before)
 
 
 def environment() -> dict[str, str]:
@@ -115,12 +156,13 @@ def worker(study: str, core: str, *seeds: str) -> None:
     variant = plan(load_study(study), Path(study).parent / "data").variants[0]
     print("ready", flush=True)
     sys.stdin.readline()
-    firsts: list[float] = []
+    firsts: list[tuple[float, float]] = []
     losses = {seed: train(variant, int(seed), firsts) for seed in seeds}
-    print(json.dumps({"first": min(firsts, default=math.inf), "last": time.time(), "losses": losses}))
+    first, cpu_s = min(firsts, default=(math.inf, time.process_time()))
+    print(json.dumps({"first": first, "last": time.time(), "cpu_s": time.process_time() - cpu_s, "losses": losses}))
 
 
-def train(variant: Any, seed: int, firsts: list[float]) -> float:
+def train(variant: Any, seed: int, firsts: list[tuple[float, float]]) -> float:
     """A trial as one writes it by hand; returns its test loss in nats per token."""
     import torch
 
@@ -143,7 +185,7 @@ def train(variant: Any, seed: int, firsts: list[float]) -> float:
         optimizer.step()
         optimizer.zero_grad()
         if step + 1 == max(1, recipe.steps // LOG_LINES):
-            firsts.append(time.time())
+            firsts.append((time.time(), time.process_time()))
         if step + 1 in points:
             losses(model, *curve, recipe.batch)
     evaluate(model, data, "validation", recipe.context, recipe.batch)
@@ -184,7 +226,9 @@ def turn(number: int, contestants: dict[str, Callable[[], tuple[Times, Losses]]]
         row |= {f"{name}_{key}": round(value, 2) for key, value in times.items()}
     if any(losses != results["bare"] for losses in results.values()):
         raise SystemExit(f"the contestants did not do the same work; test losses by seed: {results}")
-    row |= {f"{name}_ratio": round(row[f"{name}_s"] / row["bare_s"], 3) for name in order if name != "bare"}
+    for key in ("", "cpu_"):
+        ours = [name for name in order if name != "bare"]
+        row |= {f"{name}_{key}ratio": round(row[f"{name}_{key}s"] / row[f"bare_{key}s"], 3) for name in ours}
     print(json.dumps(row), flush=True)
     return row
 
