@@ -39,6 +39,7 @@ class Variant:
     components: dict[str, bool]
     parameters: int
     flops_per_token: int
+    test_text: str  # equal where the test documents are the same text, whatever the tokenizers
     mismatch: float = 0.0
     matched: dict[str, int] = field(default_factory=dict)
 
@@ -54,13 +55,6 @@ class Variant:
         """What decides the batches: two variants with the same text here saw the same tokens in the same order."""
         recipe = self.recipe
         return canonical_json([self.dataset.identity, recipe.context, recipe.batch, recipe.tokens, recipe.objective])
-
-    @property
-    def test_text(self) -> str:
-        """Equal for two variants whose test documents are the same text, whatever their tokenizers."""
-        lengths = self.dataset.documents("test").bytes.tolist()
-        text = canonical_json([canonical(self.recipe.data), lengths])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def record(self) -> dict[str, Any]:
         """What the store keeps of it, for tables and pages."""
@@ -88,6 +82,7 @@ class Builder:
         self.study, self.data_root = study, data_root
         self.datasets: dict[str, Dataset] = {}
         self.bases: dict[tuple[int, int], Model] = {}
+        self.test_texts: dict[str, str] = {}
 
     def variant(self, asked: Asked, target: int | None) -> Variant:
         """One variant; its `by` field is solved if there is a `target` number of parameters. Raises SpecError."""
@@ -113,6 +108,7 @@ class Builder:
             components=dict(asked.components),
             parameters=total.parameters,
             flops_per_token=total.flops_model // recipe.context,
+            test_text=self.test_text(recipe, dataset),
             mismatch=total.parameters / target - 1 if target else 0.0,
             matched=matched,
         )
@@ -209,6 +205,14 @@ class Builder:
         except SpecError as error:
             raise SpecError(Problem("match.by", f"{by}: {p.message}", mark) for p in error.problems) from error
         return at(width), {by: width}
+
+    def test_text(self, recipe: Recipe, dataset: Dataset) -> str:
+        """What tells one test text from another: its source, and how it falls into documents."""
+        source = canonical_json(canonical(recipe.data))
+        if source not in self.test_texts:
+            lengths = canonical_json(dataset.documents("test").bytes.tolist())
+            self.test_texts[source] = hashlib.sha256(f"{source}{lengths}".encode()).hexdigest()[:16]
+        return self.test_texts[source]
 
     def dataset(self, recipe: Recipe) -> Dataset:
         """The prepared data of a recipe. Raises SpecError if there is not enough of it."""
