@@ -117,10 +117,12 @@ class Branches(nn.Module):
 
     def __init__(self, block: Block, ctx: BuildContext) -> None:
         super().__init__()
+        self.path = ctx.path
         for name, branch in block.items():
             self.add_module(name, build_shared(branch, ctx.at(name)))
 
     def forward(self, stream: Tensor, call: Call) -> Tensor:
+        call = call.layer(self.path)
         for branch in self.children():
             stream = branch(stream, call)
         return stream

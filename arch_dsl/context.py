@@ -83,28 +83,73 @@ class BuildContext:
         return choice.call
 
 
+@dataclasses.dataclass
+class State:
+    """What decoding carries from one call to the next: the tokens read so far, and what the nodes of each layer hold.
+
+    A node keeps what it needs under its path, in whatever form it likes. `layers` is indexed by stack and depth
+    (`block.0`), as nodes that layers share have one path.
+    """
+
+    tokens: int = 0
+    layers: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+
+
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One forward call: what the modules may know besides the stream. `positions` `[time]` default to 0, 1, 2, …
+    """One forward call: what the modules may know besides the stream.
 
-    `documents` `[batch, time]` number the document of each token, for masks that keep documents apart; without them a
-    row is one document. `across` carries tensors from layer to layer within the call.
+    * `positions` `[time]` default to 0, 1, 2, …, or while decoding to those that follow what was read before.
+    * `documents` `[batch, time]` number the document of each token, for masks that keep documents apart; without them a
+      row is one document.
+    * `prefix` `[batch]`: how many tokens at the start of each row all read each other, for masks that have a prefix.
+    * `padding` `[batch, time]` is True at tokens that nothing may read.
+    * `source_tokens` `[batch, source_time]` are what an encoder reads, `source_padding` its padding; the encoder's last
+      stream `source` `[batch, source_time, d_model]` is what cross-attention reads. Who gives `source` skips the encoder.
+    * `state` carries what was read before from call to call; None outside decoding. `held` is the part of it that
+      belongs to the current layer.
+    * `across` carries tensors from layer to layer within the call.
+    * `losses` holds auxiliary losses by the path of their node, weighted; training adds them to its loss. `measures`
+      holds what nodes tell about the call. A node sets its own entries, so that doing it twice changes nothing.
+    * `earlier` holds the sums of `measures` over the micro-batches of this step that came before.
     """
 
     positions: torch.Tensor | None = None
     documents: torch.Tensor | None = None
+    prefix: torch.Tensor | None = None
+    padding: torch.Tensor | None = None
+    source_tokens: torch.Tensor | None = None
+    source_padding: torch.Tensor | None = None
+    source: torch.Tensor | None = None
+    state: State | None = None
+    held: dict[str, Any] | None = None
     across: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    losses: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    measures: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    earlier: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
 
     def fresh(self) -> Self:
-        """The same call with nothing carried yet."""
+        """The same call with nothing carried from layer to layer yet. Losses and measures go to this call's own."""
         return dataclasses.replace(self, across={})
+
+    def layer(self, name: str) -> Self:
+        """The call as the layer `name` (`block.0`) sees it: with what its nodes hold. Itself outside decoding."""
+        if self.state is None:
+            return self
+        return dataclasses.replace(self, held=self.state.layers.setdefault(name, {}))
 
     def positions_of(self, length: int, device: torch.device) -> torch.Tensor:
         """Integer positions `[time]` of the tokens of this call."""
-        return torch.arange(length, device=device) if self.positions is None else self.positions
+        if self.positions is not None:
+            return self.positions
+        if self.state is None:
+            return torch.arange(length, device=device)
+        return torch.arange(self.state.tokens, self.state.tokens + length, device=device)
 
 
-_pytree.register_dataclass(Call, field_names=["positions", "documents", "across"], drop_field_names=[])
+_pytree.register_dataclass(
+    Call, field_names=[item.name for item in dataclasses.fields(Call) if item.name != "state"], drop_field_names=["state"]
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -304,6 +304,8 @@ class Decoder(nn.Module):
         stream = self.embed(stream, call, iter(()))
         for layer in self.block:
             stream = layer(stream, call)
+        if call.state is not None:
+            call.state.tokens += tokens.shape[1]
         return self.final(stream, call, iter(()))  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -122,7 +122,7 @@ class Program:
         function, owner = method.function, method.owner
         module = owner.known
         if isinstance(module, CallRecord):
-            if function.__name__ == "fresh":
+            if function.__name__ in ("fresh", "layer"):
                 return owner
             bound = _bound(frame, function, [owner, *args], keywords)
             found = self._inline(frame, function, bound, None, always=True)
@@ -337,7 +337,7 @@ class Program:
         static = inspect.getattr_static(Call, attribute, None)
         if isinstance(static, Function):
             return Val(known=Method(static, value))
-        if attribute == "positions":
+        if attribute in ("positions", "state", "held"):
             return Val(known=None)
         assert value.expr is not None
         field = next(item for item in dataclasses.fields(Call) if item.name == attribute)
