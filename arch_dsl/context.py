@@ -31,7 +31,8 @@ class BuildContext:
     the layer; `site` the name of the site; `logit_scale` what attention multiplies q k^T by; `documents` whether its
     mask keeps documents apart. `gain` scales the initial values of value, output and feed-forward maps (DeepNorm).
     `shared` holds what a first layer owns for all others. `held` says that another node keeps the tensor here for the
-    backward pass, and so counts it.
+    backward pass, and so counts it. `source_tokens` is None where no encoder's stream can be read, else how many tokens
+    of it a cost is counted over.
     """
 
     d_model: int
@@ -49,6 +50,7 @@ class BuildContext:
     documents: bool = False
     gain: float = 1.0
     held: bool = False
+    source_tokens: int | None = None
     path: str = ""
     device: kernels.Device = dataclasses.field(default_factory=kernels.Device.current)
     dtype: torch.dtype = torch.float32
@@ -75,7 +77,7 @@ class BuildContext:
         """Enters a choice that was made for this node."""
         self.choices.append(NodeChoice(self.path, op, implementation, reason))
 
-    def select(self, op: str, **ask: Any) -> Callable[..., torch.Tensor]:
+    def select(self, op: str, **ask: Any) -> Callable[..., Any]:
         """The implementation of an op for this device and dtype; the choice and its reason are noted in `choices`."""
         force = "" if self.backend == "auto" else self.backend
         choice = kernels.select(op, self.device, self.dtype, force=force, **ask)
@@ -88,10 +90,13 @@ class State:
     """What decoding carries from one call to the next: the tokens read so far, and what the nodes of each layer hold.
 
     A node keeps what it needs under its path, in whatever form it likes. `layers` is indexed by stack and depth
-    (`block.0`), as nodes that layers share have one path.
+    (`block.0`), as nodes that layers share have one path. `source` is the encoder's stream
+    with its padding, computed once.
     """
 
     tokens: int = 0
+    source: torch.Tensor | None = None
+    source_padding: torch.Tensor | None = None
     layers: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
 
@@ -105,7 +110,8 @@ class Call:
     * `prefix` `[batch]`: how many tokens at the start of each row all read each other, for masks that have a prefix.
     * `padding` `[batch, time]` is True at tokens that nothing may read.
     * `source_tokens` `[batch, source_time]` are what an encoder reads, `source_padding` its padding; the encoder's last
-      stream `source` `[batch, source_time, d_model]` is what cross-attention reads. Who gives `source` skips the encoder.
+      stream `source` `[batch, source_time, d_model]` is what cross-attention reads. Who gives it skips the encoder.
+      `source_targets` `[batch, source_time]` (-100: none) are what `losses["encoder"]` has the encoder predict.
     * `state` carries what was read before from call to call; None outside decoding. `held` is the part of it that
       belongs to the current layer.
     * `across` carries tensors from layer to layer within the call.
@@ -120,6 +126,7 @@ class Call:
     padding: torch.Tensor | None = None
     source_tokens: torch.Tensor | None = None
     source_padding: torch.Tensor | None = None
+    source_targets: torch.Tensor | None = None
     source: torch.Tensor | None = None
     state: State | None = None
     held: dict[str, Any] | None = None
@@ -148,7 +155,9 @@ class Call:
 
 
 _pytree.register_dataclass(
-    Call, field_names=[item.name for item in dataclasses.fields(Call) if item.name != "state"], drop_field_names=["state"]
+    Call,
+    field_names=[item.name for item in dataclasses.fields(Call) if item.name != "state"],
+    drop_field_names=["state"],
 )
 
 
