@@ -320,26 +320,45 @@ class Decoder(nn.Module):
         return self.logits(self.hidden(tokens, call))
 
     def loss(
-        self, tokens: Tensor, targets: Tensor, call: Call | None = None, reduction: Literal["mean", "none"] = "mean"
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        call: Call | None = None,
+        reduction: Literal["mean", "none"] = "mean",
+        z_loss: float = 0.0,
     ) -> Tensor:
         """Cross-entropy in nats: the mean over targets that are not -100, or `[batch, time]` (0 where ignored).
 
-        At most LOSS_CHUNK logits are held at a time; more are computed in chunks and again for the gradient.
+        At most LOSS_CHUNK logits are held at a time; more are computed in chunks and again for the gradient. With
+        `z_loss` the mean of z_loss log^2 Z over the same targets, Z = sum exp(logits) (arXiv:2204.02311, section 5),
+        is left in `call.losses`.
         """
+        call = call or Call()
         hidden = self.hidden(tokens, call).flatten(0, 1)
         wanted = targets.flatten()
         rows = max(LOSS_CHUNK // self.embedding.shape[0], 1)
+        one = self._row_losses_and_squares if z_loss else self._row_losses
         if hidden.shape[0] <= rows:
-            losses = self._row_losses(hidden, wanted)
+            losses = one(hidden, wanted)
         else:
             pairs = zip(hidden.split(rows), wanted.split(rows), strict=True)
-            losses = torch.cat([checkpoint(self._row_losses, *pair, use_reentrant=False) for pair in pairs])
+            losses = torch.cat([checkpoint(one, *pair, use_reentrant=False) for pair in pairs], dim=-1)
+        count = (wanted != -100).sum()
+        if z_loss:
+            losses, squares = losses.unbind(0)
+            call.losses["z_loss"] = z_loss * squares.sum() / count
         if reduction == "none":
             return losses.view_as(targets)
-        return losses.sum() / (wanted != -100).sum()
+        return losses.sum() / count
 
     def _row_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         return nn.functional.cross_entropy(at_least_float32(self.logits(hidden)), targets, reduction="none")
+
+    def _row_losses_and_squares(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each row and log^2 Z of those that have a target: `[2, rows]`."""
+        logits = at_least_float32(self.logits(hidden))
+        losses = nn.functional.cross_entropy(logits, targets, reduction="none")
+        return torch.stack([losses, logits.logsumexp(-1).masked_fill(targets == -100, 0).square()])
 
 
 def compile(

@@ -217,3 +217,17 @@ def test_loss_is_cross_entropy_whole_and_in_chunks(monkeypatch):
     close(module.loss(TOKENS, targets), wholes[0])
     close(module.loss(TOKENS, targets, reduction="none"), wholes[1])
     close(torch.autograd.grad(module.loss(TOKENS, targets), module.embedding)[0], gradient)
+
+
+@pytest.mark.parametrize("rows", [100, 5], ids=["whole", "in chunks"])
+def test_z_loss_is_the_mean_square_of_log_z_beside_the_same_cross_entropy(monkeypatch, rows):
+    module = build(load(whole_model()))
+    targets = TARGETS.clone()
+    targets[0, 3] = targets[1, 5] = -100
+    squares = module(TOKENS).logsumexp(-1).square() * (targets != -100)
+    monkeypatch.setattr(arch_dsl.model, "LOSS_CHUNK", 19 * rows)
+    call = Call()
+    close(module.loss(TOKENS, targets, call, z_loss=0.1), module.loss(TOKENS, targets))
+    close(call.losses["z_loss"], 0.1 * squares.sum() / 22)
+    gradients = [torch.autograd.grad(loss, module.embedding)[0] for loss in (call.losses["z_loss"], squares.sum())]
+    close(gradients[0], gradients[1] * 0.1 / 22)
