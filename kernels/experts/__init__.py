@@ -1,0 +1,58 @@
+"""experts: the grouped product of a mixture of experts, W_e x for the rows that are sent to expert e."""
+
+from typing import Any
+
+from torch import Tensor
+
+from kernels.experts import reference, torch_ops
+from kernels.op import Case, Implementation, Op
+
+
+def _ask(x: Tensor, weight: Tensor, ends: Tensor) -> dict[str, Any]:
+    return {}
+
+
+def _flops(x: Tensor, weight: Tensor, ends: Tensor) -> int:
+    """One product for each row, of the one expert that it is sent to."""
+    return 2 * x.numel() * weight.shape[1]
+
+
+def _bytes(x: Tensor, weight: Tensor, ends: Tensor) -> int:
+    """Rows, results, and the weights of all experts."""
+    rows = (x.numel() + x.shape[0] * weight.shape[1]) * x.element_size()
+    return rows + weight.numel() * weight.element_size() + ends.numel() * ends.element_size()
+
+
+def _case(name: str, inputs: int, outputs: int, *ends: int) -> Case:
+    shapes = {"x": (ends[-1], inputs), "weight": (len(ends), outputs, inputs)}
+    return Case(name, shapes, {}, {"ends": ends})
+
+
+def _cases() -> tuple[Case, ...]:
+    return (
+        _case("even", 16, 24, 5, 10, 15, 20),
+        _case("uneven", 24, 16, 1, 12, 14, 40),
+        _case("odd_rows", 13, 7, 3, 4, 11),
+        _case("expert_without_rows", 16, 8, 0, 7, 7, 9),
+        _case("one_row", 8, 5, 0, 1, 1),
+        _case("one_expert", 8, 12, 6),
+        _case("width_1", 1, 1, 2, 5),
+        _case("many_experts", 12, 20, *range(0, 64, 2), 64, 70),
+    )
+
+
+EXPERTS = Op(
+    name="experts",
+    version=1,
+    reference=reference.experts,
+    implementations={
+        "torch": Implementation(
+            "torch", lambda: torch_ops.experts, "one matrix product per expert, an operator to captured graphs"
+        ),
+    },
+    cases=_cases(),
+    options={},
+    ask=_ask,
+    flops=_flops,
+    bytes=_bytes,
+)

@@ -1,0 +1,62 @@
+"""The grouped product as one matrix product per expert, behind an operator, so that a graph need not know its rows.
+
+How many rows an expert has is known only when the model runs: a loop over slices breaks a captured graph.
+`torch.nn.functional.grouped_mm` does not, but it refuses widths that are no multiple of 16 bytes and float64, cannot
+be captured in float32, and on the CPU takes as long as the loop.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def experts(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """As the reference, with products in x's dtype, to which the weights are cast. Same bits every time."""
+    result: Tensor = _product(x, weight.to(x.dtype), ends)
+    return result
+
+
+@torch.library.custom_op("archlab::experts", mutates_args=())
+def _product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    out = x.new_empty(x.shape[0], weight.shape[1])
+    start = 0
+    for expert, end in enumerate(ends.tolist()):
+        torch.mm(x[start:end], weight[expert].mT, out=out[start:end])
+        start = end
+    return out
+
+
+@torch.library.custom_op("archlab::experts_weight", mutates_args=())
+def _weight_gradient(dy: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+    """sum_r dy_r x_r^T over the rows r of each expert: `[experts, outputs, inputs]`."""
+    out = x.new_empty(ends.shape[0], dy.shape[1], x.shape[1])
+    start = 0
+    for expert, end in enumerate(ends.tolist()):
+        torch.mm(dy[start:end].mT, x[start:end], out=out[expert])
+        start = end
+    return out
+
+
+@_product.register_fake
+def _(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[1])
+
+
+@_weight_gradient.register_fake
+def _(dy: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+    return x.new_empty(ends.shape[0], dy.shape[1], x.shape[1])
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    x, weight, ends = ctx.saved_tensors
+    dx = _product(dy, weight.mT, ends) if ctx.needs_input_grad[0] else None
+    dweight = _weight_gradient(dy, x, ends) if ctx.needs_input_grad[1] else None
+    return dx, dweight, None
+
+
+_product.register_autograd(_backward, setup_context=_keep)
