@@ -3,12 +3,14 @@
 from kernels.activations import ACTIVATIONS
 from kernels.attention import ATTENTION
 from kernels.device import Device
+from kernels.experts import EXPERTS
 from kernels.gate import GATE
 from kernels.glu import GLU
+from kernels.linear_recurrence import LINEAR_RECURRENCE
 from kernels.op import OPS, Ask, Case, Choice, Implementation, Op, register, select
 from kernels.rms_norm import RMS_NORM
 
-for _op in (GATE, RMS_NORM, GLU, ATTENTION):
+for _op in (GATE, RMS_NORM, GLU, ATTENTION, LINEAR_RECURRENCE, EXPERTS):
     register(_op)
 
 __all__ = ["ACTIVATIONS", "OPS", "Ask", "Case", "Choice", "Device", "Implementation", "Op", "select"]

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.device import Device
 
 Family = Literal["torch", "triton"]
-Call = Callable[..., Tensor]
+Call = Callable[..., Any]
 T = TypeVar("T")
 FORCE = "ARCHLAB_KERNELS"
 
@@ -57,7 +57,7 @@ class Case:
     name: str
     shapes: Mapping[str, tuple[int, ...]]
     arguments: Mapping[str, Any]
-    integers: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    integers: Mapping[str, tuple[int | tuple[int, ...], ...]] = field(default_factory=dict)
 
     def fixed(self, device: torch.device | str = "cpu") -> dict[str, Any]:
         """All arguments but the tensors that have a shape alone."""
@@ -70,6 +70,7 @@ class Op:
 
     `version` is raised when its numbers change, and is part of every identity that depends on the op.
     `implementations` are in order of preference; `reference` is the formula in plain torch, for any floating dtype.
+    `domains` turn normal numbers into valid values of the arguments that they name, for the checks.
     `options` lists what `select` may be asked for with the values allowed, the first of which is the default; `ask`
     derives them from the arguments of a call. `flops` and `bytes` take the arguments of a call, whose tensors may be
     on the meta device, and count the floating-point operations of the forward pass and the bytes that it must move if
@@ -89,6 +90,7 @@ class Op:
     tolerances: Mapping[torch.dtype, float] = field(
         default_factory=lambda: {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 2e-3}
     )
+    domains: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ def _absence(implementation: Implementation, device: Device) -> str | None:
 
 
 def _unavailable(absent: str) -> Call:
-    def call(*args: Any, **kwargs: Any) -> Tensor:
+    def call(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(f"this implementation was selected for another machine; on this one: {absent}")
 
     return call

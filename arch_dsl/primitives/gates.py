@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 from torch import Tensor, nn
@@ -102,7 +103,8 @@ class _Gate(nn.Module):
         per_token = spec.input == "hidden" and spec.heads == "specific" and spec.granularity != "scalar"
         granularity = spec.granularity if per_token else "other"
         kind = spec.activation if named else "function"
-        self.gate = ctx.select("gate", granularity=granularity, activation=kind, combine=spec.combine)
+        options = {"granularity": granularity, "activation": kind, "combine": spec.combine}
+        self.gate: Callable[..., Tensor] = ctx.select("gate", **options)
 
     def forward(self, y: Tensor, call: Call, projected: Tensor | None = None) -> Tensor:
         scores = self.constant if projected is None else projected.unflatten(-1, self.shape)

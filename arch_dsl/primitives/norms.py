@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 from torch import Tensor, nn
@@ -92,7 +93,7 @@ class _RMSNorm(nn.Module):
         self.weight = weights(spec.shape(ctx), start) if spec.weight else None
         self.offset, self.per_head, self.joined = 1.0 - start, spec.per_head, spec.over == "heads"
         self.eps = spec.eps
-        self.norm = ctx.select("rms_norm", weight=spec.weight and not spec.per_head)
+        self.norm: Callable[..., Tensor] = ctx.select("rms_norm", weight=spec.weight and not spec.per_head)
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
         weight = self.weight if self.weight is None or not self.offset else self.offset + self.weight

@@ -36,15 +36,15 @@ class Call:
         return self.implementation == "triton"
 
     def tensors(self) -> dict[str, Tensor]:
-        return made(self.case, self.device, self.dtype)
+        return made(self.op, self.case, self.device, self.dtype)
 
 
-def made(case: Case, device: Device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Normal inputs that depend on the case's name alone, ready for gradients."""
+def made(op: Op, case: Case, device: Device, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Normal inputs, within the op's domains, that depend on the case's name alone, ready for gradients."""
     generator = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
+    drawn = {name: torch.randn(shape, generator=generator) for name, shape in case.shapes.items()}
     return {
-        name: torch.randn(shape, generator=generator).to(device.kind, dtype).requires_grad_()
-        for name, shape in case.shapes.items()
+        name: op.domains.get(name, lambda x: x)(x).to(device.kind, dtype).requires_grad_() for name, x in drawn.items()
     }
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,12 @@ from kernels import ACTIVATIONS, OPS, Case, Op
 LAID_OUT = (
     "elementwise_silu", "headwise_multiply", "shared_heads_multiply", "width_1_add", "silu", "odd", "odd_no_weight",
     "heads", "causal_grouped", "bias_per_head", "wide_values", "cached_keys", "everything",
+    "decay_grouped", "channels", "delta_decay", "uneven", "expert_without_rows",
 )  # fmt: skip
 COMPILED = (
     "headwise_multiply", "elementwise_gelu", "heads", "odd_no_weight", "silu", "bias_window", "causal_grouped",
-    "everything", "documents",
+    "everything", "documents", "decay_grouped", "delta_decay",
+    "uneven", "expert_without_rows",
 )  # fmt: skip
 
 
@@ -30,21 +33,29 @@ def uninitialised_memory_is_nan() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
+def outputs(function: Callable[..., Any], inputs: dict[str, Tensor], case: Case) -> tuple[Tensor, ...]:
+    """What an op returns: one tensor, or several, of which those after the first are states."""
+    found = function(**inputs, **case.fixed(_device(inputs)))
+    return found if isinstance(found, tuple) else (found,)
+
+
 def results(
-    function: Callable[..., Tensor], inputs: dict[str, Tensor], case: Case, dout: Tensor | None
+    function: Callable[..., Any], inputs: dict[str, Tensor], case: Case, douts: list[Tensor] | None
 ) -> list[Tensor]:
-    """The output and the gradients of all inputs."""
-    out = function(**inputs, **case.fixed(_device(inputs)))
-    dout = torch.ones_like(out) if dout is None else dout
-    return [out, *torch.autograd.grad(out, list(inputs.values()), dout.to(out.dtype))]
+    """The outputs, and the gradients of all inputs through all of them."""
+    outs = outputs(function, inputs, case)
+    douts = [torch.ones_like(out) for out in outs] if douts is None else douts
+    douts = [dout.to(out.dtype) for dout, out in zip(douts, outs, strict=True)]
+    return [*outs, *torch.autograd.grad(outs, list(inputs.values()), douts)]
 
 
-def truth(op: Op, inputs: dict[str, Tensor], case: Case, dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
-    """The results of the formula in float64, and a gradient of the output that is exact in `dtype`."""
+def truth(op: Op, inputs: dict[str, Tensor], case: Case, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    """The results of the formula in float64, and gradients of the outputs that are exact in `dtype`."""
     wide = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
-    shape = op.reference(**wide, **case.fixed(_device(wide))).shape
-    dout = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype).to(_device(wide))
-    return results(op.reference, wide, case, dout), dout
+    generator = torch.Generator().manual_seed(1)
+    shapes = [out.shape for out in outputs(op.reference, wide, case)]
+    douts = [torch.randn(shape, generator=generator).to(dtype).to(_device(wide)) for shape in shapes]
+    return results(op.reference, wide, case, douts), douts
 
 
 def _device(inputs: dict[str, Tensor]) -> torch.device:
@@ -62,13 +73,15 @@ def assert_close(got: list[Tensor], want: list[Tensor], tolerance: float) -> Non
 @pytest.mark.parametrize("call", calls())
 def test_outputs_and_gradients_match_float64(call: Call) -> None:
     inputs = call.tensors()
-    want, dout = truth(call.op, inputs, call.case, call.dtype)
+    want, douts = truth(call.op, inputs, call.case, call.dtype)
     if call.is_triton:
         with uninitialised_memory_is_nan():
-            got = results(call.function, inputs, call.case, dout)
+            got = results(call.function, inputs, call.case, douts)
     else:
-        got = results(call.function, inputs, call.case, dout)
-    assert all(x.dtype == call.dtype for x in got)
+        got = results(call.function, inputs, call.case, douts)
+    states = range(1, len(got) - len(inputs))
+    wide = torch.promote_types(call.dtype, torch.float32)
+    assert [x.dtype for x in got] == [wide if i in states else call.dtype for i in range(len(got))]
     assert_close(got, want, call.op.tolerances[call.dtype])
 
 
@@ -84,8 +97,9 @@ def _half_of_a_wider_tensor(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("call", calls((torch.float32,), LAID_OUT))
 def test_layout_does_not_change_results(call: Call, layout: Callable[[Tensor], Tensor]) -> None:
     inputs = {name: layout(x).requires_grad_() for name, x in call.tensors().items()}
-    want, dout = truth(call.op, inputs, call.case, call.dtype)
-    assert_close(results(call.function, inputs, call.case, layout(dout)), want, call.op.tolerances[call.dtype])
+    want, douts = truth(call.op, inputs, call.case, call.dtype)
+    douts = [layout(dout) for dout in douts]
+    assert_close(results(call.function, inputs, call.case, douts), want, call.op.tolerances[call.dtype])
 
 
 @pytest.mark.parametrize("call", calls((torch.float32,), COMPILED))
@@ -108,7 +122,7 @@ def test_triton_gives_the_same_bits_twice(call: Call) -> None:
     ("op", "case"), [pytest.param(op, case, id=f"{op.name}-{case.name}") for op in OPS.values() for case in op.cases]
 )
 def test_reference_has_the_gradients_of_its_formula(op: Op, case: Case) -> None:
-    inputs = made(case, DEVICES[0], torch.float64)
+    inputs = made(op, case, DEVICES[0], torch.float64)
     function = lambda *tensors: op.reference(**dict(zip(inputs, tensors, strict=True)), **case.fixed())  # noqa: E731
     assert torch.autograd.gradcheck(function, tuple(inputs.values()), fast_mode=True)
 
@@ -136,8 +150,8 @@ def test_float32_and_bfloat16_mix_as_under_autocast(call: Call) -> None:
     inputs = call.tensors()
     _, second = inputs
     inputs[second] = inputs[second].detach().float().requires_grad_()
-    want, dout = truth(call.op, inputs, call.case, call.dtype)
-    got = results(call.function, inputs, call.case, dout)
+    want, douts = truth(call.op, inputs, call.case, call.dtype)
+    got = results(call.function, inputs, call.case, douts)
     assert [x.dtype for x in got] == [torch.bfloat16, torch.bfloat16, torch.float32]
     assert_close(got, want, call.op.tolerances[call.dtype])
 
@@ -173,6 +187,29 @@ def test_triton_refuses_shapes_that_it_does_not_compute() -> None:
         glu(x, x[..., :1], "silu")
     with pytest.raises(ValueError, match="at most 16384 wide"):
         rms_norm(torch.ones(1, 16385, device=DEVICES[-1].kind), None, 1e-6)
+
+
+@pytest.mark.parametrize("case", OPS["experts"].cases, ids=lambda case: case.name)
+def test_experts_write_all_memory_and_keep_the_rules_of_torch_library(case: Case) -> None:
+    from kernels.experts import torch_ops
+
+    op = OPS["experts"]
+    inputs = made(op, case, DEVICES[0], torch.float32)
+    want, douts = truth(op, inputs, case, torch.float32)
+    with uninitialised_memory_is_nan():
+        assert_close(results(torch_ops.experts, inputs, case, douts), want, 1e-5)
+    torch.library.opcheck(torch_ops._product, (*inputs.values(), case.fixed()["ends"]))
+
+
+def test_experts_cast_their_weights_as_under_autocast() -> None:
+    op, case = OPS["experts"], OPS["experts"].cases[1]
+    inputs = made(op, case, DEVICES[0], torch.bfloat16)
+    inputs["weight"] = inputs["weight"].detach().float().requires_grad_()
+    want, douts = truth(op, inputs, case, torch.bfloat16)
+    for function in (op.reference, op.implementations["torch"].load()):
+        got = results(function, inputs, case, douts)
+        assert [x.dtype for x in got] == [torch.bfloat16, torch.bfloat16, torch.float32]
+        assert_close(got, want, 5e-3)
 
 
 def test_uninitialised_memory_is_nan_while_triton_is_tested() -> None:

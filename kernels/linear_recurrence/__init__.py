@@ -1,0 +1,129 @@
+"""linear_recurrence: a matrix state that decays, is written to and is read, for linear attention and its relatives."""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.linear_recurrence import reference, torch_ops
+from kernels.op import Ask, Case, Implementation, Op
+
+DECAYS = ("none", "constant", "token", "channel")
+
+
+def _ask(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    state: Tensor | None = None,
+    scale: float = 1.0,
+) -> dict[str, Any]:
+    return {
+        "decay": DECAYS[{0: 0, 1: 1, 3: 2, 4: 3}[0 if log_decay is None else log_decay.ndim]],
+        "delta": beta is not None,
+    }
+
+
+def _slower_than_chunks(ask: Ask) -> str | None:
+    return "quadratic in the length, slower than chunks"
+
+
+def _flops(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    state: Tensor | None = None,
+    scale: float = 1.0,
+) -> int:
+    """The products of the recurrent form, the least there is: write and read, with the delta rule erase; and decay."""
+    products = (2 if beta is None else 3) * 2
+    return v.numel() * q.shape[-1] * (products + (log_decay is not None))
+
+
+def _bytes(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    state: Tensor | None = None,
+    scale: float = 1.0,
+) -> int:
+    """Every argument and result once, with states in float32."""
+    states = 4 * v.shape[0] * v.shape[2] * q.shape[-1] * v.shape[-1] * (1 if state is None else 2)
+    return v.nbytes + states + sum(x.nbytes for x in (q, k, v, log_decay, beta) if x is not None)
+
+
+def _case(
+    name: str,
+    decay: str,
+    delta: bool = False,
+    state: bool = True,
+    length: int = 19,
+    groups: int = 2,
+    scale: float = 1.0,
+) -> Case:
+    batch, heads, width, values = 2, 2, 8, 6
+    tensors: dict[str, tuple[int, ...]] = {
+        "q": (batch, length, groups, width),
+        "k": (batch, length, groups, width),
+        "v": (batch, length, heads, values),
+    }
+    per_token = (batch, length, heads)
+    if decay != "none":
+        tensors["log_decay"] = {"constant": (heads,), "token": per_token, "channel": (*per_token, width)}[decay]
+    if delta:
+        tensors["beta"] = per_token
+    if state:
+        tensors["state"] = (batch, heads, width, values)
+    return Case(name, tensors, {"scale": scale})
+
+
+def _cases() -> tuple[Case, ...]:
+    return (
+        _case("sum", "none", state=False),
+        _case("sum_state", "none", scale=0.3),
+        _case("retention", "constant"),
+        _case("decay", "token"),
+        _case("decay_grouped", "token", groups=1),
+        _case("decay_stateless", "token", state=False, length=65),
+        _case("decay_long", "token", length=130),
+        _case("decay_length_1", "token", length=1),
+        _case("channels", "channel"),
+        _case("channels_grouped", "channel", groups=1, state=False),
+        _case("channels_long", "channel", length=130),
+        _case("delta", "none", delta=True),
+        _case("delta_retention", "constant", delta=True, length=65),
+        _case("delta_decay", "token", delta=True, scale=0.3),
+        _case("delta_decay_grouped", "token", delta=True, groups=1, state=False),
+        _case("delta_long", "token", delta=True, length=130),
+        _case("delta_channels", "channel", delta=True, length=65),
+        _case("delta_length_1", "channel", delta=True, length=1),
+    )
+
+
+LINEAR_RECURRENCE = Op(
+    name="linear_recurrence",
+    version=1,
+    reference=reference.linear_recurrence,
+    implementations={
+        "torch": Implementation("torch", lambda: torch_ops.chunked, "chunks in parallel, states between them in order"),
+        "torch_parallel": Implementation(
+            "torch", lambda: torch_ops.parallel, "one chunk", declines=_slower_than_chunks
+        ),
+    },
+    cases=_cases(),
+    options={"decay": DECAYS, "delta": (False, True)},
+    ask=_ask,
+    flops=_flops,
+    bytes=_bytes,
+    domains={
+        "k": lambda x: F.normalize(x, dim=-1),
+        "log_decay": lambda x: -x.square().square(),
+        "beta": lambda x: x.sigmoid(),
+    },
+)
