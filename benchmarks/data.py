@@ -40,7 +40,7 @@ class Windows(Dataset[Pair]):
 def ours(tokens: np.ndarray, context: int, size: int) -> Iterator[Pair]:
     """Batches of archlab, without end."""
     for step in itertools.count():
-        yield tensors(batch(tokens, 0, step, context=context, batch=size))
+        yield tensors(batch(tokens, 0, step * size, size, context))
 
 
 def loader(tokens: np.ndarray, context: int, size: int) -> Iterator[Pair]:

@@ -177,7 +177,7 @@ def train(variant: Any, seed: int, firsts: list[tuple[float, float]]) -> float:
     tokens, points = data.split("train"), curve_points(recipe.steps)
     curve = some_windows(data, "validation", recipe.context, curve_windows(recipe))
     for step in range(recipe.steps):
-        rows = batch(tokens, seeds.data, step, context=recipe.context, batch=recipe.batch)
+        rows = batch(tokens, seeds.data, step * recipe.batch, recipe.batch, recipe.context)
         for group in optimizer.param_groups:
             group["lr"] = recipe.lr_at(step)
         model.loss(*tensors(rows)).backward()

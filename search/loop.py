@@ -91,7 +91,7 @@ class Loop:
         """One optimizer step. Nothing here waits for the device."""
         recipe = self.recipe
         for group in self.optimizer.param_groups:
-            group["lr"] = recipe.lr_at(step)
+            group["lr"] = recipe.lr_at(step) * group.get("lr_factor", 1.0)
         loss = self.gradients(step)
         grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         self.grad_norm = nn.utils.get_total_norm(grads)
@@ -108,13 +108,14 @@ class Loop:
     def gradients(self, step: int) -> Tensor:
         """Leaves the gradients of a step's mean loss in the parameters; returns that loss, detached."""
         recipe = self.recipe
-        rows = batch(self.tokens, self.seed, step, context=recipe.context, batch=recipe.batch)
-        pairs = zip(*(half.chunk(recipe.accumulate) for half in tensors(rows, self.device)), strict=True)
+        first, end = recipe.rows_before(step), recipe.rows_before(step + 1)
+        rows = batch(self.tokens, self.seed, first, end - first, recipe.context)
+        pairs = zip(*(half.split(recipe.micro_batch) for half in tensors(rows, self.device)), strict=True)
         total = torch.zeros((), device=self.device)
         for inputs, targets in pairs:
             with autocast(self.device, recipe.precision):
-                # The micro-batches have equally many targets, so that the mean of their means is the batch's.
-                loss: Tensor = self.model.loss(inputs, targets) / recipe.accumulate  # type: ignore[operator]
+                share = (end - first) / len(inputs)  # all sequences have equally many targets
+                loss: Tensor = self.model.loss(inputs, targets) / share  # type: ignore[operator]
             loss.backward()
             total += loss.detach()
         return total
@@ -128,15 +129,16 @@ class Loop:
     def log(self, journal: Journal) -> None:
         """A line about the steps since the last one: their mean loss, the last one's rate and gradient norm."""
         self.check()
-        tokens = self.recipe.tokens_per_step
+        tokens = self.recipe.tokens_at(self.step)
+        fresh = tokens - self.recipe.tokens_at(self.step - self.pending)
         since = self.elapsed() - self._line_s
         journal.write(
             self.step,
-            tokens=self.step * tokens,
+            tokens=tokens,
             loss=float(self.loss_sum) / self.pending,
             lr=self.recipe.lr_at(self.step - 1),
             grad_norm=float(self.grad_norm),
-            tokens_per_s=round(self.pending * tokens / since, 1) if since > 0 else None,
+            tokens_per_s=round(fresh / since, 1) if since > 0 else None,
         )
         self.loss_sum.zero_()
         self.pending = 0
@@ -146,7 +148,7 @@ class Loop:
         """The line of the step that was not finite, unless it ended a trial whose steps all were."""
         if self.pending:
             nothing = dict.fromkeys(("loss", "grad_norm", "tokens_per_s"))
-            tokens = step * self.recipe.tokens_per_step
+            tokens = self.recipe.tokens_at(step)
             journal.write(step, tokens=tokens, lr=self.recipe.lr_at(step - 1), **nothing)
 
     def validate(self, journal: Journal) -> None:
@@ -161,7 +163,7 @@ class Loop:
     @property
     def micro_batch(self) -> int:
         """Sequences computed at a time."""
-        return self.recipe.batch // self.recipe.accumulate
+        return self.recipe.micro_batch
 
     def elapsed(self) -> float:
         """Seconds of training so far, over all attempts, without validation and checkpoints."""
@@ -233,4 +235,4 @@ def curve_points(steps: int) -> frozenset[int]:
 def curve_windows(recipe: Recipe) -> int:
     """Windows of the validation curve: the same for all trials of a recipe."""
     fewest, most = CURVE_WINDOWS
-    return min(max(recipe.steps * recipe.batch // CURVE_SHARE, fewest), most)
+    return min(max(recipe.rows_before(recipe.steps) // CURVE_SHARE, fewest), most)

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from arch_dsl.spec import Family, Positive, Range
+from arch_dsl.spec import Family, Positive, Range, Spec, added
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
 Beta = Annotated[float, Range(min=0, below=1)]
+Decay = Annotated[float, Range(min=0)]
+Named = Iterable[tuple[str, "nn.Parameter"]]
+
+
+class Group(Spec):
+    """Parameters that are treated otherwise: those whose path matches one of the patterns of `parameters`.
+
+    `*` in a pattern stands for any part of a path: `embedding`, `block.*.attention.*`, `*.bias`. Their rate is
+    `lr_factor` times the recipe's, their decay `weight_decay`, by default what it would be without the group. Of
+    several groups that match, the first counts.
+    """
+
+    title: ClassVar[str] = "group"
+    parameters: tuple[str, ...]
+    lr_factor: Positive = 1.0
+    weight_decay: Decay | None = None
+
+    def matches(self, path: str) -> bool:
+        """Whether the parameter at this path belongs to the group."""
+        return any(fnmatchcase(path, pattern) for pattern in self.parameters)
 
 
 class Optimizer(Family):
@@ -20,13 +41,14 @@ class Optimizer(Family):
     noun = "optimizer"
     default_type = "adamw"
 
-    def build(self, parameters: Iterable[tuple[str, nn.Parameter]], lr: float) -> torch.optim.Optimizer:
-        """A torch optimizer over named parameters at rate `lr`."""
+    def build(self, parameters: Named, lr: float) -> torch.optim.Optimizer:
+        """A torch optimizer over named parameters at rate `lr`. A group's own factor of it is its `lr_factor`."""
         raise NotImplementedError
 
     def complaint(self) -> str | None:
         """What is wrong with the fields taken together, or None."""
-        return None
+        betas = getattr(self, "betas", (0.0, 0.0))
+        return None if len(betas) == 2 else f"{self.type} has two betas, found {len(betas)}"
 
 
 @Optimizer.register("adamw")
@@ -39,33 +61,138 @@ class AdamW(Optimizer):
     """
 
     betas: tuple[Beta, Beta] = (0.9, 0.95)
-    weight_decay: Annotated[float, Range(min=0)] = 0.1
+    weight_decay: Decay = 0.1
     eps: Positive = 1e-8
+    groups: tuple[Group, ...] = added(default=())
 
-    def build(self, parameters: Iterable[tuple[str, nn.Parameter]], lr: float) -> torch.optim.Optimizer:
+    def build(self, parameters: Named, lr: float) -> torch.optim.Optimizer:
         import torch
 
-        groups = decay_groups(parameters, self.weight_decay)
+        groups = decay_groups(parameters, self.weight_decay, self.groups)
         return torch.optim.AdamW(groups, lr=lr, betas=self.betas, eps=self.eps, fused=True)
 
-    def complaint(self) -> str | None:
-        count = len(self.betas)
-        return None if count == 2 else f"adamw has two betas, found {count}"
+
+@Optimizer.register("adam")
+class Adam(Optimizer):
+    """Adam (arXiv:1412.6980, algorithm 1): w <- w - lr m / (sqrt(v) + eps), with g + weight_decay w for g.
+
+    So the decay is that of an L2 penalty, which m and v see; it acts on matrices only.
+    """
+
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    weight_decay: Decay = 0.0
+    eps: Positive = 1e-8
+    groups: tuple[Group, ...] = ()
+
+    def build(self, parameters: Named, lr: float) -> torch.optim.Optimizer:
+        import torch
+
+        groups = decay_groups(parameters, self.weight_decay, self.groups)
+        return torch.optim.Adam(groups, lr=lr, betas=self.betas, eps=self.eps, fused=True)
 
 
-def decay_groups(parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: float) -> list[dict[str, Any]]:
+@Optimizer.register("adafactor")
+class Adafactor(Optimizer):
+    """Adafactor (arXiv:1804.04235, algorithms 4 and 5): w <- w - a u / max(1, RMS(u) / threshold), u = g / sqrt(v).
+
+    v is the running mean of g^2 with 1 - t^(-decay) at step t; `factored` keeps of a matrix's its row and column means
+    alone, `false` all of it (PaLM, RedLLM). a is lr max(1e-3, RMS(w)), or lr where `relative` is false. `beta1` above
+    0 keeps a running mean of the updates. The decoupled weight decay, lr weight_decay w, acts on matrices only.
+    """
+
+    factored: bool = True
+    decay: Annotated[float, Range(min=0, max=1)] = 0.8
+    beta1: Beta = 0.0
+    threshold: Positive = 1.0
+    relative: bool = True
+    weight_decay: Decay = 0.0
+    groups: tuple[Group, ...] = ()
+
+    def build(self, parameters: Named, lr: float) -> torch.optim.Optimizer:
+        from search.updates import AdafactorUpdate
+
+        groups = decay_groups(parameters, self.weight_decay, self.groups)
+        return AdafactorUpdate(groups, lr, self.factored, self.decay, self.beta1, self.threshold, self.relative)
+
+
+@Optimizer.register("lion")
+class Lion(Optimizer):
+    """Lion (arXiv:2302.06675, algorithm 2): w <- w - lr (sign(b1 m + (1 - b1) g) + weight_decay w).
+
+    Then m <- b2 m + (1 - b2) g. The decay acts on matrices only.
+    """
+
+    betas: tuple[Beta, Beta] = (0.9, 0.99)
+    weight_decay: Decay = 0.1
+    groups: tuple[Group, ...] = ()
+
+    def build(self, parameters: Named, lr: float) -> torch.optim.Optimizer:
+        from search.updates import LionUpdate
+
+        return LionUpdate(decay_groups(parameters, self.weight_decay, self.groups), lr, self.betas)
+
+
+@Optimizer.register("muon")
+class Muon(Optimizer):
+    """Muon on hidden matrices: their momentum, orthogonalised by Newton-Schulz steps (Jordan 2024, Muon).
+
+    The update is scaled by 0.2 sqrt(max(rows, columns)) to the size of AdamW's (arXiv:2502.16982, section 2.2), so
+    that rates carry over; everything else (tables of tokens and positions, stacked matrices of experts, vectors) is
+    AdamW's with `betas` and `eps`. The decoupled weight decay acts on all matrices.
+    """
+
+    momentum: Beta = 0.95
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    weight_decay: Decay = 0.1
+    eps: Positive = 1e-8
+    groups: tuple[Group, ...] = ()
+
+    def build(self, parameters: Named, lr: float) -> torch.optim.Optimizer:
+        import torch
+
+        from search.updates import Together
+
+        hidden: list[tuple[str, nn.Parameter]] = []
+        other: list[tuple[str, nn.Parameter]] = []
+        for path, parameter in parameters:
+            matrix = parameter.ndim == 2 and getattr(parameter, "decay", True)
+            (hidden if matrix and not getattr(parameter, "table", False) else other).append((path, parameter))
+        parts: list[torch.optim.Optimizer] = []
+        if groups := decay_groups(hidden, self.weight_decay, self.groups):
+            parts.append(torch.optim.Muon(groups, lr, momentum=self.momentum, adjust_lr_fn="match_rms_adamw"))
+        if groups := decay_groups(other, self.weight_decay, self.groups):
+            parts.append(torch.optim.AdamW(groups, lr=lr, betas=self.betas, eps=self.eps, fused=True))
+        return Together(parts)
+
+
+def decay_groups(parameters: Named, weight_decay: float, groups: Sequence[Group] = ()) -> list[dict[str, Any]]:
     """Parameter groups for torch: matrices decay; norms, biases and learned constants do not.
 
     A matrix has at least two dimensions. A parameter of another nature says so itself: `parameter.decay = False`
-    (a gate's learned constant for each head and channel) or True. Shared parameters are entered once.
+    (a gate's learned constant for each head and channel) or True. Shared parameters are entered once. What a group
+    says of its own parameters goes first.
     """
-    decayed: list[nn.Parameter] = []
-    free: list[nn.Parameter] = []
+    found: dict[tuple[float, float], list[nn.Parameter]] = {(1.0, weight_decay): [], (1.0, 0.0): []}
     seen: set[int] = set()
-    for _, parameter in parameters:
+    for path, parameter in parameters:
         if not parameter.requires_grad or id(parameter) in seen:
             continue
         seen.add(id(parameter))
-        (decayed if getattr(parameter, "decay", parameter.ndim >= 2) else free).append(parameter)
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": free, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+        own = next((group for group in groups if group.matches(path)), None)
+        decay = weight_decay if getattr(parameter, "decay", parameter.ndim >= 2) else 0.0
+        factor = 1.0
+        if own is not None:
+            factor, decay = own.lr_factor, decay if own.weight_decay is None else own.weight_decay
+        found.setdefault((factor, decay), []).append(parameter)
+    return [
+        {"params": params, "weight_decay": decay, **({"lr_factor": factor} if factor != 1.0 else {})}
+        for (factor, decay), params in found.items()
+        if params
+    ]
+
+
+def unmatched(groups: Sequence[Group], paths: Iterable[str]) -> list[str]:
+    """The patterns of groups that match no parameter."""
+    names = list(paths)
+    patterns = (pattern for group in groups for pattern in group.parameters)
+    return [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)]

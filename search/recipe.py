@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 from arch_dsl.errors import Problem, SpecError
@@ -16,10 +17,22 @@ from search.schedules import Cosine, Schedule
 from search.start import Start
 
 
+class Ramp(Spec):
+    """A batch that grows (arXiv:2005.14165, section 2.3): `start` sequences, and `step` more at equal shares of the
+    first `tokens` tokens, until it is whole."""
+
+    title: ClassVar[str] = "ramp"
+    start: Count
+    step: Count
+    tokens: Count
+
+
 class Recipe(Spec):
     """How a variant is trained. `tokens` are those of the whole trial, rounded up to whole steps.
 
-    One optimizer step consumes `batch` sequences of `context` tokens, computed as `accumulate` micro-batches.
+    One optimizer step consumes `batch` sequences of `context` tokens, computed as `accumulate` micro-batches; where the
+    batch is given in tokens, `batch_tokens`, it has as many sequences at every context as these fill. With a `ramp` the
+    first steps have smaller batches, computed in micro-batches of the same size.
     `clip` bounds the global L2 norm of the gradients; `bf16` is autocast with float32 weights. Where a recipe is
     written, the key `recipe` names a published one of the zoo, whose fields it takes over but for those beside it.
     """
@@ -33,6 +46,8 @@ class Recipe(Spec):
     tokens: Count
     context: Count = 256
     batch: Count = 16
+    batch_tokens: Count | None = added(default=None)
+    ramp: Ramp | None = added(default=None)
     accumulate: Count = 1
     optimizer: Optimizer = AdamW()
     lr: Positive
@@ -51,14 +66,40 @@ class Recipe(Spec):
         return INVALID if len(problems) > before else recipe
 
     @property
-    def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step consumes."""
-        return self.batch * self.context
+    def sequences(self) -> int:
+        """Sequences of a whole batch."""
+        return self.batch_tokens // self.context if self.batch_tokens else self.batch
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences computed at a time."""
+        return self.sequences // self.accumulate
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of a trial: ceil(tokens / tokens_per_step)."""
-        return -(-self.tokens // self.tokens_per_step)
+        """Optimizer steps of a trial: with batches of one size ceil(tokens / (sequences * context))."""
+        growing = self._ramp()
+        left = max(self.tokens - growing[-1] * self.context, 0)
+        needed = -(-left // (self.sequences * self.context))
+        if needed or self.ramp is None:
+            return len(growing) - 1 + needed
+        return next(step for step, rows in enumerate(growing) if rows * self.context >= self.tokens)
+
+    def rows_before(self, step: int) -> int:
+        """Sequences that the steps before `step` consume."""
+        growing = self._ramp()
+        last = len(growing) - 1
+        return growing[step] if step <= last else growing[-1] + (step - last) * self.sequences
+
+    def tokens_at(self, step: int) -> int:
+        """Tokens that the first `step` steps consume."""
+        return self.rows_before(step) * self.context
+
+    def _ramp(self) -> tuple[int, ...]:
+        """Sequences consumed before each step of the ramp and before the first whole batch; (0,) without a ramp."""
+        if self.ramp is None:
+            return (0,)
+        return _ramp_rows(self.ramp.start, self.ramp.step, self.ramp.tokens // self.context, self.sequences)
 
     def lr_at(self, step: int) -> float:
         """The learning rate of optimizer step `step`, counted from 0."""
@@ -67,14 +108,32 @@ class Recipe(Spec):
     def problems(self, path: str = "train") -> list[Problem]:
         """What the fields, each right by itself, get wrong together."""
         found: list[Problem] = []
-        if self.batch % self.accumulate:
-            message = f"must divide batch, found {self.accumulate} for a batch of {self.batch} sequences"
+        if self.batch_tokens and (self.batch_tokens % self.context or self.mark("batch")):
+            message = f"must be a multiple of the context, {self.context}, found {self.batch_tokens}"
+            if self.mark("batch"):
+                message = "stands for the batch, which is given in sequences too; give one of them"
+            return [Problem(f"{path}.batch_tokens", message, self.mark("batch_tokens"))]  # the rest would only echo it
+        if self.sequences % self.accumulate:
+            message = f"must divide batch, found {self.accumulate} for a batch of {self.sequences} sequences"
             found.append(Problem(f"{path}.accumulate", message, self.mark("accumulate") or self.mark("batch")))
+        if self.ramp and self.ramp.start >= self.sequences:
+            message = f"must be less than the batch of {self.sequences} sequences, found {self.ramp.start}"
+            found.append(Problem(f"{path}.ramp.start", message, self.ramp.mark("start")))
         for name in ("optimizer", "schedule"):
             part: Optimizer | Schedule = getattr(self, name)
             if complaint := part.complaint():
                 found.append(Problem(f"{path}.{name}", complaint, part.mark() or self.mark(name)))
         return found
+
+
+@lru_cache(maxsize=16)
+def _ramp_rows(start: int, step: int, over: int, whole: int) -> tuple[int, ...]:
+    """Sequences before each step of a ramp of `over` sequences, and before the first whole batch."""
+    increments = -(-(whole - start) // step)
+    rows = [0]
+    while rows[-1] < over:
+        rows.append(rows[-1] + min(start + step * (rows[-1] * increments // over), whole))
+    return tuple(rows)
 
 
 def load_recipe(data: Any, path: str = "train") -> Recipe:

@@ -1,4 +1,4 @@
-"""How the learning rate moves over a trial: a warm-up, then one of four shapes, as a factor of the peak rate.
+"""How the learning rate moves over a trial: a warm-up, then one of five shapes, as a factor of the peak rate.
 
 With N steps, s = 0 … N-1 and W = round(warmup N): factor(s) = (s + 1) / W for s < W (linear warm-up,
 arXiv:1706.02677); no step is wasted on a rate of zero, and the first step after the warm-up runs at the peak.
@@ -69,6 +69,26 @@ class Linear(Schedule):
 
     def after(self, step: int, steps: int) -> float:
         return 1 - (1 - self.final) * step / steps
+
+
+@Schedule.register("inverse_sqrt")
+class InverseSqrt(Schedule):
+    """factor = sqrt(W / (W + s)) s steps after the warm-up of W (arXiv:1706.03762, eq. 3).
+
+    With `start: constant` the warm-up runs at the peak too (arXiv:1910.10683, section 3.1.2).
+    """
+
+    start: Literal["linear", "constant"] = "linear"
+
+    def factor(self, step: int, steps: int) -> float:
+        warm = _part(self.warmup, steps)
+        rising = super().factor(step, steps)
+        if step < warm:
+            return 1.0 if self.start == "constant" else rising
+        return math.sqrt(max(warm, 1) / max(step, 1))
+
+    def after(self, step: int, steps: int) -> float:
+        return 1.0
 
 
 @Schedule.register("wsd")

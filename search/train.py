@@ -145,7 +145,7 @@ def _measure(
 
 def _result(loop: Loop, state: str, step: int, reason: str | None, measures: dict[str, Any]) -> dict[str, Any]:
     """What `result.json` says. `bit_exact` is False when a continuation ran on other hardware or software."""
-    tokens = step * loop.recipe.tokens_per_step
+    tokens = loop.recipe.tokens_at(step)
     happened = events(loop.folder)
     resumed = [event for event in happened if event["event"] == "resumed"]
     return {

@@ -7,12 +7,14 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 from arch_dsl import rules
 from arch_dsl.errors import Mark, Problem, SpecError
 from arch_dsl.identity import Change, brief_text, canonical, diff
+from arch_dsl.layout import shapes_of
 from arch_dsl.model import Model, cost, resolve
 from arch_dsl.patch import Setting, apply
 from arch_dsl.paths import get, update
@@ -21,6 +23,7 @@ from arch_dsl.spec import Family, alternatives
 from search.data.dataset import Dataset
 from search.data.prepare import prepare, require
 from search.match import solve
+from search.optimizers import unmatched
 from search.recipe import Recipe
 from search.space import Space, probes
 from search.start import Start, Started, as_written, keep_weights, started
@@ -66,7 +69,8 @@ class Variant:
     def batches(self) -> str:
         """What decides the batches: two variants with the same text here saw the same tokens in the same order."""
         recipe = self.recipe
-        return canonical_json([self.dataset.identity, recipe.context, recipe.batch, recipe.tokens, recipe.objective])
+        said = [self.dataset.identity, recipe.context, recipe.sequences, recipe.tokens, recipe.objective]
+        return canonical_json(said if recipe.ramp is None else [*said, canonical(recipe.ramp)])
 
     def record(self) -> dict[str, Any]:
         """What the store keeps of it, for tables and pages."""
@@ -121,6 +125,7 @@ class Builder:
         recipe = self.kept(written)
         dataset = self.dataset(recipe)
         built = self.build(asked, target, dataset.vocab, recipe.context)
+        refuse_idle_groups(recipe, built.model)
         label = f" [{asked.cell}]" if asked.cell else ""
         return Variant(
             name=asked.name,
@@ -296,8 +301,24 @@ class Builder:
             base = self.study.file.parent if self.study.file else None
             self.datasets[key] = prepare(recipe.data, recipe.tokenizer, self.data_root, base)
         dataset = self.datasets[key]
-        require(dataset, recipe.context, recipe.batch, mark=recipe.mark("data") or self.study.mark("train"))
+        require(dataset, recipe.context, recipe.sequences, mark=recipe.mark("data") or self.study.mark("train"))
         return dataset
+
+
+def refuse_idle_groups(recipe: Recipe, model: Model) -> None:
+    """Raises SpecError for a group of the optimizer that names no parameter of a resolved model."""
+    groups = getattr(recipe.optimizer, "groups", ())
+    if not groups:
+        return
+    names = shapes_of(model)
+    problems = []
+    for index, group in enumerate(groups):
+        for pattern in unmatched([group], names):
+            near = get_close_matches(pattern, names, 1)
+            message = f"'{pattern}' matches no parameter" + (f"; did you mean '{near[0]}'?" if near else "")
+            problems.append(Problem(f"train.optimizer.groups.{index}.parameters", message, group.mark("parameters")))
+    if problems:
+        raise SpecError(problems)
 
 
 def _integer_field(model: Model, by: str, mark: Mark | None) -> tuple[str, ...]:

@@ -19,20 +19,20 @@ IGNORE = -100
 _WORD = 2**64 - 1
 
 
-def batch(tokens: Tokens, seed: int, step: int, *, context: int, batch: int) -> Ints:
-    """The windows of one optimizer step, int64 `[batch, context + 1]`: inputs `[:, :-1]`, targets `[:, 1:]`.
+def batch(tokens: Tokens, seed: int, first: int, count: int, context: int) -> Ints:
+    """Windows `first` to `first + count`, int64 `[count, context + 1]`: inputs `[:, :-1]`, targets `[:, 1:]`.
 
     The stream ends with the token it starts with, so it is read as a ring of `len(tokens) - 1` places. An epoch cuts
     the ring at a random place into windows of `context` targets and takes them in random order: every token is a
     target exactly once, but for the fewer than `context` left at the cut, which lies elsewhere in the next epoch.
-    Steps go through one epoch after the other. Raises ValueError when the ring is shorter than `context`.
+    The windows go through one epoch after the other. Raises ValueError when the ring is shorter than `context`.
     """
     ring = len(tokens) - 1
     if ring < context:
         raise ValueError(f"a stream of {len(tokens)} tokens has no window of {context} + 1 tokens")
     stream = np.asarray(tokens)
-    out = np.empty((batch, context + 1), dtype=np.int64)
-    for row, start in zip(out, _starts(seed, step * batch, batch, context, ring), strict=True):
+    out = np.empty((count, context + 1), dtype=np.int64)
+    for row, start in zip(out, _starts(seed, first, count, context, ring), strict=True):
         head = ring - start
         if head > context:
             row[:] = stream[start : start + context + 1]

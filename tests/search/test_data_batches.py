@@ -25,7 +25,7 @@ SHAPES = [(100, 8, 4), (101, 10, 5), (1000, 7, 3), (34, 33, 1), (65, 16, 4), (64
 def test_an_epoch_meets_every_token_once_but_for_the_rest_at_the_cut(length: int, context: int, size: int) -> None:
     ring, per_epoch = length - 1, (length - 1) // context
     steps = -(-3 * per_epoch // size)
-    rows = np.concatenate([batch(stream(length), 5, step, context=context, batch=size) for step in range(steps)])
+    rows = np.concatenate([batch(stream(length), 5, step * size, size, context) for step in range(steps)])
     assert rows.shape == (steps * size, context + 1)
     assert ((rows[:, 1:] - rows[:, :-1]) % ring == 1 % ring).all(), "a window is a stretch of the stream"
     for epoch in range(3):
@@ -34,35 +34,35 @@ def test_an_epoch_meets_every_token_once_but_for_the_rest_at_the_cut(length: int
 
 
 def test_epochs_differ_in_cut_and_order() -> None:
-    first, second = (batch(stream(1001), 0, epoch, context=10, batch=100) for epoch in range(2))
+    first, second = (batch(stream(1001), 0, epoch * 100, 100, 10) for epoch in range(2))
     assert first[:, 0].tolist() != second[:, 0].tolist()
     assert {start % 10 for start in first[:, 0].tolist()} != {start % 10 for start in second[:, 0].tolist()}
 
 
 def test_a_batch_is_pure_whatever_was_asked_before() -> None:
     tokens = stream(5000)
-    straight = [batch(tokens, 3, step, context=16, batch=8) for step in range(100)]
+    straight = [batch(tokens, 3, step * 8, 8, 16) for step in range(100)]
     for step in np.random.default_rng(0).permutation(100):
-        batch(tokens, 4, int(step), context=16, batch=8)
-        assert (batch(tokens, 3, int(step), context=16, batch=8) == straight[step]).all()
-    assert (batch(tokens, 4, 0, context=16, batch=8) != straight[0]).any(), "another seed, other batches"
+        batch(tokens, 4, int(step) * 8, 8, 16)
+        assert (batch(tokens, 3, int(step) * 8, 8, 16) == straight[step]).all()
+    assert (batch(tokens, 4, 0, 8, 16) != straight[0]).any(), "another seed, other batches"
 
 
 def test_the_same_stream_of_windows_flows_through_any_batch_size() -> None:
     tokens = stream(999)
-    whole = batch(tokens, 1, 0, context=9, batch=240)
-    parts = [batch(tokens, 1, step, context=9, batch=24) for step in range(10)]
+    whole = batch(tokens, 1, 0, 240, 9)
+    parts = [batch(tokens, 1, step * 24, 24, 9) for step in range(10)]
     assert (np.concatenate(parts) == whole).all()
 
 
 def test_batches_are_the_same_in_another_process_from_disk_and_for_ever(tmp_path: Path) -> None:
     tokens = (np.arange(3001) * 7919 % 251).astype(np.uint16)
     tokens.tofile(tmp_path / "train.bin")
-    here = [int((batch(tokens, 2**63 + 11, step, context=32, batch=4) * np.arange(33)).sum()) for step in (0, 1, 90)]
+    here = [int((batch(tokens, 2**63 + 11, step * 4, 4, 32) * np.arange(33)).sum()) for step in (0, 1, 90)]
     program = (
         "import sys, numpy as np; from search.data import batch\n"
         "tokens = np.memmap(sys.argv[1], dtype='<u2', mode='r')\n"
-        "rows = [batch(tokens, 2**63 + 11, step, context=32, batch=4) for step in (90, 1, 0)]\n"
+        "rows = [batch(tokens, 2**63 + 11, step * 4, 4, 32) for step in (90, 1, 0)]\n"
         "print([int((row * np.arange(33)).sum()) for row in reversed(rows)])"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "train.bin")]
@@ -71,7 +71,7 @@ def test_batches_are_the_same_in_another_process_from_disk_and_for_ever(tmp_path
 
 
 def test_steps_far_ahead_cost_no_more_than_near_ones() -> None:
-    rows = batch(stream(101), 0, 10**15, context=10, batch=4)
+    rows = batch(stream(101), 0, 10**15 * 4, 4, 10)
     assert rows.shape == (4, 11)
 
 
@@ -88,7 +88,7 @@ def test_windows_score_every_token_but_the_first_exactly_once(length: int, conte
 
 
 TOO_SHORT = {
-    "batch": (lambda: batch(stream(8), 0, 0, context=8, batch=1), "a stream of 8 tokens has no window of 8 + 1 tokens"),
+    "batch": (lambda: batch(stream(8), 0, 0, 1, 8), "a stream of 8 tokens has no window of 8 + 1 tokens"),
     "windows": (lambda: windows(np.array([256]), 8), "a stream of 1 tokens has nothing to score"),
 }
 
@@ -102,7 +102,7 @@ def test_a_stream_too_short_is_refused(ask: object, message: str) -> None:
 
 
 def test_tensors_are_inputs_and_the_tokens_after_them() -> None:
-    rows = batch(stream(100), 0, 0, context=8, batch=4)
+    rows = batch(stream(100), 0, 0, 4, 8)
     inputs, targets = tensors(rows)
     assert inputs.dtype == targets.dtype == torch.int64
     assert inputs.is_contiguous() and targets.is_contiguous()

@@ -12,7 +12,7 @@ from arch_dsl.parse import parse
 from arch_dsl.source import read_text
 from search.optimizers import AdamW, decay_groups
 from search.recipe import load_recipe
-from search.schedules import Constant, Cosine, Linear, Schedule, WarmupStableDecay
+from search.schedules import Constant, Cosine, InverseSqrt, Linear, Schedule, WarmupStableDecay
 
 SHORT = {"tokens": 1000, "lr": 1e-3}
 
@@ -34,13 +34,15 @@ def test_short_recipe_is_completed_with_defaults_and_survives_its_canonical_form
 )
 def test_steps_are_tokens_over_batch_rounded_up(tokens, context, batch, steps):
     recipe = load_recipe(SHORT | {"tokens": tokens, "context": context, "batch": batch})
-    assert (recipe.steps, recipe.tokens_per_step) == (steps, context * batch)
+    assert (recipe.steps, recipe.tokens_at(1)) == (steps, context * batch)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"accumulate": 3}, r"train\.accumulate: must divide batch, found 3 for a batch of 16"),
+        ({"batch_tokens": 1000}, r"train\.batch_tokens: must be a multiple of the context, 256, found 1000"),
+        ({"ramp": {"start": 16, "step": 1, "tokens": 9}}, r"ramp\.start: must be less than the batch of 16 sequences"),
         ({"optimizer": {"type": "adamw", "betas": [0.9]}}, r"train\.optimizer: adamw has two betas, found 1"),
         ({"optimizer": {"type": "adamw", "betas": [0.9, 1.0]}}, r"betas\.1: must be less than 1"),
         ({"schedule": {"type": "wsd", "warmup": 0.5, "decay": 0.6}}, r"train\.schedule: warmup and decay together"),
@@ -57,6 +59,24 @@ def test_steps_are_tokens_over_batch_rounded_up(tokens, context, batch, steps):
 def test_recipe_refuses(change, message):
     with pytest.raises(SpecError, match=message):
         load_recipe(SHORT | change)
+
+
+def test_batch_in_tokens_has_as_many_sequences_as_they_fill():
+    recipe = load_recipe(SHORT | {"batch_tokens": 640, "context": 32, "accumulate": 5})
+    assert (recipe.sequences, recipe.micro_batch, recipe.steps, recipe.tokens_at(2)) == (20, 4, 2, 1280)
+
+
+@pytest.mark.parametrize("tokens", [1, 40, 290, 1000, 1001])
+def test_ramp_grows_in_equal_shares_and_consumes_what_the_trial_has(tokens):
+    ramp = {"start": 4, "step": 3, "tokens": 600}
+    recipe = load_recipe(SHORT | {"tokens": tokens, "context": 10, "batch": 12, "ramp": ramp})
+    # Three increments of 3 sequences, each after 20 of the first 60 sequences; the last stops at the batch.
+    sizes = [4, 4, 4, 4, 4, 7, 7, 7, 10, 10] + [12] * 50
+    before = [sum(sizes[:step]) for step in range(len(sizes))]
+    assert [recipe.rows_before(step) for step in range(20)] == before[:20]
+    steps = next(step for step, rows in enumerate(before) if rows * 10 >= tokens)
+    assert recipe.steps == steps
+    assert recipe.tokens_at(steps) == before[steps] * 10
 
 
 def test_recipe_without_clip_is_one_without_a_bound():
@@ -90,6 +110,12 @@ STEPS = 100
         (WarmupStableDecay(warmup=0.1, decay=0.2, final=0.2), 90, 0.6),
         (WarmupStableDecay(warmup=0.1, decay=0.2, shape="sqrt"), 85, 0.5),
         (WarmupStableDecay(warmup=0.0, decay=0.0), 99, 1.0),
+        (InverseSqrt(warmup=0.25), 4, 0.2),
+        (InverseSqrt(warmup=0.25), 25, 1.0),
+        (InverseSqrt(warmup=0.25), 64, 0.625),
+        (InverseSqrt(warmup=0.25, start="constant"), 4, 1.0),
+        (InverseSqrt(warmup=0.25, start="constant"), 64, 0.625),
+        (InverseSqrt(warmup=0.0), 64, 0.125),
     ],
     ids=str,
 )
