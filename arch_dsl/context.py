@@ -29,7 +29,8 @@ class BuildContext:
     `width` is the last dimension of the tensor that it acts on; `heads` the dimension before it, or None where the
     tensor is `[batch, time, width]`; `hidden` the width of the branch's input, which gates read; `depth` the index of
     the layer; `site` the name of the site; `logit_scale` what attention multiplies q k^T by; `documents` whether its
-    mask keeps documents apart. `gain` scales the initial values of value, output and feed-forward maps (DeepNorm).
+    mask keeps documents apart; `window` how many keys decoding holds, None for all. `gain` scales the initial values of
+    value, output and feed-forward maps (DeepNorm).
     `shared` holds what a first layer owns for all others. `held` says that another node keeps the tensor here for the
     backward pass, and so counts it. `source_tokens` is None where no encoder's stream can be read, else how many tokens
     of it a cost is counted over.
@@ -48,6 +49,7 @@ class BuildContext:
     site: str = ""
     logit_scale: float = 1.0
     documents: bool = False
+    window: int | None = None
     gain: float = 1.0
     held: bool = False
     source_tokens: int | None = None
@@ -153,6 +155,13 @@ class Call:
             return torch.arange(length, device=device)
         return torch.arange(self.state.tokens, self.state.tokens + length, device=device)
 
+    def key_positions(self, own: torch.Tensor, keys: int) -> torch.Tensor:
+        """Integer positions `[keys]` of what the tokens of this call may read: their own `[time]`, and before them
+        those that decoding holds, which precede one by one."""
+        if self.state is None:
+            return own
+        return torch.cat([own[:1] + torch.arange(len(own) - keys, 0, device=own.device), own])
+
 
 _pytree.register_dataclass(
     Call,
@@ -175,7 +184,8 @@ class Cost:
     or bias that it needs as a matrix. Token ids, parameters and tables of positions do not count.
 
     `cache` counts the elements that decoding keeps when the sequence has been read. `embeddings` are those of the
-    parameters that stand in tables of tokens and positions at the model's input.
+    parameters that stand in tables of tokens and positions at the model's input. `idle` are the parameters that a
+    token does not meet: those of the experts that it is not sent to.
     """
 
     parameters: int = 0
@@ -184,6 +194,7 @@ class Cost:
     activations: int = 0
     cache: int = 0
     embeddings: int = 0
+    idle: int = 0
     children: dict[str, Cost] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -196,7 +207,7 @@ class Cost:
     def total(cls, children: dict[str, Cost]) -> Cost:
         """The sum of named parts, which stay visible as children."""
         kept = {name: child for name, child in children.items() if child != _NOTHING}
-        parameters = flops_matmul = flops_model = activations = cache = embeddings = 0
+        parameters = flops_matmul = flops_model = activations = cache = embeddings = idle = 0
         for child in kept.values():  # in one pass, as plans make millions
             parameters += child.parameters
             flops_matmul += child.flops_matmul
@@ -204,21 +215,32 @@ class Cost:
             activations += child.activations
             cache += child.cache
             embeddings += child.embeddings
-        return cls(parameters, flops_matmul, flops_model, activations, cache, embeddings, kept)
+            idle += child.idle
+        return cls(parameters, flops_matmul, flops_model, activations, cache, embeddings, idle, kept)
 
     def without_parameters(self) -> Cost:
         """The same work with parameters that another node owns."""
         children = {name: child.without_parameters() for name, child in self.children.items()}
-        return dataclasses.replace(self, parameters=0, embeddings=0, children=children)
+        return dataclasses.replace(self, parameters=0, embeddings=0, idle=0, children=children)
+
+    def without_cache(self) -> Cost:
+        """The same work in a part that is read once, and not again with every token that is decoded."""
+        children = {name: child.without_cache() for name, child in self.children.items()}
+        return dataclasses.replace(self, cache=0, children=children)
 
     def keeping(self, elements: int) -> Cost:
         """The same with that many elements more kept for the backward pass."""
         work = (self.parameters, self.flops_matmul, self.flops_model)
-        return Cost(*work, self.activations + elements, self.cache, self.embeddings, self.children)
+        return Cost(*work, self.activations + elements, self.cache, self.embeddings, self.idle, self.children)
 
     def times(self, count: int) -> Cost:
         """That many equal nodes, without their parts."""
         return Cost(*(count * getattr(self, item.name) for item in dataclasses.fields(self)[:-1]))
+
+    @property
+    def active(self) -> int:
+        """Parameters that one token meets: all of them but for the experts that it is not sent to."""
+        return self.parameters - self.idle
 
     @property
     def non_embedding(self) -> int:
@@ -231,6 +253,7 @@ class Cost:
         A training step takes three times the FLOPs of a forward pass. The cache is an average over the context.
         """
         return {
+            "active_parameters": self.active,
             "non_embedding": self.non_embedding,
             "flops_per_token": self.flops_model // tokens,
             "training_flops_per_token": 3 * self.flops_model // tokens,

@@ -11,15 +11,18 @@ from typing import Any
 import torch
 import yaml
 from torch import Tensor, nn
+from torch.utils import _pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from arch_dsl.conformance.effects import build, build_as_for_a_gpu, randomize
 from arch_dsl.conformance.fields import accepted, choices, has_parameters, tried
 from arch_dsl.conformance.hosts import LENGTH, TARGETS, TOKENS, UNSHARED, VOCAB, Case, load, resolve
-from arch_dsl.context import Call
+from arch_dsl.context import Call, State
 from arch_dsl.identity import canonical, dump
-from arch_dsl.model import Model, compile, cost
+from arch_dsl.model import Model, cost
+from arch_dsl.modules import Decoder, compile
 from arch_dsl.parse import parse
+from arch_dsl.primitives.rope_scaling import RopeScaling
 from arch_dsl.spec import Family, fields_of, walk
 
 Property = Callable[[Case], str]
@@ -123,9 +126,51 @@ def positions_count_from_zero(case: Case) -> str:
     return _apart(module(TOKENS), module(TOKENS, Call(torch.arange(LENGTH))), 0.0)
 
 
+def reads_in_pieces(case: Case) -> str:
+    """Tokens that are read in pieces, with a state that is handed on, have the logits of reading them at once."""
+    tokens = TOKENS[:, : _longest(case)]
+    for backend, dtype, most in (("reference", torch.float64, 1e-10), ("auto", torch.float32, 2e-4)):
+        module = build(case.model, backend=backend, dtype=dtype)
+        with torch.no_grad():
+            if apart := _apart(_in_pieces(module, tokens, State()), module(tokens), most):
+                return f"{dtype}: {apart}"
+    return ""
+
+
+def holds_what_its_cost_says(case: Case) -> str:
+    """What decoding holds when tokens have been read has as many elements as the cost says."""
+    module = build(case.model)
+    for tokens in (1, LENGTH):
+        state = State()
+        with torch.no_grad():
+            _in_pieces(module, TOKENS[:1, :tokens], state)
+        leaves = _pytree.tree_leaves(state.layers)
+        held = [value for value in leaves if isinstance(value, Tensor) and value.is_floating_point()]
+        said, found = cost(case.model, tokens).cache, sum(value.numel() for value in held)
+        if said != found:
+            return f"cost says {said} elements after {tokens} tokens, it holds {found}"
+        kept = sum(value.untyped_storage().nbytes() // value.element_size() for value in held)
+        if kept != found:
+            return f"holds views of {kept} elements, of which it needs {found}"
+    return ""
+
+
+def _in_pieces(module: Decoder, tokens: Tensor, state: State) -> Tensor:
+    """Logits of tokens that are read as several, one, one, and the rest."""
+    several = max(tokens.shape[1] - 7, 1)
+    pieces = (tokens[:, :several], *tokens[:, several : several + 2].split(1, 1), tokens[:, several + 2 :])
+    return torch.cat([module(piece, Call(state=state)) for piece in pieces if piece.shape[1]], 1)
+
+
+def _longest(case: Case) -> int:
+    """How many tokens can be read in pieces: all, or those before frequencies begin to change with the length."""
+    scalings = (spec for _, spec in walk(case.model) if isinstance(spec, RopeScaling) and spec.by_length)
+    return min((scaling.original for scaling in scalings), default=LENGTH)  # type: ignore[attr-defined]
+
+
 def one_graph(model: Model) -> str:
     """torch.compile captures it without a break, and torch.export exports it."""
-    module = compile(model)
+    module = compile(model).eval()
     randomize(module)
     expected = module(TOKENS)
     torch._dynamo.reset()
@@ -165,6 +210,8 @@ PROPERTIES: dict[str, Property] = {
     "merged products agree": merged_products_agree,
     "positions count from 0": positions_count_from_zero,
     "layers can share it": can_be_shared,
+    "reads in pieces as at once": reads_in_pieces,
+    "holds what its cost says": holds_what_its_cost_says,
 }
 
 

@@ -29,7 +29,7 @@ def twins(layers: Iterable[nn.Module], recorder: Recorder) -> dict[int, nn.Modul
 
 def _likeness(module: nn.Module, recorder: Recorder) -> Any:
     """Equal for modules that compute alike."""
-    own = {key: value for key, value in vars(module).items() if key not in _OF_TORCH}
+    own = {key: value for key, value in vars(module).items() if key not in (*_OF_TORCH, "path")}
     return (
         type(module),
         tuple((key, _of_value(value)) for key, value in sorted(own.items())),

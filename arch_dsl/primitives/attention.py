@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from torch import Tensor, nn
 
 from arch_dsl.context import BuildContext, Call, Cost
+from arch_dsl.decoding import recent
 from arch_dsl.errors import Problem
 from arch_dsl.families import (
     Branch,
@@ -79,7 +80,12 @@ class Attention(Sublayer):
         assert self.kv_heads is not None and self.head_dim is not None
         scale = self.scale or self.head_dim**-0.5
         own = ctx.where(
-            heads=self.heads, width=self.head_dim, logit_scale=scale, documents=self.mask.documents, held=False
+            heads=self.heads,
+            width=self.head_dim,
+            logit_scale=scale,
+            documents=self.mask.documents,
+            window=self.mask.window,
+            held=False,
         )
         return own, own.where(heads=self.kv_heads)
 
@@ -158,13 +164,13 @@ class Attention(Sublayer):
 
 
 class _Attention(SublayerModule):
-    # B batch, T time, H heads, K key/value heads, D head_dim
+    # B batch, T time, S keys (those that decoding holds, and T), H heads, K key/value heads, D head_dim
     def __init__(self, spec: Attention, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
         assert spec.head_dim is not None
         own, shared = spec.places(ctx)
         self.head_dim, self.window, self.scale = spec.head_dim, spec.mask.window, own.logit_scale
-        self.documents = spec.mask.documents
+        self.path, self.documents = ctx.path, spec.mask.documents
         width = spec.widths()
 
         def linear(name: str, inputs: int, outputs: int, std: float) -> Linear:
@@ -203,13 +209,13 @@ class _Attention(SublayerModule):
         q = query.unflatten(-1, (-1, self.head_dim))
         k, v = (next(products).unflatten(-1, (-1, self.head_dim)) for _ in range(2))
         q_BTHD = self.query(q, call, products)
-        k_BTKD = self.key(k, call, products)
-        v_BTKD = self.value(v, call, products)
-        bias = self.scores(q_BTHD, k_BTKD, call, products)
+        k_BSKD = recent(call, f"{self.path}.key", self.key(k, call, products), self.window)
+        v_BSKD = recent(call, f"{self.path}.value", self.value(v, call, products), self.window)
+        bias = self.scores(q_BTHD, k_BSKD, call, products)
         o_BHTD = self.attend(
             q_BTHD.transpose(1, 2),
-            k_BTKD.transpose(1, 2),
-            v_BTKD.transpose(1, 2),
+            k_BSKD.transpose(1, 2),
+            v_BSKD.transpose(1, 2),
             bias=bias,
             causal=True,
             window=self.window,

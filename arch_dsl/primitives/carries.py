@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arch_dsl.context import BuildContext, Call, Cost
+from arch_dsl.decoding import recent
 from arch_dsl.errors import Problem
 from arch_dsl.families import Carry, Norm, place_of
 from arch_dsl.layers import Linear, constant, parameter
@@ -78,12 +79,13 @@ class _Shift(nn.Module):
     def __init__(self, ctx: BuildContext) -> None:
         super().__init__()
         self.projection = Linear(ctx.hidden, ctx.heads or 1, std=ctx.std)
-        self.documents = ctx.documents
+        self.path, self.documents = ctx.path, ctx.documents
 
     def forward(self, x: Tensor, call: Call, projected: Tensor) -> Tensor:
         # x: [batch, time, heads, head_dim], projected: [batch, time, heads]
         share = projected.sigmoid()[..., None]
-        before = F.pad(x, (0, 0, 0, 0, 1, 0))[:, :-1]
+        # recent gives x, or while decoding the last input held before it as well
+        before = F.pad(recent(call, self.path, x, most=1), (0, 0, 0, 0, 1, 0))[:, -x.shape[1] - 1 : -1]
         if self.documents and call.documents is not None:
             opens = F.pad(call.documents[:, 1:] != call.documents[:, :-1], (1, 0))
             before = before.masked_fill(opens[:, :, None, None], 0)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arch_dsl.context import BuildContext, Call, Cost
+from arch_dsl.decoding import recent
 from arch_dsl.errors import Problem
 from arch_dsl.families import Score
 from arch_dsl.layers import Initializer, Linear, parameter
@@ -84,25 +85,27 @@ class _ForgetGate(nn.Module):
             self.bias = parameter(start.shape, _equal_to(start))
 
     def forward(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
-        return _discounts(self.bias.expand(1, q.shape[1], -1))
+        return _discounts(F.logsigmoid(at_least_float32(self.bias)).expand(1, k.shape[1], -1), q.shape[1])
 
 
 class _HiddenForgetGate(nn.Module):
     def __init__(self, spec: ForgetGate, ctx: BuildContext) -> None:
         super().__init__()
         heads = ctx.heads or 1
+        self.path, self.window = ctx.path, ctx.window
         self.projection = Linear(ctx.hidden, heads, std=ctx.std)
         self.projection.bias = parameter((heads,), _equal_to(spec.start(heads)))
 
     def forward(self, q: Tensor, k: Tensor, call: Call, projected: Tensor) -> Tensor:
-        return _discounts(projected)
+        logs = F.logsigmoid(at_least_float32(projected))
+        return _discounts(recent(call, self.path, logs, self.window), projected.shape[1])
 
 
 def _equal_to(start: Tensor) -> Initializer:
     return lambda value, generator: value.copy_(start)
 
 
-def _discounts(gates: Tensor) -> Tensor:
-    """log f summed from j + 1 to i `[batch, heads, i, j]`, in float32 at least; gates are `[batch, time, heads]`."""
-    sums = F.logsigmoid(at_least_float32(gates)).cumsum(1).transpose(1, 2)
-    return sums[..., :, None] - sums[..., None, :]
+def _discounts(logs: Tensor, queries: int) -> Tensor:
+    """log f `[batch, keys, heads]` summed from j + 1 to i `[batch, heads, i, j]` for the last `queries` keys i."""
+    sums = logs.cumsum(1).transpose(1, 2)
+    return sums[..., -queries:, None] - sums[..., None, :]

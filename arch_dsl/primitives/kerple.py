@@ -45,6 +45,7 @@ class _Kerple(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
         positions = call.positions_of(q.shape[1], q.device).to(self.a.dtype)
-        distance = (positions[:, None] - positions[None, :]).clamp(min=0)  # the mask hides what lies ahead
+        keys = call.key_positions(positions, k.shape[1])
+        distance = (positions[:, None] - keys[None, :]).clamp(min=0)  # the mask hides what lies ahead
         a, b = (value.clamp(min=_LEAST)[:, None, None] for value in (self.a, self.b))
         return -a * torch.log1p(b * distance)

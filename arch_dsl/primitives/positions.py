@@ -46,9 +46,9 @@ class _Learned(nn.Module):
         self.table = parameter((ctx.max_positions + spec.offset, ctx.d_model), normal(ctx.std))
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
-        if call.positions is None:
+        if call.positions is None and call.state is None:
             return x + self.table[self.offset : self.offset + x.shape[1]]
-        return x + self.table[call.positions + self.offset]
+        return x + self.table[call.positions_of(x.shape[1], x.device) + self.offset]
 
 
 @Position.register("sinusoidal")

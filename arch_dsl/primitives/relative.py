@@ -52,7 +52,7 @@ class TransformerXL(Score):
 
 
 class _TransformerXL(nn.Module):
-    # B batch, T time, H heads, K key/value heads, G heads per key/value head, D head_dim
+    # B batch, T time, S keys, H heads, K key/value heads, G heads per key/value head, D head_dim
     def __init__(self, spec: TransformerXL, ctx: BuildContext) -> None:
         super().__init__()
         heads = ctx.heads or 1
@@ -67,13 +67,13 @@ class _TransformerXL(nn.Module):
                 bias.decay = False  # type: ignore[attr-defined]  # biases, whatever their shape
 
     def forward(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
-        positions = call.positions_of(q.shape[1], q.device)
-        distances = (positions - positions[0]).flip(0)  # T-1, …, 1, 0
+        positions = call.key_positions(call.positions_of(q.shape[1], q.device), k.shape[1])
+        distances = (positions - positions[0]).flip(0)  # S-1, …, 1, 0
         turned = angles(distances, frequencies(10_000.0, self.d_model, q.device))
         sinusoids = torch.cat([turned.sin(), turned.cos()], dim=-1).to(q.dtype)
-        r_THD = self.positions(sinusoids).unflatten(-1, (-1, q.shape[-1]))
+        r_SHD = self.positions(sinusoids).unflatten(-1, (-1, q.shape[-1]))
         shifted = q if self.position_bias is None else q + self.position_bias
-        logits = _shift(torch.einsum("bihd,rhd->bhir", shifted * self.scale, r_THD))
+        logits = _shift(torch.einsum("bihd,rhd->bhir", shifted * self.scale, r_SHD))
         if self.content_bias is None:
             return logits
         u_KGD = self.content_bias.unflatten(0, (k.shape[2], -1)) * self.scale
@@ -82,7 +82,8 @@ class _TransformerXL(nn.Module):
 
 
 def _shift(logits: Tensor) -> Tensor:
-    """`[B, H, i, T - 1 - distance]` to `[B, H, i, j]` with distance i - j; what stands at j > i has no meaning."""
-    batch, heads, length, _ = logits.shape
-    padded = nn.functional.pad(logits, (1, 0)).reshape(batch, heads, length + 1, length)
-    return padded[:, :, 1:]
+    """`[B, H, i, S - 1 - distance]` to `[B, H, i, j]` with distance i - j; what stands at j > i has no meaning. The
+    last query stands at the last key."""
+    batch, heads, length, keys = logits.shape
+    padded = nn.functional.pad(logits, (1, 0)).reshape(batch, heads, keys + 1, length)
+    return padded[:, :, 1:].reshape(batch, heads, length, keys)

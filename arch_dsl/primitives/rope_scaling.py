@@ -74,7 +74,7 @@ class DynamicNTKScaling(_OnBase):
     """w_i of the base theta (factor n / original - factor + 1)^(dims / (dims - 2)) for a length n above `original`,
     below it unchanged: dynamic NTK interpolation (arXiv:2309.00071, section 3.3).
 
-    n is one more than the largest position of the call.
+    n is one more than the largest position of the call; while decoding, what was read before keeps its frequencies.
     """
 
     examples = ({"factor": 2.0, "original": 5},)

@@ -81,7 +81,7 @@ class _Rope(nn.Module):
     def _tables(self, x: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         """cos and sin `[time, dims / 2]`: from the tables for positions that the recipe trains on, else computed."""
         length = x.shape[1]
-        if call.positions is None and length <= self.cos.shape[0]:
+        if call.positions is None and call.state is None and length <= self.cos.shape[0]:
             return self.cos[:length], self.sin[:length]
         return self._computed(call.positions_of(length, x.device))
 

@@ -39,7 +39,8 @@ class _Alibi(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
         positions = call.positions_of(q.shape[1], self.slopes.device).to(self.slopes.dtype)
-        return (positions[None, :] - positions[:, None]) * self.slopes[:, None, None]
+        keys = call.key_positions(positions, k.shape[1])
+        return (keys[None, :] - positions[:, None]) * self.slopes[:, None, None]
 
 
 def alibi_slopes(heads: int) -> list[float]:
@@ -87,7 +88,8 @@ class _T5Buckets(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
         positions = call.positions_of(q.shape[1], q.device)
-        buckets = t5_bucket(positions[:, None] - positions[None, :], self.buckets, self.max_distance)
+        keys = call.key_positions(positions, k.shape[1])
+        buckets = t5_bucket(positions[:, None] - keys[None, :], self.buckets, self.max_distance)
         return nn.functional.embedding(buckets, self.table).permute(2, 0, 1)
 
 

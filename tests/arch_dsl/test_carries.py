@@ -17,7 +17,7 @@ def test_a_shift_mixes_with_the_token_before_by_a_share_of_each_head():
     spec = arch_dsl.load(model(["shift"], key=["shift"]))
     attention = build(arch_dsl.resolve(spec)).block[0].attention
     x, h = torch.randn(2, 7, 2, 4, dtype=torch.float64), torch.randn(2, 7, 16, dtype=torch.float64)
-    got = attention.key.shift(x, None, attention.key.shift.projection(h))
+    got = attention.key.shift(x, arch_dsl.Call(), attention.key.shift.projection(h))
     weight = attention.key.shift.projection.weight
     for b, t, head in torch.cartesian_prod(torch.arange(2), torch.arange(7), torch.arange(2)).tolist():
         a = 1 / (1 + torch.exp(-(weight[head] * h[b, t]).sum()))

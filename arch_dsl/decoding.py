@@ -1,0 +1,42 @@
+"""Decoding: what a node holds of the tokens that were read, and text that is continued token by token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from arch_dsl.context import Call, State
+
+if TYPE_CHECKING:
+    from arch_dsl.modules import Decoder
+
+
+def recent(call: Call, path: str, new: Tensor, most: int | None = None) -> Tensor:
+    """`new` `[batch, time, …]` after what decoding holds under `path`, or `new` alone outside decoding.
+
+    The last `most` entries of both (by default all) are then held for the next call.
+    """
+    if call.held is None:
+        return new
+    whole = torch.cat([call.held[path], new], 1) if path in call.held else new
+    call.held[path] = whole if most is None or whole.shape[1] <= most else whole[:, -most:].clone()
+    return whole
+
+
+@torch.no_grad()
+def generate(model: Decoder, tokens: Tensor, count: int, *, temperature: float = 0.0, seed: int = 0) -> Tensor:
+    """`tokens` `[batch, time]` continued by `count` more, each read once: `[batch, time + count]`.
+
+    A temperature of 0 takes the likeliest token; a higher one draws from softmax(logits / temperature).
+    """
+    state, generator = State(), torch.Generator(tokens.device).manual_seed(seed)
+    found = [tokens]
+    for _ in range(count):
+        logits = model(found[-1], Call(state=state))[:, -1].float()
+        if temperature == 0:
+            found.append(logits.argmax(-1, keepdim=True))
+        else:
+            found.append(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator))
+    return torch.cat(found, 1)

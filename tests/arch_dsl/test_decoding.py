@@ -1,0 +1,117 @@
+"""Decoding: every attention in every surrounding reads in pieces as at once, and what is generated is what would be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import arch_dsl
+from arch_dsl import Call, zoo
+from arch_dsl.conformance.hosts import ATTENTION
+from arch_dsl.conformance.properties import holds_what_its_cost_says, reads_in_pieces
+from arch_dsl.context import State
+from arch_dsl.decoding import generate, recent
+from tests.arch_dsl.conformance import TOKENS, Case, build, load, whole_model
+
+WINDOW = {"type": "window", "size": 4}
+GROUP = {"type": "parallel", "attention": {**ATTENTION, "key": ["shift"]}, "ffn": {"type": "mlp", "width": 24}}
+BIASES = {
+    "alibi": {"type": "alibi"},
+    "t5": {"type": "t5_buckets", "buckets": 8, "max_distance": 10, "share": "stack"},
+    "xl": {"type": "transformer_xl"},
+    "xl_plain": {"type": "transformer_xl", "biases": False},
+    "kerple": {"type": "kerple"},
+    "forget": {"type": "forget_gate"},
+    "forget_learned": {"type": "forget_gate", "input": "learned"},
+    "forget_fixed": {"type": "forget_gate", "input": "fixed", "t_min": 2.0, "t_max": 9.0},
+}
+
+
+def model(attention: dict[str, Any] | None = None, **fields: Any) -> arch_dsl.Model:
+    data = whole_model()
+    block = {**data["block"], "attention": {**data["block"]["attention"], **(attention or {})}}
+    return load({**data, "block": block, **fields})
+
+
+CASES = {
+    **{f"{name}_window": model({"mask": WINDOW, "scores": [bias, "sinks"]}) for name, bias in BIASES.items()},
+    "everything": model(
+        {
+            "mask": WINDOW,
+            "kv_heads": 1,
+            "query": ["shift", "rmsnorm", {"type": "rope", "fraction": 0.5}],
+            "key": ["shift", "rmsnorm", {"type": "rope", "fraction": 0.5}],
+            "value": ["value_residual", "shift", "gate"],
+            "scores": ["alibi", "forget_gate", "sinks"],
+            "sdpa": ["gate"],
+        },
+        embed=["sinusoidal"],
+    ),
+    "alternating": model(overrides={"1": {"block.attention.mask": WINDOW}}),
+    "shared": model({"share": "stack", "key": ["shift"], "scores": ["forget_gate"]}),
+    "positions": model({"queries": "positions", "scores": ["forget_gate"]}),
+    "parallel": load({**whole_model(), "block": {"parallel": GROUP}}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_reads_in_pieces_as_at_once_and_holds_what_its_cost_says(name: str):
+    case = Case(name, CASES[name], (), False)
+    assert (reads_in_pieces(case), holds_what_its_cost_says(case)) == ("", "")
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_every_model_of_the_zoo_reads_in_pieces(name: str):
+    case = Case(name, arch_dsl.resolve(zoo.load(name, "tiny")), (), False)
+    assert (reads_in_pieces(case), holds_what_its_cost_says(case)) == ("", "")
+
+
+def test_positions_that_are_given_are_those_of_the_keys_too():
+    for bias in ("alibi", "kerple", "transformer_xl"):
+        module = build(model({"scores": [bias]}, embed=["sinusoidal"]))
+        positions, state = torch.arange(70, 82), State()
+        whole = module(TOKENS, Call(positions))
+        parts = [
+            module(piece, Call(place, state=state))
+            for piece, place in zip(TOKENS.split([4, 1, 7], 1), positions.split([4, 1, 7]), strict=True)
+        ]
+        torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-10, rtol=1e-10)
+
+
+def test_a_window_holds_its_size_and_no_more():
+    module, state = build(model({"mask": WINDOW})), State()
+    sizes = []
+    for piece in TOKENS.split([1, 2, 3, 1, 5], 1):
+        module(piece, Call(state=state))
+        sizes.append(state.layers["block.0"]["block.0.attention.key"].shape[1])
+    assert (sizes, state.tokens) == ([1, 3, 4, 4, 4], 12)
+
+
+def test_recent_gives_what_is_held_and_what_is_new():
+    call, first, second = Call(held={}), torch.arange(3)[None], torch.arange(3, 5)[None]
+    assert recent(Call(), "a", first, 1) is first
+    assert recent(call, "a", first, 2).tolist() == [[0, 1, 2]]
+    assert recent(call, "a", second, 2).tolist() == [[1, 2, 3, 4]]
+    assert call.held["a"].tolist() == [[3, 4]]
+
+
+def test_generates_the_likeliest_tokens_that_reading_all_anew_would():
+    module = build(model({"key": ["shift"], "mask": WINDOW}))
+    found = generate(module, TOKENS[:, :3], 6)
+    for end in range(3, 9):
+        assert torch.equal(found[:, end], module(found[:, :end])[:, -1].argmax(-1))
+    assert torch.equal(found[:, :3], TOKENS[:, :3])
+
+
+def test_generates_by_its_seed_and_temperature():
+    module = build(model())
+    one, again, other = (generate(module, TOKENS[:, :3], 8, temperature=1.5, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    with torch.no_grad():
+        share = (module(TOKENS[:1, :3])[0, -1] / 4.0).softmax(-1)
+    drawn = generate(module, TOKENS[:1, :3].repeat(4000, 1), 1, temperature=4.0)[:, -1]
+    counts = torch.bincount(drawn, minlength=len(share)) / 4000
+    assert (counts - share).abs().max() < 0.04  # five standard deviations of a share of 4000
