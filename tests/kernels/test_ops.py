@@ -15,11 +15,13 @@ LAID_OUT = (
     "elementwise_silu", "headwise_multiply", "shared_heads_multiply", "width_1_add", "silu", "odd", "odd_no_weight",
     "heads", "causal_grouped", "bias_per_head", "wide_values", "cached_keys", "everything",
     "decay_grouped", "channels", "delta_decay", "uneven", "expert_without_rows",
+    "scan", "wkv",
 )  # fmt: skip
 COMPILED = (
     "headwise_multiply", "elementwise_gelu", "heads", "odd_no_weight", "silu", "bias_window", "causal_grouped",
     "everything", "documents", "decay_grouped", "delta_decay",
     "uneven", "expert_without_rows",
+    "scan_long", "wkv_long",
 )  # fmt: skip
 
 

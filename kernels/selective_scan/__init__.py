@@ -1,0 +1,85 @@
+"""selective_scan: a diagonal state per channel whose decay, writes and reads depend on the token, as in Mamba."""
+
+from typing import Any
+
+from torch import Tensor
+
+from kernels.op import Case, Implementation, Op
+from kernels.selective_scan import reference, torch_ops
+
+
+def _ask(
+    x: Tensor,
+    delta: Tensor,
+    log_a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor | None = None,
+    state: Tensor | None = None,
+) -> dict[str, Any]:
+    return {}
+
+
+def _flops(
+    x: Tensor,
+    delta: Tensor,
+    log_a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor | None = None,
+    state: Tensor | None = None,
+) -> int:
+    """Per number of a state: the exponent, decay, write (2) and read (2), with exp and softplus as one each; then d."""
+    return x.numel() * (7 * log_a.shape[-1] + 2 + (0 if d is None else 2))
+
+
+def _bytes(
+    x: Tensor,
+    delta: Tensor,
+    log_a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor | None = None,
+    state: Tensor | None = None,
+) -> int:
+    """Every argument and result once, with states in float32."""
+    states = 4 * x.shape[0] * log_a.numel() * (1 if state is None else 2)
+    return x.nbytes + states + sum(t.nbytes for t in (x, delta, log_a, b, c, d) if t is not None)
+
+
+def _case(name: str, length: int = 19, batch: int = 2, channels: int = 6, size: int = 4, without: str = "") -> Case:
+    tensors: dict[str, tuple[int, ...]] = {
+        "x": (batch, length, channels),
+        "delta": (batch, length, channels),
+        "log_a": (channels, size),
+        "b": (batch, length, size),
+        "c": (batch, length, size),
+        "d": (channels,),
+        "state": (batch, channels, size),
+    }
+    return Case(name, {key: shape for key, shape in tensors.items() if key not in without.split()}, {})
+
+
+SELECTIVE_SCAN = Op(
+    name="selective_scan",
+    version=1,
+    reference=reference.selective_scan,
+    implementations={
+        "torch": Implementation(
+            "torch",
+            lambda: torch_ops.selective_scan,
+            "chunks: one multiplication and addition per token is sequential, and states are computed again backwards",
+        )
+    },
+    cases=(
+        _case("scan"),
+        _case("scan_plain", without="d state"),
+        _case("scan_length_1", length=1),
+        _case("scan_one_chunk", length=16, batch=1),
+        _case("scan_long", length=67, channels=5, size=3, without="state"),
+    ),
+    options={},
+    ask=_ask,
+    flops=_flops,
+    bytes=_bytes,
+)
