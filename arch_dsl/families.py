@@ -12,8 +12,10 @@ from arch_dsl.layers import Site
 from arch_dsl.spec import Family, added
 
 __all__ = [
+    "Adapter",
     "Branch",
     "Carry",
+    "Decay",
     "Gate",
     "Join",
     "Mask",
@@ -80,6 +82,13 @@ class Carry(Primitive):
     share: Literal["none", "stack"] = added(default="none")
 
 
+class Adapter(Primitive):
+    """Changes what a trained branch gives by few parameters of its own."""
+
+    noun: ClassVar[str] = "adapter"
+    share: Literal["none", "stack"] = "none"
+
+
 class Position(Primitive):
     """Adds positions to the token embeddings."""
 
@@ -122,6 +131,20 @@ class Mask(Primitive):
         raise TypeError(f"{type(self).__name__} has no pairs")
 
 
+class Decay(Primitive):
+    """Discounts what the state of a linear recurrence holds, from token to token.
+
+    The module has `projections()`, its linear maps of the branch's input, and `forward(products, call)`, which takes
+    their products and gives a pair: log f <= 0 as `[heads]`, `[batch, time, heads]` or, one for each channel of the
+    keys (`channels`), `[batch, time, heads, head_dim]`; and the step `[batch, time, heads]` by which values are
+    multiplied, or None.
+    """
+
+    noun: ClassVar[str] = "decay"
+    channels: ClassVar[bool] = False
+    share: Literal["none", "stack"] = added(default="none")
+
+
 class Join(Primitive):
     """Brings a branch's update back to the stream; `forward(stream, update, call)`."""
 
@@ -129,9 +152,14 @@ class Join(Primitive):
 
 
 class Branch(Primitive):
-    """Reads the residual stream, transforms, joins back; `forward(stream, call)`."""
+    """Reads the residual stream, transforms, joins back; `forward(stream, call)`.
+
+    Of a `recurrent` one `flops_model` counts, as papers do, what is done to each element of its state, be it a product
+    of matrices or not.
+    """
 
     noun: ClassVar[str] = "branch"
+    recurrent: ClassVar[bool] = False
     share: Literal["none", "stack"] = added(default="none")
 
 

@@ -28,6 +28,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "softsign": F.softsign,
     "hardsigmoid": F.hardsigmoid,
     "hardtanh": F.hardtanh,
+    "elu": F.elu,
     "erf": torch.erf,
     "sin": torch.sin,
     "cos": torch.cos,

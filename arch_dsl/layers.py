@@ -26,6 +26,11 @@ def constant(number: float) -> Initializer:
     return lambda value, generator: value.fill_(number)
 
 
+def uniform(low: float, high: float) -> Initializer:
+    """Draws uniformly from [low, high)."""
+    return lambda value, generator: value.uniform_(low, high, generator=generator)
+
+
 def parameter(shape: Sequence[int], initializer: Initializer) -> nn.Parameter:
     """An uninitialised parameter that knows its initial distribution."""
     value = nn.Parameter(torch.empty(*shape))

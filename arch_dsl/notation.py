@@ -6,6 +6,7 @@ different values to test with, and `schema` describes it to an editor.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from arch_dsl.errors import Problem, nearest, shorten, unknown
@@ -114,6 +115,52 @@ class StdNotation:
     def schema(self) -> dict[str, Any]:
         """JSON Schema."""
         return {"anyOf": [{"enum": ["small"]}, {"type": "number", "exclusiveMinimum": 0}]}
+
+
+_MULTIPLE = re.compile(r"([0-9]+(?:\.[0-9]+)?)x")
+
+
+class SizeNotation:
+    """How many there are, or `2x`: so many that all heads together are twice as wide as the stream."""
+
+    def __init__(self, optional: bool = False) -> None:
+        self.optional = optional
+
+    def parse_node(self, node: Node, path: str, problems: list[Problem]) -> Any:
+        """An int, a multiple in its shortest spelling, or INVALID."""
+        from arch_dsl.parse import INVALID, parse_value
+        from arch_dsl.spec import Count
+
+        if node.value is None and self.optional:
+            return None
+        if isinstance(node.value, str) and (match := _MULTIPLE.fullmatch(node.value)) and float(match[1]):
+            return f"{float(match[1]):g}x"
+        if isinstance(node.value, str) and not node.value[:-1].isdecimal():
+            message = f"must be an integer or a multiple of d_model such as 2x, found '{shorten(node.value)}'"
+            problems.append(Problem(path, message, node.mark))
+            return INVALID
+        return parse_value(Count, node, path, problems)
+
+    def words(self) -> str:
+        """What may stand there."""
+        return "integer > 0, or a multiple of d_model for all heads together: 2x"
+
+    def others(self, value: Any) -> list[Any]:
+        """Other values than this one."""
+        return [other for other in (1, 2, 4, 8, 12, "2x") if other != value]
+
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema."""
+        options = [
+            {"type": "integer", "minimum": 1},
+            {"type": "string", "pattern": f"^({_MULTIPLE.pattern}|[0-9.]+k)$"},
+        ]
+        return {"anyOf": [*options, *([{"type": "null"}] if self.optional else [])]}
+
+
+def multiple_of(size: int | str | None, d_model: int) -> float:
+    """The channels that a size written as a multiple of d_model stands for."""
+    return float(str(size).removesuffix("x")) * d_model
 
 
 def chosen(value: bool | tuple[str, ...], name: str) -> bool:

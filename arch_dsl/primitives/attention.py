@@ -27,7 +27,7 @@ from arch_dsl.families import (
 )
 from arch_dsl.layers import Linear, normal, parameter
 from arch_dsl.notation import ProjectionNotation, Projections, chosen
-from arch_dsl.primitives.branch import Sublayer, SublayerModule
+from arch_dsl.primitives.branch import Headed, SublayerModule
 from arch_dsl.primitives.masks import Causal
 from arch_dsl.spec import Count, Positive, added
 
@@ -35,7 +35,7 @@ NAMES = ("query", "key", "value", "output")
 
 
 @Branch.register("attention")
-class Attention(Sublayer):
+class Attention(Headed):
     """softmax(scale q k^T + scores) v, per head, then one output map (arXiv:1706.03762, eq. 1).
 
     `kv_heads` groups query heads over fewer keys and values (arXiv:2305.13245); it defaults to `heads`, `head_dim` to
@@ -143,6 +143,9 @@ class Attention(Sublayer):
         assert self.kv_heads is not None and self.head_dim is not None
         own, shared = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return {"query": own, "key": shared, "value": shared}
+
+    def value_heads(self, d_model: int) -> tuple[int, int]:
+        return self.kv_heads or self.heads, self.head_dim or d_model // self.heads
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
         problems = super().check(ctx, path)

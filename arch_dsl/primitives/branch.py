@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from arch_dsl.context import BuildContext, Call, Cost
 from arch_dsl.errors import Problem
-from arch_dsl.families import Branch, Carry, Gate, Join, Norm, Scale, build_site, check_site, site_cost
+from arch_dsl.families import Adapter, Branch, Carry, Gate, Join, Norm, Scale, build_site, check_site, site_cost
 from arch_dsl.layers import Linear, Products, merged, separate
 from arch_dsl.primitives.joins import Add
 
@@ -17,7 +17,7 @@ class Sublayer(Branch):
     """A branch with the sites `pre` (the copy that is read), `post` (the update) and `join`."""
 
     pre: tuple[Norm | Carry | Scale, ...] = ()
-    post: tuple[Norm | Gate | Scale, ...] = ()
+    post: tuple[Norm | Gate | Scale | Adapter, ...] = ()
     join: Join = Add()
 
     def outer_cost(self, ctx: BuildContext, tokens: int) -> dict[str, Cost]:
@@ -36,6 +36,14 @@ class Sublayer(Branch):
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
         found = check_site(self.pre, ctx, f"{path}.pre") + check_site(self.post, ctx, f"{path}.post")
         return found + self.join.check(ctx, f"{path}.join")
+
+
+class Headed(Sublayer):
+    """A branch with heads, and the sites `query`, `key`, `value` and `sdpa` (each head's output) that act on them."""
+
+    def value_heads(self, d_model: int) -> tuple[int, int]:
+        """How many heads values have, and how many channels each."""
+        raise TypeError(f"{type(self).__name__} has no values")
 
 
 class SublayerModule(nn.Module):

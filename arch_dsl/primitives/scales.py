@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from arch_dsl.context import BuildContext, Call, Cost
 from arch_dsl.errors import Problem
 from arch_dsl.families import Scale, Score
+from arch_dsl.formula import function_of
+from arch_dsl.kept import kept_of
+from arch_dsl.notation import Activation
 from arch_dsl.spec import Positive
 
 
@@ -48,6 +51,31 @@ class DepthScale(Scale):
         if ctx.site not in ("embed", "final", "logits"):
             return []
         return [Problem(path, f"depth_scale needs the depth of a layer, and {ctx.site} is in none", self.mark())]
+
+
+@Scale.register("feature_map")
+class FeatureMap(Scale):
+    """y = act(x): the map of queries and keys to features of linear attention (arXiv:2006.16236, section 3.2), there
+    elu(x) + 1, which keeps them positive."""
+
+    examples = ({}, {"function": "relu"})
+
+    function: Activation = "elu(x) + 1"
+
+    def build(self, ctx: BuildContext) -> nn.Module:
+        return _FeatureMap(self)
+
+    def cost(self, ctx: BuildContext, tokens: int) -> Cost:
+        return Cost(activations=kept_of(self.function)[0] * ctx.elements(tokens))
+
+
+class _FeatureMap(nn.Module):
+    def __init__(self, spec: FeatureMap) -> None:
+        super().__init__()
+        self.activation = function_of(spec.function)
+
+    def forward(self, x: Tensor, call: Call) -> Tensor:
+        return self.activation(x)
 
 
 class _Factor(nn.Module):

@@ -1,0 +1,231 @@
+"""Decays: by how much the state of a linear recurrence fades from one token to the next."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from arch_dsl.context import BuildContext, Call, Cost
+from arch_dsl.errors import Problem
+from arch_dsl.families import Decay, place_of
+from arch_dsl.layers import Initializer, Linear, constant, parameter
+from arch_dsl.spec import Count, NotNegative, Positive
+from kernels.activations import at_least_float32
+
+Decays = tuple[Tensor, Tensor | None]
+
+
+@Decay.register("constant")
+class Constant(Decay):
+    """f_h = 1 - 2^(-5 - h) for head h = 0, 1, …: retention (RetNet, arXiv:2307.08621, eq. 8).
+
+    With `learned` f_h is sigmoid(b_h), and b_h starts there.
+    """
+
+    examples = ({}, {"learned": True})
+
+    learned: bool = False
+
+    def build(self, ctx: BuildContext) -> nn.Module:
+        return _Learned(ctx.heads or 1) if self.learned else _Fixed(ctx.heads or 1)
+
+    def cost(self, ctx: BuildContext, tokens: int) -> Cost:
+        heads = ctx.heads or 1
+        return Cost(parameters=heads, activations=heads) if self.learned else Cost()
+
+
+def _retention(heads: int) -> Tensor:
+    """2^(-5 - h) `[heads]` in float64."""
+    return torch.exp2(-5.0 - torch.arange(heads, dtype=torch.float64))
+
+
+class _Decay(nn.Module):
+    def projections(self) -> list[Linear]:
+        return []
+
+
+class _Fixed(_Decay):
+    log_f: Tensor
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.register_buffer("log_f", torch.log1p(-_retention(heads)).float(), persistent=False)
+
+    def forward(self, products: Iterator[Tensor], call: Call) -> Decays:
+        return self.log_f, None
+
+
+class _Learned(_Decay):
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        # f / (1 - f) is 2^(5 + h) - 1
+        start = torch.log(1 / _retention(heads) - 1).float()
+        self.bias = parameter((heads,), lambda value, generator: value.copy_(start))
+
+    def forward(self, products: Iterator[Tensor], call: Call) -> Decays:
+        return F.logsigmoid(self.bias), None
+
+
+@Decay.register("mamba2")
+class Mamba2(Decay):
+    """log f_h = -exp(a_h) dt_h with the step dt_h = softplus(w_h . x + b_h), by which values are multiplied too
+    (Mamba-2, arXiv:2405.21060, section 7.1 and its code).
+
+    With `step: false` values stay as they are (gated DeltaNet, arXiv:2412.06464, section 3.4). exp(a) starts uniform
+    between `a_min` and `a_max`, softplus(b) between `dt_min` and `dt_max`, uniform in its logarithm.
+    """
+
+    examples = ({}, {"step": False})
+
+    step: bool = True
+    a_min: NotNegative = 1.0
+    a_max: Positive = 16.0
+    dt_min: Positive = 1e-3
+    dt_max: Positive = 0.1
+
+    def build(self, ctx: BuildContext) -> nn.Module:
+        return _Mamba2(self, ctx)
+
+    def cost(self, ctx: BuildContext, tokens: int) -> Cost:
+        heads = ctx.heads or 1
+        found = Cost.product(tokens, ctx.hidden, heads)
+        # the argument of softplus, the step, and exp(a) once
+        return dataclasses.replace(found, parameters=found.parameters + 2 * heads).keeping((2 * tokens + 1) * heads)
+
+    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+        return [
+            Problem(f"{path}.{high}", f"must be at least {low} {getattr(self, low):g}", self.mark(high))
+            for low, high in (("a_min", "a_max"), ("dt_min", "dt_max"))
+            if getattr(self, high) < getattr(self, low)
+        ]
+
+
+class _Mamba2(_Decay):
+    def __init__(self, spec: Mamba2, ctx: BuildContext) -> None:
+        super().__init__()
+        heads = ctx.heads or 1
+        self.projection = Linear(ctx.hidden, heads, std=ctx.std)
+        self.a = parameter((heads,), _log_uniform_a(spec.a_min, spec.a_max))
+        self.bias = parameter((heads,), _inverse_softplus_of(math.log(spec.dt_min), math.log(spec.dt_max)))
+        self.step = spec.step
+
+    def projections(self) -> list[Linear]:
+        return [self.projection]
+
+    def forward(self, products: Iterator[Tensor], call: Call) -> Decays:
+        step = F.softplus(at_least_float32(next(products)) + self.bias)
+        return -self.a.exp() * step, step if self.step else None
+
+
+def _log_uniform_a(low: float, high: float) -> Initializer:
+    return lambda value, generator: value.uniform_(low, high, generator=generator).clamp_(min=1e-6).log_()
+
+
+def _inverse_softplus_of(low: float, high: float) -> Initializer:
+    """b with softplus(b) = exp(u), u uniform between `low` and `high`."""
+
+    def start(value: Tensor, generator: torch.Generator) -> None:
+        step = value.uniform_(low, high, generator=generator).exp()
+        value.copy_(step + torch.log(-torch.expm1(-step)))
+
+    return start
+
+
+@Decay.register("low_rank")
+class LowRank(Decay):
+    """log f = logsigmoid(x W_1 W_2 + b) / temperature, per channel of the keys, with W_1 to `rank` channels: gated
+    linear attention (arXiv:2312.06635, section 4.4)."""
+
+    examples = ({}, {"rank": 3, "temperature": 4.0})
+    channels: ClassVar[bool] = True
+
+    rank: Count = 16
+    temperature: Positive = 16.0
+
+    def build(self, ctx: BuildContext) -> nn.Module:
+        return _LowRank(self, ctx)
+
+    def cost(self, ctx: BuildContext, tokens: int) -> Cost:
+        channels = (ctx.heads or 1) * ctx.width
+        inner = Cost.product(tokens, ctx.hidden, self.rank)
+        outer = Cost.product(tokens, self.rank, channels, bias=True).keeping(tokens * (self.rank + channels))
+        return Cost.total({"inner": inner, "outer": outer})
+
+
+class _LowRank(_Decay):
+    def __init__(self, spec: LowRank, ctx: BuildContext) -> None:
+        super().__init__()
+        heads = ctx.heads or 1
+        self.projection = Linear(ctx.hidden, spec.rank, std=ctx.std)
+        self.outer = Linear(spec.rank, heads * ctx.width, std=ctx.std, bias=True)
+        self.heads, self.temperature = heads, spec.temperature
+
+    def projections(self) -> list[Linear]:
+        return [self.projection]
+
+    def forward(self, products: Iterator[Tensor], call: Call) -> Decays:
+        logits = at_least_float32(self.outer(next(products))).unflatten(-1, (self.heads, -1))
+        return F.logsigmoid(logits) / self.temperature, None
+
+
+@Decay.register("lower_bounded")
+class LowerBounded(Decay):
+    """f = l + (1 - l) sigmoid(x W), per channel of the keys, with a bound l that grows with depth (HGRN2,
+    arXiv:2404.07904, section 3.1; HGRN, arXiv:2311.04823, section 3.3).
+
+    The bounds of layer i are P_1 + … + P_i, and so 0 in the first layer, i = 0. P is the softmax over layers of a table
+    `[layers, heads * head_dim]` that they share; it starts at 0.
+    """
+
+    by_layer: ClassVar[bool] = True
+    channels: ClassVar[bool] = True
+
+    def build(self, ctx: BuildContext) -> nn.Module:
+        key = _table_key(ctx)
+        if key not in ctx.shared:
+            ctx.shared[key] = _Table(ctx.n_layers, (ctx.heads or 1) * ctx.width)
+        return _LowerBounded(ctx.shared[key], ctx)
+
+    def cost(self, ctx: BuildContext, tokens: int) -> Cost:
+        channels = (ctx.heads or 1) * ctx.width
+        found = Cost.product(tokens, ctx.hidden, channels)
+        table = ctx.n_layers * channels
+        owner = ctx.shared.setdefault(_table_key(ctx), ctx.path) == ctx.path
+        # the softmax, l and log l; of the decays the argument of logsigmoid, the second term, and the sum
+        kept = table + 2 * channels + 3 * tokens * channels
+        return dataclasses.replace(found, parameters=found.parameters + (table if owner else 0)).keeping(kept)
+
+
+def _table_key(ctx: BuildContext) -> str:
+    return f"{place_of(ctx)}.table of {(ctx.heads or 1) * ctx.width}"
+
+
+class _Table(nn.Module):
+    def __init__(self, layers: int, channels: int) -> None:
+        super().__init__()
+        self.weight = parameter((layers, channels), constant(0.0))
+
+    def forward(self, depth: int) -> Tensor:
+        return at_least_float32(self.weight).softmax(0)[1 : depth + 1].sum(0)
+
+
+class _LowerBounded(_Decay):
+    def __init__(self, table: nn.Module, ctx: BuildContext) -> None:
+        super().__init__()
+        self.heads, self.depth, self.table = ctx.heads or 1, ctx.depth, table
+        self.projection = Linear(ctx.hidden, self.heads * ctx.width, std=ctx.std)
+
+    def projections(self) -> list[Linear]:
+        return [self.projection]
+
+    def forward(self, products: Iterator[Tensor], call: Call) -> Decays:
+        bound = self.table(self.depth)
+        log_share = F.logsigmoid(at_least_float32(next(products)))
+        log_f = torch.logaddexp(bound.log(), torch.log1p(-bound) + log_share)
+        return log_f.unflatten(-1, (self.heads, -1)), None

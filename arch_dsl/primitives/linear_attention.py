@@ -1,0 +1,389 @@
+"""Linear attention with a state that decays: one branch for retention, GLA, HGRN2, Mamba-2 and DeltaNet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from arch_dsl.context import BuildContext, Call, Cost
+from arch_dsl.decoding import recent
+from arch_dsl.errors import Problem
+from arch_dsl.families import (
+    Branch,
+    Carry,
+    Decay,
+    Gate,
+    Norm,
+    Rotary,
+    Scale,
+    build_shared,
+    build_site,
+    check_site,
+    shared_cost,
+    site_cost,
+)
+from arch_dsl.formula import function_of
+from arch_dsl.kept import kept_of
+from arch_dsl.layers import Linear, constant, parameter
+from arch_dsl.notation import Activation, ProjectionNotation, Projections, SizeNotation, chosen, multiple_of
+from arch_dsl.primitives.branch import Headed, SublayerModule
+from arch_dsl.spec import Count, Positive
+from kernels.activations import at_least_float32
+
+NAMES = ("query", "key", "value", "output")
+
+
+class Sizes(NamedTuple):
+    """Heads, heads of queries and keys, channels of a query or key, channels of a value."""
+
+    heads: int
+    key_heads: int
+    head_dim: int
+    value_dim: int
+
+    def widths(self) -> dict[str, int]:
+        """The widths of queries, keys and values, all heads together."""
+        keys = self.key_heads * self.head_dim
+        return {"query": keys, "key": keys, "value": self.heads * self.value_dim}
+
+    @property
+    def state(self) -> int:
+        """The elements of the states of all heads."""
+        return self.heads * self.head_dim * self.value_dim
+
+
+@Branch.register("linear_attention")
+class LinearAttention(Headed):
+    """o_t = scale S_t^T q_t per head, with the state S_t = f_t S_(t-1) + k_t v_t^T, then one output map: linear
+    attention (arXiv:2006.16236, eq. 16 to 20) whose state fades by a `decay` f; without one f is 1.
+
+    With `rule: delta` what the state already answers to k_t is taken back first: S_t = f_t S_(t-1) + beta_t k_t (v_t -
+    (f_t S_(t-1))^T k_t)^T, with `beta` of a map of the branch's input per head (arXiv:2406.06484, eq. 3;
+    arXiv:2412.06464, eq. 10). A beta up to 2, `2 * sigmoid(x)`, allows negative eigenvalues (arXiv:2411.12537).
+
+    `key_heads` groups heads over fewer queries and keys (Mamba-2's B and C). `head_dim` is the size of a query or key,
+    `value_dim` that of a value, by default the same; `2x` stands for 2 d_model for all heads together, and head_dim
+    defaults to 1x. `scale` defaults to 1 / sqrt(head_dim). With `keys: decay` keys are 1 - f (HGRN2, arXiv:2404.07904,
+    eq. 4). `skip` adds D_h v_t with a learned D that starts at 1 (Mamba-2, arXiv:2405.21060). With `documents` the
+    state starts anew at each document. `query`, `key` and `value` act after the maps, `sdpa` on each head's output.
+    """
+
+    ops: ClassVar[tuple[str, ...]] = ("linear_recurrence",)
+    recurrent: ClassVar[bool] = True
+    examples = (
+        {"heads": 4},
+        {"heads": 4, "key_heads": 2, "head_dim": 5, "value_dim": 6, "bias": True, "decay": "mamba2", "skip": True},
+        {"heads": 2, "decay": "low_rank", "keys": "decay", "documents": True, "value_dim": 6},
+        {"heads": 2, "rule": "delta", "key": ["l2norm"], "zero": ["output"], "scale": 1.0},
+    )
+    short_forms: ClassVar[tuple[str, ...]] = ("gate", "qk_norm")
+    heads: Annotated[int | str, SizeNotation()]
+    key_heads: Count | None = None
+    head_dim: Annotated[int | str | None, SizeNotation(optional=True)] = None
+    value_dim: Annotated[int | str | None, SizeNotation(optional=True)] = None
+    scale: Positive | None = None
+    decay: Decay | None = None
+    rule: Literal["add", "delta"] = "add"
+    beta: Activation = "sigmoid"
+    keys: Literal["hidden", "decay"] = "hidden"
+    skip: bool = False
+    documents: bool = False
+    bias: Annotated[Projections, ProjectionNotation(*NAMES)] = False
+    zero: Annotated[Projections, ProjectionNotation(*NAMES)] = False
+    query: tuple[Carry | Gate | Norm | Rotary | Scale, ...] = ()
+    key: tuple[Carry | Gate | Norm | Rotary | Scale, ...] = ()
+    value: tuple[Carry | Gate | Norm | Scale, ...] = ()
+    sdpa: tuple[Norm | Gate | Scale, ...] = ()
+
+    def sizes(self, d_model: int) -> Sizes:
+        """All sizes as numbers, rounded down where `uneven` has something to say."""
+        heads, keys, values = self.heads, self.head_dim, self.value_dim
+        if isinstance(heads, str):
+            channels = next((size for size in (values, keys) if isinstance(size, int)), 1)
+            heads = max(int(multiple_of(heads, d_model)) // channels, 1)
+        keys, values = (
+            max(int(multiple_of(size, d_model)) // heads, 1) if isinstance(size, str) else size
+            for size in ("1x" if keys is None else keys, values)
+        )
+        assert isinstance(keys, int)
+        return Sizes(heads, self.key_heads or heads, keys, keys if values is None else int(values))
+
+    def resolve(self, ctx: BuildContext) -> Self:
+        sizes = self.sizes(ctx.d_model)
+        scale = None if self.scale == sizes.head_dim**-0.5 else self.scale
+        return self.replace(**sizes._asdict(), scale=scale)
+
+    def build(self, ctx: BuildContext) -> nn.Module:
+        return _LinearAttention(self, ctx)
+
+    def value_heads(self, d_model: int) -> tuple[int, int]:
+        sizes = self.sizes(d_model)
+        return sizes.heads, sizes.value_dim
+
+    def places(self, ctx: BuildContext) -> tuple[BuildContext, BuildContext, BuildContext]:
+        """The contexts of queries and keys, of values and outputs, and of the decay."""
+        sizes = self.sizes(ctx.d_model)
+        scale = self.scale or sizes.head_dim**-0.5
+        keys = ctx.where(
+            heads=sizes.key_heads, width=sizes.head_dim, logit_scale=scale, documents=self.documents, held=False
+        )
+        values = keys.where(heads=sizes.heads, width=sizes.value_dim)
+        return keys, values, keys.at("decay", heads=sizes.heads, site="decay")
+
+    def cost(self, ctx: BuildContext, tokens: int) -> Cost:
+        """The FLOPs of the recurrent form: write, read, with the delta rule erase, at 2 for each element of the state;
+        in `flops_model` one more for the decay, which is no product of matrices, as arXiv:2503.02130 counts in table 6.
+        """
+        sizes, (keys, values, decay) = self.sizes(ctx.d_model), self.places(ctx)
+        widths = sizes.widths()
+        parts = {
+            f"{name}_projection": Cost.product(tokens, ctx.d_model, widths[name], chosen(self.bias, name))
+            for name in NAMES[:3]
+            if name != "key" or self.keys == "hidden"
+        }
+        parts["query_projection"] = parts["query_projection"].keeping(self.read(ctx, tokens))
+        for name, place in (("query", keys), ("key", keys), ("value", values)):
+            parts[name] = site_cost(getattr(self, name), place, name, tokens)
+        if self.decay is not None:
+            parts["decay"] = shared_cost(self.decay, decay, tokens)
+        own, result = kept_of(self.beta)
+        if self.rule == "delta":
+            kept = (own + result) * sizes.heads * tokens
+            parts["beta_projection"] = Cost.product(tokens, ctx.d_model, sizes.heads).keeping(kept)
+        products = 4 if self.rule == "add" else 6
+        parts["recur"] = Cost(
+            parameters=sizes.heads if self.skip else 0,
+            flops_matmul=products * tokens * sizes.state,
+            flops_model=(products + (self.decay is not None)) * tokens * sizes.state,
+            activations=self.kept(sizes, tokens),
+            cache=sizes.state,
+        )
+        parts["sdpa"] = site_cost(self.sdpa, values.where(held=not self.skip), "sdpa", tokens)
+        output = Cost.product(tokens, widths["value"], ctx.d_model, chosen(self.bias, "output"))
+        parts["output_projection"] = output.keeping(tokens * widths["value"])
+        return Cost.total(self.outer_cost(ctx, tokens) | parts)
+
+    def kept(self, sizes: Sizes, tokens: int) -> int:
+        """What the recurrence keeps for the backward pass."""
+        return 0
+
+    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+        problems = super().check(ctx, path)
+        if uneven := [Problem(f"{path}.{name}", said, self.mark(name)) for name, said in self._uneven(ctx.d_model)]:
+            return [*problems, *uneven]  # the rest would only echo it
+        sizes, (keys, values, decay) = self.sizes(ctx.d_model), self.places(ctx)
+        for name, said in self._contradictions(sizes):
+            problems.append(Problem(f"{path}.{name}", said, self.mark(name)))
+        if self.decay is not None:
+            problems += self.decay.check(decay, f"{path}.decay")
+            if self.decay.share != "none" and not self.decay.cost(decay, 1).parameters:
+                message = f"{self.decay.type} has no parameters here that layers could share"
+                problems.append(Problem(f"{path}.decay.share", message, self.decay.mark("share")))
+        for name, place in (("query", keys), ("key", keys), ("value", values), ("sdpa", values)):
+            problems += check_site(getattr(self, name), place, f"{path}.{name}")
+        return problems
+
+    def _uneven(self, d_model: int) -> Iterator[tuple[str, str]]:
+        """The sizes that come to no whole number."""
+        channels = next((size for size in (self.value_dim, self.head_dim) if isinstance(size, int)), None)
+        if isinstance(self.heads, str):
+            if channels is None:
+                yield "heads", f"{self.heads} needs a value_dim or head_dim in channels, which says how many that are"
+            elif (total := multiple_of(self.heads, d_model)) % channels or not total:
+                yield "heads", f"heads of {channels} channels do not make up {self.heads} d_model, {total:g} channels"
+            return
+        for name, size in (("head_dim", self.head_dim or "1x"), ("value_dim", self.value_dim)):
+            if isinstance(size, str) and (total := multiple_of(size, d_model)) % self.heads:
+                name = "heads" if self.head_dim is None and name == "head_dim" else name
+                yield name, f"{self.heads} heads do not divide {total:g} channels, {size} d_model {d_model}"
+
+    def _contradictions(self, sizes: Sizes) -> Iterator[tuple[str, str]]:
+        if sizes.heads % sizes.key_heads:
+            yield "key_heads", f"{sizes.key_heads} heads of queries and keys do not divide {sizes.heads} heads"
+        if self.rule == "add" and self.beta != "sigmoid":
+            yield "beta", "says how much the delta rule writes; it needs rule: delta"
+        if self.keys == "decay":
+            if self.decay is None or not self.decay.channels:
+                given = "there is none" if self.decay is None else f"{self.decay.type} has one for each head"
+                yield "keys", f"are 1 - f for each channel, which needs a decay with channels; {given}"
+            if sizes.key_heads != sizes.heads:
+                yield "key_heads", "must be all heads where keys come from the decay, which every head has"
+            for name in ("bias", "zero"):
+                if getattr(self, name) == ("key",):
+                    yield name, "there is no map of keys, which come from the decay"
+
+
+class _LinearAttention(SublayerModule):
+    # B batch, T time, H heads, G heads of queries and keys, D head_dim, V value_dim
+    def __init__(self, spec: LinearAttention, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
+        keys, values, decay = spec.places(ctx)
+        sizes = spec.sizes(ctx.d_model)
+        width = sizes.widths()
+
+        def linear(name: str, inputs: int, outputs: int, std: float) -> Linear:
+            std = 0.0 if chosen(spec.zero, name) else std
+            return Linear(inputs, outputs, std=std, bias=chosen(spec.bias, name))
+
+        self.query_projection = linear("query", ctx.d_model, width["query"], ctx.std)
+        self.key_projection = linear("key", ctx.d_model, width["key"], ctx.std) if spec.keys == "hidden" else None
+        self.value_projection = linear("value", ctx.d_model, width["value"], ctx.std * ctx.gain)
+        self.beta_projection = Linear(ctx.d_model, sizes.heads, std=ctx.std) if spec.rule == "delta" else None
+        self.output_projection = linear("output", width["value"], ctx.d_model, ctx.residual_std)
+        self.decay = build_shared(spec.decay, decay) if spec.decay is not None else None
+        self.query = build_site(spec.query, keys, "query")
+        self.key = build_site(spec.key, keys, "key")
+        self.value = build_site(spec.value, values, "value")
+        self.sdpa = build_site(spec.sdpa, values, "sdpa")
+        self.skip = parameter((sizes.heads,), constant(1.0)) if spec.skip else None
+        self.beta = function_of(spec.beta)
+        self.heads, self.key_heads, self.scale = sizes.heads, sizes.key_heads, keys.logit_scale
+        self.path, self.documents = ctx.path, spec.documents
+        kind = "none" if spec.decay is None else "channel" if spec.decay.channels else "token"
+        if spec.decay is not None and spec.decay.type == "constant":
+            kind = "constant"
+        self.recur = ctx.select("linear_recurrence", decay=kind, delta=spec.rule == "delta")
+
+    def reads(self) -> list[Linear]:
+        maps = (self.query_projection, self.key_projection, self.value_projection, self.beta_projection)
+        own = [projection for projection in maps if projection is not None]
+        decay: list[Linear] = self.decay.projections() if self.decay is not None else []  # type: ignore[operator]
+        sites = (self.query, self.key, self.value, self.sdpa)
+        return [*own, *decay, *(projection for site in sites for projection in site.projections())]
+
+    def transform(self, products: Iterator[Tensor], call: Call) -> Tensor:
+        query = next(products).unflatten(-1, (self.key_heads, -1))
+        key = next(products).unflatten(-1, (self.key_heads, -1)) if self.key_projection is not None else None
+        value = next(products).unflatten(-1, (self.heads, -1))
+        beta = self.beta(at_least_float32(next(products))) if self.beta_projection is not None else None
+        log_f, step = self.decay(products, call) if self.decay is not None else (None, None)
+        if key is None and log_f is not None:
+            key = -torch.expm1(log_f).to(query.dtype)
+        q_BTGD = self.query(query, call, products)
+        k_BTGD = self.key(key, call, products)
+        v_BTHV = self.value(value, call, products)
+        written = v_BTHV if step is None else (v_BTHV * step[..., None]).to(v_BTHV.dtype)
+        if call.padding is not None:
+            k_BTGD = k_BTGD.masked_fill(call.padding[..., None, None], 0)
+            log_f = _only_where(~call.padding, log_f, written)
+        if self.documents and call.documents is not None:
+            log_f = _forgetting(_starts(call, self.path), log_f, written)
+        o_BTHV = self.through_time(q_BTGD, k_BTGD, written, log_f, beta, call)
+        if self.skip is not None:
+            o_BTHV = o_BTHV + (self.skip[:, None] * v_BTHV).to(o_BTHV.dtype)
+        o_BTHV = self.sdpa(o_BTHV, call, products)
+        return self.output_projection(o_BTHV.flatten(-2))  # type: ignore[no-any-return]
+
+    def through_time(
+        self, q: Tensor, k: Tensor, v: Tensor, log_f: Tensor | None, beta: Tensor | None, call: Call
+    ) -> Tensor:
+        """What is read from the states `[batch, time, heads, value_dim]`; decoding holds the last one."""
+        state = None if call.held is None else call.held.get(self.path)
+        out: Tensor
+        out, last = self.recur(q, k, v, log_decay=log_f, beta=beta, state=state, scale=self.scale)
+        if call.held is not None:
+            call.held[self.path] = last
+        return out
+
+
+def _over_tokens(log_f: Tensor | None, v: Tensor) -> Tensor:
+    """Decays of every token, `[batch, time, heads]` or with channels, for v `[batch, time, heads, value_dim]`."""
+    if log_f is None:
+        return at_least_float32(v.new_zeros(v.shape[:3]))
+    return log_f.expand(v.shape[:3]) if log_f.ndim == 1 else log_f
+
+
+def _only_where(kept: Tensor, log_f: Tensor | None, v: Tensor) -> Tensor | None:
+    """Decays that leave the state as it is at tokens that are not kept `[batch, time]`."""
+    if log_f is None:
+        return None
+    wide = _over_tokens(log_f, v)
+    return torch.where(kept[:, :, None, None] if wide.ndim == 4 else kept[:, :, None], wide, 0)
+
+
+def _forgetting(starts: Tensor, log_f: Tensor | None, v: Tensor) -> Tensor:
+    """Decays that forget all that was before where a document starts `[batch, time]`."""
+    wide = _over_tokens(log_f, v)
+    return wide.masked_fill(starts[:, :, None, None] if wide.ndim == 4 else starts[:, :, None], float("-inf"))
+
+
+def _starts(call: Call, path: str) -> Tensor:
+    """Whether a token's document is another than that of the token before it `[batch, time]`."""
+    assert call.documents is not None
+    time = call.documents.shape[1]
+    whole = recent(call, f"{path}.documents", call.documents, most=1)
+    return F.pad(whole[:, 1:] != whole[:, :-1], (1, 0))[:, -time:]
+
+
+_SILU_CONV = {"type": "short_conv", "activation": "silu"}
+_GATED = [{"type": "rmsnorm"}, {"type": "gate", "activation": "silu"}]
+# RetNet, arXiv:2307.08621, eq. 5 to 8
+Branch.alias(
+    "retnet",
+    type="linear_attention",
+    value_dim="2x",
+    decay="constant",
+    query=["rope"],
+    key=["rope"],
+    sdpa=["groupnorm", {"type": "gate", "activation": "silu"}],
+)
+# gated linear attention, arXiv:2312.06635, section 4.4
+Branch.alias(
+    "gla",
+    type="linear_attention",
+    head_dim="0.5x",
+    value_dim="1x",
+    decay="low_rank",
+    sdpa=_GATED,
+)
+# HGRN2, arXiv:2404.07904, section 3
+Branch.alias(
+    "hgrn2",
+    type="linear_attention",
+    decay="lower_bounded",
+    keys="decay",
+    query=[{"type": "feature_map", "function": "silu"}],
+    sdpa=[{"type": "rmsnorm", "over": "heads"}],
+)
+# DeltaNet, arXiv:2406.06484, section 3.3
+Branch.alias(
+    "delta_net",
+    type="linear_attention",
+    rule="delta",
+    query=[_SILU_CONV, "l2norm"],
+    key=[_SILU_CONV, "l2norm"],
+    value=[_SILU_CONV],
+    sdpa=["rmsnorm"],
+)
+# gated DeltaNet, arXiv:2412.06464, section 3.4
+Branch.alias(
+    "gated_delta_net",
+    type="linear_attention",
+    rule="delta",
+    decay={"type": "mamba2", "step": False, "a_min": 0.0},
+    query=[_SILU_CONV, "l2norm"],
+    key=[_SILU_CONV, "l2norm"],
+    value=[_SILU_CONV],
+    sdpa=_GATED,
+)
+# Mamba-2, arXiv:2405.21060, section 7.1: queries are C, keys B, values x, the gate z; no feed-forward branch beside it
+_MAMBA2_CONV = {**_SILU_CONV, "bias": True}
+Branch.alias(
+    "mamba2",
+    type="linear_attention",
+    heads="2x",
+    key_heads=1,
+    head_dim=128,
+    value_dim=64,
+    scale=1.0,
+    decay="mamba2",
+    skip=True,
+    query=[_MAMBA2_CONV],
+    key=[_MAMBA2_CONV],
+    value=[_MAMBA2_CONV],
+    sdpa=[{"type": "gate", "activation": "silu"}, {"type": "rmsnorm", "over": "heads", "eps": 1e-5}],
+)

@@ -1,0 +1,72 @@
+"""A short convolution: each channel mixed with its own last few values."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from arch_dsl.context import BuildContext, Call, Cost
+from arch_dsl.decoding import recent
+from arch_dsl.families import Carry
+from arch_dsl.formula import function_of
+from arch_dsl.kept import kept_of
+from arch_dsl.layers import constant, parameter, uniform
+from arch_dsl.notation import Activation
+from arch_dsl.spec import Range
+
+
+@Carry.register("short_conv")
+class ShortConv(Carry):
+    """y_t = act(sum over i < width of w_i x_(t-i) + b), channel by channel, with zeros before the first token
+    (H3, arXiv:2212.14052, section 3.1; Mamba, arXiv:2312.00752, section 3.4).
+
+    w starts uniform within 1 / sqrt(width), as torch's convolutions do. Where the branch keeps documents apart, so does
+    the convolution. Products with w are no products of matrices, and not among the FLOPs.
+    """
+
+    examples = ({}, {"width": 3, "bias": True, "activation": "silu"})
+
+    width: Annotated[int, Range(min=2)] = 4
+    bias: bool = False
+    activation: Activation = "identity"
+
+    def build(self, ctx: BuildContext) -> nn.Module:
+        return _ShortConv(self, ctx)
+
+    def cost(self, ctx: BuildContext, tokens: int) -> Cost:
+        channels = (ctx.heads or 1) * ctx.width
+        kept = tokens + self.width - 1 + kept_of(self.activation)[0] * tokens
+        found = Cost(parameters=(self.width + self.bias) * channels, activations=kept * channels)
+        return dataclasses.replace(found, cache=min(tokens, self.width - 1) * channels)
+
+
+class _ShortConv(nn.Module):
+    def __init__(self, spec: ShortConv, ctx: BuildContext) -> None:
+        super().__init__()
+        channels = (ctx.heads or 1) * ctx.width
+        bound = spec.width**-0.5
+        self.weight = parameter((channels, 1, spec.width), uniform(-bound, bound))
+        self.bias = parameter((channels,), constant(0.0)) if spec.bias else None
+        self.activation = function_of(spec.activation)
+        self.width, self.path, self.documents = spec.width, ctx.path, ctx.documents
+
+    def forward(self, x: Tensor, call: Call) -> Tensor:
+        # x: [batch, time, channels] or [batch, time, heads, head_dim]
+        new, time, more = x.flatten(2), x.shape[1], self.width - 1
+        if call.padding is not None:
+            new = new.masked_fill(call.padding[..., None], 0)
+        # what came before, of which recent gives what decoding holds, and zeros before the first token
+        inputs = F.pad(recent(call, self.path, new, most=more), (0, 0, more, 0))[:, -time - more :]
+        y = inputs[:, more:] * self.weight[:, 0, more]
+        for i in range(more):
+            before = inputs[:, i : i + time]
+            if self.documents and call.documents is not None:
+                other = F.pad(call.documents, (more, 0), value=-1)[:, i : i + time] != call.documents
+                before = before.masked_fill(other[..., None], 0)
+            y = y + before * self.weight[:, 0, i]
+        if self.bias is not None:
+            y = y + self.bias
+        return self.activation(y.to(x.dtype)).view_as(x)
