@@ -8,7 +8,8 @@ from arch_dsl import primitives as primitives
 from arch_dsl.context import Call, Cost
 from arch_dsl.errors import Problem, SpecError
 from arch_dsl.identity import Change, canonical, diff, dump, identity
-from arch_dsl.model import Decoder, Model, compile, cost, kernel_choices, resolve
+from arch_dsl.model import Model, cost, resolve
+from arch_dsl.modules import Decoder, EncoderDecoder, compile, kernel_choices
 from arch_dsl.parse import parse
 from arch_dsl.patch import patch
 from arch_dsl.plain import to_python
@@ -19,6 +20,7 @@ __all__ = [
     "Change",
     "Cost",
     "Decoder",
+    "EncoderDecoder",
     "Model",
     "Problem",
     "SpecError",

@@ -13,7 +13,7 @@ from arch_dsl.families import Branch
 from arch_dsl.identity import brief_text
 from arch_dsl.knob import Knob
 from arch_dsl.knobs import KNOBS
-from arch_dsl.model import Model
+from arch_dsl.model import DecoderModel
 from arch_dsl.spec import Family, families, fields_of
 
 _PAPER = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
@@ -109,7 +109,7 @@ def _source(member: type[Family]) -> str:
 
 def sites_of(kind: type[Family]) -> Iterator[str]:
     """Every field of the model and of primitives that takes a family, as `attention.query`."""
-    holders: list[tuple[str, type]] = [("", Model)]
+    holders: list[tuple[str, type]] = [("", DecoderModel)]
     holders += [(name, member) for family in FAMILIES for name, member in family.members.items()]
     shared = {"pre", "post", "join"}  # of all branches
     told = set()

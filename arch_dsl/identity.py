@@ -51,7 +51,8 @@ def _canonical_spec(spec: Spec, brief: bool) -> Any:
         if (brief or item.added) and not item.required and value == item.default:
             continue
         data[name] = canonical(value, brief=brief)
-    return data["type"] if brief and list(data) == ["type"] else data
+    alone = list(data) == ["type"] and (brief or getattr(spec, "word", False))
+    return data["type"] if alone else data
 
 
 def identity(spec: Spec) -> str:
@@ -85,21 +86,26 @@ def diff(before: Spec, after: Spec) -> list[Change]:
     """
     changes: list[Change] = []
     old, new = copy.copy(_base_tree(before)), _tree(after)
-    if getattr(before, "overrides", None) or getattr(after, "overrides", None):
-        for tree in (old, new):
-            del tree["overrides"], tree["block"]
-        _diff_layers(before.layers(), after.layers(), changes)  # type: ignore[attr-defined]
+    mine, theirs = (spec.stacks() if hasattr(spec, "stacks") else {} for spec in (before, after))
+    for name in mine if mine.keys() == theirs.keys() else ():
+        if mine[name].overrides or theirs[name].overrides:
+            if name:
+                old[name] = copy.copy(old[name])
+            for tree in (old, new):
+                part = tree[name] if name else tree
+                del part["overrides"], part["block"]
+            _diff_layers(mine[name].layers(), theirs[name].layers(), f"{name}.block" if name else "block", changes)
     _diff(old, new, "", changes)
     return changes
 
 
-def _diff_layers(before: list[Block], after: list[Block], changes: list[Change]) -> None:
+def _diff_layers(before: list[Block], after: list[Block], path: str, changes: list[Change]) -> None:
     """The differences of layers that both have, equal ones of equal layers once."""
     pairs: dict[tuple[Block, Block], list[int]] = {}
     for depth, pair in enumerate(zip(before, after, strict=False)):
         pairs.setdefault(pair, []).append(depth)
     for (old, new), depths in pairs.items():
-        _diff(_tree(old), _tree(new), "block" if len(pairs) == 1 else f"block[{ranges(depths)}]", changes)
+        _diff(_tree(old), _tree(new), path if len(pairs) == 1 else f"{path}[{ranges(depths)}]", changes)
 
 
 class _Ordered(dict[str, Any]):

@@ -1,4 +1,7 @@
-"""What a knob is: a pure setter of the sites that it stands for, which can be read back from them."""
+"""What a knob is: a pure setter of the sites that it stands for, which can be read back from them.
+
+What it stands for lies in one stack: it is given the stack that its path leads through, and the path from there.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 from arch_dsl.errors import Problem
 from arch_dsl.families import Carry, Gate, Norm, Rotary
 from arch_dsl.parse import INVALID
-from arch_dsl.paths import Steps, update
+from arch_dsl.paths import Steps, get, stack_at, update
 from arch_dsl.source import Node
 from arch_dsl.spec import Family, Spec
 
@@ -26,24 +29,48 @@ ORDER: dict[str, tuple[type[Family], ...]] = {
 
 @dataclass(frozen=True)
 class Knob:
-    """`read` gives the knob's value as plain data, or None where the sites say nothing that it could say; `parse`
-    makes a value of a node, and `put` sets it; `occupied` names a site that already holds what it stands for, and
-    `replaces` one whose content this value would replace."""
+    """`reader` gives the knob's value as plain data, or None where the sites say nothing that it could say; `parse`
+    makes a value of a node, and `putter` sets it; `occupies` names a site that already holds what it stands for, and
+    `displaces` one whose content this value would replace."""
 
     name: str
     holder: type  # Block or a branch class
     doc: str
-    read: Callable[[Spec, Steps], Any]
+    reader: Callable[[Spec, Steps], Any]
     parse: Callable[[Node, str, list[Problem]], Any]
-    put: Callable[[Any, Steps, Any], Any]
-    occupied: Callable[[Spec, Steps], str | None]
-    replaces: Callable[[Any, Steps, Any], str | None] = lambda root, where, value: None
+    putter: Callable[[Any, Steps, Any], Any]
+    occupies: Callable[[Spec, Steps], str | None]
+    displaces: Callable[[Any, Steps, Any], str | None] = lambda root, where, value: None
     fields: tuple[tuple[str, str, str], ...] = ()  # name, what may stand there, default
+
+    def read(self, root: Spec, where: Steps) -> Any:
+        """Its value at `where` as plain data; None where the sites say what it cannot."""
+        stack, inner = stack_at(where)
+        return self.reader(get(root, stack), inner)
+
+    def put(self, root: Any, where: Steps, value: Any) -> Any:
+        """The root with this knob of what stands at `where` set to a value."""
+        stack, inner = stack_at(where)
+        return update(root, type(root), stack, lambda old, kind: self.putter(old, inner, value))
+
+    def occupied(self, root: Spec, where: Steps) -> str | None:
+        """The path of a site that already holds what it stands for."""
+        stack, inner = stack_at(where)
+        return _below(stack, self.occupies(get(root, stack), inner))
+
+    def replaces(self, root: Any, where: Steps, value: Any) -> str | None:
+        """The path of a site whose content a value would replace."""
+        stack, inner = stack_at(where)
+        return _below(stack, self.displaces(get(root, stack), inner, value))
 
     def turn(self, root: Any, where: Steps, node: Node, path: str, problems: list[Problem]) -> Any:
         """The root with this knob of what stands at `where` set from a node, or INVALID."""
         value = self.parse(node, path, problems)
         return INVALID if value is INVALID else self.put(root, where, value)
+
+
+def _below(stack: Steps, path: str | None) -> str | None:
+    return None if path is None else ".".join((*stack, path))
 
 
 def without(site: tuple[Any, ...], *kinds: type[Family]) -> tuple[Any, ...]:

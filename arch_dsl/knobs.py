@@ -16,6 +16,7 @@ from arch_dsl.norm_knob import NORM
 from arch_dsl.parse import INVALID, parse_value
 from arch_dsl.paths import Steps, get
 from arch_dsl.primitives.attention import Attention
+from arch_dsl.primitives.branch import Headed
 from arch_dsl.source import Node
 from arch_dsl.spec import members_of
 
@@ -178,32 +179,32 @@ KNOBS = (
     NORM,
     Knob(
         name="gate",
-        holder=Attention,
+        holder=Headed,
         doc="a gate in attention and its position",
-        read=_read_gate,
+        reader=_read_gate,
         parse=_parse_gate,
-        put=_put_gate,
-        occupied=_gate_sites,
+        putter=_put_gate,
+        occupies=_gate_sites,
         fields=_GATE_FIELDS,
     ),
     Knob(
         name="positional",
         holder=Attention,
         doc="how positions enter",
-        read=_read_positional,
+        reader=_read_positional,
         parse=_parse_positional,
-        put=_put_positional,
-        occupied=_positional_sites,
+        putter=_put_positional,
+        occupies=_positional_sites,
         fields=_POSITIONAL_FIELDS,
     ),
     Knob(
         name="qk_norm",
-        holder=Attention,
+        holder=Headed,
         doc="a norm of queries and keys per head",
-        read=_read_qk_norm,
+        reader=_read_qk_norm,
         parse=_parse_qk_norm,
-        put=_put_qk_norm,
-        occupied=_qk_norm_sites,
+        putter=_put_qk_norm,
+        occupies=_qk_norm_sites,
         fields=_QK_FIELDS,
     ),
 )

@@ -19,8 +19,10 @@ from torch import Tensor
 
 from arch_dsl.errors import Problem, SpecError, unknown
 from arch_dsl.layers import without_groups
-from arch_dsl.model import Decoder, Model
+from arch_dsl.model import Model
+from arch_dsl.modules import build
 from arch_dsl.parse import parse, parse_record
+from arch_dsl.paths import stack_at
 from arch_dsl.source import Node, read
 from arch_dsl.spec import Spec
 
@@ -124,7 +126,7 @@ def layout_of(zoo: str) -> str:
 def shapes_of(model: Model) -> dict[str, tuple[int, ...]]:
     """Every parameter of a resolved model with its shape; nothing is allocated."""
     with torch.device("meta"):
-        module = Decoder(model, model.context(backend="reference"))
+        module = build(model, model.context(backend="reference"))
     return {name: tuple(value.shape) for name, value in module.named_parameters()}
 
 
@@ -275,8 +277,8 @@ def _names(layout: Layout) -> Iterator[str]:
 
 def _field(model: Model, name: str, field: str) -> int:
     """A number of the branch that a parameter belongs to."""
-    _, depth, branch, *rest = name.split(".")
-    spec: Any = model.layers()[int(depth)][branch]
+    stack, (_, depth, branch, *rest) = stack_at(tuple(name.split(".")))
+    spec: Any = model.stacks()[".".join(stack)].layers()[int(depth)][branch]
     if rest[0] == "members":
         spec = spec.branches[rest[1]]
     return int(getattr(spec, field))

@@ -1,38 +1,36 @@
-"""A decoder: token embeddings, a stack of blocks, a final norm, and logits. Its spec first, its module below."""
+"""A model: tables of tokens, a stack of blocks or an encoder and a decoder, and logits. Its spec and what it costs."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import kernels
 from arch_dsl import rules
-from arch_dsl.block import Block, Branches, block_cost
-from arch_dsl.context import BuildContext, Call, Cost, NodeChoice
+from arch_dsl.context import BuildContext, Cost
 from arch_dsl.errors import Problem, SpecError
-from arch_dsl.families import Carry, Mask, Norm, Position, Scale, build_site, check_site, site_cost
-from arch_dsl.layers import Linear, constant, initialize, normal, parameter
+from arch_dsl.families import Rotary, Scale, site_cost
 from arch_dsl.notation import StdNotation
-from arch_dsl.overrides import Overrides, layers_of, normal_form, ranges
-from arch_dsl.patch import apply, settings_of
+from arch_dsl.parse import parse_record
+from arch_dsl.primitives.positions import Learned, Sinusoidal
 from arch_dsl.shortform import parse_with_knobs
 from arch_dsl.source import Node
-from arch_dsl.spec import Count, Positive, Range, Spec, added, walk
-from kernels.activations import at_least_float32
+from arch_dsl.spec import Count, Positive, Spec, added, walk
+from arch_dsl.stack import Stack, check_ends, check_stack, resolved_stack, stack_cost
 
 LOSS_CHUNK = 2**24  # logits (rows x vocabulary) that the loss holds at a time
+STACKS = ("encoder", "decoder")
 
 
 class Init(Spec):
     """Initial values: N(0, std^2) with std a number, or `small`: sqrt(2 / (5 d_model)) (arXiv:1910.05895, section 2.2).
 
-    `residual` says what maps back to the stream get: `depth_scaled` std / sqrt(2 n_layers) (GPT-2), `plain` std, `wang`
-    2 / (n_layers sqrt(d_model)) (GPT-J), `deepnorm` std (8 n_layers)^(-1/4), as do value and feed-forward maps then
-    (arXiv:2203.00555, figure 2).
+    `residual` says what maps back to the stream get, n_layers being those of their stack: `depth_scaled`
+    std / sqrt(2 n_layers) (GPT-2), `plain` std, `wang` 2 / (n_layers sqrt(d_model)) (GPT-J), `deepnorm`
+    std (8 n_layers)^(-1/4), as do value and feed-forward maps then (arXiv:2203.00555, figure 2).
     """
 
     title: ClassVar[str] = "init"
@@ -49,8 +47,18 @@ class Embedding(Spec):
     std: Positive | None = None
 
 
+class Embeddings(Embedding):
+    """The tables of an encoder and a decoder: one if `shared`, else each has its own."""
+
+    title: ClassVar[str] = "embeddings"
+    shared: bool = True
+
+
 class Unembedding(Spec):
-    """The map from the stream to logits: the transposed embedding table if `tied`, else a table of its own."""
+    """The map from the stream to logits: the transposed embedding table if `tied`, else a table of its own.
+
+    Where an encoder has a table of its own, it is the decoder's that is tied.
+    """
 
     title: ClassVar[str] = "unembedding"
     tied: bool = True
@@ -58,127 +66,167 @@ class Unembedding(Spec):
 
 
 class Model(Spec):
-    """A decoder-only language model. What is None is derived: `vocab` from the tokenizer, positions from the recipe."""
+    """A language model. What is None is derived: `vocab` from the tokenizer, positions from the recipe.
+
+    It has one stack (`DecoderModel`), or an `encoder` and a `decoder` (`EncoderDecoderModel`).
+    """
 
     title: ClassVar[str] = "model"
     d_model: Count
-    n_layers: Annotated[int, Range(min=1, max=10_000)]
-    block: Block
-    overrides: Overrides = added(default=Overrides())
     vocab: Count | None = None
     max_positions: Count | None = None
     embedding: Embedding = added(default=Embedding())
-    embed: tuple[Norm | Position | Scale, ...] = ()
     unembedding: Unembedding = Unembedding()
     logits: tuple[Scale, ...] = added(default=())
-    final: tuple[Norm | Carry | Scale, ...] = ()
     init: Init = Init()
 
     @classmethod
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
-        """From sites, knobs, or both; knobs are expanded into the sites that they stand for.
-
-        A mapping with the key `zoo` is a published model and what it changes.
-        """
-        if isinstance(node.value, dict) and "zoo" in node.value:
+        """A model of either kind. A mapping with the key `zoo` is a published model and what it changes."""
+        keys = node.value if isinstance(node.value, dict) else {}
+        if "zoo" in keys:
             from arch_dsl.zoo.reference import expand  # whose models are read by this very function
 
             return expand(node, path, problems)
-        return parse_with_knobs(cls, node, path, problems)
+        if any(name in keys for name in STACKS):
+            return parse_record(EncoderDecoderModel, node, path, problems)
+        return parse_with_knobs(DecoderModel, node, path, problems)
+
+    def stacks(self) -> dict[str, Stack]:
+        """The stacks by their paths; the path of the only one is ''."""
+        raise TypeError(f"{type(self).__name__} has no stacks")
+
+    def with_stack(self, name: str, stack: Stack) -> Model:
+        """The model with one stack replaced."""
+        raise TypeError(f"{type(self).__name__} has no stacks")
 
     def context(
-        self, device: kernels.Device | None = None, dtype: torch.dtype = torch.float32, backend: str = "auto"
+        self,
+        device: kernels.Device | None = None,
+        dtype: torch.dtype = torch.float32,
+        backend: str = "auto",
+        source_tokens: int = 1,
     ) -> BuildContext:
         """The facts that hold at the top of this model."""
-        std = (2 / (5 * self.d_model)) ** 0.5 if self.init.std == "small" else float(self.init.std)
-        residual_std, gain = _residual_std(self, std)
+        stacks = self.stacks()
         return BuildContext(
             d_model=self.d_model,
-            n_layers=self.n_layers,
+            n_layers=list(stacks.values())[-1].n_layers,
             vocab=self.vocab or 1,
             max_positions=self.max_positions,
-            std=std,
-            residual_std=residual_std,
-            gain=gain,
+            std=(2 / (5 * self.d_model)) ** 0.5 if self.init.std == "small" else float(self.init.std),
+            residual_std=0.0,
             width=self.d_model,
             hidden=self.d_model,
+            source_tokens=source_tokens if len(stacks) > 1 else None,
             device=device or kernels.Device.current(),
             dtype=dtype,
             backend=backend,
         )
 
-    def layers(self) -> list[Block]:
-        """The block of every layer: `block` with its overrides. Raises SpecError where a patch does not fit."""
-        blocks = [self.block] * self.n_layers
-        for layers, node in self.overrides.items():
-            patched: dict[Block, Block] = {}
-            for depth in layers_of(layers, self.n_layers):
-                old = blocks[depth]
-                if old not in patched:
-                    patched[old] = self._patched(old, layers, node)
-                blocks[depth] = patched[old]
-        return blocks
-
-    def _patched(self, block: Block, layers: str, node: Node) -> Block:
-        alone = self.replace(block=block, overrides=Overrides())
-        try:
-            changed = apply(alone, settings_of(node, f"overrides.{layers}"))
-        except SpecError as error:
-            raise SpecError(
-                dataclasses.replace(p, path=f"overrides.{layers}.{p.path}") for p in error.problems
-            ) from error
-        kept, found = (tuple(item for item in root.embed if not isinstance(item, Norm)) for root in (alone, changed))
-        if kept != found or any(item not in alone.embed for item in changed.embed):
-            message = "sets what is added to the embeddings, which all layers share; set it at `embed`"
-            raise SpecError.of(f"overrides.{layers}", message, node.mark)
-        return changed.block
+    def place(self, ctx: BuildContext, name: str) -> BuildContext:
+        """The facts that hold in one stack, from those at the top."""
+        stack = self.stacks()[name]
+        residual_std, gain = _residual_std(self.init, stack.n_layers, self.d_model, ctx.std)
+        facts = {"n_layers": stack.n_layers, "residual_std": residual_std, "gain": gain}
+        if not name:
+            return ctx.where(**facts)
+        return ctx.at(name, **facts, source_tokens=ctx.source_tokens if name == "decoder" else None)
 
     def check(self) -> list[Problem]:
         """Everything that makes no sense in this model, at once."""
         ctx = self.context()
+        problems: list[Problem] = []
+        for name, stack in self.stacks().items():
+            problems += prefixed(check_stack(stack, self.place(ctx, name)), name)
+        problems += check_ends(self.logits, ctx, "logits") + self.check_whole()
+        return problems or list(self._broken_rules(ctx))
+
+    def check_whole(self) -> list[Problem]:
+        """What makes no sense between the parts of this kind of model."""
+        return []
+
+    def _broken_rules(self, ctx: BuildContext) -> Iterator[Problem]:
+        for name, stack in self.stacks().items():
+            yield from prefixed(rules.problems(stack, self.place(ctx, name)), name)
+
+
+class DecoderModel(Model, Stack):
+    """A decoder-only language model, whose fields are those of its stack too."""
+
+    order: ClassVar[tuple[str, ...]] = (
+        "d_model", "n_layers", "block", "overrides", "vocab", "max_positions", "embedding", "embed", "unembedding",
+        "logits", "final", "init",
+    )  # fmt: skip
+
+    def stacks(self) -> dict[str, Stack]:
+        return {"": self}
+
+    def with_stack(self, name: str, stack: Stack) -> Model:
+        assert isinstance(stack, DecoderModel)
+        return stack
+
+
+class DecoderStack(Stack):
+    """The stack that reads what an encoder made.
+
+    Its `positions` are its `own`, from 0, or go on `after_source`, whose padding is counted: so rotations of
+    cross-attention and encodings of absolute positions see them (arXiv:2510.26622, section 3).
+    """
+
+    title: ClassVar[str] = "decoder"
+    positions: Literal["own", "after_source"] = "own"
+
+
+class EncoderDecoderModel(Model):
+    """An encoder, and a decoder whose branches `cross_attention` read its last stream (arXiv:1706.03762, sec. 3.1)."""
+
+    order: ClassVar[tuple[str, ...]] = (
+        "d_model", "encoder", "decoder", "vocab", "max_positions", "embedding", "unembedding", "logits", "init",
+    )  # fmt: skip
+    embedding: Embeddings = Embeddings()
+    encoder: Stack
+    decoder: DecoderStack
+
+    def stacks(self) -> dict[str, Stack]:
+        return {"encoder": self.encoder, "decoder": self.decoder}
+
+    def with_stack(self, name: str, stack: Stack) -> Model:
+        return self.replace(**{name: stack})
+
+    def check_whole(self) -> list[Problem]:
         problems = []
-        for name in ("embed", "final", "logits"):
-            problems += check_site(getattr(self, name), ctx, name)
-            problems += [
-                Problem(
-                    f"{name}.{index}.share", "stands once in a model: there is nothing to share", item.mark("share")
-                )
-                for index, item in enumerate(getattr(self, name))
-                if getattr(item, "share", "none") != "none"
-            ]
-        for layers in self.overrides:
-            if not layers_of(layers, self.n_layers):
-                message = f"'{layers}' names no layer of {self.n_layers}"
-                problems.append(Problem("overrides", message, self.overrides.mark(layers)))
-        try:
-            blocks = self.layers()
-        except SpecError as error:
-            return [*problems, *error.problems]
-        for depth, block in first_places(blocks):
-            where = "block" if block == self.block else f"block (layer {depth})"
-            if not block:
-                problems.append(Problem(where, "needs at least one branch; all are removed", self.mark("block")))
-            for name, branch in block.items():
-                problems += branch.check(ctx.at(name, depth=depth), f"{where}.{name}")
-        return problems or rules.problems(self, blocks)
+        if self.init.residual == "deepnorm":
+            message = "deepnorm is for one stack: beside an encoder it has other factors (arXiv:2203.00555, figure 2)"
+            problems.append(Problem("init.residual", message, self.init.mark("residual")))
+        if self.decoder.positions == "own":
+            return problems
+        parts = [part for _, part in walk((self.decoder.embed, *self.decoder.layers()))]
+        seen = [part for part in parts if getattr(part, "type", "") == "cross_attention"]
+        rotated = any(isinstance(part, Rotary) for _, part in walk(tuple(seen)))
+        learned = any(isinstance(part, Learned) or getattr(part, "queries", "") == "positions" for part in parts)
+        mark = self.decoder.mark("positions")
+        if learned:
+            message = "after_source leaves the tables of learned positions, which begin at 0; use a rotation"
+            problems.append(Problem("decoder.positions", message, mark))
+        elif not rotated and not any(isinstance(part, Sinusoidal) for part in parts):
+            message = "after_source changes nothing here: neither cross-attention nor `embed` sees absolute positions"
+            problems.append(Problem("decoder.positions", message, mark))
+        return problems
 
 
-def first_places(blocks: list[Block]) -> list[tuple[int, Block]]:
-    """Each distinct block with the first layer that has it."""
-    found: dict[Block, int] = {}
-    for depth, block in enumerate(blocks):
-        found.setdefault(block, depth)
-    return [(depth, block) for block, depth in found.items()]
+def prefixed(problems: Iterable[Problem], name: str) -> list[Problem]:
+    """The problems of a stack, with its path."""
+    return [dataclasses.replace(item, path=f"{name}.{item.path}") for item in problems] if name else list(problems)
 
 
-def _residual_std(model: Model, std: float) -> tuple[float, float]:
+def _residual_std(init: Init, n_layers: int, d_model: int, std: float) -> tuple[float, float]:
     """The std of maps back to the stream, and the factor on the std of value and feed-forward maps."""
-    n_layers = model.n_layers
-    if model.init.residual == "depth_scaled":
+    if init.residual == "depth_scaled":
         return std * float((2 * n_layers) ** -0.5), 1.0
-    if model.init.residual == "wang":
-        return 2 / (n_layers * float(model.d_model**0.5)), 1.0
-    if model.init.residual == "deepnorm":
+    if init.residual == "wang":
+        return 2 / (n_layers * float(d_model**0.5)), 1.0
+    if init.residual == "deepnorm":
         return std * float((8 * n_layers) ** -0.25), float((8 * n_layers) ** -0.25)
     return std, 1.0
 
@@ -200,29 +248,28 @@ def resolve(model: Model, *, vocab: int | None = None, max_positions: int | None
     if problems:
         raise SpecError(problems)
     ctx = complete.context()
-    if not complete.overrides:
-        return complete.replace(block=_resolved(complete.block, ctx))
-    resolved = {block: _resolved(block, ctx) for _, block in first_places(complete.layers())}
-    block, overrides = normal_form([resolved[block] for block in complete.layers()])
-    return complete.replace(block=block, overrides=overrides)
+    for name, stack in complete.stacks().items():
+        complete = complete.with_stack(name, resolved_stack(stack, complete.place(ctx, name)))
+    return complete
 
 
-def _resolved(block: Block, ctx: BuildContext) -> Block:
-    return Block((name, branch.resolve(ctx)) for name, branch in block.items())
-
-
-def cost(model: Model, tokens: int = 1024) -> Cost:
+def cost(model: Model, tokens: int = 1024, source_tokens: int | None = None) -> Cost:
     """Parameters, FLOPs and memory over one sequence of `tokens` tokens, node by node, from the spec alone.
 
-    Of the loss one chunk of log-probabilities counts, which is all that is held at a time.
+    An encoder reads `source_tokens` more, by default as many. Of the loss one chunk of log-probabilities counts, which
+    is all that is held at a time.
     """
-    ctx = model.context()
+    source = source_tokens or tokens
+    ctx = model.context(source_tokens=source)
     vocab, width = ctx.vocab, model.embedding.width
     size = vocab * (width or model.d_model)
-    tables = {"table": Cost(parameters=size, embeddings=size)}
+    tables = 1 if getattr(model.embedding, "shared", True) else 2
+    read = tokens + (0 if ctx.source_tokens is None else source)
+    inputs = {"table": Cost(parameters=tables * size, embeddings=tables * size)}
     outputs: dict[str, Cost] = {}
     if width:
-        tables["projection"] = Cost.product(tokens, width, model.d_model).keeping(tokens * width)
+        map_ = Cost.product(read, width, model.d_model).keeping(read * width)
+        inputs["projection"] = dataclasses.replace(map_, parameters=tables * map_.parameters)
     if width and model.unembedding.tied:
         outputs["projection"] = Cost.product(tokens, model.d_model, width).keeping(tokens * model.d_model)
     inner = width if width and model.unembedding.tied else model.d_model
@@ -233,150 +280,22 @@ def cost(model: Model, tokens: int = 1024) -> Cost:
         logits = dataclasses.replace(logits, parameters=vocab if model.unembedding.bias else 0)
     return Cost.total(
         {
-            "embedding": Cost.total(tables),
-            "embed": site_cost(model.embed, ctx, "embed", tokens),
-            "stack": _stack_cost(model, ctx, tokens),
-            "final": site_cost(model.final, ctx, "final", tokens),
+            "embedding": Cost.total(inputs),
+            **_stacks_cost(model, ctx, tokens, source),
             "unembedding": Cost.total({**outputs, "table": logits}),
             "logits": site_cost(model.logits, ctx, "logits", chunk),
         }
     )
 
 
-def _stack_cost(model: Model, ctx: BuildContext, tokens: int) -> Cost:
-    """All layers; equal ones are counted once, and once more where the first owns what the others share."""
-    found: dict[tuple[Block, bool], tuple[Cost, list[int]]] = {}
-    blocks = model.layers() if model.overrides else [model.block] * model.n_layers
-    settled: dict[Block, bool] = {}
-    for depth, block in enumerate(blocks):
-        again = settled.get(block, False)
-        if (block, again) not in found:
-            before = len(ctx.shared)
-            one = block_cost(block, ctx.at(f"block.{depth}", depth=depth), tokens)
-            found[block, again] = (one, [])
-            settled[block] = len(ctx.shared) > before or again
-        found[block, again][1].append(depth)
-    parts = {}
-    for one, depths in found.values():
-        label = f"layer (x{len(depths)})" if len(found) == 1 else f"layers {ranges(depths)}"
-        parts[label] = dataclasses.replace(one.times(len(depths)), children={"each": one})
-    if len(found) == 1:
-        ((label, part),) = parts.items()
-        return dataclasses.replace(part, children={label: part.children["each"]})
-    return Cost.total(parts)
-
-
-class Decoder(nn.Module):
-    """The compiled model. `choices` says which implementation every node got, and why.
-
-    `separator` is the token that opens a document, for masks that keep documents apart; where it is None and the call
-    numbers no documents, a row is one document.
-    """
-
-    separator: int | None = None
-
-    def __init__(self, spec: Model, ctx: BuildContext) -> None:
-        super().__init__()
-        self.spec = spec
-        width, tied = spec.embedding.width, spec.unembedding.tied
-        self.embedding = parameter((ctx.vocab, width or spec.d_model), normal(spec.embedding.std or ctx.std))
-        self.embedding_projection = Linear(width, spec.d_model, std=ctx.std) if width else None
-        self.embed = build_site(spec.embed, ctx, "embed")
-        places = ((depth, block) for depth, block in enumerate(spec.layers()))
-        self.block = nn.ModuleList(Branches(block, ctx.at(f"block.{depth}", depth=depth)) for depth, block in places)
-        self.final = build_site(spec.final, ctx, "final")
-        self.unembedding_projection = Linear(spec.d_model, width, std=ctx.std) if width and tied else None
-        self.unembedding = None if tied else Linear(spec.d_model, ctx.vocab, std=ctx.std)
-        self.bias = parameter((ctx.vocab,), constant(0.0)) if spec.unembedding.bias else None
-        self.logit_maps = build_site(spec.logits, dataclasses.replace(ctx, width=spec.d_model), "logits")
-        self.choices: list[NodeChoice] = ctx.choices
-        masks = (part for block in spec.layers() for _, part in walk(block) if isinstance(part, Mask))
-        self.keeps_documents_apart = any(mask.documents for mask in masks)
-
-    def hidden(self, tokens: Tensor, call: Call | None = None) -> Tensor:
-        """The stream after the last norm: `[batch, time, d_model]` from token ids `[batch, time]`."""
-        call = (call or Call()).fresh()
-        if call.documents is None and self.separator is not None and self.keeps_documents_apart:
-            call = dataclasses.replace(call, documents=(tokens == self.separator).cumsum(-1))
-        stream = nn.functional.embedding(tokens, self.embedding)
-        if self.embedding_projection is not None:
-            stream = self.embedding_projection(stream)
-        stream = self.embed(stream, call, iter(()))
-        for layer in self.block:
-            stream = layer(stream, call)
-        if call.state is not None:
-            call.state.tokens += tokens.shape[1]
-        return self.final(stream, call, iter(()))  # type: ignore[no-any-return]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits `[..., vocab]` of a stream `[..., d_model]`."""
-        table = self.embedding if self.unembedding is None else self.unembedding.weight
-        if self.unembedding_projection is not None:
-            hidden = self.unembedding_projection(hidden)
-        return self.logit_maps(nn.functional.linear(hidden, table, self.bias), Call(), iter(()))  # type: ignore[no-any-return]
-
-    def forward(self, tokens: Tensor, call: Call | None = None) -> Tensor:
-        """Logits `[batch, time, vocab]` for the token after each of `tokens` `[batch, time]`."""
-        return self.logits(self.hidden(tokens, call))
-
-    def loss(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        call: Call | None = None,
-        reduction: Literal["mean", "none"] = "mean",
-        z_loss: float = 0.0,
-    ) -> Tensor:
-        """Cross-entropy in nats: the mean over targets that are not -100, or `[batch, time]` (0 where ignored).
-
-        At most LOSS_CHUNK logits are held at a time; more are computed in chunks and again for the gradient. With
-        `z_loss` the mean of z_loss log^2 Z over the same targets, Z = sum exp(logits) (arXiv:2204.02311, section 5),
-        is left in `call.losses`.
-        """
-        call = call or Call()
-        hidden = self.hidden(tokens, call).flatten(0, 1)
-        wanted = targets.flatten()
-        rows = max(LOSS_CHUNK // self.embedding.shape[0], 1)
-        one = self._row_losses_and_squares if z_loss else self._row_losses
-        if hidden.shape[0] <= rows:
-            losses = one(hidden, wanted)
-        else:
-            pairs = zip(hidden.split(rows), wanted.split(rows), strict=True)
-            losses = torch.cat([checkpoint(one, *pair, use_reentrant=False) for pair in pairs], dim=-1)
-        count = (wanted != -100).sum()
-        if z_loss:
-            losses, squares = losses.unbind(0)
-            call.losses["z_loss"] = z_loss * squares.sum() / count
-        if reduction == "none":
-            return losses.view_as(targets)
-        return losses.sum() / count
-
-    def _row_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(at_least_float32(self.logits(hidden)), targets, reduction="none")
-
-    def _row_losses_and_squares(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each row and log^2 Z of those that have a target: `[2, rows]`."""
-        logits = at_least_float32(self.logits(hidden))
-        losses = nn.functional.cross_entropy(logits, targets, reduction="none")
-        return torch.stack([losses, logits.logsumexp(-1).masked_fill(targets == -100, 0).square()])
-
-
-def compile(
-    spec: Model, backend: str = "auto", *, seed: int = 0, device: str = "cpu", dtype: torch.dtype = torch.float32
-) -> Decoder:
-    """The module of a resolved spec, with initial values that are a pure function of (seed, parameter path).
-
-    `backend` forces an implementation of all ops (`reference`, `torch`, `triton`) or leaves the choice to each node
-    (`auto`). `dtype` is the one computed in (that of autocast, where that is used); parameters are float32.
-    Raises SpecError if the spec is not resolved or makes no sense.
-    """
-    spec = resolve(spec)
-    model = Decoder(spec, spec.context(kernels.Device.parse(torch.device(device).type), dtype, backend))
-    initialize(model, seed)
-    return model.to(device)
-
-
-def kernel_choices(spec: Model, device: kernels.Device, dtype: torch.dtype = torch.float32) -> list[NodeChoice]:
-    """Which implementation each node of a model would get on a device, which need not be present."""
-    with torch.device("meta"):
-        return Decoder(resolve(spec), spec.context(device, dtype)).choices
+def _stacks_cost(model: Model, ctx: BuildContext, tokens: int, source: int) -> dict[str, Cost]:
+    """What the stacks cost: the parts of the only one, or those of each."""
+    parts = {
+        name: stack_cost(stack, model.place(ctx, name), source if name == "encoder" else tokens)
+        for name, stack in model.stacks().items()
+    }
+    if "" in parts:
+        return parts[""]
+    read = Cost().keeping(source * model.d_model)  # what all cross-attention reads, and so keeps
+    encoder = Cost.total({**parts["encoder"], "source": read}).without_cache()
+    return {"encoder": encoder, "decoder": Cost.total(parts["decoder"])}

@@ -135,7 +135,7 @@ def normed_alike(before: Any, after: Any, steps: Steps, given: Node) -> Any:
         or (isinstance(given.value, dict) and _OUTER & given.value.keys())
     ):
         return after
-    said, branch = _read_norm(before, steps[:-1]), get(after, steps[:-1]).get(steps[-1])
+    said, branch = NORM.read(before, steps[:-1]), get(after, steps[:-1]).get(steps[-1])
     if not isinstance(said, dict) or not isinstance(branch, Sublayer) or _norm_of(branch) != ("none", None):
         return after
     placement, norms = _parse_norm(Node.of(said), "", [])
@@ -204,10 +204,10 @@ NORM = Knob(
     name="norm",
     holder=Block,
     doc="the norm of every branch and its placement",
-    read=_read_norm,
+    reader=_read_norm,
     parse=_parse_norm,
-    put=_put_norm,
-    occupied=_norm_sites,
-    replaces=_replaced,
+    putter=_put_norm,
+    occupies=_norm_sites,
+    displaces=_replaced,
     fields=_NORM_FIELDS,
 )

@@ -13,7 +13,7 @@ from arch_dsl.knob import Knob
 from arch_dsl.knobs import knobs_of
 from arch_dsl.norm_knob import normed_alike
 from arch_dsl.parse import INVALID
-from arch_dsl.paths import Steps, get, is_edit, names_at, set_node
+from arch_dsl.paths import Steps, get, is_edit, names_at, overrides_at, set_node
 from arch_dsl.shortform import Found, strip, turn
 from arch_dsl.source import Node
 from arch_dsl.spec import Spec
@@ -109,9 +109,9 @@ def _origin(first: Setting, second: Setting) -> str:
 
 def _held(root: Any, steps: Steps) -> Any:
     """What stands at a path, or None where the path is gone."""
-    if _overrides(steps):
-        return root.overrides.at(steps[1], ".".join(steps[2:]))
     try:
+        if (start := overrides_at(steps)) is not None:
+            return get(root, steps[:start]).at(steps[start], ".".join(steps[start + 1 :]))
         return _value_at(root, steps)
     except SpecError:
         return None
@@ -119,7 +119,7 @@ def _held(root: Any, steps: Steps) -> Any:
 
 def _expand(root: Any, steps: Steps, setting: Setting) -> list[Steps]:
     """The concrete paths that a path with `*` matches; at least one."""
-    if _overrides(steps):
+    if (start := overrides_at(steps)) is not None and _is_stack(root, steps[: start - 1]):
         return [steps]
     found: list[Steps] = [()]
     for place, step in enumerate(steps):
@@ -185,9 +185,12 @@ def _knob_in(root: Any, steps: Steps) -> tuple[Knob, int] | None:
     return None
 
 
-def _overrides(steps: Steps) -> bool:
-    """Whether a path leads into the overrides, whose paths are those of the block and are read when it is resolved."""
-    return steps[0] == "overrides" and len(steps) > 1
+def _is_stack(root: Any, steps: Steps) -> bool:
+    """Whether what stands at a path has overrides."""
+    try:
+        return "overrides" in names_at(get(root, steps))
+    except SpecError:
+        return False
 
 
 def _there(root: Any, steps: Steps) -> Any:
@@ -197,7 +200,7 @@ def _there(root: Any, steps: Steps) -> Any:
 
 
 def _apply_one(root: Any, steps: Steps, setting: Setting, problems: list[Problem]) -> Any:
-    if _overrides(steps):
+    if overrides_at(steps) is not None:  # whose paths are those of the block and are read when it is resolved
         return set_node(root, steps, setting.node, problems)
     found = _knob_in(root, steps)
     if found is None:

@@ -23,6 +23,18 @@ Change = Callable[[Any, Any], Any]  # (value, annotation) -> new value
 EDITS = ("prepend", "append", "remove", "replace", "before")
 
 
+def stack_at(where: Steps) -> tuple[Steps, Steps]:
+    """A path to a block or into one as the path of its stack, () for that of a decoder, and the rest."""
+    start = where.index("block")
+    return where[:start], where[start:]
+
+
+def overrides_at(steps: Steps) -> int | None:
+    """Where in a path the slice of some overrides stands; None if it leads into none."""
+    start = next((index + 1 for index, step in enumerate(steps[:2]) if step == "overrides"), None)
+    return start if start is not None and start < len(steps) else None
+
+
 def names_at(value: Any) -> list[str]:
     """The steps that can follow from a value."""
     if isinstance(value, Block | Overrides):
@@ -93,8 +105,9 @@ def update(value: Any, annotation: Any, steps: Steps, change: Change) -> Any:
 def set_node(root: Spec, steps: Steps, node: Node, problems: list[Problem]) -> Any:
     """A copy of `root` with the value at `steps` set from a node: replaced, or edited if it is a list edit."""
     path = ".".join(steps)
-    if steps[0] == "overrides" and len(steps) > 1:
-        return _set_override(root, steps, node, problems)
+    if (start := overrides_at(steps)) is not None:
+        stack = steps[: start - 1]
+        return update(root, type(root), stack, lambda old, kind: _set_override(old, steps, start, node, problems))
     if steps[-1] == "type":
         return update(root, type(root), steps[:-1], lambda old, kind: _retype(old, kind, node, path, problems))
 
@@ -117,13 +130,13 @@ def set_node(root: Spec, steps: Steps, node: Node, problems: list[Problem]) -> A
     return _remember(new, steps, node)
 
 
-def _set_override(root: Any, steps: Steps, node: Node, problems: list[Problem]) -> Any:
-    """One slice of the overrides set, whole or at one path of its patch."""
-    layers, inner = steps[1], ".".join(steps[2:])
-    new = root.overrides.set(layers, inner, node)
+def _set_override(stack: Any, steps: Steps, start: int, node: Node, problems: list[Problem]) -> Any:
+    """The stack with one slice of its overrides set, whole or at one path of its patch."""
+    layers, inner = steps[start], ".".join(steps[start + 1 :])
+    new = stack.overrides.set(layers, inner, node)
     before = len(problems)
-    Overrides.parse_node(Node({layers: new[layers]}, node.mark), "overrides", problems)
-    return root.replace(overrides=new) if len(problems) == before else INVALID
+    Overrides.parse_node(Node({layers: new[layers]}, node.mark), ".".join(steps[:start]), problems)
+    return stack.replace(overrides=new) if len(problems) == before else stack
 
 
 def _kept(old: Any, new: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Places: every branch of every layer of a model, for rules across its parts."""
+"""Places: every branch of every layer of a stack, for rules across its parts."""
 
 from __future__ import annotations
 
@@ -7,31 +7,34 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from arch_dsl.block import Block
+from arch_dsl.context import BuildContext
 from arch_dsl.families import Branch
 from arch_dsl.primitives.parallel import Parallel
 
 if TYPE_CHECKING:
-    from arch_dsl.model import Model
+    from arch_dsl.stack import Stack
 
 
 @dataclass(frozen=True)
 class Place:
-    """A branch where it stands: the number of its layer, the path that an error names, the path without the layer."""
+    """A branch where it stands: the number of its layer, the path that an error names, the path without the layer, and
+    the facts of its stack."""
 
     depth: int
     path: str
     name: str
     branch: Branch
+    ctx: BuildContext
 
 
-def places(model: Model, blocks: list[Block]) -> list[Place]:
+def places(stack: Stack, ctx: BuildContext, blocks: list[Block]) -> list[Place]:
     """Every branch of every layer, members of groups after their group. Equal layers have equal paths."""
-    labels: dict[Block, str] = {model.block: "block"}
+    labels: dict[Block, str] = {stack.block: "block"}
     found = []
     for depth, block in enumerate(blocks):
         label = labels.setdefault(block, f"block (layer {depth})")
         for path, branch in _branches(block):
-            found.append(Place(depth, f"{label}.{path}", path, branch))
+            found.append(Place(depth, f"{label}.{path}", path, branch, ctx))
     return found
 
 

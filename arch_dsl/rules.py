@@ -1,4 +1,4 @@
-"""Rules: combinations across the parts of a model that make no sense. A part's own mistakes are its `check`'s."""
+"""Rules: combinations across the parts of a stack that make no sense. A part's own mistakes are its `check`'s."""
 
 from __future__ import annotations
 
@@ -7,53 +7,58 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from arch_dsl.block import Block
+from arch_dsl.context import BuildContext
 from arch_dsl.errors import Problem
 from arch_dsl.families import Branch, Carry, Join, Position, Rotary
 from arch_dsl.overrides import normal_form
 from arch_dsl.places import Place, distinct, places
-from arch_dsl.primitives.attention import Attention
+from arch_dsl.primitives.branch import Headed
 from arch_dsl.primitives.parallel import Parallel
 from arch_dsl.sharing import shared_broken, values_broken
 
 if TYPE_CHECKING:
     from arch_dsl.model import Model
+    from arch_dsl.stack import Stack
 
-Pass = Callable[["Model"], "Model"]
+Pass = Callable[["Stack"], "Stack"]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What must hold across the parts of a model. `broken` says where it does not, and `repair` is a pass that makes
+    """What must hold across the parts of a stack. `broken` says where it does not, and `repair` is a pass that makes
     it hold where the parts leave no doubt what was meant."""
 
     name: str
     holds: str
-    broken: Callable[[Model, list[Place]], Iterable[Problem]]
+    broken: Callable[[Stack, list[Place]], Iterable[Problem]]
     repair: Pass | None = None
 
 
-def problems(model: Model, blocks: list[Block]) -> list[Problem]:
-    """What the rules find in a model whose layers are `blocks`."""
-    found = places(model, blocks)
-    return [problem for rule in RULES for problem in rule.broken(model, found)]
+def problems(stack: Stack, ctx: BuildContext) -> list[Problem]:
+    """What the rules find in a stack, `ctx` being the facts that hold in it."""
+    found = places(stack, ctx, stack.layers())
+    return [problem for rule in RULES for problem in rule.broken(stack, found)]
 
 
 def repaired(model: Model) -> tuple[Model, list[str]]:
     """The model after the repairs of all rules that it breaks, and what they are called. The rest stays broken."""
-    names = []
-    for rule in RULES:
-        if rule.repair and any(rule.broken(model, places(model, model.layers()))):
-            model = rule.repair(model)
-            names.append(rule.name)
-    return model, names
+    names: dict[str, None] = {}
+    for where in model.stacks():
+        for rule in RULES:
+            stack = model.stacks()[where]
+            found = places(stack, model.place(model.context(), where), stack.layers())
+            if rule.repair and any(rule.broken(stack, found)):
+                model = model.with_stack(where, rule.repair(stack))
+                names[rule.name] = None
+    return model, list(names)
 
 
-def rewritten(model: Model, change: Callable[[Block], Block]) -> Model:
-    """The model with the block of every layer changed."""
-    if not model.overrides:
-        return model.replace(block=change(model.block))
-    block, overrides = normal_form([change(block) for block in model.layers()])
-    return model.replace(block=block, overrides=overrides)
+def rewritten(stack: Stack, change: Callable[[Block], Block]) -> Stack:
+    """The stack with the block of every layer changed."""
+    if not stack.overrides:
+        return stack.replace(block=change(stack.block))
+    block, overrides = normal_form([change(block) for block in stack.layers()])
+    return stack.replace(block=block, overrides=overrides)
 
 
 def _map(block: Block, change: Callable[[Branch], Branch]) -> Block:
@@ -69,8 +74,8 @@ def _map(block: Block, change: Callable[[Branch], Branch]) -> Block:
 # the end of a dual stream
 
 
-def _dual_broken(model: Model, found: list[Place]) -> Iterator[Problem]:
-    ends = [item for item in model.final if item.type == "dual"]
+def _dual_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:
+    ends = [item for item in stack.final if item.type == "dual"]
     top = [place for place in found if "." not in place.name]
     dual = [place for place in top if _join(place).type == "residual_dual"]
     if len(ends) > 1:
@@ -92,17 +97,17 @@ def _join(place: Place) -> Any:
     return getattr(place.branch, "join", None) or Join()
 
 
-def _dual_repair(model: Model) -> Model:
+def _dual_repair(stack: Stack) -> Stack:
     """Adds `dual` where all branches join so, and removes it where none does."""
-    joins = [branch.join for block in model.layers() for branch in block.values()]  # type: ignore[attr-defined]
-    kept = tuple(item for item in model.final if item.type != "dual")
+    joins = [branch.join for block in stack.layers() for branch in block.values()]  # type: ignore[attr-defined]
+    kept = tuple(item for item in stack.final if item.type != "dual")
     kinds = {join.type for join in joins}
     if "residual_dual" not in kinds:
-        return model.replace(final=kept)
+        return stack.replace(final=kept)
     if len(kinds) > 1:
-        return model
-    end = next((item for item in model.final if item.type == "dual"), None)
-    return model.replace(final=(end or Carry.members["dual"](norm=joins[0].norm), *kept))
+        return stack
+    end = next((item for item in stack.final if item.type == "dual"), None)
+    return stack.replace(final=(end or Carry.members["dual"](norm=joins[0].norm), *kept))
 
 
 # the order of what changes the logits
@@ -110,7 +115,7 @@ def _dual_repair(model: Model) -> Model:
 _KINDS = ("softcap", "bias", "sinks")
 
 
-def _scores_broken(model: Model, found: list[Place]) -> Iterator[Problem]:
+def _scores_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:
     for place in distinct(found):
         scores = getattr(place.branch, "scores", ())
         kinds = [item.kind for item in scores]
@@ -123,21 +128,21 @@ def _scores_broken(model: Model, found: list[Place]) -> Iterator[Problem]:
                 yield Problem(path, message, item.mark())
 
 
-def _scores_repair(model: Model) -> Model:
+def _scores_repair(stack: Stack) -> Stack:
     def ordered(branch: Branch) -> Branch:
         if not getattr(branch, "scores", ()):
             return branch
         return branch.replace(scores=tuple(sorted(branch.scores, key=lambda item: _KINDS.index(item.kind))))  # type: ignore[attr-defined]
 
-    return rewritten(model, lambda block: _map(block, ordered))
+    return rewritten(stack, lambda block: _map(block, ordered))
 
 
 # rotations
 
 
-def _rotary_broken(model: Model, found: list[Place]) -> Iterator[Problem]:
+def _rotary_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:
     for place in distinct(found):
-        if isinstance(place.branch, Attention):
+        if isinstance(place.branch, Headed):
             query, key = ([i for i in getattr(place.branch, n) if isinstance(i, Rotary)] for n in ("query", "key"))
             if query != key:
                 name = "key" if len(key) >= len(query) else "query"
@@ -149,15 +154,15 @@ def _rotary_broken(model: Model, found: list[Place]) -> Iterator[Problem]:
 # positions at the embeddings
 
 
-def _positions_broken(model: Model, found: list[Place]) -> Iterator[Problem]:
-    learned = [item for item in model.embed if isinstance(item, Position) and item.type == "learned"]
+def _positions_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:
+    learned = [item for item in stack.embed if isinstance(item, Position) and item.type == "learned"]
     if len(learned) > 1:
         yield Problem("embed", "holds two tables of learned positions, whose sum is one table", learned[1].mark())
 
 
-def _positions_repair(model: Model) -> Model:
-    first = next(item for item in model.embed if item.type == "learned")
-    return model.replace(embed=tuple(i for i in model.embed if i.type != "learned" or i is first))
+def _positions_repair(stack: Stack) -> Stack:
+    first = next(item for item in stack.embed if item.type == "learned")
+    return stack.replace(embed=tuple(i for i in stack.embed if i.type != "learned" or i is first))
 
 
 RULES = (

@@ -14,10 +14,10 @@ from arch_dsl.places import Place, distinct
 from arch_dsl.spec import walk
 
 if TYPE_CHECKING:
-    from arch_dsl.model import Model
+    from arch_dsl.stack import Stack
 
 
-def values_broken(model: Model, found: list[Place]) -> Iterator[Problem]:
+def values_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:
     """Values that no later layer takes, or that it cannot take."""
     carrying: dict[str, list[Place]] = {}
     for place in found:
@@ -28,9 +28,9 @@ def values_broken(model: Model, found: list[Place]) -> Iterator[Problem]:
         if len(users) < 2:
             message = "value_residual needs a second layer that has it: the first one's values go to the later ones"
             yield Problem(f"{users[0].path}.value", message, mark)
-        first = _heads(users[0], model)
+        first = _heads(users[0])
         for place in distinct(users):
-            if (other := _heads(place, model)) != first:
+            if (other := _heads(place)) != first:
                 message = (
                     f"value_residual needs the same heads in all layers: {_spelt(other)} here, "
                     f"{_spelt(first)} in {users[0].path}"
@@ -38,17 +38,18 @@ def values_broken(model: Model, found: list[Place]) -> Iterator[Problem]:
                 yield Problem(f"{place.path}.kv_heads", message, place.branch.mark("kv_heads"))
 
 
-def _heads(place: Place, model: Model) -> tuple[int, int]:
+def _heads(place: Place) -> tuple[int, int]:
     """How many value heads, and how many channels each has."""
     branch: Any = place.branch
-    return branch.kv_heads or branch.heads, branch.head_dim or model.d_model // branch.heads
+    found: tuple[int, int] = branch.value_heads(place.ctx.d_model)
+    return found
 
 
 def _spelt(heads: tuple[int, int]) -> str:
     return f"{heads[0]} value heads of {heads[1]}"
 
 
-def shared_broken(model: Model, found: list[Place]) -> Iterator[Problem]:
+def shared_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:
     """Parts that layers cannot share, or do not."""
     shared = {place.path: list(_shared(place)) for place in distinct(found)}
     if not any(shared.values()):
@@ -67,7 +68,7 @@ def shared_broken(model: Model, found: list[Place]) -> Iterator[Problem]:
             if owner != item:
                 message = f"is shared with {first.path}, which has other fields; what is shared is the same everywhere"
                 yield Problem(where, message, item.mark())
-            elif item is not place.branch and (other := _other_fact(model, place, first, key)):
+            elif item is not place.branch and (other := _other_fact(place, first, key)):
                 yield Problem(where, f"is shared with {first.path}, {other}", item.mark())
             if layers[key] < 2:
                 yield Problem(f"{where}.share", "needs a second layer to share it with", item.mark("share"))
@@ -86,14 +87,17 @@ def _shared(place: Place) -> Iterator[tuple[str, Any]]:
 
 
 _OUTER = ("pre", "post", "join")  # the sites that are as wide as the stream
-_FACTS = ("heads", "kv_heads", "head_dim", "width", "scale", "mask.documents")  # that a part of a branch is built with
+_FACTS = (  # that a part of a branch is built with
+    *("heads", "kv_heads", "key_heads", "head_dim", "value_dim"),
+    *("width", "scale", "mask.documents", "documents"),
+)
 
 
-def _other_fact(model: Model, place: Place, first: Place, key: str) -> str:
+def _other_fact(place: Place, first: Place, key: str) -> str:
     """What stands in the way of sharing a part of two branches: the first fact in which they differ."""
     if key.removeprefix(f"{place.name}.").split(".")[0] in _OUTER:
         return ""
-    here, there = (_facts(spot.branch.resolve(model.context())) for spot in (place, first))
+    here, there = (_facts(spot.branch.resolve(spot.ctx)) for spot in (place, first))
     names = (name for name in here if here[name] != there.get(name))
     return next((f"whose {name} is {there.get(name)}, and here it is {here[name]}" for name in names), "")
 

@@ -11,6 +11,7 @@ from arch_dsl.context import Cost
 from arch_dsl.identity import brief_text, canonical
 from arch_dsl.model import Model, cost
 from arch_dsl.spec import Family, Spec, fields_of
+from arch_dsl.stack import Stack
 
 
 @dataclass(frozen=True)
@@ -27,34 +28,46 @@ class Line:
 def tree(model: Model, tokens: int = 1024) -> list[Line]:
     """The lines of a resolved model; costs are forward, for a sequence of `tokens` tokens."""
     total = cost(model, tokens)
-    summary = f"d_model {model.d_model}, n_layers {model.n_layers}, vocab {model.vocab}"
+    stacks = model.stacks()
+    depths = ", ".join(f"{name or 'n_layers'} {stack.n_layers}" for name, stack in stacks.items())
+    summary = f"d_model {model.d_model}, {depths}, vocab {model.vocab}"
     lines = [Line(0, "model", summary, "", total)]
     width = model.embedding.width
     table = f"table [{model.vocab}, {width or model.d_model}]" + (f", then to {model.d_model}" if width else "")
-    lines.append(Line(1, "embedding", table, "[B,T,D]", _part(total, "embedding")))
-    lines += _site(model.embed, "embed", "[B,T,D]", 1, _part(total, "embed"))
-    stack = _part(total, "stack")
-    if len(stack.children) > 1:
-        lines += _layers(model, stack)
-    else:
-        lines.append(Line(1, "block", f"x {model.n_layers}", "[B,T,D]", stack))
-        lines += _block(model.block, 2, next(iter(stack.children.values()), Cost()))
-    lines += _site(model.final, "final", "[B,T,D]", 1, _part(total, "final"))
+    many = "" if getattr(model.embedding, "shared", True) else "one for each stack: "
+    lines.append(Line(1, "embedding", f"{many}{table}", "[B,T,D]", _part(total, "embedding")))
+    for name, stack in stacks.items():
+        if name:
+            said = ", positions after_source" if getattr(stack, "positions", "own") != "own" else ""
+            lines.append(Line(1, name, f"x {stack.n_layers}{said}", "[B,T,D]", _part(total, name)))
+        lines += _stack(stack, 2 if name else 1, _part(total, name) if name else total)
     tied = "tied to the embedding" if model.unembedding.tied else f"table [{model.vocab}, {model.d_model}]"
     lines.append(Line(1, "unembedding", tied, "[B,T,V]", _part(total, "unembedding")))
     lines += _site(model.logits, "logits", "[B,T,V]", 1, _part(total, "logits"))
     return lines
 
 
-def _layers(model: Model, stack: Cost) -> Iterator[Line]:
+def _stack(stack: Stack, depth: int, cost: Cost) -> Iterator[Line]:
+    """What acts on one stream, in order."""
+    yield from _site(stack.embed, "embed", "[B,T,D]", depth, _part(cost, "embed"))
+    layers = _part(cost, "stack")
+    if len(layers.children) > 1:
+        yield from _layers(stack, depth, layers)
+    else:
+        yield Line(depth, "block", f"x {stack.n_layers}", "[B,T,D]", layers)
+        yield from _block(stack.block, depth + 1, next(iter(layers.children.values()), Cost()))
+    yield from _site(stack.final, "final", "[B,T,D]", depth, _part(cost, "final"))
+
+
+def _layers(stack: Stack, depth: int, cost: Cost) -> Iterator[Line]:
     """Each distinct block under the layers that have it; the first layer apart where it shares something with all."""
-    why = "not all equal" if model.overrides else "of which the first shares something with all"
-    yield Line(1, "block", f"{model.n_layers} layers, {why}", "[B,T,D]", stack)
-    blocks = model.layers()
-    for name, part in stack.children.items():
-        depth = int(name.removeprefix("layers ").split(",")[0].split("-")[0])
-        yield Line(2, name, "", "[B,T,D]", part)
-        yield from _block(blocks[depth], 3, _part(part, "each"))
+    why = "not all equal" if stack.overrides else "of which the first shares something with all"
+    yield Line(depth, "block", f"{stack.n_layers} layers, {why}", "[B,T,D]", cost)
+    blocks = stack.layers()
+    for name, part in cost.children.items():
+        first = int(name.removeprefix("layers ").split(",")[0].split("-")[0])
+        yield Line(depth + 1, name, "", "[B,T,D]", part)
+        yield from _block(blocks[first], depth + 2, _part(part, "each"))
 
 
 def _block(block: Block, depth: int, layer: Cost) -> Iterator[Line]:

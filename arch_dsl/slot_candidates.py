@@ -16,12 +16,13 @@ from arch_dsl.families import Branch
 from arch_dsl.identity import canonical, identity
 from arch_dsl.knob import Knob
 from arch_dsl.knobs import knobs_of
-from arch_dsl.model import Model, resolve
+from arch_dsl.model import STACKS, Model, resolve
 from arch_dsl.overrides import Overrides
 from arch_dsl.patch import Setting, apply
 from arch_dsl.paths import Steps, get
 from arch_dsl.source import Node
 from arch_dsl.spec import Family, Spec, fields_of
+from arch_dsl.stack import Stack
 
 Changes = tuple[tuple[str, Any], ...]  # paths with plain values, in order
 
@@ -72,14 +73,18 @@ def candidates(before: Model, after: Model) -> Iterator[Slot]:
 
 def _structure(before: Model, after: Model) -> Iterator[Slot]:
     """Branches that are new, gone, or of another type, in the block and in its groups."""
-    yield from _branch_slots(before.block, after.block, ("block",))
+    for name, stack in before.stacks().items():
+        where = (name, "block") if name else ("block",)
+        yield from _branch_slots(stack.block, after.stacks()[name].block, where)
 
 
 def _branch_slots(before: Block, after: Block, where: Steps) -> Iterator[Slot]:
     kept = [name for name in before if name in after]
     if not kept or [*kept, *(name for name in after if name not in before)] != list(after):
         path = ".".join(where)
-        yield Slot(where[-1], ((path, canonical(after) if len(where) == 1 else {"branches": canonical(after)}),))
+        whole = where[-1] == "block"
+        changed = canonical(after) if whole else {"branches": canonical(after)}
+        yield Slot("_".join(where) if whole else where[-1], ((path, changed),))
         return
     for name in before:
         if name not in after:
@@ -104,18 +109,19 @@ def _knobs(before: Model, after: Model) -> Iterator[Slot]:
             continue
         path = ".".join((*where, knob.name))
         if knob.name == "norm" and isinstance(old, dict) and isinstance(new, dict):
-            yield from _norm_slots(path, old, new)
+            yield from _norm_slots(where, path, old, new)
         else:
             yield Slot(_named(where, knob.name, after), ((path, new),))
 
 
-def _norm_slots(path: str, old: dict[str, Any], new: dict[str, Any]) -> Iterator[Slot]:
+def _norm_slots(where: Steps, path: str, old: dict[str, Any], new: dict[str, Any]) -> Iterator[Slot]:
     """The norm itself, and its place."""
+    stack = "" if len(where) == 1 else f"{where[0]}_"
     fields = {name: value for name, value in new.items() if name != "placement"}
     if {name: value for name, value in old.items() if name != "placement"} != fields:
-        yield Slot("norm", tuple((f"{path}.{name}", value) for name, value in fields.items()))
+        yield Slot(f"{stack}norm", tuple((f"{path}.{name}", value) for name, value in fields.items()))
     if old["placement"] != new["placement"]:
-        yield Slot("norm_placement", ((f"{path}.placement", new["placement"]),))
+        yield Slot(f"{stack}norm_placement", ((f"{path}.placement", new["placement"]),))
 
 
 def readable(before: Model, after: Model) -> list[tuple[Steps, Knob]]:
@@ -132,8 +138,15 @@ def readable(before: Model, after: Model) -> list[tuple[Steps, Knob]]:
 
 
 def holders(model: Model) -> list[Steps]:
-    """The block and every branch, members of groups too."""
-    return [("block",), *(path for path, _ in branches(model.block, ("block",)))]
+    """Every block and every branch, members of groups too."""
+    blocks = [(name, "block") if name else ("block",) for name in model.stacks()]
+    return [*blocks, *(path for path, _ in all_branches(model))]
+
+
+def all_branches(model: Model) -> Iterator[tuple[Steps, Branch]]:
+    """Every branch of every stack with its path."""
+    for name, stack in model.stacks().items():
+        yield from branches(stack.block, (name, "block") if name else ("block",))
 
 
 def branches(block: Block, where: Steps) -> Iterator[tuple[Steps, Branch]]:
@@ -149,9 +162,10 @@ def _named(where: Steps, name: str, model: Model) -> str:
     """The name of a knob or field of a branch: without the branch where no other has one of that name."""
     if len(where) < 2:
         return name
-    others = (branch for path, branch in branches(model.block, ("block",)) if path != where)
-    shared = any(name in fields_of(type(other)) or name in knobs_of(other) for other in others)
-    return f"{where[-1]}_{name}" if shared else name
+    others = [(path, branch) for path, branch in all_branches(model) if path != where]
+    alike = [path for path, other in others if name in fields_of(type(other)) or name in knobs_of(other)]
+    stack = f"{where[0]}_" if any(path[-1] == where[-1] for path in alike) else ""
+    return f"{stack}{where[-1]}_{name}" if alike else name
 
 
 def _fields(before: Model, after: Model) -> Iterator[Slot]:
@@ -195,17 +209,25 @@ def _unit(path: str, model: Model) -> str:
     if path in _NAMES:
         return _NAMES[path]
     *where, name = path.split(".")
-    if where and where[0] == "block":
+    if "block" in where:
         return name if name in _TOGETHER else _named(tuple(where), name, model)
+    if where and where[0] in STACKS:
+        return f"{where[0]}_{name}"
     return where[0] if where else name
 
 
 def paths(model: Model) -> Iterator[tuple[str, Any]]:
     """The fields of a model with their plain values, by the paths of patches."""
-    for name in fields_of(Model):
-        value = getattr(model, name)
-        if isinstance(value, Block):
-            for where, branch in branches(value, (name,)):
+    yield from _paths(model, "")
+
+
+def _paths(spec: Spec, prefix: str) -> Iterator[tuple[str, Any]]:
+    for field in fields_of(type(spec)):
+        name, value = f"{prefix}{field}", getattr(spec, field)
+        if isinstance(value, Stack):
+            yield from _paths(value, f"{name}.")
+        elif isinstance(value, Block):
+            for where, branch in branches(value, tuple(name.split("."))):
                 for inner in fields_of(type(branch)):
                     if inner != "branches":
                         yield ".".join((*where, inner)), _plain(getattr(branch, inner))
@@ -222,7 +244,7 @@ def _plain(value: Any) -> Any:
 
 def top_level(before: Model, after: Model) -> Iterator[tuple[str, Any]]:
     """The fields of the model itself that differ, whole."""
-    for name in fields_of(Model):
+    for name in fields_of(type(before)):
         old, new = _plain(getattr(before, name)), _plain(getattr(after, name))
         if old != new:
-            yield name, canonical(getattr(after, name)) if name == "block" else new
+            yield name, canonical(getattr(after, name)) if name in ("block", *STACKS) else new

@@ -10,14 +10,15 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from arch_dsl.errors import SpecError
 from arch_dsl.identity import canonical
 from arch_dsl.model import Model
 from arch_dsl.paths import get
 from arch_dsl.slot_candidates import (
     Changes,
     Slot,
+    all_branches,
     applied,
-    branches,
     candidates,
     holders,
     meaning,
@@ -38,7 +39,13 @@ _MOST = 3  # slots that are tried beside one that cannot vary alone, before all 
 
 
 def slots(before: Model, after: Model, solved: str | None = None) -> list[Slot]:
-    """The slots between two models; none if they mean the same. The field `solved` is left to who solves it."""
+    """The slots between two models; none if they mean the same. The field `solved` is left to who solves it.
+
+    Raises SpecError for models of different kinds.
+    """
+    if before.stacks().keys() != after.stacks().keys():
+        message = "one of the two has an encoder and the other has none: no patch leads from one to the other"
+        raise SpecError.of("ablate", message)
     found = [slot for slot in candidates(before, after) if slot.changes]
     end = applied(before, found)
     if end is None or meaning(end) != meaning(after):
@@ -163,7 +170,7 @@ class _Independent:
                 embedded = value["placement"] == "peri"
                 value = {key: item for key, item in value.items() if key != "placement"}
             found[name] = value
-        for where, branch in branches(model.block, ("block",)):
+        for where, branch in all_branches(model):
             found[".".join(where)] = branch.type
         covered = {knob.name for _, knob in self.knobs} | ({"norm of embeddings"} if embedded else set())
         for path, value in paths(model):

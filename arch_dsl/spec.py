@@ -96,6 +96,7 @@ class Family(Spec):
     aliases: ClassVar[dict[str, tuple[str, dict[str, Any]]]] = {}  # published name to (member, plain fields)
     noun: ClassVar[str] = ""
     short_forms: ClassVar[tuple[str, ...]] = ()  # knobs that may be written beside the fields
+    word: ClassVar[bool] = False  # whether the canonical form of a member without fields is its name alone
     # Fields that the conformance suite starts from: the first what a member needs, the others to reach all of it.
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
 
@@ -163,7 +164,11 @@ def fields_of(cls: type[Spec]) -> dict[str, FieldType]:
 def _read_fields(cls: type[Spec]) -> dict[str, FieldType]:
     hints = typing.get_type_hints(cls, include_extras=True)
     found = {}
-    for item in sorted(dataclasses.fields(cls), key=lambda field: field.name == "share"):  # type: ignore[arg-type]
+    order = [*getattr(cls, "order", ())]  # where inheritance would give another
+    for item in sorted(
+        dataclasses.fields(cls),  # type: ignore[arg-type]
+        key=lambda field: (order.index(field.name) if order else 0, field.name == "share"),
+    ):
         missing = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
         default = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
         since = bool(item.metadata.get("added"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from typing import Any
 
@@ -148,7 +149,7 @@ def print_kernels(variant: Variant, device: str | None, as_json: bool) -> None:
         raise SpecError.of("--device", str(error)) from error
     dtype = torch.bfloat16 if variant.recipe.precision == "bf16" else torch.float32
     choices = arch_dsl.kernel_choices(variant.model, target, dtype)
-    shown = [choice for choice in choices if not choice.path.startswith("block.") or choice.path.startswith("block.0.")]
+    shown = [choice for choice in choices if not re.search(r"\bblock\.[1-9]", choice.path)]
     if as_json:
         print(json.dumps([asdict(choice) for choice in choices]))
         return

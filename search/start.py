@@ -30,7 +30,7 @@ from arch_dsl.weights import MODEL, read_checkpoint, read_shapes, sha256_of
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _KEYS = ("from", "sha256")
-_LAYER = re.compile(r"^block\.[0-9]+\.")
+_LAYER = re.compile(r"\bblock\.[0-9]+\.")
 
 
 class Start(Spec):

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from arch_dsl import zoo
-from arch_dsl.model import Model
+from arch_dsl.model import DecoderModel, EncoderDecoderModel, Model
 from arch_dsl.schema import PATH_STEP, UNIT, Schema, Writer, either
 from arch_dsl.spec import Count, Positive, fields_of
 from search.ablate import KEYS, Ablate
@@ -52,7 +52,12 @@ def schema_text() -> str:
 
 def path_pattern() -> str:
     """Paths begin in the recipe or at a key of the model; what follows depends on the model."""
-    return rf"^(train|{'|'.join(fields_of(Model))})(\.{PATH_STEP})*$"
+    return rf"^(train|{'|'.join(model_fields())})(\.{PATH_STEP})*$"
+
+
+def model_fields() -> list[str]:
+    """The keys of models of all kinds."""
+    return [*dict.fromkeys([*fields_of(DecoderModel), *fields_of(EncoderDecoderModel)])]
 
 
 def _paths() -> Schema:
@@ -68,7 +73,7 @@ def _patch(_: Writer) -> Schema:
 def _model(writer: Writer) -> Schema:
     """A model, or one of the zoo with what it changes, by paths."""
     asked = {"type": "object", "properties": {"parameters": writer.of(Count)}, "required": ["parameters"]}
-    path = rf"^(zoo|size|({'|'.join(fields_of(Model))})(\.{PATH_STEP})*)$"
+    path = rf"^(zoo|size|({'|'.join(model_fields())})(\.{PATH_STEP})*)$"
     reference = {
         "type": "object",
         "description": "A published model of the zoo; every other key is a path that it changes.",
@@ -82,7 +87,7 @@ def _model(writer: Writer) -> Schema:
         "required": ["zoo"],
         "propertyNames": {"pattern": path},
     }
-    return either([writer.record(Model), reference])
+    return either([writer.record(DecoderModel), writer.record(EncoderDecoderModel), reference])
 
 
 def _ablate(writer: Writer) -> Schema:

@@ -20,9 +20,11 @@ from arch_dsl.patch import Setting, apply
 from arch_dsl.paths import get, update
 from arch_dsl.source import Node
 from arch_dsl.spec import Family, alternatives
-from search.data.dataset import Dataset
+from search.data.dataset import HELD_OUT, Dataset
 from search.data.prepare import prepare, require
 from search.match import solve
+from search.objective_checks import positions, refusals
+from search.objectives import Lengths, has_encoder
 from search.optimizers import unmatched
 from search.recipe import Recipe
 from search.space import Space, probes
@@ -69,7 +71,7 @@ class Variant:
     def batches(self) -> str:
         """What decides the batches: two variants with the same text here saw the same tokens in the same order."""
         recipe = self.recipe
-        said = [self.dataset.identity, recipe.context, recipe.sequences, recipe.tokens, recipe.objective]
+        said = [self.dataset.identity, recipe.context, recipe.sequences, recipe.tokens, canonical(recipe.objective)]
         return canonical_json(said if recipe.ramp is None else [*said, canonical(recipe.ramp)])
 
     def record(self) -> dict[str, Any]:
@@ -102,6 +104,7 @@ class Built:
     figures: dict[str, int]
     matched: dict[str, int]
     repaired: tuple[str, ...]
+    sizes: tuple[int, int]  # vocabulary and positions that it needs at least
 
 
 class Builder:
@@ -124,7 +127,7 @@ class Builder:
             raise SpecError(problems)
         recipe = self.kept(written)
         dataset = self.dataset(recipe)
-        built = self.build(asked, target, dataset.vocab, recipe.context)
+        built = self.build(asked, target, dataset.vocab, recipe)
         refuse_idle_groups(recipe, built.model)
         label = f" [{asked.cell}]" if asked.cell else ""
         return Variant(
@@ -141,17 +144,17 @@ class Builder:
             test_text=self.test_text(recipe, dataset),
             mismatch=built.parameters / target - 1 if target else 0.0,
             matched=built.matched,
-            start=self.started(recipe, built.model, dataset.vocab),
+            start=self.started(recipe, built),
             repaired=built.repaired,
         )
 
-    def started(self, recipe: Recipe, model: Model, vocab: int) -> Started | None:
+    def started(self, recipe: Recipe, built: Built) -> Started | None:
         """What a variant takes from the weights that its recipe starts from. Raises SpecError."""
         if recipe.init is None:
             return None
-        key = recipe.init.sha256, model
+        key = recipe.init.sha256, built.model
         if key not in self.starts:
-            self.starts[key] = started(recipe.init, model, self.bases[vocab, recipe.context], self.data_root)
+            self.starts[key] = started(recipe.init, built.model, self.bases[built.sizes], self.data_root)
         return self.starts[key]
 
     def kept(self, recipe: Recipe) -> Recipe:
@@ -163,23 +166,28 @@ class Builder:
             self.files[recipe.init] = keep_weights(recipe.init, base, self.data_root)
         return recipe.replace(init=self.files[recipe.init])
 
-    def build(self, asked: Asked, target: int | None, vocab: int, context: int) -> Built:
+    def build(self, asked: Asked, target: int | None, vocab: int, recipe: Recipe) -> Built:
         """The model of a variant, matched, resolved and costed; once for all that differ in their recipe alone."""
         settings = [s for s in asked.settings if not s.path.startswith("train.")]
         mend = asked.impossible == "repair"
-        key = json.dumps([[(s.path, s.node.plain()) for s in settings], target, vocab, context, mend])
+        asks = [recipe.context, canonical(recipe.objective)]
+        key = json.dumps([[(s.path, s.node.plain()) for s in settings], target, vocab, asks, mend])
         if key not in self.built:
             model = apply(self.study.model, settings)
             model, repaired = rules.repaired(model) if mend else (model, [])
+            lengths = recipe.objective.lengths(recipe.context, has_encoder(model))
+            sizes = recipe.vocab(vocab), positions(recipe, model)
             matched: dict[str, int] = {}
             if target is not None and self.study.match:
                 self.refuse_own_size(model, self.study.match, asked)
-                model, matched = self.solved(model, self.study.match.by, target, vocab, context)
-            model = resolve(model, vocab=vocab, max_positions=context)
-            total = cost(model, context)
-            changes = self.changes(model, vocab, context)
-            figures = total.figures(context)
-            self.built[key] = Built(model, changes, total.parameters, figures, matched, tuple(repaired))
+                model, matched = self.solved(model, self.study.match.by, target, sizes, lengths)
+            model = resolve(model, vocab=sizes[0], max_positions=sizes[1])
+            if problems := list(refusals(recipe, model)):
+                raise SpecError(problems)
+            total = cost(model, lengths.tokens, lengths.source or None)
+            changes = self.changes(model, sizes)
+            figures = total.figures(lengths.tokens)
+            self.built[key] = Built(model, changes, total.parameters, figures, matched, tuple(repaired), sizes)
         return self.built[key]
 
     def recipe(self, settings: Iterable[Setting]) -> Recipe:
@@ -207,11 +215,10 @@ class Builder:
             raise SpecError(problems)
         return model, recipe
 
-    def changes(self, model: Model, vocab: int, context: int) -> tuple[Change, ...]:
+    def changes(self, model: Model, sizes: tuple[int, int]) -> tuple[Change, ...]:
         """What a resolved variant changes in the base, whose resolved form is kept."""
-        sizes = (vocab, context)
         if sizes not in self.bases:
-            self.bases[sizes] = resolve(self.study.model, vocab=vocab, max_positions=context)
+            self.bases[sizes] = resolve(self.study.model, vocab=sizes[0], max_positions=sizes[1])
         return tuple(diff(self.bases[sizes], model))
 
     def idle_problems(self) -> Iterator[Problem]:
@@ -263,32 +270,38 @@ class Builder:
             message = f"`match` solves {by} for this variant; the {own} that is set here would be ignored"
             raise SpecError.of(by, message, setting.mark if setting else match.mark("by"))
 
-    def solved(self, model: Model, by: str, target: int, vocab: int, context: int) -> tuple[Model, dict[str, int]]:
+    def solved(
+        self, model: Model, by: str, target: int, sizes: tuple[int, int], lengths: Lengths
+    ) -> tuple[Model, dict[str, int]]:
         """The model with the integer field `by` solved for `target` parameters."""
         assert self.study.match is not None
         mark = self.study.match.mark("by")
 
-        sizes = {"vocab": model.vocab or vocab, "max_positions": model.max_positions or context}
+        known = {"vocab": model.vocab or sizes[0], "max_positions": model.max_positions or sizes[1]}
         steps = _integer_field(model, by, mark)
 
         def at(width: int) -> Model:
             return apply(model, [Setting(by, Node(width, mark), "match", mark)])
 
         def parameters(width: int) -> int:
-            changed = update(model, Model, steps, lambda old, kind: width) if steps else at(width)
-            return cost(changed.replace(**sizes), context).parameters
+            changed = update(model, type(model), steps, lambda old, kind: width) if steps else at(width)
+            return cost(changed.replace(**known), lengths.tokens, lengths.source or None).parameters
 
         try:
             self.guess, _ = solve(parameters, target, self.guess)
         except SpecError as error:
-            own = model.replace(**sizes).check()  # what is wrong with the model explains it better
+            own = model.replace(**known).check()  # what is wrong with the model explains it better
             said = [Problem("match.by", f"{by}: {p.message}", mark) for p in error.problems]
             raise SpecError(own or said) from error
         return at(self.guess), {by: self.guess}
 
     def test_text(self, recipe: Recipe, dataset: Dataset) -> str:
-        """What tells one test text from another: its source, and how it falls into documents."""
+        """What tells one test text from another: its source, how it falls into documents, and where not all of it is
+        predicted, what is."""
         source = canonical_json(canonical(recipe.data))
+        if not recipe.objective.every:
+            asked = [dataset.identity, recipe.context, canonical(recipe.objective)]
+            source = canonical_json([source, *asked])
         if source not in self.test_texts:
             lengths = canonical_json(dataset.documents("test").bytes.tolist())
             self.test_texts[source] = hashlib.sha256(f"{source}{lengths}".encode()).hexdigest()[:16]
@@ -302,6 +315,10 @@ class Builder:
             self.datasets[key] = prepare(recipe.data, recipe.tokenizer, self.data_root, base)
         dataset = self.datasets[key]
         require(dataset, recipe.context, recipe.sequences, mark=recipe.mark("data") or self.study.mark("train"))
+        for split in () if recipe.objective.every else HELD_OUT:
+            if (found := dataset.tokens[split] - 1) < recipe.context:
+                message = f"of {recipe.context} tokens does not fit into the {split} text, which has {found:,}"
+                raise SpecError.of("train.context", message, recipe.mark("context") or self.study.mark("train"))
         return dataset
 
 
@@ -335,7 +352,7 @@ def _integer_field(model: Model, by: str, mark: Mark | None) -> tuple[str, ...]:
         found.append(annotation)
         return old
 
-    update(model, Model, steps, keep)
+    update(model, type(model), steps, keep)
     kinds = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in alternatives(found[0])]
     if int not in kinds:
         raise SpecError.of("match.by", f"{by} is no integer field: there is nothing to solve", mark)

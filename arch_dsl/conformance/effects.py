@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 
 import torch
 from torch import Tensor, nn
 
 import kernels
+from arch_dsl import modules
 from arch_dsl.conformance.hosts import CALL, TARGETS, TOKENS
-from arch_dsl.model import Decoder, Model, compile
+from arch_dsl.model import Model
+from arch_dsl.modules import LanguageModel, compile
 
 
 def randomize(module: nn.Module, std: float = 0.4) -> None:
@@ -22,16 +25,16 @@ def randomize(module: nn.Module, std: float = 0.4) -> None:
             value.copy_(around + std * drawn)
 
 
-def build(model: Model, *, backend: str = "reference", dtype: torch.dtype = torch.float64) -> Decoder:
-    """A module with random parameters in `dtype`."""
-    module = compile(model, backend=backend).to(dtype)
+def build(model: Model, *, backend: str = "reference", dtype: torch.dtype = torch.float64) -> LanguageModel:
+    """A module with random parameters in `dtype`, without the noise of training."""
+    module = compile(model, backend=backend).to(dtype).eval()
     randomize(module)
     return module
 
 
-def build_as_for_a_gpu(model: Model) -> Decoder:
+def build_as_for_a_gpu(model: Model) -> LanguageModel:
     """The same as `build`, as planned for a GPU: maps that read one tensor are one product."""
-    module = Decoder(model, model.context(kernels.Device.parse("sm_90"), backend="reference")).double()
+    module = modules.build(model, model.context(kernels.Device.parse("sm_90"), backend="reference")).double().eval()
     randomize(module)
     return module
 
@@ -39,14 +42,24 @@ def build_as_for_a_gpu(model: Model) -> Decoder:
 def effect(model: Model) -> dict[str, Tensor]:
     """All that a spec can influence: initial values; logits and gradients at random parameters; in float64.
 
-    Raises ValueError for a parameter that takes no part in the result.
+    Gradients are those of the cross-entropy and of auxiliary losses, for which another micro-batch came before. Raises
+    ValueError for a parameter that takes no part in the result.
     """
     module = compile(model, backend="reference")
     found = {f"initial {name}": value.detach().double() for name, value in module.named_parameters()}
     module = module.double()
     randomize(module)
-    logits = module(TOKENS, CALL)
-    nn.functional.cross_entropy(logits.flatten(0, 1), TARGETS.flatten()).backward()
+    call = dataclasses.replace(CALL, losses={}, measures={})
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)  # training, with the same noise every time
+        logits = module(TOKENS, call)
+        if call.losses:
+            before = dataclasses.replace(CALL, losses={}, measures={})
+            module(TOKENS.flip(1), before)
+            call = dataclasses.replace(call, earlier=before.measures)
+            logits = module(TOKENS, call)
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), TARGETS.flatten())
+    sum(call.losses.values(), loss).backward()
     found["logits"] = logits.detach()
     for name, value in module.named_parameters():
         if value.grad is None:

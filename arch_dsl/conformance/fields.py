@@ -82,7 +82,7 @@ def alterations(case: Case) -> Iterator[tuple[str, Model]]:
             for value in altered(item.annotation, getattr(spec, name))[:most]:
                 changed = case.model
                 for place in places:
-                    changed = update(changed, Model, tuple(place.split(".")), partial(_instead, value))
+                    changed = update(changed, type(changed), tuple(place.split(".")), partial(_instead, value))
                 try:
                     yield where, resolve(parse(Model, canonical(changed)))
                 except SpecError:

@@ -16,7 +16,8 @@ from torch import nn
 
 from arch_dsl.context import Call
 from arch_dsl.identity import dump, identity
-from arch_dsl.model import Decoder, Model, cost, resolve
+from arch_dsl.model import DecoderModel, Model, cost, resolve
+from arch_dsl.modules import Decoder, LanguageModel
 from arch_dsl.plain.classes import Classes, Group, summary
 from arch_dsl.plain.layout import WIDTH, lines, source
 from arch_dsl.plain.program import Program
@@ -48,13 +49,15 @@ def to_python(spec: Model, title: str = "") -> str:
     needs torch alone. Raises Unexportable for a primitive whose forward pass cannot be written down.
     """
     spec = resolve(spec)
+    if not isinstance(spec, DecoderModel):
+        raise Unexportable("a model with an encoder: only decoders are written down")
     recorder = Recorder()
     with recorder:
         model = Decoder(spec, spec.context(backend="reference"))
     program = Program()
     program.twins = twins(model.block, recorder)
     given = {"self": Val(name("self"), model), "tokens": Val(name("tokens")), "call": Val(name("call"), CallRecord())}
-    entry = program.entry(model, vars(Decoder)["forward"], given, Decoder)
+    entry = program.entry(model, vars(LanguageModel)["forward"], given, Decoder)
     fields = _call_fields(program)
     if "call" in entry.parameters:
         _with_call(entry.node, fields)

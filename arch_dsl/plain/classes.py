@@ -15,7 +15,7 @@ from torch import nn
 from arch_dsl.block import Branches
 from arch_dsl.families import Primitive
 from arch_dsl.layers import Linear
-from arch_dsl.model import Decoder
+from arch_dsl.modules import Decoder
 from arch_dsl.plain.program import Program
 from arch_dsl.plain.trace import Recorder, drawn, initial
 from arch_dsl.plain.values import Unexportable, clone, is_number, is_numbers, literal, names_in, text

@@ -27,7 +27,10 @@ Width = tuple[int, int]  # of the stream, and of a head
 
 
 class Budget(Spec):
-    """How a shape scales: `aspect` = d_model / n_layers, heads of `head_dim`, widths a multiple of `multiple_of`."""
+    """How a shape scales: `aspect` = d_model / n_layers, heads of `head_dim`, widths a multiple of `multiple_of`.
+
+    n_layers are the decoder's; an encoder keeps its share of them.
+    """
 
     title: ClassVar[str] = "budget"
     aspect: Positive
@@ -38,7 +41,10 @@ class Budget(Spec):
 def body(model: Model) -> int:
     """Parameters of a resolved model without its tables of tokens and positions."""
     total = cost(model, tokens=1)
-    return total.parameters - sum(total.children[name].parameters for name in NOT_COUNTED if name in total.children)
+    parts = (total, *(total.children[name] for name in model.stacks() if name))
+    return total.parameters - sum(
+        part.children[name].parameters for part in parts for name in NOT_COUNTED if name in part.children
+    )
 
 
 def solve(model: Model, budget: Budget, parameters: int) -> list[Setting]:
@@ -83,8 +89,15 @@ def _candidates(model: Model, budget: Budget, widths: Iterable[Width]) -> Iterat
     for d_model, head_dim in widths:
         depth = round(d_model / budget.aspect)
         for n_layers in sorted({max(depth + more, FEWEST_LAYERS) for more in (-1, 0, 1)}):
-            inner = _inside(model.block, "block", model.d_model, d_model, head_dim, budget.multiple_of)
-            yield {"d_model": d_model, "n_layers": n_layers, **inner}
+            changes: dict[str, Any] = {"d_model": d_model}
+            stacks = model.stacks()
+            deepest = list(stacks.values())[-1].n_layers
+            for name, stack in stacks.items():
+                prefix = f"{name}." if name else ""
+                changes[f"{prefix}n_layers"] = max(round(n_layers * stack.n_layers / deepest), 1)
+                block = _inside(stack.block, "block", model.d_model, d_model, head_dim, budget.multiple_of)
+                changes |= {f"{prefix}{path}": value for path, value in block.items()}
+            yield changes
 
 
 def _widths(head_dim: int) -> Iterator[Width]:

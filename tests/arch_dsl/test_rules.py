@@ -186,7 +186,7 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any], str, arch_dsl.Model | No
 
 
 def refusals(spec: arch_dsl.Model) -> str:
-    return "\n".join(str(problem) for problem in rules.problems(spec, spec.layers()))
+    return "\n".join(str(problem) for problem in rules.problems(spec, spec.place(spec.context(), "")))
 
 
 @pytest.mark.parametrize(("block", "fields", "message", "after"), BROKEN.values(), ids=BROKEN)

@@ -1,0 +1,230 @@
+"""The module of a model: a decoder, or an encoder and a decoder, with their logits and their loss."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import kernels
+from arch_dsl import model as models
+from arch_dsl.context import BuildContext, Call, NodeChoice
+from arch_dsl.families import build_site
+from arch_dsl.layers import Linear, constant, initialize, normal, parameter
+from arch_dsl.model import DecoderModel, EncoderDecoderModel, Model, resolve
+from arch_dsl.stack import StackModule
+from kernels.activations import at_least_float32
+
+
+class LanguageModel(nn.Module):
+    """What both kinds of model share: a table of tokens at the input, logits and their loss at the output.
+
+    `choices` says which implementation every node got, and why. `separator` is the token that opens a document, for
+    masks that keep documents apart; where it is None and the call numbers no documents, a row is one document.
+    """
+
+    separator: int | None = None
+
+    def add_input(self, spec: Model, ctx: BuildContext) -> None:
+        """Builds the table of tokens."""
+        width = spec.embedding.width
+        self.embedding = parameter((ctx.vocab, width or spec.d_model), normal(spec.embedding.std or ctx.std))
+        self.embedding_projection = Linear(width, spec.d_model, std=ctx.std) if width else None
+
+    def add_output(self, spec: Model, ctx: BuildContext) -> None:
+        """Builds the map to logits."""
+        width, tied = spec.embedding.width, spec.unembedding.tied
+        self.unembedding_projection = Linear(spec.d_model, width, std=ctx.std) if width and tied else None
+        self.unembedding = None if tied else Linear(spec.d_model, ctx.vocab, std=ctx.std)
+        self.bias = parameter((ctx.vocab,), constant(0.0)) if spec.unembedding.bias else None
+        self.logit_maps = build_site(spec.logits, dataclasses.replace(ctx, width=spec.d_model), "logits")
+        self.choices: list[NodeChoice] = ctx.choices
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """The embeddings `[batch, time, d_model]` of token ids `[batch, time]`."""
+        stream = nn.functional.embedding(tokens, self.embedding)
+        return stream if self.embedding_projection is None else self.embedding_projection(stream)
+
+    def hidden(self, tokens: Tensor, call: Call | None = None) -> Tensor:
+        """The stream after the last norm: `[batch, time, d_model]` from token ids `[batch, time]`."""
+        raise TypeError(f"{type(self).__name__} has no stream")
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits `[..., vocab]` of a stream `[..., d_model]`."""
+        table = self.embedding if self.unembedding is None else self.unembedding.weight
+        if self.unembedding_projection is not None:
+            hidden = self.unembedding_projection(hidden)
+        return self.logit_maps(nn.functional.linear(hidden, table, self.bias), Call(), iter(()))  # type: ignore[no-any-return]
+
+    def forward(self, tokens: Tensor, call: Call | None = None) -> Tensor:
+        """Logits `[batch, time, vocab]` for the token after each of `tokens` `[batch, time]`."""
+        return self.logits(self.hidden(tokens, call))
+
+    def loss(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        call: Call | None = None,
+        reduction: Literal["mean", "none"] = "mean",
+        z_loss: float = 0.0,
+    ) -> Tensor:
+        """Cross-entropy in nats: the mean over targets that are not -100, or `[batch, time]` (0 where ignored).
+
+        At most LOSS_CHUNK logits are held at a time; more are computed in chunks and again for the gradient. With
+        `z_loss` the mean of z_loss log^2 Z over the same targets, Z = sum exp(logits) (arXiv:2204.02311, section 5),
+        is left in `call.losses`.
+        """
+        call = call or Call()
+        losses, squares = self.losses(self.hidden(tokens, call), targets, bool(z_loss))
+        count = (targets != -100).sum()
+        if squares is not None:
+            call.losses["z_loss"] = z_loss * squares.sum() / count
+        return losses if reduction == "none" else losses.sum() / count
+
+    def losses(self, hidden: Tensor, targets: Tensor, squares: bool = False) -> tuple[Tensor, Tensor | None]:
+        """The cross-entropy `[batch, time]` of every target, 0 where it is -100, from a stream; log^2 Z if asked."""
+        rows, wanted = hidden.flatten(0, 1), targets.flatten()
+        most = max(models.LOSS_CHUNK // self.embedding.shape[0], 1)
+        one = self._row_losses_and_squares if squares else self._row_losses
+        if rows.shape[0] <= most:
+            found = one(rows, wanted)
+        else:
+            pairs = zip(rows.split(most), wanted.split(most), strict=True)
+            found = torch.cat([checkpoint(one, *pair, use_reentrant=False) for pair in pairs], dim=-1)
+        if not squares:
+            return found.view_as(targets), None
+        return found[0].view_as(targets), found[1]
+
+    def _row_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(at_least_float32(self.logits(hidden)), targets, reduction="none")
+
+    def _row_losses_and_squares(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each row and log^2 Z of those that have a target: `[2, rows]`."""
+        logits = at_least_float32(self.logits(hidden))
+        losses = nn.functional.cross_entropy(logits, targets, reduction="none")
+        return torch.stack([losses, logits.logsumexp(-1).masked_fill(targets == -100, 0).square()])
+
+    def with_documents(self, call: Call, stack: StackModule, tokens: Tensor) -> Call:
+        """The call with the number of each token's document, where masks keep these apart and a token opens them."""
+        if call.documents is None and self.separator is not None and stack.keeps_documents_apart:
+            call = dataclasses.replace(call, documents=(tokens == self.separator).cumsum(-1))
+        return call
+
+
+class Decoder(LanguageModel, StackModule):
+    """The compiled decoder-only model."""
+
+    def __init__(self, spec: DecoderModel, ctx: BuildContext) -> None:
+        nn.Module.__init__(self)
+        self.spec = spec
+        self.add_input(spec, ctx)
+        self.add_layers(spec, spec.place(ctx, ""))
+        self.add_output(spec, ctx)
+
+    def hidden(self, tokens: Tensor, call: Call | None = None) -> Tensor:
+        call = self.with_documents((call or Call()).fresh(), self, tokens)
+        stream = self.through(self.embedded(tokens), call)
+        if call.state is not None:
+            call.state.tokens += tokens.shape[1]
+        return stream
+
+
+class EncoderDecoder(LanguageModel):
+    """The compiled encoder-decoder. A call brings `source_tokens` `[batch, source_time]`, or the encoder's `source`.
+
+    While decoding the source is read once, with the first tokens. With `source_targets` the encoder has a loss of its
+    own, over the same logits: the mean over targets that are not -100, in `losses["encoder"]` (arXiv:2203.07814,
+    section 4.2).
+    """
+
+    def __init__(self, spec: EncoderDecoderModel, ctx: BuildContext) -> None:
+        super().__init__()
+        self.spec = spec
+        self.after_source = spec.decoder.positions == "after_source"
+        self.add_input(spec, ctx)
+        self.source_embedding: nn.Parameter | None = None
+        self.source_projection: Linear | None = None
+        if not spec.embedding.shared:
+            width = spec.embedding.width
+            self.source_embedding = parameter(self.embedding.shape, normal(spec.embedding.std or ctx.std))
+            self.source_projection = Linear(width, spec.d_model, std=ctx.std) if width else None
+        self.encoder = StackModule(spec.encoder, spec.place(ctx, "encoder"))
+        self.decoder = StackModule(spec.decoder, spec.place(ctx, "decoder"))
+        self.add_output(spec, ctx)
+
+    def hidden(self, tokens: Tensor, call: Call | None = None) -> Tensor:
+        """The decoder's stream after its last norm: `[batch, time, d_model]` from token ids `[batch, time]`."""
+        call = self.with_source((call or Call()).fresh())
+        assert call.source is not None
+        call = self.with_documents(call, self.decoder, tokens)
+        if self.after_source:
+            positions = call.positions_of(tokens.shape[1], tokens.device) + call.source.shape[1]
+            call = dataclasses.replace(call, positions=positions)
+        stream = self.decoder.through(self.embedded(tokens), call)
+        if call.state is not None:
+            call.state.tokens += tokens.shape[1]
+        return stream
+
+    def with_source(self, call: Call) -> Call:
+        """The call with the encoder's stream `[batch, source_time, d_model]`; its own where it has one."""
+        if call.source is not None:
+            return call
+        state = call.state
+        if state is not None and state.source is not None:
+            return dataclasses.replace(call, source=state.source, source_padding=state.source_padding)
+        source = self.encode(call)
+        if state is not None:
+            state.source, state.source_padding = source, call.source_padding
+        return dataclasses.replace(call, source=source)
+
+    def encode(self, call: Call) -> Tensor:
+        """The encoder's stream `[batch, source_time, d_model]` from the call's source tokens."""
+        tokens = call.source_tokens
+        if tokens is None:
+            raise ValueError("an encoder-decoder reads a source: the call needs source_tokens")
+        own = Call(padding=call.source_padding, losses=call.losses, measures=call.measures, earlier=call.earlier)
+        own = self.with_documents(own, self.encoder, tokens)
+        source = self.encoder.through(self.source_embedded(tokens), own)
+        if call.source_targets is not None:
+            losses, _ = self.losses(source, call.source_targets)
+            call.losses["encoder"] = losses.sum() / (call.source_targets != -100).sum().clamp(min=1)
+        return source
+
+    def source_embedded(self, tokens: Tensor) -> Tensor:
+        """The embeddings `[batch, source_time, d_model]` of source tokens."""
+        if self.source_embedding is None:
+            return self.embedded(tokens)
+        stream = nn.functional.embedding(tokens, self.source_embedding)
+        return stream if self.source_projection is None else self.source_projection(stream)
+
+
+def build(spec: Model, ctx: BuildContext) -> LanguageModel:
+    """The module of a resolved spec, its parameters not initialised."""
+    if isinstance(spec, EncoderDecoderModel):
+        return EncoderDecoder(spec, ctx)
+    assert isinstance(spec, DecoderModel)
+    return Decoder(spec, ctx)
+
+
+def compile(
+    spec: Model, backend: str = "auto", *, seed: int = 0, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> LanguageModel:
+    """The module of a resolved spec, with initial values that are a pure function of (seed, parameter path).
+
+    `backend` forces an implementation of all ops (`reference`, `torch`, `triton`) or leaves the choice to each node
+    (`auto`). `dtype` is the one computed in (that of autocast, where that is used); parameters are float32.
+    Raises SpecError if the spec is not resolved or makes no sense.
+    """
+    spec = resolve(spec)
+    model = build(spec, spec.context(kernels.Device.parse(torch.device(device).type), dtype, backend))
+    initialize(model, seed)
+    return model.to(device)
+
+
+def kernel_choices(spec: Model, device: kernels.Device, dtype: torch.dtype = torch.float32) -> list[NodeChoice]:
+    """Which implementation each node of a model would get on a device, which need not be present."""
+    with torch.device("meta"):
+        return build(resolve(spec), spec.context(device, dtype)).choices

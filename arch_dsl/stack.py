@@ -1,0 +1,169 @@
+"""A stack: what acts on one stream, from the embeddings through blocks to a last norm. Spec, module, cost."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor, nn
+
+from arch_dsl.block import Block, Branches, block_cost
+from arch_dsl.context import BuildContext, Call, Cost
+from arch_dsl.errors import Problem, SpecError
+from arch_dsl.families import Carry, Mask, Norm, Position, Scale, build_site, check_site, site_cost
+from arch_dsl.overrides import Overrides, layers_of, normal_form, ranges
+from arch_dsl.patch import apply, settings_of
+from arch_dsl.shortform import parse_with_knobs
+from arch_dsl.source import Node
+from arch_dsl.spec import Range, Spec, added, walk
+
+
+class Stack(Spec):
+    """Blocks one after another, what acts on the embeddings before them, and what acts on the stream after them."""
+
+    title: ClassVar[str] = "stack"
+    n_layers: Annotated[int, Range(min=1, max=10_000)]
+    block: Block
+    overrides: Overrides = added(default=Overrides())
+    embed: tuple[Norm | Position | Scale, ...] = ()
+    final: tuple[Norm | Carry | Scale, ...] = ()
+
+    @classmethod
+    def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
+        """From sites, knobs, or both; knobs are expanded into the sites that they stand for."""
+        return parse_with_knobs(cls, node, path, problems)
+
+    def layers(self) -> list[Block]:
+        """The block of every layer: `block` with its overrides. Raises SpecError where a patch does not fit."""
+        blocks = [self.block] * self.n_layers
+        for layers, node in self.overrides.items():
+            patched: dict[Block, Block] = {}
+            for depth in layers_of(layers, self.n_layers):
+                old = blocks[depth]
+                if old not in patched:
+                    patched[old] = self._patched(old, layers, node)
+                blocks[depth] = patched[old]
+        return blocks
+
+    def _patched(self, block: Block, layers: str, node: Node) -> Block:
+        alone = self.replace(block=block, overrides=Overrides())
+        try:
+            changed = apply(alone, settings_of(node, f"overrides.{layers}"))
+        except SpecError as error:
+            raise SpecError(
+                dataclasses.replace(p, path=f"overrides.{layers}.{p.path}") for p in error.problems
+            ) from error
+        kept, found = (tuple(item for item in root.embed if not isinstance(item, Norm)) for root in (alone, changed))
+        if kept != found or any(item not in alone.embed for item in changed.embed):
+            message = "sets what is added to the embeddings, which all layers share; set it at `embed`"
+            raise SpecError.of(f"overrides.{layers}", message, node.mark)
+        return changed.block
+
+
+def check_ends(items: tuple[Any, ...], ctx: BuildContext, name: str) -> list[Problem]:
+    """What is wrong with the primitives of a site that stands once in a model."""
+    return check_site(items, ctx, name) + [
+        Problem(f"{name}.{index}.share", "stands once in a model: there is nothing to share", item.mark("share"))
+        for index, item in enumerate(items)
+        if getattr(item, "share", "none") != "none"
+    ]
+
+
+def check_stack(stack: Stack, ctx: BuildContext) -> list[Problem]:
+    """Everything that makes no sense in the parts of a stack, at once."""
+    problems = check_ends(stack.embed, ctx, "embed") + check_ends(stack.final, ctx, "final")
+    for layers in stack.overrides:
+        if not layers_of(layers, stack.n_layers):
+            message = f"'{layers}' names no layer of {stack.n_layers}"
+            problems.append(Problem("overrides", message, stack.overrides.mark(layers)))
+    try:
+        blocks = stack.layers()
+    except SpecError as error:
+        return [*problems, *error.problems]
+    for depth, block in first_places(blocks):
+        where = "block" if block == stack.block else f"block (layer {depth})"
+        if not block:
+            problems.append(Problem(where, "needs at least one branch; all are removed", stack.mark("block")))
+        for name, branch in block.items():
+            problems += branch.check(ctx.at(name, depth=depth), f"{where}.{name}")
+    return problems
+
+
+def first_places(blocks: list[Block]) -> list[tuple[int, Block]]:
+    """Each distinct block with the first layer that has it."""
+    found: dict[Block, int] = {}
+    for depth, block in enumerate(blocks):
+        found.setdefault(block, depth)
+    return [(depth, block) for block, depth in found.items()]
+
+
+def resolved_stack(stack: Stack, ctx: BuildContext) -> Stack:
+    """The stack with everything derived: its layers, head sizes and widths."""
+    if not stack.overrides:
+        return stack.replace(block=_resolved(stack.block, ctx))
+    resolved = {block: _resolved(block, ctx) for _, block in first_places(stack.layers())}
+    block, overrides = normal_form([resolved[block] for block in stack.layers()])
+    return stack.replace(block=block, overrides=overrides)
+
+
+def _resolved(block: Block, ctx: BuildContext) -> Block:
+    return Block((name, branch.resolve(ctx)) for name, branch in block.items())
+
+
+def stack_cost(stack: Stack, ctx: BuildContext, tokens: int) -> dict[str, Cost]:
+    """What the parts of a stack cost over `tokens` tokens."""
+    return {
+        "embed": site_cost(stack.embed, ctx, "embed", tokens),
+        "stack": _layers_cost(stack, ctx, tokens),
+        "final": site_cost(stack.final, ctx, "final", tokens),
+    }
+
+
+def _layers_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
+    """All layers; equal ones are counted once, and once more where the first owns what the others share."""
+    found: dict[tuple[Block, bool], tuple[Cost, list[int]]] = {}
+    blocks = stack.layers() if stack.overrides else [stack.block] * stack.n_layers
+    settled: dict[Block, bool] = {}
+    for depth, block in enumerate(blocks):
+        again = settled.get(block, False)
+        if (block, again) not in found:
+            before = len(ctx.shared)
+            one = block_cost(block, ctx.at(f"block.{depth}", depth=depth), tokens)
+            found[block, again] = (one, [])
+            settled[block] = len(ctx.shared) > before or again
+        found[block, again][1].append(depth)
+    parts = {}
+    for one, depths in found.values():
+        label = f"layer (x{len(depths)})" if len(found) == 1 else f"layers {ranges(depths)}"
+        parts[label] = dataclasses.replace(one.times(len(depths)), children={"each": one})
+    if len(found) == 1:
+        ((label, part),) = parts.items()
+        return dataclasses.replace(part, children={label: part.children["each"]})
+    return Cost.total(parts)
+
+
+class StackModule(nn.Module):
+    """embeddings -> final(block(… block(embed(embeddings)))), all `[batch, time, d_model]`.
+
+    `keeps_documents_apart` says whether a mask of it does.
+    """
+
+    def __init__(self, spec: Stack, ctx: BuildContext) -> None:
+        super().__init__()
+        self.add_layers(spec, ctx)
+
+    def add_layers(self, spec: Stack, ctx: BuildContext) -> None:
+        """Builds the parts of the stack, in their order."""
+        self.embed = build_site(spec.embed, ctx, "embed")
+        places = ((depth, block) for depth, block in enumerate(spec.layers()))
+        self.block = nn.ModuleList(Branches(block, ctx.at(f"block.{depth}", depth=depth)) for depth, block in places)
+        self.final = build_site(spec.final, ctx, "final")
+        masks = (part for block in spec.layers() for _, part in walk(block) if isinstance(part, Mask))
+        self.keeps_documents_apart = any(mask.documents for mask in masks)
+
+    def through(self, stream: Tensor, call: Call) -> Tensor:
+        """The stream after the last norm, from the token embeddings."""
+        stream = self.embed(stream, call, iter(()))
+        for layer in self.block:
+            stream = layer(stream, call)
+        return self.final(stream, call, iter(()))  # type: ignore[no-any-return]
