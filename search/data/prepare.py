@@ -12,13 +12,12 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from arch_dsl.errors import Mark, SpecError
-from arch_dsl.spec import Family
 from search.data.dataset import FORMAT, DataError, Dataset, write
+from search.data.notation import plain
 from search.data.sources import Source
 from search.data.splits import Splits, split
 from search.data.tokenizers import Tokenizer
@@ -61,13 +60,6 @@ def require(dataset: Dataset, context: int, batch: int, path: str = "train", mar
             f"has {found:,} training tokens, fewer than one batch of {batch} sequences of {context} takes ({needed:,})"
         )
         raise SpecError.of(f"{path}.data", message, mark)
-
-
-def plain(spec: Family) -> dict[str, Any]:
-    """A source or tokenizer as JSON data, `type` first."""
-    values = {field.name: getattr(spec, field.name) for field in fields(spec)}
-    listed = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-    return {"type": spec.type, "version": spec.version, **listed}
 
 
 def _hash(data: Any) -> str:

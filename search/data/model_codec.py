@@ -1,0 +1,104 @@
+"""A model of the `tokenizers` library as a codec: the bytes of its tokens, and which of them ends a document."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from search.data.tokenizers import BYTE_VALUES, Tokens
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Model
+
+_AT_ONCE = 512  # documents encoded in one call, which bounds memory
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class ModelCodec:
+    """A model and the token that ends a document: one more than the model knows, unless it is one of the model's own.
+
+    No text can spell the end: what the model has as special tokens is read as ordinary text.
+    """
+
+    def __init__(self, model: Model, eod: int | None = None) -> None:
+        self._model = model
+        self._eod = eod
+        model.no_truncation()
+        model.no_padding()
+        model.encode_special_tokens = True
+
+    @property
+    def eod(self) -> int:
+        return self._size if self._eod is None else self._eod
+
+    @property
+    def _size(self) -> int:
+        """Tokens of the model; ids that it leaves out are counted."""
+        return max(self._model.get_vocab(with_added_tokens=True).values()) + 1
+
+    @cached_property
+    def _texts(self) -> list[bytes]:
+        """The bytes of each token."""
+        spell = _spelling(json.loads(self._model.to_str()))
+        special = {token for token, item in self._model.get_added_tokens_decoder().items() if item.special}
+        spelled = (self._model.id_to_token(token) if token not in special else None for token in range(self._size))
+        texts = [spell(token) if token is not None else b"" for token in spelled]
+        if self._eod is None:
+            texts.append(b"")
+        else:
+            texts[self._eod] = b""
+        return texts
+
+    @property
+    def token_bytes(self) -> npt.NDArray[np.int32]:
+        return np.array([len(text) for text in self._texts], dtype=np.int32)
+
+    def encode(self, documents: Sequence[bytes]) -> Iterator[Tokens]:
+        for start in range(0, len(documents), _AT_ONCE):
+            texts = [document.decode() for document in documents[start : start + _AT_ONCE]]
+            for encoding in self._model.encode_batch_fast(texts, add_special_tokens=False):
+                yield np.array(encoding.ids, dtype=np.int64)
+
+    def decode(self, tokens: Tokens) -> bytes:
+        texts = self._texts
+        return b"".join(texts[token] for token in np.asarray(tokens).tolist())
+
+    def state(self) -> str:
+        return self._model.to_str()
+
+
+def _spelling(made: dict[str, Any]) -> Any:
+    """How this model spells bytes in its tokens, as a function from a token to its bytes.
+
+    Byte-level models (GPT-2) have a printable character for each byte. WordPiece marks the pieces that continue a
+    word; one that begins a word stands for the space before it too. The others (SentencePiece) write ▁ for a space,
+    and a byte as <0x41> where they fall back to bytes.
+    """
+    model = made["model"]
+    if '"ByteLevel"' in json.dumps([made["pre_tokenizer"], made["decoder"]]):
+        back = _bytes_of_characters()
+        return lambda token: b"".join(bytes([back[letter]]) if letter in back else letter.encode() for letter in token)
+    if model["type"] == "WordPiece":
+        mark = model["continuing_subword_prefix"]
+        return lambda token: token.removeprefix(mark).encode() if token.startswith(mark) else f" {token}".encode()
+    bytes_too = bool(model.get("byte_fallback"))
+
+    def spell(token: str) -> bytes:
+        if bytes_too and (match := _BYTE.fullmatch(token)):
+            return bytes([int(match[1], 16)])
+        return token.replace("▁", " ").encode()
+
+    return spell
+
+
+def _bytes_of_characters() -> dict[str, int]:
+    """The printable characters by which byte-level BPE (GPT-2) spells bytes, back to the bytes."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(BYTE_VALUES) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
