@@ -18,6 +18,7 @@ from arch_dsl.errors import SpecError
 from arch_dsl.families import Branch, Carry, Gate, Join, Mask, Norm, Position, Rotary, Scale, Score
 from arch_dsl.model import Model
 from arch_dsl.parse import parse
+from arch_dsl.primitives.balance import Balance
 from arch_dsl.primitives.rope_scaling import RopeScaling
 from arch_dsl.spec import Family
 
@@ -28,8 +29,8 @@ CALL = Call(documents=(torch.arange(LENGTH) >= torch.tensor([[5], [9]])).long())
 
 Data = dict[str, Any]
 
-# What layers cannot share: it stands once, or has parameters from the second layer on.
-UNSHARED = ("dual", "value_residual")
+# What layers cannot share: it stands once, has parameters from the second layer on, or tells of each layer.
+UNSHARED = ("dual", "value_residual", "moe")
 ATTENTION: Data = {"type": "attention", "heads": 4, "kv_heads": 2}
 FFN: Data = {"type": "mlp", "width": 24}
 
@@ -93,6 +94,7 @@ HOSTS: dict[type[Family], Callable[[Data], Data]] = {
     Mask: lambda x: _model({"attention": {**ATTENTION, "mask": x}}),
     Join: _join,
     Branch: lambda x: _model({"ffn": FFN, "branch": x}),
+    Balance: lambda x: _model({"attention": ATTENTION, "ffn": {"type": "moe", "width": 12, "balance": x}}),
 }
 
 

@@ -26,6 +26,7 @@ from arch_dsl.primitives.rope_scaling import RopeScaling
 from arch_dsl.spec import Family, fields_of, walk
 
 Property = Callable[[Case], str]
+ROUNDING = 1e-11  # of a product in float64 whose other rows are others, as those of an expert are
 
 
 def keeps_shape(case: Case) -> str:
@@ -54,9 +55,9 @@ def looks_only_back(case: Case) -> str:
         other = TOKENS.clone()
         other[0, t] = 17
         moved = (module(other) - before).abs().amax(-1)
-        if moved[0, :t].sum() != 0:
+        if moved[0, :t].sum() > ROUNDING:
             return f"token {t} changes earlier logits"
-        if moved[1].sum() != 0:
+        if moved[1].sum() > ROUNDING:
             return f"token {t} changes another sequence"
         if not moved[0, t] > 1e-6:
             return f"token {t} does not change its own logits"
