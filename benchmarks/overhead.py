@@ -167,7 +167,7 @@ def train(variant: Any, seed: int, firsts: list[tuple[float, float]]) -> float:
     import torch
 
     from search.data import batch, tensors
-    from search.evaluate import evaluate, losses, some_windows
+    from search.evaluate import evaluate, held_out, losses
     from search.loop import LOG_LINES, curve_points, curve_windows
     from search.train import build_model, split_seed
 
@@ -175,7 +175,7 @@ def train(variant: Any, seed: int, firsts: list[tuple[float, float]]) -> float:
     model = build_model(variant.trial(seed), recipe, torch.device("cpu"))
     optimizer = recipe.optimizer.build(model.named_parameters(), recipe.lr)
     tokens, points = data.split("train"), curve_points(recipe.steps)
-    curve = some_windows(data, "validation", recipe.context, curve_windows(recipe))
+    curve = held_out(data, "validation", recipe.context, recipe.objective, False, curve_windows(recipe))
     for step in range(recipe.steps):
         rows = batch(tokens, seeds.data, step * recipe.batch, recipe.batch, recipe.context)
         for group in optimizer.param_groups:
@@ -187,7 +187,7 @@ def train(variant: Any, seed: int, firsts: list[tuple[float, float]]) -> float:
         if step + 1 == max(1, recipe.steps // LOG_LINES):
             firsts.append((time.time(), time.process_time()))
         if step + 1 in points:
-            losses(model, *curve, recipe.batch)
+            losses(model, curve, recipe.batch)
     evaluate(model, data, "validation", recipe.context, recipe.batch)
     return float(evaluate(model, data, "test", recipe.context, recipe.batch)[0]["loss"])
 

@@ -1,4 +1,8 @@
-"""Loss, perplexity and bits per byte of a model on a held-out split, with the sums of every document."""
+"""Loss, perplexity and bits per byte of a model on a held-out split, with the sums of every document.
+
+A model is asked what it was trained on: windows of the split become batches of the same objective, with the same noise
+for all variants and trials.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from search.data.batches import IGNORE, Ints, windows
+from search.data.batches import IGNORE, Batch, windows
 from search.data.dataset import Dataset
+from search.objectives import Causal, Objective, has_encoder
 
 Precision = Literal["fp32", "bf16"]
 Arrays = dict[str, npt.NDArray[Any]]
 
-HELD_OUT = ("validation", "test")
+_CAUSAL = Causal()
+_NOISE = 0  # the seed of the noise that held-out text gets
 
 
 def evaluate(
@@ -29,63 +35,76 @@ def evaluate(
     batch: int,
     precision: Precision = "fp32",
     tick: Callable[[], None] | None = None,
+    objective: Objective = _CAUSAL,
 ) -> tuple[dict[str, float], Arrays]:
     """What the model makes of a split, read in windows of `context` tokens, `batch` of them at a time.
 
-    Every token but the end-of-document token that opens the stream is scored exactly once, ends of documents among
-    them; a token sees what precedes it in its window. Returns
+    Under the causal objective every token but the end-of-document token that opens the stream is scored exactly once,
+    ends of documents among them; a token sees what precedes it in its window. Other objectives are asked about whole
+    windows alone; what they score depends on their noise. Returns
 
-    * loss (nats per token, L = sum nll / tokens), perplexity (exp L), bits_per_byte (sum nll / (ln 2 * bytes of text));
-    * per document: nll (nats, float64), tokens (with the end of the document) and bytes (int64), `[documents]` each.
+    * loss (nats per target, L = sum nll / targets), perplexity (exp L), and where every byte is predicted bits_per_byte
+      (sum nll / (ln 2 * bytes of text));
+    * per document: nll (nats, float64), tokens (those scored, the end of the document among them) and bytes (of the
+      whole document, int64), `[documents]` each. A sentinel counts where the span begins that it stands for.
 
     `tick` is called before each batch; what it raises ends the evaluation.
     """
-    inputs, targets = windows(dataset.split(split), context)
-    nll = losses(model, inputs, targets, batch, precision, tick).ravel()[(targets != IGNORE).ravel()]
+    asked = held_out(dataset, split, context, objective, has_encoder(model))
+    scored = asked.targets != IGNORE
+    nll = losses(model, asked, batch, precision, tick)[scored]
     documents = dataset.documents(split)
-    owner = np.repeat(np.arange(len(documents.tokens)), documents.tokens)
+    count = len(documents.tokens)
+    place = (np.arange(len(asked))[:, None] * context + asked.places)[scored]  # in the stream, after its first token
+    owner = np.repeat(np.arange(count), documents.tokens)[place]
     arrays: Arrays = {
-        "nll": np.bincount(owner, weights=nll, minlength=len(documents.tokens)),
-        "tokens": documents.tokens,
+        "nll": np.bincount(owner, weights=nll, minlength=count),
+        "tokens": np.bincount(owner, minlength=count),
         "bytes": documents.bytes,
     }
-    return summary(float(nll.sum()), int(documents.tokens.sum()), int(documents.bytes.sum())), arrays
+    size = int(documents.bytes.sum()) if objective.every else None
+    return summary(float(nll.sum()), len(nll), size), arrays
 
 
-def summary(nll: float, tokens: int, size: int) -> dict[str, float]:
-    """loss, perplexity (infinite where it overflows) and bits_per_byte of `nll` nats over tokens and bytes."""
+def summary(nll: float, tokens: int, size: int | None) -> dict[str, float]:
+    """loss, perplexity (infinite where it overflows) and bits_per_byte of `nll` nats over tokens and bytes, if told."""
     loss = nll / tokens
     perplexity = math.exp(loss) if loss < 700 else math.inf if loss == loss else math.nan
-    return {"loss": loss, "perplexity": perplexity, "bits_per_byte": nll / math.log(2) / size}
+    found = {"loss": loss, "perplexity": perplexity}
+    return found if size is None else found | {"bits_per_byte": nll / math.log(2) / size}
 
 
 def losses(
     model: nn.Module,
-    inputs: Ints,
-    targets: Ints,
+    asked: Batch,
     batch: int,
     precision: Precision = "fp32",
     tick: Callable[[], None] | None = None,
 ) -> npt.NDArray[np.float64]:
-    """The loss of each target in nats, float64 `[windows, context]`, 0 where the target is -100."""
+    """The loss of each target in nats, float64 `[windows, time]`, 0 where the target is -100, `batch` rows at once."""
     device = next(model.parameters()).device
     rows: list[npt.NDArray[np.float64]] = []
     with _evaluating(model):
-        for start in range(0, len(inputs), batch):
+        for part in asked.parts(batch):
             if tick is not None:
                 tick()
-            chunk = (torch.from_numpy(part[start : start + batch]).to(device) for part in (inputs, targets))
             with autocast(device, precision):
-                found: Tensor = model.loss(*chunk, reduction="none")  # type: ignore[operator]
+                found: Tensor = model.loss(*part.tensors(device), reduction="none")  # type: ignore[operator]
             rows.append(found.double().cpu().numpy())
     return np.concatenate(rows)
 
 
-def some_windows(dataset: Dataset, split: str, context: int, count: int) -> tuple[Ints, Ints]:
-    """At most `count` windows of a split, evenly spaced over it: inputs and targets `[windows, context]`."""
+def held_out(
+    dataset: Dataset, split: str, context: int, objective: Objective, encoder: bool, count: int | None = None
+) -> Batch:
+    """What a model is asked about the windows of a split, or about at most `count` of them, evenly spaced over it."""
     inputs, targets = windows(dataset.split(split), context)
-    chosen = np.unique(np.linspace(0, len(inputs) - 1, min(count, len(inputs))).round().astype(np.int64))
-    return inputs[chosen], targets[chosen]
+    rows = np.concatenate([inputs[:, :1], targets], axis=1)
+    if not objective.every:
+        rows = rows[(targets != IGNORE).all(1)]
+    if count is not None:
+        rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(np.int64))]
+    return objective.batch(rows, _NOISE, 0, dataset.vocab, encoder)
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:

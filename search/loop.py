@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from search import checkpoint
-from search.data.batches import batch, tensors
+from search.data.batches import batch
 from search.data.dataset import Dataset
-from search.evaluate import autocast, losses, some_windows
+from search.evaluate import autocast, held_out, losses
 from search.fingerprint import differences, fingerprint
 from search.journal import Journal, note_event
+from search.objectives import has_encoder
 from search.recipe import Recipe
 
 LOG_LINES = 400
@@ -54,12 +56,15 @@ class Loop:
         self.optimizer = recipe.optimizer.build(model.named_parameters(), recipe.lr)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.tokens = dataset.split("train")
-        self.curve = some_windows(dataset, "validation", recipe.context, curve_windows(recipe))
+        self.vocab, self.encoder = dataset.vocab, has_encoder(model)
+        count = curve_windows(recipe)
+        self.curve = held_out(dataset, "validation", recipe.context, recipe.objective, self.encoder, count)
         self.fingerprint = fingerprint(str(self.device))
         self.step = 0
         self.train_s = 0.0
         self.pending = 0  # steps since the last line
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.sums: dict[str, Tensor] = {}  # of what is logged beside the loss, since the last line
         self.grad_norm = torch.zeros((), device=self.device)
         self.first_bad = torch.full((), _NEVER, device=self.device)
         self._clock = time.perf_counter()
@@ -106,19 +111,39 @@ class Loop:
         self.first_bad = torch.minimum(self.first_bad, bad)
 
     def gradients(self, step: int) -> Tensor:
-        """Leaves the gradients of a step's mean loss in the parameters; returns that loss, detached."""
+        """Leaves the gradients of a step's loss in the parameters; returns the mean over its targets, detached.
+
+        What the model leaves in `call.losses` is trained on too. Micro-batches weigh by their targets, so that the
+        gradients are those of the batch as a whole.
+        """
         recipe = self.recipe
         first, end = recipe.rows_before(step), recipe.rows_before(step + 1)
         rows = batch(self.tokens, self.seed, first, end - first, recipe.context)
-        pairs = zip(*(half.split(recipe.micro_batch) for half in tensors(rows, self.device)), strict=True)
-        total = torch.zeros((), device=self.device)
-        for inputs, targets in pairs:
+        whole = recipe.objective.batch(rows, self.seed, first, self.vocab, self.encoder)
+        total, earlier = torch.zeros((), device=self.device), dict[str, Tensor]()
+        for part in whole.parts(recipe.micro_batch):
+            tokens, targets, call = part.tensors(self.device)
+            call = replace(call, earlier=dict(earlier))
+            share = whole.scored / part.scored
             with autocast(self.device, recipe.precision):
-                share = (end - first) / len(inputs)  # all sequences have equally many targets
-                loss: Tensor = self.model.loss(inputs, targets) / share  # type: ignore[operator]
-            loss.backward()
+                loss: Tensor = self.model.loss(tokens, targets, call, z_loss=recipe.z_loss) / share  # type: ignore[operator]
+            added = {name: value / share for name, value in call.losses.items()}
+            if part.source_scored:
+                share = whole.source_scored / part.source_scored
+                added["encoder"] = recipe.objective.encoder_weight * call.losses["encoder"] / share
+            sum(added.values(), loss).backward()
             total += loss.detach()
+            for name, value in call.measures.items():
+                earlier[name] = earlier.get(name, 0) + value
+            self.note(added)
+        self.note({name: value / -(-len(whole) // recipe.micro_batch) for name, value in earlier.items()})
         return total
+
+    def note(self, values: dict[str, Tensor]) -> None:
+        """Adds numbers that are logged beside the loss; what is no single number is not logged."""
+        for name, value in values.items():
+            if value.ndim == 0:
+                self.sums[name] = self.sums.get(name, 0) + value.detach().double()
 
     def check(self) -> None:
         """Raises Diverged when any step so far was not finite."""
@@ -139,7 +164,9 @@ class Loop:
             lr=self.recipe.lr_at(self.step - 1),
             grad_norm=float(self.grad_norm),
             tokens_per_s=round(fresh / since, 1) if since > 0 else None,
+            **{name: float(value) / self.pending for name, value in self.sums.items()},
         )
+        self.sums.clear()
         self.loss_sum.zero_()
         self.pending = 0
         self._line_s = self.train_s
@@ -155,9 +182,8 @@ class Loop:
         """A line with the mean loss on the same few validation windows every time."""
         self.check()
         self.elapsed()
-        inputs, targets = self.curve
-        found = losses(self.model, inputs, targets, self.micro_batch, self.recipe.precision)
-        journal.write(self.step, validation_loss=float(found.sum() / (targets != -100).sum()))
+        found = losses(self.model, self.curve, self.micro_batch, self.recipe.precision)
+        journal.write(self.step, validation_loss=float(found.sum() / self.curve.scored))
         self._clock = time.perf_counter()
 
     @property
@@ -197,6 +223,7 @@ class Loop:
             "random_cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "pending": self.pending,
             "loss_sum": self.loss_sum,
+            "sums": self.sums,
             "line_s": self._line_s,
         }
 
@@ -214,6 +241,7 @@ class Loop:
             torch.cuda.set_rng_state(state["random_cuda"], self.device)
         self.pending, self._line_s = state["pending"], state["line_s"]
         self.loss_sum = state["loss_sum"].to(self.device)
+        self.sums = {name: value.to(self.device) for name, value in state.get("sums", {}).items()}
 
     def resume(self) -> None:
         """Goes on from the newest whole checkpoint, if there is one, and notes what was found and discarded."""

@@ -8,10 +8,11 @@ from typing import Any, ClassVar, Literal
 from arch_dsl.errors import Problem, SpecError
 from arch_dsl.parse import INVALID, parse, parse_record
 from arch_dsl.source import Node
-from arch_dsl.spec import Count, Positive, Spec, added
+from arch_dsl.spec import Count, NotNegative, Positive, Spec, added, marks_of
 from arch_dsl.zoo import expand_recipe
 from search.data.sources import Source, Stdlib
 from search.data.tokenizers import Bytes, Tokenizer
+from search.objectives import Causal, Objective
 from search.optimizers import AdamW, Optimizer
 from search.schedules import Cosine, Schedule
 from search.start import Start
@@ -33,6 +34,9 @@ class Recipe(Spec):
     One optimizer step consumes `batch` sequences of `context` tokens, computed as `accumulate` micro-batches; where the
     batch is given in tokens, `batch_tokens`, it has as many sequences at every context as these fill. With a `ramp` the
     first steps have smaller batches, computed in micro-batches of the same size.
+    `tokens` and `context` count tokens of text: what an objective makes of a window of `context` tokens may be longer
+    or shorter, so that at equal tokens all objectives have seen the same text. `z_loss` times the mean of log^2 Z, of
+    the softmax's normaliser, is added to the loss that is trained on (arXiv:2204.02311, section 5: 1e-4).
     `clip` bounds the global L2 norm of the gradients; `bf16` is autocast with float32 weights. Where a recipe is
     written, the key `recipe` names a published one of the zoo, whose fields it takes over but for those beside it.
     """
@@ -42,7 +46,7 @@ class Recipe(Spec):
 
     data: Source = Stdlib()
     tokenizer: Tokenizer = Bytes()
-    objective: Literal["causal"] = "causal"
+    objective: Objective = Causal()
     tokens: Count
     context: Count = 256
     batch: Count = 16
@@ -55,6 +59,7 @@ class Recipe(Spec):
     clip: Positive | None = 1.0
     precision: Literal["fp32", "bf16"] = "fp32"
     init: Start | None = added(None)
+    z_loss: NotNegative = added(0.0)
 
     @classmethod
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
@@ -101,6 +106,10 @@ class Recipe(Spec):
             return (0,)
         return _ramp_rows(self.ramp.start, self.ramp.step, self.ramp.tokens // self.context, self.sequences)
 
+    def vocab(self, tokens: int) -> int:
+        """The vocabulary that a tokenizer of so many tokens and the objective need together."""
+        return tokens + self.objective.extra(self.context)
+
     def lr_at(self, step: int) -> float:
         """The learning rate of optimizer step `step`, counted from 0."""
         return self.lr * self.schedule.factor(step, self.steps)
@@ -108,9 +117,10 @@ class Recipe(Spec):
     def problems(self, path: str = "train") -> list[Problem]:
         """What the fields, each right by itself, get wrong together."""
         found: list[Problem] = []
-        if self.batch_tokens and (self.batch_tokens % self.context or self.mark("batch")):
+        twice = "batch" in marks_of(self)
+        if self.batch_tokens and (self.batch_tokens % self.context or twice):
             message = f"must be a multiple of the context, {self.context}, found {self.batch_tokens}"
-            if self.mark("batch"):
+            if twice:
                 message = "stands for the batch, which is given in sequences too; give one of them"
             return [Problem(f"{path}.batch_tokens", message, self.mark("batch_tokens"))]  # the rest would only echo it
         if self.sequences % self.accumulate:
@@ -123,6 +133,10 @@ class Recipe(Spec):
             part: Optimizer | Schedule = getattr(self, name)
             if complaint := part.complaint():
                 found.append(Problem(f"{path}.{name}", complaint, part.mark() or self.mark(name)))
+        if wrong := self.objective.complaint(self.context):
+            field, complaint = wrong
+            place = f"{path}.objective.{field}" if field else f"{path}.objective"
+            found.append(Problem(place, complaint, self.objective.mark(field) or self.mark("objective")))
         return found
 
 

@@ -12,6 +12,7 @@ from arch_dsl.identity import canonical
 from arch_dsl.model import resolve
 from arch_dsl.patch import Setting
 from arch_dsl.source import Node
+from search.objective_checks import positions
 from search.planning import Plan, Variant
 from search.propose import Proposer, State, fits
 from search.selection import loss
@@ -115,7 +116,8 @@ class Seeker:
         study, builder = self.plan.study, self.plan.builder
         assert study.space is not None
         dataset = builder.dataset(study.train)
-        model = resolve(study.model, vocab=dataset.vocab, max_positions=study.train.context)
+        needed = positions(study.train, study.model)
+        model = resolve(study.model, vocab=study.train.vocab(dataset.vocab), max_positions=needed)
         rate = study.space.axes.get("train.lr")
         left_out = {"data", "tokenizer", *(["lr"] if rate and not rate.when else [])}
         recipe = {name: value for name, value in canonical(study.train).items() if name not in left_out}

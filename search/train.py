@@ -136,7 +136,7 @@ def _measure(
     recipe, measures, documents = loop.recipe, {}, Arrays()
     for split in ("validation", "test"):
         measures[split], documents = evaluate(
-            loop.model, dataset, split, recipe.context, loop.micro_batch, recipe.precision, tick
+            loop.model, dataset, split, recipe.context, loop.micro_batch, recipe.precision, tick, recipe.objective
         )
         if not all(map(math.isfinite, measures[split].values())):
             raise Diverged(loop.step, f"the {split} loss or perplexity is not finite")

@@ -2,21 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from search.data.noise import Bools, Ints
 from search.data.tokenizers import Tokens
 
 if TYPE_CHECKING:
     import torch
 
-Ints = npt.NDArray[np.int64]
+    from arch_dsl.context import Call
 
 IGNORE = -100
 _WORD = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a model reads of some rows, and what it is asked. `time` and `source_time` are the same for all batches.
+
+    * `tokens`, `targets` int64 `[batch, time]`; a target of -100 is none.
+    * `places` int64 `[batch, time]`: which token of the row's text, 0 to context - 1, a target stands for.
+    * `prefix` int64 `[batch]`: how many tokens at the start read each other; `padding` bool `[batch, time]`.
+    * `source_tokens` int64 and `source_padding` bool `[batch, source_time]` are what an encoder reads;
+      `source_targets` int64 what its own loss asks for, -100 where nothing.
+    """
+
+    tokens: Ints
+    targets: Ints
+    places: Ints
+    prefix: Ints | None = None
+    padding: Bools | None = None
+    source_tokens: Ints | None = None
+    source_padding: Bools | None = None
+    source_targets: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def rows(self, start: int, stop: int) -> Batch:
+        """Rows `start` to `stop` alone."""
+        arrays = {item.name: getattr(self, item.name) for item in fields(self)}
+        parts: dict[str, Any] = {name: part if part is None else part[start:stop] for name, part in arrays.items()}
+        return Batch(**parts)
+
+    def parts(self, size: int) -> Iterator[Batch]:
+        """The batch, `size` rows at a time."""
+        return (self.rows(start, start + size) for start in range(0, len(self), size))
+
+    @property
+    def scored(self) -> int:
+        """How many targets there are."""
+        return int((self.targets != IGNORE).sum())
+
+    @property
+    def source_scored(self) -> int:
+        """How many targets the encoder has."""
+        return 0 if self.source_targets is None else int((self.source_targets != IGNORE).sum())
+
+    def tensors(self, device: str | torch.device = "cpu") -> tuple[torch.Tensor, torch.Tensor, Call]:
+        """Tokens and targets on a device, and the call that goes with them."""
+        import torch
+
+        from arch_dsl.context import Call
+
+        # NumPy copies on one core; for so little, torch's threads would take longer to meet than to copy.
+        arrays = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "places"}
+        moved: dict[str, Any] = {
+            name: torch.from_numpy(np.ascontiguousarray(array)).to(device)
+            for name, array in arrays.items()
+            if array is not None
+        }
+        return moved.pop("tokens"), moved.pop("targets"), Call(**moved)
 
 
 def batch(tokens: Tokens, seed: int, first: int, count: int, context: int) -> Ints:

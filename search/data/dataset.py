@@ -18,6 +18,7 @@ from search.data.tokenizers import Codec, Tokenizer, Tokens
 
 FORMAT = 1  # raised when the files, the splits or the cutting of documents change; part of the identity
 HEADER = "data.json"
+HELD_OUT = ("validation", "test")
 _STATE = "tokenizer.json"
 _LENGTHS = "token_bytes.npy"
 

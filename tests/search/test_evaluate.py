@@ -10,7 +10,8 @@ from torch import nn
 
 from search.data.dataset import Dataset, write
 from search.data.tokenizers import Bytes
-from search.evaluate import evaluate, some_windows, summary
+from search.evaluate import evaluate, held_out, summary
+from search.objectives import Causal
 
 DOCUMENTS = [b"to be", b"or not to be, that is the question", b"?", b"whether 'tis nobler in the mind"]
 BYTES = sum(map(len, DOCUMENTS))
@@ -35,7 +36,7 @@ class Table(nn.Module):
         self.logits = nn.Parameter(torch.randn(vocab, vocab, generator=generator) * noise)
         self.modes = []
 
-    def loss(self, tokens, targets, reduction):
+    def loss(self, tokens, targets, call, reduction):
         self.modes.append((self.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
         logits = self.logits[tokens].flatten(0, 1)
         return nn.functional.cross_entropy(logits, targets.flatten(), reduction=reduction).view_as(targets)
@@ -106,8 +107,8 @@ def test_evaluation_can_be_ended_between_batches(dataset):
 
 @pytest.mark.parametrize(("count", "rows"), [(1, 1), (4, 4), (1000, -(-TOKENS // 8))])
 def test_some_windows_are_spread_over_the_split(dataset, count, rows):
-    inputs, targets = some_windows(dataset, "validation", 8, count)
-    assert inputs.shape == targets.shape == (rows, 8)
-    assert inputs[0, 0] == dataset.eod
+    asked = held_out(dataset, "validation", 8, Causal(), encoder=False, count=count)
+    assert asked.tokens.shape == asked.targets.shape == (rows, 8)
+    assert asked.tokens[0, 0] == dataset.eod
     if count > 1:
-        assert -100 in targets[-1]
+        assert -100 in asked.targets[-1]

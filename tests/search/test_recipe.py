@@ -50,7 +50,7 @@ def test_steps_are_tokens_over_batch_rounded_up(tokens, context, batch, steps):
         ({"lr": 0}, r"train\.lr: must be greater than 0"),
         ({"tokens": -1}, r"train\.tokens: must be at least 1"),
         ({"precision": "fp16"}, r"'fp16' is not a precision"),
-        ({"objective": "masked"}, r"'masked' is not an objective"),
+        ({"objective": "maskd"}, r"'maskd' is not an objective; did you mean 'masked'"),
         ({"clip": 0}, r"train\.clip: must be greater than 0"),
         ({"epochs": 3}, r"'epochs' is not a key of recipe"),
     ],

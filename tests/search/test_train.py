@@ -64,10 +64,12 @@ class Tiny(nn.Module):
         self.bias = nn.Parameter(torch.zeros(8))
         self.register_buffer("calls", torch.zeros(()))
 
-    def loss(self, tokens, targets, reduction="mean"):
+    def loss(self, tokens, targets, call=None, reduction="mean", z_loss=0.0):
         self.calls += self.training
         x = nn.functional.dropout(self.embedding[tokens], 0.1, self.training)
         logits = torch.tanh(x @ self.hidden + self.bias) @ self.embedding.T
+        if z_loss:
+            call.losses["z_loss"] = z_loss * logits.logsumexp(-1).square().mean()
         losses = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
         return losses.view_as(targets) if reduction == "none" else losses.sum() / (targets != -100).sum()
 
@@ -318,8 +320,8 @@ def test_divergence_is_told_at_the_step_where_it_began(tmp_path, data_root, monk
     monkeypatch.setattr("search.loop.LOG_LINES", log_lines)
 
     class Breaks(Tiny):
-        def loss(self, tokens, targets, reduction="mean"):
-            found = super().loss(tokens, targets, reduction)
+        def loss(self, *arguments, **options):
+            found = super().loss(*arguments, **options)
             return found / (self.calls != 7) if self.training else found
 
     folder = make(tmp_path / "trial")
@@ -368,6 +370,8 @@ CHANGES = [
     {"clip": 0.06},
     {"clip": None},
     {"precision": "bf16"},
+    {"z_loss": 0.1},
+    {"objective": "prefix"},
     {"optimizer": {"type": "adamw", "betas": [0.8, 0.95]}},
     {"optimizer": {"type": "adamw", "betas": [0.9, 0.9]}},
     {"optimizer": {"type": "adamw", "weight_decay": 0.2}},
