@@ -15,7 +15,7 @@ import torch
 from arch_dsl import model as models
 from arch_dsl.context import Call
 from arch_dsl.errors import SpecError
-from arch_dsl.families import Branch, Carry, Gate, Join, Mask, Norm, Position, Rotary, Scale, Score
+from arch_dsl.families import Adapter, Branch, Carry, Decay, Gate, Join, Mask, Norm, Position, Rotary, Scale, Score
 from arch_dsl.model import Model
 from arch_dsl.parse import parse
 from arch_dsl.primitives.balance import Balance
@@ -30,7 +30,7 @@ CALL = Call(documents=(torch.arange(LENGTH) >= torch.tensor([[5], [9]])).long())
 Data = dict[str, Any]
 
 # What layers cannot share: it stands once, has parameters from the second layer on, or tells of each layer.
-UNSHARED = ("dual", "value_residual", "moe")
+UNSHARED = ("dual", "value_residual", "lower_bounded", "moe")
 ATTENTION: Data = {"type": "attention", "heads": 4, "kv_heads": 2}
 FFN: Data = {"type": "mlp", "width": 24}
 
@@ -63,7 +63,7 @@ def _scale(x: Data) -> Data:
     top = [] if x["type"] == "depth_scale" else [x]  # needs the depth of a layer
     attention = {**ATTENTION, "pre": [x], "query": [x], "value": [x], "sdpa": [x], "post": [x]}
     block = {"attention": attention, "ffn": {**FFN, "pre": [x], "inner": [x], "post": [x]}}
-    return _model(block, embed=top, final=top, logits=top)
+    return _model(block, embed=top, final=top, logits=[] if x["type"] == "dropout" else top)
 
 
 def _carry(x: Data) -> Data:
@@ -83,6 +83,7 @@ def _rotary(x: Data) -> Data:
 
 
 HOSTS: dict[type[Family], Callable[[Data], Data]] = {
+    Adapter: lambda x: _model({"attention": {**ATTENTION, "post": [x]}, "ffn": {**FFN, "post": [x]}}),
     Norm: _norm,
     Gate: _gate,
     Scale: _scale,
@@ -93,8 +94,9 @@ HOSTS: dict[type[Family], Callable[[Data], Data]] = {
     Score: lambda x: _model({"attention": {**ATTENTION, "scores": [x]}}),
     Mask: lambda x: _model({"attention": {**ATTENTION, "mask": x}}),
     Join: _join,
-    Branch: lambda x: _model({"ffn": FFN, "branch": x}),
+    Decay: lambda x: _model({"branch": {"type": "linear_attention", "heads": 4, "decay": x}}),
     Balance: lambda x: _model({"attention": ATTENTION, "ffn": {"type": "moe", "width": 12, "balance": x}}),
+    Branch: lambda x: _model({"ffn": FFN, "branch": x}),
 }
 
 

@@ -60,12 +60,15 @@ class _ShortConv(nn.Module):
             new = new.masked_fill(call.padding[..., None], 0)
         # what came before, of which recent gives what decoding holds, and zeros before the first token
         inputs = F.pad(recent(call, self.path, new, most=more), (0, 0, more, 0))[:, -time - more :]
+        numbers = None
+        if self.documents and call.documents is not None:
+            documents = recent(call, f"{self.path}.documents", call.documents, most=more)
+            numbers = F.pad(documents, (more, 0), value=-1)[:, -time - more :]
         y = inputs[:, more:] * self.weight[:, 0, more]
         for i in range(more):
             before = inputs[:, i : i + time]
-            if self.documents and call.documents is not None:
-                other = F.pad(call.documents, (more, 0), value=-1)[:, i : i + time] != call.documents
-                before = before.masked_fill(other[..., None], 0)
+            if numbers is not None:
+                before = before.masked_fill((numbers[:, i : i + time] != numbers[:, more:])[..., None], 0)
             y = y + before * self.weight[:, 0, i]
         if self.bias is not None:
             y = y + self.bias
