@@ -1,0 +1,46 @@
+"""Adapters: few parameters that change what a trained branch gives."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from arch_dsl.context import BuildContext, Call, Cost
+from arch_dsl.families import Adapter
+from arch_dsl.formula import function_of
+from arch_dsl.kept import kept_of
+from arch_dsl.layers import Linear
+from arch_dsl.notation import Activation
+from arch_dsl.spec import Count
+
+
+@Adapter.register("adapter")
+class Bottleneck(Adapter):
+    """x + W_2 act(W_1 x + b_1) + b_2 through `width` channels: adapters (arXiv:1902.00751, section 2.1, figure 2).
+
+    W_2 starts at zero, so that a trained model starts as it was.
+    """
+
+    examples = ({"width": 5}, {"width": 5, "activation": "silu"})
+
+    width: Count
+    activation: Activation = "gelu"
+
+    def build(self, ctx: BuildContext) -> nn.Module:
+        return _Bottleneck(self, ctx)
+
+    def cost(self, ctx: BuildContext, tokens: int) -> Cost:
+        own, _ = kept_of(self.activation)
+        down = Cost.product(tokens, ctx.width, self.width, bias=True).keeping(ctx.elements(tokens))
+        up = Cost.product(tokens, self.width, ctx.width, bias=True).keeping((1 + own) * tokens * self.width)
+        return Cost.total({"down": down, "up": up})
+
+
+class _Bottleneck(nn.Module):
+    def __init__(self, spec: Bottleneck, ctx: BuildContext) -> None:
+        super().__init__()
+        self.down = Linear(ctx.width, spec.width, std=ctx.std, bias=True)
+        self.up = Linear(spec.width, ctx.width, std=0.0, bias=True)
+        self.activation = function_of(spec.activation)
+
+    def forward(self, x: Tensor, call: Call) -> Tensor:
+        return x + self.up(self.activation(self.down(x)))  # type: ignore[no-any-return]

@@ -1,0 +1,44 @@
+"""Dropout: noise of training, and nothing at any other time."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from torch import Tensor, nn
+
+from arch_dsl.context import BuildContext, Call, Cost
+from arch_dsl.errors import Problem
+from arch_dsl.families import Scale
+from arch_dsl.spec import Range
+
+
+@Scale.register("dropout")
+class Dropout(Scale):
+    """x m / (1 - rate) in training, with m 0 at random elements of share `rate`, else 1 (arXiv:1207.0580, section 1).
+
+    The noise follows from the trial's seed. Outside training it is the identity.
+    """
+
+    examples = ({"rate": 0.25},)
+
+    rate: Annotated[float, Range(above=0, below=1)]
+
+    def build(self, ctx: BuildContext) -> nn.Module:
+        return _Dropout(self.rate)
+
+    def cost(self, ctx: BuildContext, tokens: int) -> Cost:
+        return Cost(activations=tokens * (ctx.heads or 1) * ctx.width)  # the noise
+
+    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+        if ctx.site != "logits":
+            return []
+        return [Problem(path, "dropout of logits hides tokens at random; put it at final", self.mark())]
+
+
+class _Dropout(nn.Module):
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor, call: Call) -> Tensor:
+        return nn.functional.dropout(x, self.rate, self.training)
