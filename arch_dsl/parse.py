@@ -108,8 +108,8 @@ def _scalar(options: tuple[Any, ...], node: Node, path: str, problems: list[Prob
     if value in words and isinstance(value, str):
         return value
     if words:
-        parent, _, name = path.rpartition(".")
-        noun = f"value of {parent.rsplit('.', 1)[-1]}" if name.isdigit() else name
+        *_, owner, name = ("", *path.split("."))
+        noun = f"value of {owner}" if name.isdigit() else f"value of {name}" if name.endswith("s") else name
         found = value if isinstance(value, str | int | float) and not isinstance(value, bool) else _shown(node)
         return _refuse(problems, path, unknown(found, noun, words), node.mark)
     names = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
