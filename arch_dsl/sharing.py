@@ -114,7 +114,7 @@ def _facts(branch: Branch) -> dict[str, Any]:
 def _all_shared(branch: Branch, where: str) -> Iterator[Problem]:
     """What makes no sense in a branch that layers share as a whole."""
     for path, part in walk(branch):
-        at = f"{where}.{path.removeprefix('branches.')}"
+        at = f"{where}.{path.removeprefix('branches.')}".removesuffix(".")
         if path and getattr(part, "share", "none") == "stack":
             yield Problem(f"{at}.share", f"{where} is shared, and all its parts with it", part.mark("share"))
         if getattr(part, "by_layer", False):

@@ -41,6 +41,7 @@ class MoE(Sublayer):
     """
 
     ops: ClassVar[tuple[str, ...]] = ("glu", "experts")
+    by_layer: ClassVar[bool] = True  # losses and loads are told of each
     examples = (
         {"width": 12},
         {"expert": "mlp", "width": 12, "experts": 4, "bias": True, "routing": "sigmoid", "z_loss": 0.1},
@@ -86,8 +87,6 @@ class MoE(Sublayer):
             wrong("bias", "names `gate`, which an mlp does not have (input, output)")
         if self.shared_gate and not self.shared:
             wrong("shared_gate", "gates a shared expert, and there is none; give its width as `shared`")
-        if self.share != "none":
-            wrong("share", "would give layers one router; their losses and loads are told layer by layer")
         return found
 
     def build(self, ctx: BuildContext) -> nn.Module:
