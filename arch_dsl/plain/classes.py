@@ -17,7 +17,7 @@ from arch_dsl.families import Primitive
 from arch_dsl.layers import Linear
 from arch_dsl.modules import Decoder
 from arch_dsl.plain.program import Program
-from arch_dsl.plain.trace import Recorder, drawn, initial
+from arch_dsl.plain.trace import Recorder, drawn_once, initial
 from arch_dsl.plain.values import Unexportable, clone, is_number, is_numbers, literal, names_in, text
 
 _NAMES = {Decoder: "Model", Branches: "Layer"}
@@ -132,14 +132,14 @@ class Classes:
     def _linear(self, module: Linear) -> Made:
         self.linear = True
         outputs, inputs = module.weight.shape
-        method, args, _ = drawn(module.weight)
+        method, args, _ = drawn_once(module.weight)
         std = args[1] if method == "normal_" else None
         if std is None:
             raise Unexportable("a linear map does not start from a normal distribution")
         numbers = [("inputs", inputs), ("outputs", outputs), ("std", std)]
         template = "linear(_hole_0_, _hole_1_, std=_hole_2_"
         if module.bias is not None:
-            start = drawn(module.bias)[1][0]
+            start = drawn_once(module.bias)[1][0]
             if isinstance(start, list) and len(set(start)) == 1:
                 start = start[0]
             self.linear_bias |= isinstance(start, list)

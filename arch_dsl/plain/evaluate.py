@@ -99,6 +99,13 @@ def stored(*nodes: ast.AST) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def grown(*nodes: ast.AST) -> list[str]:
+    """The names of lists that statements append to."""
+    calls = [n.func for node in nodes for n in ast.walk(node) if isinstance(n, ast.Call)]
+    lists = [c.value for c in calls if isinstance(c, ast.Attribute) and c.attr in ("append", "extend")]
+    return list(dict.fromkeys(item.id for item in lists if isinstance(item, ast.Name)))
+
+
 class Evaluator:
     """One call of one function. `inline` means that its statements go into the caller's function."""
 
@@ -248,7 +255,7 @@ class Evaluator:
         self.body.emit(ast.For(ast.Name(layer, ast.Store()), self.lift(over), written, []))
 
     def _loop(self, node: ast.For, over: ast.expr) -> None:
-        self.pin(stored(node.target, *node.body))
+        self.pin([*stored(node.target, *node.body), *(name for name in grown(*node.body) if name in self.env)])
         for name in stored(node.target):
             self.env[name] = Val(ast.Name(self.pins[name], ast.Load()))
         target = clone(node.target)

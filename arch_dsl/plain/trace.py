@@ -88,45 +88,56 @@ def _operation(func: Any, args: list[ast.expr], keywords: list[ast.keyword]) -> 
 
 
 class _Drawn:
-    """Stands for a parameter while its initial distribution is asked: remembers the one method that is called."""
+    """Stands for a parameter while its initial distribution is asked: remembers the methods that are called."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         self.shape, self.calls = tuple(shape), []  # type: ignore[var-annotated]
 
     def __getattr__(self, method: str) -> Any:
         def call(*args: Any, **kwargs: Any) -> _Drawn:
-            self.calls.append((method, args, {key: item for key, item in kwargs.items() if key != "generator"}))
+            plain = tuple(item.tolist() if isinstance(item, Tensor) else item for item in args)
+            self.calls.append((method, plain, {key: item for key, item in kwargs.items() if key != "generator"}))
             return self
 
         return call
 
 
-def drawn(value: torch.nn.Parameter) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
-    """How a parameter starts: a method of a tensor that fills it, and its arguments."""
+Start = tuple[str, tuple[Any, ...], dict[str, Any]]
+
+
+def drawn(value: torch.nn.Parameter) -> list[Start]:
+    """How a parameter starts: methods of a tensor that fill it one after another, and their arguments."""
     start = _Drawn(value.shape)
     initializer = getattr(value, "initializer", None)
     if initializer is None:
         raise Unexportable("a parameter has no initial distribution; make it with arch_dsl.layers.parameter")
-    initializer(start, None)
-    if len(start.calls) != 1:
+    try:
+        initializer(start, None)
+    except TypeError as error:
+        raise Unexportable(f"a parameter's initial values are no calls of a tensor's methods: {error}") from error
+    return start.calls
+
+
+def drawn_once(value: torch.nn.Parameter) -> Start:
+    """How a parameter starts that one method fills."""
+    calls = drawn(value)
+    if len(calls) != 1:
         raise Unexportable("a parameter's initial values are not one call of a tensor's method")
-    method, args, kwargs = start.calls[0]
-    args = tuple(item.tolist() if isinstance(item, Tensor) else item for item in args)
-    return method, args, kwargs
+    return calls[0]
 
 
 def initial(shape: ast.expr, value: torch.nn.Parameter) -> ast.expr:
     """The expression of a parameter's initial values, its shape given as an expression."""
-    method, args, kwargs = drawn(value)
+    (method, args, _), *more = drawn(value)
     sizes = shape.elts if isinstance(shape, ast.Tuple) else [shape]
-    if method == "fill_" and args == (1.0,):
-        return ast.Call(name("torch.ones"), sizes, [])
-    if method == "fill_" and args == (0.0,):
-        return ast.Call(name("torch.zeros"), sizes, [])
-    if method == "fill_":
+    if not more and method == "fill_" and args in ((1.0,), (0.0,)):
+        return ast.Call(name("torch.ones" if args == (1.0,) else "torch.zeros"), sizes, [])
+    if not more and method == "fill_":
         return ast.Call(name("torch.full"), [ast.Tuple(list(sizes), ast.Load()), literal(args[0])], [])
-    if method == "copy_":
+    if not more and method == "copy_":
         return ast.Call(name("torch.tensor"), [literal(args[0])], [])
-    empty = ast.Call(name("torch.empty"), sizes, [])
-    keywords = [ast.keyword(key, literal(item)) for key, item in kwargs.items()]
-    return ast.Call(ast.Attribute(empty, method, ast.Load()), [literal(item) for item in args], keywords)
+    found: ast.expr = ast.Call(name("torch.empty"), sizes, [])
+    for method, args, kwargs in drawn(value):
+        keywords = [ast.keyword(key, literal(item)) for key, item in kwargs.items()]
+        found = ast.Call(ast.Attribute(found, method, ast.Load()), [literal(item) for item in args], keywords)
+    return found

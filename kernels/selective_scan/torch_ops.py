@@ -104,13 +104,14 @@ def _scan_backward(
             exponents[0] *= before
             dsteps[part] = (exponents * rates).sum(2).addcmul_(written, inputs[part])
             drates += exponents.mul_(step[:, :, None]).sum((0, 1))
-        ddelta = dsteps.transpose(0, 1) * at_least_float32(delta).sigmoid()
+        dsteps *= at_least_float32(delta).sigmoid().transpose(0, 1)
+        drates *= rates
         return (
-            dinputs.transpose(0, 1).to(x.dtype, memory_format=torch.contiguous_format),
-            ddelta.to(delta.dtype),
-            (drates * rates).t().to(log_a.dtype, memory_format=torch.contiguous_format),
-            dwrites.transpose(0, 1).to(b.dtype, memory_format=torch.contiguous_format),
-            dreads.transpose(0, 1).to(c.dtype, memory_format=torch.contiguous_format),
+            _as_given(dinputs, x),
+            _as_given(dsteps, delta),
+            drates.t().to(log_a.dtype).contiguous(),
+            _as_given(dwrites, b),
+            _as_given(dreads, c),
             carried.transpose(1, 2).contiguous(),
         )
 
@@ -152,6 +153,11 @@ def _chunks(length: int, size: int) -> list[slice]:
 def _by_time(*tensors: Tensor) -> tuple[Tensor, ...]:
     """`[B,T,...]` as `[T,B,...]`, contiguous, in at least float32."""
     return tuple(at_least_float32(x).transpose(0, 1).contiguous() for x in tensors)
+
+
+def _as_given(gradient: Tensor, x: Tensor) -> Tensor:
+    """`[T,B,...]` as `[B,T,...]`, contiguous, in the dtype of x."""
+    return gradient.transpose(0, 1).to(x.dtype).contiguous()
 
 
 def _states(inputs: Tensor, steps: Tensor, rates: Tensor, writes: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:

@@ -109,8 +109,16 @@ def test_torch_ops_keep_the_rules_of_torch_library(name: str) -> None:
 
     given = {key: value.detach().float().requires_grad_() for key, value in arguments(name, 7).items()}
     given.pop("d", None)
-    op = {"selective_scan": scan._scan, "wkv4": wkv._wkv}[name]
+    op, back = {
+        "selective_scan": (scan._scan, scan._scan_backward),
+        "wkv4": (wkv._wkv, wkv._wkv_backward),
+    }[name]
     torch.library.opcheck(op, (*given.values(), 4))
+    fixed = [value.detach() for value in given.values()]
+    outs = op(*fixed, 4)
+    kept = [*fixed[:-1], outs[2]] if op is scan._scan else [*fixed, *outs[1:]]
+    grads = [torch.randn_like(x) for x in (outs[:2] if op is scan._scan else outs)]
+    torch.library.opcheck(back, (*grads, *kept, 4))
 
 
 @every_op

@@ -1,0 +1,62 @@
+"""Token shift: each channel mixed with what it was one token before."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from arch_dsl.context import BuildContext, Call, Cost
+from arch_dsl.decoding import recent
+from arch_dsl.families import Carry
+from arch_dsl.layers import constant, parameter
+
+
+@Carry.register("token_shift")
+class TokenShift(Carry):
+    """x_t' = mu x_t + (1 - mu) x_(t-1) with a learned mu per channel that starts at `start`: the time shift of RWKV
+    (arXiv:2305.13048, eq. 11 to 13).
+
+    Before the first token stands zero, and before that of a document where the branch keeps documents apart.
+    """
+
+    start: float = 0.5
+
+    def build(self, ctx: BuildContext) -> nn.Module:
+        return _TokenShift(self, ctx)
+
+    def cost(self, ctx: BuildContext, tokens: int) -> Cost:
+        channels = (ctx.heads or 1) * ctx.width
+        found = Cost(parameters=channels, activations=shifted_size(channels, tokens) + ctx.elements(tokens))
+        return dataclasses.replace(found, cache=channels)
+
+
+class _TokenShift(nn.Module):
+    def __init__(self, spec: TokenShift, ctx: BuildContext) -> None:
+        super().__init__()
+        shape = (ctx.width,) if ctx.heads is None else (ctx.heads, ctx.width)
+        self.mix = parameter(shape, constant(spec.start))
+        self.mix.decay = False  # type: ignore[attr-defined]  # shares by nature, whatever their shape
+        self.path, self.documents = ctx.path, ctx.documents
+
+    def forward(self, x: Tensor, call: Call) -> Tensor:
+        # x: [batch, time, width] or [batch, time, heads, head_dim]
+        before = shifted(x.flatten(2), call, self.path)
+        if self.documents and call.documents is not None:
+            opens = F.pad(call.documents[:, 1:] != call.documents[:, :-1], (1, 0))
+            before = before.masked_fill(opens[:, :, None], 0)
+        return torch.lerp(before.view_as(x), x, self.mix.to(x.dtype))
+
+
+def shifted(x: Tensor, call: Call, path: str) -> Tensor:
+    """x_(t-1) for each x_t `[batch, time, width]`: zero before the first token, or what decoding holds under `path`."""
+    if call.padding is not None:
+        x = x.masked_fill(call.padding[..., None], 0)
+    return F.pad(recent(call, path, x, most=1), (0, 0, 1, 0))[:, -x.shape[1] - 1 : -1]
+
+
+def shifted_size(width: int, tokens: int) -> int:
+    """The elements of `shifted`, which the backward pass keeps."""
+    return (tokens + 1) * width
