@@ -37,6 +37,7 @@ def verdicts(comparison: Comparison) -> list[tuple[str, str]]:
     for kind, one, many in (
         ("within noise", "is within noise of", "are within noise of"),
         ("diverged", "diverged: no comparison with", "diverged: no comparison with"),
+        ("other objective", "has another objective than", "have another objective than"),
         ("other test text", "was tested on other text than", "were tested on other text than"),
         ("too few seeds", "has too few seeds for an interval against", "have too few seeds for an interval against"),
         ("incomplete", "has no finished comparison with", "have no finished comparison with"),

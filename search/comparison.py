@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from search.frames import NAN, provenance, rates_frame, search_frame, trials_frame
-from search.notes import gather_notes, is_one_tokenizer, method_sentence, tested_on
+from search.notes import gather_notes, is_one_tokenizer, method_sentence, objective_of, tested_on
 from search.selection import Selection, baselines_of, edge, select, with_baselines
 from search.statistics import MINIMUM_SEEDS, Analysis, Contrast, Floats, Keys, analyse, document_variance
 
@@ -201,7 +201,7 @@ def _row(
         "perplexity_std": _std([t["perplexity"] for t in tests]),
         "loss_mean": _mean([t["loss"] for t in tests]),
         "loss_std": _std([t["loss"] for t in tests]),
-        "bits_per_byte_mean": _mean([t["bits_per_byte"] for t in tests]),
+        "bits_per_byte_mean": _mean([t.get("bits_per_byte") for t in tests]),
         "delta": delta,
         "delta_low": NAN if half is None else delta - half,
         "delta_high": NAN if half is None else delta + half,
@@ -225,12 +225,15 @@ def _is_matched(record: dict[str, Any]) -> bool:
 
 
 def _verdict(record: dict[str, Any], variant: dict[str, Any], selection: Selection, contrast: Contrast | None) -> str:
-    """One of: baseline, better, worse, within noise, diverged, other test text, incomplete, too few seeds."""
+    """One of: baseline, better, worse, within noise, diverged, other objective, other test text, incomplete, too few
+    seeds."""
     if selection.diverged:
         return "diverged"
     if variant["name"] == variant["baseline"]:
         return "baseline"
     base = next(v for v in record["variants"] if v["name"] == variant["baseline"])
+    if objective_of(variant) != objective_of(base):
+        return "other objective"
     if tested_on(record, variant) != tested_on(record, base):
         return "other test text"
     if contrast is None:

@@ -71,8 +71,15 @@ def gather_notes(
 def _test_notes(record: dict[str, Any]) -> Iterable[str]:
     """What was not tested on the text of its baseline, or of the rest of the table. Needs a record with baselines."""
     texts = {variant["name"]: tested_on(record, variant) for variant in record["variants"]}
+    asks = {variant["name"]: objective_of(variant) for variant in record["variants"]}
     others = [v["name"] for v in record["variants"] if texts[v["name"]] != texts[v["baseline"]]]
-    if others:
+    asked = [name for v in record["variants"] if asks[name := v["name"]] != asks[v["baseline"]]]
+    if asked:
+        yield (
+            f"NOT COMPARED: {', '.join(asked)} {'has' if len(asked) == 1 else 'have'} another objective than the "
+            "baseline; losses of different predictions say nothing about which variant is better"
+        )
+    if others := [name for name in others if name not in asked]:
         yield (
             f"NOT COMPARED: {', '.join(others)} {'was' if len(others) == 1 else 'were'} tested on other text than the "
             "baseline; losses on different texts say nothing about which variant is better"
@@ -86,10 +93,18 @@ def tested_on(record: dict[str, Any], variant: dict[str, Any]) -> str:
     return str(variant.get("test") or record["data"]["identity"])
 
 
+def objective_of(variant: dict[str, Any]) -> Any:
+    """What a variant is asked, unless that is the next token."""
+    return variant.get("objective")
+
+
 def is_one_tokenizer(selections: list[Selection]) -> bool:
-    """Whether all complete trials have the same tokens per byte, which is bits per byte over bits per token."""
+    """Whether all complete trials have the same tokens per byte, which is bits per byte over bits per token.
+
+    Where not every byte is predicted there are no bits per byte, and nothing compares with another tokenizer's.
+    """
     tests = [t["result"]["test"] for s in selections for t in s.complete.values()]
-    ratios = [t["bits_per_byte"] * math.log(2) / t["loss"] for t in tests]
+    ratios = [t["bits_per_byte"] * math.log(2) / t["loss"] for t in tests if t.get("bits_per_byte") is not None]
     return not ratios or max(ratios) <= min(ratios) * (1 + 1e-6)
 
 
@@ -107,7 +122,7 @@ def _twin_notes(selections: list[Selection]) -> Iterable[str]:
 def _table_notes(record: dict[str, Any], selections: list[Selection], noise: dict[str, Any]) -> Iterable[str]:
     if len(record["seeds"]) < MINIMUM_SEEDS and not any(t["role"] == "search" for s in selections for t in s.tuned):
         yield f"fewer than {MINIMUM_SEEDS} seeds: no intervals, and no difference here is more than a hint"
-    differ = "(data, tokenizer, context, batch or tokens differ)"
+    differ = "(data, tokenizer, objective, context, batch or tokens differ)"
     if noise["unpaired"] and not noise["paired"]:
         yield f"the variants saw different batches {differ}: nothing is paired"
     elif noise["unpaired"]:

@@ -12,7 +12,7 @@ from arch_dsl.identity import canonical
 from arch_dsl.model import resolve
 from arch_dsl.patch import Setting
 from arch_dsl.source import Node
-from search.objective_checks import positions
+from search.objectives.checks import positions
 from search.planning import Plan, Variant
 from search.propose import Proposer, State, fits
 from search.selection import loss

@@ -23,8 +23,8 @@ from arch_dsl.spec import Family, alternatives
 from search.data.dataset import HELD_OUT, Dataset
 from search.data.prepare import prepare, require
 from search.match import solve
-from search.objective_checks import positions, refusals
 from search.objectives import Lengths, has_encoder
+from search.objectives.checks import positions, refusals
 from search.optimizers import unmatched
 from search.recipe import Recipe
 from search.space import Space, probes
@@ -89,6 +89,7 @@ class Variant:
             "context": self.recipe.context,
             "batches": self.batches,
             "test": self.test_text,
+            **({} if self.recipe.objective.every else {"objective": canonical(self.recipe.objective)}),
             "spec": canonical(self.model, brief=True),
             **({"start": dataclasses.asdict(self.start)} if self.start else {}),
         }

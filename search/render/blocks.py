@@ -134,7 +134,7 @@ def _best(rows: list[dict[str, Any]]) -> set[int]:
     """
     cells: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
-        if not math.isnan(row["perplexity_mean"]) and row["verdict"] != "other test text":
+        if not math.isnan(row["perplexity_mean"]) and row["verdict"] not in ("other objective", "other test text"):
             cells.setdefault(row["baseline"], []).append(i)
     return {best for known in cells.values() if (best := _best_of(rows, known)) is not None}
 

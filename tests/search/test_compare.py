@@ -11,7 +11,7 @@ import pytest
 
 from search.comparison import Comparison, compare, load_comparison
 from search.dunnett import dunnett_critical
-from search.render.blocks import build_page
+from search.render.blocks import DASH, build_page
 from search.statistics import analyse, document_variance
 from search.store import Row, Store
 from search.trial import Trial
@@ -499,3 +499,27 @@ def test_damaged_documents_name_their_file(store: Store) -> None:
         load_comparison(store, "gate-position")
     path.unlink()
     assert any("document variance unknown" in n for n in load_comparison(store, "gate-position").notes)
+
+
+def test_another_objective_is_no_difference() -> None:
+    record, trials = make_study(EFFECTS)
+    for variant in record["variants"]:
+        if variant["name"] == "sdpa":
+            variant |= {"objective": {"type": "masked"}, "test": "masked", "batches": "masked"}
+    for trial in trials:
+        if trial["variant"] == "sdpa":
+            for split in ("validation", "test"):
+                del trial["result"][split]["bits_per_byte"]
+    comparison = compare(record, trials)
+    assert list(comparison.table["verdict"]) == ["baseline", "other objective", "within noise", "worse"]
+    assert row(comparison, "sdpa")[["delta", "delta_low", "delta_high", "bits_per_byte_mean"]].isna().all()
+    assert row(comparison, "sdpa")["n"] == 3
+    assert comparison.noise["unit"] == "nats/token"
+    assert comparison.notes[0].startswith("NOT COMPARED: sdpa has another objective than the baseline")
+    assert not any("tested on other text" in note for note in comparison.notes)
+    perplexity, size = (
+        next(c for c in build_page(comparison).blocks[0].columns if name in c.header)
+        for name in ("perplexity", "bits/byte")
+    )
+    assert not perplexity.cells[1].strong, "lower for another question is no better"
+    assert size.cells[1].text == DASH != size.cells[0].text

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from arch_dsl.errors import Mark, Problem
 from arch_dsl.families import Mask
 from arch_dsl.model import Model
 from arch_dsl.spec import walk
-from search.objectives import Denoising, has_encoder
-from search.recipe import Recipe
+from search.objectives.denoising import Denoising
+from search.objectives.family import has_encoder
+
+if TYPE_CHECKING:
+    from search.recipe import Recipe
 
 _WITHOUT_SOURCE = ("causal", "masked")  # which have nothing to give to an encoder
 _SOURCE_ONLY = ("masked_encoder",)
@@ -33,7 +37,7 @@ def refusals(recipe: Recipe, model: Model, path: str = "train") -> Iterator[Prob
         yield Problem(place, f"{objective.type} needs a model with an encoder; this one has none", mark)
     masks = list(_masks(model))
     predicts = "decoder.block" if encoder else "block"
-    ahead = [each for each in masks if getattr(each[1], "looks_ahead", False) and each[1].type != "prefix"]
+    ahead = [each for each in masks if each[1].looks_ahead]
     if objective.type == "masked":
         if not ahead and not encoder:
             message = "masked predicts a token from both sides, and no mask of this model looks ahead; take a mask full"

@@ -1,0 +1,19 @@
+"""What a model is asked of a text: a family of objectives that turn windows of the stream into batches."""
+
+from search.objectives.denoising import Denoiser, Denoisers, SpanCorruption, corrupted_lengths
+from search.objectives.family import Causal, Lengths, Objective, has_encoder
+from search.objectives.masking import Masked, MaskedEncoder, Prefix
+
+__all__ = [
+    "Causal",
+    "Denoiser",
+    "Denoisers",
+    "Lengths",
+    "Masked",
+    "MaskedEncoder",
+    "Objective",
+    "Prefix",
+    "SpanCorruption",
+    "corrupted_lengths",
+    "has_encoder",
+]
