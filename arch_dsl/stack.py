@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any, ClassVar
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from arch_dsl.block import Block, Branches, block_cost
 from arch_dsl.context import BuildContext, Call, Cost
@@ -145,8 +147,11 @@ def _layers_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
 class StackModule(nn.Module):
     """embeddings -> final(block(… block(embed(embeddings)))), all `[batch, time, d_model]`.
 
-    `keeps_documents_apart` says whether a mask of it does.
+    `keeps_documents_apart` says whether a mask of it does. Where `recompute` is set, training keeps of each layer only
+    what it reads, and computes the rest again for the gradients (arXiv:1604.06174, section 4.1): the same bits.
     """
+
+    recompute: bool = False
 
     def __init__(self, spec: Stack, ctx: BuildContext) -> None:
         super().__init__()
@@ -165,5 +170,19 @@ class StackModule(nn.Module):
         """The stream after the last norm, from the token embeddings."""
         stream = self.embed(stream, call, iter(()))
         for layer in self.block:
-            stream = layer(stream, call)
+            again = self.recompute and self.training and torch.is_grad_enabled()
+            stream = _recomputed(layer, stream, call) if again else layer(stream, call)
         return self.final(stream, call, iter(()))  # type: ignore[no-any-return]
+
+
+def _recomputed(layer: nn.Module, stream: Tensor, call: Call) -> Tensor:
+    """What a layer gives, and leaves in the call, with nothing of it kept for the gradients."""
+
+    def run(stream: Tensor, across: dict[str, Tensor]) -> tuple[Tensor, Call]:
+        own = dataclasses.replace(call, across=dict(across), losses={}, measures={})
+        return layer(stream, own), own
+
+    stream, own = checkpoint(run, stream, dict(call.across), use_reentrant=False)
+    for name in ("across", "losses", "measures"):
+        getattr(call, name).update(getattr(own, name))
+    return stream

@@ -37,6 +37,7 @@ class Recipe(Spec):
     `tokens` and `context` count tokens of text: what an objective makes of a window of `context` tokens may be longer
     or shorter, so that at equal tokens all objectives have seen the same text. `z_loss` times the mean of log^2 Z, of
     the softmax's normaliser, is added to the loss that is trained on (arXiv:2204.02311, section 5: 1e-4).
+    `recompute: layers` keeps of each layer only its input for the backward pass: less memory, a third more work.
     `clip` bounds the global L2 norm of the gradients; `bf16` is autocast with float32 weights. Where a recipe is
     written, the key `recipe` names a published one of the zoo, whose fields it takes over but for those beside it.
     """
@@ -60,6 +61,7 @@ class Recipe(Spec):
     precision: Literal["fp32", "bf16"] = "fp32"
     init: Start | None = added(None)
     z_loss: NotNegative = added(0.0)
+    recompute: Literal["none", "layers"] = added(default="none")
 
     @classmethod
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:

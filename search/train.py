@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 import arch_dsl
+from arch_dsl.stack import StackModule
 from search import checkpoint
 from search.data.dataset import Dataset
 from search.evaluate import Arrays, evaluate
@@ -60,7 +61,11 @@ def build_model(trial: Trial, recipe: Recipe, device: torch.device) -> nn.Module
     """The trial's spec compiled for a device, with the initial values of its seed."""
     dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
     seed = split_seed(trial.seed).init
-    return arch_dsl.compile(arch_dsl.load(trial.model), seed=seed, device=device.type, dtype=dtype)
+    model = arch_dsl.compile(arch_dsl.load(trial.model), seed=seed, device=device.type, dtype=dtype)
+    for stack in model.modules():
+        if isinstance(stack, StackModule):
+            stack.recompute = recipe.recompute == "layers"
+    return model
 
 
 def train(

@@ -160,6 +160,7 @@ OTHER = {
     "context": "16",
     "batch": "2",
     "batch_tokens": "96",
+    "recompute": "layers",
     "ramp": "{start: 1, step: 1, tokens: 100}",
     "accumulate": "2",
     "optimizer": "{type: adamw, eps: 1e-6}",
