@@ -25,7 +25,7 @@ from arch_dsl.spec import Family
 VOCAB, LENGTH = 19, 12
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [18, 7, 18, 2, 8, 1, 8, 2, 8, 4, 5, 9]])
 TARGETS = TOKENS.roll(-1, 1)
-CALL = Call(documents=(torch.arange(LENGTH) >= torch.tensor([[5], [9]])).long())
+CALL = Call(documents=(torch.arange(LENGTH) >= torch.tensor([[5], [9]])).long(), prefix=torch.tensor([3, 7]))
 
 Data = dict[str, Any]
 
@@ -69,7 +69,8 @@ def _scale(x: Data) -> Data:
 def _carry(x: Data) -> Data:
     # All in models with two streams, so that the members fit into one model.
     ends = x["type"] == "dual"
-    attention = {**ATTENTION, "value": [] if ends else [x], "join": "residual_dual"}
+    places = {} if ends else {"pre": [x], "query": [x], "key": [x], "value": [x]}
+    attention = {**ATTENTION, **places, "join": "residual_dual"}
     return _model({"attention": attention}, final=[x if ends else {"type": "dual"}])
 
 
