@@ -258,13 +258,23 @@ def show(
     allow_plugins: bool,
     as_json: bool,
 ) -> None:
-    """Show a model in its site form, as a tree with shapes, parameters and FLOPs per node."""
+    """Show a model in its site form, as a tree with shapes, parameters and FLOPs per node.
+
+    STUDY may also be the file of a model alone, or a NAME/SIZE of the zoo.
+    """
+    from arch_dsl import SpecError
+    from search.find_model import model_alone
     from search.planning import plan as make_plan
-    from search.shown import print_kernels, print_tree, variant_of
+    from search.shown import Shown, print_kernels, print_tree, variant_of
     from search.study import load_study
 
-    planned = make_plan(load_study(study, _parsed(overrides), allow_plugins), _root(store).absolute() / "data")
-    chosen = variant_of(planned, variant)
+    alone = model_alone(study)
+    if alone and (variant or overrides):
+        raise SpecError.of("", f"{study} is a model, which has no variants and takes no --set")
+    if alone is None:
+        planned = make_plan(load_study(study, _parsed(overrides), allow_plugins), _root(store).absolute() / "data")
+        alone = Shown.of(variant_of(planned, variant))
+    chosen = alone
     if kernels_ or device:
         print_kernels(chosen, device, as_json)
     else:

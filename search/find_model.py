@@ -11,9 +11,10 @@ from arch_dsl.errors import SpecError, nearest, shorten
 from arch_dsl.model import Model
 from arch_dsl.source import read
 from search.planning import plan
-from search.shown import variant_of
+from search.shown import Shown, variant_of
 from search.study import load_study
 
+EXAMPLE = {"vocab": 256, "max_positions": 1024}  # sizes that no one says
 _SHOWN = 12  # names of the zoo that an error lists
 
 
@@ -34,8 +35,7 @@ def find_model(text: str, data_root: Path, *, plugins: bool = False) -> Found:
     if Path(text).is_file():
         file, colon, variant = text, "", ""
     if Path(file).is_file():
-        fields = read(file).value
-        if isinstance(fields, dict) and ("study" in fields or "train" in fields):
+        if _is_study(file):
             chosen = variant_of(plan(load_study(file, allow_plugins=plugins), data_root), variant if colon else None)
             return Found(f"{Path(file).stem}:{chosen.name}", chosen.model)
         if colon:
@@ -45,6 +45,22 @@ def find_model(text: str, data_root: Path, *, plugins: bool = False) -> Found:
     if name in zoo.names():
         return Found(text, zoo.load(name, size if slash else None))
     raise SpecError.of("", _no_model(text, name))
+
+
+def model_alone(text: str) -> Shown | None:
+    """The model of a file without a study, or of the zoo, with examples of the sizes that it leaves open; None for a
+    study. Raises SpecError."""
+    if _is_study(text) if Path(text).is_file() else text.partition("/")[0] not in zoo.names():
+        return None
+    found = find_model(text, Path())
+    sizes = {name: getattr(found.model, name) or size for name, size in EXAMPLE.items()}
+    return Shown(text, arch_dsl.resolve(found.model.replace(**sizes)), sizes["max_positions"])
+
+
+def _is_study(file: str) -> bool:
+    """Whether a YAML file holds a study, not a model alone."""
+    fields = read(file).value
+    return isinstance(fields, dict) and ("study" in fields or "train" in fields)
 
 
 def _no_model(text: str, name: str) -> str:

@@ -12,10 +12,9 @@ from rich.text import Text
 from arch_dsl.errors import shorten
 from arch_dsl.identity import Change, brief_text, diff, identity
 from arch_dsl.model import Model, cost, resolve
-from search.find_model import Found
+from search.find_model import EXAMPLE, Found
 from search.terminal import count, plain_console
 
-EXAMPLE = {"vocab": 256, "max_positions": 1024}  # sizes that neither model says
 _WIDEST = 48  # characters of a value in the table
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
 import torch
 from rich.table import Table
@@ -16,6 +16,7 @@ import arch_dsl
 import kernels
 from arch_dsl.context import Cost
 from arch_dsl.errors import SpecError, unknown
+from arch_dsl.model import Model
 from arch_dsl.show import Line, tree
 from search.planning import Plan, Variant
 from search.terminal import count, plain_console
@@ -36,17 +37,34 @@ def variant_of(planned: Plan, name: str | None) -> Variant:
     return next((variant for variant in planned.variants if variant.name == wanted), planned.variants[0])
 
 
-def print_tree(variant: Variant, as_json: bool, costs: bool = False) -> None:
+@dataclass(frozen=True)
+class Shown:
+    """A resolved model as it is shown: over how many tokens its costs are counted, which paths it changes in a base."""
+
+    name: str
+    model: Model
+    context: int
+    changed: frozenset[str] = frozenset()
+    precision: str = "fp32"
+
+    @classmethod
+    def of(cls, variant: Variant) -> Self:
+        """A variant of a study."""
+        changed = frozenset(change.path for change in variant.changes)
+        return cls(variant.name, variant.model, variant.recipe.context, changed, variant.recipe.precision)
+
+
+def print_tree(shown: Shown, as_json: bool, costs: bool = False) -> None:
     """The site form, with shapes, parameters and forward FLOPs per token; or a table of all costs."""
-    context = variant.recipe.context
-    lines = tree(variant.model, context)
+    context = shown.context
+    lines = tree(shown.model, context)
     if as_json:
         print(
             json.dumps(
                 {
-                    "variant": variant.name,
-                    "spec": arch_dsl.canonical(variant.model),
-                    "figures": variant.figures,
+                    "variant": shown.name,
+                    "spec": arch_dsl.canonical(shown.model),
+                    "figures": lines[0].cost.figures(context),
                     "nodes": [node_of(line, context) for line in lines],
                 }
             )
@@ -57,10 +75,10 @@ def print_tree(variant: Variant, as_json: bool, costs: bool = False) -> None:
         console.print(cost_table(lines, context))
         console.print(COST_LEGEND.format(context=context))
     else:
-        console.print(drawn(lines, context, {change.path for change in variant.changes}))
-        console.print(f"{LEGEND}; changes in yellow")
+        console.print(drawn(lines, context, shown.changed))
+        console.print(f"{LEGEND}{'; changes in yellow' if shown.changed else ''}")
     console.print(summary(lines[0].cost, context))
-    console.print(f"identity {arch_dsl.identity(variant.model)}")
+    console.print(f"identity {arch_dsl.identity(shown.model)}")
 
 
 def drawn(lines: list[Line], context: int, changed: set[str] | frozenset[str] = frozenset()) -> Tree:
@@ -141,14 +159,14 @@ def summary(cost: Cost, context: int) -> str:
     )
 
 
-def print_kernels(variant: Variant, device: str | None, as_json: bool) -> None:
+def print_kernels(model: Shown, device: str | None, as_json: bool) -> None:
     """Which implementation each node of the first layer, and of what stands outside the layers, gets."""
     try:
         target = kernels.Device.parse(device) if device else kernels.Device.current()
     except ValueError as error:
         raise SpecError.of("--device", str(error)) from error
-    dtype = torch.bfloat16 if variant.recipe.precision == "bf16" else torch.float32
-    choices = arch_dsl.kernel_choices(variant.model, target, dtype)
+    dtype = torch.bfloat16 if model.precision == "bf16" else torch.float32
+    choices = arch_dsl.kernel_choices(model.model, target, dtype)
     shown = [choice for choice in choices if not re.search(r"\bblock\.[1-9]", choice.path)]
     if as_json:
         print(json.dumps([asdict(choice) for choice in choices]))
@@ -159,5 +177,5 @@ def print_kernels(variant: Variant, device: str | None, as_json: bool) -> None:
     for choice in shown:
         table.add_row(choice.path.replace("block.0.", "block."), choice.op, choice.implementation, Text(choice.reason))
     console = plain_console()
-    console.print(Text(f"{variant.name} on {target}, {str(dtype).removeprefix('torch.')}; every layer alike"))
+    console.print(Text(f"{model.name} on {target}, {str(dtype).removeprefix('torch.')}; every layer alike"))
     console.print(table)

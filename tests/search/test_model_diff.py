@@ -54,6 +54,15 @@ def test_model_is_found_by_file_by_variant_and_by_name(text: str, name: str, d_m
         assert found.model.block["attention"].sdpa  # type: ignore[attr-defined]
 
 
+def test_show_takes_the_file_of_a_model_and_a_name_of_the_zoo(folder: Path) -> None:
+    shown = archlab("show", "model.yaml").stdout
+    resolved = arch_dsl.resolve(arch_dsl.load(MODEL), vocab=256, max_positions=1024)
+    assert shown.startswith("model  d_model 64, n_layers 1, vocab 256") and arch_dsl.identity(resolved) in shown
+    assert archlab("show", "gpt2/medium").stdout.startswith("model  d_model 1024, n_layers 24, vocab 50257")
+    refused = archlab("show", "model.yaml", "--variant", "gated")
+    assert refused.exit_code == 2 and "model.yaml is a model, which has no variants" in refused.output
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
