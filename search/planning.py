@@ -15,6 +15,7 @@ from search.design import ALL
 from search.selection import choose, group
 from search.store import TERMINAL, Row, Store
 from search.study import Asked, Study, asked_variants
+from search.trial import canonical_json
 from search.variants import Builder, Mistakes, Variant
 
 __all__ = ["Builder", "Plan", "Variant", "plan", "spelt"]
@@ -63,7 +64,7 @@ class Plan:
             "paired": len({variant.batches for variant in self.variants}) == 1,
             "context": first.recipe.context,
             "tokens": first.recipe.tokens,
-            "steps": first.recipe.steps,
+            "steps": first.recipe.all_steps,
             **({"design": self.design()} if self.study.design else {}),
             "variants": [{**variant.record(), "added": added[variant.name]} for variant in self.variants],
             "recipe": canonical(first.recipe),
@@ -174,6 +175,10 @@ def plan(study: Study, data_root: Path) -> Plan:
         built.append(variant)
     if impossible:
         _refuse_needed(impossible, built, study, mistakes)
+    asks = {canonical_json(canonical(variant.recipe.objective)) for variant in built}
+    if study.prune and len(asks) > 1:
+        message = "holds trials against each other, and losses of different objectives do not compare"
+        raise SpecError.of("prune", message, study.mark("prune"))
     if problems := [*mistakes.problems(), *builder.idle_problems()]:
         raise SpecError(problems)
     places = {item.name: index for index, item in enumerate(asked)}

@@ -227,6 +227,10 @@ def _check(study: Study) -> Iterator[Problem]:
     yield from _check_names(study)
     yield from _check_rates(study)
     yield from _check_grid(study)
+    for path in study.space.axes if study.space else ():
+        if path.split(".")[:2] == ["train", "objective"]:
+            message = "losses of different objectives do not compare; make them variants"
+            yield Problem(f"space.{path}", message, study.mark("space"))
 
 
 def _quoted(name: str) -> str:

@@ -13,6 +13,7 @@ from arch_dsl.errors import Problem, SpecError
 from arch_dsl.model import resolve
 from arch_dsl.patch import apply
 from arch_dsl.source import read_text
+from search.objectives import positions, refusals
 from search.study import Study, asked_variants, load_study
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -103,7 +104,11 @@ def examine(study: Study) -> None:
     for asked in asked_variants(study):
         recipe = apply(study.train, [_below(s, "train.") for s in asked.settings if s.path.startswith("train.")])
         model = apply(study.model, [s for s in asked.settings if not s.path.startswith("train.")])
-        resolve(model, vocab=257, max_positions=recipe.context)
+        if problems := recipe.problems("train"):
+            raise SpecError(problems)
+        model = resolve(model, vocab=recipe.vocab(257), max_positions=positions(recipe, model))
+        if problems := list(refusals(recipe, model)):
+            raise SpecError(problems)
 
 
 def _below(setting, prefix: str):

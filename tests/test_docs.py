@@ -103,7 +103,7 @@ def test_every_key_is_documented_with_its_default_and_no_other(page: Path, cls: 
         assert_default(documented[key], item)
 
 
-CHOICES = ("data", "tokenizer", "optimizer", "schedule")
+CHOICES = ("data", "tokenizer", "objective", "optimizer", "schedule")
 FAMILIES: dict[str, tuple[Path, type[Family]]] = {
     **{f"train.{name}": (STUDIES, families(fields_of(Recipe)[name].annotation)[0]) for name in CHOICES},
     "prune": (STUDIES, Pruner),

@@ -1,5 +1,6 @@
 """What a model is asked of a text: a family of objectives that turn windows of the stream into batches."""
 
+from search.objectives.checks import positions, refusals
 from search.objectives.denoising import Denoiser, Denoisers, SpanCorruption, corrupted_lengths
 from search.objectives.family import Causal, Lengths, Objective, has_encoder
 from search.objectives.masking import Masked, MaskedEncoder, Prefix
@@ -16,4 +17,6 @@ __all__ = [
     "SpanCorruption",
     "corrupted_lengths",
     "has_encoder",
+    "positions",
+    "refusals",
 ]
