@@ -28,6 +28,7 @@ from arch_dsl.spec import Spec
 
 FOLDER = Path(__file__).parent / "zoo" / "maps"
 _STEP = re.compile(r"\.[0-9]+\b")
+_EXPERT = "{expert}"
 _HOLE = re.compile(r"\{([a-z]+)\}|\*")
 
 Shapes = Mapping[str, Sequence[int]]
@@ -36,17 +37,22 @@ Shapes = Mapping[str, Sequence[int]]
 class Stored(Spec):
     """One tensor of a layout: our parameters in it, and how they lie there.
 
-    `transpose`: matrices are stored as [inputs, outputs]. `flatten`: ours has several dimensions, theirs one. Several
-    parameters in one tensor lie one after another along the outputs, in each of `groups` equal groups: 1, another
-    number, or a field of the branch, as `kv_heads`. `tied` names the tensor that this one equals where ours is tied;
-    `also` are other names that checkpoints have for it.
+    `transpose`: matrices are stored as [inputs, outputs]. `flatten`: ours has several dimensions, theirs one. `ones`:
+    theirs begins with so many dimensions of size 1. Several parameters in one tensor lie one after another along the
+    outputs, in each of `groups` equal groups: 1, another number, or a field of the branch, as `kv_heads`. Outputs are
+    the dimension `axis` of ours, 1 where ours holds the matrices of all experts; with `each` there is a tensor for each
+    of them, `{expert}` in the name. `tied` names the tensor that this one equals where ours is tied; `also` are other
+    names that checkpoints have for it.
     """
 
     title: ClassVar[str] = "tensor"
     to: tuple[str, ...]
     transpose: bool = False
     flatten: bool = False
+    ones: int = 0
     groups: int | str = 1
+    axis: int = 0
+    each: bool = False
     tied: str | None = None
     also: tuple[str, ...] = ()
 
@@ -73,22 +79,34 @@ class Layout(Spec):
 
 @dataclass(frozen=True)
 class Move:
-    """One tensor of theirs and the parameters of ours that it holds."""
+    """One tensor of theirs, or one for each expert, and the parameters of ours that it holds."""
 
     theirs: str
     ours: tuple[str, ...]
     also: tuple[str, ...] = ()
     transpose: bool = False
     flatten: bool = False
+    ones: int = 0
     groups: int = 1
+    axis: int = 0
+    experts: int | None = None  # how many tensors, if there is one for each
+
+    def names(self, stored: str) -> list[str]:
+        """The tensors of theirs under one of its names."""
+        if self.experts is None:
+            return [stored]
+        return [stored.replace(_EXPERT, str(expert)) for expert in range(self.experts)]
 
     def gather(self, parts: Sequence[Tensor]) -> Tensor:
-        """Their tensor from our parameters."""
-        whole = parts[0]
+        """Their tensor from our parameters; a stack of theirs if there is one for each expert."""
+        whole, axis = parts[0], self.axis
         if len(parts) > 1:
-            whole = torch.cat([part.unflatten(0, (self.groups, -1)) for part in parts], 1).flatten(0, 1)
+            grouped = [part.unflatten(axis, (self.groups, -1)) for part in parts]
+            whole = torch.cat(grouped, axis + 1).flatten(axis, axis + 1)
         if self.flatten:
             whole = whole.flatten()
+        if self.ones:
+            whole = whole[(None,) * self.ones]
         return whole.mT if self.transpose and whole.ndim > 1 else whole
 
     def scatter(self, whole: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -97,9 +115,10 @@ class Move:
             whole = whole.mT
         if len(shapes) == 1:
             return [whole.reshape(*shapes[0])]
-        sizes = [shape[0] // self.groups for shape in shapes]
-        parts = whole.unflatten(0, (self.groups, -1)).split(sizes, 1)
-        return [part.flatten(0, 1) for part in parts]
+        axis = self.axis
+        sizes = [shape[axis] // self.groups for shape in shapes]
+        parts = whole.unflatten(axis, (self.groups, -1)).split(sizes, axis + 1)
+        return [part.flatten(axis, axis + 1) for part in parts]
 
 
 def load_layout(name: str | Path) -> Layout:
@@ -137,7 +156,8 @@ def moves(layout: Layout, model: Model, shapes: Shapes) -> list[Move]:
     found: list[Move] = []
     taken: dict[str, str] = {}
     for theirs, stored in layout.tensors.items():
-        for holes in _fillings(stored.to[0], names):
+        for filling in _fillings(stored.to[0], names):
+            holes = filling | {"expert": _EXPERT}
             name, mark = _filled(theirs, holes), layout.mark(f"tensors.{theirs}")
             parts = [_place(_filled(item, holes), names) for item in stored.to]
             complaints = _misplaced(stored, holes, parts, taken)
@@ -145,8 +165,11 @@ def moves(layout: Layout, model: Model, shapes: Shapes) -> list[Move]:
                 ours = tuple(names[part[0]] for part in parts)
                 groups = stored.groups if isinstance(stored.groups, int) else _field(model, ours[0], stored.groups)
                 also = tuple(_filled(other, holes) for other in stored.also)
-                complaints = _uneven(ours, groups, shapes)
-                found.append(Move(name, ours, also, stored.transpose, stored.flatten, groups))
+                complaints = _uneven(ours, groups, stored.axis, shapes)
+                experts = shapes[ours[0]][0] if stored.each else None
+                found.append(
+                    Move(name, ours, also, stored.transpose, stored.flatten, stored.ones, groups, stored.axis, experts)
+                )
                 taken |= {part[0]: name for part in parts}
             problems += [Problem(f"tensors.{name}", complaint, mark) for complaint in complaints]
     if problems:
@@ -169,10 +192,19 @@ def _misplaced(
     return complaints
 
 
-def _uneven(ours: Sequence[str], groups: int, shapes: Shapes) -> list[str]:
+def _uneven(ours: Sequence[str], groups: int, axis: int, shapes: Shapes) -> list[str]:
     """What is wrong with the sizes of parameters that lie in one tensor."""
-    uneven = [f"{name} {list(shapes[name])}" for name in ours if shapes[name][0] % groups]
-    return [f"holds {part}, which {groups} groups do not divide" for part in uneven]
+
+    def others(name: str) -> tuple[int, ...]:
+        return (*shapes[name][:axis], *shapes[name][axis + 1 :])
+
+    if uneven := [f"{name} {list(shapes[name])}" for name in ours if shapes[name][axis] % groups]:
+        return [f"holds {part}, which {groups} groups do not divide" for part in uneven]
+    first = ours[0]
+    strange = next((name for name in ours if others(name) != others(first)), None)
+    if strange is None:
+        return []
+    return [f"holds {first} {list(shapes[first])} and {strange} {list(shapes[strange])}, which differ in form"]
 
 
 @dataclass(frozen=True)
@@ -196,16 +228,19 @@ def import_tensors(layout: Layout, model: Model, given: Mapping[str, Tensor], sh
     known: set[str] = set()
     for move in moves(layout, model, shapes):
         known.update(move.ours)
-        stored = next((name for name in (move.theirs, *move.also) if name in left), None)
-        if stored is None:
-            problems.append(Problem(move.theirs, f"is not in the checkpoint; {_described(move, shapes)} comes from it"))
+        stored = [move.names(name) for name in (move.theirs, *move.also)]
+        names = next((each for each in stored if any(name in left for name in each)), stored[0])
+        if missing := [name for name in names if name not in left]:
+            problems.append(Problem(missing[0], f"is not in the checkpoint; {_described(move, shapes)} comes from it"))
             continue
-        name = left.pop(stored)
-        wanted, found = _stored_shape(move, shapes), tuple(given[name].shape)
-        if wanted != found:
-            problems.append(Problem(name, f"has shape {list(found)}; {_described(move, shapes)} needs {list(wanted)}"))
+        mine = [left.pop(name) for name in names]
+        wanted = _stored_shape(move, shapes)
+        if strange := [name for name in mine if tuple(given[name].shape) != wanted]:
+            found, needs = list(given[strange[0]].shape), f"{_described(move, shapes)} needs {list(wanted)}"
+            problems.append(Problem(strange[0], f"has shape {found}; {needs}"))
             continue
-        parts = move.scatter(given[name], [shapes[ours] for ours in move.ours])
+        tensor = given[mine[0]] if move.experts is None else torch.stack([given[name] for name in mine])
+        parts = move.scatter(tensor, [shapes[ours] for ours in move.ours])
         tensors |= dict(zip(move.ours, parts, strict=True))
     short = without_groups(shapes)
     fresh = [name for name in shapes if name not in known and _any(layout.fresh, short[name])]
@@ -227,7 +262,12 @@ def export_tensors(layout: Layout, model: Model, tensors: Mapping[str, Tensor]) 
     placed = {name for move in found for name in move.ours}
     if homeless := [name for name in tensors if name not in placed]:
         raise SpecError(Problem(name, "has no place in this layout") for name in homeless)
-    return {move.theirs: move.gather([tensors[name] for name in move.ours]).contiguous() for move in found}
+    stored: dict[str, Tensor] = {}
+    for move in found:
+        whole = move.gather([tensors[name] for name in move.ours])
+        parts = [whole] if move.experts is None else whole.unbind()
+        stored |= {name: part.contiguous() for name, part in zip(move.names(move.theirs), parts, strict=True)}
+    return stored
 
 
 def _folded(problems: Iterable[Problem]) -> Iterator[Problem]:
@@ -254,7 +294,9 @@ def _unused(layout: Layout, whole: str, name: str, given: Mapping[str, Tensor]) 
 
 
 def _stored_shape(move: Move, shapes: Shapes) -> tuple[int, ...]:
-    return tuple(move.gather([torch.empty(*shapes[name], device="meta") for name in move.ours]).shape)
+    """The shape of their tensor, or of each of them."""
+    whole = move.gather([torch.empty(*shapes[name], device="meta") for name in move.ours])
+    return tuple(whole.shape if move.experts is None else whole.shape[1:])
 
 
 def _described(move: Move, shapes: Shapes) -> str:

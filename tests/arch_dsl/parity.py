@@ -18,18 +18,21 @@ import torch
 from torch import Tensor, nn
 
 import arch_dsl
-from arch_dsl import Model, SpecError, canonical
+from arch_dsl import Call, Model, SpecError, canonical
 from arch_dsl.block import Block
 from arch_dsl.conformance.fields import alterations
 from arch_dsl.conformance.hosts import Case
 from arch_dsl.layout import export_tensors, import_tensors, load_layout
 from arch_dsl.model import Init
+from arch_dsl.modules import LanguageModel, build
 from arch_dsl.overrides import Overrides, normal_form
 from arch_dsl.primitives.positions import Learned
 from arch_dsl.spec import Family, walk
 
 VOCAB, LENGTH = 61, 40
 TOKENS = torch.randint(0, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(6))
+SOURCE = torch.randint(0, VOCAB, (2, 33), generator=torch.Generator().manual_seed(7))  # what encoders read
+PADDING = torch.arange(33) >= torch.tensor([[33], [26]])
 LOGITS, GRADIENTS = 1e-5, 1e-4  # largest relative errors in float32
 
 
@@ -42,6 +45,7 @@ class Published:
     spec: dict[str, Any]
     layout: str
     zoo: str | None = None  # the model of the zoo that it is a small one of
+    spread: float = 2.0  # of its random matrices, times 1 / sqrt(inputs); less where rounding would grow too much
 
     def __str__(self) -> str:
         return self.id
@@ -66,7 +70,7 @@ def theirs_of(published: Published) -> nn.Module:
             seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
             drawn = torch.randn(value.shape, generator=torch.Generator().manual_seed(seed))
             around = 1.0 if _is_norm(name) else 0.0
-            value.copy_(around + drawn * (0.3 if value.ndim == 1 else 2.0 / value.shape[-1] ** 0.5))
+            value.copy_(around + drawn * (0.3 if value.ndim == 1 else published.spread / value.shape[-1] ** 0.5))
     return model
 
 
@@ -79,16 +83,28 @@ def weights_of(published: Published) -> dict[str, Tensor]:
     """What a checkpoint of their model holds: tables that are tied once."""
     theirs = theirs_of(published)
     kept = {name for name, _ in (*theirs.named_parameters(), *theirs.named_buffers())}
-    return {name: value.clone() for name, value in theirs.state_dict().items() if name in kept}
+    return stored(theirs, {name: value.clone() for name, value in theirs.state_dict().items() if name in kept})
 
 
-def ours_of(published: Published, model: Model) -> arch_dsl.Decoder:
+def stored(theirs: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by the names of their model as its checkpoints hold them: those of all experts one by one."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    if not any(".experts." in name for name in tensors):
+        return tensors
+    found: dict[str, Tensor] = revert_weight_conversion(theirs, tensors)
+    return found
+
+
+def ours_of(published: Published, model: Model) -> LanguageModel:
     """Our model with their weights. Raises SpecError if they don't fit."""
-    module = arch_dsl.Decoder(model, model.context())
+    module = build(model, model.context())
     shapes = {name: tuple(value.shape) for name, value in module.named_parameters()}
     imported = import_tensors(_layout(published.layout), model, weights_of(published), shapes)
     assert imported.fresh == []
-    module.load_state_dict(imported.tensors)
+    with torch.no_grad():
+        for name, value in module.named_parameters():
+            value.copy_(imported.tensors[name])
     return module
 
 
@@ -96,8 +112,21 @@ def ours_of(published: Published, model: Model) -> arch_dsl.Decoder:
 def expected(published: Published) -> Tensor:
     """Their logits."""
     with torch.no_grad():
-        logits: Tensor = theirs_of(published)(TOKENS).logits
+        return logits_of(theirs_of(published))
+
+
+def logits_of(theirs: nn.Module) -> Tensor:
+    """The logits of a model of transformers; one with an encoder reads a source with padding too."""
+    if theirs.config.is_encoder_decoder:  # type: ignore[union-attr]
+        logits: Tensor = theirs(SOURCE, (~PADDING).long(), decoder_input_ids=TOKENS).logits
+    else:
+        logits = theirs(TOKENS).logits
     return logits
+
+
+def call_of(model: Model) -> Call:
+    """What ours reads beside the tokens."""
+    return Call(source_tokens=SOURCE, source_padding=PADDING) if "encoder" in model.stacks() else Call()
 
 
 def errors(published: Published) -> tuple[float, float]:
@@ -105,13 +134,13 @@ def errors(published: Published) -> tuple[float, float]:
     model = model_of(published)
     theirs, ours = theirs_of(published), ours_of(published, model)
     targets = TOKENS.roll(-1, 1)
-    logits = theirs(TOKENS).logits
+    logits = logits_of(theirs)
     theirs.zero_grad()
     nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
-    ours.loss(TOKENS, targets).backward()
+    ours.loss(TOKENS, targets, call_of(model)).backward()
     mine = {name: value.grad for name, value in ours.named_parameters()}
     gradients = export_tensors(_layout(published.layout), model, mine)
-    wanted = {name: value.grad for name, value in theirs.named_parameters()}
+    wanted = stored(theirs, {name: value.grad for name, value in theirs.named_parameters()})
     assert gradients.keys() == wanted.keys(), set(gradients) ^ set(wanted)
     # A gradient that is zero but for rounding (of a bias of keys, say) is measured by the others.
     floor = 1e-2 * max(float(value.abs().max()) for value in wanted.values())
@@ -119,7 +148,7 @@ def errors(published: Published) -> tuple[float, float]:
         float((gradients[name] - value).abs().max() / max(float(value.abs().max()), floor))
         for name, value in wanted.items()
     )
-    return relative(ours(TOKENS).detach(), logits.detach()), worst
+    return relative(ours(TOKENS, call_of(model)).detach(), logits.detach()), worst
 
 
 def relative(found: Tensor, wanted: Tensor) -> float:
@@ -133,17 +162,23 @@ def survivors(published: Published) -> Iterator[tuple[str, Model]]:
     for path, changed in _alterations(published.id, model):
         if changed != model and not breaks(published, changed):
             yield path, changed
-    blocks = model.layers()
-    for block in dict.fromkeys(blocks[1:]) if model.overrides else ():
-        if block == model.block:
-            continue
-        for path, changed in _alterations(published.id, model.replace(block=block, overrides=Overrides())):
-            if not path.startswith("block.") or changed.block == block:
+    for name, stack in model.stacks().items():
+        blocks, within = stack.layers(), f"{name}.block." if name else "block."
+        for block in dict.fromkeys(blocks[1:]) if stack.overrides else ():
+            if block == stack.block:
                 continue
-            first, overrides = normal_form([changed.block if each == block else each for each in blocks])
-            whole = arch_dsl.resolve(model.replace(block=first, overrides=overrides))
-            if not breaks(published, whole):
-                yield path, whole
+            alike = model.with_stack(name, stack.replace(block=block, overrides=Overrides()))
+            for path, changed in _alterations(published.id, alike):
+                other = changed.stacks()[name].block
+                if not path.startswith(within) or other == block:
+                    continue
+                first, overrides = normal_form([other if each == block else each for each in blocks])
+                try:
+                    whole = arch_dsl.resolve(model.with_stack(name, stack.replace(block=first, overrides=overrides)))
+                except SpecError:
+                    continue  # needs layers that the others are not
+                if not breaks(published, whole):
+                    yield path, whole
 
 
 def _alterations(name: str, model: Model) -> Iterator[tuple[str, Model]]:
@@ -158,21 +193,25 @@ def breaks(published: Published, changed: Model) -> bool:
     except SpecError:
         return True
     with torch.no_grad():
-        return not relative(module(TOKENS), expected(published)) <= LOGITS
+        return not relative(module(TOKENS, call_of(changed)), expected(published)) <= LOGITS
 
 
 # What changes no number of a model whose weights are given, and why.
 INERT = (
-    (r"init\..*|.*\.(std|start|zero)", "initial values alone"),
-    (r".*\.mask\.documents", "acts where a call says which document a token is of"),
+    (r"init\..*|.*\.(std|start|zero|a_min|a_max|dt_min|dt_max)", "initial values alone"),
+    (r".*\.(balance|z_loss)(\..*)?", "a loss of training alone"),
+    (r".*\.documents", "acts where a call says which document a token is of"),
 )
 ROOM = ("max_positions", "the size of tables of angles, beyond which they are computed")  # without a table of positions
 
 
 def outline(model: Model) -> Any:
     """All choices of a model but its numbers and initial values."""
-    kept = model.replace(block=Block({}.items()), overrides=Overrides(), init=Init())
-    return _without_numbers([canonical(kept), [canonical(block) for block in dict.fromkeys(model.layers())]])
+    kept, blocks = model.replace(init=Init()), []
+    for name, stack in model.stacks().items():
+        blocks.append([canonical(block) for block in dict.fromkeys(stack.layers())])
+        kept = kept.with_stack(name, kept.stacks()[name].replace(block=Block({}.items()), overrides=Overrides()))
+    return _without_numbers([canonical(kept), blocks])
 
 
 def _without_numbers(value: Any) -> Any:
@@ -188,7 +227,7 @@ def trials_of(models: list[Published]) -> list[Any]:
     layouts: set[str] = set()
     found = []
     for each in models:
-        slow = each.layout in layouts or "overrides" in each.spec
+        slow = each.layout in layouts or "overrides" in str(each.spec)
         layouts |= set() if slow else {each.layout}
         found.append(pytest.param(each, id=each.id, marks=[pytest.mark.slow] if slow else []))
     return found
@@ -208,10 +247,11 @@ def unexplained(published: Published) -> list[str]:
 
 def main() -> None:
     """Prints the largest relative error of the logits and of the gradients, model by model."""
-    from tests.arch_dsl import test_parity_classic, test_parity_modern
+    from tests.arch_dsl import test_parity_classic, test_parity_encoder_decoder, test_parity_modern, test_parity_moe
 
+    files = (test_parity_classic, test_parity_modern, test_parity_moe, test_parity_encoder_decoder)
     print("| model | map | logits | gradients |\n|---|---|---|---|")
-    for published in (*test_parity_classic.ALL, *test_parity_modern.ALL):
+    for published in (each for file in files for each in file.ALL):
         logits, gradients = errors(published)
         print(f"| {published} | `{published.layout}` | {logits:.1e} | {gradients:.1e} |")
 

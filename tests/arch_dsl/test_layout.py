@@ -187,6 +187,33 @@ def test_wrong_map_is_told(model, tensors, message):
         moves(parse(Layout, {"tensors": tensors}), model, shapes_of(model))
 
 
+EXPERTS = {
+    "d_model": 8,
+    "n_layers": 1,
+    "vocab": 11,
+    "block": {"norm": "rmsnorm", "attention": {"heads": 2}, "ffn": {"type": "moe", "experts": 3, "width": 6}},
+    "unembedding": {"tied": False},
+}
+UP = "model.layers.0.mlp.experts.{}.up_proj.weight"
+
+
+def test_experts_are_stored_one_by_one():
+    model, layout = arch_dsl.resolve(arch_dsl.load(EXPERTS)), load_layout("llama")
+    tensors = {name: torch.randn(shape) for name, shape in shapes_of(model).items()}
+    stored = export_tensors(layout, model, tensors)
+    ours = tensors["block.0.ffn.experts.input_projection.weight"]
+    assert all(torch.equal(stored[UP.format(expert)], ours[expert]) for expert in range(3))
+    back = import_tensors(layout, model, stored).tensors
+    assert back.keys() == tensors.keys() and all(torch.equal(back[name], tensors[name]) for name in tensors)
+    lacking = {name: value for name, value in stored.items() if name != UP.format(1)}
+    with pytest.raises(SpecError, match=rf"{UP.format(1)}: is not in the checkpoint; block.0.ffn.experts.input_p"):
+        import_tensors(layout, model, lacking)
+    with pytest.raises(SpecError, match=rf"{UP.format(2)}: has shape \[6, 9\]; .* needs \[6, 8\]"):
+        import_tensors(layout, model, stored | {UP.format(2): torch.zeros(6, 9)})
+    with pytest.raises(SpecError, match=rf"{UP.format(3)}: of shape \[6, 8\] has no place in this model"):
+        import_tensors(layout, model, stored | {UP.format(3): torch.zeros(6, 8)})
+
+
 def test_our_file_says_which_model_it_is_of(model, tmp_path):
     tensors = dict(arch_dsl.compile(model, seed=3).state_dict())
     first, second = (write_weights(tmp_path / name, model, tensors) for name in ("a.safetensors", "b.safetensors"))
