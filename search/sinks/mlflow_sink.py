@@ -12,7 +12,6 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -227,13 +226,17 @@ def _batches(lines: Iterator[Line]) -> Iterator[tuple[list[Metric], Position, bo
     """Metrics of whole lines, at most MAX_BATCH; the position after them; whether all are finite."""
     from mlflow.entities import Metric
 
-    while chunk := list(islice(lines, MAX_BATCH // 8)):
-        metrics = [
-            Metric(name, value, round(line.record["time"] * 1000), line.record["step"])
-            for line in chunk
-            for name, value in values_of(line.record).items()
-        ]
-        yield metrics, chunk[-1].position, all(math.isfinite(metric.value) for metric in metrics)
+    metrics: list[Metric] = []
+    position: Position | None = None
+    for line in lines:
+        moment = round(line.record["time"] * 1000), line.record["step"]
+        own = [Metric(name, value, *moment) for name, value in values_of(line.record).items()]
+        if position is not None and len(metrics) + len(own) > MAX_BATCH:
+            yield metrics, position, all(math.isfinite(metric.value) for metric in metrics)
+            metrics = []
+        metrics, position = metrics + own, line.position
+    if position is not None:
+        yield metrics, position, all(math.isfinite(metric.value) for metric in metrics)
 
 
 def _tags(tags: dict[str, str]) -> list[Any]:

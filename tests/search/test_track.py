@@ -20,7 +20,7 @@ from search.lock import StudyLock
 from search.sinks import mlflow_sink
 from search.sinks.database import create_whole, open_optuna
 from search.sinks.spool import Shipped, Spool
-from search.sinks.tracked import START, new_lines, tracked
+from search.sinks.tracked import START, Line, Position, new_lines, tracked
 from search.store import Row, Store
 from search.track import Shipper, sync, unsent
 from search.trial import Trial
@@ -241,6 +241,18 @@ def test_steps_that_are_trained_again_are_one_point_each(store: Store, noted: bo
     assert len(points(store, "validation_loss")) == 2
     assert runs(store)[key].info.status == "FINISHED"
     assert runs(store)[key].data.tags["archlab.attempt"] == "2"
+
+
+def test_requests_hold_whole_lines_and_no_more_than_mlflow_takes() -> None:
+    written = [
+        Line({"step": step, "time": step, "attempt": 1, **{f"block.{n}.load": float(n) for n in range(300)}}, place)
+        for step, place in enumerate((Position(10), Position(20), Position(30), Position(40), Position(50)), start=1)
+    ]
+    requests = list(mlflow_sink._batches(iter(written)))
+    assert [(len(metrics), position.offset) for metrics, position, _ in requests] == [(900, 30), (600, 50)]
+    assert all(finite for _, _, finite in requests)
+    assert [metric.step for metrics, _, _ in requests for metric in metrics][::300] == [1, 2, 3, 4, 5]
+    assert list(mlflow_sink._batches(iter(()))) == []
 
 
 def test_a_line_that_is_being_written_waits(store: Store) -> None:
