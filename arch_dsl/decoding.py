@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from arch_dsl.context import Call, State
 
 if TYPE_CHECKING:
-    from arch_dsl.modules import Decoder
+    from arch_dsl.modules import LanguageModel
 
 
 def recent(call: Call, path: str, new: Tensor, most: int | None = None) -> Tensor:
@@ -26,15 +27,24 @@ def recent(call: Call, path: str, new: Tensor, most: int | None = None) -> Tenso
 
 
 @torch.no_grad()
-def generate(model: Decoder, tokens: Tensor, count: int, *, temperature: float = 0.0, seed: int = 0) -> Tensor:
+def generate(
+    model: LanguageModel,
+    tokens: Tensor,
+    count: int,
+    call: Call | None = None,
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> Tensor:
     """`tokens` `[batch, time]` continued by `count` more, each read once: `[batch, time + count]`.
 
-    A temperature of 0 takes the likeliest token; a higher one draws from softmax(logits / temperature).
+    `call` says what else it reads, such as the source of an encoder. A temperature of 0 takes the likeliest token; a
+    higher one draws from softmax(logits / temperature).
     """
-    state, generator = State(), torch.Generator(tokens.device).manual_seed(seed)
+    call, generator = replace(call or Call(), state=State()), torch.Generator(tokens.device).manual_seed(seed)
     found = [tokens]
     for _ in range(count):
-        logits = model(found[-1], Call(state=state))[:, -1].float()
+        logits = model(found[-1], call)[:, -1].float()
         if temperature == 0:
             found.append(logits.argmax(-1, keepdim=True))
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import ClassVar, Literal, Self
 
 from torch import nn
@@ -10,6 +11,7 @@ from arch_dsl.context import BuildContext, Cost
 from arch_dsl.errors import Problem
 from arch_dsl.layers import Site
 from arch_dsl.spec import Family, added
+from kernels.attention import Pattern
 
 __all__ = [
     "Adapter",
@@ -120,15 +122,32 @@ class Score(Primitive):
 
 
 class Mask(Primitive):
-    """Says which key positions a query position may read."""
+    """Says which key positions a query position may read.
+
+    `window` is how many keys decoding needs to hold, None for all. A mask that `looks_ahead` reads positions that come
+    later, so that no causal objective can train it and it cannot decode; one that `reads_prefix` does so only within
+    the prefix that a call gives.
+    """
 
     noun: ClassVar[str] = "mask"
     window: ClassVar[int | None] = None
+    looks_ahead: ClassVar[bool] = False
+    reads_prefix: ClassVar[bool] = False
     documents: bool = added(default=False)
 
+    def pattern(self, heads: int = 1, depth: int = 0) -> Pattern:
+        """The pairs, for the kernels; of `heads` heads in the layer `depth`, where they differ."""
+        raise TypeError(f"{type(self).__name__} has no pattern")
+
     def pairs(self, tokens: int) -> int:
-        """How many (query, key) pairs the mask keeps in a sequence of `tokens` tokens."""
-        raise TypeError(f"{type(self).__name__} has no pairs")
+        """How many (query, key) pairs the mask keeps in a sequence of `tokens` tokens, for one head."""
+        return _pairs(self.pattern(), tokens)
+
+
+@lru_cache(maxsize=4096)
+def _pairs(pattern: Pattern, tokens: int) -> int:
+    """Counted once, as plans ask millions of times."""
+    return pattern.pairs(tokens, tokens)
 
 
 class Decay(Primitive):

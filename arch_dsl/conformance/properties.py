@@ -18,6 +18,7 @@ from arch_dsl.conformance.effects import build, build_as_for_a_gpu, randomize
 from arch_dsl.conformance.fields import accepted, choices, has_parameters, tried
 from arch_dsl.conformance.hosts import LENGTH, TARGETS, TOKENS, UNSHARED, VOCAB, Case, load, resolve
 from arch_dsl.context import Call, State
+from arch_dsl.families import Mask
 from arch_dsl.identity import canonical, dump
 from arch_dsl.model import Model, cost
 from arch_dsl.modules import LanguageModel, compile
@@ -48,14 +49,19 @@ def gradients_reach_everything(case: Case) -> str:
 
 
 def looks_only_back(case: Case) -> str:
-    """A changed token changes its own logits and later ones of its sequence, and no others."""
-    module = build(case.model)
+    """A changed token changes its own logits and later ones of its sequence, and no others.
+
+    Only where a mask looks ahead does it change earlier ones.
+    """
+    module, ahead = build(case.model), _looks_ahead(case)
     before = module(TOKENS)
     for t in (0, 5, LENGTH - 1):
         other = TOKENS.clone()
         other[0, t] = 17
         moved = (module(other) - before).abs().amax(-1)
-        if moved[0, :t].sum() > ROUNDING:
+        if ahead and t and not moved[0, :t].sum() > 1e-6:
+            return f"token {t} changes no earlier logits, though its mask looks ahead"
+        if not ahead and moved[0, :t].sum() > ROUNDING:
             return f"token {t} changes earlier logits"
         if moved[1].sum() > ROUNDING:
             return f"token {t} changes another sequence"
@@ -76,7 +82,9 @@ def costs_are_exact(case: Case) -> str:
     if said.flops_matmul != counter.get_total_flops():
         return f"cost says {said.flops_matmul} FLOPs of matrix products, there are {counter.get_total_flops()}"
     recurrent = any(branch.recurrent for block in case.model.layers() for branch in block.values())
-    return "" if recurrent or said.flops_model <= said.flops_matmul else "cost says more FLOPs with the mask than without"
+    return (
+        "" if recurrent or said.flops_model <= said.flops_matmul else "cost says more FLOPs with the mask than without"
+    )
 
 
 def round_trips(case: Case) -> str:
@@ -129,7 +137,12 @@ def positions_count_from_zero(case: Case) -> str:
 
 
 def reads_in_pieces(case: Case) -> str:
-    """Tokens that are read in pieces, with a state that is handed on, have the logits of reading them at once."""
+    """Tokens that are read in pieces, with a state that is handed on, have the logits of reading them at once.
+
+    A model whose masks look ahead says that it cannot.
+    """
+    if _looks_ahead(case):
+        return _refuses_to_decode(build(case.model))
     tokens = TOKENS[:, : _longest(case)]
     for backend, dtype, most in (("reference", torch.float64, 1e-10), ("auto", torch.float32, 2e-4)):
         module = build(case.model, backend=backend, dtype=dtype)
@@ -141,6 +154,8 @@ def reads_in_pieces(case: Case) -> str:
 
 def holds_what_its_cost_says(case: Case) -> str:
     """What decoding holds when tokens have been read has as many elements as the cost says."""
+    if _looks_ahead(case):
+        return ""
     module = build(case.model)
     for tokens in (1, LENGTH):
         state = State()
@@ -162,6 +177,18 @@ def _in_pieces(module: LanguageModel, tokens: Tensor, state: State) -> Tensor:
     several = max(tokens.shape[1] - 7, 1)
     pieces = (tokens[:, :several], *tokens[:, several : several + 2].split(1, 1), tokens[:, several + 2 :])
     return torch.cat([module(piece, Call(state=state)) for piece in pieces if piece.shape[1]], 1)
+
+
+def _looks_ahead(case: Case) -> bool:
+    return any(isinstance(spec, Mask) and spec.looks_ahead for _, spec in walk(case.model))
+
+
+def _refuses_to_decode(module: LanguageModel) -> str:
+    try:
+        module(TOKENS, Call(state=State()))
+    except ValueError as error:
+        return "" if "looks ahead" in str(error) else f"says of decoding: {error}"
+    return "decodes, though its mask looks ahead"
 
 
 def _longest(case: Case) -> int:

@@ -123,11 +123,10 @@ def _record(fields: set[str]) -> str:
 def _with_call(node: ast.FunctionDef, fields: set[str]) -> None:
     """The model itself takes what the call record holds, and makes the record."""
     node.args.args = [item for item in node.args.args if item.arg != "call"]
-    made = "call = Call()"
-    if "documents" in fields:
-        node.args.args.append(ast.arg("documents", name("Tensor | None")))
-        node.args.defaults = [ast.Constant(None)]
-        made = "call = Call(documents=documents)"
+    taken = [field for field in ("documents", "prefix") if field in fields]
+    node.args.args += [ast.arg(field, name("Tensor | None")) for field in taken]
+    node.args.defaults = [ast.Constant(None) for _ in taken]
+    made = f"call = Call({', '.join(f'{field}={field}' for field in taken)})"
     first = 1 if ast.get_docstring(node) else 0
     node.body.insert(first, ast.parse(made).body[0])
 

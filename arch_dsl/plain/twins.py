@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import kernels
 from arch_dsl.plain.trace import Recorder, drawn
 from arch_dsl.plain.values import text
 from arch_dsl.spec import Spec
@@ -46,7 +47,9 @@ def _of_parameter(value: nn.Parameter | None) -> Any:
 
 
 def _of_value(value: Any) -> Any:
-    if value is None or isinstance(value, str | int | float | bool | tuple | torch.dtype | Spec):
+    if value is None or isinstance(
+        value, str | int | float | bool | tuple | torch.dtype | Spec | kernels.attention.Pattern
+    ):
         return repr(value)
     if isinstance(value, types.MethodType) and isinstance(value.__self__, Spec):
         return value.__func__, repr(value.__self__)

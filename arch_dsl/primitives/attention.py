@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal, Self
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arch_dsl.context import BuildContext, Call, Cost
@@ -30,6 +32,7 @@ from arch_dsl.notation import ProjectionNotation, Projections, chosen
 from arch_dsl.primitives.branch import Headed, SublayerModule
 from arch_dsl.primitives.masks import Causal
 from arch_dsl.spec import Count, Positive, added
+from kernels.attention import CAUSAL, FULL
 
 NAMES = ("query", "key", "value", "output")
 
@@ -85,6 +88,7 @@ class Attention(Headed):
             logit_scale=scale,
             documents=self.mask.documents,
             window=self.mask.window,
+            ahead=self.mask.looks_ahead or self.mask.reads_prefix,
             held=False,
         )
         return own, own.where(heads=self.kv_heads)
@@ -134,9 +138,13 @@ class Attention(Headed):
         elif learned:
             vectors, squares = 4 * query + tokens // 4, self.heads  # the mask is a byte per pair
         else:
-            vectors, masked = 2 * query + 2 * key + self.heads, self.mask.window is not None or self.mask.documents
+            vectors, masked = 2 * query + 2 * key + self.heads, self.mask.documents or not self.is_plain()
             squares = self.heads if kinds else int(masked)
         return tokens * (vectors + squares * tokens)
+
+    def is_plain(self) -> bool:
+        """Whether no matrix has to say which pairs exist."""
+        return self.mask.pattern() in (CAUSAL, FULL)
 
     def widths(self) -> dict[str, int]:
         """The widths of queries, keys and values, all heads together."""
@@ -161,6 +169,7 @@ class Attention(Headed):
             message = "queries from positions need max_positions, which nothing gives here"
             problems.append(Problem(f"{path}.queries", message, self.mark("queries")))
         own, shared = spec.places(ctx)
+        problems += self.mask.check(own, f"{path}.mask")
         for name, place in (("query", own), ("key", shared), ("value", shared), ("scores", own), ("sdpa", own)):
             problems += check_site(getattr(spec, name), place, f"{path}.{name}")
         return problems
@@ -174,6 +183,8 @@ class _Attention(SublayerModule):
         own, shared = spec.places(ctx)
         self.head_dim, self.window, self.scale = spec.head_dim, spec.mask.window, own.logit_scale
         self.path, self.documents = ctx.path, spec.mask.documents
+        self.pattern, self.reads_prefix = spec.mask.pattern(spec.heads, ctx.depth), spec.mask.reads_prefix
+        self.looks_ahead = spec.mask.looks_ahead
         width = spec.widths()
 
         def linear(name: str, inputs: int, outputs: int, std: float) -> Linear:
@@ -191,12 +202,12 @@ class _Attention(SublayerModule):
         self.scores = Scores(spec.scores, own)
         self.attend = ctx.select(
             "attention",
-            causal=True,
+            **self.pattern.options(),
             bias=len(self.scores.biases) > 0,
-            window=self.window is not None,
             softcap=self.scores.softcap is not None,
             sinks=self.scores.sinks is not None,
             documents=self.documents,
+            prefix=self.reads_prefix,
         )
 
     def reads(self) -> list[Linear]:
@@ -209,10 +220,14 @@ class _Attention(SublayerModule):
 
     def mix(self, query: Tensor, products: Iterator[Tensor], call: Call) -> Tensor:
         """The update `[batch, time, d_model]` from projected queries `[batch, time, H D]` and the other products."""
+        if call.held is not None and (self.looks_ahead or (self.documents and call.documents is not None)):
+            what = "a mask that looks ahead reads" if self.looks_ahead else "documents are kept apart by"
+            raise ValueError(f"{self.path}: {what} all tokens at once, and cannot decode them one after another")
         q = query.unflatten(-1, (-1, self.head_dim))
         k, v = (next(products).unflatten(-1, (-1, self.head_dim)) for _ in range(2))
         q_BTHD = self.query(q, call, products)
-        k_BSKD = recent(call, f"{self.path}.key", self.key(k, call, products), self.window)
+        k_BTKD = self.key(k, call, products)
+        k_BSKD = recent(call, f"{self.path}.key", k_BTKD, self.window)
         v_BSKD = recent(call, f"{self.path}.value", self.value(v, call, products), self.window)
         bias = self.scores(q_BTHD, k_BSKD, call, products)
         o_BHTD = self.attend(
@@ -220,15 +235,25 @@ class _Attention(SublayerModule):
             k_BSKD.transpose(1, 2),
             v_BSKD.transpose(1, 2),
             bias=bias,
-            causal=True,
-            window=self.window,
+            pattern=self.pattern,
             scale=self.scale,
             softcap=self.scores.softcap,
             sinks=self.scores.sink_logits(),
+            prefix=call.prefix if self.reads_prefix else None,
             documents=call.documents if self.documents else None,
+            padding=self.key_padding(k_BTKD, k_BSKD, call),
         )
         o_BTHD = self.sdpa(o_BHTD.transpose(1, 2), call, products)
         return self.output_projection(o_BTHD.flatten(-2))  # type: ignore[no-any-return]
+
+    def key_padding(self, own: Tensor, keys: Tensor, call: Call) -> Tensor | None:
+        """Which of all keys `[batch, keys]` nothing may read, of which `own` are those of this call."""
+        path = f"{self.path}.padding"
+        if call.held is None or (call.padding is None and path not in call.held):
+            return call.padding
+        new = own.new_zeros(own.shape[:2], dtype=torch.bool) if call.padding is None else call.padding
+        whole = recent(call, path, new, self.window)
+        return F.pad(whole, (keys.shape[1] - whole.shape[1], 0))
 
 
 class _PositionAttention(_Attention):

@@ -51,6 +51,8 @@ class ForgetGate(Score):
         return (ctx.heads or 1) if self.input == "hidden" else 0
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+        if ctx.ahead:
+            return [Problem(path, "discounts the past alone, and the mask reads ahead", self.mark())]
         if self.t_min is None and self.t_max is None:
             if self.input != "fixed":
                 return []

@@ -16,7 +16,7 @@ _LEAST = 1e-2  # the learned numbers are kept above it, as in the authors' code
 
 @Score.register("kerple")
 class Kerple(Score):
-    """s_ij - a_h log(1 + b_h (i - j)) with learned a_h, b_h > 0 per head: the logarithmic kernel of KERPLE
+    """s_ij - a_h log(1 + b_h |i - j|) with learned a_h, b_h > 0 per head: the logarithmic kernel of KERPLE
     (arXiv:2205.09921, eq. 6).
 
     a starts uniform in [0, 2], b in [0, 1].
@@ -46,6 +46,6 @@ class _Kerple(nn.Module):
     def forward(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
         positions = call.positions_of(q.shape[1], q.device).to(self.a.dtype)
         keys = call.key_positions(positions, k.shape[1])
-        distance = (positions[:, None] - keys[None, :]).clamp(min=0)  # the mask hides what lies ahead
+        distance = (positions[:, None] - keys[None, :]).abs()
         a, b = (value.clamp(min=_LEAST)[:, None, None] for value in (self.a, self.b))
         return -a * torch.log1p(b * distance)

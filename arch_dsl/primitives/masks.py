@@ -1,22 +1,57 @@
-"""Masks: which earlier positions a query may read. With `documents: true`, none beyond its own document."""
+"""Masks: which positions a query may read. With `documents: true`, none beyond its own document."""
 
 from __future__ import annotations
 
+from typing import Annotated, ClassVar
+
+from arch_dsl.context import BuildContext
+from arch_dsl.errors import Problem
 from arch_dsl.families import Mask
-from arch_dsl.spec import Count
+from arch_dsl.spec import Count, Range
+from kernels.attention import CAUSAL, FULL, Blocks, Pattern
 
 
 @Mask.register("causal")
 class Causal(Mask):
     """Position i reads every position j <= i."""
 
+    def pattern(self, heads: int = 1, depth: int = 0) -> Pattern:
+        return CAUSAL
+
     def pairs(self, tokens: int) -> int:
         return tokens * (tokens + 1) // 2
 
 
+@Mask.register("full")
+class Full(Mask):
+    """Position i reads every position: the mask of encoders (arXiv:1706.03762, section 3.2.3)."""
+
+    looks_ahead: ClassVar[bool] = True
+
+    def pattern(self, heads: int = 1, depth: int = 0) -> Pattern:
+        return FULL
+
+
+@Mask.register("prefix")
+class Prefix(Mask):
+    """Position i reads every position j <= i, and all of the prefix if it stands in it: prefix language models
+    (arXiv:1910.10683, section 3.2.1).
+
+    The call says how long the prefix of each row is; without one the mask is causal, and so is what it costs.
+    """
+
+    reads_prefix: ClassVar[bool] = True
+
+    def pattern(self, heads: int = 1, depth: int = 0) -> Pattern:
+        return CAUSAL
+
+
 @Mask.register("window")
 class Window(Mask):
-    """Position i reads the last `size` positions, itself among them: i - size < j <= i (arXiv:2004.05150, sec. 3.1)."""
+    """Position i reads the last `size` positions, itself among them: i - size < j <= i (arXiv:2004.05150, sec. 3.1).
+
+    By the name `banded` it stands in GPT-3's locally banded layers (arXiv:2005.14165, section 2.1).
+    """
 
     examples = ({"size": 3},)
 
@@ -26,6 +61,86 @@ class Window(Mask):
     def window(self) -> int:  # type: ignore[override]
         return self.size
 
+    def pattern(self, heads: int = 1, depth: int = 0) -> Pattern:
+        return Pattern(window=self.size)
+
     def pairs(self, tokens: int) -> int:
         size = min(self.size, tokens)
         return size * (size + 1) // 2 + (tokens - size) * size
+
+
+Mask.alias("banded", type="window")
+
+
+@Mask.register("strided")
+class Strided(Mask):
+    """Position i reads the last `size` positions, and every `stride`-th one before: i - size < j <= i, or i - j a
+    multiple of `stride`: both parts of the strided Sparse Transformer in one head (arXiv:1904.10509, section 4.3).
+
+    `size` defaults to `stride`, as there.
+    """
+
+    examples = ({"stride": 3}, {"stride": 4, "size": 2})
+
+    stride: Count
+    size: Count | None = None
+
+    def pattern(self, heads: int = 1, depth: int = 0) -> Pattern:
+        return Pattern(window=self.size or self.stride, stride=self.stride)
+
+
+@Mask.register("fixed")
+class Fixed(Mask):
+    """Position i reads its own stretch of `stride` positions up to itself, and the last `columns` positions of every
+    stretch before: both parts of the fixed Sparse Transformer in one head (arXiv:1904.10509, section 4.3)."""
+
+    examples = ({"stride": 4, "columns": 1},)
+
+    stride: Count
+    columns: Count
+
+    def pattern(self, heads: int = 1, depth: int = 0) -> Pattern:
+        return Pattern(stride=self.stride, columns=self.columns)
+
+    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+        if self.columns <= self.stride:
+            return []
+        message = f"must be at most the stride {self.stride}, found {self.columns}"
+        return [Problem(f"{path}.columns", message, self.mark("columns"))]
+
+
+_Some = Annotated[int, Range(min=0)]
+
+
+@Mask.register("bigbird")
+class BigBird(Mask):
+    """Blocks of `block` positions read the `window` blocks around them, `globals` blocks at the ends of the sequence,
+    and `random` others: BigBird, internal construction (arXiv:2007.14062, section 2 and appendix E.1).
+
+    Half of the global blocks stand at the start, the rest at the end; they read everything, and all read them. Each
+    head of each layer draws its random blocks by `seed`. Sequences of at most window + globals + 2 random blocks read
+    everything, as in the published code.
+    """
+
+    examples = (
+        {"block": 1, "random": 1},
+        {"block": 1, "window_blocks": 1, "globals": 1, "random": 1},
+        {"block": 1, "random": 2, "seed": 3},
+    )
+
+    looks_ahead: ClassVar[bool] = True
+    block: Count = 64
+    window_blocks: Annotated[int, Range(min=1)] = 3
+    globals: _Some = 2
+    random: _Some = 3
+    seed: _Some = 0
+
+    def pattern(self, heads: int = 1, depth: int = 0) -> Pattern:
+        seed = self.seed + depth
+        return Pattern("full", blocks=Blocks(self.block, self.window_blocks, self.globals, self.random, seed, heads))
+
+    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+        if self.window_blocks % 2:
+            return []
+        message = f"must be odd, as many blocks before as after, found {self.window_blocks}"
+        return [Problem(f"{path}.window_blocks", message, self.mark("window_blocks"))]

@@ -46,6 +46,8 @@ class TransformerXL(Score):
         return Cost.total({"positions": positions, "scores": scores})
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+        if ctx.ahead:
+            return [Problem(path, "knows distances into the past alone, and the mask reads ahead", self.mark())]
         if ctx.d_model % 2:
             return [Problem(path, f"sinusoids come in pairs; d_model is {ctx.d_model}, which is odd", self.mark())]
         return []

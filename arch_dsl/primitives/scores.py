@@ -17,7 +17,7 @@ from arch_dsl.spec import Count, Positive, Range, added
 
 @Score.register("alibi")
 class Alibi(Score):
-    """s_ij - by m_h (i - j) with a fixed slope m_h per head: attention with linear biases (arXiv:2108.12409, sec. 3).
+    """s_ij - by m_h |i - j| with a fixed slope m_h per head: attention with linear biases (arXiv:2108.12409, sec. 3).
 
     Falcon's code has by = 1 / sqrt(head_dim): it scales the logits after the bias is added.
     """
@@ -40,7 +40,7 @@ class _Alibi(nn.Module):
     def forward(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
         positions = call.positions_of(q.shape[1], self.slopes.device).to(self.slopes.dtype)
         keys = call.key_positions(positions, k.shape[1])
-        return (keys[None, :] - positions[:, None]) * self.slopes[:, None, None]
+        return -(keys[None, :] - positions[:, None]).abs() * self.slopes[:, None, None]
 
 
 def alibi_slopes(heads: int) -> list[float]:
@@ -54,17 +54,19 @@ def alibi_slopes(heads: int) -> list[float]:
 
 @Score.register("t5_buckets")
 class T5Buckets(Score):
-    """s_ij + B[bucket(i - j), head] with a learned table B `[buckets, heads]`: T5's decoder (arXiv:1910.10683, 2.1).
+    """s_ij + B[bucket(i - j), head] with a learned table B `[buckets, heads]`: T5 (arXiv:1910.10683, section 2.1).
 
     Half of the buckets are one distance wide, the others grow logarithmically up to `max_distance`, beyond which all
-    distances are one. T5 shares the table between layers: `share: stack`.
+    distances are one. Later positions share bucket 0, as in T5's decoder; with `bidirectional`, as in its encoder, half
+    of the buckets are theirs. T5 shares the table between layers: `share: stack`.
     """
 
-    examples = ({"buckets": 8, "max_distance": 10},)
+    examples = ({"buckets": 8, "max_distance": 10}, {"buckets": 16, "max_distance": 10, "bidirectional": True})
 
     positional: ClassVar[bool] = True
     buckets: Annotated[int, Range(min=2)] = 32
     max_distance: Count = 128
+    bidirectional: bool = added(default=False)
 
     def build(self, ctx: BuildContext) -> nn.Module:
         return _T5Buckets(self, ctx)
@@ -74,22 +76,32 @@ class T5Buckets(Score):
         return Cost(parameters=self.buckets * (ctx.heads or 1), activations=2 * tokens * tokens)
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        if self.max_distance > self.buckets // 2:
+        sides = 2 if self.bidirectional else 1
+        if self.buckets % sides or self.buckets < 2 * sides:
+            message = f"must be even and at least 4 for two directions, found {self.buckets}"
+            return [Problem(f"{path}.buckets", message, self.mark("buckets"))]
+        own = self.buckets // sides // 2
+        if self.max_distance > own:
             return []
-        message = f"must be beyond the {self.buckets // 2} distances with an own bucket, found {self.max_distance}"
+        message = f"must be beyond the {own} distances with an own bucket, found {self.max_distance}"
         return [Problem(f"{path}.max_distance", message, self.mark("max_distance"))]
 
 
 class _T5Buckets(nn.Module):
     def __init__(self, spec: T5Buckets, ctx: BuildContext) -> None:
         super().__init__()
-        self.buckets, self.max_distance = spec.buckets, spec.max_distance
+        self.buckets, self.max_distance, self.bidirectional = spec.buckets, spec.max_distance, spec.bidirectional
         self.table = parameter((spec.buckets, ctx.heads or 1), normal(ctx.std))
 
     def forward(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
         positions = call.positions_of(q.shape[1], q.device)
         keys = call.key_positions(positions, k.shape[1])
-        buckets = t5_bucket(positions[:, None] - keys[None, :], self.buckets, self.max_distance)
+        distance = positions[:, None] - keys[None, :]
+        if self.bidirectional:
+            half = self.buckets // 2
+            buckets = t5_bucket(distance.abs(), half, self.max_distance) + half * (distance < 0)
+        else:
+            buckets = t5_bucket(distance, self.buckets, self.max_distance)
         return nn.functional.embedding(buckets, self.table).permute(2, 0, 1)
 
 

@@ -7,9 +7,12 @@ import torch
 from torch import Tensor
 
 from kernels.attention import reference, torch_ops
+from kernels.attention.pattern import CAUSAL, CROSS, FULL, BlockLists, Blocks, Pattern, Visits
 from kernels.op import Ask, Case, Implementation, Op
 
-OPTIONAL = ("bias", "window", "softcap", "sinks", "documents")
+__all__ = ["ATTENTION", "CAUSAL", "CROSS", "FULL", "BlockLists", "Blocks", "Pattern", "Visits"]
+
+OPTIONAL = ("bias", "softcap", "sinks", "prefix", "documents", "padding")
 
 
 def _ask(
@@ -17,15 +20,16 @@ def _ask(
     k: Tensor,
     v: Tensor,
     bias: Tensor | None = None,
-    causal: bool = True,
-    window: int | None = None,
+    pattern: Pattern = CAUSAL,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    prefix: Tensor | None = None,
     documents: Tensor | None = None,
+    padding: Tensor | None = None,
 ) -> dict[str, Any]:
-    given = (bias, window, softcap, sinks, documents)
-    return {"causal": causal} | {name: value is not None for name, value in zip(OPTIONAL, given, strict=True)}
+    given = (bias, softcap, sinks, prefix, documents, padding)
+    return pattern.options() | {name: value is not None for name, value in zip(OPTIONAL, given, strict=True)}
 
 
 def _beyond_sdpa(ask: Ask) -> str | None:
@@ -54,28 +58,21 @@ def _cannot_in_sdpa(ask: Ask) -> str | None:
     return _beyond_sdpa(ask)
 
 
-def _pairs(q: Tensor, k: Tensor, causal: bool, window: int | None) -> int:
-    """How many (query, key) pairs are visible, for one head of one sequence."""
-    queries, keys = q.shape[-2], k.shape[-2]
-    if not causal:
-        return queries * keys
-    return sum(min(i, window or i) for i in range(keys - queries + 1, keys + 1))
-
-
 def _flops(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     bias: Tensor | None = None,
-    causal: bool = True,
-    window: int | None = None,
+    pattern: Pattern = CAUSAL,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    prefix: Tensor | None = None,
     documents: Tensor | None = None,
+    padding: Tensor | None = None,
 ) -> int:
-    """The two products over visible pairs, those of other documents among them; the softmax is not counted."""
-    return 2 * q.shape[0] * q.shape[1] * _pairs(q, k, causal, window) * (q.shape[-1] + v.shape[-1])
+    """The two products over the pairs of the pattern, whatever the call hides or adds; the softmax is not counted."""
+    return 2 * q.shape[0] * q.shape[1] * pattern.pairs(q.shape[-2], k.shape[-2]) * (q.shape[-1] + v.shape[-1])
 
 
 def _bytes(
@@ -83,15 +80,17 @@ def _bytes(
     k: Tensor,
     v: Tensor,
     bias: Tensor | None = None,
-    causal: bool = True,
-    window: int | None = None,
+    pattern: Pattern = CAUSAL,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    prefix: Tensor | None = None,
     documents: Tensor | None = None,
+    padding: Tensor | None = None,
 ) -> int:
     out = q.numel() // q.shape[-1] * v.shape[-1] * q.element_size()
-    return out + sum(x.numel() * x.element_size() for x in (q, k, v, bias, sinks, documents) if x is not None)
+    given = (q, k, v, bias, sinks, prefix, documents, padding)
+    return out + sum(x.numel() * x.element_size() for x in given if x is not None)
 
 
 def _case(name: str, arguments: Mapping[str, Any], length: int = 19, heads: int = 4, **given: Any) -> Case:
@@ -101,38 +100,58 @@ def _case(name: str, arguments: Mapping[str, Any], length: int = 19, heads: int 
 
 
 def _cases() -> tuple[Case, ...]:
-    causal, full = {"causal": True}, {"causal": False}
-    window, capped = {"causal": True, "window": 5}, {"causal": True, "softcap": 1.5}
+    causal, full, cross = ({"pattern": pattern} for pattern in (CAUSAL, FULL, CROSS))
+    window, around = {"pattern": Pattern(window=5)}, {"pattern": Pattern("full", window=5)}
+    strided, fixed = {"pattern": Pattern(window=3, stride=4)}, {"pattern": Pattern(stride=5, columns=2)}
+    blocks = {"pattern": Pattern("full", blocks=Blocks(2, random=1, seed=3, heads=4))}
+    capped = {**causal, "softcap": 1.5}
     apart = {"documents": ((0,) * 7 + (1,) * 12, (4,) * 3 + (2,) * 5 + (4,) * 11)}
+    prefix = {"prefix": (4, 9)}
+    padded = {"padding": ((False,) * 17 + (True,) * 2, (True,) * 3 + (False,) * 16)}
     both: dict[str, Any] = {"bias": (4, 19, 19), "sinks": (4,)}
     return (
         _case("causal", causal, heads=2),
         _case("causal_grouped", causal),
-        _case("causal_scale", {"causal": True, "scale": 0.3}),
+        _case("causal_scale", {**causal, "scale": 0.3}),
         _case("full", full),
-        _case("window", {"causal": True, "window": 5}),
-        _case("window_beyond_length", {"causal": True, "window": 50}),
+        _case("window", window),
+        _case("window_beyond_length", {"pattern": Pattern(window=50)}),
+        _case("window_around", around),
+        _case("strided", strided),
+        _case("fixed", fixed),
+        _case("blocks", blocks),
+        _case("blocks_beyond_length", {"pattern": Pattern("full", blocks=Blocks(8, heads=4))}),
         _case("bias_per_head", causal, bias=(4, 19, 19)),
         _case("bias_shared", causal, bias=(1, 19, 19)),
         _case("bias_broadcast", full, bias=(1, 1, 19, 19)),
-        _case("bias_window", {"causal": True, "window": 5}, bias=(4, 19, 19)),
+        _case("bias_window", window, bias=(4, 19, 19)),
+        _case("bias_blocks", blocks, bias=(4, 19, 19)),
         _case("length_1", causal, length=1),
         _case("wide_values", causal, v=(2, 2, 19, 12)),
         _case("cached_keys", causal, q=(2, 4, 3, 8)),
-        _case("cross", full, q=(2, 4, 7, 8)),
+        _case("cached_keys_window", window, q=(2, 4, 3, 8)),
+        _case("cached_keys_strided", strided, q=(2, 4, 3, 8)),
+        _case("cross", cross, q=(2, 4, 7, 8)),
+        _case("cross_padding", cross, q=(2, 4, 7, 8), integers=padded),
         _case("long", causal, length=130),
         _case("softcap", capped),
-        _case("softcap_full_scale", {"causal": False, "softcap": 0.5, "scale": 0.3}),
+        _case("softcap_full_scale", {**full, "softcap": 0.5, "scale": 0.3}),
         _case("softcap_bias", capped, bias=(4, 19, 19)),
         _case("softcap_window", {**window, "softcap": 1.5}, heads=2),
         _case("sinks", causal, sinks=(4,)),
         _case("sinks_full", full, sinks=(4,)),
         _case("sinks_bias_window", window, bias=(1, 19, 19), sinks=(4,)),
         _case("sinks_length_1", causal, length=1, sinks=(4,)),
+        _case("prefix", causal, integers=prefix),
+        _case("prefix_window", window, integers=prefix),
+        _case("padding", causal, integers=padded),
+        _case("padding_full", full, integers=padded),
+        _case("padding_blocks", blocks, integers=padded),
         _case("documents", causal, integers=apart),
         _case("documents_full", full, integers=apart),
         _case("documents_bias", causal, integers=apart, bias=(4, 19, 19)),
         _case("documents_window", window, integers=apart, heads=2),
+        _case("documents_prefix_padding", causal, integers={**apart, **prefix, **padded}),
         _case("everything", {**window, "softcap": 1.5}, integers=apart, **both),
     )
 
@@ -154,7 +173,7 @@ ATTENTION = Op(
         ),
     },
     cases=_cases(),
-    options={"causal": (True, False)} | dict.fromkeys(OPTIONAL, (False, True)),
+    options={"causal": (True, False)} | dict.fromkeys(("window", "strided", "blocks", *OPTIONAL), (False, True)),
     ask=_ask,
     flops=_flops,
     bytes=_bytes,

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.activations import at_least_float32
-from kernels.attention.reference import checked_scale, seen_pairs
+from kernels.attention.pattern import CAUSAL, Pattern
 
 
 def sdpa(
@@ -13,12 +13,13 @@ def sdpa(
     k: Tensor,
     v: Tensor,
     bias: Tensor | None = None,
-    causal: bool = True,
-    window: int | None = None,
+    pattern: Pattern = CAUSAL,
     scale: float | None = None,
     softcap: None = None,
     sinks: None = None,
+    prefix: Tensor | None = None,
     documents: Tensor | None = None,
+    padding: Tensor | None = None,
 ) -> Tensor:
     """`scaled_dot_product_attention`; shapes as in the reference. Plain causal attention needs no mask at all.
 
@@ -26,18 +27,20 @@ def sdpa(
     """
     if softcap is not None or sinks is not None:
         raise ValueError("SDPA knows no softcap and no sinks; select the op with softcap=True or sinks=True")
-    factor = checked_scale(q, causal, window, scale)
-    fast = causal and bias is None and window is None and q.shape[-2] == k.shape[-2] and documents is None
-    mask = None if fast else _mask(q, k, bias, causal, window, documents)
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    alone = bias is None and prefix is None and documents is None and padding is None
+    fast = alone and pattern == CAUSAL and q.shape[-2] == k.shape[-2]
+    mask = None if fast else _mask(q, k, bias, pattern.dense(*_sizes(q, k), prefix, documents, padding))
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, mask, is_causal=fast, scale=factor, enable_gqa=grouped)
 
 
-def _mask(
-    q: Tensor, k: Tensor, bias: Tensor | None, causal: bool, window: int | None, documents: Tensor | None
-) -> Tensor | None:
+def _sizes(q: Tensor, k: Tensor) -> tuple[int, int, torch.device]:
+    return q.shape[-2], k.shape[-2], q.device
+
+
+def _mask(q: Tensor, k: Tensor, bias: Tensor | None, seen: Tensor | None) -> Tensor | None:
     """Booleans where there is no bias, else the bias with -inf at hidden pairs, in q's dtype and four dimensions."""
-    seen = seen_pairs(q, k, causal, window, documents)
     if bias is None:
         return seen
     added = bias if seen is None else torch.where(seen, bias, float("-inf"))
@@ -49,26 +52,27 @@ def plain(
     k: Tensor,
     v: Tensor,
     bias: Tensor | None = None,
-    causal: bool = True,
-    window: int | None = None,
+    pattern: Pattern = CAUSAL,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    prefix: Tensor | None = None,
     documents: Tensor | None = None,
+    padding: Tensor | None = None,
 ) -> Tensor:
     """Products in the dtype of the inputs; shapes as in the reference.
 
     Plain causal attention has the scale and the mask in the first product, and its softmax reads and writes the dtype
     of the inputs (it computes in float32). A bias may be large, so it is added in float32, as everything else is.
     """
-    factor = checked_scale(q, causal, window, scale)
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
     (batch, heads, length, width), keys, kv_heads = q.shape, k.shape[-2], k.shape[1]
     grouped = q.reshape(batch * kv_heads, -1, width)
     turned = k.reshape(batch * kv_heads, keys, width).transpose(1, 2)
-    seen = seen_pairs(q, k, causal, window, documents)
+    seen = pattern.dense(*_sizes(q, k), prefix, documents, padding)
     mask = q.new_zeros(1, 1) if seen is None else q.new_zeros(seen.shape).masked_fill(~seen, float("-inf"))
-    if bias is None and softcap is None and sinks is None and documents is None:
-        added = mask.repeat(heads // kv_heads, 1) if causal else mask
+    if bias is None and softcap is None and sinks is None and mask.ndim == 2:
+        added = mask if seen is None else mask.repeat(heads // kv_heads, 1)
         weights = torch.baddbmm(added.expand(batch * kv_heads, -1, -1), grouped, turned, alpha=factor).softmax(-1)
     else:
         added = at_least_float32(mask) if bias is None else at_least_float32(bias) + mask

@@ -30,8 +30,8 @@ for path in sorted(pathlib.Path(sys.argv[1]).glob("*.py")):
     model = module.Model()
     assert list(model.state_dict()) == list(wanted["state"]), (path.stem, "names")
     model.load_state_dict(wanted["state"])
-    with_documents = "documents" in inspect.signature(model.forward).parameters
-    logits = model(wanted["tokens"], **({"documents": wanted["documents"]} if with_documents else {}))
+    taken = set(inspect.signature(model.forward).parameters) & {"documents", "prefix"}
+    logits = model(wanted["tokens"], **{name: wanted[name] for name in taken})
     assert torch.equal(logits, wanted["logits"]), (path.stem, "logits", (logits - wanted["logits"]).abs().max())
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted["targets"].flatten()).backward()
     for name, parameter in model.named_parameters():
@@ -103,7 +103,7 @@ def test_computes_the_same_in_an_interpreter_with_torch_alone(written: dict[str,
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), TARGETS.flatten()).backward()
         gradients = {key: value.grad for key, value in module.named_parameters()}
         wanted = {"state": module.state_dict(), "logits": logits.detach(), "gradients": gradients}
-        inputs = {"tokens": TOKENS, "targets": TARGETS, "documents": CALL.documents}
+        inputs = {"tokens": TOKENS, "targets": TARGETS, "documents": CALL.documents, "prefix": CALL.prefix}
         torch.save({**wanted, **inputs}, tmp_path / f"{name}.pt")
     command = [sys.executable, "-I", "-c", CHECK, str(tmp_path), str(torch.get_num_threads())]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)

@@ -19,7 +19,7 @@ LAID_OUT = (
 )  # fmt: skip
 COMPILED = (
     "headwise_multiply", "elementwise_gelu", "heads", "odd_no_weight", "silu", "bias_window", "causal_grouped",
-    "everything", "documents", "decay_grouped", "delta_decay",
+    "everything", "documents", "blocks", "strided", "prefix", "decay_grouped", "delta_decay",
     "uneven", "expert_without_rows",
     "scan_long", "wkv_long",
 )  # fmt: skip

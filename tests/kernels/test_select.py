@@ -169,19 +169,10 @@ def test_cases_ask_for_what_select_knows(op: Op) -> None:
 def test_attention_flops_count_visible_pairs(case: Case) -> None:
     op = OPS["attention"]
     q, k, v = (torch.zeros(case.shapes[name]) for name in "qkv")
-    i = torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2]
-    j = torch.arange(k.shape[2])
-    window = case.arguments.get("window") or k.shape[2]
-    seen = (j <= i) & (j > i - window) if case.arguments["causal"] else torch.ones(q.shape[2], k.shape[2])
-    expected = 2 * int(seen.sum()) * q.shape[0] * q.shape[1] * (q.shape[3] + v.shape[3])
+    seen = case.arguments["pattern"].dense(q.shape[2], k.shape[2], q.device)
+    kept = q.shape[2] * k.shape[2] if seen is None else int(seen.sum()) // (len(seen) if seen.ndim == 3 else 1)
+    expected = 2 * kept * q.shape[0] * q.shape[1] * (q.shape[3] + v.shape[3])
     assert op.flops(q, k, v, **case.fixed()) == expected
-
-
-def test_window_needs_causal_attention() -> None:
-    q = torch.zeros(1, 1, 4, 8)
-    for call in (OPS["attention"].reference, plain, sdpa):
-        with pytest.raises(ValueError, match="looks back"):
-            call(q, q, q, causal=False, window=2)
 
 
 def test_documents_need_as_many_queries_as_keys() -> None:

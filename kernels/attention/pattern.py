@@ -1,0 +1,251 @@
+"""Patterns: which (query, key) pairs attention computes: pair by pair, as a matrix, and as lists of blocks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of `size` positions that read each other, as in BigBird (arXiv:2007.14062, section 2).
+
+    A block reads the `window` blocks around it, itself among them; half of `globals` blocks at the start of the
+    sequence and the rest at its end, which also read everything (for an odd number one more stands at the start); and
+    `random` others, for each of `heads` heads, which `seed` draws among all but the last block.
+    """
+
+    size: int
+    window: int = 3
+    globals: int = 2
+    random: int = 3
+    seed: int = 0
+    heads: int = 1
+
+    def cover(self, keys: int) -> bool:
+        """Whether a sequence is so short that all is read: at most window + globals + 2 random blocks, as published."""
+        return keys <= (self.window + self.globals + 2 * self.random) * self.size
+
+    def table(self, count: int, device: torch.device) -> Tensor:
+        """Which of `count` blocks read which `[heads, count, count]`, by rows."""
+        index = torch.arange(count, device=device)
+        row, column = index[:, None], index
+        first, last = (self.globals + 1) // 2, count - self.globals // 2
+        settled = (row - column).abs() <= self.window // 2
+        settled = settled | (row < first) | (row >= last) | (column < first) | (column >= last)
+        # A hash orders the others, so that a draw is a pure function of (seed, head, row, column) on every device.
+        mixed = _hash(torch.full((1, 1, 1), self.seed, device=device, dtype=torch.long))
+        for part in (torch.arange(self.heads, device=device)[:, None, None], row, column):
+            mixed = _hash(mixed + part + 1)
+        candidate = ~settled & (column < count - 1)
+        order = mixed.masked_fill(~candidate, 2**32).argsort(dim=-1, stable=True).argsort(dim=-1)
+        return settled | (candidate & (order < self.random))
+
+    def pairs(self, tokens: int) -> int:
+        """How many pairs each head has in a sequence."""
+        count = -(-tokens // self.size)
+        last = tokens - (count - 1) * self.size
+        first, end = (self.globals + 1) // 2, count - self.globals // 2
+        total = 0
+        for row in range(count):
+            rows = last if row == count - 1 else self.size
+            if row < first or row >= end:
+                total += rows * tokens
+                continue
+            near = set(range(max(row - self.window // 2, 0), min(row + self.window // 2, count - 1) + 1))
+            read = near | set(range(min(first, count))) | set(range(max(end, 0), count))
+            drawn = min(self.random, len(set(range(count - 1)) - read))
+            total += rows * ((len(read) + drawn) * self.size - (self.size - last if count - 1 in read else 0))
+        return total
+
+
+def _hash(x: Tensor) -> Tensor:
+    """32 bits that depend on all 32 bits of x."""
+    for _ in range(2):
+        x = ((x >> 16) ^ x) * 0x45D9F3B & 0xFFFFFFFF
+    return (x >> 16) ^ x
+
+
+@dataclass(frozen=True)
+class Visits:
+    """For every row of blocks the columns that it visits, as int32 lists of one length.
+
+    `blocks` `[P, rows, most]` hold the columns in ascending order, and 0 beyond the `counts` `[P, rows]` of each row;
+    `full` says of which every pair exists. P is the number of heads where they differ, else 1.
+    """
+
+    blocks: Tensor
+    counts: Tensor
+    full: Tensor
+
+
+@dataclass(frozen=True)
+class BlockLists:
+    """What a kernel loops over: key blocks by query block, and query blocks by key block for the gradients of keys."""
+
+    by_query: Visits
+    by_key: Visits
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Which keys j a query i may read, by their positions; what is known of every call.
+
+    `order`: `causal` keys up to the query; `full` all keys of its sequence; `cross` all keys, which belong to another
+    sequence, and nothing else. Among these, `window` keeps |i - j| < window; `stride` beside it also every j that is a
+    multiple of `stride` before i (arXiv:1904.10509, section 4.3, strided); `columns` with `stride` instead keeps the
+    stretch of `stride` positions in which i stands, and the last `columns` positions of every stretch (fixed); `blocks`
+    what they read. The last query stands at the last key, so that with cached keys the queries are the newest.
+    """
+
+    order: Literal["causal", "full", "cross"] = "causal"
+    window: int | None = None
+    stride: int | None = None
+    columns: int | None = None
+    blocks: Blocks | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("window", "stride", "columns"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"the {name} of a pattern is at least 1; received {value}")
+        if self.columns is not None and (self.stride is None or self.columns > self.stride):
+            raise ValueError(f"columns stand at the end of each stride; received {self.columns=}, {self.stride=}")
+        if self.stride is not None and (self.window is None) == (self.columns is None):
+            raise ValueError(f"a stride stands beside a window or columns; received {self.window=}, {self.columns=}")
+        near = (self.window or self.stride) is not None
+        if self.order == "cross" and (near or self.blocks is not None):
+            raise ValueError(f"cross-attention reads all keys; received {self}")
+        if self.blocks is not None and (near or self.order != "full"):
+            raise ValueError(f"blocks are full attention's, and stand alone; received {self}")
+
+    def options(self) -> dict[str, bool]:
+        """What `kernels.select` is asked for."""
+        return {
+            "causal": self.order == "causal",
+            "window": self.window is not None,
+            "strided": self.stride is not None,
+            "blocks": self.blocks is not None,
+        }
+
+    def allowed(self, i: Tensor, j: Tensor, keys: int) -> Tensor | None:
+        """Whether queries i `[T, 1]` read keys j `[S]` of a sequence of `keys`: `[T, S]`, or with blocks
+        `[heads, T, S]`; None if all do."""
+        if self.blocks is not None:
+            if self.blocks.cover(keys):
+                return None
+            table = self.blocks.table(-(-keys // self.blocks.size), i.device)
+            return table[:, (i // self.blocks.size)[:, 0]][:, :, j // self.blocks.size]
+        seen = j <= i if self.order == "causal" else None
+        if self.columns is not None and self.stride is not None:
+            near: Tensor = (i // self.stride == j // self.stride) | (j % self.stride >= self.stride - self.columns)
+            return near if seen is None else seen & near
+        if self.window is None:
+            return seen
+        near = j > i - self.window if self.order == "causal" else (i - j).abs() < self.window
+        if self.stride is not None:
+            near = near | ((i - j) % self.stride == 0)
+        return near if seen is None else seen & near
+
+    def dense(
+        self,
+        queries: int,
+        keys: int,
+        device: torch.device,
+        prefix: Tensor | None = None,
+        documents: Tensor | None = None,
+        padding: Tensor | None = None,
+    ) -> Tensor | None:
+        """The visible pairs as booleans that broadcast to `[B, H, T, S]`; None if every pair is visible.
+
+        The first `prefix` `[B]` positions of a row all read each other. `documents` `[B, T]` number the documents: a
+        pair exists only within one. Keys at `padding` `[B, S]` are read by nothing but themselves.
+        Raises ValueError for documents where queries and keys differ in number.
+        """
+        i, j = torch.arange(keys - queries, keys, device=device)[:, None], torch.arange(keys, device=device)
+        seen = self.allowed(i, j, keys)
+        if prefix is not None and seen is not None:
+            seen = seen | ((i < prefix[:, None, None, None]) & (j < prefix[:, None, None, None]))
+        if documents is not None:
+            if queries != keys:
+                raise ValueError(f"documents need as many queries as keys; received {queries} and {keys}")
+            together = (documents[:, :, None] == documents[:, None, :])[:, None]
+            seen = together if seen is None else together & seen
+        if padding is not None:
+            heard = ~padding[:, None, None, :]
+            if self.order != "cross":
+                heard = heard | (i == j)
+            seen = heard if seen is None else seen & heard
+        return seen
+
+    def pairs(self, queries: int, keys: int) -> int:
+        """How many (query, key) pairs exist, for one head of one sequence."""
+        if self.order == "cross" or (self.blocks is not None and self.blocks.cover(keys)):
+            return queries * keys
+        if self.blocks is not None and queries == keys:
+            return self.blocks.pairs(keys)
+        if self.order == "full" and self == Pattern("full"):
+            return queries * keys
+        if self.blocks is not None or self.order == "full":
+            seen = self.dense(queries, keys, torch.device("cpu"))
+            assert seen is not None
+            return int(seen.sum()) // (seen.shape[0] if seen.ndim == 3 else 1)
+        return sum(map(self._back, range(keys - queries, keys)))
+
+    def _back(self, i: int) -> int:
+        """How many keys up to itself query i reads."""
+        if self.columns is not None and self.stride is not None:
+            inside = i % self.stride + 1
+            return inside + i // self.stride * self.columns
+        near = min(i + 1, self.window or i + 1)
+        if self.stride is None:
+            return near
+        return near + i // self.stride - (near - 1) // self.stride
+
+    def block_lists(self, queries: int, keys: int, block: int, prefix: int = 0) -> BlockLists:
+        """The blocks of `block` x `block` pairs that hold a visible one, on the CPU.
+
+        With a longest `prefix`, so do those that a row with this prefix sees, which are not full. What documents and
+        padding hide is for the kernel to leave out, in full blocks too.
+        """
+        return _block_lists(self, queries, keys, block, prefix)
+
+
+CAUSAL, FULL, CROSS = Pattern("causal"), Pattern("full"), Pattern("cross")
+
+
+@lru_cache(maxsize=64)
+def _block_lists(pattern: Pattern, queries: int, keys: int, block: int, prefix: int) -> BlockLists:
+    """Row by row of blocks, so that no more than a row of the matrix is held."""
+    cpu = torch.device("cpu")
+    j = torch.arange(keys)
+    visited, full = [], []
+    for start in range(0, queries, block):
+        i = torch.arange(keys - queries + start, keys - queries + min(start + block, queries))[:, None]
+        allowed = pattern.allowed(i, j, keys)
+        seen = torch.ones(1, len(i), keys, dtype=torch.bool, device=cpu) if allowed is None else allowed
+        seen = seen.reshape(-1, len(i), keys)
+        ahead = seen | ((i < prefix) & (j < prefix))
+        visited.append(_by_block(ahead.any(1), block, torch.any, False))
+        full.append(_by_block(seen.all(1), block, torch.all, True))
+    table, whole = torch.stack(visited, 1), torch.stack(full, 1)
+    return BlockLists(_visits(table, whole), _visits(table.transpose(1, 2), whole.transpose(1, 2)))
+
+
+def _by_block(row: Tensor, block: int, reduce: Callable[..., Tensor], rest: bool) -> Tensor:
+    """A row `[P, keys]` of booleans, reduced within each block."""
+    padded = torch.nn.functional.pad(row, (0, -row.shape[-1] % block), value=rest)
+    found: Any = reduce(padded.unflatten(-1, (-1, block)), -1)
+    return found  # type: ignore[no-any-return]
+
+
+def _visits(table: Tensor, full: Tensor) -> Visits:
+    """The lists of a table `[P, rows, columns]`."""
+    counts = table.sum(-1)
+    most = max(int(counts.max()), 1)
+    blocks = table.int().argsort(dim=-1, descending=True, stable=True)[..., :most]
+    inside = torch.arange(most) < counts[..., None]
+    return Visits((blocks * inside).int(), counts.int(), full.gather(-1, blocks) & inside)
