@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from search.fingerprint import differences, fingerprint
 from search.journal import Journal, note_event
 from search.objectives import has_encoder
 from search.recipe import Recipe
+from search.routers import health
 
 LOG_LINES = 400
 CURVE_POINTS = 10
@@ -43,15 +44,39 @@ class Diverged(Exception):
         self.reason = reason
 
 
+@dataclass(frozen=True)
+class Before:
+    """What a trial did before a stage: how each earlier one ended; steps, tokens and seconds of them all."""
+
+    stages: tuple[dict[str, Any], ...] = ()
+    steps: int = 0
+    tokens: int = 0
+    train_s: float = 0.0
+
+    def then(self, recipe: Recipe, ended: dict[str, Any], train_s: float) -> Before:
+        """The same with one stage more, that ended as `ended` says `train_s` seconds into the trial."""
+        steps, tokens = self.steps + recipe.steps, self.tokens + recipe.tokens_at(recipe.steps)
+        return Before((*self.stages, ended), steps, tokens, train_s)
+
+
 class Loop:
-    """A model on its way through a recipe. `step` counts the optimizer steps that are done."""
+    """A model on its way through a recipe. `step` counts the optimizer steps of the trial that are done."""
 
     def __init__(
-        self, folder: Path, key: str, attempt: int, recipe: Recipe, dataset: Dataset, model: nn.Module, seed: int
+        self,
+        folder: Path,
+        key: str,
+        attempt: int,
+        recipe: Recipe,
+        dataset: Dataset,
+        model: nn.Module,
+        seed: int,
+        before: Before = Before(),
     ) -> None:
         """`key` is the trial's, `seed` orders its batches."""
         self.folder, self.key, self.attempt = folder, key, attempt
-        self.recipe, self.model, self.seed = recipe, model, seed
+        self.recipe, self.model, self.seed, self.before = recipe, model, seed, before
+        self.dataset = dataset
         self.device = next(model.parameters()).device
         self.optimizer = recipe.optimizer.build(model.named_parameters(), recipe.lr)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -60,15 +85,15 @@ class Loop:
         count = curve_windows(recipe)
         self.curve = held_out(dataset, "validation", recipe.context, recipe.objective, self.encoder, count)
         self.fingerprint = fingerprint(str(self.device))
-        self.step = 0
-        self.train_s = 0.0
+        self.step = before.steps
+        self.train_s = before.train_s
         self.pending = 0  # steps since the last line
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.sums: dict[str, Tensor] = {}  # of what is logged beside the loss, since the last line
         self.grad_norm = torch.zeros((), device=self.device)
         self.first_bad = torch.full((), _NEVER, device=self.device)
         self._clock = time.perf_counter()
-        self._line_s = 0.0
+        self._line_s = before.train_s
 
     def run(self, journal: Journal, should_stop: Callable[[], bool], checkpoint_s: float) -> None:
         """Trains to the end, with a checkpoint of the weights there. Raises Diverged, Interrupted, OSError."""
@@ -77,23 +102,23 @@ class Loop:
         points = curve_points(recipe.steps)
         saved = time.monotonic()
         self._clock = time.perf_counter()
-        for step in range(self.step, recipe.steps):
+        for step in range(self.step - self.before.steps, recipe.steps):
             self.update(step)
-            last = self.step == recipe.steps
-            if self.step % every == 0 or last:
+            last = step + 1 == recipe.steps
+            if (step + 1) % every == 0 or last:
                 self.log(journal)
-            if self.step in points:
+            if step + 1 in points:
                 self.validate(journal)
             stop = should_stop() and not last
             if stop or last or time.monotonic() - saved >= checkpoint_s:
                 self.save(journal, whole=not last)
                 saved = time.monotonic()
             if stop:
-                raise Interrupted(f"stopped after step {self.step} of {recipe.steps}")
+                raise Interrupted(f"stopped after step {step + 1} of {recipe.steps}")
             journal.pulse()
 
     def update(self, step: int) -> None:
-        """One optimizer step. Nothing here waits for the device."""
+        """Optimizer step `step` of the stage. Nothing here waits for the device."""
         recipe = self.recipe
         for group in self.optimizer.param_groups:
             group["lr"] = recipe.lr_at(step) * group.get("lr_factor", 1.0)
@@ -106,7 +131,7 @@ class Loop:
         self.optimizer.zero_grad(set_to_none=True)
         self.loss_sum += loss
         self.pending += 1
-        self.step = step + 1
+        self.step = self.before.steps + step + 1
         bad = torch.where(torch.isfinite(loss) & torch.isfinite(self.grad_norm), _NEVER, self.step)
         self.first_bad = torch.minimum(self.first_bad, bad)
 
@@ -136,14 +161,17 @@ class Loop:
             for name, value in call.measures.items():
                 earlier[name] = earlier.get(name, 0) + value
             self.note(added)
-        self.note({name: value / -(-len(whole) // recipe.micro_batch) for name, value in earlier.items()})
+        self.note(health(earlier, -(-len(whole) // recipe.micro_batch)))
         return total
 
     def note(self, values: dict[str, Tensor]) -> None:
-        """Adds numbers that are logged beside the loss; what is no single number is not logged."""
+        """Adds numbers that are logged beside the loss."""
         for name, value in values.items():
-            if value.ndim == 0:
-                self.sums[name] = self.sums.get(name, 0) + value.detach().double()
+            self.sums[name] = self.sums.get(name, 0) + value.detach().double()
+
+    def tokens_at(self, step: int) -> int:
+        """Tokens that the first `step` steps of the trial consume."""
+        return self.before.tokens + self.recipe.tokens_at(step - self.before.steps)
 
     def check(self) -> None:
         """Raises Diverged when any step so far was not finite."""
@@ -154,14 +182,14 @@ class Loop:
     def log(self, journal: Journal) -> None:
         """A line about the steps since the last one: their mean loss, the last one's rate and gradient norm."""
         self.check()
-        tokens = self.recipe.tokens_at(self.step)
-        fresh = tokens - self.recipe.tokens_at(self.step - self.pending)
+        tokens = self.tokens_at(self.step)
+        fresh = tokens - self.tokens_at(self.step - self.pending)
         since = self.elapsed() - self._line_s
         journal.write(
             self.step,
             tokens=tokens,
             loss=float(self.loss_sum) / self.pending,
-            lr=self.recipe.lr_at(self.step - 1),
+            lr=self.recipe.lr_at(self.step - self.before.steps - 1),
             grad_norm=float(self.grad_norm),
             tokens_per_s=round(fresh / since, 1) if since > 0 else None,
             **{name: float(value) / self.pending for name, value in self.sums.items()},
@@ -175,8 +203,8 @@ class Loop:
         """The line of the step that was not finite, unless it ended a trial whose steps all were."""
         if self.pending:
             nothing = dict.fromkeys(("loss", "grad_norm", "tokens_per_s"))
-            tokens = self.recipe.tokens_at(step)
-            journal.write(step, tokens=tokens, lr=self.recipe.lr_at(step - 1), **nothing)
+            rate = self.recipe.lr_at(step - self.before.steps - 1)
+            journal.write(step, tokens=self.tokens_at(step), lr=rate, **nothing)
 
     def validate(self, journal: Journal) -> None:
         """A line with the mean loss on the same few validation windows every time."""
@@ -214,6 +242,7 @@ class Loop:
             "train_s": self.train_s,
             "fingerprint": self.fingerprint,
             "model": self.model.state_dict(),
+            "stages": list(self.before.stages),
         }
         if not whole:
             return state
@@ -243,9 +272,8 @@ class Loop:
         self.loss_sum = state["loss_sum"].to(self.device)
         self.sums = {name: value.to(self.device) for name, value in state.get("sums", {}).items()}
 
-    def resume(self) -> None:
-        """Goes on from the newest whole checkpoint, if there is one, and notes what was found and discarded."""
-        found = checkpoint.load_newest(self.folder)
+    def resume(self, found: checkpoint.Loaded) -> None:
+        """Goes on from a checkpoint, if there is one, and notes what was found and discarded."""
         for name, reason in found.discarded:
             note_event(self.folder, self.attempt, "discarded", checkpoint=name, reason=reason)
         if found.state is not None:

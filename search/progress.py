@@ -15,6 +15,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from search.recipe import load_recipe
+
 _TAIL_BYTES = 8192  # holds dozens of lines
 _LINES_S = 30.0  # between two lines of plain progress
 
@@ -225,6 +227,8 @@ def total_steps(folder: Path) -> int | None:
     recipe: dict[str, Any] = json.loads((folder / "trial.json").read_text())["recipe"]
     if not {"tokens", "batch", "context"} <= recipe.keys():
         return None
+    if {"ramp", "batch_tokens", "stages"} & recipe.keys():
+        return load_recipe(recipe).all_steps
     return math.ceil(int(recipe["tokens"]) / int(recipe["batch"] * recipe["context"]))
 
 

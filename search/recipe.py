@@ -15,6 +15,7 @@ from search.data.tokenizers import Bytes, Tokenizer
 from search.objectives import Causal, Objective
 from search.optimizers import AdamW, Optimizer
 from search.schedules import Cosine, Schedule
+from search.stages import Stage
 from search.start import Start
 
 
@@ -62,6 +63,7 @@ class Recipe(Spec):
     init: Start | None = added(None)
     z_loss: NotNegative = added(0.0)
     recompute: Literal["none", "layers"] = added(default="none")
+    stages: tuple[Stage, ...] = added(default=())
 
     @classmethod
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
@@ -92,6 +94,21 @@ class Recipe(Spec):
             return len(growing) - 1 + needed
         return next(step for step, rows in enumerate(growing) if rows * self.context >= self.tokens)
 
+    @property
+    def whole(self) -> tuple[Recipe, ...]:
+        """The recipe of every stage, from the first on, which is its own."""
+        found = [self.replace(stages=())]
+        for stage in self.stages:
+            said = stage.said()
+            fresh = {"init": None, "ramp": None, **({"batch_tokens": None} if "batch" in said else {})}
+            found.append(found[-1].replace(**fresh, **said))
+        return tuple(found)
+
+    @property
+    def all_steps(self) -> int:
+        """Optimizer steps of a trial, those of all its stages."""
+        return sum(recipe.steps for recipe in self.whole)
+
     def rows_before(self, step: int) -> int:
         """Sequences that the steps before `step` consume."""
         growing = self._ramp()
@@ -119,6 +136,12 @@ class Recipe(Spec):
     def problems(self, path: str = "train") -> list[Problem]:
         """What the fields, each right by itself, get wrong together."""
         found: list[Problem] = []
+        names = [stage.name for stage in self.stages]
+        for index, own in enumerate(self.whole[1:]):
+            found += own.problems(f"{path}.stages.{index}")
+            if names[index] and names[index] in names[:index]:
+                message = f"two stages are called '{names[index]}'"
+                found.append(Problem(f"{path}.stages.{index}.name", message, self.stages[index].mark()))
         twice = "batch" in marks_of(self)
         if self.batch_tokens and (self.batch_tokens % self.context or twice):
             message = f"must be a multiple of the context, {self.context}, found {self.batch_tokens}"

@@ -20,6 +20,7 @@ from search.doctor import Finding
 from search.estimate import estimate
 from search.machine import usable_cores
 from search.planning import Plan, spelt
+from search.stage_plans import stage_lines
 from search.start import start_lines
 from search.stop import Summary
 from search.store import Store
@@ -111,6 +112,8 @@ def print_plan(planned: Plan, root: Path) -> None:
         console.print(Text(line))
     for variant in planned.variants:
         for line in start_lines(variant.name, variant.start) if variant.start else ():
+            console.print(Text(line))
+        for line in stage_lines(variant.name, variant.stages):
             console.print(Text(line))
     done = _done(planned, root)
     known = f"; {done} of them have a result, {planned.trials - done} are left" if done else ""

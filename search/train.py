@@ -16,12 +16,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import arch_dsl
 from arch_dsl.stack import StackModule
@@ -29,9 +30,10 @@ from search import checkpoint
 from search.data.dataset import Dataset
 from search.evaluate import Arrays, evaluate
 from search.journal import Journal, events
-from search.loop import Diverged, Interrupted, Loop
+from search.loop import Before, Diverged, Interrupted, Loop
 from search.plugin_files import load_kept
 from search.recipe import Recipe, load_recipe
+from search.stages import Part, parts
 from search.start import load_start
 from search.trial import Trial
 
@@ -89,35 +91,79 @@ def train(
         return result
     trial = Trial.from_json((folder / "trial.json").read_text())
     load_kept(trial.model, data_root.parent)
-    recipe = load_recipe(trial.recipe, "recipe")
-    dataset = Dataset.open(data_root, trial.data)
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    seeds = split_seed(trial.seed)
-    with _deterministic(device):
-        model = build(trial, recipe, device)
-        model.separator = dataset.eod  # type: ignore[assignment]
-        if recipe.init:
-            load_start(model, recipe.init, data_root)
-        torch.manual_seed(seeds.noise)
-        loop = Loop(folder, trial.key, attempt, recipe, dataset, model, seeds.data)
-        loop.resume()
-        with Journal(folder / "metrics.jsonl", attempt, loop.step) as journal:
-            result = _outcome(loop, journal, dataset, should_stop, checkpoint_s)
-            journal.sync()
+    found = checkpoint.load_newest(folder)
+    started = found.state["step"] if found.state else 0
+    with _deterministic(device), Journal(folder / "metrics.jsonl", attempt, started) as journal:
+        run = _Run(folder, data_root, attempt, trial, device, build, journal, should_stop, checkpoint_s)
+        result = run.through(found)
+        journal.sync()
     text = json.dumps(result, indent=1, allow_nan=False).encode()
     checkpoint.write_atomically(finished, lambda file: file.write(text))
     checkpoint.remove_older(folder, keep=1 if result["state"] == "complete" else 0)
     return result
 
 
-def _outcome(
-    loop: Loop, journal: Journal, dataset: Dataset, should_stop: ShouldStop, checkpoint_s: float
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Run:
+    """One attempt at a trial: the arguments of `train`, and what it found."""
+
+    folder: Path
+    data_root: Path
+    attempt: int
+    trial: Trial
+    device: torch.device
+    build: Build
+    journal: Journal
+    should_stop: ShouldStop
+    checkpoint_s: float
+
+    def through(self, found: checkpoint.Loaded) -> dict[str, Any]:
+        """How the trial ended: its stages one after another, from that of the checkpoint on."""
+        recipe = load_recipe(self.trial.recipe, "recipe")
+        past = found.state.get("stages", []) if found.state else []
+        before, weights, result = Before(), dict[str, Tensor](), dict[str, Any]()
+        for index, part in enumerate(parts(recipe, self.trial)):
+            if index >= len(past):
+                loop = self.loop(part, recipe, before, weights, found if index == len(past) else None)
+                result = _outcome(loop, self.journal, self.should_stop, self.checkpoint_s)
+                if result["state"] != "complete":
+                    break
+                weights = loop.model.state_dict()
+            ended = past[index] if index < len(past) else _ended(index, result)
+            before = before.then(part.recipe, ended, result.get("train_s", 0.0))
+        return result | {"stages": list(before.stages)} if recipe.stages else result
+
+    def loop(
+        self, part: Part, recipe: Recipe, before: Before, weights: dict[str, Tensor], found: checkpoint.Loaded | None
+    ) -> Loop:
+        """The loop of a stage, with the weights of the one before as far as its model has them."""
+        seeds = split_seed(self.trial.seed)
+        dataset = Dataset.open(self.data_root, part.data)
+        model = self.build(replace(self.trial, model=part.model), part.recipe, self.device)
+        model.separator = dataset.eod  # type: ignore[assignment]
+        if not before.stages and recipe.init:
+            load_start(model, recipe.init, self.data_root)
+        part.take_over(model, weights)
+        torch.manual_seed(seeds.noise + len(before.stages))
+        key = self.trial.key
+        loop = Loop(self.folder, key, self.attempt, part.recipe, dataset, model, seeds.data, before)
+        if found is not None:
+            loop.resume(found)
+        return loop
+
+
+def _ended(index: int, result: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of a stage that another one follows."""
+    return {"stage": index, **{name: result[name] for name in ("step", "tokens", "validation", "test")}}
+
+
+def _outcome(loop: Loop, journal: Journal, should_stop: ShouldStop, checkpoint_s: float) -> dict[str, Any]:
     """Trains, evaluates, and says how the trial ended."""
     try:
         loop.run(journal, should_stop, checkpoint_s)
         started = time.perf_counter()
-        measures, documents = _measure(loop, journal, dataset, should_stop)
+        measures, documents = _measure(loop, journal, should_stop)
     except Diverged as end:
         loop.log_diverged(journal, end.step)
         return _result(loop, "diverged", end.step, end.reason, dict.fromkeys(("validation", "test")))
@@ -128,9 +174,7 @@ def _outcome(
     return _result(loop, "complete", loop.step, None, measures) | {"evaluate_s": evaluate_s}
 
 
-def _measure(
-    loop: Loop, journal: Journal, dataset: Dataset, should_stop: ShouldStop
-) -> tuple[dict[str, dict[str, float]], Arrays]:
+def _measure(loop: Loop, journal: Journal, should_stop: ShouldStop) -> tuple[dict[str, dict[str, float]], Arrays]:
     """Summaries of validation and test, and the documents of test. Raises Diverged when one is not finite."""
 
     def tick() -> None:
@@ -141,7 +185,7 @@ def _measure(
     recipe, measures, documents = loop.recipe, {}, Arrays()
     for split in ("validation", "test"):
         measures[split], documents = evaluate(
-            loop.model, dataset, split, recipe.context, loop.micro_batch, recipe.precision, tick, recipe.objective
+            loop.model, loop.dataset, split, recipe.context, loop.micro_batch, recipe.precision, tick, recipe.objective
         )
         if not all(map(math.isfinite, measures[split].values())):
             raise Diverged(loop.step, f"the {split} loss or perplexity is not finite")
@@ -150,7 +194,7 @@ def _measure(
 
 def _result(loop: Loop, state: str, step: int, reason: str | None, measures: dict[str, Any]) -> dict[str, Any]:
     """What `result.json` says. `bit_exact` is False when a continuation ran on other hardware or software."""
-    tokens = loop.recipe.tokens_at(step)
+    tokens = loop.tokens_at(step)
     happened = events(loop.folder)
     resumed = [event for event in happened if event["event"] == "resumed"]
     return {

@@ -28,6 +28,7 @@ from search.objectives.checks import positions, refusals
 from search.optimizers import unmatched
 from search.recipe import Recipe
 from search.space import Space, probes
+from search.stage_plans import StagePlan, plan_stages
 from search.start import Start, Started, as_written, keep_weights, started
 from search.study import Asked, Match, Study, asked_variants
 from search.trial import Trial, canonical_json
@@ -52,6 +53,7 @@ class Variant:
     matched: dict[str, int] = field(default_factory=dict)
     start: Started | None = None  # where it starts from weights
     repaired: tuple[str, ...] = ()  # the rules that changed a combination which made no sense
+    stages: tuple[StagePlan, ...] = ()
 
     @property
     def flops_per_token(self) -> int:
@@ -65,6 +67,8 @@ class Variant:
         plain = {name: value for name, value in canonical(recipe).items() if name not in spelled}
         if recipe.init:
             plain["init"] = {"sha256": recipe.init.sha256}
+        for stage in plain.get("stages", ()):
+            del stage["name"], stage["data"]
         return Trial(canonical(self.model), plain, self.dataset.identity, seed)
 
     @property
@@ -72,7 +76,11 @@ class Variant:
         """What decides the batches: two variants with the same text here saw the same tokens in the same order."""
         recipe = self.recipe
         said = [self.dataset.identity, recipe.context, recipe.sequences, recipe.tokens, canonical(recipe.objective)]
-        return canonical_json(said if recipe.ramp is None else [*said, canonical(recipe.ramp)])
+        said += [] if recipe.ramp is None else [canonical(recipe.ramp)]
+        for stage in self.stages:
+            own = stage.recipe
+            said.append([stage.dataset.identity, own.context, own.sequences, own.tokens, canonical(own.objective)])
+        return canonical_json(said)
 
     def record(self) -> dict[str, Any]:
         """What the store keeps of it, for tables and pages."""
@@ -89,9 +97,14 @@ class Variant:
             "context": self.recipe.context,
             "batches": self.batches,
             "test": self.test_text,
-            **({} if self.recipe.objective.every else {"objective": canonical(self.recipe.objective)}),
+            **(
+                {}
+                if self.recipe.whole[-1].objective.every
+                else {"objective": canonical(self.recipe.whole[-1].objective)}
+            ),
             "spec": canonical(self.model, brief=True),
             **({"start": dataclasses.asdict(self.start)} if self.start else {}),
+            **({"stages": [stage.record() for stage in self.stages]} if self.stages else {}),
         }
 
 
@@ -130,6 +143,8 @@ class Builder:
         dataset = self.dataset(recipe)
         built = self.build(asked, target, dataset.vocab, recipe)
         refuse_idle_groups(recipe, built.model)
+        recipe, stages = plan_stages(recipe, built.model, dataset, self.staged_dataset)
+        tested = (stages[-1].recipe, stages[-1].dataset) if stages else (recipe, dataset)
         label = f" [{asked.cell}]" if asked.cell else ""
         return Variant(
             name=asked.name,
@@ -142,11 +157,12 @@ class Builder:
             components=dict(asked.components),
             parameters=built.parameters,
             figures=built.figures,
-            test_text=self.test_text(recipe, dataset),
+            test_text=self.test_text(*tested),
             mismatch=built.parameters / target - 1 if target else 0.0,
             matched=built.matched,
             start=self.started(recipe, built),
             repaired=built.repaired,
+            stages=stages,
         )
 
     def started(self, recipe: Recipe, built: Built) -> Started | None:
@@ -171,13 +187,13 @@ class Builder:
         """The model of a variant, matched, resolved and costed; once for all that differ in their recipe alone."""
         settings = [s for s in asked.settings if not s.path.startswith("train.")]
         mend = asked.impossible == "repair"
-        asks = [recipe.context, canonical(recipe.objective)]
+        asks = [[r.context, canonical(r.objective)] for r in recipe.whole]
         key = json.dumps([[(s.path, s.node.plain()) for s in settings], target, vocab, asks, mend])
         if key not in self.built:
             model = apply(self.study.model, settings)
             model, repaired = rules.repaired(model) if mend else (model, [])
             lengths = recipe.objective.lengths(recipe.context, has_encoder(model))
-            sizes = recipe.vocab(vocab), positions(recipe, model)
+            sizes = max(r.vocab(vocab) for r in recipe.whole), max(positions(r, model) for r in recipe.whole)
             matched: dict[str, int] = {}
             if target is not None and self.study.match:
                 self.refuse_own_size(model, self.study.match, asked)
@@ -187,7 +203,7 @@ class Builder:
                 raise SpecError(problems)
             total = cost(model, lengths.tokens, lengths.source or None)
             changes = self.changes(model, sizes)
-            figures = total.figures(lengths.tokens)
+            figures = total.figures(recipe.context)  # per token of text
             self.built[key] = Built(model, changes, total.parameters, figures, matched, tuple(repaired), sizes)
         return self.built[key]
 
@@ -307,6 +323,10 @@ class Builder:
             lengths = canonical_json(dataset.documents("test").bytes.tolist())
             self.test_texts[source] = hashlib.sha256(f"{source}{lengths}".encode()).hexdigest()[:16]
         return self.test_texts[source]
+
+    def staged_dataset(self, recipe: Recipe, first: Dataset, path: str) -> Dataset:
+        """The prepared data of a stage, in the tokens of an earlier one. Raises SpecError."""
+        return self.dataset(recipe)
 
     def dataset(self, recipe: Recipe) -> Dataset:
         """The prepared data of a recipe. Raises SpecError if there is not enough of it."""

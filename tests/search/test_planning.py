@@ -161,6 +161,7 @@ OTHER = {
     "batch": "2",
     "batch_tokens": "96",
     "recompute": "layers",
+    "stages": "[{tokens: 1k, lr: 1e-4}]",
     "ramp": "{start: 1, step: 1, tokens: 100}",
     "accumulate": "2",
     "optimizer": "{type: adamw, eps: 1e-6}",

@@ -1,0 +1,107 @@
+"""What the stages of a variant will do, checked before anything is trained: models, data, trained parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from arch_dsl import canonical
+from arch_dsl.errors import Problem, SpecError
+from arch_dsl.identity import Change, brief_text, diff
+from arch_dsl.layout import shapes_of
+from arch_dsl.model import Model
+from search.data.dataset import Dataset
+from search.objectives.checks import refusals
+from search.recipe import Recipe
+from search.stages import Stage, staged, trained
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """A stage of a variant: what it reads and changes, and how many of the model's parameters it trains."""
+
+    name: str
+    recipe: Recipe
+    dataset: Dataset
+    changes: tuple[Change, ...]
+    parameters: int
+    trained: int
+
+    def record(self) -> dict[str, Any]:
+        """What the store keeps of it."""
+        return {
+            "name": self.name,
+            "tokens": self.recipe.tokens,
+            "data": self.dataset.record(),
+            "objective": canonical(self.recipe.objective, brief=True),
+            "changes": [[c.path, brief_text(c.before), brief_text(c.after)] for c in self.changes],
+            "parameters": self.parameters,
+            "trained_parameters": self.trained,
+        }
+
+
+def plan_stages(
+    recipe: Recipe, model: Model, dataset: Dataset, prepared: Callable[[Recipe, Dataset, str], Dataset]
+) -> tuple[Recipe, tuple[StagePlan, ...]]:
+    """The stages of a recipe for a resolved model, and the recipe that names their data.
+
+    `prepared` gives the data set of a stage's recipe, whose tokens are those of another one. Raises SpecError.
+    """
+    plans, stages = [], []
+    for index, (stage, own) in enumerate(zip(recipe.stages, recipe.whole[1:], strict=True)):
+        path = f"train.stages.{index}"
+        if stage.data is not None:
+            dataset = prepared(own, dataset, path)
+            stage = stage.replace(prepared=dataset.identity)
+        before = model
+        try:
+            model = staged(model, stage)
+        except SpecError as error:
+            raise SpecError(dataclasses.replace(p, path=f"{path}.model.{p.path}") for p in error.problems) from error
+        plan = _plan(stage, own, before, model, dataset, path)
+        plans.append(plan)
+        stages.append(stage)
+    return recipe.replace(stages=tuple(stages)), tuple(plans)
+
+
+def _plan(stage: Stage, recipe: Recipe, before: Model, model: Model, dataset: Dataset, path: str) -> StagePlan:
+    old, shapes = shapes_of(before), shapes_of(model)
+    problems = list(refusals(recipe, model, path))
+    for name in shapes:
+        if name in old and old[name] != shapes[name]:
+            message = f"{name} would have shape {list(shapes[name])} instead of {list(old[name])}; a stage keeps sizes"
+            problems.append(Problem(f"{path}.model", message, stage.mark("model") or stage.mark()))
+    problems += _unmatched(stage.trainable, shapes, f"{path}.trainable", stage)
+    problems += _unmatched(_group_patterns(recipe), shapes, f"{path}.optimizer.groups", stage)
+    if problems:
+        raise SpecError(problems)
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    count = sum(sizes[name] for name in trained(stage.trainable, shapes))
+    return StagePlan(stage.name or "a stage", recipe, dataset, tuple(diff(before, model)), sum(sizes.values()), count)
+
+
+def _group_patterns(recipe: Recipe) -> list[str]:
+    return [pattern for group in recipe.optimizer.groups for pattern in group.parameters]  # type: ignore[attr-defined]
+
+
+def _unmatched(patterns: Sequence[str], shapes: dict[str, Any], path: str, stage: Stage) -> Iterator[Problem]:
+    """The patterns that match no parameter."""
+    for pattern in patterns:
+        if not trained([pattern], shapes):
+            near = get_close_matches(pattern, shapes, 1)
+            message = f"'{pattern}' matches no parameter" + (f"; did you mean '{near[0]}'?" if near else "")
+            yield Problem(path, message, stage.mark(path.rpartition(".")[2]) or stage.mark())
+
+
+def stage_lines(name: str, plans: Sequence[StagePlan]) -> Iterator[str]:
+    """The stages of a variant, for people."""
+    for plan in plans:
+        steps = f"{plan.recipe.tokens:,} tokens ({plan.recipe.steps} steps), lr {plan.recipe.lr:g}"
+        share = f"{plan.trained:,} of {plan.parameters:,} parameters"
+        text = f"{name}: then {plan.name}: {steps}, {plan.recipe.objective.type}, trains {share}"
+        changes = "; ".join(map(str, plan.changes))
+        yield f"{text}; {changes}" if changes else text

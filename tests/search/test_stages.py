@@ -1,0 +1,162 @@
+"""Stages: they go on from the weights before them, freeze what they say, and are continued to the same bits."""
+
+import hashlib
+import json
+
+import pytest
+import torch
+
+from arch_dsl import canonical, load, resolve
+from arch_dsl.errors import SpecError
+from search import checkpoint
+from search.planning import plan
+from search.recipe import load_recipe
+from search.study import load_study
+from search.train import Interrupted, train
+from search.trial import Trial
+from tests.search.study_files import write_study
+from tests.search.test_train import data_root, lines, measures, one_thread  # noqa: F401  # fixtures
+
+MODEL = {
+    "d_model": 16,
+    "n_layers": 2,
+    "block": {"norm": "rmsnorm", "attention": {"heads": 2, "positional": "rope"}, "ffn": {"type": "glu"}},
+}
+ADAPTED = {
+    "tokens": 4 * 64,
+    "lr": 0.01,
+    "objective": "prefix",
+    "model": {
+        "block.attention.mask": "prefix",
+        "block.*.post": {"append": [{"type": "adapter", "width": 3}, {"type": "dropout", "rate": 0.2}]},
+    },
+    "trainable": ["*.adapter.*"],
+}
+RECIPE = {"tokens": 6 * 64, "context": 16, "batch": 4, "lr": 0.02}
+
+
+def make(folder, **recipe):
+    """A folder for a trial with stages."""
+    folder.mkdir()
+    model = canonical(resolve(load(MODEL), vocab=257, max_positions=16))
+    trial = Trial(model, canonical(load_recipe(RECIPE | recipe)), "data", 0)
+    (folder / "trial.json").write_text(trial.to_json())
+    return folder
+
+
+def run(folder, root, attempt=1, steps=None, **options):
+    calls = iter(range(1, 10**6))
+    return train(folder, root, attempt, lambda: steps is not None and next(calls) >= steps, **options)
+
+
+def weights(folder):
+    return checkpoint.load(folder, checkpoint.steps_in(folder)[0])["model"]
+
+
+def digest(folder):
+    data = b"".join(name.encode() + value.numpy().tobytes() for name, value in sorted(weights(folder).items()))
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, data_root):  # noqa: F811
+    """A trial of three stages that was never interrupted."""
+    folder = make(tmp_path_factory.mktemp("trials") / "whole", stages=[ADAPTED, {"tokens": 3 * 64, "lr": 0.005}])
+    run(folder, data_root)
+    return folder
+
+
+def test_a_stage_goes_on_from_the_weights_before_it_and_freezes_the_rest(tmp_path, data_root):  # noqa: F811
+    first, both = make(tmp_path / "first"), make(tmp_path / "both", stages=[ADAPTED])
+    run(first, data_root)
+    result = run(both, data_root)
+    before, after = weights(first), weights(both)
+    new = after.keys() - before.keys()
+    assert {name.split(".")[-3] for name in new} == {"adapter"}
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(bool(after[name].any()) for name in new)
+    assert (result["step"], result["tokens"]) == (10, 10 * 64)
+    assert [stage["step"] for stage in result["stages"]] == [6, 10]
+    alone = json.loads((first / "result.json").read_text())
+    assert result["stages"][0]["test"] == alone["test"]
+    assert result["test"] != alone["test"]
+
+
+def test_a_stage_without_changes_trains_on(whole):
+    found = [line for line in lines(whole) if "loss" in line]
+    assert [line["step"] for line in found] == list(range(1, 14))
+    assert [line["tokens"] for line in found] == [64 * step for step in range(1, 14)]
+    assert max(line["lr"] for line in found[10:]) == 0.005
+
+
+@pytest.mark.parametrize("stops", [[3], [6], [8], [2, 5, 4]], ids=str)
+def test_continued_stages_have_the_bits_of_those_that_never_stopped(tmp_path, data_root, whole, stops):  # noqa: F811
+    folder = make(tmp_path / "parts", stages=[ADAPTED, {"tokens": 3 * 64, "lr": 0.005}])
+    for attempt, steps in enumerate(stops, start=1):
+        with pytest.raises(Interrupted):
+            run(folder, data_root, attempt, steps)
+    run(folder, data_root, len(stops) + 1)
+    assert (digest(folder), lines(folder), measures(folder)) == (digest(whole), lines(whole), measures(whole))
+
+
+STUDY = """\
+train:
+  data: {text: corpus.txt}
+  tokens: 1k
+  context: 32
+  batch: 4
+  lr: 1e-3
+  stages:
+    - """
+
+
+def planned(folder, stage):
+    return plan(load_study(write_study(folder, train=STUDY + stage)), folder / "data")
+
+
+def key(folder, stage):
+    return planned(folder, stage).variants[0].trial(0).key
+
+
+def test_a_plan_counts_what_a_stage_trains(tmp_path):
+    (stage,) = (
+        planned(tmp_path, "{tokens: 1k, lr: 1e-4, trainable: ['final.*', '*.query_projection.*']}").variants[0].stages
+    )
+    assert (stage.trained, stage.parameters) == (
+        64 + 64 * 64,
+        planned(tmp_path, "{tokens: 1k, lr: 1e-4}").variants[0].parameters,
+    )
+
+
+def test_all_of_a_stage_but_its_name_is_part_of_a_trial(tmp_path):
+    plain = key(tmp_path, "{tokens: 1k, lr: 1e-4}")
+    assert key(tmp_path, "{tokens: 1k, lr: 1e-4, name: later}") == plain
+    (tmp_path / "more.txt").write_text("\n".join(f"{n} other words\nof another text " * 9 for n in range(400)))
+    adapter = "model: {block.ffn.post: [{type: adapter, width: 2}]}"
+    changes = (
+        "tokens: 2k", "lr: 2e-4", "objective: prefix", "context: 16", "batch: 2", "accumulate: 2", "optimizer: lion",
+        "schedule: linear", "clip: 0.5", "precision: bf16", "z_loss: 0.1", "trainable: [final.*]", adapter,
+        "data: {text: more.txt}",
+    )  # fmt: skip
+    found = set()
+    for change in changes:
+        given = {"tokens": "tokens: 1k", "lr": "lr: 1e-4"} | {change.split(":")[0]: change}
+        found.add(key(tmp_path, "{" + ", ".join(given.values()) + "}"))
+    assert len(found | {plain}) == len(changes) + 1
+
+
+WRONG = {
+    "{lr: 1e-4}": r"train\.stages\.0\.tokens: is missing",
+    "{tokens: 1k, lr: 1e-4, trainable: [finl.*]}": r"stages\.0\.trainable: 'finl\.\*' matches no parameter",
+    "{tokens: 1k, lr: 1e-4, model: {block.ffn.width: 9}}": r"stages\.0\.model: block\.0\.ffn\..* a stage keeps sizes",
+    "{tokens: 1k, lr: 1e-4, model: {block.fn.width: 9}}": r"stages\.0\.model\.block\.fn.* did you mean 'ffn'",
+    "{tokens: 1k, lr: 1e-4, model: {block.attention.mask: full}}": r"full reads the tokens that causal predicts",
+    "{tokens: 1k, lr: 1e-4, accumulate: 3}": r"train\.stages\.0\.accumulate: must divide batch",
+    "{tokens: 1k, lr: 1e-4, epochs: 3}": r"'epochs' is not a key of stage",
+}
+
+
+@pytest.mark.parametrize("stage", WRONG)
+def test_refuses(tmp_path, stage):
+    with pytest.raises(SpecError, match=WRONG[stage]):
+        planned(tmp_path, stage)
