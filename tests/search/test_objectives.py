@@ -13,6 +13,7 @@ import pytest
 from arch_dsl.errors import SpecError
 from arch_dsl.identity import canonical
 from arch_dsl.parse import parse
+from arch_dsl.spec import fields_of
 from search.data.batches import IGNORE, Batch
 from search.data.noise import Draw, span_counts, span_mask
 from search.objectives import Objective, SpanCorruption, corrupted_lengths
@@ -317,3 +318,34 @@ def test_extra_tokens_are_what_the_objective_needs() -> None:
     needs = {"causal": 0, "prefix": 0, "masked": 1, "masked_encoder": 1, "span_corruption": 28, "denoisers": 98}
     assert {name: objective(name).extra(568) for name in needs} == needs
     assert SpanCorruption(sentinels=100).extra(568) == 100
+
+
+OTHER: dict[str, dict[str, Any]] = {
+    "causal": {},
+    "prefix": {"share": 0.5},
+    "masked": {"density": 0.3, "mask": 0.5, "random": 0.2},
+    "masked_encoder": {"share": 0.5, "density": 0.3, "mask": 0.5, "random": 0.2, "weight": 2.0},
+    "span_corruption": {"density": 0.3, "span": 2.0, "sentinels": 50},
+    "denoisers": {"mixture": [{"mode": "S"}], "mode_tokens": False, "sentinels": 50},
+}
+
+
+def test_every_field_changes_what_is_asked() -> None:
+    assert {name: {*fields} for name, fields in OTHER.items()} == {
+        name: {*fields_of(member)} for name, member in Objective.members.items()
+    }
+    for name, fields in OTHER.items():
+        plain = asked(name, name == "masked_encoder")
+        for field, value in fields.items():
+            changed = {"type": name, field: value}
+            other = asked(changed, name == "masked_encoder")
+            same = all(np.array_equal(array, getattr(other, part)) for part, array in vars(plain).items())
+            assert not same or objective(name).encoder_weight != objective(changed).encoder_weight, changed
+
+
+def test_every_field_of_a_denoiser_changes_what_is_asked() -> None:
+    base: list[dict[str, Any]] = [{"mode": "R", "density": 0.15, "span": 3}, {"mode": "S"}]
+    plain = asked({"type": "denoisers", "mixture": base}, count=40)
+    for field, value in {"mode": "X", "density": 0.3, "span": 2, "weight": 4}.items():
+        other = asked({"type": "denoisers", "mixture": [{**base[0], field: value}, base[1]]}, count=40)
+        assert not np.array_equal(plain.tokens, other.tokens), field
