@@ -13,6 +13,7 @@ from arch_dsl.model import Model, cost, resolve
 from arch_dsl.patch import Setting, apply
 from arch_dsl.primitives.attention import Attention
 from arch_dsl.primitives.feedforward import FeedForward
+from arch_dsl.primitives.linear_attention import LinearAttention
 from arch_dsl.primitives.parallel import Parallel
 from arch_dsl.source import Node
 from arch_dsl.spec import Count, Positive, Spec
@@ -95,7 +96,8 @@ def _candidates(model: Model, budget: Budget, widths: Iterable[Width]) -> Iterat
             for name, stack in stacks.items():
                 prefix = f"{name}." if name else ""
                 changes[f"{prefix}n_layers"] = max(round(n_layers * stack.n_layers / deepest), 1)
-                block = _inside(stack.block, "block", model.d_model, d_model, head_dim, budget.multiple_of)
+                place = (model.d_model, d_model, head_dim, budget)
+                block = _inside(stack.block, "block", *place)
                 changes |= {f"{prefix}{path}": value for path, value in block.items()}
             yield changes
 
@@ -110,13 +112,13 @@ def _widths(head_dim: int) -> Iterator[Width]:
     yield from ((heads * head_dim, head_dim) for heads in range(FEWEST_HEADS, 4096))
 
 
-def _inside(block: Block, path: str, before: int, d_model: int, head_dim: int, multiple: int) -> dict[str, Any]:
+def _inside(block: Block, path: str, before: int, d_model: int, head_dim: int, budget: Budget) -> dict[str, Any]:
     """What a width of the stream means for the branches of a block, group members among them."""
     found: dict[str, Any] = {}
     for name, branch in block.items():
         where = f"{path}.{name}"
         if isinstance(branch, Parallel):
-            found |= _inside(branch.branches, where, before, d_model, head_dim, multiple)
+            found |= _inside(branch.branches, where, before, d_model, head_dim, budget)
         elif isinstance(branch, Attention):
             heads = d_model // head_dim
             found[f"{where}.heads"] = heads
@@ -126,8 +128,22 @@ def _inside(block: Block, path: str, before: int, d_model: int, head_dim: int, m
                 found[f"{where}.kv_heads"] = _groups(heads, branch.kv_heads, branch.heads)
         elif isinstance(branch, FeedForward) and branch.width is not None:
             share = branch.width * d_model / before
-            found[f"{where}.width"] = max(round(share / multiple), 1) * multiple
+            found[f"{where}.width"] = max(round(share / budget.multiple_of), 1) * budget.multiple_of
+        elif isinstance(branch, LinearAttention):
+            found |= {f"{where}.{name}": size for name, size in _linear(branch, before, d_model, head_dim, budget)}
     return found
+
+
+def _linear(
+    branch: LinearAttention, before: int, d_model: int, head_dim: int, budget: Budget
+) -> Iterator[tuple[str, int]]:
+    """Sizes of linear attention whose unit was the head size of the budget: channels keep their ratio to it."""
+    if isinstance(branch.heads, int):
+        yield "heads", max(round(branch.heads * d_model * budget.head_dim / (before * head_dim)), 1)
+        if isinstance(branch.head_dim, int):
+            yield "head_dim", max(branch.head_dim * head_dim // budget.head_dim, 1)
+    if isinstance(branch.value_dim, int):
+        yield "value_dim", max(branch.value_dim * head_dim // budget.head_dim, 1)
 
 
 def _groups(heads: int, kv_heads: int, of_heads: int) -> int:

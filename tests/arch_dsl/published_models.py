@@ -12,11 +12,27 @@ Facts = dict[str, Any]
 
 def facts(model: Model) -> Facts:
     """The numbers of a resolved model that its configuration needs."""
-    branches = dict(model.block.items())
+    branches = {name: branch for block in model.layers() for name, branch in block.items()}
     if "parallel" in branches:
         branches = dict(branches["parallel"].branches.items())  # type: ignore[attr-defined]
+    if linear := next((branch for branch in branches.values() if branch.type == "linear_attention"), None):
+        return {
+            "d": model.d_model,
+            "layers": model.n_layers,
+            "heads": linear.heads,  # type: ignore[attr-defined]
+            "kv": linear.key_heads,  # type: ignore[attr-defined]
+            "head_dim": linear.value_dim,  # type: ignore[attr-defined]
+            "state": linear.head_dim,  # type: ignore[attr-defined]
+            "width": getattr(branches.get("ffn"), "width", 0),
+            "vocab": model.vocab,
+            "linear": True,
+        }
+    if "attention" not in branches:  # mixers without heads
+        ends = {"heads": 1, "kv": 1, "head_dim": model.d_model, "width": 0, "linear": False}
+        return {**ends, "d": model.d_model, "layers": model.n_layers, "vocab": model.vocab}
     attention, ffn = branches["attention"], branches["ffn"]
     return {
+        "linear": False,
         "d": model.d_model,
         "layers": model.n_layers,
         "heads": attention.heads,  # type: ignore[attr-defined]
@@ -170,6 +186,39 @@ def qwen3(f: Facts) -> Any:
     return _llama_like(f, Qwen3Config, Qwen3ForCausalLM, tie_word_embeddings=True, **_rope(10_000.0))
 
 
+def mamba2(tied: bool) -> Callable[[Facts], Any]:
+    def build(f: Facts) -> Any:
+        from transformers import Mamba2Config, Mamba2ForCausalLM
+
+        config = Mamba2Config(
+            vocab_size=f["vocab"],
+            hidden_size=f["d"],
+            num_hidden_layers=f["layers"],
+            num_heads=f["heads"],
+            head_dim=f["head_dim"],
+            state_size=f["state"],
+            n_groups=1,
+            chunk_size=16,
+            tie_word_embeddings=tied,
+        )
+        return Mamba2ForCausalLM(config)
+
+    return build
+
+
+def mamba(f: Facts) -> Any:
+    from transformers import MambaConfig, MambaForCausalLM
+
+    return MambaForCausalLM(MambaConfig(vocab_size=f["vocab"], hidden_size=f["d"], num_hidden_layers=f["layers"]))
+
+
+def rwkv(f: Facts) -> Any:
+    from transformers import RwkvConfig, RwkvForCausalLM
+
+    sizes = {"hidden_size": f["d"], "num_hidden_layers": f["layers"], "rescale_every": 0}
+    return RwkvForCausalLM(RwkvConfig(vocab_size=f["vocab"], **sizes))
+
+
 BUILDERS: dict[str, Callable[[Facts], Any]] = {
     "gpt1": gpt1,
     "gpt2": gpt2,
@@ -189,6 +238,10 @@ BUILDERS: dict[str, Callable[[Facts], Any]] = {
     "transformer_swa": mistral(500_000.0, 1e-6),
     "mistral": mistral(10_000.0, 1e-5),
     "gated_attention": qwen3,
+    "mamba": mamba,
+    "rwkv4": rwkv,
+    "mamba2": mamba2(tied=True),
+    "mamba2_fox": mamba2(tied=False),
 }
 UNKNOWN_THERE = {  # sizes whose choices the configuration cannot say
     ("gated_attention", "28l-elementwise"),
