@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from search.data.batches import IGNORE, Batch, windows
 from search.data.dataset import Dataset
 from search.objectives import Causal, Objective, has_encoder
+from search.routers import KINDS, health
 
 Precision = Literal["fp32", "bf16"]
 Arrays = dict[str, npt.NDArray[Any]]
@@ -45,6 +46,7 @@ def evaluate(
 
     * loss (nats per target, L = sum nll / targets), perplexity (exp L), and where every byte is predicted bits_per_byte
       (sum nll / (ln 2 * bytes of text));
+    * of a model with experts router_load_max, router_entropy and router_dropped (search/routers.py);
     * per document: nll (nats, float64), tokens (those scored, the end of the document among them) and bytes (of the
       whole document, int64), `[documents]` each. A sentinel counts where the span begins that it stands for.
 
@@ -52,7 +54,8 @@ def evaluate(
     """
     asked = held_out(dataset, split, context, objective, has_encoder(model))
     scored = asked.targets != IGNORE
-    nll = losses(model, asked, batch, precision, tick)[scored]
+    told: dict[str, Tensor] = {}
+    nll = losses(model, asked, batch, precision, tick, told)[scored]
     documents = dataset.documents(split)
     count = len(documents.tokens)
     place = (np.arange(len(asked))[:, None] * context + asked.places)[scored]  # in the stream, after its first token
@@ -63,7 +66,9 @@ def evaluate(
         "bytes": documents.bytes,
     }
     size = int(documents.bytes.sum()) if objective.every else None
-    return summary(float(nll.sum()), len(nll), size), arrays
+    of_all = [f"router_{kind}" for kind in KINDS]
+    routers = {name: float(value) for name, value in health(told, len(asked)).items() if name in of_all}
+    return summary(float(nll.sum()), len(nll), size) | routers, arrays
 
 
 def summary(nll: float, tokens: int, size: int | None) -> dict[str, float]:
@@ -80,17 +85,25 @@ def losses(
     batch: int,
     precision: Precision = "fp32",
     tick: Callable[[], None] | None = None,
+    told: dict[str, Tensor] | None = None,
 ) -> npt.NDArray[np.float64]:
-    """The loss of each target in nats, float64 `[windows, time]`, 0 where the target is -100, `batch` rows at once."""
+    """The loss of each target in nats, float64 `[windows, time]`, 0 where the target is -100, `batch` rows at once.
+
+    `told` gets the measures of all calls, each times its rows, summed.
+    """
     device = next(model.parameters()).device
     rows: list[npt.NDArray[np.float64]] = []
+    sums = {} if told is None else told
     with _evaluating(model):
         for part in asked.parts(batch):
             if tick is not None:
                 tick()
+            tokens, targets, call = part.tensors(device)
             with autocast(device, precision):
-                found: Tensor = model.loss(*part.tensors(device), reduction="none")  # type: ignore[operator]
+                found: Tensor = model.loss(tokens, targets, call, reduction="none")  # type: ignore[operator]
             rows.append(found.double().cpu().numpy())
+            for name, value in call.measures.items():
+                sums[name] = sums.get(name, 0) + len(part) * value.double()
     return np.concatenate(rows)
 
 

@@ -1,0 +1,119 @@
+"""Training a model with experts: its losses are trained on and told apart, and its routers are measured."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from arch_dsl import Call, canonical, compile, load, resolve
+from search.data.dataset import write
+from search.data.tokenizers import Bytes
+from search.recipe import load_recipe
+from search.routers import health
+from search.train import train
+from search.trial import Trial
+
+RECIPE = {"tokens": 40 * 128, "context": 16, "batch": 8, "lr": 0.01, "schedule": "constant"}
+MOE = {"type": "moe", "experts": 4, "top_k": 2, "width": 16}
+
+
+@pytest.fixture(scope="module")
+def data_root(tmp_path_factory):
+    """A folder with one prepared data set, `data`: bytes of sums."""
+    root = tmp_path_factory.mktemp("store")
+    (root / "data").mkdir()
+    counts = {"train": 300, "validation": 40, "test": 50}
+    texts = {name: [f"{i} + {7 * i} = {8 * i}\n".encode() for i in range(count)] for name, count in counts.items()}
+    write(root / "data", Bytes().train([], "tokenizer"), texts, {})
+    return root
+
+
+def model(ffn):
+    """A resolved model whose second layer has this feed-forward."""
+    block = {"norm": "rmsnorm", "attention": {"heads": 2}, "mlp": {"width": 16}}
+    data = {"d_model": 16, "n_layers": 2, "vocab": 257, "max_positions": 16, "block": block}
+    return resolve(load({**data, "overrides": {"1": {"block.mlp": ffn}}}))
+
+
+def trained(folder, data_root, ffn, **recipe):
+    """The training lines and the result of a trial."""
+    folder.mkdir()
+    trial = Trial(canonical(model(ffn)), canonical(load_recipe(RECIPE | recipe)), "data", 0)
+    (folder / "trial.json").write_text(trial.to_json())
+    result = train(folder, data_root, 1, lambda: False)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "loss" in line], result
+
+
+def test_load_is_told_against_its_mean_and_means_are_over_layers():
+    measures = {
+        "block.0.ffn.load": torch.tensor([0.5, 0.25, 0.25]) * 4,
+        "block.0.ffn.entropy": torch.tensor(4.0),
+        "block.0.ffn.dropped": torch.tensor(0.0),
+        "block.1.ffn.load": torch.tensor([4.0, 0.0, 0.0]),
+        "block.1.ffn.entropy": torch.tensor(2.0),
+        "block.1.ffn.dropped": torch.tensor(0.8),
+        "another": torch.tensor(12.0),
+    }
+    found = {name: round(float(value), 6) for name, value in health(measures, 4).items()}
+    assert found == {
+        "block.0.ffn.load_max": 1.5,
+        "block.1.ffn.load_max": 3.0,
+        "block.0.ffn.entropy": 1.0,
+        "block.1.ffn.entropy": 0.5,
+        "block.0.ffn.dropped": 0.0,
+        "block.1.ffn.dropped": 0.2,
+        "another": 3.0,
+        "router_load_max": 2.25,
+        "router_entropy": 0.75,
+        "router_dropped": 0.1,
+    }
+    assert health({"another": torch.tensor(1.0)}, 2) == {"another": 0.5}
+
+
+def test_journal_and_result_tell_of_the_routers(tmp_path, data_root):
+    lines, result = trained(tmp_path / "a", data_root, {**MOE, "balance": "switch", "z_loss": 0.01})
+    for line in lines:
+        assert 1 <= line["block.1.mlp.load_max"] <= 4 and line["router_load_max"] == line["block.1.mlp.load_max"]
+        assert 0 < line["router_entropy"] <= math.log(4) + 1e-6 and line["router_dropped"] == 0
+        assert line["block.1.mlp.balance"] == pytest.approx(0.01, rel=0.2) and line["block.1.mlp.z_loss"] > 0
+    for split in ("validation", "test"):
+        assert 1 <= result[split]["router_load_max"] <= 4
+        assert result[split]["router_dropped"] == 0
+
+
+def test_a_dense_model_tells_of_no_routers(tmp_path, data_root):
+    lines, result = trained(tmp_path / "a", data_root, {"type": "mlp", "width": 32})
+    assert not any("router" in name for line in lines for name in line)
+    assert result["test"].keys() == {"loss", "perplexity", "bits_per_byte"}
+
+
+def test_a_first_step_tells_the_cross_entropy_alone(tmp_path, data_root):
+    balances = ({"type": "switch", "coefficient": coefficient} for coefficient in (0.01, 50.0))
+    ffns = [{**MOE, "balance": balance} for balance in balances]
+    lines = [trained(tmp_path / str(i), data_root, ffn)[0] for i, ffn in enumerate(ffns)]
+    assert lines[0][0]["loss"] == lines[1][0]["loss"]
+    assert lines[0][1]["loss"] != lines[1][1]["loss"]
+    assert lines[1][-1]["router_load_max"] < lines[0][-1]["router_load_max"]
+
+
+def test_global_balance_knows_the_load_of_earlier_micro_batches(tmp_path, data_root):
+    told = {}
+    for over in ("batch", "global_batch"):
+        for accumulate in (1, 4):
+            ffn = {**MOE, "balance": {"type": "switch", "over": over}}
+            lines, _ = trained(tmp_path / f"{over}{accumulate}", data_root, ffn, accumulate=accumulate)
+            told[over, accumulate] = lines[0]
+    assert told["batch", 1]["block.1.mlp.balance"] == told["global_batch", 1]["block.1.mlp.balance"]
+    assert told["batch", 4]["block.1.mlp.balance"] != told["global_batch", 4]["block.1.mlp.balance"]
+    loads = [line["block.1.mlp.load_max"] for line in told.values()]
+    assert loads == pytest.approx([loads[0]] * 4, rel=1e-5)  # the load of a step is that of its whole batch
+
+
+def test_auxiliary_losses_leave_evaluation_alone():
+    module = compile(model({**MOE, "balance": "switch", "z_loss": 0.1})).eval()
+    tokens = torch.arange(32).view(2, 16)
+    call = Call()
+    loss = module.loss(tokens, tokens, call)
+    assert call.losses and torch.equal(loss, module.loss(tokens, tokens))
