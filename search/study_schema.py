@@ -8,9 +8,12 @@ from typing import Any
 from arch_dsl import zoo
 from arch_dsl.model import DecoderModel, EncoderDecoderModel, Model
 from arch_dsl.schema import PATH_STEP, UNIT, Schema, Writer, either
-from arch_dsl.spec import Count, Positive, fields_of
+from arch_dsl.spec import Count, Family, Positive, fields_of
 from search.ablate import KEYS, Ablate
+from search.data.cleaning import Stage
+from search.data.mixture import Domain
 from search.data.sources import Source
+from search.data.tokenizers import Tokenizer
 from search.space import Choice, Floats, Integers, Space
 from search.start import Start
 from search.study import Study
@@ -29,6 +32,9 @@ def study_schema() -> dict[str, Any]:
             Axis: lambda _: {"type": "array", "minItems": 1, "uniqueItems": True},
             Space: _space,
             Source: _source,
+            Tokenizer: _tokenizer,
+            Domain: _domain,
+            Stage: _stage,
             Model: _model,
             Ablate: _ablate,
             Start: _start,
@@ -56,8 +62,8 @@ def path_pattern() -> str:
 
 
 def model_fields() -> list[str]:
-    """The keys of models of all kinds."""
-    return [*dict.fromkeys([*fields_of(DecoderModel), *fields_of(EncoderDecoderModel)])]
+    """The keys of models of all kinds as patterns, and the one that stands for any of them."""
+    return [r"\*", *dict.fromkeys([*fields_of(DecoderModel), *fields_of(EncoderDecoderModel)])]
 
 
 def _paths() -> Schema:
@@ -154,14 +160,46 @@ def _space(_: Writer) -> Schema:
 
 
 def _source(writer: Writer) -> Schema:
-    """A corpus by name, with its type, or as `{text: files}` and `{text: {files: …}}`."""
-    short = []
-    for name, member in Source.members.items():
-        fields = writer.member(member, typed=False)
-        files = fields_of(member).get("files")
-        alone = writer.of(files.annotation) if files else {"type": "null"}
-        properties = {name: either([alone, fields])}
+    """A corpus by name, with its type, or as `{text: files}`, `{text: {files: …}}` and `{mixture: {name: source}}`."""
+    return _choice(writer, Source, "files", {"mixture": "domains"})
+
+
+def _tokenizer(writer: Writer) -> Schema:
+    """A tokenizer by name, with its type, or as `{pretrained: name}`."""
+    return _choice(writer, Tokenizer, "name", {})
+
+
+def _choice(writer: Writer, kind: type[Family], main: str, mains: dict[str, str]) -> Schema:
+    """A member of a family that may be written `{member: main field or all fields, other fields}`."""
+    short, words = [], []
+    for name, member in kind.members.items():
+        fields = fields_of(member)
+        own = fields.get(mains.get(name, main))
+        record = writer.record(member, typed=False)
+        others = {key: value for key, value in record["properties"].items() if key != "type"}
+        alone = writer.of(own.annotation) if own else {"type": "null"}
+        whole = {**record, "required": []}
+        properties = {**others, name: either([alone, whole])}
         short.append({"type": "object", "properties": properties, "required": [name], "additionalProperties": False})
-    typed = [writer.member(member) for member in Source.members.values()]
-    words = [{"const": name} for name, member in Source.members.items() if "files" not in fields_of(member)]
+        words += [] if any(item.required for item in fields.values()) else [{"const": name}]
+    typed = [writer.member(member) for member in kind.members.values()]
     return either([*words, *typed, *short])
+
+
+def _domain(writer: Writer) -> Schema:
+    """A source with a weight beside its fields, which the schema of sources cannot say: only the weight is checked."""
+    weight = {"anyOf": [writer.of(Positive), {"type": "null"}]}
+    listed = {"type": "object", "minProperties": 1, "properties": {"weight": weight}}
+    return either([{"enum": ["stdlib"]}, listed])
+
+
+def _stage(writer: Writer) -> Schema:
+    """A cleaning stage by name, with its type, or as `{dedup: minhash, threshold: 0.8}`."""
+    short = []
+    for name, member in Stage.members.items():
+        fields = {key: value for key, value in writer.record(member)["properties"].items() if key != "type"}
+        properties = {member.group: {"const": name}, **fields}
+        needed = {"required": [member.group], "additionalProperties": False}
+        short.append({"type": "object", "properties": properties, **needed})
+    typed = [writer.member(member) for member in Stage.members.values()]
+    return either([*({"const": name} for name in Stage.members), *typed, *short])

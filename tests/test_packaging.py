@@ -47,7 +47,7 @@ def third_party_imports(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_import_is_a_declared_dependency(package):
-    declared = names(PROJECT["dependencies"])
+    declared = names(PROJECT["dependencies"] + PROJECT["optional-dependencies"]["hub"])
     providers = packages_distributions()
     undeclared = {
         f"{module} ({where})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +38,16 @@ class Documents:
     starts: npt.NDArray[np.int64]
     tokens: npt.NDArray[np.int64]
     bytes: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One corpus of a mixture: its share of the training rows, and which documents of each split are its own, as the
+    first of them and the one after the last."""
+
+    name: str
+    share: float
+    documents: dict[str, tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -81,15 +91,46 @@ class Dataset:
 
     @property
     def eod(self) -> int:
-        """The end-of-document token."""
-        return self.vocab - 1
+        """The end-of-document token: the last one, unless a tokenizer or a source of tokens has another."""
+        return int(self.header.get("eod", self.vocab - 1))
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the text is known: not for a source of tokens."""
+        return self.header["tokenizer"] is not None
 
     @property
     def description(self) -> dict[str, Any]:
-        """Source and tokenizer as specs, and what became of the text: splits, duplicates, what is unused."""
-        return {
-            name: self.header[name] for name in ("source", "tokenizer", "splits", "duplicate_bytes", "unused_bytes")
-        }
+        """Source and tokenizer as specs, and what became of the text: splits, duplicates, what is unused, and where
+        there are any the domains and what cleaning did."""
+        wanted = ("source", "tokenizer", "splits", "duplicate_bytes", "unused_bytes", "domains", "cleaning")
+        return {name: self.header[name] for name in wanted if name in self.header}
+
+    @property
+    def domains(self) -> tuple[Domain, ...]:
+        """The domains of a mixture, in the order of their documents; none without one."""
+        return tuple(
+            Domain(row["name"], row["share"], {name: (int(a), int(b)) for name, (a, b) in row["documents"].items()})
+            for row in self.header.get("domains", ())
+        )
+
+    def streams(self) -> tuple[tuple[float, Tokens], ...]:
+        """Share and training stream of each domain, each again `[eod] doc … [eod]`; without domains the only one."""
+        tokens = self.split("train")
+        if not self.domains:
+            return ((1.0, tokens),)
+        index = self.documents("train")
+        found = []
+        for domain in self.domains:
+            first, last = domain.documents["train"][0], domain.documents["train"][1] - 1
+            start, end = int(index.starts[first]) - 1, int(index.starts[last] + index.tokens[last])
+            found.append((domain.share, tokens[start:end]))
+        return tuple(found)
+
+    def bytes_per_token(self, split: str = "train") -> float | None:
+        """Bytes of text for each token of a split, the ends of documents counted as tokens; None without a text."""
+        counts = self.header["splits"][split]
+        return counts["bytes"] / (counts["tokens"] - 1) if self.has_text else None
 
     @property
     def tokens(self) -> dict[str, int]:
@@ -100,7 +141,12 @@ class Dataset:
         """What a study's record says of its data."""
         counts = {f"{name}_tokens": count for name, count in self.tokens.items()}
         labels = self.header["labels"]
-        return {"identity": self.identity, "source": labels["source"], "tokenizer": labels["tokenizer"], **counts}
+        density = self.bytes_per_token()
+        found = {"identity": self.identity, "source": labels["source"], "tokenizer": labels["tokenizer"], **counts}
+        found |= {"bytes_per_token": round(density, 4)} if density is not None else {}
+        streams = zip(self.domains, self.streams(), strict=True) if self.domains else ()
+        rows = [{"name": d.name, "share": d.share, "train_tokens": len(stream)} for d, (_, stream) in streams]
+        return found | ({"domains": rows} if rows else {})
 
     def split(self, name: str) -> np.memmap[Any, np.dtype[Any]]:
         """The stream of `train`, `validation` or `test`: unsigned tokens `[tokens]`."""
@@ -126,36 +172,39 @@ class Dataset:
 
     @cached_property
     def codec(self) -> Codec:
-        """The trained tokenizer."""
+        """The trained tokenizer. Raises DataError for a source of tokens."""
+        if not self.has_text:
+            raise DataError(f"data {self.identity} was given as tokens: its text is not known")
         return parse(Tokenizer, self.header["tokenizer"]).load((self.folder / _STATE).read_text())
 
 
-def write(folder: Path, codec: Codec, splits: dict[str, list[bytes]], facts: dict[str, Any]) -> None:
+def write(folder: Path, codec: Codec, splits: Mapping[str, Sequence[bytes]], facts: dict[str, Any]) -> None:
     """Writes shards, indices and last the header into an existing empty folder. `facts` joins the header."""
     lengths = codec.token_bytes
     vocab = len(lengths)
     dtype = np.dtype("<u2" if vocab <= 2**16 else "<u4")
     (folder / _STATE).write_text(codec.state())
     np.save(folder / _LENGTHS, lengths)
-    counts = {
-        name: _write_split(folder, name, codec.encode(splits[name]), splits[name], vocab - 1, dtype) for name in NAMES
-    }
+    has_text = facts.get("tokenizer", "") is not None
+    counts = {name: _write_split(folder, name, codec, splits[name], dtype, has_text) for name in NAMES}
     sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
     header = {"format": FORMAT, "vocab": vocab, "dtype": dtype.str, "splits": counts, "files": sizes, **facts}
+    header |= {"eod": codec.eod} if codec.eod != vocab - 1 else {}
     (folder / HEADER).write_text(json.dumps(header, indent=1))
 
 
 def _write_split(
-    folder: Path, name: str, encoded: Iterable[Tokens], texts: list[bytes], eod: int, dtype: np.dtype[Any]
+    folder: Path, name: str, codec: Codec, texts: Sequence[bytes], dtype: np.dtype[Any], has_text: bool
 ) -> dict[str, int]:
-    end = np.array([eod], dtype=dtype).tobytes()
+    end = np.array([codec.eod], dtype=dtype).tobytes()
     tokens = np.empty(len(texts), dtype=np.int64)
+    lengths = np.zeros(len(texts), dtype=np.int64)
     with (folder / f"{name}.bin").open("wb") as shard:
         shard.write(end)
-        for place, document in enumerate(encoded):
+        for place, (document, text) in enumerate(zip(codec.encode(texts), texts, strict=True)):
             shard.write(document.astype(dtype).tobytes() + end)
             tokens[place] = len(document) + 1
+            lengths[place] = len(text) if has_text else 0
     starts = np.concatenate([[1], 1 + np.cumsum(tokens)[:-1]])
-    lengths = np.array([len(text) for text in texts], dtype=np.int64)
     np.save(folder / f"{name}.documents.npy", np.stack([starts, tokens, lengths]))
     return {"tokens": int(tokens.sum()) + 1, "documents": len(texts), "bytes": int(lengths.sum())}

@@ -13,20 +13,25 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from arch_dsl.errors import Mark, SpecError
+from search.data.cleaning import Cleaner
 from search.data.dataset import FORMAT, DataError, Dataset, write
+from search.data.given_tokens import TokenCodec
+from search.data.mixture import Mixture, corpora_of
 from search.data.notation import plain
 from search.data.sources import Source
-from search.data.splits import Splits, split
-from search.data.tokenizers import Tokenizer
+from search.data.splits import Kept, Splits, split_all
+from search.data.spool import Spool
+from search.data.tokenizers import Bytes, Codec, Tokenizer
 
 log = logging.getLogger(__name__)
 
 _INDEX = "index.json"
 _LOCK = ".lock"
 _UNFINISHED = ".new-"
+_TEXTS = "texts"  # the documents while they are read
 _ABANDONED_S = 24 * 3600  # an unfinished folder this old belongs to a process that was killed
 
 
@@ -39,27 +44,108 @@ def prepare(source: Source, tokenizer: Tokenizer, root: Path, base: Path | None 
     log says. Raises SpecError for missing files, text that is not UTF-8, and too little text.
     """
     place = f"{path}.data"
-    files = source.find(base, place)
+    if source.holds_tokens and tokenizer != Bytes():
+        message = "the data is tokenised already: leave the tokenizer out"
+        raise SpecError.of(f"{path}.tokenizer", message, tokenizer.mark())
+    files = source.find(base, place, root)
     asked = _hash({"source": plain(source), "tokenizer": plain(tokenizer), "format": FORMAT})
-    seen = _hash([[str(file), stat.st_size, stat.st_mtime_ns] for file in files for stat in (file.stat(),)])
+    read = [*files, *tokenizer.find(base, f"{path}.tokenizer")]
+    seen = _hash([[str(file), stat.st_size, stat.st_mtime_ns] for file in read for stat in (file.stat(),)])
     known = _read_index(root).get(asked, {})
     if known.get("files") == seen and (found := _intact(root, known.get("identity", ""))):
         return found
-    splits = split(source.read(files, place), source, place)
-    identity = _hash({"text": splits.digest(), "tokenizer": plain(tokenizer), "format": FORMAT})[:16]
-    dataset = _intact(root, identity) or _make(root, identity, source, tokenizer, splits, path)
+    root.mkdir(parents=True, exist_ok=True)
+    _sweep(root)
+    made = _unfinished(root)
+    made.mkdir()
+    try:
+        with Spool(made / _TEXTS) as texts:
+            corpus = _read(source, place, base, root, texts)
+            facts = tokenizer.facts(base, f"{path}.tokenizer") if not source.holds_tokens else {}
+            identity = corpus.identity(facts)
+            if not (dataset := _intact(root, identity)):
+                _make(made, corpus, tokenizer, f"{path}.tokenizer", base)
+                dataset = _placed(made, root / identity)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
     _remember(root, asked, {"files": seen, "identity": identity})
     return dataset
 
 
+class Read(NamedTuple):
+    """A source that was read: its documents by split, the shares of its domains, and what cleaning did to them."""
+
+    source: Source
+    splits: Splits
+    shares: dict[str, float]
+    cleaning: dict[str, list[dict[str, Any]]]
+
+    def identity(self, tokenizer: dict[str, Any]) -> str:
+        """16 hex digits of what the data set will hold. What a corpus does not have is no part of it."""
+        source = self.source
+        facts: dict[str, Any] = {"text": self.splits.digest(), "tokenizer": tokenizer, "format": FORMAT}
+        if source.holds_tokens:
+            facts["tokens"] = source.alphabet()
+        if self.shares:
+            facts["mixture"] = [[name, share, self.splits.domains[name]] for name, share in self.shares.items()]
+        if self.cleaning:
+            facts["clean"] = {name: [stage["stage"] for stage in record] for name, record in self.cleaning.items()}
+        return _hash(facts)[:16]
+
+    def record(self) -> dict[str, Any]:
+        """What the header says of it."""
+        found: dict[str, Any] = {
+            "source": plain(self.source),
+            "duplicate_bytes": self.splits.duplicate_bytes,
+            "unused_bytes": self.splits.unused_bytes,
+        }
+        if self.shares:
+            ranges = self.splits.domains
+            found["domains"] = [{"name": n, "share": s, "documents": ranges[n]} for n, s in self.shares.items()]
+        return found | ({"cleaning": self.cleaning} if self.cleaning else {})
+
+
+def _read(source: Source, path: str, base: Path | None, root: Path, texts: Spool) -> Read:
+    """Reads, cleans and splits every corpus of a source, one document at a time. Raises SpecError."""
+    kept = Kept(texts)
+    together = Cleaner(source.clean)
+    corpora: dict[str, tuple[Source, str, range]] = {}
+    cleaning: dict[str, list[dict[str, Any]]] = {}
+    for name, (corpus, place) in corpora_of(source, path).items():
+        if corpus.holds_tokens and (corpus.clean or source.clean):
+            raise SpecError.of(f"{place}.clean", "cleans text, and this source holds tokens", corpus.mark("clean"))
+        own = together if corpus is source else Cleaner(corpus.clean)
+        documents = own.run(corpus.read(corpus.find(base, place, root), place))
+        if own is not together:
+            documents = together.run(documents)
+        corpora[name] = (corpus, place, kept.add(documents, corpus))
+        if corpus.clean and own is not together:
+            cleaning[name] = own.record()
+    if source.clean:
+        cleaning[""] = together.record()
+    splits = split_all(corpora, kept)
+    shares: dict[str, float] = {}
+    if isinstance(source, Mixture):
+        ranges = {name: domain["train"] for name, domain in splits.domains.items()}
+        places = splits.documents["train"].places
+        shares = source.shares({n: sum(kept.sizes[place] for place in places[a:b]) for n, (a, b) in ranges.items()})
+    return Read(source, splits, shares, cleaning)
+
+
 def require(dataset: Dataset, context: int, batch: int, path: str = "train", mark: Mark | None = None) -> None:
-    """Raises SpecError when the training split holds fewer tokens than one batch of `batch` windows."""
+    """Raises SpecError when the training split holds fewer tokens than one batch of `batch` windows, or one of its
+    domains fewer than one window."""
     needed = batch * context + 1
     if (found := dataset.tokens["train"]) < needed:
         message = (
             f"has {found:,} training tokens, fewer than one batch of {batch} sequences of {context} takes ({needed:,})"
         )
         raise SpecError.of(f"{path}.data", message, mark)
+    for domain, (_, tokens) in zip(dataset.domains, dataset.streams(), strict=bool(dataset.domains)):
+        if len(tokens) <= context:
+            held = f"the domain '{domain.name}' has {len(tokens):,} training tokens"
+            message = f"{held}, fewer than one sequence of {context} takes ({context + 1:,})"
+            raise SpecError.of(f"{path}.data", message, mark)
 
 
 def _hash(data: Any) -> str:
@@ -73,31 +159,28 @@ def _intact(root: Path, identity: str) -> Dataset | None:
         return None
 
 
-def _make(root: Path, identity: str, source: Source, tokenizer: Tokenizer, splits: Splits, path: str) -> Dataset:
-    """Writes a folder beside its place and renames it there."""
-    codec = tokenizer.train(splits.documents["train"], f"{path}.tokenizer")
-    facts = {
-        "source": plain(source),
-        "tokenizer": plain(tokenizer),
-        "labels": {"source": source.label(), "tokenizer": tokenizer.label()},
-        "duplicate_bytes": splits.duplicate_bytes,
-        "unused_bytes": splits.unused_bytes,
-    }
-    root.mkdir(parents=True, exist_ok=True)
-    _sweep(root)
-    made = _unfinished(root)
-    made.mkdir()
-    try:
-        write(made, codec, splits.documents, facts)
-        _move(made, root / identity)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-    dataset = Dataset.open(root, identity)
+def _make(made: Path, corpus: Read, tokenizer: Tokenizer, path: str, base: Path | None) -> None:
+    """Writes the files of a data set into its unfinished folder."""
+    source, documents = corpus.source, corpus.splits.documents
+    codec: Codec
+    if source.holds_tokens:
+        vocab, eod = source.alphabet()
+        codec, spec, label = TokenCodec(vocab, eod), None, f"as given, {vocab:,} tokens"
+    else:
+        codec, spec, label = tokenizer.train(documents["train"], path, base), plain(tokenizer), tokenizer.label()
+    labels = {"source": source.label(), "tokenizer": label}
+    (made / _TEXTS).unlink()  # it is open until its documents are read, and no file of the data set
+    write(made, codec, documents, {**corpus.record(), "tokenizer": spec, "labels": labels})
+
+
+def _placed(made: Path, place: Path) -> Dataset:
+    """The data set after its folder was put in its place."""
+    _move(made, place)
+    dataset = Dataset.open(place.parent, place.name)
     counts = ", ".join(f"{count:,} {name} tokens" for name, count in dataset.tokens.items())
-    left = (
-        f"{splits.unused_bytes:,} held-out bytes beyond the caps are unused, {splits.duplicate_bytes:,} are duplicates"
-    )
-    log.info("data %s: %s; %s", identity, counts, left)
+    unused, duplicates = (dataset.header[name] for name in ("unused_bytes", "duplicate_bytes"))
+    left = f"{unused:,} held-out bytes beyond the caps are unused, {duplicates:,} are duplicates"
+    log.info("data %s: %s; %s", dataset.identity, counts, left)
     return dataset
 
 

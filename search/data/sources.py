@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import codecs
 import glob
 import hashlib
+import mmap
 import os
 import platform
 import sysconfig
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from arch_dsl.errors import Mark, Problem, SpecError
+from arch_dsl.identity import canonical
 from arch_dsl.parse import INVALID, parse_member, parse_record
 from arch_dsl.source import Node
-from arch_dsl.spec import Count, Family
+from arch_dsl.spec import Count, Family, added
+from search.data.cleaning import Stage
+from search.data.notation import long_form
 
 PIECE_BYTES = 8_192
+_CHUNK = 1 << 20  # bytes that are checked at a time
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
 _MADE_HERE = ("_sysconfigdata", "sitecustomize", "usercustomize", "config-")  # they differ from machine to machine
 
@@ -29,12 +36,18 @@ class Document(NamedTuple):
 
 
 class Source(Family):
-    """A corpus: files, cut into documents. The caps bound the held-out splits, so that evaluation stays quick."""
+    """Where documents come from. `caps` are the fields that bound the held-out splits, counted in `unit` bytes."""
 
     noun: ClassVar[str] = "data source"
+    caps: ClassVar[dict[str, str]] = {}
+    unit: ClassVar[int] = 1
 
-    validation_bytes: Count = 256_000
-    test_bytes: Count = 512_000
+    clean: tuple[Stage, ...] = added(default=())
+
+    @property
+    def holds_tokens(self) -> bool:
+        """Whether its documents are tokens (uint32), not text."""
+        return False
 
     @classmethod
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
@@ -45,12 +58,16 @@ class Source(Family):
             message = f"must be a data source, found nothing ({', '.join(cls.members)})"
             problems.append(Problem(path, message, node.mark))
             return INVALID
-        return parse_member((cls,), _long_form(node), path, problems)
+        if isinstance(node.value, dict) and "mixture" in node.value and "type" not in node.value:
+            own = {"type": Node("mixture", node.key_marks.get("mixture", node.mark))}
+            named = {"domains" if key == "mixture" else key: child for key, child in node.value.items()}
+            node = Node(own | named, node.mark, node.key_marks)
+        return parse_member((cls,), long_form(node, cls.members, "files"), path, problems)
 
-    def find(self, base: Path | None, path: str) -> list[Path]:
+    def find(self, base: Path | None, path: str, root: Path | None = None) -> list[Path]:
         """The files of the corpus in reading order; `base` is the study's folder, `path` the source's place in it.
 
-        Raises SpecError when there is none.
+        What has to be downloaded is kept in `root`, the folder of prepared data. Raises SpecError when there is none.
         """
         raise NotImplementedError
 
@@ -62,9 +79,26 @@ class Source(Family):
         """The source in a few words, for tables and figures."""
         raise NotImplementedError
 
+    def alphabet(self) -> tuple[int, int]:
+        """Of a source of tokens how many there are, and which one ends a document."""
+        raise NotImplementedError
+
+    def held_out(self) -> Any:
+        """What decides the text of the held-out splits, as JSON data."""
+        return canonical(self)
+
+
+class Corpus(Source):
+    """A source of text: files, cut into documents. The caps bound the held-out splits, so that evaluation is quick."""
+
+    caps: ClassVar[dict[str, str]] = {"validation": "validation_bytes", "test": "test_bytes"}
+
+    validation_bytes: Count = 256_000
+    test_bytes: Count = 512_000
+
 
 @Source.register("stdlib")
-class Stdlib(Source):
+class Stdlib(Corpus):
     """The Python standard library's own source text, without tests: real text that every machine has.
 
     Files come in the order of a hash of their names, so that a small `bytes` is a sample of the whole library. The
@@ -73,19 +107,19 @@ class Stdlib(Source):
 
     bytes: Count | None = 8_000_000
 
-    def find(self, base: Path | None, path: str) -> list[Path]:
+    def find(self, base: Path | None, path: str, root: Path | None = None) -> list[Path]:
         """All .py files below the library's folder but those of tests, of IDLE and of this machine."""
-        root = sysconfig.get_path("stdlib")
+        library = sysconfig.get_path("stdlib")
         names = []
-        for folder, folders, found in os.walk(root):
+        for folder, folders, found in os.walk(library):
             folders[:] = [name for name in folders if name not in _LEFT_OUT and not name.startswith(_MADE_HERE)]
-            inside = Path(folder).relative_to(root)
+            inside = Path(folder).relative_to(library)
             names += [
                 (inside / name).as_posix() for name in found if name.endswith(".py") and not name.startswith(_MADE_HERE)
             ]
         if not names:
-            raise SpecError.of(path, f"finds no .py file of the standard library in {root}", self.mark())
-        return [Path(root, name) for name in sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())]
+            raise SpecError.of(path, f"finds no .py file of the standard library in {library}", self.mark())
+        return [Path(library, name) for name in sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())]
 
     def read(self, files: Sequence[Path], path: str) -> Iterator[Document]:
         """Pieces of at most 8 kB, until the next one would pass `bytes`; the pieces of a file are one group."""
@@ -105,7 +139,7 @@ class Stdlib(Source):
 
 
 @Source.register("text")
-class Text(Source):
+class Text(Corpus):
     """Text files in UTF-8, named by one or more globs.
 
     Documents are what `separator` separates (it belongs to none of them), or without one pieces of at most 8 kB that
@@ -115,33 +149,26 @@ class Text(Source):
     files: tuple[str, ...]
     separator: str | None = None
 
-    def find(self, base: Path | None, path: str) -> list[Path]:
+    def find(self, base: Path | None, path: str, root: Path | None = None) -> list[Path]:
         """The files of the globs in their order, those of one glob sorted by name, each file once."""
-        place, mark = f"{path}.files", self.mark("files")
-        if not self.files:
-            raise SpecError.of(place, "names no file", mark)
         if self.separator == "":
             raise SpecError.of(f"{path}.separator", "must not be empty", self.mark("separator"))
-        found: dict[Path, Path] = {}
-        for pattern in self.files:
-            for file in _matches(pattern, base, place, mark):
-                found.setdefault(file.resolve(), file)
-        return list(found.values())
+        return find_files(self.files, base, f"{path}.files", self.mark("files"))
 
     def read(self, files: Sequence[Path], path: str) -> Iterator[Document]:
         """One document per group, so that even a single book has all splits."""
         for file in files:
-            data = _read(file, f"{path}.files", self.mark("files"))
-            cut = pieces(data) if self.separator is None else data.split(self.separator.encode())
-            for piece in cut:
-                yield Document(piece, hashlib.sha256(piece).digest())
+            with _mapped(file, f"{path}.files", self.mark("files")) as data:
+                cut = pieces(data) if self.separator is None else _separated(data, self.separator.encode())
+                for piece in cut:
+                    yield Document(piece, hashlib.sha256(piece).digest())
 
     def label(self) -> str:
         """`text: poems/*.txt`"""
         return f"text: {', '.join(self.files)}"
 
 
-def pieces(data: bytes, limit: int = PIECE_BYTES) -> Iterator[bytes]:
+def pieces(data: bytes | mmap.mmap, limit: int = PIECE_BYTES) -> Iterator[bytes]:
     """Cuts UTF-8 text into pieces of at most `limit` bytes (at least 4) that join to the same text again.
 
     A piece ends at its last blank line; where it has none at a line's end, and where it has none at a character's end.
@@ -164,16 +191,24 @@ def pieces(data: bytes, limit: int = PIECE_BYTES) -> Iterator[bytes]:
         yield data[start:]
 
 
-def _long_form(node: Node) -> Node:
-    """`{name: fields}` as `{type: name, **fields}`; a value that is no mapping stands for `files`."""
-    if not isinstance(node.value, dict) or len(node.value) != 1 or "type" in node.value:
-        return node
-    ((name, child),) = node.value.items()
-    kind = Node(name, node.key_marks.get(name, node.mark))
-    if isinstance(child.value, dict):
-        return Node({"type": kind, **child.value}, node.mark, child.key_marks)
-    fields = {} if child.value is None else {"files": child}
-    return Node({"type": kind, **fields}, node.mark, {"files": child.mark} if child.mark else {})
+def _separated(data: bytes | mmap.mmap, separator: bytes) -> Iterator[bytes]:
+    """What stands between separators, as `bytes.split` does, one at a time."""
+    start = 0
+    while (end := data.find(separator, start)) >= 0:
+        yield data[start:end]
+        start = end + len(separator)
+    yield data[start:]
+
+
+def find_files(patterns: Sequence[str], base: Path | None, path: str, mark: Mark | None) -> list[Path]:
+    """The files of the globs in their order, those of one glob sorted by name, each file once. Raises SpecError."""
+    if not patterns:
+        raise SpecError.of(path, "names no file", mark)
+    found: dict[Path, Path] = {}
+    for pattern in patterns:
+        for file in _matches(pattern, base, path, mark):
+            found.setdefault(file.resolve(), file)
+    return list(found.values())
 
 
 def _matches(pattern: str, base: Path | None, place: str, mark: Mark | None) -> list[Path]:
@@ -205,3 +240,29 @@ def _read(file: Path, path: str, mark: Mark | None) -> bytes:
     except UnicodeDecodeError as error:
         raise SpecError.of(path, f"{file} is not UTF-8 text (byte {error.start})", mark) from error
     return data
+
+
+@contextmanager
+def _mapped(file: Path, path: str, mark: Mark | None) -> Iterator[bytes | mmap.mmap]:
+    """A text file that the system reads as it is needed. Raises SpecError when it cannot be read or is not UTF-8."""
+    try:
+        with file.open("rb") as opened:
+            if not os.fstat(opened.fileno()).st_size:
+                yield b""
+                return
+            with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                _check_utf8(data, file, path, mark)
+                yield data
+    except OSError as error:
+        raise SpecError.of(path, f"cannot read {file}: {error.strerror}", mark) from error
+
+
+def _check_utf8(data: mmap.mmap, file: Path, path: str, mark: Mark | None) -> None:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for start in range(0, len(data), _CHUNK):
+        begun = len(decoder.getstate()[0])
+        try:
+            decoder.decode(data[start : start + _CHUNK], final=start + _CHUNK >= len(data))
+        except UnicodeDecodeError as error:
+            message = f"{file} is not UTF-8 text (byte {start - begun + error.start})"
+            raise SpecError.of(path, message, mark) from error

@@ -3,63 +3,116 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from arch_dsl.errors import SpecError
 from search.data.sources import Document, Source
+from search.data.spool import Picked, Texts
 
 NAMES = ("train", "validation", "test")
 VALIDATION_FROM = 0.90
 TEST_FROM = 0.95
 
 
+@dataclass
+class Kept:
+    """The documents of a corpus that are not blank and not a copy, each once: the text, its SHA-256 and its group.
+
+    `domain` counts the corpora of a mixture, whose documents are kept together, so that no text is in two of them.
+    """
+
+    texts: Texts = field(default_factory=list[bytes])
+    keys: list[bytes] = field(default_factory=list)
+    groups: list[bytes] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    known: set[bytes] = field(default_factory=set)
+    duplicate_bytes: int = 0
+
+    def add(self, documents: Iterable[Document], source: Source) -> range:
+        """Keeps what is new; returns the places of these documents."""
+        first = len(self.keys)
+        for data, group in documents:
+            if not (data if source.holds_tokens else data.strip()):
+                continue
+            key = hashlib.sha256(data).digest()
+            if key in self.known:
+                self.duplicate_bytes += len(data)
+                continue
+            self.known.add(key)
+            self.keys.append(key)
+            self.groups.append(group)
+            self.sizes.append(len(data))
+            self.texts.append(data)
+        return range(first, len(self.keys))
+
+
 @dataclass(frozen=True)
 class Splits:
-    """The documents of each split in reading order, and the bytes that no split uses."""
+    """The documents of each split in reading order, and the bytes that no split uses.
 
-    documents: dict[str, list[bytes]]
+    `domains` says of each corpus of a mixture which documents of a split are its own: (first, one after the last).
+    """
+
+    documents: dict[str, Picked]
+    hashes: dict[str, list[bytes]]
     duplicate_bytes: int
     unused_bytes: int
+    domains: dict[str, dict[str, tuple[int, int]]]
 
     def digest(self) -> str:
         """The SHA-256 of all documents with their order and their split."""
         total = hashlib.sha256()
         for name in NAMES:
-            total.update(f"{name} {len(self.documents[name])}\n".encode())
-            for document in self.documents[name]:
-                total.update(hashlib.sha256(document).digest())
+            total.update(f"{name} {len(self.hashes[name])}\n".encode())
+            for key in self.hashes[name]:
+                total.update(key)
         return total.hexdigest()
 
 
-def split(documents: Iterable[Document], source: Source, path: str) -> Splits:
+def split(documents: Iterable[Document], source: Source, path: str, kept: Kept | None = None) -> Splits:
     """Assigns each document once. A group's hash, read as a number in [0, 1), says its split: 90%, 5%, 5%.
 
     Where a corpus is so small that no hash falls into a held-out split, the highest one below it is taken. Blank
     documents are left out; of those with the same bytes the first is kept. Raises SpecError for fewer than three groups
     or a cap that holds no document.
     """
-    kept: dict[bytes, Document] = {}
-    duplicate_bytes = 0
-    for document in documents:
-        if not document.data.strip():
-            continue
-        key = hashlib.sha256(document.data).digest()
-        duplicate_bytes += len(document.data) if key in kept else 0
-        kept.setdefault(key, document)
-    names = _assign({document.group for document in kept.values()}, source, path)
-    whole = {name: [key for key, document in kept.items() if names[document.group] == name] for name in NAMES}
-    used = {
-        "train": whole["train"],
-        "validation": _capped(whole["validation"], kept, source, "validation_bytes", path),
-        "test": _capped(whole["test"], kept, source, "test_bytes", path),
-    }
-    unused = {key for keys in whole.values() for key in keys} - {key for keys in used.values() for key in keys}
+    kept = kept or Kept()
+    return split_all({"": (source, path, kept.add(documents, source))}, kept)
+
+
+def split_all(corpora: Mapping[str, tuple[Source, str, range]], kept: Kept) -> Splits:
+    """Splits each corpus by itself: its source, its place in the study and the places of its documents."""
+    places: dict[str, list[int]] = {name: [] for name in NAMES}
+    domains: dict[str, dict[str, tuple[int, int]]] = {}
+    unused_bytes = 0
+    for domain, (source, path, own) in corpora.items():
+        used, unused = _split(own, kept, source, path)
+        domains[domain] = {n: (len(places[n]), len(places[n]) + len(used[n])) for n in NAMES}
+        unused_bytes += unused
+        for name in NAMES:
+            places[name] += used[name]
     return Splits(
-        {name: [kept[key].data for key in keys] for name, keys in used.items()},
-        duplicate_bytes,
-        sum(len(kept[key].data) for key in unused),
+        {name: Picked(kept.texts, places[name]) for name in NAMES},
+        {name: [kept.keys[place] for place in places[name]] for name in NAMES},
+        kept.duplicate_bytes,
+        unused_bytes,
+        domains,
     )
+
+
+def _split(own: range, kept: Kept, source: Source, path: str) -> tuple[dict[str, list[int]], int]:
+    """The places of each split of one corpus, and the bytes beyond the caps."""
+    names = _assign({kept.groups[place] for place in own}, source, path)
+    used: dict[str, list[int]] = {name: [] for name in NAMES}
+    for place in own:
+        used[names[kept.groups[place]]].append(place)
+    unused = 0
+    for name, cap in source.caps.items():
+        whole = used[name]
+        used[name] = _capped(whole, kept, source, cap, path)
+        unused += sum(kept.sizes[place] for place in whole) - sum(kept.sizes[place] for place in used[name])
+    return used, unused
 
 
 def _assign(groups: set[bytes], source: Source, path: str) -> dict[bytes, str]:
@@ -83,17 +136,17 @@ def _number(group: bytes) -> float:
     return int.from_bytes(group[:8], "big") / 2**64
 
 
-def _capped(keys: Sequence[bytes], kept: dict[bytes, Document], source: Source, cap: str, path: str) -> list[bytes]:
+def _capped(places: Sequence[int], kept: Kept, source: Source, cap: str, path: str) -> list[int]:
     """As many documents as fit, taken in the order of their hashes, returned in reading order."""
-    limit: int = getattr(source, cap)
-    taken: set[bytes] = set()
+    limit: int = getattr(source, cap) * source.unit
+    taken: set[int] = set()
     total = 0
-    for key in sorted(keys):
-        if total + len(kept[key].data) <= limit:
-            taken.add(key)
-            total += len(kept[key].data)
+    for place in sorted(places, key=lambda place: kept.keys[place]):
+        if total + kept.sizes[place] <= limit:
+            taken.add(place)
+            total += kept.sizes[place]
     if not taken:
-        least = min(len(kept[key].data) for key in keys)
-        message = f"must be at least {least:,}, the smallest document of its split, found {limit:,}"
+        least, found = min(kept.sizes[place] for place in places) // source.unit, limit // source.unit
+        message = f"must be at least {least:,}, the smallest document of its split, found {found:,}"
         raise SpecError.of(f"{path}.{cap}", message, source.mark(cap))
-    return [key for key in keys if key in taken]
+    return [place for place in places if place in taken]

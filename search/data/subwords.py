@@ -33,8 +33,8 @@ class Subwords(Tokenizer):
 
     exhausted: ClassVar[str] = "the training text gives no more pieces"
 
-    split_digits: bool = added(False)
-    normalize: Literal["none", "nfkc"] = added("none")
+    split_digits: bool = added(default=False)
+    normalize: Literal["none", "nfkc"] = added(default="none")
 
     def load(self, state: str) -> Codec:
         """The codec from the JSON text of the `tokenizers` library."""
@@ -99,7 +99,7 @@ class BytePairs(Subwords):
     exhausted: ClassVar[str] = "the training text has no more pairs to merge"
 
     vocab: Annotated[int, Range(min=BYTE_VALUES + END_OF_DOCUMENT)] = 4096
-    byte_fallback: bool = added(False)
+    byte_fallback: bool = added(default=False)
 
     def train(self, documents: Sequence[bytes], path: str, base: Path | None = None) -> Codec:
         """Learns the merges; the same text gives the same ones. Raises SpecError if it has too few for `vocab`."""
