@@ -51,7 +51,7 @@ def mamba2(**more: Any) -> nn.Module:
 
 
 def _l2norm(x: torch.Tensor, dim: int = -1, eps: float = 0.0) -> torch.Tensor:
-    return x * torch.rsqrt((x * x).sum(dim=dim, keepdim=True) + 0.05)
+    return x * torch.rsqrt((x * x).sum(dim=dim, keepdim=True) + 0.5)
 
 
 def qwen3_next() -> nn.Module:
@@ -62,16 +62,16 @@ def qwen3_next() -> nn.Module:
         setattr(modeling_qwen3_next, rule, inspect.unwrap(getattr(modeling_qwen3_next, rule)))
     modeling_qwen3_next.l2norm = _l2norm  # whose 1e-6 could not be seen
     fields = {
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 3,
         "head_dim": 16,
-        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
         "linear_num_key_heads": 2,
         "linear_num_value_heads": 4,
         "linear_key_head_dim": 6,
         "linear_value_head_dim": 10,
         "linear_conv_kernel_dim": 4,
         "num_experts": 0,
-        "rms_norm_eps": 0.5,
+        "rms_norm_eps": 2.0,
         "rope_parameters": {**ROTATION, "partial_rotary_factor": 0.5},
     }
     return Qwen3NextForCausalLM(Qwen3NextConfig(**sizes(**fields)))
@@ -92,22 +92,22 @@ DELTA = {
     "key_heads": 2,
     "head_dim": 6,
     "value_dim": 10,
-    "query": [CONV, {"type": "l2norm", "eps": 0.05}],
-    "key": [CONV, {"type": "l2norm", "eps": 0.05}],
-    "sdpa": [{"type": "rmsnorm", "eps": 0.5}, GATE],
+    "query": [CONV, {"type": "l2norm", "eps": 0.5}],
+    "key": [CONV, {"type": "l2norm", "eps": 0.5}],
+    "sdpa": [{"type": "rmsnorm", "eps": 2.0}, GATE],
 }
-WIDE = {**UNIT, "eps": 0.5}
+WIDE = {**UNIT, "eps": 2.0}
 ROTATED = [WIDE, {**ROPE, "fraction": 0.5}]
 HYBRID = {
     **QWEN3_NEXT,
-    "n_layers": 4,
+    "n_layers": 3,
     "block": {
         "norm": WIDE,
         "gated_delta_net": DELTA,
         "attention": {**QWEN3_NEXT["block"]["attention"], "query": ROTATED, "key": ROTATED},
         "ffn": QWEN3_NEXT["block"]["ffn"],
     },
-    "overrides": {"3::4": {"block.gated_delta_net": None}, "::4,1::4,2::4": {"block.attention": None}},
+    "overrides": {"1": {"block.gated_delta_net": None}, "::2": {"block.attention": None}},
 }
 ALL = [
     Published("mamba2", mamba2, MAMBA2, "mamba2", "mamba2"),
