@@ -42,6 +42,10 @@ HEADINGS = {
     "95% interval": Heading("95% interval", "Of Δ loss; all intervals of the table hold together", 150, "delta"),
     "verdict": Heading("Verdict", "Whether Δ loss leaves the noise", 116, "verdict"),
     "params": Heading("Params", "Parameters of the model", 76, "parameters"),
+    "active": Heading("Active", "Parameters that one token meets", 76, "active_parameters"),
+    "max load": Heading(
+        "Max load", "Load of the busiest expert on test: 1 where all are used alike", 84, "router_load_max"
+    ),
     "mismatch": Heading("Match", "How far the parameters are from those they were matched to", 74, "mismatch"),
     "FLOPs/token": Heading("FLOPs/tok", "Model FLOPs per token", 88, "flops_per_token"),
     "tokens/s": Heading("Tokens/s", "Training speed on the machine that ran it", 80, "tokens_per_s"),

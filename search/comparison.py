@@ -207,6 +207,8 @@ def _row(
         "delta_high": NAN if half is None else delta + half,
         "verdict": _verdict(record, variant, selection, contrast),
         "parameters": variant["parameters"],
+        "active_parameters": variant.get("active_parameters", variant["parameters"]),
+        "router_load_max": _mean([t.get("router_load_max") for t in tests]),
         "mismatch": (variant.get("mismatch") or 0.0) if _is_matched(record) else NAN,
         "flops_per_token": variant["flops_per_token"],
         "tokens_per_s": _mean([t["result"].get("tokens_per_s") for t in done]),

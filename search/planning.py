@@ -132,7 +132,7 @@ class Plan:
         return len({trial["key"] for trial in trials if trial["state"] in ("complete", "diverged")})
 
     def frame(self) -> pd.DataFrame:
-        """One row per variant: its changes, parameters, mismatch, FLOPs per token."""
+        """One row per variant: its changes, parameters, those that one token meets, mismatch, FLOPs per token."""
         import pandas as pd
 
         columns = [
@@ -140,6 +140,7 @@ class Plan:
                 "variant": v.name,
                 "changes": "; ".join(str(change) for change in v.changes),
                 "parameters": v.parameters,
+                "active_parameters": v.figures["active_parameters"],
                 "mismatch": v.mismatch,
                 "flops_per_token": v.flops_per_token,
                 **v.matched,
@@ -160,7 +161,7 @@ def plan(study: Study, data_root: Path) -> Plan:
     built: list[Variant] = []
     targets: dict[str, int] = {}
     impossible: list[tuple[Asked, SpecError]] = []
-    order = sorted(asked, key=lambda item: study.match is None or item.base != study.match.parameters)
+    order = sorted(asked, key=lambda item: study.match is None or item.base != study.match.to)
     for item in order:
         try:
             variant = builder.variant(item, targets.get(item.cell))
@@ -170,8 +171,8 @@ def plan(study: Study, data_root: Path) -> Plan:
             else:
                 impossible.append((item, error))
             continue
-        if study.match and item.base == study.match.parameters:
-            targets[item.cell] = variant.parameters
+        if study.match and item.base == study.match.to:
+            targets[item.cell] = variant.size(study.match)
         built.append(variant)
     if impossible:
         _refuse_needed(impossible, built, study, mistakes)
@@ -215,7 +216,7 @@ def _needed(base: str, study: Study) -> str:
         more = f" and {len(against) - 2} more" if len(against) > 2 else ""
         told = f"'{base}' is never left out: {', '.join(map(repr, against[:2]))}{more} would be compared with nothing"
         return f"{told}; take a design without it, such as add_one_in or pairwise" if base == ALL else told
-    if study.match and base == study.match.parameters:
+    if study.match and base == study.match.to:
         return f"'{base}' is never left out: the others are matched to it"
     return ""
 

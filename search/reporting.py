@@ -69,11 +69,14 @@ def _json(comparison: Comparison) -> str:
 
 
 def _csv(comparison: Comparison) -> str:
-    """The table, a column per component; a missing number is an empty field, and `mismatch` needs a `match`."""
+    """The table, a column per component; a missing number is an empty field. `mismatch` needs a `match`, and active
+    parameters and the load of experts a model that has some."""
     rows = _rows(comparison.table)
     names = list(dict.fromkeys(name for row in rows for name in row["components"]))
     unmatched = comparison.table["mismatch"].isna().all()
+    dense = (comparison.table["active_parameters"] == comparison.table["parameters"]).all()
     left_out = {"components", *(["mismatch"] if unmatched else [])}
+    left_out |= {"active_parameters", "router_load_max"} if dense else set()
     plain = [column for column in comparison.table.columns if column not in left_out]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

@@ -121,12 +121,13 @@ class Seeker:
         rate = study.space.axes.get("train.lr")
         left_out = {"data", "tokenizer", *(["lr"] if rate and not rate.when else [])}
         recipe = {name: value for name, value in canonical(study.train).items() if name not in left_out}
-        match = [study.match.by, self._target()] if study.match else None
+        kind = study.match.kind if study.match else ""
+        match = [study.match.by, self._target(), *([kind] if kind != "parameters" else [])] if study.match else None
         return hashlib.sha256(canonical_json([canonical(model), dataset.identity, recipe, match]).encode()).hexdigest()
 
     def _target(self) -> int | None:
         match = self.plan.study.match
-        return next((v.parameters for v in self.plan.variants if match and v.name == match.parameters), None)
+        return next((v.size(match) for v in self.plan.variants if match and v.name == match.to), None)
 
     def _adopt(self, done: dict[int, dict[str, Any]]) -> None:
         """Makes the proposal with the lowest validation loss a variant of the study, to be repeated with all seeds.

@@ -114,6 +114,7 @@ def node_of(line: Line, context: int) -> dict[str, Any]:
         "what": line.what,
         "shape": line.shape,
         "parameters": line.cost.parameters,
+        "active_parameters": line.cost.active,
         "flops_per_token": line.cost.flops_model / context,
         "activations": line.cost.activations,
         "cache": line.cost.cache,
@@ -129,16 +130,18 @@ def size(number: float) -> str:
 
 
 def cost_table(lines: list[Line], context: int) -> Table:
-    """A row per node of the tree that costs anything."""
+    """A row per node of the tree that costs anything; active parameters are told where some are not."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("node")
-    for name in ("parameters", "FLOPs/token", "activations", "cache"):
+    sparse = any(line.cost.idle for line in lines)
+    for name in ("parameters", *(["active"] if sparse else []), "FLOPs/token", "activations", "cache"):
         table.add_column(name, justify="right")
     for line in lines:
         cost = line.cost
         if cost != Cost():
             figures = [
                 f"{cost.parameters:,}" if cost.parameters else "",
+                *([f"{cost.active:,}" if cost.parameters else ""] if sparse else []),
                 count(cost.flops_model / context) if cost.flops_model else "",
                 size(4 * cost.activations) if cost.activations else "",
                 size(4 * cost.cache) if cost.cache else "",
@@ -151,7 +154,9 @@ def summary(cost: Cost, context: int) -> str:
     """The figures of a whole model: parameters and work, then memory."""
     said = cost.figures(context)
     return (
-        f"{count(cost.parameters)} parameters, {count(said['non_embedding'])} without embeddings; "
+        f"{count(cost.parameters)} parameters, "
+        + (f"{count(cost.active)} of them active, " if cost.idle else "")
+        + f"{count(said['non_embedding'])} without embeddings; "
         f"{count(said['flops_per_token'])} FLOPs per token forward, "
         f"{count(said['training_flops_per_token'])} in training\n"
         f"{size(said['activation_bytes'])} of activations per sequence of {context} tokens, "

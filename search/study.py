@@ -37,11 +37,25 @@ MAX_SEEDS = 1000
 
 
 class Match(Spec):
-    """Makes variants comparable: solves the integer field `by` so that each has the parameters of the variant named."""
+    """Makes variants comparable: solves the integer field `by` so that each has the parameters of the variant named.
+
+    `parameters` counts all of them, `active_parameters` those that one token meets, which is fewer with experts.
+    """
 
     title: ClassVar[str] = "match"
-    parameters: str
+    parameters: str | None = None
+    active_parameters: str | None = None
     by: str
+
+    @property
+    def kind(self) -> Literal["parameters", "active_parameters"]:
+        """What is matched."""
+        return "parameters" if self.parameters is not None else "active_parameters"
+
+    @property
+    def to(self) -> str:
+        """The variant that the others are matched to."""
+        return str(getattr(self, self.kind))
 
 
 class Tune(Spec):
@@ -224,6 +238,10 @@ def _check(study: Study) -> Iterator[Problem]:
         if component.components:
             message = "a component is a mapping of paths, not of other components"
             yield Problem(f"components.{name}", message, study.mark(f"components.{name}"))
+    if study.match and (study.match.parameters is None) == (study.match.active_parameters is None):
+        message = "names the variant to match as `parameters` or as `active_parameters`: one of them"
+        yield Problem("match", message, study.mark("match"))
+        return
     yield from _check_names(study)
     yield from _check_rates(study)
     yield from _check_grid(study)
@@ -246,7 +264,7 @@ def _check_names(study: Study) -> Iterator[Problem]:
         elif study.search and _FOUND.fullmatch(name):
             yield Problem("variants", f"'{name}' is what a search calls its own; choose another name", mark)
     for section, field_name, name in (("report", "baseline", study.report.baseline),) + (
-        (("match", "parameters", study.match.parameters),) if study.match else ()
+        (("match", study.match.kind, study.match.to),) if study.match else ()
     ):
         owner = getattr(study, section)
         if study.variants and name not in study.variants:

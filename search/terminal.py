@@ -94,6 +94,9 @@ def print_plan(planned: Plan, root: Path) -> None:
     if not ticked:
         table.add_column("changes from the base")
     table.add_column("parameters", justify="right")
+    sparse = any(variant.figures["active_parameters"] < variant.parameters for variant in planned.variants)
+    if sparse:
+        table.add_column("active", justify="right")
     table.add_column("mismatch" if matched else "added", justify="right")
     table.add_column("FLOPs/token", justify="right")
     added = planned.added()
@@ -102,7 +105,8 @@ def print_plan(planned: Plan, root: Path) -> None:
         cells = [Text("✓" if variant.components[name] else "") for name in ticked] or [Text(said)]
         more = f"{variant.mismatch:+.2%}" if matched else signed(added[variant.name])
         flops = count(variant.flops_per_token)
-        table.add_row(Text(variant.name), *cells, f"{variant.parameters:,}", more, flops)
+        sizes = [variant.parameters, *([variant.figures["active_parameters"]] if sparse else [])]
+        table.add_row(Text(variant.name), *cells, *(f"{size:,}" for size in sizes), more, flops)
     console.print(table)
     if len(planned.variants) > _ROWS:
         console.print(f"… and {len(planned.variants) - _ROWS:,} more variants (--json shows all)")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 from arch_dsl import rules
+from arch_dsl.context import Cost
 from arch_dsl.errors import Mark, Problem, SpecError
 from arch_dsl.identity import Change, brief_text, canonical, diff
 from arch_dsl.layout import shapes_of
@@ -59,6 +60,10 @@ class Variant:
     def flops_per_token(self) -> int:
         """Forward FLOPs per token, mask-aware."""
         return self.figures["flops_per_token"]
+
+    def size(self, match: Match) -> int:
+        """The parameters that matching counts."""
+        return self.parameters if match.kind == "parameters" else self.figures["active_parameters"]
 
     def trial(self, seed: int, lr: float | None = None) -> Trial:
         """This variant under one seed, at its recipe's learning rate or at another one."""
@@ -115,6 +120,7 @@ class Built:
     model: Model
     changes: tuple[Change, ...]
     parameters: int
+    size: int  # the parameters that matching counts
     figures: dict[str, int]
     matched: dict[str, int]
     repaired: tuple[str, ...]
@@ -158,7 +164,7 @@ class Builder:
             parameters=built.parameters,
             figures=built.figures,
             test_text=self.test_text(*tested),
-            mismatch=built.parameters / target - 1 if target else 0.0,
+            mismatch=built.size / target - 1 if target else 0.0,
             matched=built.matched,
             start=self.started(recipe, built),
             repaired=built.repaired,
@@ -204,7 +210,8 @@ class Builder:
             total = cost(model, lengths.tokens, lengths.source or None)
             changes = self.changes(model, sizes)
             figures = total.figures(recipe.context)  # per token of text
-            self.built[key] = Built(model, changes, total.parameters, figures, matched, tuple(repaired), sizes)
+            size = _counted(self.study.match, total)
+            self.built[key] = Built(model, changes, total.parameters, size, figures, matched, tuple(repaired), sizes)
         return self.built[key]
 
     def recipe(self, settings: Iterable[Setting]) -> Recipe:
@@ -302,7 +309,8 @@ class Builder:
 
         def parameters(width: int) -> int:
             changed = update(model, type(model), steps, lambda old, kind: width) if steps else at(width)
-            return cost(changed.replace(**known), lengths.tokens, lengths.source or None).parameters
+            total = cost(changed.replace(**known), lengths.tokens, lengths.source or None)
+            return _counted(self.study.match, total)
 
         try:
             self.guess, _ = solve(parameters, target, self.guess)
@@ -315,7 +323,7 @@ class Builder:
     def test_text(self, recipe: Recipe, dataset: Dataset) -> str:
         """What tells one test text from another: its source, how it falls into documents, and where not all of it is
         predicted, what is."""
-        source = canonical_json(canonical(recipe.data))
+        source = canonical_json(recipe.data.held_out())
         if not recipe.objective.every:
             asked = [dataset.identity, recipe.context, canonical(recipe.objective)]
             source = canonical_json([source, *asked])
@@ -357,6 +365,11 @@ def refuse_idle_groups(recipe: Recipe, model: Model) -> None:
             problems.append(Problem(f"train.optimizer.groups.{index}.parameters", message, group.mark("parameters")))
     if problems:
         raise SpecError(problems)
+
+
+def _counted(match: Match | None, total: Cost) -> int:
+    """The parameters that matching counts: all, or those that one token meets."""
+    return total.active if match and match.kind == "active_parameters" else total.parameters
 
 
 def _integer_field(model: Model, by: str, mark: Mark | None) -> tuple[str, ...]:

@@ -102,6 +102,7 @@ def _main(comparison: Comparison) -> Block:
 
     components = list(dict.fromkeys(name for row in rows for name in row["components"]))
     matched = not any(math.isnan(row["mismatch"]) for row in rows)
+    sparse = any(row["active_parameters"] < row["parameters"] for row in rows)
     columns = [
         column("variant", lambda r: r["variant"], "l"),
         *(column(name, _tick(name), "c", 6) for name in components),
@@ -113,11 +114,15 @@ def _main(comparison: Comparison) -> Block:
         column("95% interval", lambda r: _interval(r["delta_low"], r["delta_high"])),
         column("verdict", lambda r: r["verdict"], "l"),
         column("params", lambda r: short_count(r["parameters"]), keep=7),
+        *([column("active", lambda r: short_count(r["active_parameters"]), keep=7)] if sparse else []),
         *([column("mismatch", lambda r: number(100 * r["mismatch"], "+.2f") + "%", keep=4)] if matched else []),
+        *([column("max load", lambda r: number(r["router_load_max"], ".2f"), keep=4)] if sparse else []),
         column("FLOPs/token", lambda r: short_count(r["flops_per_token"]), keep=3),
         column("tokens/s", lambda r: DASH if math.isnan(r["tokens_per_s"]) else short_count(r["tokens_per_s"]), keep=2),
     ]
     legend = "perplexity, bits/byte and Δ on test, mean ± standard deviation over n seeds; * best and not within noise"
+    if sparse:
+        legend += "; active: parameters that one token meets; max load: of an expert, 1 where all are used alike"
     if any(row["lr_at_edge"] for row in rows):
         legend += "; ^ rate at the edge of those tried"
     return Block("", columns, legend)

@@ -14,6 +14,7 @@ from arch_dsl.spec import fields_of
 from search.planning import Plan, plan
 from search.recipe import Recipe
 from search.study import asked_variants, load_study, parse_study
+from search.terminal import print_plan
 from tests.search.study_files import SECTIONS, write_study
 
 TUNE = "tune: {lr: [1e-3, 2e-3, 4e-3]}"
@@ -277,6 +278,24 @@ def test_hundreds_of_variants_have_as_many_keys(tmp_path: Path) -> None:
     made = benchmark.ours(benchmark.write(tmp_path, 300))
     assert len(set(keys(made))) == len(benchmark.floor(tmp_path / "study.yaml")) == 300
     assert all(abs(variant.mismatch) < 2e-3 for variant in made.variants)
+
+
+def test_experts_are_matched_in_the_parameters_that_a_token_meets(tmp_path: Path, capsys: Any) -> None:
+    moe = "{block.ffn: {type: moe, experts: 8, top_k: 2}}"
+    variants = f"variants:\n  baseline: {{}}\n  experts: {moe}\n  wide: [gate]"
+    for kind in ("active_parameters", "parameters"):
+        made = planned(tmp_path, variants=variants, match=f"match: {{{kind}: baseline, by: block.ffn.width}}")
+        dense, experts, wide = made.variants
+        sizes = [variant.parameters if kind == "parameters" else variant.figures[kind] for variant in made.variants]
+        assert all(abs(size / sizes[0] - 1) < 0.01 for size in sizes)
+        assert [variant.mismatch for variant in made.variants] == [size / sizes[0] - 1 for size in sizes]
+        assert experts.matched["block.ffn.width"] == (87 if kind == "active_parameters" else 22)
+        assert wide.figures["active_parameters"] == wide.parameters
+        assert dense.figures["active_parameters"] == dense.parameters
+    print_plan(made, tmp_path / "store")
+    told = capsys.readouterr().out
+    assert " active " in told and f"{experts.figures['active_parameters']:,}" in told
+    assert list(made.frame()["active_parameters"]) == [v.figures["active_parameters"] for v in made.variants]
 
 
 def test_size_that_matching_would_overwrite_is_refused(tmp_path: Path) -> None:

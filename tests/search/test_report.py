@@ -57,6 +57,22 @@ def test_provenance_prints_the_tokens_and_contexts_of_all_variants() -> None:
     assert "500,000 / 1,000,000 tokens per trial, context 128 / 256, seeds" in build_page(comparison).provenance
 
 
+def test_experts_have_their_active_parameters_and_their_load() -> None:
+    record, trials = make_study({"baseline": 0.0, "experts": -0.05})
+    headers = [column.header for column in build_page(compare(record, trials)).blocks[0].columns]
+    assert not {"active", "max load"} & set(headers) and "active" not in report(compare(record, trials), "csv")
+    record["variants"][1]["active_parameters"] = 400_000
+    for seed, trial in enumerate(pick(trials, "experts", role="repeat")):
+        trial["result"]["test"] |= {"router_load_max": 1.2 + 0.1 * seed, "router_entropy": 2.0, "router_dropped": 0.0}
+    found = compare(record, trials)
+    columns = {column.header: [cell.text for cell in column.cells] for column in build_page(found).blocks[0].columns}
+    assert columns["active"] == ["861k", "400k"]
+    assert columns["max load"] == [DASH, "1.30"]
+    assert "active: parameters that one token meets" in build_page(found).blocks[0].legend
+    rows = list(csv.DictReader(io.StringIO(report(found, "csv"))))
+    assert [row["active_parameters"] for row in rows] == ["861312", "400000"]
+
+
 def test_curve_marks_the_best_rate_and_its_edge(comparison: Comparison) -> None:
     _, curve = report(comparison, "text").split("Validation perplexity by learning rate")
     rows = {line.split()[0]: line.split() for line in curve.splitlines() if line.split()}
