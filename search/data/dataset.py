@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from arch_dsl.parse import parse
+from search.data.sources import GIVEN
 from search.data.splits import NAMES
 from search.data.tokenizers import Codec, Tokenizer, Tokens
 
 FORMAT = 1  # raised when the files, the splits or the cutting of documents change; part of the identity
 HEADER = "data.json"
 HELD_OUT = ("validation", "test")
+OVERLAP = "overlap.json"  # beside the data; made after it, where it is missing
 _STATE = "tokenizer.json"
 _LENGTHS = "token_bytes.npy"
 
@@ -114,6 +116,15 @@ class Dataset:
             for row in self.header.get("domains", ())
         )
 
+    @property
+    def overlap(self) -> dict[str, dict[str, int]] | None:
+        """Per held-out split its n-grams and those that the training split has, if they were counted."""
+        try:
+            held: dict[str, Any] = json.loads((self.folder / OVERLAP).read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+        return {name: counts for name, counts in held.items() if name in HELD_OUT}
+
     def streams(self) -> tuple[tuple[float, Tokens], ...]:
         """Share and training stream of each domain, each again `[eod] doc … [eod]`; without domains the only one."""
         tokens = self.split("train")
@@ -146,7 +157,9 @@ class Dataset:
         found |= {"bytes_per_token": round(density, 4)} if density is not None else {}
         streams = zip(self.domains, self.streams(), strict=True) if self.domains else ()
         rows = [{"name": d.name, "share": d.share, "train_tokens": len(stream)} for d, (_, stream) in streams]
-        return found | ({"domains": rows} if rows else {})
+        found |= {"domains": rows} if rows else {}
+        shared = {name: round(c["ngrams_shared"] / max(c["ngrams"], 1), 4) for name, c in (self.overlap or {}).items()}
+        return found | ({"overlap": shared} if shared else {})
 
     def split(self, name: str) -> np.memmap[Any, np.dtype[Any]]:
         """The stream of `train`, `validation` or `test`: unsigned tokens `[tokens]`."""
@@ -157,6 +170,13 @@ class Dataset:
         """The documents of a split."""
         starts, tokens, lengths = np.load(self.folder / f"{name}.documents.npy")
         return Documents(starts, tokens, lengths)
+
+    def inputs(self, name: str) -> npt.NDArray[np.int64] | None:
+        """How many tokens at the start of each document of a split are given, `[documents]`; None without examples."""
+        found: npt.NDArray[np.int64] | None = None
+        if self.header.get("examples"):
+            found = np.load(self.folder / f"{name}.inputs.npy")
+        return found
 
     def document(self, name: str, index: int) -> bytes:
         """The text of one document."""
@@ -186,7 +206,8 @@ def write(folder: Path, codec: Codec, splits: Mapping[str, Sequence[bytes]], fac
     (folder / _STATE).write_text(codec.state())
     np.save(folder / _LENGTHS, lengths)
     has_text = facts.get("tokenizer", "") is not None
-    counts = {name: _write_split(folder, name, codec, splits[name], dtype, has_text) for name in NAMES}
+    kind = has_text, bool(facts.get("examples"))
+    counts = {name: _write_split(folder, name, codec, splits[name], dtype, *kind) for name in NAMES}
     sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
     header = {"format": FORMAT, "vocab": vocab, "dtype": dtype.str, "splits": counts, "files": sizes, **facts}
     header |= {"eod": codec.eod} if codec.eod != vocab - 1 else {}
@@ -194,17 +215,37 @@ def write(folder: Path, codec: Codec, splits: Mapping[str, Sequence[bytes]], fac
 
 
 def _write_split(
-    folder: Path, name: str, codec: Codec, texts: Sequence[bytes], dtype: np.dtype[Any], has_text: bool
+    folder: Path,
+    name: str,
+    codec: Codec,
+    texts: Sequence[bytes],
+    dtype: np.dtype[Any],
+    has_text: bool,
+    examples: bool,
 ) -> dict[str, int]:
     end = np.array([codec.eod], dtype=dtype).tobytes()
     tokens = np.empty(len(texts), dtype=np.int64)
-    lengths = np.zeros(len(texts), dtype=np.int64)
+    lengths, inputs = np.zeros(len(texts), dtype=np.int64), np.zeros(len(texts), dtype=np.int64)
     with (folder / f"{name}.bin").open("wb") as shard:
         shard.write(end)
-        for place, (document, text) in enumerate(zip(codec.encode(texts), texts, strict=True)):
+        for place, (document, given, size) in enumerate(_encoded(codec, texts, examples)):
             shard.write(document.astype(dtype).tobytes() + end)
-            tokens[place] = len(document) + 1
-            lengths[place] = len(text) if has_text else 0
+            tokens[place], inputs[place] = len(document) + 1, given
+            lengths[place] = size if has_text else 0
+    if examples:
+        np.save(folder / f"{name}.inputs.npy", inputs)
     starts = np.concatenate([[1], 1 + np.cumsum(tokens)[:-1]])
     np.save(folder / f"{name}.documents.npy", np.stack([starts, tokens, lengths]))
     return {"tokens": int(tokens.sum()) + 1, "documents": len(texts), "bytes": int(lengths.sum())}
+
+
+def _encoded(codec: Codec, texts: Sequence[bytes], examples: bool) -> Iterator[tuple[Tokens, int, int]]:
+    """The tokens of each document, how many of them are given, and its bytes."""
+    if not examples:
+        for document, text in zip(codec.encode(texts), texts, strict=True):
+            yield document, 0, len(text)
+        return
+    for text in texts:
+        given, _, asked = text.partition(GIVEN)
+        first, second = codec.encode([given, asked])
+        yield np.concatenate([first, second]), len(first), len(given) + len(asked)

@@ -21,6 +21,7 @@ from search.data.dataset import FORMAT, DataError, Dataset, write
 from search.data.given_tokens import TokenCodec
 from search.data.mixture import Mixture, corpora_of
 from search.data.notation import plain
+from search.data.overlap import measure
 from search.data.sources import Source
 from search.data.splits import Kept, Splits, split_all
 from search.data.spool import Spool
@@ -35,8 +36,16 @@ _TEXTS = "texts"  # the documents while they are read
 _ABANDONED_S = 24 * 3600  # an unfinished folder this old belongs to a process that was killed
 
 
-def prepare(source: Source, tokenizer: Tokenizer, root: Path, base: Path | None = None, path: str = "train") -> Dataset:
-    """The data set of this text and tokenizer in `root`, made if it is not there.
+def prepare(
+    source: Source,
+    tokenizer: Tokenizer,
+    root: Path,
+    base: Path | None = None,
+    path: str = "train",
+    like: Dataset | None = None,
+) -> Dataset:
+    """The data set of this text and tokenizer in `root`, made if it is not there; in the tokens of the data set `like`
+    if there is one, whose tokenizer was made by the same spec.
 
     `base` is the study's folder, where relative globs are searched after the current directory; `path` is where `data`
     and `tokenizer` stand in the study. Files whose size and time are as remembered are not read again; otherwise the
@@ -48,7 +57,10 @@ def prepare(source: Source, tokenizer: Tokenizer, root: Path, base: Path | None 
         message = "the data is tokenised already: leave the tokenizer out"
         raise SpecError.of(f"{path}.tokenizer", message, tokenizer.mark())
     files = source.find(base, place, root)
-    asked = _hash({"source": plain(source), "tokenizer": plain(tokenizer), "format": FORMAT})
+    known_as = {"source": plain(source), "tokenizer": plain(tokenizer), "format": FORMAT}
+    codec = like.codec if like is not None and not source.holds_tokens else None
+    state = {"state": _hash(codec.state())} if codec and type(tokenizer) is not Bytes else {}
+    asked = _hash(known_as | state)
     read = [*files, *tokenizer.find(base, f"{path}.tokenizer")]
     seen = _hash([[str(file), stat.st_size, stat.st_mtime_ns] for file in read for stat in (file.stat(),)])
     known = _read_index(root).get(asked, {})
@@ -61,11 +73,12 @@ def prepare(source: Source, tokenizer: Tokenizer, root: Path, base: Path | None 
     try:
         with Spool(made / _TEXTS) as texts:
             corpus = _read(source, place, base, root, texts)
-            facts = tokenizer.facts(base, f"{path}.tokenizer") if not source.holds_tokens else {}
+            facts = state | tokenizer.facts(base, f"{path}.tokenizer") if not source.holds_tokens else {}
             identity = corpus.identity(facts)
             if not (dataset := _intact(root, identity)):
-                _make(made, corpus, tokenizer, f"{path}.tokenizer", base)
+                _make(made, corpus, tokenizer, f"{path}.tokenizer", base, codec)
                 dataset = _placed(made, root / identity)
+                measure(dataset, corpus.splits.documents["train"])
     finally:
         shutil.rmtree(made, ignore_errors=True)
     _remember(root, asked, {"files": seen, "identity": identity})
@@ -86,6 +99,8 @@ class Read(NamedTuple):
         facts: dict[str, Any] = {"text": self.splits.digest(), "tokenizer": tokenizer, "format": FORMAT}
         if source.holds_tokens:
             facts["tokens"] = source.alphabet()
+        if source.holds_examples:
+            facts["examples"] = True
         if self.shares:
             facts["mixture"] = [[name, share, self.splits.domains[name]] for name, share in self.shares.items()]
         if self.cleaning:
@@ -102,6 +117,7 @@ class Read(NamedTuple):
         if self.shares:
             ranges = self.splits.domains
             found["domains"] = [{"name": n, "share": s, "documents": ranges[n]} for n, s in self.shares.items()]
+        found |= {"examples": True} if self.source.holds_examples else {}
         return found | ({"cleaning": self.cleaning} if self.cleaning else {})
 
 
@@ -112,6 +128,9 @@ def _read(source: Source, path: str, base: Path | None, root: Path, texts: Spool
     corpora: dict[str, tuple[Source, str, range]] = {}
     cleaning: dict[str, list[dict[str, Any]]] = {}
     for name, (corpus, place) in corpora_of(source, path).items():
+        if corpus.holds_examples and (corpus.clean or source.clean or corpus is not source):
+            message = "examples are read as they are: they cannot be cleaned or mixed with other text"
+            raise SpecError.of(f"{place}.input", message, corpus.mark("input"))
         if corpus.holds_tokens and (corpus.clean or source.clean):
             raise SpecError.of(f"{place}.clean", "cleans text, and this source holds tokens", corpus.mark("clean"))
         own = together if corpus is source else Cleaner(corpus.clean)
@@ -159,15 +178,15 @@ def _intact(root: Path, identity: str) -> Dataset | None:
         return None
 
 
-def _make(made: Path, corpus: Read, tokenizer: Tokenizer, path: str, base: Path | None) -> None:
-    """Writes the files of a data set into its unfinished folder."""
+def _make(made: Path, corpus: Read, tokenizer: Tokenizer, path: str, base: Path | None, codec: Codec | None) -> None:
+    """Writes the files of a data set into its unfinished folder. Without a codec, the tokenizer is trained."""
     source, documents = corpus.source, corpus.splits.documents
-    codec: Codec
     if source.holds_tokens:
         vocab, eod = source.alphabet()
         codec, spec, label = TokenCodec(vocab, eod), None, f"as given, {vocab:,} tokens"
     else:
-        codec, spec, label = tokenizer.train(documents["train"], path, base), plain(tokenizer), tokenizer.label()
+        codec = codec or tokenizer.train(documents["train"], path, base)
+        spec, label = plain(tokenizer), tokenizer.label()
     labels = {"source": source.label(), "tokenizer": label}
     (made / _TEXTS).unlink()  # it is open until its documents are read, and no file of the data set
     write(made, codec, documents, {**corpus.record(), "tokenizer": spec, "labels": labels})

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from arch_dsl.errors import Mark, SpecError, nearest
-from arch_dsl.spec import Count
-from search.data.sources import Corpus, Document, Source, find_files
+from arch_dsl.spec import Count, added
+from search.data.sources import GIVEN, Corpus, Document, Source, find_files
 
 Raw = bytes  # what a class with a field of that name cannot say
 _ROWS = 1_000  # of Parquet at a time
@@ -45,9 +45,17 @@ class Records(Corpus):
 
 @Source.register("jsonl")
 class Jsonl(Records):
-    """Lines of JSON objects; `field` is the one that holds the text. Files may be compressed: .gz, .zst, .bz2, .xz."""
+    """Lines of JSON objects; `field` is the one that holds the text. Files may be compressed: .gz, .zst, .bz2, .xz.
+
+    With `input` every record is an example: the objective `targets` gives the text of that field and asks for `field`.
+    """
 
     field: str = "text"
+    input: str | None = added(default=None)
+
+    @property
+    def holds_examples(self) -> bool:
+        return self.input is not None
 
     def texts(self, file: Path, path: str) -> Iterator[Raw]:
         """The text of each line that is not blank."""
@@ -69,17 +77,27 @@ class Jsonl(Records):
             raise SpecError.of(path, f"{where} is not JSON: {error}", mark) from error
         if not isinstance(record, dict):
             raise SpecError.of(path, f"{where} is no JSON object", mark)
-        if self.field not in record:
-            raise SpecError.of(
-                path.removesuffix("files") + "field", _missing(self.field, record, where), self.mark("field")
-            )
-        text = record[self.field]
+        text = self._field(record, "field", self.field, where, path)
+        if self.input is None:
+            return text
+        given = self._field(record, "input", self.input, where, path)
+        if GIVEN in given:
+            raise SpecError.of(path, f"{where}: '{self.input}' has the character U+001E, which ends an input", mark)
+        return given + GIVEN + text
+
+    def _field(self, record: dict[str, Any], key: str, name: str, where: str, path: str) -> Raw:
+        """The text of one field, which the source names under `key`."""
+        mark = self.mark("files")
+        if name not in record:
+            place = path.removesuffix("files") + key
+            raise SpecError.of(place, _missing(name, record, where), self.mark(key))
+        text = record[name]
         if not isinstance(text, str):
-            raise SpecError.of(path, f"{where}: '{self.field}' is no text", mark)
+            raise SpecError.of(path, f"{where}: '{name}' is no text", mark)
         try:
             return text.encode()
         except UnicodeEncodeError as error:
-            raise SpecError.of(path, f"{where}: '{self.field}' is not Unicode text: {error.reason}", mark) from error
+            raise SpecError.of(path, f"{where}: '{name}' is not Unicode text: {error.reason}", mark) from error
 
 
 @Source.register("parquet")

@@ -23,6 +23,7 @@ from search.data.cleaning import Stage
 from search.data.notation import long_form
 
 PIECE_BYTES = 8_192
+GIVEN = b"\x1e"  # ends what an example gives; ASCII's record separator, which text does not have
 _CHUNK = 1 << 20  # bytes that are checked at a time
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
 _MADE_HERE = ("_sysconfigdata", "sitecustomize", "usercustomize", "config-")  # they differ from machine to machine
@@ -47,6 +48,11 @@ class Source(Family):
     @property
     def holds_tokens(self) -> bool:
         """Whether its documents are tokens (uint32), not text."""
+        return False
+
+    @property
+    def holds_examples(self) -> bool:
+        """Whether its documents are examples: what is given, `GIVEN`, and what is asked for."""
         return False
 
     @classmethod
