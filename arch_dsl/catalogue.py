@@ -87,7 +87,7 @@ def allowed(annotation: Any) -> str:
     else:
         names = {int: "an integer", float: "a number", bool: "true | false", str: "a word"}
         text = " or ".join(names.get(option, getattr(option, "__name__", str(option)).lower()) for option in options)
-    return f"{text}, or null" if optional else text
+    return f"{text}, or {'none' if kinds else 'null'}" if optional else text
 
 
 def _limits(limit: Range) -> str:

@@ -50,7 +50,7 @@ def parse_value(annotation: Any, node: Node, path: str, problems: list[Problem])
         return annotation.parse_node(node, path, problems)
     options = alternatives(annotation)
     if type(None) in options:
-        if node.value is None:
+        if node.value is None or (node.value == "none" and families(annotation)):
             return None
         options = tuple(option for option in options if option is not type(None))
         if len(options) == 1:

@@ -58,7 +58,8 @@ class Writer:
         options = alternatives(annotation)
         if type(None) in options:
             rest = [option for option in options if option is not type(None)]
-            return either([*(self.of(option) for option in rest), {"type": "null"}])
+            absent = {"enum": ["none", None]} if families(annotation) else {"type": "null"}
+            return either([*(self.of(option) for option in rest), absent])
         if isinstance(annotation, type) and annotation in self.own:
             return self.named(annotation.__name__.lower(), lambda: self.own[annotation](self))
         origin = typing.get_origin(annotation)

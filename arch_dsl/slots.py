@@ -34,7 +34,7 @@ __all__ = ["Slot", "settings", "slots"]
 Leaves = dict[str, Any]
 Group = tuple[int, ...]  # slots by their places
 
-_SIZES = ("d_model", "heads", "kv_heads", "head_dim")
+_SIZES = ("d_model", "heads", "kv_heads", "key_heads", "head_dim", "value_dim")
 _MOST = 3  # slots that are tried beside one that cannot vary alone, before all are one
 
 
