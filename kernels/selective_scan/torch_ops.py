@@ -90,14 +90,14 @@ def _scan_backward(
         for index, part in reversed(list(enumerate(_chunks(x.shape[1], chunk)))):
             step, before = steps[part], starts[index]
             decays, states = _states(inputs[part], step, rates, writes[part], before)
-            dreads[part] = (states @ grads[part][..., None]).squeeze(-1)
+            dreads[part] = (states * grads[part][:, :, None]).sum(-1)  # faster than a product of matrices
             dstates = reads[part][..., None] * grads[part][:, :, None]
             dstates[-1] += carried
             for t in range(len(states) - 2, -1, -1):
                 dstates[t].addcmul_(decays[t + 1], dstates[t + 1])
             carried = decays[0] * dstates[0]
             written = (writes[part][:, :, None] @ dstates).squeeze(2)  # the gradient of D x
-            dwrites[part] = (dstates @ (step * inputs[part])[..., None]).squeeze(-1)
+            dwrites[part] = (dstates * (step * inputs[part])[:, :, None]).sum(-1)
             dinputs[part] = written * step
             exponents = decays.mul_(dstates)  # the gradient of D A
             exponents[1:] *= states[:-1]
