@@ -6,6 +6,7 @@ import ast
 import io
 import itertools
 import tokenize
+from collections.abc import Iterator
 
 from arch_dsl.plain.values import text
 
@@ -79,9 +80,20 @@ def _pairs(line: str) -> list[tuple[int, int]]:
     return found
 
 
+def _strings(line: str) -> Iterator[tuple[int, int]]:
+    """Where strings begin and end."""
+    start = None
+    for index, character in enumerate(line):
+        if start is None and character in "\"'":
+            start = index
+        elif start is not None and character == line[start]:
+            yield start, index
+            start = None
+
+
 def _parts(inner: str) -> list[str]:
     """The parts between the outermost commas."""
-    inside = _pairs(inner)
+    inside = [*_pairs(inner), *_strings(inner)]
     commas = [i for i, c in enumerate(inner) if c == "," and not any(start < i < end for start, end in inside)]
     borders = [-1, *commas, len(inner)]
     return [part for a, b in itertools.pairwise(borders) if (part := inner[a + 1 : b].strip())]

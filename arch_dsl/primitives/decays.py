@@ -129,12 +129,7 @@ def _log_uniform_a(low: float, high: float) -> Initializer:
 
 def _inverse_softplus_of(low: float, high: float) -> Initializer:
     """b with softplus(b) = exp(u), u uniform between `low` and `high`."""
-
-    def start(value: Tensor, generator: torch.Generator) -> None:
-        step = value.uniform_(low, high, generator=generator).exp()
-        value.copy_(step + torch.log(-torch.expm1(-step)))
-
-    return start
+    return lambda value, generator: value.uniform_(low, high, generator=generator).exp_().expm1_().log_()
 
 
 @Decay.register("low_rank")
@@ -211,9 +206,6 @@ class _Table(nn.Module):
         super().__init__()
         self.weight = parameter((layers, channels), constant(0.0))
 
-    def forward(self, depth: int) -> Tensor:
-        return at_least_float32(self.weight).softmax(0)[1 : depth + 1].sum(0)
-
 
 class _LowerBounded(_Decay):
     def __init__(self, table: nn.Module, ctx: BuildContext) -> None:
@@ -225,7 +217,7 @@ class _LowerBounded(_Decay):
         return [self.projection]
 
     def forward(self, products: Iterator[Tensor], call: Call) -> Decays:
-        bound = self.table(self.depth)
+        bound = at_least_float32(self.table.weight).softmax(0)[1 : self.depth + 1].sum(0)
         log_share = F.logsigmoid(at_least_float32(next(products)))
         log_f = torch.logaddexp(bound.log(), torch.log1p(-bound) + log_share)
         return log_f.unflatten(-1, (self.heads, -1)), None

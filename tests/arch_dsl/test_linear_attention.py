@@ -384,10 +384,11 @@ def test_bounds_are_shared_by_the_layers_that_have_them_and_grow_with_depth():
     tables = [name for name, _ in module.named_parameters() if "table" in name]
     assert tables == ["block.1.mixer.decay.table.weight"]
     assert arch_dsl.cost(found).parameters == sum(value.numel() for value in module.parameters())
-    table = module.block[3].mixer.decay.table
-    assert table is module.block[1].mixer.decay.table
-    torch.testing.assert_close(table(3), torch.full((D,), 3 / 4))
-    torch.testing.assert_close(table(1), torch.full((D,), 1 / 4))
+    assert module.block[3].mixer.decay.table is module.block[1].mixer.decay.table
+    for depth in (1, 3):
+        decay = module.block[depth].mixer.decay
+        log_f, _ = decay(iter([torch.full((1, 1, D), -100.0)]), Call())  # sigmoid is 0
+        torch.testing.assert_close(log_f.exp(), torch.full((1, 1, 2, D // 2), depth / 4))
 
 
 # Sizes, names and mistakes
