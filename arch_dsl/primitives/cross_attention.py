@@ -1,0 +1,102 @@
+"""Cross-attention: queries from the stream, keys and values from what an encoder made of the source."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from arch_dsl.context import BuildContext, Call, Cost
+from arch_dsl.errors import Problem
+from arch_dsl.families import Branch
+from arch_dsl.layers import Linear
+from arch_dsl.primitives.heads import MultiHead, MultiHeadModule
+from kernels.attention import CROSS
+
+
+@Branch.register("cross_attention")
+class CrossAttention(MultiHead):
+    """softmax(scale q k^T + scores) v with keys and values from the encoder's last stream (arXiv:1706.03762, section
+    3.2.3).
+
+    Every position reads all of the source but its padding. The fields are those of `attention`; gates of keys and
+    values read the source. Keys have the positions 0, 1, 2, … of the source, queries those of the decoder.
+    """
+
+    examples = (
+        {"heads": 4, "kv_heads": 2, "query": ["rope"], "key": ["rope"]},
+        {"heads": 4, "kv_heads": 1, "head_dim": 6, "bias": True, "scores": ["sinks"]},
+        {"heads": 4, "bias": ["query", "output"], "zero": ["output"], "scale": 1.0},
+    )
+    short_forms: ClassVar[tuple[str, ...]] = ("gate", "qk_norm")
+
+    def build(self, ctx: BuildContext) -> nn.Module:
+        return _CrossAttention(self.resolve(ctx), ctx)
+
+    def cost(self, ctx: BuildContext, tokens: int) -> Cost:
+        spec, source = self.resolve(ctx), ctx.source_tokens or tokens
+        own, _ = spec.places(ctx)
+        widths = spec.widths()
+        flops = 4 * widths["query"] * tokens * source
+        kept = spec.kept(own, tokens, source, masked=False)
+        attend = Cost(flops_matmul=flops, flops_model=flops, activations=kept, cache=2 * source * widths["key"])
+        parts = spec.parts(ctx, tokens, source, attend)
+        parts["query_projection"] = parts["query_projection"].keeping(spec.read(ctx, tokens))
+        if ctx.shared.setdefault("first to read the source", ctx.path) == ctx.path:
+            parts["key_projection"] = parts["key_projection"].keeping(source * ctx.d_model)
+        return Cost.total(self.outer_cost(ctx, tokens) | parts)
+
+    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+        problems = super().check(ctx, path)
+        if ctx.source_tokens is None:
+            message = "reads the source of an encoder, and here is none: it stands in the decoder of a model with both"
+            problems.append(Problem(path, message, self.mark()))
+        for index, item in enumerate(self.scores):
+            if item.kind == "bias":
+                message = f"{item.type} sees positions within one sequence, and cross_attention reads another one"
+                problems.append(Problem(f"{path}.scores.{index}", message, item.mark()))
+        return problems
+
+
+class _CrossAttention(MultiHeadModule):
+    # B batch, T time, S source_time, H heads, K key/value heads, D head_dim
+    def __init__(self, spec: CrossAttention, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx, CROSS)
+
+    def reads(self) -> list[Linear]:
+        return [self.query_projection, *self.query.projections(), *self.sdpa.projections()]
+
+    def transform(self, products: Iterator[Tensor], call: Call) -> Tensor:
+        q_BTHD = self.query(self.heads_of(next(products)), call, products)
+        k_BSKD, v_BSKD = self.read(call)
+        o_BHTD = self.attend(
+            q_BTHD.transpose(1, 2),
+            k_BSKD.transpose(1, 2),
+            v_BSKD.transpose(1, 2),
+            pattern=self.pattern,
+            scale=self.scale,
+            softcap=self.scores.softcap,
+            sinks=self.scores.sink_logits(),
+            padding=call.source_padding,
+        )
+        return self.joined(o_BHTD, products, call)
+
+    def read(self, call: Call) -> tuple[Tensor, Tensor]:
+        """Keys and values of the source, which decoding computes once."""
+        places = (f"{self.path}.key", f"{self.path}.value")
+        if call.held is not None and places[0] in call.held:
+            return call.held[places[0]], call.held[places[1]]
+        if call.source is None:
+            raise ValueError(f"{self.path}: reads the source of an encoder, and the call has none")
+        own = dataclasses.replace(
+            call, positions=None, documents=None, padding=call.source_padding, state=None, held=None
+        )
+        sites = [*self.key.projections(), *self.value.projections()]
+        products = iter(self.products(call.source, [self.key_projection, self.value_projection, *sites]))
+        k, v = self.heads_of(next(products)), self.heads_of(next(products))
+        k_BSKD, v_BSKD = self.key(k, own, products), self.value(v, own, products)
+        if call.held is not None:
+            call.held[places[0]], call.held[places[1]] = k_BSKD, v_BSKD
+        return k_BSKD, v_BSKD

@@ -1,0 +1,193 @@
+"""What attention branches share: projections into heads, the sites that act on them, and the attention itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Self
+
+from torch import Tensor, nn
+
+from arch_dsl.context import BuildContext, Call, Cost
+from arch_dsl.errors import Problem
+from arch_dsl.families import Carry, Gate, Norm, Rotary, Scale, Score, build_shared, build_site, check_site, site_cost
+from arch_dsl.layers import Linear
+from arch_dsl.notation import ProjectionNotation, Projections, chosen
+from arch_dsl.primitives.branch import Headed, SublayerModule
+from arch_dsl.spec import Count, Positive, added
+from kernels.attention import Pattern
+
+NAMES = ("query", "key", "value", "output")
+
+
+class MultiHead(Headed):
+    """Queries, keys and values of several heads, from linear maps, and one output map."""
+
+    ops: ClassVar[tuple[str, ...]] = ("attention",)
+    heads: Count
+    kv_heads: Count | None = None
+    head_dim: Count | None = None
+    bias: Annotated[Projections, ProjectionNotation(*NAMES)] = False
+    zero: Annotated[Projections, ProjectionNotation(*NAMES)] = added(default=False)
+    scale: Positive | None = added(default=None)
+    query: tuple[Carry | Gate | Norm | Rotary | Scale, ...] = ()
+    key: tuple[Carry | Gate | Norm | Rotary | Scale, ...] = ()
+    value: tuple[Carry | Gate | Norm | Scale, ...] = ()
+    scores: tuple[Score, ...] = ()
+    sdpa: tuple[Norm | Gate | Scale, ...] = ()
+
+    def resolve(self, ctx: BuildContext) -> Self:
+        head_dim = self.head_dim or max(ctx.d_model // self.heads, 1)
+        scale = None if self.scale == head_dim**-0.5 else self.scale
+        return self.replace(kv_heads=self.kv_heads or self.heads, head_dim=head_dim, scale=scale)
+
+    def facts(self) -> dict[str, Any]:
+        """What the parts of the branch see of its mask."""
+        return {}
+
+    def places(self, ctx: BuildContext) -> tuple[BuildContext, BuildContext]:
+        """The contexts of tensors with query heads and with key/value heads; the spec must be resolved."""
+        assert self.kv_heads is not None and self.head_dim is not None
+        scale = self.scale or self.head_dim**-0.5
+        own = ctx.where(heads=self.heads, width=self.head_dim, logit_scale=scale, held=False, **self.facts())
+        return own, own.where(heads=self.kv_heads)
+
+    def widths(self) -> dict[str, int]:
+        """The widths of queries, keys and values, all heads together."""
+        assert self.kv_heads is not None and self.head_dim is not None
+        own, shared = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {"query": own, "key": shared, "value": shared}
+
+    def value_heads(self, d_model: int) -> tuple[int, int]:
+        return self.kv_heads or self.heads, self.head_dim or d_model // self.heads
+
+    def parts(self, ctx: BuildContext, queries: int, keys: int, attend: Cost) -> dict[str, Cost]:
+        """What the maps, the sites and the attention itself cost, in their order; the spec must be resolved."""
+        own, shared = self.places(ctx)
+        widths, counts = self.widths(), {"query": queries, "key": keys, "value": keys}
+        found = {
+            f"{name}_projection": Cost.product(counts[name], ctx.d_model, widths[name], chosen(self.bias, name))
+            for name in NAMES[:3]
+        }
+        for name, place in (("query", own), ("key", shared), ("value", shared)):
+            found[name] = site_cost(getattr(self, name), place, name, counts[name])
+        found["scores"] = site_cost(self.scores, own, "scores", queries)
+        found["attend"] = attend
+        found["sdpa"] = site_cost(self.sdpa, own.where(held=True), "sdpa", queries)
+        output = Cost.product(queries, widths["query"], ctx.d_model, chosen(self.bias, "output"))
+        found["output_projection"] = output.keeping(queries * widths["query"] if self.sdpa else 0)
+        return found
+
+    def kept(self, ctx: BuildContext, queries: int, keys: int, masked: bool) -> int:
+        """What the attention itself keeps: queries, keys, values, outputs, and what its implementation needs more.
+
+        The fused one needs a log-sum-exp per query and a bias as a matrix, or where it is `masked` which pairs exist;
+        torch's own with a learned bias keeps the weights, keys and values for every head; plain products keep the
+        matrix of each of their steps.
+        """
+        query, key = (self.widths()[name] for name in ("query", "key"))
+        kinds = {item.kind for item in self.scores}
+        learned = any(item.kind == "bias" and item.cost(ctx, 1).parameters for item in self.scores)
+        vectors, squares = 2 * queries * query, self.heads
+        if plain := kinds - {"bias"}:
+            squares *= 1 + len(plain)
+            vectors += 2 * keys * key + (queries * (query + 2 * self.heads) if "sinks" in kinds else 0)
+        elif learned:
+            vectors += 2 * keys * query + queries * keys // 4  # the mask is a byte per pair
+        else:
+            vectors += 2 * keys * key + queries * self.heads
+            squares = self.heads if kinds else int(masked)
+        return vectors + squares * queries * keys
+
+    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+        problems = super().check(ctx, path)
+        if self.head_dim is None and ctx.d_model % self.heads:
+            message = f"{self.heads} heads do not divide d_model {ctx.d_model}; give head_dim or other heads"
+            return [*problems, Problem(f"{path}.heads", message, self.mark("heads"))]  # the rest would only echo it
+        spec = self.resolve(ctx)
+        assert spec.kv_heads is not None
+        if self.heads % spec.kv_heads:
+            message = f"{spec.kv_heads} key/value heads do not divide {self.heads} query heads"
+            problems.append(Problem(f"{path}.kv_heads", message, self.mark("kv_heads")))
+        own, shared = spec.places(ctx)
+        for name, place in (("query", own), ("key", shared), ("value", shared), ("scores", own), ("sdpa", own)):
+            problems += check_site(getattr(spec, name), place, f"{path}.{name}")
+        return problems
+
+
+class MultiHeadModule(SublayerModule):
+    """The maps and sites of a branch with heads."""
+
+    # B batch, T time, S keys, H heads, K key/value heads, D head_dim
+    def __init__(self, spec: MultiHead, ctx: BuildContext, pattern: Pattern, **options: bool) -> None:
+        super().__init__(spec, ctx)
+        assert spec.head_dim is not None
+        own, shared = spec.places(ctx)
+        self.path, self.head_dim, self.scale, self.pattern = ctx.path, spec.head_dim, own.logit_scale, pattern
+        width = spec.widths()
+
+        def linear(name: str, inputs: int, outputs: int, std: float) -> Linear:
+            std = 0.0 if chosen(spec.zero, name) else std
+            return Linear(inputs, outputs, std=std, bias=chosen(spec.bias, name))
+
+        self.query_projection = linear("query", ctx.d_model, width["query"], ctx.std)
+        self.key_projection = linear("key", ctx.d_model, width["key"], ctx.std)
+        self.value_projection = linear("value", ctx.d_model, width["value"], ctx.std * ctx.gain)
+        self.output_projection = linear("output", width["query"], ctx.d_model, ctx.residual_std)
+        self.query = build_site(spec.query, own, "query")
+        self.key = build_site(spec.key, shared, "key")
+        self.value = build_site(spec.value, shared, "value")
+        self.sdpa = build_site(spec.sdpa, own, "sdpa")
+        self.scores = Scores(spec.scores, own)
+        self.attend = ctx.select(
+            "attention",
+            **pattern.options(),
+            bias=len(self.scores.biases) > 0,
+            softcap=self.scores.softcap is not None,
+            sinks=self.scores.sinks is not None,
+            **options,
+        )
+
+    def heads_of(self, product: Tensor) -> Tensor:
+        """`[B, T, H, D]` of what a map gave, `[B, T, H D]`."""
+        return product.unflatten(-1, (-1, self.head_dim))  # type: ignore[no-any-return]
+
+    def joined(self, o_BHTD: Tensor, products: Iterator[Tensor], call: Call) -> Tensor:
+        """The update `[B, T, d_model]` from each head's output."""
+        o_BTHD = self.sdpa(o_BHTD.transpose(1, 2), call, products)
+        update: Tensor = self.output_projection(o_BTHD.flatten(-2))
+        return update
+
+
+class Scores(nn.Module):
+    """What changes the logits: biases, summed; a cap; sinks."""
+
+    def __init__(self, items: tuple[Score, ...], ctx: BuildContext) -> None:
+        super().__init__()
+        place = ctx.where(site="scores")
+        self.softcap = next((item.cap for item in items if item.kind == "softcap"), None)  # type: ignore[attr-defined]
+        self.sinks: nn.Module | None = None
+        self.biases = nn.ModuleDict()
+        for item in items:
+            if item.kind == "bias":
+                self.biases[item.type] = build_shared(item, place.at(f"scores.{item.type}"))
+            elif item.kind == "sinks":
+                self.sinks = build_shared(item, place.at(f"scores.{item.type}"))
+
+    def projections(self) -> list[Linear]:
+        """The linear maps of the branch's input that biases need, in order."""
+        return [item.projection for item in self.biases.values() if _has_projection(item)]  # type: ignore[misc]
+
+    def forward(self, q: Tensor, k: Tensor, call: Call, projected: Iterator[Tensor]) -> Tensor | None:
+        total: Tensor | None = None
+        for item in self.biases.values():
+            bias = item(q, k, call, next(projected)) if _has_projection(item) else item(q, k, call)
+            total = bias if total is None else total + bias
+        return total
+
+    def sink_logits(self) -> Tensor | None:
+        """The logit of each head's sink `[heads]`."""
+        return None if self.sinks is None else self.sinks.logits  # type: ignore[return-value]
+
+
+def _has_projection(item: nn.Module) -> bool:
+    return getattr(item, "projection", None) is not None
