@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -121,6 +122,8 @@ LINEAR_RECURRENCE = Op(
     ask=_ask,
     flops=_flops,
     bytes=_bytes,
+    # In bfloat16 the delta rule is a chain of products, each rounded; fla-core allows its kernels 6e-3 to 8e-3.
+    tolerances={torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 3e-3},
     domains={
         "k": lambda x: F.normalize(x, dim=-1),
         "log_decay": lambda x: -x.square().square(),

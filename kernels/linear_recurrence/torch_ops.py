@@ -1,13 +1,14 @@
 """The linear recurrence in parallel: over the whole length at once, or chunk by chunk."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.activations import at_least_float32
+from kernels.linear_recurrence.blocks import decayed_products, solve_unit_lower
 from kernels.linear_recurrence.reference import checked_groups
 from kernels.linear_recurrence.reference import linear_recurrence as step
 
-RESET = -1e4  # exp of it is 0 in any dtype: stands for -inf, whose differences are not defined
+RESET = -1e4  # exp of it is 0 in any dtype; stands for -inf, which has no differences
 __all__ = ["chunked", "parallel", "step"]
 
 
@@ -20,7 +21,7 @@ def parallel(
     state: Tensor | None = None,
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """The whole length as one chunk: quadratic in T. Arguments and results are the reference's."""
+    """The whole length as one chunk, quadratic in T: a masked product, with the delta rule after a triangular solve."""
     return chunked(q, k, v, log_decay, beta, state, scale, chunk=q.shape[1])
 
 
@@ -32,60 +33,130 @@ def chunked(
     beta: Tensor | None = None,
     state: Tensor | None = None,
     scale: float = 1.0,
-    chunk: int = 64,
+    chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Chunks of `chunk` tokens are computed in parallel, and only the states between them one after another.
+    """Chunks of `chunk` tokens all at once, and only the states between them one after another.
 
-    Arguments and results are the reference's. The delta rule is in its WY form (arXiv:2406.06484, arXiv:2412.06464).
+    Arguments and results are the reference's. In a chunk, with c_i the sum of its log decays up to token i, S the state
+    before it and A_ij = sum over d of q_id exp(c_id - c_jd) k_jd for j <= i, else 0:
+
+        o = (q exp(c)) S + A u
+        S_next = exp(c_last) S + (k exp(c_last - c))^T u
+
+    where u is v, or with the delta rule the solution of (I + L) u = beta (v - (k exp(c)) S), L_ij being beta_i times
+    A_ij of keys with keys for j < i: the WY form of arXiv:2406.06484 (section 3), with decay arXiv:2412.06464 (3.3).
+    Products are in v's dtype, but those of keys with keys; the states and all that decays are in at least float32. By
+    default a chunk has 64 tokens, with the delta rule or a decay per channel 32.
     """
     shared = checked_groups(q, k, v, log_decay, beta, state)
+    batch, length, heads, width = v.shape
+    if length == 1:
+        return step(q, k, v, log_decay, beta, state, scale)
+    by_channel = log_decay is not None and log_decay.ndim == 4
+    chunk = chunk or (32 if by_channel or beta is not None else 64)
+    size = chunk if chunk <= length else 1 << (length - 1).bit_length()
+    narrow, wide = v.dtype, torch.promote_types(v.dtype, torch.float32)
+    if shared > 1 and (by_channel or beta is not None):
+        q, k, shared = q.repeat_interleave(shared, 2), k.repeat_interleave(shared, 2), 1
+    groups = q.shape[2]
     with torch.autocast(q.device.type, enabled=False):
-        batch, length, heads, width = v.shape
-        size = min(chunk, length)
-        tail = -length % size
-
-        def split(x: Tensor) -> Tensor:
-            """[B,T,H,...] as [B,H,N,C,...]"""
-            x = at_least_float32(x)
-            if tail:
-                x = torch.cat([x, x.new_zeros(batch, tail, *x.shape[2:])], 1)
-            return x.reshape(batch, -1, size, *x.shape[2:]).movedim(3, 1)
-
-        queries, keys = (split(x.repeat_interleave(shared, 2)) for x in (q, k))
-        values = split(v)
+        queries, keys = (_split(x.to(narrow), size) for x in (q, k))  # [B,N,G,C,Dk]
+        values = _split(v.reshape(batch, length, groups, -1), size)  # [B,N,G,C,R*Dv]
+        held = v.new_zeros(batch, heads, q.shape[-1], width, dtype=wide) if state is None else state.to(wide)
+        held = held.unflatten(1, (groups, shared)).transpose(2, 3).flatten(3)  # [B,G,Dk,R*Dv]
+        into = rest = total = None
+        reading, writing, erasing = queries, keys, keys
+        if beta is not None and not by_channel:
+            among = keys.to(wide) @ keys.to(wide).transpose(-2, -1)
         if log_decay is None:
-            log_decay = queries.new_zeros(heads)
-        log_decay = at_least_float32(log_decay)
-        if log_decay.ndim == 1:
-            log_decay = log_decay.expand(batch, length, heads)
-        if log_decay.ndim == 3:
-            log_decay = log_decay[..., None]
-        sums = split(log_decay.clamp(min=RESET)).double().cumsum(3)  # [B,H,N,C,1 or Dk]
-        seen = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
-        decays = (sums[..., :, None, :] - sums[..., None, :, :]).masked_fill(~seen[..., None], float("-inf"))
-        decays = decays.to(queries.dtype).exp()  # [B,H,N,C,C,1 or Dk]
-
-        def products(x: Tensor, y: Tensor) -> Tensor:
-            if decays.shape[-1] == 1:
-                return x @ y.transpose(-2, -1) * decays[..., 0]
-            return torch.einsum("...id,...jd,...ijd->...ij", x, y, decays)
-
-        into = sums.to(queries.dtype).exp()
-        rest = (sums[..., -1:, :] - sums).to(queries.dtype).exp()
-        weights = products(queries, keys)
-        if beta is not None:
-            betas = split(beta)[..., None]
-            system = (betas * products(keys, keys)).tril(-1) + torch.eye(size, dtype=keys.dtype, device=q.device)
-            right = torch.cat([betas * values, betas * keys * into], -1)
-            solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-            values, erasers = solved.split([width, keys.shape[-1]], -1)
-        held = values.new_zeros(batch, heads, keys.shape[-1], width) if state is None else at_least_float32(state)
-        outputs = []
-        for n in range(values.shape[2]):
-            written = values[:, :, n]
+            weights = (queries @ keys.transpose(-2, -1)).tril()
+        elif by_channel:
+            decay = _split(log_decay.to(wide), size)
+            total = decay.sum(-2)[..., None].exp()  # [B,N,H,Dk,1]
+            weights, reading, writing = (x.to(narrow) for x in _decayed(queries, keys, decay))
             if beta is not None:
-                written = written - erasers[:, :, n] @ held
-            outputs.append((queries * into)[:, :, n] @ held + weights[:, :, n] @ written)
-            held = into[:, :, n, -1, :, None] * held + (keys * rest)[:, :, n].transpose(-2, -1) @ written
-        out = torch.stack(outputs, 2).movedim(1, 3).flatten(1, 2)[:, :length]
-        return (scale * out).to(v.dtype), held
+                among, erasing, _ = _decayed(keys, keys, decay)
+        else:
+            pairs, into, rest, total = _decays(log_decay, length, size, groups, wide)
+            weights = ((queries @ keys.transpose(-2, -1)).unsqueeze(3) * pairs).to(narrow)  # [B,N,G,R,C,C]
+            total = total.expand(batch, values.shape[1], -1, -1).repeat_interleave(width, -1).unsqueeze(-2)
+            if beta is not None:
+                among, erasing = among * pairs.squeeze(3), keys * into.squeeze(4)
+        if beta is None:
+            before, held = _carry(writing.transpose(-2, -1) @ _times(values, rest), total, held)
+        else:
+            betas = _split(beta.to(wide), size)[..., None]
+            right = torch.cat([betas * values, betas * erasing], -1).to(narrow)
+            solved = solve_unit_lower((betas * among).tril(-1).flatten(0, 2), right.flatten(0, 2)).view_as(right)
+            writing = _times(writing, rest).transpose(-2, -1)
+            before, held, values = _carry_corrected(writing, solved, width, total, held)
+        out = _weighted(weights, values) + _times(reading @ before, into)
+        out = out.transpose(2, 3).reshape(batch, -1, heads, width)[:, :length]
+        held = held.unflatten(3, (shared, width)).transpose(2, 3).flatten(1, 2)
+    return out if scale == 1 else scale * out, held
+
+
+def _times(x: Tensor, factors: Tensor | None) -> Tensor:
+    """x `[B,N,G,C,R*D]` times factors `[B,N,G,C,R,1]` in at least float32, in x's dtype; x itself without factors."""
+    return x if factors is None else (x.unflatten(-1, (factors.shape[-2], -1)) * factors).to(x.dtype).flatten(-2)
+
+
+def _split(x: Tensor, size: int) -> Tensor:
+    """`[B,T,G,...]` as chunks `[B,N,G,C,...]`, the last one filled up with zeros."""
+    tail = -x.shape[1] % size
+    padded = F.pad(x, (0, 0) * (x.ndim - 2) + (0, tail)) if tail else x
+    return padded.reshape(x.shape[0], -1, size, *x.shape[2:]).transpose(2, 3).contiguous()
+
+
+def _decayed(queries: Tensor, keys: Tensor, decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`decayed_products` of `[B,N,H,C,Dk]`, in the dtype of the decay."""
+    flat = (x.to(decay.dtype).flatten(0, 2) for x in (queries, keys, decay))
+    products, reading, writing = decayed_products(*flat)
+    return products.unflatten(0, decay.shape[:3]), reading.view_as(decay), writing.view_as(decay)
+
+
+def _decays(
+    log_decay: Tensor, length: int, size: int, groups: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Decays between tokens of a chunk `[B,N,G,R,C,C]`, into it and out of it `[B,N,G,C,R,1]`, and over it `[B,N,G,R]`.
+
+    The sums are in float64, as their differences are needed to the accuracy of the smallest decay.
+    """
+    if log_decay.ndim == 1:
+        log_decay = log_decay.expand(1, length if length % size else size, -1)
+    sums = _split(log_decay.clamp(min=RESET).double(), size).cumsum(-1).unflatten(2, (groups, -1))
+    pairs = (sums[..., :, None] - sums[..., None, :]).to(dtype).clamp(max=0).exp().tril()
+    into, rest = (x.exp().to(dtype).transpose(-2, -1)[..., None] for x in (sums, sums[..., -1:] - sums))
+    return pairs, into, rest, sums[..., -1].exp().to(dtype)
+
+
+def _weighted(weights: Tensor, values: Tensor) -> Tensor:
+    """Sums of values `[B,N,G,C,R*Dv]` with weights `[B,N,G,C,C]`, or those of each head `[B,N,G,R,C,C]`."""
+    if weights.ndim == values.ndim:
+        return weights @ values
+    apart = values.unflatten(-1, (weights.shape[3], -1)).transpose(3, 4)
+    summed: Tensor = (weights @ apart).transpose(3, 4).flatten(-2)
+    return summed
+
+
+def _carry(steps: Tensor, total: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
+    """S_(n+1) = total_n S_n + steps_n: the states before each chunk `[B,N,G,Dk,R*Dv]`, and the last."""
+    before = []
+    for n, written in enumerate(steps.to(state.dtype).unbind(1)):
+        before.append(state)
+        state = state + written if total is None else torch.addcmul(written, total[:, n], state)
+    return torch.stack(before, 1).to(steps.dtype), state
+
+
+def _carry_corrected(
+    writing: Tensor, solved: Tensor, width: int, total: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same where a chunk writes u = x - y S, `solved` being x `[...,Dv]` beside y `[...,Dk]`; and all u."""
+    before, corrected = [], []
+    values, erasing = solved.split([width, solved.shape[-1] - width], -1)
+    for n, (x, y, keys) in enumerate(zip(values.unbind(1), erasing.unbind(1), writing.unbind(1), strict=True)):
+        before.append(state.to(solved.dtype))
+        corrected.append(x - y @ before[-1])
+        written = (keys @ corrected[-1]).to(state.dtype)
+        state = state + written if total is None else torch.addcmul(written, total[:, n], state)
+    return torch.stack(before, 1), state, torch.stack(corrected, 1)
