@@ -6,7 +6,7 @@ A step is a field, a branch name, a position in a site, or the type of a primiti
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from arch_dsl.block import Block, with_type
@@ -37,7 +37,7 @@ def overrides_at(steps: Steps) -> int | None:
 
 def names_at(value: Any) -> list[str]:
     """The steps that can follow from a value."""
-    if isinstance(value, Block | Overrides):
+    if isinstance(value, Mapping):
         return list(value)
     if isinstance(value, tuple):
         return [item.type for item in value if isinstance(item, Family)]
@@ -61,6 +61,8 @@ def _child(value: Any, step: str, path: str) -> Any:
         return value[step]
     if isinstance(value, Overrides) and step in value:
         return value[step].plain()
+    if isinstance(value, Mapping) and step in value:
+        return value[step]
     if isinstance(value, tuple) and (index := _index(value, step)) is not None:
         return value[index]
     if isinstance(value, Spec):
@@ -88,6 +90,8 @@ def update(value: Any, annotation: Any, steps: Steps, change: Change) -> Any:
     if isinstance(value, Block):
         branch = update(value.get(step), Branch, rest, change)
         return value.without(step) if branch is None else value.set(step, branch)
+    if isinstance(value, Mapping):
+        return {**value, step: update(value[step], typing.get_args(annotation)[1], rest, change)}
     if isinstance(value, tuple):
         index = _index(value, step)
         assert index is not None

@@ -427,6 +427,45 @@ def export(
 
 
 @main.command()
+@click.argument("action", type=click.Choice(["show", "prepare", "get"]))
+@click.argument("what", required=False, metavar="[STUDY|IDENTITY|NAME]")
+@click.option("--against", multiple=True, metavar="FILES", help="Text files whose overlap is counted too (show).")
+@click.option("-o", "--out", metavar="FOLDER", type=click.Path(path_type=Path), help="Where to (get); data/NAME.")
+@_STORE
+@_SET
+@_PLUGIN
+@_ALLOW
+@_JSON
+@_verb
+def data(
+    action: str,
+    what: str | None,
+    against: tuple[str, ...],
+    out: Path | None,
+    store: str | None,
+    overrides: tuple[str, ...],
+    allow_plugins: bool,
+    as_json: bool,
+) -> None:
+    """Show what became of a study's text, prepare it without training, or get a corpus by name.
+
+    `show` prints splits, bytes per token, domains, what cleaning removed, and how much of the held-out text is in the
+    training text too. `get` without a NAME lists the corpora that there are.
+    """
+    from search import data_command
+
+    root = _root(store).absolute() / "data"
+    if action == "get":
+        data_command.fetch(what, out, as_json)
+    elif what is None:
+        raise click.UsageError(f"data {action} needs a STUDY.yaml")
+    elif action == "show":
+        data_command.show(what, root, _parsed(overrides), allow_plugins, against, as_json)
+    else:
+        data_command.prepare(what, root, _parsed(overrides), allow_plugins, as_json)
+
+
+@main.command()
 @_PLUGIN
 @_verb
 def schema() -> None:

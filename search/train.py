@@ -168,7 +168,7 @@ def _outcome(loop: Loop, journal: Journal, should_stop: ShouldStop, checkpoint_s
         loop.log_diverged(journal, end.step)
         return _result(loop, "diverged", end.step, end.reason, dict.fromkeys(("validation", "test")))
     packed = io.BytesIO()
-    np.savez(packed, nll=documents["nll"], tokens=documents["tokens"], bytes=documents["bytes"])
+    np.savez(packed, **documents)  # type: ignore[arg-type]
     checkpoint.write_atomically(loop.folder / "test_documents.npz", lambda file: file.write(packed.getvalue()))
     evaluate_s = round(time.perf_counter() - started, 3)
     return _result(loop, "complete", loop.step, None, measures) | {"evaluate_s": evaluate_s}

@@ -99,7 +99,7 @@ class Dataset:
     @property
     def has_text(self) -> bool:
         """Whether the text is known: not for a source of tokens."""
-        return self.header["tokenizer"] is not None
+        return self.header.get("tokenizer", "") is not None
 
     @property
     def description(self) -> dict[str, Any]:

@@ -57,6 +57,7 @@ def test_what_a_study_records_of_its_data(corpus: Text, tmp_path: Path) -> None:
     data = prepare(corpus, Bytes(), tmp_path / "data")
     record = data.record()
     assert record.pop("source") == f"text: {corpus.files[0]}"
+    assert record.pop("overlap")["test"] > 0.5, "the documents are much alike"
     assert 0.98 < record.pop("bytes_per_token") < 1, "the ends of documents are tokens of no bytes"
     assert record == {"identity": data.identity, "tokenizer": "bytes"} | {f"{n}_tokens": data.tokens[n] for n in NAMES}
     assert data.description["source"] == {
