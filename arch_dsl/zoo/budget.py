@@ -11,9 +11,10 @@ from arch_dsl.block import Block
 from arch_dsl.errors import SpecError
 from arch_dsl.model import Model, cost, resolve
 from arch_dsl.patch import Setting, apply
-from arch_dsl.primitives.attention import Attention
 from arch_dsl.primitives.feedforward import FeedForward
+from arch_dsl.primitives.heads import MultiHead
 from arch_dsl.primitives.linear_attention import LinearAttention
+from arch_dsl.primitives.moe import MoE
 from arch_dsl.primitives.parallel import Parallel
 from arch_dsl.source import Node
 from arch_dsl.spec import Count, Positive, Spec
@@ -119,14 +120,15 @@ def _inside(block: Block, path: str, before: int, d_model: int, head_dim: int, b
         where = f"{path}.{name}"
         if isinstance(branch, Parallel):
             found |= _inside(branch.branches, where, before, d_model, head_dim, budget)
-        elif isinstance(branch, Attention):
-            heads = d_model // head_dim
+        elif isinstance(branch, MultiHead):
+            wide = branch.heads * (branch.head_dim or before // branch.heads) / before  # of the stream, all heads
+            heads = round(wide * d_model / head_dim)
             found[f"{where}.heads"] = heads
             if branch.head_dim is not None:
                 found[f"{where}.head_dim"] = head_dim
             if branch.kv_heads is not None:
                 found[f"{where}.kv_heads"] = _groups(heads, branch.kv_heads, branch.heads)
-        elif isinstance(branch, FeedForward) and branch.width is not None:
+        elif isinstance(branch, FeedForward | MoE) and branch.width is not None:
             share = branch.width * d_model / before
             found[f"{where}.width"] = max(round(share / budget.multiple_of), 1) * budget.multiple_of
         elif isinstance(branch, LinearAttention):
