@@ -208,9 +208,10 @@ class _Table(nn.Module):
 
 
 class _LowerBounded(_Decay):
-    def __init__(self, table: nn.Module, ctx: BuildContext) -> None:
+    def __init__(self, table: _Table, ctx: BuildContext) -> None:
         super().__init__()
-        self.heads, self.depth, self.table = ctx.heads or 1, ctx.depth, table
+        self.heads, self.depth = ctx.heads or 1, ctx.depth
+        self.table = table
         self.projection = Linear(ctx.hidden, self.heads * ctx.width, std=ctx.std)
 
     def projections(self) -> list[Linear]:

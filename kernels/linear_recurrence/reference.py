@@ -40,7 +40,7 @@ def linear_recurrence(
     state: Tensor | None = None,
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """q, k `[B,T,G,Dk]` and v `[B,T,H,Dv]` give the outputs `[B,T,H,Dv]` in v's dtype and the last state `[B,H,Dk,Dv]`.
+    """q, k `[B,T,G,Dk]` and v `[B,T,H,Dv]` give outputs `[B,T,H,Dv]` in v's dtype and the last state `[B,H,Dk,Dv]`.
 
     With S' = exp(g_t) S_{t-1}, g being `log_decay`, every head has a state S_t `[Dk,Dv]`:
 
