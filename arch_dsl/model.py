@@ -196,13 +196,16 @@ class EncoderDecoderModel(Model):
 
     def check_whole(self) -> list[Problem]:
         problems = []
+        parts = [part for _, part in walk((self.decoder.embed, *self.decoder.layers()))]
+        seen = [part for part in parts if getattr(part, "type", "") == "cross_attention"]
+        if not seen:
+            message = "has no branch cross_attention, so nothing reads the encoder"
+            problems.append(Problem("decoder", message, self.decoder.mark()))
         if self.init.residual == "deepnorm":
             message = "deepnorm is for one stack: beside an encoder it has other factors (arXiv:2203.00555, figure 2)"
             problems.append(Problem("init.residual", message, self.init.mark("residual")))
         if self.decoder.positions == "own":
             return problems
-        parts = [part for _, part in walk((self.decoder.embed, *self.decoder.layers()))]
-        seen = [part for part in parts if getattr(part, "type", "") == "cross_attention"]
         rotated = any(isinstance(part, Rotary) for _, part in walk(tuple(seen)))
         learned = any(isinstance(part, Learned) or getattr(part, "queries", "") == "positions" for part in parts)
         mark = self.decoder.mark("positions")

@@ -12,7 +12,7 @@ from torch import Tensor
 import arch_dsl
 from arch_dsl import Model, SpecError
 from arch_dsl.errors import unknown
-from arch_dsl.layout import Layout, export_tensors, import_tensors
+from arch_dsl.layout import Layout, export_tensors, import_tensors, shapes_of
 from arch_dsl.weights import MODEL, read_checkpoint, read_weights, write_tensors, write_weights
 from search import checkpoint
 from search.store import Store
@@ -61,6 +61,7 @@ def export_weights(source: str, store: Path, layout: Layout | None, out: Path) -
     """
     file = _new(out)
     model, tensors = weights_of(source, store)
+    tensors = {name: tensors[name] for name in shapes_of(model)}  # what layers share once
     count = sum(value.numel() for value in tensors.values())
     file.parent.mkdir(parents=True, exist_ok=True)
     if layout is None:

@@ -25,18 +25,39 @@ from arch_dsl.spec import Family
 VOCAB, LENGTH = 19, 12
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [18, 7, 18, 2, 8, 1, 8, 2, 8, 4, 5, 9]])
 TARGETS = TOKENS.roll(-1, 1)
-CALL = Call(documents=(torch.arange(LENGTH) >= torch.tensor([[5], [9]])).long(), prefix=torch.tensor([3, 7]))
+SOURCE = TOKENS.flip(1)  # what encoders read
+PADDING = torch.arange(LENGTH) >= torch.tensor([[LENGTH], [9]])
+CALL = Call(
+    documents=(torch.arange(LENGTH) >= torch.tensor([[5], [9]])).long(),
+    prefix=torch.tensor([3, 7]),
+    source_tokens=SOURCE,
+    source_padding=PADDING,
+)
 
 Data = dict[str, Any]
 
 # What layers cannot share: it stands once, has parameters from the second layer on, or tells of each layer.
 UNSHARED = ("dual", "value_residual", "lower_bounded", "moe")
 ATTENTION: Data = {"type": "attention", "heads": 4, "kv_heads": 2}
+CROSS: Data = {**ATTENTION, "type": "cross_attention"}
 FFN: Data = {"type": "mlp", "width": 24}
 
 
 def _model(block: Data, **fields: Any) -> Data:
     return {"d_model": 16, "n_layers": 2, "vocab": VOCAB, "max_positions": LENGTH, "block": block, **fields}
+
+
+def _pair(block: Data, **fields: Any) -> Data:
+    """A decoder of that block beside an encoder."""
+    encoder = {"n_layers": 2, "block": {"attention": {**ATTENTION, "mask": "full"}, "ffn": FFN}}
+    decoder = {"n_layers": 2, "block": block}
+    sizes = {"d_model": 16, "vocab": VOCAB, "max_positions": LENGTH}
+    return {**sizes, "encoder": encoder, "decoder": decoder, **fields}
+
+
+def _branch(x: Data) -> Data:
+    block = {"ffn": FFN, "branch": x}
+    return _pair(block) if x["type"] == "cross_attention" else _model(block)
 
 
 def _norm(x: Data) -> Data:
@@ -97,7 +118,7 @@ HOSTS: dict[type[Family], Callable[[Data], Data]] = {
     Join: _join,
     Decay: lambda x: _model({"branch": {"type": "linear_attention", "heads": 4, "decay": x}}),
     Balance: lambda x: _model({"attention": ATTENTION, "ffn": {"type": "moe", "width": 12, "balance": x}}),
-    Branch: lambda x: _model({"ffn": FFN, "branch": x}),
+    Branch: _branch,
 }
 
 
@@ -140,25 +161,37 @@ def cases_of(member: type[Family]) -> Iterator[Case]:
 
 
 def model_cases() -> Iterator[Case]:
-    """The model itself, and one whose layers differ."""
-    tops = ("", "init", "embedding", "unembedding")
+    """The model itself, one whose layers differ, and such with an encoder."""
+    tops = ("", "init", "embedding", "unembedding", "encoder", "decoder")
     yield Case("model", load(whole_model()), tops, plain=True)
     layers = {"1::2": {"block.attention.mask": {"type": "window", "size": 3}}, "-1": {"block.ffn": "none"}}
     factored = {**whole_model(), "n_layers": 3, "overrides": layers, "embedding": {"width": 6, "std": 0.1}}
     yield Case("layers", load(factored), tops, plain=False)
+    yield Case("encoder_decoder", load(whole_pair()), tops, plain=True)
+    pair = whole_pair()
+    crossed = {"cross_attention": {**CROSS, "query": ["rope"], "key": ["rope"]}, "ffn": FFN}
+    later = {**pair["decoder"], "positions": "after_source", "embed": ["sinusoidal"], "block": crossed}
+    apart = {"embedding": {"shared": False, "width": 6, "std": 0.1}, "unembedding": {"tied": False}}
+    yield Case("positions_after_source", load({**pair, "decoder": later, **apart}), tops, plain=False)
 
 
 def _stood(host: Data, item: Data) -> Model:
     """The host without the places that refuse the item. Raises SpecError if all do, or for another reason."""
+    return load(_fitting(host, item))
+
+
+def _fitting(host: Data, item: Data) -> Data:
+    """The same as data."""
     try:
-        return load(host)
+        load(host)
     except SpecError as error:
         smaller = host
         for problem in error.problems:
             smaller = _without(smaller, problem.path.split("."), item)
         if smaller == host or str(item) not in str(smaller):
             raise
-        return _stood(smaller, item)
+        return _fitting(smaller, item)
+    return host
 
 
 def _without(host: Data, path: list[str], item: Data) -> Data:
@@ -179,10 +212,24 @@ def whole_model() -> Data:
     return _model(block, embed=["learned"], final=["rmsnorm"])
 
 
+def whole_pair() -> Data:
+    """An encoder and a decoder in which every field of the model and of its stacks matters."""
+    ends = {"embed": ["learned"], "final": ["rmsnorm"], "n_layers": 2}
+    crossed = {
+        "attention": {**ATTENTION, "pre": ["rmsnorm"]},
+        "cross_attention": ATTENTION | {"type": "cross_attention"},
+    }
+    pair = _pair(crossed)
+    return {**pair, "encoder": {**pair["encoder"], **ends}, "decoder": {"block": {**crossed, "ffn": FFN}, **ends}}
+
+
 def gallery(family: type[Family]) -> Model:
     """A model with all members of a family, to be captured at once: the first at all its places, others at some."""
     # residual_dual stands in all branches: see Carry.
-    hosts = [HOSTS[family](member_data(member)) for name, member in family.members.items() if name != "residual_dual"]
+    members = [member_data(member) for name, member in family.members.items() if name != "residual_dual"]
+    hosts = [(HOSTS[family](data), data) for data in members]
+    # what needs an encoder is captured with one
+    hosts = [_fitting(host, data) for host, data in hosts if "block" in host]
     branches = dict(hosts[0]["block"])
     for index, host in enumerate(hosts[1:], 2):
         name, branch = list(host["block"].items())[-1]

@@ -6,6 +6,7 @@ A function gives what is wrong, or '' where the property holds.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from arch_dsl.conformance.effects import build, build_as_for_a_gpu, randomize
 from arch_dsl.conformance.fields import accepted, choices, has_parameters, tried
-from arch_dsl.conformance.hosts import LENGTH, TARGETS, TOKENS, UNSHARED, VOCAB, Case, load, resolve
+from arch_dsl.conformance.hosts import (
+    LENGTH,
+    PADDING,
+    SOURCE,
+    TARGETS,
+    TOKENS,
+    UNSHARED,
+    VOCAB,
+    Case,
+    load,
+    resolve,
+)
 from arch_dsl.context import Call, State
 from arch_dsl.families import Mask
 from arch_dsl.identity import canonical, dump
@@ -27,13 +39,19 @@ from arch_dsl.primitives.rope_scaling import RopeScaling
 from arch_dsl.spec import Family, fields_of, walk
 
 Property = Callable[[Case], str]
+READ = Call(source_tokens=SOURCE, source_padding=PADDING)  # which decoders leave alone
 ROUNDING = 1e-11  # of a product in float64 whose other rows are others, as those of an expert are
+
+
+def read(rows: int) -> Call:
+    """What the first rows are read with."""
+    return Call(source_tokens=SOURCE[:rows], source_padding=PADDING[:rows])
 
 
 def keeps_shape(case: Case) -> str:
     """Hidden states, logits and the loss have their shapes, and are finite in float32."""
     module = build(case.model, backend="auto", dtype=torch.float32)
-    hidden, logits, loss = module.hidden(TOKENS), module(TOKENS), module.loss(TOKENS, TARGETS)
+    hidden, logits, loss = module.hidden(TOKENS, READ), module(TOKENS, READ), module.loss(TOKENS, TARGETS, READ)
     if hidden.shape != (2, LENGTH, 16) or logits.shape != (2, LENGTH, VOCAB) or loss.shape != ():
         return f"shapes {tuple(hidden.shape)}, {tuple(logits.shape)}, {tuple(loss.shape)}"
     return "" if logits.isfinite().all() and loss.isfinite() else "some outputs are not finite"
@@ -42,7 +60,7 @@ def keeps_shape(case: Case) -> str:
 def gradients_reach_everything(case: Case) -> str:
     """Every parameter has a finite gradient."""
     module = build(case.model, backend="auto", dtype=torch.float32)
-    module.loss(TOKENS, TARGETS).backward()
+    module.loss(TOKENS, TARGETS, READ).backward()
     gradients = {name: value.grad for name, value in module.named_parameters()}
     bad = [name for name, grad in gradients.items() if grad is None or not grad.isfinite().all()]
     return f"no finite gradient: {', '.join(bad)}" if bad else ""
@@ -54,11 +72,11 @@ def looks_only_back(case: Case) -> str:
     Only where a mask looks ahead does it change earlier ones.
     """
     module, ahead = build(case.model), _looks_ahead(case)
-    before = module(TOKENS)
+    before = module(TOKENS, READ)
     for t in (0, 5, LENGTH - 1):
         other = TOKENS.clone()
         other[0, t] = 17
-        moved = (module(other) - before).abs().amax(-1)
+        moved = (module(other, READ) - before).abs().amax(-1)
         if ahead and t and not moved[0, :t].sum() > 1e-6:
             return f"token {t} changes no earlier logits, though its mask looks ahead"
         if not ahead and moved[0, :t].sum() > ROUNDING:
@@ -78,10 +96,15 @@ def costs_are_exact(case: Case) -> str:
     if said.parameters != found:
         return f"cost says {said.parameters} parameters, the module has {found}"
     with FlopCounterMode(display=False) as counter:
-        module(TOKENS[:1])
+        module(TOKENS[:1], read(1))
     if said.flops_matmul != counter.get_total_flops():
         return f"cost says {said.flops_matmul} FLOPs of matrix products, there are {counter.get_total_flops()}"
-    recurrent = any(branch.recurrent for block in case.model.layers() for branch in block.values())
+    recurrent = any(
+        branch.recurrent
+        for stack in case.model.stacks().values()
+        for block in stack.layers()
+        for branch in block.values()
+    )
     return (
         "" if recurrent or said.flops_model <= said.flops_matmul else "cost says more FLOPs with the mask than without"
     )
@@ -111,18 +134,18 @@ def every_field_counts(case: Case) -> str:
 def precisions_agree(case: Case) -> str:
     """float64 on the reference and float32 on the chosen kernels give the same logits."""
     exact, fast = build(case.model), build(case.model, backend="auto", dtype=torch.float32)
-    if exact(TOKENS).dtype != torch.float64:
-        return f"its outputs are {exact(TOKENS).dtype} in a model of float64"
-    return _apart(fast(TOKENS).double(), exact(TOKENS), 2e-4)
+    if exact(TOKENS, READ).dtype != torch.float64:
+        return f"its outputs are {exact(TOKENS, READ).dtype} in a model of float64"
+    return _apart(fast(TOKENS, READ).double(), exact(TOKENS, READ), 2e-4)
 
 
 def merged_products_agree(case: Case) -> str:
     """Maps that read one tensor, computed as one product as on a GPU, give the same logits and gradients."""
     one, many = build_as_for_a_gpu(case.model), build(case.model)
-    if apart := _apart(one(TOKENS), many(TOKENS), 1e-10):
+    if apart := _apart(one(TOKENS, READ), many(TOKENS, READ), 1e-10):
         return apart
     for module in (one, many):
-        module.loss(TOKENS, TARGETS).backward()
+        module.loss(TOKENS, TARGETS, READ).backward()
     others = dict(many.named_parameters())
     for name, value in one.named_parameters():
         if apart := _apart(value.grad, others[name].grad, 1e-10):
@@ -133,7 +156,7 @@ def merged_products_agree(case: Case) -> str:
 def positions_count_from_zero(case: Case) -> str:
     """Positions that are not given are 0, 1, 2 and so on."""
     module = build(case.model)
-    return _apart(module(TOKENS), module(TOKENS, Call(torch.arange(LENGTH))), 0.0)
+    return _apart(module(TOKENS, READ), module(TOKENS, replace(READ, positions=torch.arange(LENGTH))), 0.0)
 
 
 def reads_in_pieces(case: Case) -> str:
@@ -147,7 +170,7 @@ def reads_in_pieces(case: Case) -> str:
     for backend, dtype, most in (("reference", torch.float64, 1e-10), ("auto", torch.float32, 2e-4)):
         module = build(case.model, backend=backend, dtype=dtype)
         with torch.no_grad():
-            if apart := _apart(_in_pieces(module, tokens, State()), module(tokens), most):
+            if apart := _apart(_in_pieces(module, tokens, State()), module(tokens, READ), most):
                 return f"{dtype}: {apart}"
     return ""
 
@@ -163,7 +186,7 @@ def holds_what_its_cost_says(case: Case) -> str:
             _in_pieces(module, TOKENS[:1, :tokens], state)
         leaves = _pytree.tree_leaves(state.layers)
         held = [value for value in leaves if isinstance(value, Tensor) and value.is_floating_point()]
-        said, found = cost(case.model, tokens).cache, sum(value.numel() for value in held)
+        said, found = cost(case.model, tokens, LENGTH).cache, sum(value.numel() for value in held)
         if said != found:
             return f"cost says {said} elements after {tokens} tokens, it holds {found}"
         kept = sum(value.untyped_storage().nbytes() // value.element_size() for value in held)
@@ -176,16 +199,18 @@ def _in_pieces(module: LanguageModel, tokens: Tensor, state: State) -> Tensor:
     """Logits of tokens that are read as several, one, one, and the rest."""
     several = max(tokens.shape[1] - 7, 1)
     pieces = (tokens[:, :several], *tokens[:, several : several + 2].split(1, 1), tokens[:, several + 2 :])
-    return torch.cat([module(piece, Call(state=state)) for piece in pieces if piece.shape[1]], 1)
+    call = replace(read(len(tokens)), state=state)
+    return torch.cat([module(piece, call) for piece in pieces if piece.shape[1]], 1)
 
 
 def _looks_ahead(case: Case) -> bool:
-    return any(isinstance(spec, Mask) and spec.looks_ahead for _, spec in walk(case.model))
+    *_, last = case.model.stacks().values()
+    return any(isinstance(spec, Mask) and spec.looks_ahead for _, spec in walk(last))
 
 
 def _refuses_to_decode(module: LanguageModel) -> str:
     try:
-        module(TOKENS, Call(state=State()))
+        module(TOKENS, replace(READ, state=State()))
     except ValueError as error:
         return "" if "looks ahead" in str(error) else f"says of decoding: {error}"
     return "decodes, though its mask looks ahead"
@@ -201,26 +226,28 @@ def one_graph(model: Model) -> str:
     """torch.compile captures it without a break, and torch.export exports it."""
     module = compile(model).eval()
     randomize(module)
-    expected = module(TOKENS)
+    expected = module(TOKENS, READ)
     torch._dynamo.reset()
     captured = torch.compile(module, fullgraph=True, backend="aot_eager")
-    if apart := _apart(captured(TOKENS), expected, 1e-5):
+    if apart := _apart(captured(TOKENS, READ), expected, 1e-5):
         return f"captured, {apart}"
-    captured(TOKENS).sum().backward()
+    captured(TOKENS, READ).sum().backward()
     if lost := [name for name, value in module.named_parameters() if value.grad is None]:
         return f"captured, no gradient: {', '.join(lost)}"
-    program = torch.export.export(module, (TOKENS,))
-    return _apart(program.module()(TOKENS), expected, 1e-5)
+    program = torch.export.export(module, (TOKENS, READ))
+    return _apart(program.module()(TOKENS, READ), expected, 1e-5)
 
 
 def can_be_shared(case: Case) -> str:
     """With `share: stack`, the first layer's parameters are those of all layers."""
     changed: Any = canonical(case.model)
-    if changed["n_layers"] < 2 or not has_parameters(case):
+    stacks = [changed[name] if name else changed for name in case.model.stacks()]
+    if min(stack["n_layers"] for stack in stacks) < 2 or not has_parameters(case):
         return ""
     if not any("share" in fields_of(type(spec)) and spec.type not in UNSHARED for _, spec in _on_trial(case)):
         return ""
-    _share(changed["block"], case.tried)
+    for stack in stacks:
+        _share(stack["block"], case.tried)
     shared = load(changed)
     one, two = (_parameters(compile(model)) for model in (shared, case.model))
     if one >= two:

@@ -126,7 +126,9 @@ def logits_of(theirs: nn.Module) -> Tensor:
 
 def call_of(model: Model) -> Call:
     """What ours reads beside the tokens."""
-    return Call(source_tokens=SOURCE, source_padding=PADDING) if "encoder" in model.stacks() else Call()
+    prefix = torch.tensor([7, 11])  # theirs have none, and so must ours
+    source = {"source_tokens": SOURCE, "source_padding": PADDING} if "encoder" in model.stacks() else {}
+    return Call(prefix=prefix, **source)
 
 
 def errors(published: Published) -> tuple[float, float]:

@@ -11,14 +11,15 @@ Facts = dict[str, Any]
 
 
 def facts(model: Model) -> Facts:
-    """The numbers of a resolved model that its configuration needs."""
-    branches = {name: branch for block in model.layers() for name, branch in block.items()}
+    """The numbers of a resolved model that its configuration needs; of two stacks those of the decoder."""
+    *_, stack = model.stacks().values()
+    branches = {name: branch for block in stack.layers() for name, branch in block.items()}
     if "parallel" in branches:
         branches = dict(branches["parallel"].branches.items())  # type: ignore[attr-defined]
     if linear := next((branch for branch in branches.values() if branch.type == "linear_attention"), None):
         return {
             "d": model.d_model,
-            "layers": model.n_layers,
+            "layers": stack.n_layers,
             "heads": linear.heads,  # type: ignore[attr-defined]
             "kv": linear.key_heads,  # type: ignore[attr-defined]
             "head_dim": linear.value_dim,  # type: ignore[attr-defined]
@@ -29,12 +30,12 @@ def facts(model: Model) -> Facts:
         }
     if "attention" not in branches:  # mixers without heads
         ends = {"heads": 1, "kv": 1, "head_dim": model.d_model, "width": 0, "linear": False}
-        return {**ends, "d": model.d_model, "layers": model.n_layers, "vocab": model.vocab}
+        return {**ends, "d": model.d_model, "layers": stack.n_layers, "vocab": model.vocab}
     attention, ffn = branches["attention"], branches["ffn"]
     return {
         "linear": False,
         "d": model.d_model,
-        "layers": model.n_layers,
+        "layers": stack.n_layers,
         "heads": attention.heads,  # type: ignore[attr-defined]
         "kv": attention.kv_heads,  # type: ignore[attr-defined]
         "head_dim": attention.head_dim,  # type: ignore[attr-defined]
@@ -43,7 +44,7 @@ def facts(model: Model) -> Facts:
         "positions": model.max_positions,
         "table": model.embedding.width,
         "rotated": next((int(attention.head_dim * item.fraction) for item in attention.query if _is_rope(item)), 0),  # type: ignore[attr-defined]
-        "window": min(block.get("attention", attention).mask.window or 10**6 for block in model.layers()),  # type: ignore[attr-defined]
+        "window": min(block.get("attention", attention).mask.window or 10**6 for block in stack.layers()),  # type: ignore[attr-defined]
     }
 
 
@@ -219,6 +220,29 @@ def rwkv(f: Facts) -> Any:
     return RwkvForCausalLM(RwkvConfig(vocab_size=f["vocab"], **sizes))
 
 
+def t5(feed_forward: str, tied: bool) -> Callable[[Facts], Any]:
+    def build(f: Facts) -> Any:
+        from torch import nn
+        from transformers import T5Config, T5ForConditionalGeneration
+
+        config = T5Config(
+            vocab_size=f["vocab"],
+            d_model=f["d"],
+            d_kv=f["head_dim"],
+            d_ff=f["width"],
+            num_layers=f["layers"],
+            num_heads=f["heads"],
+            feed_forward_proj=feed_forward,
+            tie_word_embeddings=tied,
+        )
+        model = T5ForConditionalGeneration(config)
+        if not tied:  # which its configuration no longer says (transformers 5)
+            model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
+        return model
+
+    return build
+
+
 BUILDERS: dict[str, Callable[[Facts], Any]] = {
     "gpt1": gpt1,
     "gpt2": gpt2,
@@ -238,6 +262,10 @@ BUILDERS: dict[str, Callable[[Facts], Any]] = {
     "transformer_swa": mistral(500_000.0, 1e-6),
     "mistral": mistral(10_000.0, 1e-5),
     "gated_attention": qwen3,
+    "t5": t5("relu", tied=True),
+    "t5_v1_1": t5("gated-gelu", tied=False),
+    "mt5": t5("gated-gelu", tied=False),
+    "ul2": t5("gated-silu", tied=True),
     "mamba": mamba,
     "rwkv4": rwkv,
     "mamba2": mamba2(tied=True),

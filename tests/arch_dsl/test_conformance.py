@@ -7,6 +7,7 @@ import torch
 
 import arch_dsl
 from arch_dsl.families import Norm, Primitive
+from arch_dsl.model import Model
 from arch_dsl.primitives.norms import RMSNorm
 from arch_dsl.spec import Family, walk
 from tests.arch_dsl.conformance import HOSTS, PROPERTIES, Case, cases, cases_of, gallery, one_graph, tried
@@ -19,9 +20,17 @@ every_family = pytest.mark.parametrize("family", [pytest.param(kind, id=kind.nou
 def test_every_family_and_every_member_is_on_trial():
     assert set(HOSTS) == set(Primitive.__subclasses__())
     names = {name for family in HOSTS for name in family.members}
-    assert {name for case in CASES for name in case.tried} == names | {"", "init", "embedding", "unembedding"}
+    assert {name for case in CASES for name in case.tried} == names | {
+        "",
+        "init",
+        "embedding",
+        "unembedding",
+        "encoder",
+        "decoder",
+    }
     for case in CASES:
-        assert set(case.tried) <= {spec.type if isinstance(spec, Family) else path for path, spec in walk(case.model)}
+        there = {spec.type if isinstance(spec, Family) else path for path, spec in walk(case.model)}
+        assert set(case.tried) <= {*there, "encoder", "decoder"}
 
 
 @every_case
@@ -33,6 +42,11 @@ def test_holds(name: str, case: Case):
 @every_family
 def test_is_captured_and_exported_as_one_graph(family: type[Primitive]):
     assert one_graph(gallery(family)) == ""
+
+
+@pytest.mark.parametrize("name", ["cross_attention", "encoder_decoder", "positions_after_source"])
+def test_is_captured_and_exported_as_one_graph_with_an_encoder(name: str):
+    assert one_graph(next(case.model for case in CASES if case.id == name)) == ""
 
 
 def test_a_field_that_is_ignored_is_found():
@@ -59,6 +73,11 @@ def initial_values() -> dict[str, dict[str, torch.Tensor]]:
     return {case.id: dict(arch_dsl.compile(case.model, seed=3).named_parameters()) for case in CASES}
 
 
+def depths(model: Model) -> dict[str, int]:
+    """How many layers each stack has."""
+    return {name: stack.n_layers for name, stack in model.stacks().items()}
+
+
 @every_case
 def test_initial_values_are_a_function_of_seed_and_path(case: Case, initial_values):
     first = dict(arch_dsl.compile(case.model, seed=3).named_parameters())
@@ -67,7 +86,7 @@ def test_initial_values_are_a_function_of_seed_and_path(case: Case, initial_valu
     other = dict(arch_dsl.compile(case.model, seed=4).named_parameters())
     assert [name for name in first if not torch.equal(first[name], again[name])] == []
     assert not torch.equal(first["embedding"], other["embedding"])
-    for sibling in (other for other in CASES if other.model.n_layers == case.model.n_layers):
+    for sibling in (other for other in CASES if depths(other.model) == depths(case.model)):
         theirs = initial_values[sibling.id]
         shared = [name for name, value in theirs.items() if name in first and first[name].shape == value.shape]
         assert [name for name in shared if not _proportional(first[name], theirs[name])] == []

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import arch_dsl
-from arch_dsl import zoo
+from arch_dsl import Call, zoo
 from arch_dsl.formula import function_of
 from arch_dsl.kept import kept_of
 from arch_dsl.model import LOSS_CHUNK
@@ -33,7 +33,7 @@ def kept(model: arch_dsl.Model, tokens: int) -> float:
 
     ids = torch.arange(tokens)[None] % model.vocab
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
-        module.loss(ids, ids)
+        module.loss(ids, ids, Call(source_tokens=ids))
     return sum(seen.values()) / 4
 
 

@@ -12,6 +12,7 @@ import torch
 
 import arch_dsl
 from arch_dsl import Model, plugins, zoo
+from arch_dsl.model import DecoderModel
 from arch_dsl.plain import Unexportable, to_python
 from tests.arch_dsl.conformance import CALL, TARGETS, TOKENS, build, cases, load, whole_model
 
@@ -82,12 +83,14 @@ def layered(n_layers: int, windows: bool = True, **attention: Any) -> Model:
 def models() -> dict[str, Model]:
     """Every conformance case, models whose layers differ, and the tiny size of every model of the zoo."""
     found = {f"case_{number}": case.model for number, case in enumerate(cases())}
+    found = {name: model for name, model in found.items() if isinstance(model, DecoderModel)}
     found["share_bias"] = layered(4, scores=[{"type": "t5_buckets", "share": "stack"}])
     found["share_branch"] = layered(3, windows=False, share="stack")
     apart = {"type": "causal", "documents": True}
     found["documents"] = layered(2, windows=False, mask=apart, key=["shift"], value=["shift"])
     found["numbers"] = layered(5, pre=["rmsnorm", "depth_scale"])
-    return found | {f"zoo_{name}": arch_dsl.resolve(zoo.load(name, "tiny")) for name in zoo.names()}
+    tiny = {f"zoo_{name}": arch_dsl.resolve(zoo.load(name, "tiny")) for name in zoo.names()}
+    return found | {name: model for name, model in tiny.items() if isinstance(model, DecoderModel)}
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +172,8 @@ def test_says_what_cannot_be_written(monkeypatch: pytest.MonkeyPatch):
         return update
 
     monkeypatch.setattr(joins._Add, "forward", forward)
+    with pytest.raises(Unexportable, match="a model with an encoder: only decoders are written down"):
+        to_python(zoo.load("t5", "tiny"))
     with pytest.raises(Unexportable, match="AsyncFunctionDef"):
         to_python(load(whole_model()))
 
