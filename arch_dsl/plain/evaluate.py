@@ -320,8 +320,15 @@ class Evaluator:
                 self.env[part.id] = Val(ast.Name(own[-1], ast.Load()))
             places: list[ast.expr] = [ast.Name(item, ast.Store()) for item in own]
             self.body.emit(ast.Assign([ast.Tuple(places, ast.Store())], self.lift(value)))
-        else:
+        elif not self._told(target):
             self.body.emit(ast.Assign([self._place(target)], self.lift(value)))
+
+    def _told(self, target: ast.expr) -> bool:
+        """Whether this is a loss or a measure that a node leaves in the call, for a trainer that a file lacks."""
+        holder = target.value if isinstance(target, ast.Subscript) else None
+        if not isinstance(holder, ast.Attribute) or holder.attr not in ("losses", "measures"):
+            return False
+        return isinstance(self.eval(holder.value).known, CallRecord)
 
     def _place(self, target: ast.expr) -> ast.expr:
         if isinstance(target, ast.Subscript):
