@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from search.frames import NAN, provenance, rates_frame, search_frame, trials_frame
+from search.frames import NAN, domains_frame, provenance, rates_frame, search_frame, trials_frame
 from search.notes import gather_notes, is_one_tokenizer, method_sentence, objective_of, tested_on
 from search.selection import Selection, baselines_of, edge, select, with_baselines
 from search.statistics import MINIMUM_SEEDS, Analysis, Contrast, Floats, Keys, analyse, document_variance
@@ -38,6 +38,7 @@ class Comparison:
         difference is not), method (the sentence to print).
     notes: sentences: what was not run, diverged, pruned, reused, lies at an edge, or is not as it should be.
     provenance: data, tokens, context, seeds, versions.
+    domains: of a mixture a row per variant and domain with the TEST perplexity and loss, means over the seeds.
     """
 
     study: str
@@ -50,6 +51,7 @@ class Comparison:
     noise: dict[str, Any]
     notes: list[str]
     provenance: dict[str, Any]
+    domains: pd.DataFrame = field(default_factory=pd.DataFrame)
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def _read_documents(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            return {name: file[name] for name in ("nll", "tokens", "bytes")}
+            return {name: file[name] for name in ("nll", "tokens", "bytes", *(["domain"] if "domain" in file else []))}
     except (zipfile.BadZipFile, KeyError, EOFError, ValueError) as error:
         raise DamagedDocuments(f"{path} is damaged ({error}); remove it, and the comparison does without it") from error
 
@@ -126,6 +128,7 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
         noise=noise,
         notes=gather_notes(record, selections, analysis, layout.undocumented, noise),
         provenance=provenance(record, selections),
+        domains=domains_frame(record, selections),
     )
 
 
@@ -202,6 +205,7 @@ def _row(
         "loss_mean": _mean([t["loss"] for t in tests]),
         "loss_std": _std([t["loss"] for t in tests]),
         "bits_per_byte_mean": _mean([t.get("bits_per_byte") for t in tests]),
+        "bytes_per_token": variant.get("bytes_per_token") or NAN,
         "delta": delta,
         "delta_low": NAN if half is None else delta - half,
         "delta_high": NAN if half is None else delta + half,

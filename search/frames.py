@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from search.selection import Selection, choose, group, loss, rate
@@ -33,6 +34,20 @@ def rates_frame(selections: list[Selection]) -> pd.DataFrame:
             )
     columns = ["variant", "lr", "seed", "state", "validation_loss", "validation_perplexity", "best"]
     return pd.DataFrame(rows, columns=columns)
+
+
+def domains_frame(record: dict[str, Any], selections: list[Selection]) -> pd.DataFrame:
+    """A row per variant and domain of a mixture: the test loss per token and exp of it, means over the seeds."""
+    rows = []
+    names = [domain["name"] for domain in record["data"].get("domains", ())]
+    for selection in selections:
+        found = [t["documents"] for t in selection.complete.values() if "domain" in (t.get("documents") or {})]
+        for place, name in enumerate(names if found and not selection.diverged else ()):
+            mine = [documents["domain"] == place for documents in found]
+            losses = [d["nll"][own].sum() / d["tokens"][own].sum() for d, own in zip(found, mine, strict=True)]
+            mean, perplexity = float(np.mean(losses)), float(np.mean(np.exp(losses)))
+            rows.append({"variant": selection.variant, "domain": name, "loss": mean, "perplexity": perplexity})
+    return pd.DataFrame(rows, columns=["variant", "domain", "loss", "perplexity"])
 
 
 _RESULT: dict[str, Callable[[dict[str, Any]], Any]] = {

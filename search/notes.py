@@ -11,6 +11,7 @@ from search.selection import Selection, baselines_of, edge, rate
 from search.statistics import MINIMUM_SEEDS, Analysis
 
 _MOST = 8  # variants that a note lists
+_SHARED = 0.2  # of the test text, from which on a note says that it is in the training text
 
 FINGERPRINT = ("archlab", "torch", "triton", "numpy", "python", "threads", "cpu", "cpu_capability", "device", "gpu")
 
@@ -51,7 +52,12 @@ def gather_notes(
     noise: dict[str, Any],
 ) -> list[str]:
     """All notes: the table's own first, then each variant's in the study's order."""
-    notes = [*_test_notes(record), *_table_notes(record, selections, noise), *_twin_notes(selections)]
+    notes = [
+        *_test_notes(record),
+        *_overlap_notes(record),
+        *_table_notes(record, selections, noise),
+        *_twin_notes(selections),
+    ]
     for selection in selections:
         notes += [f"{selection.variant}: {text}" for text in _variant_notes(record, selection)]
     if analysis.uneven is not None:
@@ -86,6 +92,16 @@ def _test_notes(record: dict[str, Any]) -> Iterable[str]:
         )
     if len({texts[name] for name in baselines_of(record)}) > 1:
         yield "the baselines were tested on different texts: losses compare within a cell only"
+
+
+def _overlap_notes(record: dict[str, Any]) -> Iterable[str]:
+    """That much of the text that the table is made of was trained on too, word for word."""
+    shared = record["data"].get("overlap", {}).get("test", 0)
+    if shared > _SHARED:
+        yield (
+            f"{shared:.0%} of the 13-grams of words of the test text are in the training text too: losses speak of "
+            "memory as well (archlab data show)"
+        )
 
 
 def tested_on(record: dict[str, Any], variant: dict[str, Any]) -> str:

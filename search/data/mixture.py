@@ -52,6 +52,9 @@ class Mixture(Source):
     domains: dict[str, Domain]
     temperature: Positive = 1.0
 
+    def __hash__(self) -> int:
+        return hash((frozenset(self.domains.items()), self.temperature, self.clean))
+
     def check(self, path: str) -> None:
         """Raises SpecError for domains that do not make a mixture together."""
         problems = [

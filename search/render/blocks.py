@@ -60,6 +60,8 @@ def build_page(comparison: Comparison) -> Page:
         blocks.append(_curve(comparison))
     if len(comparison.search):
         blocks.append(_searched(comparison))
+    if len(comparison.domains):
+        blocks.append(_by_domain(comparison))
     return Page(
         study=printable(comparison.study),
         question=printable(comparison.question),
@@ -102,6 +104,7 @@ def _main(comparison: Comparison) -> Block:
 
     components = list(dict.fromkeys(name for row in rows for name in row["components"]))
     matched = not any(math.isnan(row["mismatch"]) for row in rows)
+    several = len({round(row["bytes_per_token"], 4) for row in rows if row["bytes_per_token"] > 0}) > 1
     sparse = any(row["active_parameters"] < row["parameters"] for row in rows)
     columns = [
         column("variant", lambda r: r["variant"], "l"),
@@ -110,6 +113,7 @@ def _main(comparison: Comparison) -> Block:
         column("n", lambda r: str(r["n"])),
         column("perplexity ↓", lambda r: _spread(r["perplexity_mean"], r["perplexity_std"], digits)),
         column("bits/byte ↓", lambda r: number(r["bits_per_byte_mean"], ".4f"), keep=5),
+        *([column("bytes/token", lambda r: number(r["bytes_per_token"], ".3f"), keep=5)] if several else []),
         column(f"Δ {unit}", lambda r: number(r["delta"], "+.4f")),
         column("95% interval", lambda r: _interval(r["delta_low"], r["delta_high"])),
         column("verdict", lambda r: r["verdict"], "l"),
@@ -201,6 +205,17 @@ def _searched(comparison: Comparison) -> Block:
 
 def _settings(settings: dict[str, Any]) -> str:
     return ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in settings.items())
+
+
+def _by_domain(comparison: Comparison) -> Block:
+    """The test perplexity of each variant in each domain of a mixture."""
+    frame = comparison.domains.pivot(index="variant", columns="domain", values="perplexity")
+    variants = list(dict.fromkeys(comparison.domains["variant"]))
+    columns = [Column("variant", [Cell(printable(name)) for name in variants], "l")]
+    for domain in dict.fromkeys(comparison.domains["domain"]):
+        cells = [Cell(number(float(frame.loc[name, domain]), ".4g")) for name in variants]
+        columns.append(Column(printable(str(domain)), cells))
+    return Block("Test perplexity by domain", columns)
 
 
 def _lines(comparison: Comparison) -> list[str]:
