@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from arch_dsl.errors import SpecError
 from arch_dsl.source import read_text
 from search import checkpoint
 from search.api import compare
-from search.data.batches import IGNORE, batch
+from search.data.batches import IGNORE, Batch, batch
 from search.data.dataset import Dataset, write
 from search.data.tokenizers import Bytes
 from search.evaluate import evaluate, held_out, losses
@@ -165,6 +166,40 @@ def test_gradients_are_those_of_the_whole_batch_in_any_parts(
     for other in found[1:]:
         for mine, theirs in zip(found[0], other, strict=True):
             torch.testing.assert_close(mine.double(), theirs.double(), rtol=1e-6, atol=1e-9)
+
+
+def asked_of(data_root: Path, model: dict[str, Any], objective: Any) -> tuple[Any, Batch]:
+    """A model in double precision, and what it is asked about the validation split."""
+    recipe, dataset = recipe_of(objective), Dataset.open(data_root, "data")
+    module = compile(spec_of(model, recipe), seed=1).double()
+    return module, held_out(dataset, "validation", 24, recipe.objective, has_encoder(module), 6)
+
+
+@pytest.mark.parametrize(("model", "objective"), [*(case for case in CASES.values() if case[1] != "masked")])
+def test_no_loss_depends_on_the_targets_that_follow(data_root: Path, model: dict[str, Any], objective: Any) -> None:
+    module, made = asked_of(data_root, model, objective)
+    before = losses(module, made, 6)
+    for row in range(len(made)):
+        scored = np.flatnonzero(made.targets[row] != IGNORE)
+        middle = scored[len(scored) // 2]
+        tokens = made.tokens.copy()
+        tokens[row, middle + 1 :] = 7
+        after = losses(module, replace(made, tokens=tokens), 6)
+        np.testing.assert_allclose(after[row, : middle + 1], before[row, : middle + 1], rtol=1e-9)
+        if len(scored) > 3:
+            assert (after[row] != before[row]).any()
+
+
+def test_prefix_masks_read_the_source_both_ways_and_causal_ones_do_not(data_root: Path) -> None:
+    for mask, differs in (("prefix", True), ("causal", False)):
+        module, made = asked_of(data_root, decoder(mask), "span_corruption")
+        assert made.prefix is not None
+        tokens, _, call = made.tensors()
+        other = tokens.clone()
+        other[:, made.prefix[0] - 2] = 7  # the last of the source but one, whose length is that of all rows
+        changed = (module.hidden(tokens, call) != module.hidden(other, call)).any(-1)
+        assert bool(changed[:, 0].all()) is differs
+        assert bool(changed[:, 0].any()) is differs
 
 
 def test_trained_loss_is_cross_entropy_and_all_that_is_beside_it(tmp_path: Path, data_root: Path) -> None:
