@@ -38,6 +38,13 @@ def parameter(shape: Sequence[int], initializer: Initializer) -> nn.Parameter:
     return value
 
 
+def table(shape: Sequence[int], initializer: Initializer) -> nn.Parameter:
+    """A parameter whose rows are looked up, or are logits of a token: no map of hidden vectors (search.optimizers)."""
+    value = parameter(shape, initializer)
+    value.table = True  # type: ignore[attr-defined]
+    return value
+
+
 _GROUP = re.compile(r"\.[a-z0-9_]+\.members\.")
 
 

@@ -156,7 +156,7 @@ class DecoderModel(Model, Stack):
 
     order: ClassVar[tuple[str, ...]] = (
         "d_model", "n_layers", "block", "overrides", "vocab", "max_positions", "embedding", "embed", "unembedding",
-        "logits", "final", "init",
+        "logits", "final", "prompt", "init",
     )  # fmt: skip
 
     def stacks(self) -> dict[str, Stack]:
@@ -237,8 +237,11 @@ def _residual_std(init: Init, n_layers: int, d_model: int, std: float) -> tuple[
 def resolve(model: Model, *, vocab: int | None = None, max_positions: int | None = None) -> Model:
     """The model with everything derived: its vocabulary, positions, layers, head sizes and widths.
 
-    Raises SpecError for what makes no sense, all of it at once, and for a size that conflicts with the spec's own.
+    `max_positions` are those of tokens; prompts take more. Raises SpecError for what makes no sense, all of it at once,
+    and for a size that conflicts with the spec's own.
     """
+    if max_positions is not None:
+        max_positions += max(stack.prompt or 0 for stack in model.stacks().values())
     complete = model.replace(vocab=model.vocab or vocab, max_positions=model.max_positions or max_positions)
     problems = complete.check()
     for name, given in (("vocab", vocab), ("max_positions", max_positions)):

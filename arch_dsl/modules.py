@@ -13,7 +13,7 @@ import kernels
 from arch_dsl import model as models
 from arch_dsl.context import BuildContext, Call, NodeChoice
 from arch_dsl.families import build_site
-from arch_dsl.layers import Linear, constant, initialize, normal, parameter
+from arch_dsl.layers import Linear, constant, initialize, normal, parameter, table
 from arch_dsl.model import DecoderModel, EncoderDecoderModel, Model, resolve
 from arch_dsl.stack import StackModule
 from kernels.activations import at_least_float32
@@ -31,7 +31,7 @@ class LanguageModel(nn.Module):
     def add_input(self, spec: Model, ctx: BuildContext) -> None:
         """Builds the table of tokens."""
         width = spec.embedding.width
-        self.embedding = parameter((ctx.vocab, width or spec.d_model), normal(spec.embedding.std or ctx.std))
+        self.embedding = table((ctx.vocab, width or spec.d_model), normal(spec.embedding.std or ctx.std))
         self.embedding_projection = Linear(width, spec.d_model, std=ctx.std) if width else None
 
     def add_output(self, spec: Model, ctx: BuildContext) -> None:
@@ -39,6 +39,8 @@ class LanguageModel(nn.Module):
         width, tied = spec.embedding.width, spec.unembedding.tied
         self.unembedding_projection = Linear(spec.d_model, width, std=ctx.std) if width and tied else None
         self.unembedding = None if tied else Linear(spec.d_model, ctx.vocab, std=ctx.std)
+        if self.unembedding is not None:
+            self.unembedding.weight.table = True  # type: ignore[attr-defined]
         self.bias = parameter((ctx.vocab,), constant(0.0)) if spec.unembedding.bias else None
         self.logit_maps = build_site(spec.logits, dataclasses.replace(ctx, width=spec.d_model), "logits")
         self.choices: list[NodeChoice] = ctx.choices
@@ -149,7 +151,7 @@ class EncoderDecoder(LanguageModel):
         self.source_projection: Linear | None = None
         if not spec.embedding.shared:
             width = spec.embedding.width
-            self.source_embedding = parameter(self.embedding.shape, normal(spec.embedding.std or ctx.std))
+            self.source_embedding = table(self.embedding.shape, normal(spec.embedding.std or ctx.std))
             self.source_projection = Linear(width, spec.d_model, std=ctx.std) if width else None
         self.encoder = StackModule(spec.encoder, spec.place(ctx, "encoder"))
         self.decoder = StackModule(spec.decoder, spec.place(ctx, "decoder"))

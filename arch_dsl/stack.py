@@ -13,15 +13,20 @@ from arch_dsl.block import Block, Branches, block_cost
 from arch_dsl.context import BuildContext, Call, Cost
 from arch_dsl.errors import Problem, SpecError
 from arch_dsl.families import Carry, Mask, Norm, Position, Scale, build_site, check_site, site_cost
+from arch_dsl.layers import normal, table
 from arch_dsl.overrides import Overrides, layers_of, normal_form, ranges
 from arch_dsl.patch import apply, settings_of
 from arch_dsl.shortform import parse_with_knobs
 from arch_dsl.source import Node
-from arch_dsl.spec import Range, Spec, added, walk
+from arch_dsl.spec import Count, Range, Spec, added, walk
 
 
 class Stack(Spec):
-    """Blocks one after another, what acts on the embeddings before them, and what acts on the stream after them."""
+    """Blocks one after another, what acts on the embeddings before them, and what acts on the stream after them.
+
+    `prompt` is how many learned vectors stand before the embeddings of the tokens, read by what may look back at them
+    (arXiv:2104.08691, section 2); what the stack makes of them is dropped.
+    """
 
     title: ClassVar[str] = "stack"
     n_layers: Annotated[int, Range(min=1, max=10_000)]
@@ -29,6 +34,7 @@ class Stack(Spec):
     overrides: Overrides = added(default=Overrides())
     embed: tuple[Norm | Position | Scale, ...] = ()
     final: tuple[Norm | Carry | Scale, ...] = ()
+    prompt: Count | None = added(default=None)
 
     @classmethod
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
@@ -82,6 +88,9 @@ def check_stack(stack: Stack, ctx: BuildContext) -> list[Problem]:
         blocks = stack.layers()
     except SpecError as error:
         return [*problems, *error.problems]
+    if stack.prompt and any(getattr(part, "documents", False) for _, part in walk(tuple(blocks))):
+        message = "belongs to no document, and a mask of this stack keeps documents apart"
+        problems.append(Problem("prompt", message, stack.mark("prompt")))
     for depth, block in first_places(blocks):
         where = "block" if block == stack.block else f"block (layer {depth})"
         if not block:
@@ -114,7 +123,10 @@ def _resolved(block: Block, ctx: BuildContext) -> Block:
 
 def stack_cost(stack: Stack, ctx: BuildContext, tokens: int) -> dict[str, Cost]:
     """What the parts of a stack cost over `tokens` tokens."""
+    prompt = Cost(parameters=(stack.prompt or 0) * ctx.d_model)
+    tokens += stack.prompt or 0
     return {
+        "prompt": prompt,
         "embed": site_cost(stack.embed, ctx, "embed", tokens),
         "stack": _layers_cost(stack, ctx, tokens),
         "final": site_cost(stack.final, ctx, "final", tokens),
@@ -159,6 +171,7 @@ class StackModule(nn.Module):
 
     def add_layers(self, spec: Stack, ctx: BuildContext) -> None:
         """Builds the parts of the stack, in their order."""
+        self.prompt = table((spec.prompt, ctx.d_model), normal(ctx.std)) if spec.prompt else None
         self.embed = build_site(spec.embed, ctx, "embed")
         places = ((depth, block) for depth, block in enumerate(spec.layers()))
         self.block = nn.ModuleList(Branches(block, ctx.at(f"block.{depth}", depth=depth)) for depth, block in places)
@@ -168,11 +181,34 @@ class StackModule(nn.Module):
 
     def through(self, stream: Tensor, call: Call) -> Tensor:
         """The stream after the last norm, from the token embeddings."""
+        if self.prompt is None or (call.state is not None and call.state.tokens):
+            return self._through(stream, call)
+        count = len(self.prompt)
+        prompt = self.prompt.to(stream.dtype).expand(len(stream), -1, -1)
+        found = self._through(torch.cat([prompt, stream], 1), _prompted(call, count))
+        if call.state is not None:
+            call.state.tokens += count
+        return found[:, count:]
+
+    def _through(self, stream: Tensor, call: Call) -> Tensor:
         stream = self.embed(stream, call, iter(()))
         for layer in self.block:
             again = self.recompute and self.training and torch.is_grad_enabled()
             stream = _recomputed(layer, stream, call) if again else layer(stream, call)
         return self.final(stream, call, iter(()))  # type: ignore[no-any-return]
+
+
+def _prompted(call: Call, count: int) -> Call:
+    """The call as it is with so many vectors before its tokens."""
+    positions = call.positions
+    if positions is not None:
+        positions = torch.cat([positions[:1] + torch.arange(count, device=positions.device), positions + count])
+    return dataclasses.replace(
+        call,
+        positions=positions,
+        prefix=None if call.prefix is None else call.prefix + count,
+        padding=None if call.padding is None else nn.functional.pad(call.padding, (count, 0)),
+    )
 
 
 def _recomputed(layer: nn.Module, stream: Tensor, call: Call) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from search.data.batches import IGNORE, Batch, windows
 from search.data.dataset import Dataset
+from search.data.examples import read
 from search.objectives import Causal, Objective, has_encoder
 from search.routers import KINDS, health
 
@@ -44,11 +45,12 @@ def evaluate(
     ends of documents among them; a token sees what precedes it in its window. Other objectives are asked about whole
     windows alone; what they score depends on their noise. Returns
 
-    * loss (nats per target, L = sum nll / targets), perplexity (exp L), and where every byte is predicted bits_per_byte
-      (sum nll / (ln 2 * bytes of text));
+    * loss (nats per target, L = sum nll / targets), perplexity (exp L), and where every byte is known and predicted
+      bits_per_byte (sum nll / (ln 2 * bytes of text));
     * of a model with experts router_load_max, router_entropy and router_dropped (search/routers.py);
     * per document: nll (nats, float64), tokens (those scored, the end of the document among them) and bytes (of the
-      whole document, int64), `[documents]` each. A sentinel counts where the span begins that it stands for.
+      whole document, int64), `[documents]` each, and of a mixture domain, its place among the domains. A sentinel
+      counts where the span begins that it stands for.
 
     `tick` is called before each batch; what it raises ends the evaluation.
     """
@@ -58,14 +60,21 @@ def evaluate(
     nll = losses(model, asked, batch, precision, tick, told)[scored]
     documents = dataset.documents(split)
     count = len(documents.tokens)
-    place = (np.arange(len(asked))[:, None] * context + asked.places)[scored]  # in the stream, after its first token
-    owner = np.repeat(np.arange(count), documents.tokens)[place]
+    rows = np.arange(len(asked))[:, None]
+    if objective.of_examples:
+        owner = np.broadcast_to(rows, scored.shape)[scored]
+    else:
+        place = (rows * context + asked.places)[scored]  # in the stream, after its first token
+        owner = np.repeat(np.arange(count), documents.tokens)[place]
     arrays: Arrays = {
         "nll": np.bincount(owner, weights=nll, minlength=count),
         "tokens": np.bincount(owner, minlength=count),
         "bytes": documents.bytes,
     }
-    size = int(documents.bytes.sum()) if objective.every else None
+    if dataset.domains:
+        sizes = [end - first for first, end in (domain.documents[split] for domain in dataset.domains)]
+        arrays["domain"] = np.repeat(np.arange(len(sizes)), sizes)
+    size = int(documents.bytes.sum()) if objective.every and dataset.has_text else None
     of_all = [f"router_{kind}" for kind in KINDS]
     routers = {name: float(value) for name, value in health(told, len(asked)).items() if name in of_all}
     return summary(float(nll.sum()), len(nll), size) | routers, arrays
@@ -110,11 +119,15 @@ def losses(
 def held_out(
     dataset: Dataset, split: str, context: int, objective: Objective, encoder: bool, count: int | None = None
 ) -> Batch:
-    """What a model is asked about the windows of a split, or about at most `count` of them, evenly spaced over it."""
-    inputs, targets = windows(dataset.split(split), context)
-    rows = np.concatenate([inputs[:, :1], targets], axis=1)
-    if not objective.every:
-        rows = rows[(targets != IGNORE).all(1)]
+    """What a model is asked about the windows or the examples of a split, or about at most `count` of them, evenly
+    spaced over it."""
+    if objective.of_examples:
+        rows = read(dataset, split, np.arange(len(dataset.documents(split).tokens)), context)
+    else:
+        inputs, targets = windows(dataset.split(split), context)
+        rows = np.concatenate([inputs[:, :1], targets], axis=1)
+        if not objective.every:
+            rows = rows[(targets != IGNORE).all(1)]
     if count is not None:
         rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(np.int64))]
     return objective.batch(rows, _NOISE, 0, dataset.vocab, encoder)

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from search import checkpoint
-from search.data.batches import batch
+from search.data import mixing
 from search.data.dataset import Dataset
+from search.data.examples import examples
 from search.evaluate import autocast, held_out, losses
 from search.fingerprint import differences, fingerprint
 from search.journal import Journal, note_event
@@ -80,7 +81,7 @@ class Loop:
         self.device = next(model.parameters()).device
         self.optimizer = recipe.optimizer.build(model.named_parameters(), recipe.lr)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.tokens = dataset.split("train")
+        self.streams = dataset.streams()
         self.vocab, self.encoder = dataset.vocab, has_encoder(model)
         count = curve_windows(recipe)
         self.curve = held_out(dataset, "validation", recipe.context, recipe.objective, self.encoder, count)
@@ -143,7 +144,10 @@ class Loop:
         """
         recipe = self.recipe
         first, end = recipe.rows_before(step), recipe.rows_before(step + 1)
-        rows = batch(self.tokens, self.seed, first, end - first, recipe.context)
+        if recipe.objective.of_examples:
+            rows = examples(self.dataset, self.seed, first, end - first, recipe.context)
+        else:
+            rows = mixing.rows(self.streams, self.seed, first, end - first, recipe.context)
         whole = recipe.objective.batch(rows, self.seed, first, self.vocab, self.encoder)
         total, earlier = torch.zeros((), device=self.device), dict[str, Tensor]()
         for part in whole.parts(recipe.micro_batch):

@@ -45,17 +45,17 @@ class StagePlan:
 
 
 def plan_stages(
-    recipe: Recipe, model: Model, dataset: Dataset, prepared: Callable[[Recipe, Dataset, str], Dataset]
+    recipe: Recipe, model: Model, dataset: Dataset, data: Callable[[Stage, Recipe, Dataset, str], Dataset]
 ) -> tuple[Recipe, tuple[StagePlan, ...]]:
     """The stages of a recipe for a resolved model, and the recipe that names their data.
 
-    `prepared` gives the data set of a stage's recipe, whose tokens are those of another one. Raises SpecError.
+    `data` gives that of a stage with its recipe, after another data set. Raises SpecError.
     """
     plans, stages = [], []
     for index, (stage, own) in enumerate(zip(recipe.stages, recipe.whole[1:], strict=True)):
         path = f"train.stages.{index}"
+        dataset = data(stage, own, dataset, path)
         if stage.data is not None:
-            dataset = prepared(own, dataset, path)
             stage = stage.replace(prepared=dataset.identity)
         before = model
         try:

@@ -30,6 +30,7 @@ from search.optimizers import unmatched
 from search.recipe import Recipe
 from search.space import Space, probes
 from search.stage_plans import StagePlan, plan_stages
+from search.stages import Stage
 from search.start import Start, Started, as_written, keep_weights, started
 from search.study import Asked, Match, Study, asked_variants
 from search.trial import Trial, canonical_json
@@ -102,6 +103,7 @@ class Variant:
             "context": self.recipe.context,
             "batches": self.batches,
             "test": self.test_text,
+            "bytes_per_token": self.dataset.bytes_per_token("test"),
             **(
                 {}
                 if self.recipe.whole[-1].objective.every
@@ -332,22 +334,32 @@ class Builder:
             self.test_texts[source] = hashlib.sha256(f"{source}{lengths}".encode()).hexdigest()[:16]
         return self.test_texts[source]
 
-    def staged_dataset(self, recipe: Recipe, first: Dataset, path: str) -> Dataset:
-        """The prepared data of a stage, in the tokens of an earlier one. Raises SpecError."""
-        return self.dataset(recipe)
+    def staged_dataset(self, stage: Stage, recipe: Recipe, before: Dataset, path: str) -> Dataset:
+        """The data of a stage: its own in the tokens of that before it, or that. Raises SpecError."""
+        return self.enough(recipe, before, path) if stage.data is None else self.dataset(recipe, before, path)
 
-    def dataset(self, recipe: Recipe) -> Dataset:
-        """The prepared data of a recipe. Raises SpecError if there is not enough of it."""
-        key = canonical_json([canonical(recipe.data), canonical(recipe.tokenizer)])
+    def dataset(self, recipe: Recipe, like: Dataset | None = None, path: str = "train") -> Dataset:
+        """The prepared data of a recipe, in the tokens of another data set if there is one. Raises SpecError."""
+        alike = like.identity if like else None
+        key = canonical_json([canonical(recipe.data), canonical(recipe.tokenizer), alike])
         if key not in self.datasets:
             base = self.study.file.parent if self.study.file else None
-            self.datasets[key] = prepare(recipe.data, recipe.tokenizer, self.data_root, base)
-        dataset = self.datasets[key]
-        require(dataset, recipe.context, recipe.sequences, mark=recipe.mark("data") or self.study.mark("train"))
+            self.datasets[key] = prepare(recipe.data, recipe.tokenizer, self.data_root, base, path, like)
+        return self.enough(recipe, self.datasets[key], path)
+
+    def enough(self, recipe: Recipe, dataset: Dataset, path: str = "train") -> Dataset:
+        """The data set, if it holds what the recipe asks of it. Raises SpecError."""
+        mark = recipe.mark("data") or self.study.mark("train")
+        if recipe.objective.of_examples:
+            if dataset.inputs("train") is None:
+                message = "targets needs examples: data whose source says with `input` what is given"
+                raise SpecError.of(f"{path}.objective", message, recipe.objective.mark() or recipe.mark("objective"))
+            return dataset
+        require(dataset, recipe.context, recipe.sequences, path, mark)
         for split in () if recipe.objective.every else HELD_OUT:
             if (found := dataset.tokens[split] - 1) < recipe.context:
                 message = f"of {recipe.context} tokens does not fit into the {split} text, which has {found:,}"
-                raise SpecError.of("train.context", message, recipe.mark("context") or self.study.mark("train"))
+                raise SpecError.of(f"{path}.context", message, recipe.mark("context") or self.study.mark("train"))
         return dataset
 
 

@@ -209,7 +209,7 @@ def _without(host: Data, path: list[str], item: Data) -> Data:
 def whole_model() -> Data:
     """A decoder in which every field of the model itself matters."""
     block = {"attention": {**ATTENTION, "pre": ["rmsnorm"]}, "ffn": {**FFN, "type": "glu", "pre": ["rmsnorm"]}}
-    return _model(block, embed=["learned"], final=["rmsnorm"])
+    return _model(block, embed=["learned"], final=["rmsnorm"], max_positions=LENGTH + 8)  # with room for prompts
 
 
 def whole_pair() -> Data:
@@ -227,9 +227,8 @@ def gallery(family: type[Family]) -> Model:
     """A model with all members of a family, to be captured at once: the first at all its places, others at some."""
     # residual_dual stands in all branches: see Carry.
     members = [member_data(member) for name, member in family.members.items() if name != "residual_dual"]
-    hosts = [(HOSTS[family](data), data) for data in members]
-    # what needs an encoder is captured with one
-    hosts = [_fitting(host, data) for host, data in hosts if "block" in host]
+    pairs = [(HOSTS[family](data), data) for data in members]
+    hosts = [_fitting(host, data) for host, data in pairs if "block" in host]  # others are captured with an encoder
     branches = dict(hosts[0]["block"])
     for index, host in enumerate(hosts[1:], 2):
         name, branch = list(host["block"].items())[-1]

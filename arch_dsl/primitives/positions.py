@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from arch_dsl.context import BuildContext, Call, Cost
 from arch_dsl.errors import Problem
 from arch_dsl.families import Position
-from arch_dsl.layers import normal, parameter
+from arch_dsl.layers import normal, table
 from arch_dsl.primitives.rope_scaling import frequencies
 from arch_dsl.primitives.rotary import angles
 from arch_dsl.spec import Positive, Range, added
@@ -43,7 +43,7 @@ class _Learned(nn.Module):
         super().__init__()
         assert ctx.max_positions is not None
         self.offset = spec.offset
-        self.table = parameter((ctx.max_positions + spec.offset, ctx.d_model), normal(ctx.std))
+        self.table = table((ctx.max_positions + spec.offset, ctx.d_model), normal(ctx.std))
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
         if call.positions is None and call.state is None:

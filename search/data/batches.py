@@ -142,6 +142,11 @@ def _starts(seed: int, first: int, count: int, context: int, ring: int) -> list[
     return starts
 
 
+def epoch_order(seed: int, epoch: int, count: int) -> npt.NDArray[np.intp]:
+    """The random order in which an epoch takes `count` rows."""
+    return _epoch(seed, epoch, 1, count)[1]
+
+
 @lru_cache(maxsize=2)
 def _epoch(seed: int, epoch: int, ring: int, windows: int) -> tuple[int, npt.NDArray[np.intp]]:
     """The cut and the order of windows of an epoch. Only the raw Philox stream is used: NumPy promises it for ever."""

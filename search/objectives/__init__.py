@@ -2,6 +2,7 @@
 
 from search.objectives.checks import positions, refusals
 from search.objectives.denoising import Denoiser, Denoisers, SpanCorruption, corrupted_lengths
+from search.objectives.examples import Targets
 from search.objectives.family import Causal, Lengths, Objective, has_encoder
 from search.objectives.masking import Masked, MaskedEncoder, Prefix
 
@@ -15,6 +16,7 @@ __all__ = [
     "Objective",
     "Prefix",
     "SpanCorruption",
+    "Targets",
     "corrupted_lengths",
     "has_encoder",
     "positions",

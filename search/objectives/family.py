@@ -48,6 +48,7 @@ class Objective(Family):
     word = True  # recipes of old have the word `causal`
     every: ClassVar[bool] = False  # whether every token of a text is predicted, and so its bytes
     encoder_weight: ClassVar[float] = 0.0  # of the encoder's own loss
+    of_examples: ClassVar[bool] = False  # whether rows are examples, not windows of the stream
 
     def extra(self, context: int) -> int:
         """How many tokens the vocabulary needs beyond the tokenizer's."""
