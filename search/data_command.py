@@ -28,9 +28,13 @@ def data_of(study: Study, root: Path) -> dict[str, tuple[Dataset, Recipe]]:
     builder = Builder(study, root)
     found: dict[str, tuple[Dataset, Recipe]] = {}
     for asked in asked_variants(study):
-        for recipe in builder.recipe(asked.settings).whole:
-            dataset = builder.dataset(recipe)
-            found.setdefault(dataset.identity, (dataset, recipe))
+        recipe = builder.recipe(asked.settings)
+        first, *later = recipe.whole
+        dataset = builder.dataset(first)
+        found.setdefault(dataset.identity, (dataset, first))
+        for index, (stage, own) in enumerate(zip(recipe.stages, later, strict=True)):
+            dataset = builder.staged_dataset(stage, own, dataset, f"train.stages.{index}")
+            found.setdefault(dataset.identity, (dataset, own))
     return found
 
 

@@ -117,7 +117,7 @@ def _split(own: range, kept: Kept, source: Source, path: str) -> tuple[dict[str,
 
 def _assign(groups: set[bytes], source: Source, path: str) -> dict[bytes, str]:
     if not groups:
-        raise SpecError.of(path, "holds no text", source.mark())
+        raise SpecError.of(path, f"holds no text{' after cleaning' if source.clean else ''}", source.mark())
     if len(groups) < len(NAMES):
         count = "1 document" if len(groups) == 1 else f"{len(groups)} documents"
         message = f"holds {count}; training, validation and test need at least one each"
