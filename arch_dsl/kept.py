@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from arch_dsl.formula import has_x, normal_form
 
@@ -34,6 +40,25 @@ def kept_of(activation: str) -> tuple[int, bool]:
     for node in ast.walk(tree):
         kept |= _kept(node)
     return len(kept - {tree}), tree in kept
+
+
+def kept_by(call: Callable[..., Any], shapes: Mapping[str, tuple[int, ...]], fixed: str = "") -> int:
+    """How many elements of four bytes a call keeps for the backward pass, each storage once; nothing is computed.
+
+    Its arguments are tensors of these shapes in float32, which have gradients but for the one named `fixed`.
+    """
+    found: dict[int, int] = {}
+    alive = []
+
+    def pack(value: Tensor) -> Tensor:
+        storage = value.untyped_storage()
+        found.setdefault(storage._cdata, storage.nbytes())
+        alive.append(storage)  # or its address might be used again
+        return value
+
+    with FakeTensorMode(), torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+        call(**{name: torch.empty(shape, requires_grad=name != fixed) for name, shape in shapes.items()})
+    return sum(found.values()) // 4
 
 
 def _kept(node: ast.AST) -> set[object]:

@@ -95,8 +95,8 @@ class Mamba2(Decay):
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         heads = ctx.heads or 1
         found = Cost.product(tokens, ctx.hidden, heads)
-        # the argument of softplus, the step, and exp(a) once
-        return dataclasses.replace(found, parameters=found.parameters + 2 * heads).keeping((2 * tokens + 1) * heads)
+        # the argument of softplus, the step, exp(a) and -exp(a)
+        return dataclasses.replace(found, parameters=found.parameters + 2 * heads).keeping((2 * tokens + 2) * heads)
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
         return [
@@ -149,7 +149,7 @@ class LowRank(Decay):
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         channels = (ctx.heads or 1) * ctx.width
         inner = Cost.product(tokens, ctx.hidden, self.rank)
-        outer = Cost.product(tokens, self.rank, channels, bias=True).keeping(tokens * (self.rank + channels))
+        outer = Cost.product(tokens, self.rank, channels, bias=True).keeping(tokens * (self.rank + 2 * channels))
         return Cost.total({"inner": inner, "outer": outer})
 
 
@@ -192,8 +192,8 @@ class LowerBounded(Decay):
         found = Cost.product(tokens, ctx.hidden, channels)
         table = ctx.n_layers * channels
         owner = ctx.shared.setdefault(_table_key(ctx), ctx.path) == ctx.path
-        # the softmax, l and log l; of the decays the argument of logsigmoid, the second term, and the sum
-        kept = table + 2 * channels + 3 * tokens * channels
+        # the softmax, l, -l and log l; of the decays the argument of logsigmoid, the second term, and the sum
+        kept = table + 3 * channels + 3 * tokens * channels
         return dataclasses.replace(found, parameters=found.parameters + (table if owner else 0)).keeping(kept)
 
 

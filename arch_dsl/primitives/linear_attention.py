@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import kernels
 from arch_dsl.context import BuildContext, Call, Cost
 from arch_dsl.decoding import recent
 from arch_dsl.errors import Problem
@@ -27,7 +29,7 @@ from arch_dsl.families import (
     site_cost,
 )
 from arch_dsl.formula import function_of
-from arch_dsl.kept import kept_of
+from arch_dsl.kept import kept_by, kept_of
 from arch_dsl.layers import Linear, constant, parameter
 from arch_dsl.notation import Activation, ProjectionNotation, Projections, SizeNotation, chosen, multiple_of
 from arch_dsl.primitives.branch import Headed, SublayerModule
@@ -120,6 +122,13 @@ class LinearAttention(Headed):
     def build(self, ctx: BuildContext) -> nn.Module:
         return _LinearAttention(self, ctx)
 
+    @property
+    def kind(self) -> Literal["none", "constant", "token", "channel"]:
+        """What the decay is one for each of."""
+        if self.decay is None:
+            return "none"
+        return "constant" if self.decay.type == "constant" else "channel" if self.decay.channels else "token"
+
     def value_heads(self, d_model: int) -> tuple[int, int]:
         sizes = self.sizes(d_model)
         return sizes.heads, sizes.value_dim
@@ -155,21 +164,22 @@ class LinearAttention(Headed):
             kept = (own + result) * sizes.heads * tokens
             parts["beta_projection"] = Cost.product(tokens, ctx.d_model, sizes.heads).keeping(kept)
         products = 4 if self.rule == "add" else 6
+        factors = (
+            widths["value"] if self.skip or getattr(self.decay, "step", False) else 0
+        )  # values that are multiplied
+        factors += sizes.heads * sizes.head_dim if self.keys == "decay" else 0  # exp(log f)
+        learned = self.decay is not None and self.decay.cost(decay, 1).parameters > 0
         parts["recur"] = Cost(
             parameters=sizes.heads if self.skip else 0,
             flops_matmul=products * tokens * sizes.state,
             flops_model=(products + (self.decay is not None)) * tokens * sizes.state,
-            activations=self.kept(sizes, tokens),
+            activations=_kept(sizes, self.kind, self.rule == "delta", learned, tokens) + tokens * factors,
             cache=sizes.state,
         )
-        parts["sdpa"] = site_cost(self.sdpa, values.where(held=not self.skip), "sdpa", tokens)
+        parts["sdpa"] = site_cost(self.sdpa, values, "sdpa", tokens)
         output = Cost.product(tokens, widths["value"], ctx.d_model, chosen(self.bias, "output"))
         parts["output_projection"] = output.keeping(tokens * widths["value"])
         return Cost.total(self.outer_cost(ctx, tokens) | parts)
-
-    def kept(self, sizes: Sizes, tokens: int) -> int:
-        """What the recurrence keeps for the backward pass."""
-        return 0
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
         problems = super().check(ctx, path)
@@ -217,6 +227,30 @@ class LinearAttention(Headed):
                     yield name, "there is no map of keys, which come from the decay"
 
 
+PERIOD = 64  # tokens; the chunks of the recurrence divide it
+
+
+@lru_cache(maxsize=4096)
+def _kept(sizes: Sizes, kind: str, delta: bool, learned: bool, tokens: int) -> int:
+    """What the recurrence keeps for the backward pass as it is computed on a CPU; beyond two periods, in proportion."""
+    if tokens > 3 * PERIOD:
+        two, three = (_kept(sizes, kind, delta, learned, count * PERIOD - -tokens % PERIOD) for count in (2, 3))
+        return two + (three - two) * (-(-tokens // PERIOD) - 2)
+    heads, groups, keys, values = sizes
+    per_token = (1, tokens, heads)
+    shapes: dict[str, tuple[int, ...]] = {
+        "q": (1, tokens, groups, keys),
+        "k": (1, tokens, groups, keys),
+        "v": (*per_token, values),
+    }
+    if kind != "none":
+        shapes["log_decay"] = {"constant": (heads,), "token": per_token, "channel": (*per_token, keys)}[kind]
+    if delta:
+        shapes["beta"] = per_token
+    recur = kernels.select("linear_recurrence", kernels.Device.parse("cpu"), torch.float32, decay=kind, delta=delta)
+    return kept_by(recur.call, shapes, fixed="" if learned else "log_decay")
+
+
 class _LinearAttention(SublayerModule):
     # B batch, T time, H heads, G heads of queries and keys, D head_dim, V value_dim
     def __init__(self, spec: LinearAttention, ctx: BuildContext) -> None:
@@ -243,10 +277,7 @@ class _LinearAttention(SublayerModule):
         self.beta = function_of(spec.beta)
         self.heads, self.key_heads, self.scale = sizes.heads, sizes.key_heads, keys.logit_scale
         self.path, self.documents = ctx.path, spec.documents
-        kind = "none" if spec.decay is None else "channel" if spec.decay.channels else "token"
-        if spec.decay is not None and spec.decay.type == "constant":
-            kind = "constant"
-        self.recur = ctx.select("linear_recurrence", decay=kind, delta=spec.rule == "delta")
+        self.recur = ctx.select("linear_recurrence", decay=spec.kind, delta=spec.rule == "delta")
 
     def reads(self) -> list[Linear]:
         maps = (self.query_projection, self.key_projection, self.value_projection, self.beta_projection)
@@ -317,73 +348,3 @@ def _starts(call: Call, path: str) -> Tensor:
     time = call.documents.shape[1]
     whole = recent(call, f"{path}.documents", call.documents, most=1)
     return F.pad(whole[:, 1:] != whole[:, :-1], (1, 0))[:, -time:]
-
-
-_SILU_CONV = {"type": "short_conv", "activation": "silu"}
-_GATED = [{"type": "rmsnorm"}, {"type": "gate", "activation": "silu"}]
-# RetNet, arXiv:2307.08621, eq. 5 to 8
-Branch.alias(
-    "retnet",
-    type="linear_attention",
-    value_dim="2x",
-    decay="constant",
-    query=["rope"],
-    key=["rope"],
-    sdpa=["groupnorm", {"type": "gate", "activation": "silu"}],
-)
-# gated linear attention, arXiv:2312.06635, section 4.4
-Branch.alias(
-    "gla",
-    type="linear_attention",
-    head_dim="0.5x",
-    value_dim="1x",
-    decay="low_rank",
-    sdpa=_GATED,
-)
-# HGRN2, arXiv:2404.07904, section 3
-Branch.alias(
-    "hgrn2",
-    type="linear_attention",
-    decay="lower_bounded",
-    keys="decay",
-    query=[{"type": "feature_map", "function": "silu"}],
-    sdpa=[{"type": "rmsnorm", "over": "heads"}],
-)
-# DeltaNet, arXiv:2406.06484, section 3.3
-Branch.alias(
-    "delta_net",
-    type="linear_attention",
-    rule="delta",
-    query=[_SILU_CONV, "l2norm"],
-    key=[_SILU_CONV, "l2norm"],
-    value=[_SILU_CONV],
-    sdpa=["rmsnorm"],
-)
-# gated DeltaNet, arXiv:2412.06464, section 3.4
-Branch.alias(
-    "gated_delta_net",
-    type="linear_attention",
-    rule="delta",
-    decay={"type": "mamba2", "step": False, "a_min": 0.0},
-    query=[_SILU_CONV, "l2norm"],
-    key=[_SILU_CONV, "l2norm"],
-    value=[_SILU_CONV],
-    sdpa=_GATED,
-)
-# Mamba-2, arXiv:2405.21060, section 7.1: queries are C, keys B, values x, the gate z; no feed-forward branch beside it
-_MAMBA2_CONV = {**_SILU_CONV, "bias": True}
-Branch.alias(
-    "mamba2",
-    type="linear_attention",
-    heads="2x",
-    key_heads=1,
-    head_dim=128,
-    value_dim=64,
-    scale=1.0,
-    decay="mamba2",
-    skip=True,
-    query=[_MAMBA2_CONV],
-    key=[_MAMBA2_CONV],
-    value=[_MAMBA2_CONV],
-    sdpa=[{"type": "gate", "activation": "silu"}, {"type": "rmsnorm", "over": "heads", "eps": 1e-5}],
-)

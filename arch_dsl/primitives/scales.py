@@ -58,7 +58,7 @@ class FeatureMap(Scale):
     """y = act(x): the map of queries and keys to features of linear attention (arXiv:2006.16236, section 3.2), there
     elu(x) + 1, which keeps them positive."""
 
-    examples = ({}, {"function": "relu"})
+    examples = ({}, {"function": "softplus(x)"})
 
     function: Activation = "elu(x) + 1"
 
