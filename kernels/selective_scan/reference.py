@@ -35,7 +35,7 @@ def selective_scan(
     d: Tensor | None = None,
     state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """x `[B,T,C]` gives y `[B,T,C]` in x's dtype and the last state `[B,C,N]` (arXiv:2312.00752, eq. 2-4, algorithm 2).
+    """x `[B,T,C]` gives y `[B,T,C]` in its dtype and the last state `[B,C,N]` (arXiv:2312.00752, algorithm 2).
 
     Every channel has a state h of N numbers, which decay at rates A of their own, all in steps of a length that depends
     on the token:
