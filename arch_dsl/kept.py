@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from arch_dsl.formula import has_x, normal_form
 
@@ -47,6 +46,8 @@ def kept_by(call: Callable[..., Any], shapes: Mapping[str, tuple[int, ...]], fix
 
     Its arguments are tensors of these shapes in float32, which have gradients but for the one named `fixed`.
     """
+    from torch._subclasses.fake_tensor import FakeTensorMode  # takes a second to import
+
     found: dict[int, int] = {}
     alive = []
 
