@@ -201,7 +201,9 @@ class Builder:
             model = apply(self.study.model, settings)
             model, repaired = rules.repaired(model) if mend else (model, [])
             lengths = recipe.objective.lengths(recipe.context, has_encoder(model))
-            sizes = max(r.vocab(vocab) for r in recipe.whole), max(positions(r, model) for r in recipe.whole)
+            prompts = (0, *(stage.model.get("prompt") or 0 for stage in recipe.stages))
+            needed = (positions(r, model) + more for r, more in zip(recipe.whole, prompts, strict=True))
+            sizes = max(r.vocab(vocab) for r in recipe.whole), max(needed)
             matched: dict[str, int] = {}
             if target is not None and self.study.match:
                 self.refuse_own_size(model, self.study.match, asked)
@@ -410,7 +412,13 @@ def _below(setting: Setting, prefix: str) -> Setting:
 
 
 def _recipe_changes(before: Recipe, after: Recipe) -> list[Change]:
-    return [as_written(dataclasses.replace(change, path=f"train.{change.path}")) for change in diff(before, after)]
+    """What differs between two recipes; another objective as a whole."""
+    changes = diff(before, after)
+    if type(before.objective) is not type(after.objective):
+        sides = (canonical(recipe.objective, brief=True) for recipe in (before, after))
+        changes = [change for change in changes if not change.path.startswith("objective.")]
+        changes.append(Change("objective", *sides))
+    return [as_written(dataclasses.replace(change, path=f"train.{change.path}")) for change in changes]
 
 
 def model_mistakes(study: Study) -> list[Problem]:

@@ -14,11 +14,11 @@ from arch_dsl.context import BuildContext, Call, Cost
 from arch_dsl.decoding import recent
 from arch_dsl.errors import Problem
 from arch_dsl.families import Branch, Mask
-from arch_dsl.layers import Linear, normal, parameter
+from arch_dsl.layers import Linear, normal, table
 from arch_dsl.primitives.heads import MultiHead, MultiHeadModule
 from arch_dsl.primitives.masks import Causal
-from arch_dsl.spec import added
-from kernels.attention import CAUSAL, FULL
+from arch_dsl.spec import Count, added
+from kernels.attention import CAUSAL, CROSS, FULL, Pattern
 
 
 @Branch.register("attention")
@@ -28,22 +28,26 @@ class Attention(MultiHead):
     `kv_heads` groups query heads over fewer keys and values (arXiv:2305.13245); it defaults to `heads`, `head_dim` to
     d_model / heads, and `scale` to 1 / sqrt(head_dim). Of the linear maps named in `bias` each has one; those named in
     `zero` start at zero. With `queries: positions` the queries come from a learned table of positions instead of the
-    stream: the layer on top of PanGu-alpha (arXiv:2104.12369, section 2.2). The sites hold what acts on queries, keys,
-    values `[batch, time, heads, head_dim]`, on the logits, and on each head's output (`sdpa`) before the output map.
+    stream: the layer on top of PanGu-alpha (arXiv:2104.12369, section 2.2). With `memory` every query also reads that
+    many learned keys and values, as in prefix tuning (arXiv:2101.00190, section 4.2; arXiv:1907.01470, eq. 9). The
+    sites hold what acts on queries, keys, values `[batch, time, heads, head_dim]`, on the logits, and on each head's
+    output (`sdpa`) before the output map.
     """
 
     examples = (
         {"heads": 4, "kv_heads": 2, "query": ["rope"], "key": ["rope"]},
         {"heads": 4, "kv_heads": 1, "head_dim": 6, "bias": True, "mask": {"type": "window", "size": 4}},
         {"heads": 4, "bias": ["query", "output"], "zero": ["output"], "scale": 1.0, "queries": "positions"},
+        {"heads": 4, "kv_heads": 2, "memory": 3, "mask": {"type": "window", "size": 4}},
     )
     short_forms: ClassVar[tuple[str, ...]] = ("gate", "positional", "qk_norm")
     order: ClassVar[tuple[str, ...]] = (
         "pre", "post", "join", "heads", "kv_heads", "head_dim", "bias", "zero", "scale", "queries", "query", "key",
-        "value", "mask", "scores", "sdpa", "share",
+        "value", "mask", "scores", "sdpa", "memory", "share",
     )  # fmt: skip
     queries: Literal["hidden", "positions"] = added(default="hidden")
     mask: Mask = Causal()
+    memory: Count | None = added(default=None)
 
     def build(self, ctx: BuildContext) -> nn.Module:
         kind = _Attention if self.queries == "hidden" else _PositionAttention
@@ -57,15 +61,17 @@ class Attention(MultiHead):
         spec = self.resolve(ctx)
         own, _ = spec.places(ctx)
         widths = spec.widths()
-        masked = spec.mask.documents or spec.mask.pattern() not in (CAUSAL, FULL)
+        more = spec.memory or 0
+        masked = more > 0 or spec.mask.documents or spec.mask.pattern() not in (CAUSAL, FULL)
         seen = min(tokens, spec.mask.window or tokens)
         attend = Cost(
-            flops_matmul=4 * widths["query"] * tokens * tokens,
-            flops_model=4 * widths["query"] * spec.mask.pairs(tokens),
-            activations=spec.kept(own, tokens, tokens, masked),
+            flops_matmul=4 * widths["query"] * tokens * (tokens + more),
+            flops_model=4 * widths["query"] * (spec.mask.pairs(tokens) + tokens * more),
+            activations=spec.kept(own, tokens, tokens + more, masked),
             cache=seen * (2 * widths["key"] + sum(item.per_key(own) for item in spec.scores)),
         )
         parts = spec.parts(ctx, tokens, tokens, attend)
+        parts["memory"] = Cost(parameters=2 * more * widths["key"])
         reader = "query_projection"
         if spec.queries == "positions":
             rows = (ctx.max_positions or tokens) * ctx.d_model
@@ -87,7 +93,9 @@ class _Attention(MultiHeadModule):
     def __init__(self, spec: Attention, ctx: BuildContext) -> None:
         mask = spec.mask
         pattern = mask.pattern(spec.heads, ctx.depth)
-        super().__init__(spec, ctx, pattern, documents=mask.documents, prefix=mask.reads_prefix)
+        asked = pattern if spec.memory is None else CROSS
+        super().__init__(spec, ctx, asked, documents=mask.documents, prefix=mask.reads_prefix)
+        self.memory = None if spec.memory is None else _Memory(spec, ctx, pattern)
         self.window, self.documents, self.reads_prefix = mask.window, mask.documents, mask.reads_prefix
         self.looks_ahead = mask.looks_ahead
 
@@ -110,6 +118,14 @@ class _Attention(MultiHeadModule):
         k_BSKD = recent(call, f"{self.path}.key", k_BTKD, self.window)
         v_BSKD = recent(call, f"{self.path}.value", self.value(v, call, products), self.window)
         bias = self.scores(q_BTHD, k_BSKD, call, products)
+        hidden = {
+            "prefix": call.prefix if self.reads_prefix else None,
+            "documents": call.documents if self.documents else None,
+            "padding": self.key_padding(k_BTKD, k_BSKD, call),
+        }
+        if self.memory is not None:
+            k_BSKD, v_BSKD, bias = self.memory(q_BTHD.shape[1], k_BSKD, v_BSKD, bias, hidden)
+            hidden = {}
         o_BHTD = self.attend(
             q_BTHD.transpose(1, 2),
             k_BSKD.transpose(1, 2),
@@ -119,9 +135,7 @@ class _Attention(MultiHeadModule):
             scale=self.scale,
             softcap=self.scores.softcap,
             sinks=self.scores.sink_logits(),
-            prefix=call.prefix if self.reads_prefix else None,
-            documents=call.documents if self.documents else None,
-            padding=self.key_padding(k_BTKD, k_BSKD, call),
+            **hidden,
         )
         return self.joined(o_BHTD, products, call)
 
@@ -135,13 +149,36 @@ class _Attention(MultiHeadModule):
         return F.pad(whole, (keys.shape[1] - whole.shape[1], 0))
 
 
+class _Memory(nn.Module):
+    """Learned keys and values, which every query reads beside those that `pattern` lets it read."""
+
+    def __init__(self, spec: Attention, ctx: BuildContext, pattern: Pattern) -> None:
+        super().__init__()
+        assert spec.memory is not None and spec.kv_heads is not None and spec.head_dim is not None
+        shape = spec.memory, spec.kv_heads, spec.head_dim
+        self.keys, self.values = table(shape, normal(ctx.std)), table(shape, normal(ctx.std))
+        self.pattern = pattern
+
+    def forward(
+        self, queries: int, k: Tensor, v: Tensor, bias: Tensor | None, hidden: dict[str, Tensor | None]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values `[B, memory + S, K, D]`, and a bias that hides what is not to be read, for all pairs."""
+        seen = self.pattern.dense(queries, k.shape[1], k.device, **hidden)
+        bias = k.new_zeros(1, 1, queries, k.shape[1]) if bias is None else bias
+        if seen is not None:
+            bias = bias.masked_fill(~seen, float("-inf"))
+        own = (part.to(k.dtype).expand(len(k), -1, -1, -1) for part in (self.keys, self.values))
+        keys, values = (torch.cat(pair, 1) for pair in zip(own, (k, v), strict=True))
+        return keys, values, F.pad(bias, (len(self.keys), 0))
+
+
 class _PositionAttention(_Attention):
     """Its queries are those of positions: row t of a learned table asks for the token after position t."""
 
     def __init__(self, spec: Attention, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
         assert ctx.max_positions is not None
-        self.query_table = parameter((ctx.max_positions, ctx.d_model), normal(ctx.std))
+        self.query_table = table((ctx.max_positions, ctx.d_model), normal(ctx.std))
 
     def reads(self) -> list[Linear]:
         return super().reads()[1:]

@@ -141,7 +141,7 @@ class MultiHeadModule(SublayerModule):
         self.attend = ctx.select(
             "attention",
             **pattern.options(),
-            bias=len(self.scores.biases) > 0,
+            bias=len(self.scores.biases) > 0 or getattr(spec, "memory", None) is not None,
             softcap=self.scores.softcap is not None,
             sinks=self.scores.sinks is not None,
             **options,

@@ -128,6 +128,23 @@ def test_a_plan_counts_what_a_stage_trains(tmp_path):
     )
 
 
+def test_prompts_and_prefixes_can_be_all_that_is_trained(tmp_path, data_root):  # noqa: F811
+    change = {"prompt": 4, "block.attention.memory": 2}
+    stage = {"tokens": 4 * 64, "lr": 0.01, "model": change, "trainable": ["prompt", "*.memory.*"]}
+    first, both = make(tmp_path / "first"), make(tmp_path / "both", stages=[stage])
+    run(first, data_root)
+    result = run(both, data_root)
+    before, after = weights(first), weights(both)
+    assert after.keys() - before.keys() == {"prompt"} | {
+        f"block.{layer}.attention.memory.{name}" for layer in (0, 1) for name in ("keys", "values")
+    }
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert result["parameters"] == sum(value.numel() for value in before.values()) + 4 * 16 + 2 * 2 * 2 * 16
+    text = "{tokens: 1k, lr: 1e-4, model: {prompt: 4, block.attention.memory: 2}, trainable: [prompt, '*.memory.*']}"
+    (found,) = planned(tmp_path, text).variants[0].stages
+    assert found.trained == 4 * 64 + 2 * 2 * 64
+
+
 def test_all_of_a_stage_but_its_name_is_part_of_a_trial(tmp_path):
     plain = key(tmp_path, "{tokens: 1k, lr: 1e-4}")
     assert key(tmp_path, "{tokens: 1k, lr: 1e-4, name: later}") == plain
