@@ -25,7 +25,7 @@ Decays = tuple[Tensor, Tensor | None]
 class Constant(Decay):
     """f_h = 1 - 2^(-5 - h) for head h = 0, 1, …: retention (RetNet, arXiv:2307.08621, eq. 8).
 
-    With `learned` f_h is sigmoid(b_h), and b_h starts there.
+    With `learned` f_h is sigmoid(b_h), and starts there.
     """
 
     examples = ({}, {"learned": True})
@@ -66,10 +66,10 @@ class _Learned(_Decay):
         super().__init__()
         # f / (1 - f) is 2^(5 + h) - 1
         start = torch.log(1 / _retention(heads) - 1).float()
-        self.bias = parameter((heads,), lambda value, generator: value.copy_(start))
+        self.logit = parameter((heads,), lambda value, generator: value.copy_(start))
 
     def forward(self, products: Iterator[Tensor], call: Call) -> Decays:
-        return F.logsigmoid(self.bias), None
+        return F.logsigmoid(self.logit), None
 
 
 @Decay.register("mamba2")

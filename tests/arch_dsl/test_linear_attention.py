@@ -300,5 +300,5 @@ def test_decays_start_where_the_papers_start_them():
     learned, fixed = (decay({"type": "constant", "learned": learned}, 8) for learned in (True, False))
     expected = torch.tensor([math.log(1 - 2 ** (-5 - h)) for h in range(8)])
     torch.testing.assert_close(fixed.log_f, expected)
-    torch.testing.assert_close(torch.nn.functional.logsigmoid(learned.bias), expected)
+    torch.testing.assert_close(torch.nn.functional.logsigmoid(learned.logit), expected)
     assert decay({"type": "lower_bounded"}, 8).table.weight.abs().max() == 0
