@@ -12,12 +12,13 @@ from arch_dsl.families import Branch, Carry, Decay, Gate, Join, Mask, Norm, Posi
 from arch_dsl.identity import brief_text, canonical
 from arch_dsl.knob import Knob
 from arch_dsl.knobs import KNOBS
+from arch_dsl.primitives.balance import Balance
 from arch_dsl.primitives.rope_scaling import RopeScaling
 from arch_dsl.spec import Family, Range, Spec, alternatives, fields_of
 from arch_dsl.spec import families as families_of
 
 FAMILIES: tuple[type[Primitive], ...] = (
-    Branch, Norm, Gate, Scale, Carry, Decay, Position, Rotary, RopeScaling, Score, Mask, Join,
+    Branch, Norm, Gate, Scale, Carry, Decay, Position, Rotary, RopeScaling, Score, Mask, Join, Balance,
 )  # fmt: skip
 
 

@@ -109,6 +109,7 @@ ALL = [
         qwen2_moe,
         spec({"bias": ["query", "key", "value"]}, n_layers=4, overrides={"1::2": {"block.ffn": QWEN2_MOE}}),
         "llama",
+        spread=1.0,
     ),
     Published("qwen3_moe", qwen3_moe, experts({"head_dim": 12, "qk_norm": NORM}, {}), "llama"),
     Published(
