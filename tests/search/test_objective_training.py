@@ -302,7 +302,7 @@ def test_objectives_are_variants_that_are_not_compared(tmp_path: Path) -> None:
     assert (baseline.model.vocab, span.model.vocab) == (257, 259)
     assert baseline.batches != span.batches and baseline.test_text != span.test_text
     assert "objective" not in baseline.record() and span.record()["objective"]["type"] == "span_corruption"
-    assert "train.objective.type: causal → span_corruption" in [str(change) for change in span.changes]
+    assert "train.objective: causal → span_corruption" in [str(change) for change in span.changes]
 
 
 def test_model_of_a_fixed_vocabulary_must_have_room(tmp_path: Path) -> None:
