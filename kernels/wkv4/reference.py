@@ -29,7 +29,7 @@ def first_state(k: Tensor) -> Tensor:
 
 
 def wkv4(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """k, v `[B,T,C]` give wkv `[B,T,C]` in v's dtype and the last state `[B,2,C]` (arXiv:2305.13048, eq. 16 to 18).
+    """k, v `[B,T,C]` give wkv `[B,T,C]` in v's dtype and the last state `[B,2,C]` (arXiv:2305.13048, eq. 16).
 
     Every channel is a mean of what it has seen, weighted by exp(k) and by how long ago it was; the newest value counts
     exp(u) times:
