@@ -111,6 +111,14 @@ def test_global_balance_knows_the_load_of_earlier_micro_batches(tmp_path, data_r
     assert loads == pytest.approx([loads[0]] * 4, rel=1e-5)  # the load of a step is that of its whole batch
 
 
+def test_computing_layers_again_trains_the_same(tmp_path, data_root):
+    ffn = {**MOE, "balance": {"type": "switch", "coefficient": 1.0}, "z_loss": 0.1}
+    ways = [trained(tmp_path / way, data_root, ffn, recompute=way)[0] for way in ("none", "layers")]
+    kept = ("step", "loss", "grad_norm", "router_load_max", "block.1.mlp.balance", "block.1.mlp.z_loss")
+    one, other = ([[line[name] for name in kept] for line in lines] for lines in ways)
+    assert one == other
+
+
 def test_auxiliary_losses_leave_evaluation_alone():
     module = compile(model({**MOE, "balance": "switch", "z_loss": 0.1})).eval()
     tokens = torch.arange(32).view(2, 16)
