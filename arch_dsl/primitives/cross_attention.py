@@ -44,8 +44,6 @@ class CrossAttention(MultiHead):
         attend = Cost(flops_matmul=flops, flops_model=flops, activations=kept, cache=2 * source * widths["key"])
         parts = spec.parts(ctx, tokens, source, attend)
         parts["query_projection"] = parts["query_projection"].keeping(spec.read(ctx, tokens))
-        if ctx.shared.setdefault("first to read the source", ctx.path) == ctx.path:
-            parts["key_projection"] = parts["key_projection"].keeping(source * ctx.d_model)
         return Cost.total(self.outer_cost(ctx, tokens) | parts)
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:

@@ -251,6 +251,7 @@ def main() -> None:
     """Prints the largest relative error of the logits and of the gradients, model by model."""
     from tests.arch_dsl import (
         test_parity_classic,
+        test_parity_encoder,
         test_parity_encoder_decoder,
         test_parity_mixers,
         test_parity_modern,
@@ -258,7 +259,7 @@ def main() -> None:
         test_parity_scans,
     )
 
-    dense = (test_parity_classic, test_parity_modern, test_parity_encoder_decoder)
+    dense = (test_parity_classic, test_parity_modern, test_parity_encoder, test_parity_encoder_decoder)
     files = (*dense, test_parity_moe, test_parity_mixers, test_parity_scans)
     print("| model | map | logits | gradients |\n|---|---|---|---|")
     for published in (each for file in files for each in file.ALL):
