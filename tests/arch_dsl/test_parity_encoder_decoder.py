@@ -56,6 +56,7 @@ def of_t5(ffn: dict[str, Any], **more: Any) -> dict[str, Any]:
     both = {"positional": {**buckets, "bidirectional": True}}
     return {
         "d_model": 32,
+        "embedding": {"std": 1.0},
         "encoder": {
             "n_layers": 2,
             "block": {"norm": RMS, "attention": {**heads, **both, "mask": "full"}, "ffn": ffn},
