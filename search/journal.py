@@ -59,6 +59,12 @@ class Journal:
         self.flush()
         os.fsync(self._file.fileno())
 
+    def lines(self, after: int, upto: int) -> list[dict[str, Any]]:
+        """The lines of the steps after one step up to another, as `write` was called; what waits is not among them."""
+        found = map(json.loads, _whole_lines(self._path))
+        mine = (line for line in found if after < line["step"] <= upto)
+        return [{name: value for name, value in line.items() if name not in ("time", "attempt")} for line in mine]
+
     def close(self) -> None:
         """Closes the file; what waits is written only by `flush`."""
         self._file.close()

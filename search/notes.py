@@ -57,6 +57,7 @@ def gather_notes(
         *_overlap_notes(record),
         *_table_notes(record, selections, noise),
         *_twin_notes(selections),
+        *stage_notes(record),
     ]
     for selection in selections:
         notes += [f"{selection.variant}: {text}" for text in _variant_notes(record, selection)]
@@ -133,6 +134,21 @@ def _twin_notes(selections: list[Selection]) -> Iterable[str]:
             yield f"{selection.variant}: the same trials as {twin}; they enter the seed variance once"
         for key in keys:
             owner.setdefault(key, selection.variant)
+
+
+def stage_notes(record: dict[str, Any]) -> Iterable[str]:
+    """The stages that follow on the training, those that variants share once."""
+    names: dict[str, list[str]] = {}
+    for variant in record["variants"]:
+        for stage in variant.get("stages", ()):
+            objective, counts = stage["objective"], (stage["trained_parameters"], stage["parameters"])
+            kind = objective if isinstance(objective, str) else objective["type"]
+            share = "all parameters" if counts[0] == counts[1] else f"{counts[0]:,} of {counts[1]:,} parameters"
+            text = f"then {stage['name']}: {stage['tokens']:,} tokens of {stage['data']['source']}, {kind}, {share}"
+            names.setdefault(text, []).append(variant["name"])
+    for text, found in names.items():
+        shown = ", ".join(found[:_MOST]) + (" …" if len(found) > _MOST else "")
+        yield text if len(found) == len(record["variants"]) else f"{shown}: {text}"
 
 
 def _table_notes(record: dict[str, Any], selections: list[Selection], noise: dict[str, Any]) -> Iterable[str]:

@@ -29,10 +29,11 @@ from arch_dsl.stack import StackModule
 from search import checkpoint
 from search.data.dataset import Dataset
 from search.evaluate import Arrays, evaluate
-from search.journal import Journal, events
+from search.journal import Journal, events, note_event
 from search.loop import Before, Diverged, Interrupted, Loop
 from search.plugin_files import load_kept
 from search.recipe import Recipe, load_recipe
+from search.shared_stages import keep_stage, load_stage, shared_stage
 from search.stages import Part, parts
 from search.start import load_start
 from search.trial import Trial
@@ -124,15 +125,54 @@ class _Run:
         past = found.state.get("stages", []) if found.state else []
         before, weights, result = Before(), dict[str, Tensor](), dict[str, Any]()
         for index, part in enumerate(parts(recipe, self.trial)):
-            if index >= len(past):
-                loop = self.loop(part, recipe, before, weights, found if index == len(past) else None)
-                result = _outcome(loop, self.journal, self.should_stop, self.checkpoint_s)
-                if result["state"] != "complete":
-                    break
-                weights = loop.model.state_dict()
-            ended = past[index] if index < len(past) else _ended(index, result)
-            before = before.then(part.recipe, ended, result.get("train_s", 0.0))
-        return result | {"stages": list(before.stages)} if recipe.stages else result
+            if index < len(past):
+                before = before.then(part.recipe, past[index], 0.0)
+                continue
+            own = found if index == len(past) else None
+            if index == len(recipe.stages):
+                result = self.stage(self.loop(part, recipe, before, weights, own))
+                break
+            with shared_stage(
+                self.data_root.parent / "stages", self.trial, index, self.device.type, self.tick
+            ) as place:
+                kept = load_stage(place)
+                if kept is None:
+                    loop = self.loop(part, recipe, before, weights, own)
+                    result = self.stage(loop)
+                    if result["state"] != "complete":
+                        break
+                    kept = self.keep(place, index, loop, result)
+                else:
+                    self.take_over(kept, index, own.state["step"] if own and own.state else 0)
+            weights = kept["weights"]
+            before = before.then(part.recipe, kept["ended"], kept["train_s"])
+        ended = [*before.stages, _ended(len(before.stages), result)]
+        return result | {"stages": ended} if recipe.stages else result
+
+    def stage(self, loop: Loop) -> dict[str, Any]:
+        """Trains and evaluates a stage."""
+        return _outcome(loop, self.journal, self.should_stop, self.checkpoint_s)
+
+    def tick(self) -> None:
+        """Called while another trial trains what this one waits for. Raises Interrupted if the trial is to stop."""
+        if self.should_stop():
+            raise Interrupted("stopped while another trial trained a stage that both have")
+        self.journal.pulse()
+
+    def keep(self, place: Path, index: int, loop: Loop, result: dict[str, Any]) -> dict[str, Any]:
+        """Keeps the end of a stage for all trials that begin alike; returns what is kept."""
+        self.journal.sync()
+        lines = self.journal.lines(loop.before.steps, loop.step)
+        kept = {"weights": loop.model.state_dict(), "ended": _ended(index, result), "lines": lines}
+        keep_stage(place, loop.step, kept | {"train_s": loop.train_s})
+        return kept | {"train_s": loop.train_s}
+
+    def take_over(self, kept: dict[str, Any], index: int, step: int) -> None:
+        """Notes that another trial has trained a stage, and writes its lines after `step`."""
+        for line in kept["lines"]:
+            if line["step"] > step:
+                self.journal.write(**line)
+        note_event(self.folder, self.attempt, "taken_over", stage=index, step=kept["ended"]["step"])
 
     def loop(
         self, part: Part, recipe: Recipe, before: Before, weights: dict[str, Tensor], found: checkpoint.Loaded | None

@@ -9,8 +9,11 @@ import torch
 from arch_dsl import canonical, load, resolve
 from arch_dsl.errors import SpecError
 from search import checkpoint
+from search.journal import events
+from search.notes import stage_notes
 from search.planning import plan
 from search.recipe import load_recipe
+from search.shared_stages import shared_stage
 from search.study import load_study
 from search.train import Interrupted, train
 from search.trial import Trial
@@ -53,9 +56,22 @@ def weights(folder):
     return checkpoint.load(folder, checkpoint.steps_in(folder)[0])["model"]
 
 
+def same(first, second):
+    """Whether two trials agree in every bit that is no timing."""
+    return (digest(first), lines(first), measures(first)) == (digest(second), lines(second), measures(second))
+
+
 def digest(folder):
     data = b"".join(name.encode() + value.numpy().tobytes() for name, value in sorted(weights(folder).items()))
     return hashlib.sha256(data).hexdigest()
+
+
+@pytest.fixture
+def store(tmp_path, data_root):  # noqa: F811
+    """The folder of data sets of a store of its own, in which no stage was trained."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "data").symlink_to(data_root)
+    return tmp_path / "store" / "data"
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +82,10 @@ def whole(tmp_path_factory, data_root):  # noqa: F811
     return folder
 
 
-def test_a_stage_goes_on_from_the_weights_before_it_and_freezes_the_rest(tmp_path, data_root):  # noqa: F811
+def test_a_stage_goes_on_from_the_weights_before_it_and_freezes_the_rest(tmp_path, store):
     first, both = make(tmp_path / "first"), make(tmp_path / "both", stages=[ADAPTED])
-    run(first, data_root)
-    result = run(both, data_root)
+    run(first, store)
+    result = run(both, store)
     before, after = weights(first), weights(both)
     new = after.keys() - before.keys()
     assert {name.split(".")[-3] for name in new} == {"adapter"}
@@ -90,13 +106,51 @@ def test_a_stage_without_changes_trains_on(whole):
 
 
 @pytest.mark.parametrize("stops", [[3], [6], [8], [2, 5, 4]], ids=str)
-def test_continued_stages_have_the_bits_of_those_that_never_stopped(tmp_path, data_root, whole, stops):  # noqa: F811
+def test_continued_stages_have_the_bits_of_those_that_never_stopped(tmp_path, store, whole, stops):
     folder = make(tmp_path / "parts", stages=[ADAPTED, {"tokens": 3 * 64, "lr": 0.005}])
     for attempt, steps in enumerate(stops, start=1):
         with pytest.raises(Interrupted):
-            run(folder, data_root, attempt, steps)
-    run(folder, data_root, len(stops) + 1)
-    assert (digest(folder), lines(folder), measures(folder)) == (digest(whole), lines(whole), measures(whole))
+            run(folder, store, attempt, steps)
+    run(folder, store, len(stops) + 1)
+    assert "taken_over" not in {event["event"] for event in events(folder)}
+    assert same(folder, whole)
+
+
+def test_trials_that_begin_alike_train_it_once(tmp_path, store, whole):
+    later = {"tokens": 3 * 64, "lr": 0.005}
+    first, second = (make(tmp_path / name, stages=stages) for name, stages in (("a", [later]), ("b", [ADAPTED, later])))
+    run(first, store)
+    with pytest.raises(Interrupted):
+        run(second, store, 1, steps=2)  # in its second stage, as the first is there
+    run(second, store, 2)
+    assert [(e["event"], e.get("stage"), e["step"]) for e in events(second)] == [
+        ("taken_over", 0, 6),
+        ("resumed", None, 8),
+    ]
+    assert same(second, whole)
+
+
+def test_a_damaged_stage_is_trained_again(tmp_path, store, whole):
+    later = {"tokens": 3 * 64, "lr": 0.005}
+    run(make(tmp_path / "a", stages=[later]), store)
+    (kept,) = store.parent.glob("stages/*/checkpoint-6.pt")
+    kept.write_bytes(kept.read_bytes()[:-9])
+    second = make(tmp_path / "b", stages=[ADAPTED, later])
+    run(second, store)
+    assert same(second, whole)
+
+
+def test_waits_for_a_stage_that_another_process_trains(tmp_path, store, whole):
+    second = make(tmp_path / "b", stages=[ADAPTED, {"tokens": 3 * 64, "lr": 0.005}])
+    trial = Trial.from_json((second / "trial.json").read_text())
+    asked = iter([False, True])
+    with (
+        shared_stage(store.parent / "stages", trial, 0, "cpu", lambda: None),
+        pytest.raises(Interrupted, match="another"),
+    ):
+        train(second, store, 1, lambda: next(asked))
+    run(second, store, 2)
+    assert same(second, whole)
 
 
 STUDY = """\
@@ -143,6 +197,14 @@ def test_prompts_and_prefixes_can_be_all_that_is_trained(tmp_path, data_root):  
     text = "{tokens: 1k, lr: 1e-4, model: {prompt: 4, block.attention.memory: 2}, trainable: [prompt, '*.memory.*']}"
     (found,) = planned(tmp_path, text).variants[0].stages
     assert found.trained == 4 * 64 + 2 * 2 * 64
+
+
+def test_a_report_says_what_followed(tmp_path):
+    record = planned(tmp_path, "{tokens: 1k, lr: 1e-4, name: later, objective: prefix}").record()
+    (note,) = stage_notes(record)
+    assert note == "then later: 1,000 tokens of text: corpus.txt, prefix, all parameters"
+    record["variants"][1].pop("stages")
+    assert list(stage_notes(record)) == [f"baseline: {note}"]
 
 
 def test_all_of_a_stage_but_its_name_is_part_of_a_trial(tmp_path):

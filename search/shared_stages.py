@@ -1,0 +1,56 @@
+"""Stages that trials share: what one has trained, others go on from, so that fine-tuning trains its base once."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from search import checkpoint
+from search.fingerprint import fingerprint
+from search.trial import Trial, canonical_json
+
+_WAIT_S = 0.5
+
+
+@contextmanager
+def shared_stage(root: Path, trial: Trial, index: int, device: str, tick: Callable[[], None]) -> Iterator[Path]:
+    """The folder for the end of stage `index` of all trials that are alike up to it, on machines alike.
+
+    One process at a time has it; while another one trains the stage, `tick` is called again and again, and what it
+    raises ends the waiting. The lock ends with its process.
+    """
+    stages = trial.recipe["stages"][:index]
+    recipe = {name: value for name, value in trial.recipe.items() if name != "stages"}
+    alike = replace(trial, recipe=recipe | ({"stages": stages} if stages else {}))
+    machine = hashlib.sha256(canonical_json(fingerprint(device)).encode()).hexdigest()
+    folder = root / f"{alike.key[:32]}-{machine[:16]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        while not _locked(file.fileno()):
+            tick()
+            time.sleep(_WAIT_S)
+        yield folder
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def load_stage(folder: Path) -> dict[str, Any] | None:
+    """What `keep_stage` was given; None before, and where it is damaged."""
+    return checkpoint.load_newest(folder).state
+
+
+def keep_stage(folder: Path, step: int, state: dict[str, Any]) -> None:
+    """Keeps the end of a stage: its weights, how it ended, and its lines."""
+    checkpoint.save(folder, step, state)
