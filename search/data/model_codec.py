@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from search.data.tokenizers import BYTE_VALUES, Tokens
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Model
 
-_AT_ONCE = 512  # documents encoded in one call, which bounds memory
+_AT_ONCE, _BYTES_AT_ONCE = 512, 4 << 20  # documents and their bytes, encoded in one call
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -60,8 +60,7 @@ class ModelCodec:
         return np.array([len(text) for text in self._texts], dtype=np.int32)
 
     def encode(self, documents: Sequence[bytes]) -> Iterator[Tokens]:
-        for start in range(0, len(documents), _AT_ONCE):
-            texts = [document.decode() for document in documents[start : start + _AT_ONCE]]
+        for texts in _batches(documents):
             for encoding in self._model.encode_batch_fast(texts, add_special_tokens=False):
                 yield np.array(encoding.ids, dtype=np.int64)
 
@@ -71,6 +70,20 @@ class ModelCodec:
 
     def state(self) -> str:
         return self._model.to_str()
+
+
+def _batches(documents: Iterable[bytes]) -> Iterator[list[str]]:
+    """Texts that are encoded in one call: enough to keep all threads busy, not so much that memory fills."""
+    texts: list[str] = []
+    held = 0
+    for document in documents:
+        texts.append(document.decode())
+        held += len(document)
+        if len(texts) == _AT_ONCE or held >= _BYTES_AT_ONCE:
+            yield texts
+            texts, held = [], 0
+    if texts:
+        yield texts
 
 
 def _spelling(made: dict[str, Any]) -> Any:

@@ -215,7 +215,12 @@ def _by_domain(comparison: Comparison) -> Block:
     for domain in dict.fromkeys(comparison.domains["domain"]):
         cells = [Cell(number(float(frame.loc[name, domain]), ".4g")) for name in variants]
         columns.append(Column(printable(str(domain)), cells))
-    return Block("Test perplexity by domain", columns)
+    tokens = comparison.provenance["tokens"][0]
+    drawn = [
+        f"{row['name']} {row['share']:.0%} of the rows, {tokens * row['share'] / row['train_tokens']:.2g} epochs"
+        for row in comparison.provenance["data"].get("domains", ())
+    ]
+    return Block("Test perplexity by domain", columns, printable(f"{comparison.baseline}: {'; '.join(drawn)}"))
 
 
 def _lines(comparison: Comparison) -> list[str]:

@@ -173,6 +173,28 @@ def test_a_disk_that_takes_no_more_leaves_no_half_of_a_data_set(tmp_path: Path) 
     assert not list(root.iterdir())
 
 
+MEASURED = """
+import resource, sys
+from pathlib import Path
+from search.data import Bytes, Jsonl, prepare
+source = Jsonl(files=(sys.argv[1],), validation_bytes=20_000_000, test_bytes=20_000_000)
+prepare(source.replace(bytes=12_000_000), Bytes(), Path(sys.argv[2]))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+prepare(source, Bytes(), Path(sys.argv[2]))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.slow
+def test_a_corpus_may_be_larger_than_the_memory_that_preparing_it_takes(tmp_path: Path) -> None:
+    with (tmp_path / "a.jsonl").open("w") as file:
+        for number in range(120):
+            file.write(json.dumps({"text": f"{number} " + "-" * 1_000_000}) + "\n")
+    command = [sys.executable, "-c", MEASURED, str(tmp_path / "a.jsonl"), str(tmp_path / "data")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250)
+    assert int(said.stdout) < 40_000, "kilobytes more than for the first eleven documents"
+
+
 def test_what_a_killed_process_left_is_removed_after_a_day(corpus: Text, tmp_path: Path) -> None:
     root = tmp_path / "data"
     for name, age_s in (("old", 100_000), ("young", 10)):

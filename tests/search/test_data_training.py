@@ -70,6 +70,8 @@ def test_a_mixture_is_trained_on_in_its_shares_and_reported_by_domain(
     assert frame["other", "b"] < frame["baseline", "b"], "what is seen more often is learnt better"
     text = report(comparison, "text")
     assert "Test perplexity by domain" in text and comparison.noise["unpaired"] == ["other"]
+    sizes = {row["name"]: row["train_tokens"] for row in record["data"]["domains"]}
+    assert f"baseline: a 75% of the rows, {3000 / sizes['a']:.2g} epochs; b 25% of the rows" in " ".join(text.split())
 
 
 def test_tokens_are_trained_on_and_have_no_bits_per_byte(tmp_path: Path) -> None:
