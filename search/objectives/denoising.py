@@ -146,10 +146,12 @@ _UL2 = (
 
 @Objective.register("denoisers")
 class Denoisers(Denoising):
-    """A mixture of denoisers, by default UL2's (arXiv:2205.05131, table 1): regular R, sequential S, extreme X.
+    """A mixture of denoisers, by default the seven of UL2 (arXiv:2205.05131, table 1) in equal shares: regular R,
+    sequential S, extreme X.
 
     A mode token before the source says which it was, unless `mode_tokens` is false. The name `ul2r` stands for the
-    mixture that U-PaLM went on with (arXiv:2210.11399, section 3.1): half S, a quarter R, a quarter X.
+    mixture that U-PaLM went on with (arXiv:2210.11399, section 3.1): half S, a quarter R, a quarter X, whose two kinds
+    share theirs equally for want of a published number.
     """
 
     mixture: tuple[Denoiser, ...] = _UL2
