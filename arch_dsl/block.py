@@ -85,7 +85,7 @@ def parse_branches(node: Node, path: str, problems: list[Problem], knobs: tuple[
             continue
         typed = with_type(name, child, node)
         if not isinstance(typed.value, str) and not (isinstance(typed.value, dict) and "type" in typed.value):
-            message = f"says no type, and {unknown(name, 'branch', [*Branch.members, *knobs])}"
+            message = f"says no type, and {unknown(name, 'branch', [*Branch.members, *Branch.aliases, *knobs])}"
             problems.append(Problem(where, message, node.key_marks.get(name)))
             continue
         branches.append((name, parse_value(Branch, typed, where, problems)))

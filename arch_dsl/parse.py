@@ -13,7 +13,18 @@ from typing import Any, TypeVar
 
 from arch_dsl.errors import Mark, Problem, SpecError, shorten, unknown
 from arch_dsl.source import Node
-from arch_dsl.spec import Family, Range, Spec, aliases_of, alternatives, families, fields_of, members_of, set_marks
+from arch_dsl.spec import (
+    Family,
+    Range,
+    Spec,
+    aliases_of,
+    alternatives,
+    families,
+    fields_of,
+    had_by,
+    members_of,
+    set_marks,
+)
 
 S = TypeVar("S", bound=Spec)
 
@@ -171,7 +182,8 @@ def parse_member(kinds: tuple[type[Family], ...], node: Node, path: str, problem
     elif isinstance(node.value, str):
         fields = Node({}, node.mark)
     else:
-        return _refuse(problems, path, f"must be a {noun}, found {node.kind} ({', '.join(members)})", node.mark)
+        names = ", ".join([*members, *aliases_of(kinds)])
+        return _refuse(problems, path, f"must be a {noun}, found {node.kind} ({names})", node.mark)
     name = name_node.value
     if isinstance(name, str) and (meant := aliases_of(kinds).get(name)):
         name, defaults = meant
@@ -219,7 +231,8 @@ def parse_record(cls: type[Spec], node: Node, path: str, problems: list[Problem]
         if name not in known:
             mark = node.key_marks.get(name, child.mark)
             names = [*known, *getattr(cls, "short_forms", ())]
-            problems.append(Problem(_join(path, name), unknown(name, f"key of {title}", names), mark))
+            message = unknown(name, f"key of {title}", names) + had_by(cls, name)
+            problems.append(Problem(_join(path, name), message, mark))
             continue
         if child.mark:
             marks[name] = child.mark

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -40,6 +41,8 @@ class Sublayer(Branch):
 
 class Headed(Sublayer):
     """A branch with heads, and the sites `query`, `key`, `value` and `sdpa` (each head's output) that act on them."""
+
+    short_forms: ClassVar[tuple[str, ...]] = ("gate", "qk_norm")
 
     def value_heads(self, d_model: int) -> tuple[int, int]:
         """How many heads values have, and how many channels each."""

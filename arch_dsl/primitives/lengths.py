@@ -18,13 +18,17 @@ from kernels.activations import at_least_float32
 
 @Norm.register("l2")
 class L2(HeadNorm):
-    """y = x / sqrt(sum(x^2) + eps): length one (as queries and keys have in QKNorm, arXiv:2010.04245)."""
+    """y = x / sqrt(sum(x^2) + eps): length one, as queries and keys have in QKNorm (arXiv:2010.04245) and under the
+    delta rule (arXiv:2406.06484, section 3.3)."""
 
     eps: Positive = 1e-6
     over: Literal["head", "heads"] = "head"
 
     def build(self, ctx: BuildContext) -> nn.Module:
         return _Length(self.eps, self.over == "heads")
+
+
+Norm.alias("l2norm", type="l2")
 
 
 @Norm.register("scalenorm")

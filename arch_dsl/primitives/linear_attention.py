@@ -82,7 +82,6 @@ class LinearAttention(Headed):
         {"heads": 2, "decay": "low_rank", "keys": "decay", "documents": True, "value_dim": 6},
         {"heads": 2, "rule": "delta", "key": ["l2norm"], "zero": ["output"], "scale": 1.0},
     )
-    short_forms: ClassVar[tuple[str, ...]] = ("gate", "qk_norm")
     heads: Annotated[int | str, SizeNotation()]
     key_heads: Count | None = None
     head_dim: Annotated[int | str | None, SizeNotation(optional=True)] = None

@@ -13,7 +13,6 @@ from arch_dsl.errors import Problem
 from arch_dsl.families import Norm
 from arch_dsl.layers import constant, parameter
 from arch_dsl.spec import Positive, added
-from kernels.activations import at_least_float32
 
 
 class HeadNorm(Norm):
@@ -102,27 +101,6 @@ class _RMSNorm(nn.Module):
             return affine(self.norm(x, None, self.eps), weight)
         flat = x.flatten(-2) if self.joined else x
         return self.norm(flat, weight, self.eps).view_as(x)
-
-
-@Norm.register("l2norm")
-class L2Norm(HeadNorm):
-    """y = x / sqrt(sum(x^2) + eps): vectors of length 1, as keys of the delta rule are (arXiv:2406.06484, section
-    3.3)."""
-
-    eps: Positive = 1e-6
-
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _L2Norm(self)
-
-
-class _L2Norm(nn.Module):
-    def __init__(self, spec: L2Norm) -> None:
-        super().__init__()
-        self.eps = spec.eps
-
-    def forward(self, x: Tensor, call: Call) -> Tensor:
-        wide = at_least_float32(x)
-        return (wide * (wide.square().sum(-1, keepdim=True) + self.eps).rsqrt()).to(x.dtype)
 
 
 @Norm.register("layernorm")

@@ -64,6 +64,6 @@ def told(message: str) -> str:
         if found[1] == "positional":
             return f"({', '.join(encodings())})"
         kinds = tuple(kind for noun in found[1].split(" or ") for kind in FAMILIES if kind.noun == noun)
-        return f"({', '.join([*members_of(kinds), *aliases_of(kinds)])})"
+        return f"({', '.join([*members_of(kinds), *aliases_of(kinds)])}{found[2] or ''})"
 
-    return re.sub(r"\(<([a-z ]+)>\)", names, message)
+    return re.sub(r"\(<([a-z ]+)>(, norm)?\)", names, message)

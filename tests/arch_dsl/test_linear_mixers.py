@@ -135,7 +135,7 @@ def test_attention_becomes_linear_with_what_both_have():
 def test_knobs_of_gates_and_norms_turn_it_too():
     found = model({"type": "linear_attention", "heads": 4, "gate": "sdpa", "qk_norm": "l2norm"}).block["mixer"]
     assert [item.type for item in found.sdpa] == ["gate"]
-    assert [item.type for item in (*found.query, *found.key)] == ["l2norm", "l2norm"]
+    assert [item.type for item in (*found.query, *found.key)] == ["l2", "l2"]
     gated = arch_dsl.patch(model({"type": "hgrn2", "heads": 4}), {"block.mixer.gate": "sdpa"}).block["mixer"]
     assert [item.type for item in (*gated.query, *gated.sdpa)] == ["feature_map", "rmsnorm", "gate"]
 
@@ -149,7 +149,7 @@ def test_what_lies_between_two_mixers_comes_apart():
     conv = [{"type": "short_conv", "activation": "silu"}]
     assert found == {
         "gate": {"block.mixer.gate": "none"},
-        "qk_norm": {"block.mixer.qk_norm": "l2norm"},
+        "qk_norm": {"block.mixer.qk_norm": "l2"},
         "head_dim_and_value_dim": {"block.mixer.head_dim": None, "block.mixer.value_dim": None},
         "decay": {"block.mixer.decay": None},
         "rule": {"block.mixer.rule": "delta"},
