@@ -44,7 +44,14 @@ def test_is_captured_and_exported_as_one_graph(family: type[Primitive]):
     assert one_graph(gallery(family)) == ""
 
 
-@pytest.mark.parametrize("name", ["cross_attention", "encoder_decoder", "positions_after_source"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "encoder_decoder",
+        pytest.param("cross_attention", marks=pytest.mark.slow),
+        pytest.param("positions_after_source", marks=pytest.mark.slow),
+    ],
+)
 def test_is_captured_and_exported_as_one_graph_with_an_encoder(name: str):
     assert one_graph(next(case.model for case in CASES if case.id == name)) == ""
 

@@ -18,7 +18,6 @@ from tests.arch_dsl.parity import (
     model_of,
     outline,
     theirs_of,
-    trials_of,
     unexplained,
 )
 
@@ -167,6 +166,7 @@ def test_architecture_is_that_of_the_zoo(published):
     assert outline(model_of(published)) == outline(arch_dsl.resolve(zoo.load(published.zoo)))
 
 
-@pytest.mark.parametrize("published", trials_of([T5GEMMA, T5, T5_V1_1]))
+@pytest.mark.slow
+@pytest.mark.parametrize("published", [T5, T5GEMMA], ids=str)
 def test_altering_any_field_breaks_the_parity(published):
     assert unexplained(published) == []
