@@ -16,7 +16,7 @@ from arch_dsl.parse import INVALID
 from arch_dsl.paths import Steps, get, is_edit, names_at, overrides_at, set_node
 from arch_dsl.shortform import Found, strip, turn
 from arch_dsl.source import Node
-from arch_dsl.spec import Spec
+from arch_dsl.spec import Spec, had_by
 
 S = TypeVar("S", bound=Spec)
 Done = dict[Steps, tuple["Setting", Any]]  # the settings made so far, and what each led to
@@ -140,7 +140,7 @@ def _expand(root: Any, steps: Steps, setting: Setting) -> list[Steps]:
                 following.append(steps)
             elif "*" not in steps:
                 where = ".".join(prefix) or f"the {getattr(root, 'title', 'spec')}"
-                message = f"matches nothing: in {where}, {unknown(step, 'name', names)}"
+                message = f"matches nothing: in {where}, {unknown(step, 'name', names)}{had_by(type(value), step)}"
                 raise SpecError.of(setting.path, message, setting.mark)
         if not following:
             raise SpecError.of(setting.path, f"matches nothing: {unknown(step, 'name there', tried)}", setting.mark)

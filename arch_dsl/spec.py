@@ -200,6 +200,15 @@ def aliases_of(kinds: tuple[type[Family], ...]) -> dict[str, tuple[str, dict[str
     return {name: meant for kind in kinds for name, meant in kind.aliases.items()}
 
 
+def had_by(cls: type[Spec], name: str) -> str:
+    """`; window and strided have it`: the one or two other members of a family that have a field, or nothing."""
+    members = cls.members.values() if issubclass(cls, Family) else ()
+    found = [member.type for member in members if name in fields_of(member)]
+    if not found or len(found) > 2:
+        return ""
+    return f"; {' and '.join(found)} {'has' if len(found) == 1 else 'have'} it"
+
+
 def walk(value: Any, path: str = "") -> Iterator[tuple[str, Spec]]:
     """Every spec inside a value with its dotted path, parents first."""
     if isinstance(value, Spec):

@@ -175,6 +175,15 @@ def test_what_makes_no_sense_is_refused(name: str):
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "change", [{"block.attention.mask.size": 4}, {"block.attention.mask": {"type": "full", "size": 4}}]
+)
+def test_a_size_that_a_mask_has_not_points_to_those_that_have_it(change: dict[str, Any]):
+    with pytest.raises(SpecError) as error:
+        arch_dsl.patch(model("causal"), change)
+    assert "; window and strided have it" in str(error.value)
+
+
 def test_distances_count_both_ways_where_a_mask_looks_ahead():
     for score in ("alibi", "kerple", {"type": "t5_buckets", "buckets": 8, "max_distance": 10, "bidirectional": True}):
         bias = build(model("full", scores=[score])).block[0].attention.scores
