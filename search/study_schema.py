@@ -10,7 +10,7 @@ from arch_dsl.model import DecoderModel, EncoderDecoderModel, Model
 from arch_dsl.schema import PATH_STEP, UNIT, Schema, Writer, either
 from arch_dsl.spec import Count, Family, Positive, fields_of
 from search.ablate import KEYS, Ablate
-from search.data.cleaning import Stage
+from search.data.cleaning import CleaningStage
 from search.data.mixture import Domain
 from search.data.sources import Source
 from search.data.tokenizers import Tokenizer
@@ -34,7 +34,7 @@ def study_schema() -> dict[str, Any]:
             Source: _source,
             Tokenizer: _tokenizer,
             Domain: _domain,
-            Stage: _stage,
+            CleaningStage: _stage,
             Model: _model,
             Ablate: _ablate,
             Start: _start,
@@ -196,10 +196,10 @@ def _domain(writer: Writer) -> Schema:
 def _stage(writer: Writer) -> Schema:
     """A cleaning stage by name, with its type, or as `{dedup: minhash, threshold: 0.8}`."""
     short = []
-    for name, member in Stage.members.items():
+    for name, member in CleaningStage.members.items():
         fields = {key: value for key, value in writer.record(member)["properties"].items() if key != "type"}
         properties = {member.group: {"const": name}, **fields}
         needed = {"required": [member.group], "additionalProperties": False}
         short.append({"type": "object", "properties": properties, **needed})
-    typed = [writer.member(member) for member in Stage.members.values()]
-    return either([*({"const": name} for name in Stage.members), *typed, *short])
+    typed = [writer.member(member) for member in CleaningStage.members.values()]
+    return either([*({"const": name} for name in CleaningStage.members), *typed, *short])

@@ -1,7 +1,7 @@
 """Data: sources of text, tokenizers, prepared data sets, and batches that depend on nothing but the seed."""
 
 from search.data.batches import IGNORE, batch, tensors, windows
-from search.data.cleaning import Cleaner, Stage
+from search.data.cleaning import Cleaner, CleaningStage
 from search.data.dataset import DataError, Dataset, Documents
 from search.data.duplicates import MinHash, Paragraphs, Spans
 from search.data.given_tokens import TokenFiles
@@ -23,6 +23,7 @@ __all__ = [
     "BytePairs",
     "Bytes",
     "Cleaner",
+    "CleaningStage",
     "Codec",
     "DataError",
     "Dataset",
@@ -40,7 +41,6 @@ __all__ = [
     "Pretrained",
     "Source",
     "Spans",
-    "Stage",
     "Stdlib",
     "Text",
     "TokenFiles",

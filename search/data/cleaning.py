@@ -35,7 +35,7 @@ class Verdict(NamedTuple):
 Step = Callable[[str], Verdict | None]
 
 
-class Stage(Family):
+class CleaningStage(Family):
     """A cleaning stage. Written `{quality: gopher}`, `{dedup: minhash, threshold: 0.8}`, `{pii: mask}`."""
 
     noun: ClassVar[str] = "cleaning stage"
@@ -96,7 +96,7 @@ class Counts:
 class Cleaner:
     """The stages of a source at work. It remembers what it has seen: use one for all the documents, in order."""
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
+    def __init__(self, stages: Sequence[CleaningStage]) -> None:
         self._steps = [(stage, stage.start(), Counts()) for stage in stages]
 
     def run(self, documents: Iterable[Document]) -> Iterator[Document]:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from arch_dsl.spec import Count, Range
-from search.data.cleaning import Stage, Step, Verdict
+from search.data.cleaning import CleaningStage, Step, Verdict
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -19,8 +19,8 @@ _WORD = re.compile(r"\S+")
 _MULTIPLIER = 0x9E3779B97F4A7C15
 
 
-@Stage.register("paragraphs")
-class Paragraphs(Stage):
+@CleaningStage.register("paragraphs")
+class Paragraphs(CleaningStage):
     """Removes paragraphs that occurred before, in this document or an earlier one, as CCNet does (arXiv:1911.00359).
 
     Paragraphs are separated by blank lines and compared without the white space around them. Memory holds 16 bytes'
@@ -46,8 +46,8 @@ class Paragraphs(Stage):
         return step
 
 
-@Stage.register("spans")
-class Spans(Stage):
+@CleaningStage.register("spans")
+class Spans(CleaningStage):
     """Removes every span of at least `words` words that occurred before, in this document or an earlier one.
 
     It does what exact-substring deduplication does (arXiv:2107.06499, section 4.1), with words in place of tokens, the
@@ -118,8 +118,8 @@ def _windows(words: list[str], n: int) -> Hashes:
     return total ^ (total >> np.uint64(31))
 
 
-@Stage.register("minhash")
-class MinHash(Stage):
+@CleaningStage.register("minhash")
+class MinHash(CleaningStage):
     """Drops documents that are nearly the same as an earlier one: MinHash with `datasketch` (as in arXiv:2107.06499).
 
     Two documents are, when their sets of `ngram` lower-case words in a row have an estimated Jaccard similarity of at

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from typing import ClassVar, Literal
 
-from search.data.cleaning import Stage, Step, Verdict
+from search.data.cleaning import CleaningStage, Step, Verdict
 
 Kind = Literal["email", "ip", "phone"]
 
@@ -21,8 +21,8 @@ _PHONE = re.compile(rf"(?<![\w+.-])(?:{_ABROAD}|{_NORTH_AMERICA})(?![\w-]|\.\d)"
 _PATTERNS: dict[str, re.Pattern[str]] = {"email": _EMAIL, "ip": _IP, "phone": _PHONE}
 
 
-@Stage.register("mask")
-class Mask(Stage):
+@CleaningStage.register("mask")
+class Mask(CleaningStage):
     """Replaces e-mail addresses, IP addresses and phone numbers by `<EMAIL>`, `<IP>` and `<PHONE>`.
 
     The patterns are archlab's own, checked by nothing but their form: IP addresses are those that Python's `ipaddress`

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from search.data.cleaning import Stage, Step, Verdict
+from search.data.cleaning import CleaningStage, Step, Verdict
 
 _STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))
 _BULLETS = ("•", "‣", "◦", "▪", "*", "-")
@@ -21,8 +21,8 @@ _SENTENCE = re.compile(r"[.!?]+[\"'\N{RIGHT DOUBLE QUOTATION MARK})\]]*(?=\s|$)"
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
-@Stage.register("gopher")
-class Gopher(Stage):
+@CleaningStage.register("gopher")
+class Gopher(CleaningStage):
     """Drops documents by the quality and repetition rules of Gopher (arXiv:2112.11446, A.1.1 and table A1).
 
     Kept are those of 50 to 100,000 words with a mean of 3 to 10 characters, at most 0.1 hash signs and 0.1 ellipses per
@@ -45,8 +45,8 @@ class Gopher(Stage):
         return step
 
 
-@Stage.register("c4")
-class C4(Stage):
+@CleaningStage.register("c4")
+class C4(CleaningStage):
     """Drops lines and documents by the rules of C4 (arXiv:1910.10683, section 2.2).
 
     A line stays if it ends with `.`, `!`, `?` or a closing double quotation mark, has at least 5 words and does not say

@@ -19,7 +19,7 @@ from arch_dsl.identity import canonical
 from arch_dsl.parse import INVALID, parse_member, parse_record
 from arch_dsl.source import Node
 from arch_dsl.spec import Count, Family, added
-from search.data.cleaning import Stage
+from search.data.cleaning import CleaningStage
 from search.data.notation import long_form
 
 PIECE_BYTES = 8_192
@@ -43,7 +43,7 @@ class Source(Family):
     caps: ClassVar[dict[str, str]] = {}
     unit: ClassVar[int] = 1
 
-    clean: tuple[Stage, ...] = added(default=())
+    clean: tuple[CleaningStage, ...] = added(default=())
 
     @property
     def holds_tokens(self) -> bool:

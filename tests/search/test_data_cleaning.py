@@ -12,7 +12,20 @@ import pytest
 from arch_dsl.errors import SpecError
 from arch_dsl.identity import canonical
 from arch_dsl.parse import parse
-from search.data import C4, Bytes, Cleaner, Document, Gopher, Mask, MinHash, Paragraphs, Source, Spans, Stage, prepare
+from search.data import (
+    C4,
+    Bytes,
+    Cleaner,
+    CleaningStage,
+    Document,
+    Gopher,
+    Mask,
+    MinHash,
+    Paragraphs,
+    Source,
+    Spans,
+    prepare,
+)
 
 PROSE = (
     "There is a house by the river that nobody has lived in for many years, and the people of the village say that "
@@ -23,7 +36,7 @@ PROSE = (
 
 
 def cleaned(stages: list[Any], texts: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
-    cleaner = Cleaner([parse(Stage, stage) for stage in stages])
+    cleaner = Cleaner([parse(CleaningStage, stage) for stage in stages])
     given = [Document(text.encode(), hashlib.sha256(text.encode()).digest()) for text in texts]
     left = [document.data.decode() for document in cleaner.run(given)]
     return left, cleaner.record()
@@ -39,8 +52,8 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize(("written", "meant"), WRITTEN.values(), ids=WRITTEN)
-def test_a_stage_is_written_by_its_group_or_its_name(written: Any, meant: Stage) -> None:
-    assert parse(Stage, written) == meant == parse(Stage, canonical(meant))
+def test_a_stage_is_written_by_its_group_or_its_name(written: Any, meant: CleaningStage) -> None:
+    assert parse(CleaningStage, written) == meant == parse(CleaningStage, canonical(meant))
 
 
 MISTAKES = {
@@ -58,7 +71,7 @@ MISTAKES = {
 @pytest.mark.parametrize(("written", "message"), MISTAKES.values(), ids=MISTAKES)
 def test_a_misspelt_stage_is_refused(written: Any, message: str) -> None:
     with pytest.raises(SpecError) as refused:
-        parse(Stage, written, "x")
+        parse(CleaningStage, written, "x")
     assert str(refused.value).startswith(message)
 
 
@@ -109,7 +122,7 @@ def test_c4_keeps_sentences_and_drops_lines_and_pages() -> None:
         "holds {": 1,
     }
     assert (record["documents"], record["changed"]) == ([4, 2], 2)
-    assert isinstance(parse(Stage, "c4"), C4)
+    assert isinstance(parse(CleaningStage, "c4"), C4)
 
 
 def test_paragraphs_that_occurred_before_are_removed_wherever_they_stand() -> None:
