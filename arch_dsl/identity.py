@@ -153,7 +153,9 @@ def _diff(before: Any, after: Any, path: str, changes: list[Change]) -> None:
 
 
 def _whole(tree: Any) -> Any:
-    return canonical(tree.spec, brief=True) if isinstance(tree, _Fields) else tree
+    if isinstance(tree, _Fields):
+        return canonical(tree.spec, brief=True)
+    return {name: _whole(item) for name, item in tree.items()} if isinstance(tree, dict) else tree
 
 
 def brief_text(value: Any) -> str:

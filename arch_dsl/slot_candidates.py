@@ -86,16 +86,17 @@ def _branch_slots(before: Block, after: Block, where: Steps) -> Iterator[Slot]:
         changed = canonical(after) if whole else {"branches": canonical(after)}
         yield Slot("_".join(where) if whole else where[-1], ((path, changed),))
         return
+    stack = f"{where[0]}_" if where[0] in STACKS else ""
     for name in before:
         if name not in after:
-            yield Slot(name, ((".".join((*where, name)), None),))
+            yield Slot(f"{stack}{name}", ((".".join((*where, name)), None),))
     for name, branch in after.items():
         path = ".".join((*where, name))
         if name not in before:
-            yield Slot(name, ((path, canonical(branch)),))
+            yield Slot(f"{stack}{name}", ((path, canonical(branch)),))
             continue
         if branch.type != before[name].type:
-            yield Slot(name, ((f"{path}.type", branch.type),))
+            yield Slot(f"{stack}{name}", ((f"{path}.type", branch.type),))
         inside, theirs = (getattr(block[name], "branches", None) for block in (before, after))
         if isinstance(inside, Block) and isinstance(theirs, Block):
             yield from _branch_slots(inside, theirs, (*where, name))

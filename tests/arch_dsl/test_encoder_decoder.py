@@ -125,6 +125,22 @@ def test_what_makes_no_sense_is_told_with_its_path(changes: dict[str, Any], said
     assert said in str(caught.value)
 
 
+def test_slots_of_both_stacks_have_their_own_names():
+    before, after = zoo.load("t5", "tiny"), zoo.load("t5_v1_1", "tiny")
+    found = slots(before, after)
+    names = [slot.name for slot in found]
+    assert len(set(names)) == len(names) and {"encoder_ffn", "decoder_ffn", "tied"} <= set(" ".join(names).split())
+    assert arch_dsl.resolve(apply(before, settings(found))) == arch_dsl.resolve(after)
+
+
+def test_models_of_two_kinds_differ_in_whole_stacks():
+    found = arch_dsl.diff(arch_dsl.resolve(zoo.load("decllm", "tiny")), arch_dsl.resolve(zoo.load("redllm", "tiny")))
+    told = {change.path: str(change) for change in found}
+    assert {"block", "n_layers", "encoder", "decoder"} <= told.keys()
+    assert told["decoder"].startswith("decoder: null → {n_layers: 2, block: {attention: {type: attention,")
+    assert told["block"].endswith("→ null")
+
+
 def test_slots_lead_from_one_to_the_other_and_none_to_a_decoder():
     changes = {"encoder.block.norm": "layernorm", "decoder.block.ffn.width": 32, "decoder.n_layers": 2}
     before, after = model(), arch_dsl.patch(model(), changes)
