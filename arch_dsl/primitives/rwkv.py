@@ -97,8 +97,8 @@ class RWKV4(_Mix):
         for name in TIME_NAMES[:3]:
             product = Cost.product(tokens, ctx.d_model, width)
             parts[f"{name}_projection"] = product.keeping(tokens * ctx.d_model)
-        # keys, values, and of the states means and weights; then the open receptance and what it multiplies
-        parts["wkv"] = Cost(parameters=2 * width, activations=6 * tokens * width, cache=2 * width)
+        # keys, values, means and weights, the first state; then the open receptance and what it multiplies
+        parts["wkv"] = Cost(parameters=2 * width, activations=(6 * tokens + 2) * width, cache=2 * width)
         parts["inner"] = site_cost(self.inner, self.inside(ctx), "inner", tokens)
         parts["output_projection"] = Cost.product(tokens, width, ctx.d_model).keeping(tokens * width)
         return Cost.total(self.outer_cost(ctx, tokens) | parts)

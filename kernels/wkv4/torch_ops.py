@@ -139,6 +139,12 @@ def _split(x: Tensor, chunk: int, filler: float) -> Tensor:
     return parts
 
 
+def _joined(parts: Tensor, length: int) -> Tensor:
+    """`[B,chunks,chunk,C]` as `[B,T,C]`, contiguous and with memory of its own."""
+    whole = parts.flatten(1, 2)
+    return whole if whole.shape[1] == length else whole[:, :length].clone(memory_format=torch.contiguous_format)
+
+
 def _log_sums(keys: Tensor, rate: Tensor, first: Tensor, chunk: int) -> Tensor:
     """L_t = log(exp(L_{t-1} - rate) + exp(k_t)) `[B,T,C]` with L_0 = `first` `[B,C]`."""
     parts = _split(keys, chunk, EMPTY)
@@ -152,7 +158,7 @@ def _log_sums(keys: Tensor, rate: Tensor, first: Tensor, chunk: int) -> Tensor:
         starts[:, index] = held
         held = torch.logaddexp(held - chunk * rate, local[:, index, -1])
     faded = starts[:, :, None] - torch.arange(1, chunk + 1, device=keys.device)[:, None] * rate
-    return torch.logaddexp(local, faded).flatten(1, 2)[:, : keys.shape[1]].contiguous()
+    return _joined(torch.logaddexp(local, faded), keys.shape[1])
 
 
 def _recurrence(factors: Tensor, added: Tensor, first: Tensor, chunk: int) -> Tensor:
@@ -166,7 +172,7 @@ def _recurrence(factors: Tensor, added: Tensor, first: Tensor, chunk: int) -> Te
     for index in range(local.shape[1]):
         starts[:, index, 0] = held
         held = torch.addcmul(local[:, index, -1], products[:, index, -1], held)
-    return local.addcmul_(products, starts).flatten(1, 2)[:, : factors.shape[1]].contiguous()
+    return _joined(local.addcmul_(products, starts), factors.shape[1])
 
 
 def _reversed(factors: Tensor, added: Tensor, given: Tensor, chunk: int) -> tuple[Tensor, Tensor]:

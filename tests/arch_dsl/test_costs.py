@@ -92,6 +92,9 @@ MODELS: dict[str, Data] = {
         },
         "final": ["layernorm"],
     },
+    "mamba": {"block": {"norm": "rmsnorm", "mamba": {}}},
+    "rwkv4": {"block": {"norm": "layernorm", "rwkv4": {}, "channel_mix": {}}},
+    "token shift": {"block": {**LLAMA, "attention": {"heads": 8, "key": ["token_shift", "rmsnorm"]}}},
     "no norms": {"block": {"attention": {"heads": 8}, "mlp": {"activation": "relu"}}},
     "factored table": {"block": LLAMA, "embedding": {"width": 24}},
 }
