@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from arch_dsl.block import Block, Branches, block_cost
 from arch_dsl.context import BuildContext, Call, Cost
 from arch_dsl.errors import Problem, SpecError
-from arch_dsl.families import Carry, Mask, Norm, Position, Scale, build_site, check_site, site_cost
+from arch_dsl.families import Carry, Norm, Position, Scale, build_site, check_site, site_cost
 from arch_dsl.layers import normal, table
 from arch_dsl.overrides import Overrides, layers_of, normal_form, ranges
 from arch_dsl.patch import apply, settings_of
@@ -159,7 +159,7 @@ def _layers_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
 class StackModule(nn.Module):
     """embeddings -> final(block(… block(embed(embeddings)))), all `[batch, time, d_model]`.
 
-    `keeps_documents_apart` says whether a mask of it does. Where `recompute` is set, training keeps of each layer only
+    `keeps_documents_apart` says whether a part of it does. Where `recompute` is set, training keeps of each layer only
     what it reads, and computes the rest again for the gradients (arXiv:1604.06174, section 4.1): the same bits.
     """
 
@@ -176,8 +176,8 @@ class StackModule(nn.Module):
         places = ((depth, block) for depth, block in enumerate(spec.layers()))
         self.block = nn.ModuleList(Branches(block, ctx.at(f"block.{depth}", depth=depth)) for depth, block in places)
         self.final = build_site(spec.final, ctx, "final")
-        masks = (part for block in spec.layers() for _, part in walk(block) if isinstance(part, Mask))
-        self.keeps_documents_apart = any(mask.documents for mask in masks)
+        parts = (part for block in spec.layers() for _, part in walk(block))
+        self.keeps_documents_apart = any(getattr(part, "documents", False) for part in parts)
 
     def through(self, stream: Tensor, call: Call) -> Tensor:
         """The stream after the last norm, from the token embeddings."""

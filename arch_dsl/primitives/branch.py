@@ -12,6 +12,7 @@ from arch_dsl.errors import Problem
 from arch_dsl.families import Adapter, Branch, Carry, Gate, Join, Norm, Scale, build_site, check_site, site_cost
 from arch_dsl.layers import Linear, Products, merged, separate
 from arch_dsl.primitives.joins import Add
+from arch_dsl.spec import walk
 
 
 class Sublayer(Branch):
@@ -54,7 +55,8 @@ class SublayerModule(nn.Module):
 
     def __init__(self, spec: Sublayer, ctx: BuildContext) -> None:
         super().__init__()
-        self.pre = build_site(spec.pre, ctx, "pre")
+        apart = any(getattr(part, "documents", False) for _, part in walk(spec))
+        self.pre = build_site(spec.pre, ctx.where(documents=apart), "pre")
         self.post = build_site(spec.post, ctx, "post")
         self.join = spec.join.build(ctx.at("join"))
         self.products = plan_products(ctx)

@@ -268,6 +268,17 @@ def test_a_document_is_read_as_if_it_stood_alone(name: str):
     torch.testing.assert_close(both[:, :9], module(TOKENS[:, :9]), rtol=1e-9, atol=1e-9)
 
 
+def test_convolutions_before_a_branch_keep_documents_apart_as_it_does():
+    for mixer in (
+        {"type": "linear_attention", "heads": 3, "documents": True, "pre": ["short_conv"]},
+        {"type": "attention", "heads": 3, "mask": {"type": "causal", "documents": True}, "pre": ["short_conv"]},
+    ):
+        module = built(mixer)
+        assert module.keeps_documents_apart
+        both = module(TOKENS, Call(documents=(torch.arange(LENGTH) >= 9).long().expand(2, -1)))
+        torch.testing.assert_close(both[:, 9:], module(TOKENS[:, 9:]), rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("name", [name for name in MIXERS if name != "retnet"])
 def test_tokens_that_nothing_may_read_change_no_others(name: str):
     module = built({"type": name, **MIXERS[name]})
