@@ -38,7 +38,7 @@ class Download:
         return tuple(Path(member).name for member in self.members) or (self.url.rpartition("/")[2],)
 
 
-_WIKI = "English Wikipedia articles that are good or featured (arXiv:1609.07843), not tokenised"
+_WIKI = "good and featured articles of English Wikipedia, raw: rare words kept, punctuation set apart"
 _RAW = ("wiki.train.raw", "wiki.valid.raw", "wiki.test.raw")
 _SHAKESPEARE = (
     "raw.githubusercontent.com/karpathy/char-rnn/6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e/data/tinyshakespeare"
