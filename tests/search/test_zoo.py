@@ -119,7 +119,7 @@ def test_every_published_recipe_is_one_of_ours(name: str):
     assert recipe.tokens == 2_000_000 and recipe.lr == fields["lr"]
     if "batch_tokens" in zoo.entry(name.partition("-")[0]).train[name]:
         published = zoo.entry(name.partition("-")[0]).train[name]["batch_tokens"]
-        number = float(published[:-1]) * {"M": 1e6}[published[-1]]
+        number = float(published[:-1]) * {"k": 1e3, "M": 1e6}[published[-1]]
         assert recipe.tokens_at(1) == pytest.approx(number, rel=0.005)
 
 
