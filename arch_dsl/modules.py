@@ -159,10 +159,9 @@ class EncoderDecoder(LanguageModel):
 
     def hidden(self, tokens: Tensor, call: Call | None = None) -> Tensor:
         """The decoder's stream after its last norm: `[batch, time, d_model]` from token ids `[batch, time]`."""
-        call = self.with_source((call or Call()).fresh())
-        assert call.source is not None
-        call = self.with_documents(call, self.decoder, tokens)
+        call = self.with_documents(self.with_source((call or Call()).fresh()), self.decoder, tokens)
         if self.after_source:
+            assert call.source is not None
             positions = call.positions_of(tokens.shape[1], tokens.device) + call.source.shape[1]
             call = dataclasses.replace(call, positions=positions)
         stream = self.decoder.through(self.embedded(tokens), call)
