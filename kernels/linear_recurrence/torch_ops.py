@@ -120,12 +120,18 @@ def _decays(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Decays between tokens of a chunk `[B,N,G,R,C,C]`, into it and out of it `[B,N,G,C,R,1]`, and over it `[B,N,G,R]`.
 
-    The sums are in float64, as their differences are needed to the accuracy of the smallest decay.
+    The sums are in float64, as their differences are needed to the accuracy of the smallest decay: between tokens as
+    the difference of what `dtype` has of them, which is exact where it matters, and that of the rest.
     """
     if log_decay.ndim == 1:
         log_decay = log_decay.expand(1, length if length % size else size, -1)
     sums = _split(log_decay.clamp(min=RESET).double(), size).cumsum(-1).unflatten(2, (groups, -1))
-    pairs = (sums[..., :, None] - sums[..., None, :]).to(dtype).clamp(max=0).exp().tril()
+    near = sums.to(dtype)
+    finer = (sums - near).detach().to(dtype)
+    own = torch.eye(size, dtype=dtype, device=near.device)
+    later = torch.full_like(own, -torch.inf).triu()
+    exponents = (near[..., :, None] - near[..., None, :]) + ((finer[..., :, None] - finer[..., None, :]) + later)
+    pairs = exponents.exp() + own
     into, rest = (x.exp().to(dtype).transpose(-2, -1)[..., None] for x in (sums, sums[..., -1:] - sums))
     return pairs, into, rest, sums[..., -1].exp().to(dtype)
 
