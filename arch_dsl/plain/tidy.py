@@ -25,7 +25,10 @@ def tidy(body: Body, parameters: Collection[str]) -> tuple[list[ast.stmt], set[s
         if isinstance(node, ast.Name):
             node.id = names.get(node.id, node.id)
     _drop_echoes(statements)
-    return statements, set(names_in(whole))
+    read = set(names_in(whole))
+    for name in (name for node in ast.walk(whole) for name in _unpacked(node) if name.id not in read):
+        name.id = f"_{name.id}"
+    return statements, read
 
 
 def _inner(statement: ast.stmt) -> list[list[ast.stmt]]:
@@ -42,6 +45,13 @@ def _target(statement: ast.stmt) -> str | None:
     return None
 
 
+def _unpacked(statement: ast.AST) -> list[ast.Name]:
+    """The names that an assignment to several sets."""
+    if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Tuple):
+        return []
+    return [item for item in statement.targets[0].elts if isinstance(item, ast.Name)]
+
+
 def _fold(statements: list[ast.stmt], body: Body, whole: list[ast.stmt]) -> bool:
     """Folds one assignment, or drops one that nothing reads; False if there is none left."""
     uses = Counter(names_in(ast.Module(whole, [])))
@@ -49,6 +59,11 @@ def _fold(statements: list[ast.stmt], body: Body, whole: list[ast.stmt]) -> bool
         if any(_fold(inner, body, whole) for inner in _inner(statement)):
             return True
         target = _target(statement)
+        several = [name.id for name in _unpacked(statement)]
+        unread = several and not any(uses[name] or name in body.pinned for name in several)
+        if unread and isinstance(statement.value, ast.Attribute):  # type: ignore[attr-defined]
+            del statements[index]  # a shape of which nothing is read
+            return True
         if target is None or target in body.pinned:
             continue
         assert isinstance(statement, ast.Assign)
