@@ -82,7 +82,8 @@ class Change:
 def diff(before: Spec, after: Spec) -> list[Change]:
     """What differs, path by path; a list (a site) is compared as a whole, and so is the order of branches.
 
-    Where layers of a model differ, a path says of which it speaks: `block[1,3-5].attention.mask`.
+    Where layers of a model differ, a path says of which it speaks: `block[1,3-5].attention.mask`. What another member of
+    a family lacks is not said of it, nor what it has by default.
     """
     changes: list[Change] = []
     old, new = copy.copy(_base_tree(before)), _tree(after)
@@ -145,11 +146,21 @@ def _diff(before: Any, after: Any, path: str, changes: list[Change]) -> None:
         if kept[0] != kept[1]:
             changes.append(Change(path, *kept))
     if isinstance(before, dict) and isinstance(after, dict):
-        for name in [*before, *(name for name in after if name not in before)]:
+        for name in _compared(before, after):
             where = f"{path}.{name}" if path else name
             _diff(before.get(name), after.get(name), where, changes)
     elif before != after:
         changes.append(Change(path, _whole(before), _whole(after)))
+
+
+def _compared(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """The names that both have, one has alone, or, of members of a family, the new one has alone and not by default."""
+    fresh = [name for name in after if name not in before]
+    if not isinstance(after, _Fields) or before.get("type") == after.get("type"):
+        return [*before, *fresh]
+    fields = fields_of(type(after.spec))
+    said = [name for name in fresh if fields[name].required or getattr(after.spec, name) != fields[name].default]
+    return [*(name for name in before if name in after), *said]
 
 
 def _whole(tree: Any) -> Any:

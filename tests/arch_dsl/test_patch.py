@@ -75,10 +75,8 @@ def refused(model: Model, changes: Any) -> str:
             {
                 "block.attention.pre: [rmsnorm] → []",
                 "block.attention.join.type: add → add_norm",
-                "block.attention.join.norm: null → rmsnorm",
                 "block.ffn.pre: [rmsnorm] → []",
                 "block.ffn.join.type: add → add_norm",
-                "block.ffn.join.norm: null → rmsnorm",
                 "final: [rmsnorm] → []",
             },
             id="placement",
