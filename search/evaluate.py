@@ -130,7 +130,7 @@ def held_out(
             rows = rows[(targets != IGNORE).all(1)]
     if count is not None:
         rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(np.int64))]
-    return objective.batch(rows, _NOISE, 0, dataset.vocab, encoder)
+    return objective.batch(rows, _NOISE, 0, dataset.vocab, encoder, dataset.eod)
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:

@@ -82,7 +82,7 @@ class Loop:
         self.optimizer = recipe.optimizer.build(model.named_parameters(), recipe.lr)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.streams = dataset.streams()
-        self.vocab, self.encoder = dataset.vocab, has_encoder(model)
+        self.encoder = has_encoder(model)
         count = curve_windows(recipe)
         self.curve = held_out(dataset, "validation", recipe.context, recipe.objective, self.encoder, count)
         self.fingerprint = fingerprint(str(self.device))
@@ -142,13 +142,13 @@ class Loop:
         What the model leaves in `call.losses` is trained on too. Micro-batches weigh by their targets, so that the
         gradients are those of the batch as a whole.
         """
-        recipe = self.recipe
+        recipe, dataset = self.recipe, self.dataset
         first, end = recipe.rows_before(step), recipe.rows_before(step + 1)
         if recipe.objective.of_examples:
-            rows = examples(self.dataset, self.seed, first, end - first, recipe.context)
+            rows = examples(dataset, self.seed, first, end - first, recipe.context)
         else:
             rows = mixing.rows(self.streams, self.seed, first, end - first, recipe.context)
-        whole = recipe.objective.batch(rows, self.seed, first, self.vocab, self.encoder)
+        whole = recipe.objective.batch(rows, self.seed, first, dataset.vocab, self.encoder, dataset.eod)
         total, earlier = torch.zeros((), device=self.device), dict[str, Tensor]()
         for part in whole.parts(recipe.micro_batch):
             tokens, targets, call = part.tensors(self.device)

@@ -8,19 +8,19 @@ import numpy as np
 
 from arch_dsl.spec import Count, Positive, Spec
 from search.data.noise import Draw, Ints, span_counts, span_mask
-from search.objectives.family import Lengths, Objective, Pair, Paired, Share, drawn_part, part, too_short
+from search.objectives.family import Alphabet, Lengths, Objective, Pair, Paired, Share, drawn_part, part, too_short
 
 MODES = ("R", "S", "X")
 
 
-def corrupted(text: Ints, draw: Draw, density: float, span: float, vocab: int, last: int) -> Pair:
+def corrupted(text: Ints, draw: Draw, density: float, span: float, eod: int, last: int) -> Pair:
     """T5's span corruption: every span of noise is a sentinel in the source, every span of text one in the target.
 
     Both end with the end of a document. Sentinels are counted down from `last`.
     """
     noise = span_mask(draw, len(text), span_counts(len(text), density, span))
     starts = np.diff(noise, prepend=~noise[0])  # of spans of text and of noise in turns, text first
-    number, end = np.cumsum(starts), np.array([vocab - 1])
+    number, end = np.cumsum(starts), np.array([eod])
     shown, asked = ~noise | starts, noise | starts
     source = np.where(noise, last + 1 - number // 2, text)[shown]
     target = np.where(noise, text, last - (number - 1) // 2)[asked]
@@ -64,10 +64,10 @@ class Denoiser(Spec):
         cut = part(1 - self.density, context)
         return cut, context - cut
 
-    def pair(self, text: Ints, draw: Draw, vocab: int, last: int) -> Pair:
+    def pair(self, text: Ints, draw: Draw, eod: int, last: int) -> Pair:
         """What a text is given and asked for."""
         if self.span is not None and self.density is not None:
-            return corrupted(text, draw, self.density, self.span, vocab, last)
+            return corrupted(text, draw, self.density, self.span, eod, last)
         cut = drawn_part(None if self.density is None else 1 - self.density, draw, len(text))
         return Pair(text[:cut], text[cut:], np.arange(cut, len(text)))
 
@@ -101,14 +101,14 @@ class Denoising(Paired):
         whole = [context if item.span is None else sum(each) for item, each in zip(self.denoisers, found, strict=True)]
         return Lengths(max(whole) + marked - 1)
 
-    def pair(self, row: Ints, draw: Draw, vocab: int, encoder: bool) -> Pair:
+    def pair(self, row: Ints, draw: Draw, tokens: Alphabet, encoder: bool) -> Pair:
         text = row[1:]
         weights = np.cumsum([denoiser.weight for denoiser in self.denoisers])
         chosen = self.denoisers[int(np.searchsorted(weights, draw.uniforms(1)[0] * weights[-1], side="right"))]
-        found = chosen.pair(text, draw, vocab, vocab + self.extra(len(text)) - 1)
+        found = chosen.pair(text, draw, tokens.eod, tokens.vocab + self.extra(len(text)) - 1)
         if not self.modes:
             return found
-        return found._replace(source=np.append(vocab + MODES.index(chosen.mode), found.source))
+        return found._replace(source=np.append(tokens.vocab + MODES.index(chosen.mode), found.source))
 
     def complaint(self, context: int) -> tuple[str, str] | None:
         needed = self._spans(context)

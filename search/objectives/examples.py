@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from search.data.noise import Draw, Ints
-from search.objectives.family import Lengths, Objective, Pair, Paired
+from search.objectives.family import Alphabet, Lengths, Objective, Pair, Paired
 
 
 @Objective.register("targets")
@@ -23,9 +23,9 @@ class Targets(Paired):
     def lengths(self, context: int, encoder: bool) -> Lengths:
         return Lengths(context, context if encoder else 0)
 
-    def pair(self, row: Ints, draw: Draw, vocab: int, encoder: bool) -> Pair:
+    def pair(self, row: Ints, draw: Draw, tokens: Alphabet, encoder: bool) -> Pair:
         given, text = int(row[0]), row[1:][row[1:] >= 0]
-        source, start = text[:given], np.array([vocab - 1])
+        source, start = text[:given], np.array([tokens.eod])
         if not encoder:
             source = np.concatenate([start, source])  # as documents begin in training
         elif not given:

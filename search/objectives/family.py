@@ -1,8 +1,8 @@
 """What a model is asked of a text: a family of objectives that turn windows of the stream into batches.
 
 A row's text is the `context` targets of its window, so that all objectives learn from the same text. What an objective
-adds to the vocabulary follows the tokenizer's tokens, of which the end of a document is the last: first the mask or the
-mode tokens, then sentinels, which are counted down from the end.
+adds to the vocabulary follows the tokenizer's tokens: first the mask or the mode tokens, then sentinels, which are
+counted down from the end.
 """
 
 from __future__ import annotations
@@ -29,6 +29,13 @@ class Lengths(NamedTuple):
 
     tokens: int
     source: int = 0
+
+
+class Alphabet(NamedTuple):
+    """The tokenizer's tokens: how many there are, and which one ends a document."""
+
+    vocab: int
+    eod: int
 
 
 class Pair(NamedTuple):
@@ -58,9 +65,9 @@ class Objective(Family):
         """The lengths of what a model reads of a text of `context` tokens, with an encoder or without."""
         raise NotImplementedError
 
-    def batch(self, rows: Ints, seed: int, first: int, vocab: int, encoder: bool) -> Batch:
+    def batch(self, rows: Ints, seed: int, first: int, vocab: int, encoder: bool, eod: int | None = None) -> Batch:
         """The batch of windows `[batch, context + 1]`, the first of which is row `first` of those that noise is drawn
-        for under `seed`. `vocab` is the tokenizer's."""
+        for under `seed`. `vocab` is the tokenizer's; `eod` ends a document, by default the last token of it."""
         raise NotImplementedError
 
     def complaint(self, context: int) -> tuple[str, str] | None:
@@ -77,7 +84,7 @@ class Causal(Objective):
     def lengths(self, context: int, encoder: bool) -> Lengths:
         return Lengths(context)
 
-    def batch(self, rows: Ints, seed: int, first: int, vocab: int, encoder: bool) -> Batch:
+    def batch(self, rows: Ints, seed: int, first: int, vocab: int, encoder: bool, eod: int | None = None) -> Batch:
         targets = rows[:, 1:]
         tokens = np.where(targets == IGNORE, 0, rows[:, :-1])
         return Batch(tokens, targets, np.broadcast_to(np.arange(targets.shape[1]), targets.shape))
@@ -90,15 +97,16 @@ class Paired(Objective):
     reads both, one after the other, and is asked for the second; the first is the prefix of its `prefix` masks.
     """
 
-    def pair(self, row: Ints, draw: Draw, vocab: int, encoder: bool) -> Pair:
+    def pair(self, row: Ints, draw: Draw, tokens: Alphabet, encoder: bool) -> Pair:
         """What one window is given and asked for."""
         raise NotImplementedError
 
-    def batch(self, rows: Ints, seed: int, first: int, vocab: int, encoder: bool) -> Batch:
+    def batch(self, rows: Ints, seed: int, first: int, vocab: int, encoder: bool, eod: int | None = None) -> Batch:
         lengths = self.lengths(rows.shape[1] - 1, encoder)
-        pairs = [self.pair(row, Draw(seed, first + index), vocab, encoder) for index, row in enumerate(rows)]
+        tokens = alphabet(vocab, eod)
+        pairs = [self.pair(row, Draw(seed, first + index), tokens, encoder) for index, row in enumerate(rows)]
         if encoder:
-            return _encoder_decoder(pairs, lengths, vocab - 1)
+            return _encoder_decoder(pairs, lengths, tokens.eod)
         return _decoder(pairs, lengths)
 
 
@@ -142,6 +150,11 @@ def _blank(rows: int, length: int) -> tuple[Ints, Ints, Ints, np.ndarray[tuple[i
     shape = rows, length
     zeros = np.zeros(shape, dtype=np.int64), np.full(shape, IGNORE, dtype=np.int64), np.zeros(shape, dtype=np.int64)
     return *zeros, np.ones(shape, dtype=bool)
+
+
+def alphabet(vocab: int, eod: int | None) -> Alphabet:
+    """The tokens of a tokenizer, the last of which ends a document where none is said to."""
+    return Alphabet(vocab, vocab - 1 if eod is None else eod)
 
 
 def part(share: float, length: int) -> int:

@@ -7,7 +7,18 @@ import numpy as np
 from arch_dsl.spec import Fraction, Positive
 from search.data.batches import IGNORE, Batch
 from search.data.noise import Draw, Ints
-from search.objectives.family import Lengths, Objective, Pair, Paired, Share, drawn_part, part, too_short
+from search.objectives.family import (
+    Alphabet,
+    Lengths,
+    Objective,
+    Pair,
+    Paired,
+    Share,
+    alphabet,
+    drawn_part,
+    part,
+    too_short,
+)
 
 
 @Objective.register("prefix")
@@ -28,7 +39,7 @@ class Prefix(Paired):
         cut = part(self.share, context)
         return Lengths(context - cut, cut)
 
-    def pair(self, row: Ints, draw: Draw, vocab: int, encoder: bool) -> Pair:
+    def pair(self, row: Ints, draw: Draw, tokens: Alphabet, encoder: bool) -> Pair:
         text = row[1:]
         cut = drawn_part(self.share, draw, len(text))
         given = text[:cut] if encoder else row[: cut + 1]
@@ -38,12 +49,13 @@ class Prefix(Paired):
         return too_short(context)
 
 
-def masked(text: Ints, draw: Draw, density: float, kept: tuple[float, float], vocab: int) -> tuple[Ints, Ints]:
+def masked(text: Ints, draw: Draw, density: float, kept: tuple[float, float], tokens: Alphabet) -> tuple[Ints, Ints]:
     """A text with its noise and its targets: round(density length) of the tokens that end no document, one at least.
 
     Of these a share becomes the mask, the first token after the tokenizer's, and a share a random token.
     """
-    free = text != vocab - 1
+    vocab, eod = tokens
+    free = text != eod
     if not free.any():
         free[:] = True
     places = np.flatnonzero(free)
@@ -51,7 +63,9 @@ def masked(text: Ints, draw: Draw, density: float, kept: tuple[float, float], vo
     fate, other = draw.uniforms(len(chosen)), draw.uniforms(len(chosen))
     noisy, targets = text.copy(), np.full(len(text), IGNORE, dtype=np.int64)
     targets[chosen] = text[chosen]
-    becomes = np.where(fate < kept[0], vocab, np.floor(other * (vocab - 1)).astype(np.int64))
+    random = np.floor(other * (vocab - 1)).astype(np.int64)
+    random += random >= eod  # any token but the end of a document
+    becomes = np.where(fate < kept[0], vocab, random)
     noisy[chosen] = np.where(fate < sum(kept), becomes, text[chosen])
     return noisy, targets
 
@@ -74,11 +88,11 @@ class Masked(Objective):
     def lengths(self, context: int, encoder: bool) -> Lengths:
         return Lengths(context)
 
-    def batch(self, rows: Ints, seed: int, first: int, vocab: int, encoder: bool) -> Batch:
-        kept = self.mask, self.random
-        pairs = [masked(row[1:], Draw(seed, first + at), self.density, kept, vocab) for at, row in enumerate(rows)]
-        tokens, targets = (np.stack(part) for part in zip(*pairs, strict=True))
-        return Batch(tokens, targets, np.broadcast_to(np.arange(targets.shape[1]), targets.shape))
+    def batch(self, rows: Ints, seed: int, first: int, vocab: int, encoder: bool, eod: int | None = None) -> Batch:
+        kept, tokens = (self.mask, self.random), alphabet(vocab, eod)
+        pairs = [masked(row[1:], Draw(seed, first + at), self.density, kept, tokens) for at, row in enumerate(rows)]
+        noisy, targets = (np.stack(part) for part in zip(*pairs, strict=True))
+        return Batch(noisy, targets, np.broadcast_to(np.arange(targets.shape[1]), targets.shape))
 
     def complaint(self, context: int) -> tuple[str, str] | None:
         return _shares(self.mask, self.random)
@@ -109,9 +123,9 @@ class MaskedEncoder(Prefix):
     def extra(self, context: int) -> int:
         return 1
 
-    def pair(self, row: Ints, draw: Draw, vocab: int, encoder: bool) -> Pair:
-        found = super().pair(row, draw, vocab, encoder)
-        noisy, asked = masked(found.source, draw, self.density, (self.mask, self.random), vocab)
+    def pair(self, row: Ints, draw: Draw, tokens: Alphabet, encoder: bool) -> Pair:
+        found = super().pair(row, draw, tokens, encoder)
+        noisy, asked = masked(found.source, draw, self.density, (self.mask, self.random), tokens)
         return found._replace(source=noisy, source_target=asked)
 
     def complaint(self, context: int) -> tuple[str, str] | None:

@@ -262,6 +262,25 @@ def test_noise_is_that_of_the_row_whatever_the_batch(spec: Any, encoder: bool) -
         assert any(not np.array_equal(getattr(whole, name), getattr(other, name)) for name in names)
 
 
+@pytest.mark.parametrize(("spec", "encoder"), [*EVERY, ("targets", False), ("targets", True)], ids=str)
+def test_the_end_of_a_document_may_be_any_token(spec: Any, encoder: bool) -> None:
+    def renamed(array: np.ndarray) -> np.ndarray:  # the end is 0, all other tokens one more
+        return np.where(array == EOD, 0, np.where((array >= 0) & (array < EOD), array + 1, array))
+
+    kind, rows = objective(spec), windows(6, 40)
+    other = renamed(rows)
+    if spec == "targets":
+        rows[:, 0] = other[:, 0] = 9  # how many tokens are given
+    found = vars(kind.batch(other, 7, 0, VOCAB, encoder, eod=0))
+    for name, array in vars(kind.batch(rows, 7, 0, VOCAB, encoder)).items():
+        read = name in ("tokens", "targets", "source_tokens", "source_targets") and array is not None
+        mine = renamed(array) if read else array
+        hidden = {"tokens": "padding", "source_tokens": "source_padding"}.get(name)
+        if hidden and found[hidden] is not None:
+            mine = np.where(found[hidden], 0, mine)  # what padding holds is no token
+        assert np.array_equal(found[name], mine), name
+
+
 def test_noise_is_the_same_for_ever() -> None:
     weights = np.arange(64)
     made = {name: asked(name, False, 4) for name in ("masked", "span_corruption", "denoisers")}
