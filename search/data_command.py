@@ -43,7 +43,7 @@ def described(dataset: Dataset, recipe: Recipe | None, against: Mapping[str, Pat
     overlaps = {**measure(dataset), **(of_files(dataset, against) if against else {})}
     density = {name: dataset.bytes_per_token(name) for name in dataset.tokens} if dataset.has_text else {}
     streams = dataset.streams()
-    epochs = [recipe.tokens * part / (len(tokens) - 1) if recipe else None for part, tokens in streams]
+    epochs = recipe.epochs(dataset) if recipe else [None] * len(streams)
     domains = [
         {
             "name": domain.name,

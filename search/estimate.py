@@ -30,7 +30,7 @@ def estimate(plan: Plan, root: Path, slots: int, done: int = 0) -> Estimate:
     """The time of the trials that are left when `done` have a result; training takes three forward passes' FLOPs."""
     rate, source = _rate(root)
     per_variant = plan.trials / len(plan.variants)
-    flops = sum(3 * v.flops_per_token * v.recipe.tokens * per_variant for v in plan.variants)
+    flops = sum(3 * v.flops_per_token * v.recipe.all_tokens * per_variant for v in plan.variants)
     left = 1 - done / plan.trials
     core_s = (flops / rate + _START_S * plan.trials) * left
     return Estimate(core_s, core_s / slots, slots, source)

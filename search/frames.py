@@ -39,12 +39,14 @@ def rates_frame(selections: list[Selection]) -> pd.DataFrame:
 def domains_frame(record: dict[str, Any], selections: list[Selection]) -> pd.DataFrame:
     """A row per variant and domain of a mixture: the test loss per token and exp of it, means over the seeds."""
     rows = []
-    names = [domain["name"] for domain in record["data"].get("domains", ())]
+    whole = [domain["name"] for domain in record["data"].get("domains", ())]
+    own = {variant["name"]: variant.get("domains", whole) for variant in record["variants"]}
     for selection in selections:
+        names = own[selection.variant]
         found = [t["documents"] for t in selection.complete.values() if "domain" in (t.get("documents") or {})]
         for place, name in enumerate(names if found and not selection.diverged else ()):
             mine = [documents["domain"] == place for documents in found]
-            losses = [d["nll"][own].sum() / d["tokens"][own].sum() for d, own in zip(found, mine, strict=True)]
+            losses = [d["nll"][those].sum() / d["tokens"][those].sum() for d, those in zip(found, mine, strict=True)]
             mean, perplexity = float(np.mean(losses)), float(np.mean(np.exp(losses)))
             rows.append({"variant": selection.variant, "domain": name, "loss": mean, "perplexity": perplexity})
     return pd.DataFrame(rows, columns=["variant", "domain", "loss", "perplexity"])

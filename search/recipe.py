@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from arch_dsl.errors import Problem, SpecError
 from arch_dsl.parse import INVALID, parse, parse_record
@@ -17,6 +17,9 @@ from search.optimizers import AdamW, Optimizer
 from search.schedules import Cosine, Schedule
 from search.stages import Stage
 from search.start import Start
+
+if TYPE_CHECKING:
+    from search.data.dataset import Dataset
 
 
 class Ramp(Spec):
@@ -108,6 +111,17 @@ class Recipe(Spec):
     def all_steps(self) -> int:
         """Optimizer steps of a trial, those of all its stages."""
         return sum(recipe.steps for recipe in self.whole)
+
+    @property
+    def all_tokens(self) -> int:
+        """Tokens of a trial, those of all its stages."""
+        return sum(recipe.tokens for recipe in self.whole)
+
+    def epochs(self, dataset: Dataset) -> tuple[float, ...]:
+        """How often a trial, without its stages, reads the training split, or each of its domains."""
+        if self.objective.of_examples:
+            return (self.rows_before(self.steps) / len(dataset.documents("train").tokens),)
+        return tuple(self.tokens * share / (len(tokens) - 1) for share, tokens in dataset.streams())
 
     def rows_before(self, step: int) -> int:
         """Sequences that the steps before `step` consume."""

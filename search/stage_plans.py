@@ -54,6 +54,9 @@ def plan_stages(
     plans, stages = [], []
     for index, (stage, own) in enumerate(zip(recipe.stages, recipe.whole[1:], strict=True)):
         path = f"train.stages.{index}"
+        if stage.prepared is not None:
+            message = "is what planning finds out of `data`; say that"
+            raise SpecError.of(f"{path}.prepared", message, stage.mark("prepared"))
         dataset = data(stage, own, dataset, path)
         if stage.data is not None:
             stage = stage.replace(prepared=dataset.identity)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -17,7 +18,7 @@ from arch_dsl.model import Model, resolve
 from arch_dsl.parse import INVALID
 from arch_dsl.patch import apply, settings_of
 from arch_dsl.source import Node
-from arch_dsl.spec import Count, Positive, Spec
+from arch_dsl.spec import Count, NotNegative, Positive, Spec
 from search.data.sources import Source
 from search.objectives import Objective
 from search.optimizers import Optimizer
@@ -44,15 +45,23 @@ class Changes(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._plain)
 
+    @property
+    def text(self) -> str:
+        """All of it, in its order, which a trial's sorted JSON would lose."""
+        return json.dumps(self._plain)
+
     def __hash__(self) -> int:
-        return hash(json.dumps(self._plain))
+        return hash(self.text)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Changes) and list(self.items()) == list(other.items())
 
     @classmethod
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
-        """From a mapping of paths."""
+        """From a mapping of paths, or from the `text` of one."""
+        if isinstance(node.value, str):
+            with suppress(ValueError):
+                node = Node.of(json.loads(node.value), node.mark)
         if node.value is None:
             return cls()
         if not isinstance(node.value, dict):
@@ -83,7 +92,7 @@ class Stage(Spec):
     schedule: Schedule | None = None
     clip: Positive | None = None
     precision: Literal["fp32", "bf16"] | None = None
-    z_loss: Positive | None = None
+    z_loss: NotNegative | None = None
     model: Changes = Changes()
     trainable: tuple[str, ...] = ()
 
@@ -132,6 +141,15 @@ def staged(model: Model, stage: Stage) -> Model:
     if not stage.model:
         return model
     return resolve(apply(model, settings_of(stage.model.node, "the stage's model")))
+
+
+def prompts(stages: Sequence[Stage]) -> list[int]:
+    """The tokens of prompts that the model has at most in the recipe's own training and in each stage."""
+    found = [0]
+    for stage in stages:
+        own = [value for path, value in stage.model.items() if path.split(".")[-1] == "prompt"]
+        found.append(max([found[-1], *(value for value in own if isinstance(value, int))]))
+    return found
 
 
 def trained(patterns: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:

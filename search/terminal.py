@@ -123,15 +123,16 @@ def print_plan(planned: Plan, root: Path) -> None:
     known = f"; {done} of them have a result, {planned.trials - done} are left" if done else ""
     console.print(Text(_trials(planned) + known))
     data = first.dataset.record()
+    each = first.recipe.epochs(first.dataset)
+    epochs = f"{each[0]:.2g} epochs" if len(each) == 1 else f"{len(each)} domains"
     density = f", {data['bytes_per_token']:.3g} bytes per token" if "bytes_per_token" in data else ""
     read = (
         f"data: {data['source']}, {data['tokenizer']}, {count(data['train_tokens'])} training tokens{density} "
-        f"({first.recipe.tokens / data['train_tokens']:.2g} epochs), {data['identity']}"
+        f"({epochs}), {data['identity']}"
     )
     console.print(Text(read))
-    for row in data.get("domains", ()):
-        epochs = first.recipe.tokens * row["share"] / (row["train_tokens"] - 1)
-        console.print(Text(f"  {row['name']}: {row['share']:.1%} of the rows, {epochs:.2g} epochs"))
+    for row, read_times in zip(data.get("domains", ()), each, strict=False):
+        console.print(Text(f"  {row['name']}: {row['share']:.1%} of the rows, {read_times:.2g} epochs"))
     guess = estimate(planned, root, _slots(planned), done)
     console.print(
         f"about {duration(guess.wall_s)} on {guess.slots} cores ({duration(guess.core_s)} of one core; "

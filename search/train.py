@@ -187,7 +187,8 @@ class _Run:
         part.take_over(model, weights)
         torch.manual_seed(seeds.noise + len(before.stages))
         key = self.trial.key
-        loop = Loop(self.folder, key, self.attempt, part.recipe, dataset, model, seeds.data, before)
+        order = seeds.data + len(before.stages)  # else a stage would read again what the first one read first
+        loop = Loop(self.folder, key, self.attempt, part.recipe, dataset, model, order, before)
         if found is not None:
             loop.resume(found)
         return loop

@@ -30,7 +30,7 @@ from search.optimizers import unmatched
 from search.recipe import Recipe
 from search.space import Space, probes
 from search.stage_plans import StagePlan, plan_stages
-from search.stages import Stage
+from search.stages import Stage, prompts
 from search.start import Start, Started, as_written, keep_weights, started
 from search.study import Asked, Match, Study, asked_variants
 from search.trial import Trial, canonical_json
@@ -73,8 +73,9 @@ class Variant:
         plain = {name: value for name, value in canonical(recipe).items() if name not in spelled}
         if recipe.init:
             plain["init"] = {"sha256": recipe.init.sha256}
-        for stage in plain.get("stages", ()):
+        for stage, own in zip(plain.get("stages", ()), recipe.stages, strict=True):
             del stage["name"], stage["data"]
+            stage["model"] = own.model.text
         return Trial(canonical(self.model), plain, self.dataset.identity, seed)
 
     @property
@@ -104,6 +105,7 @@ class Variant:
             "batches": self.batches,
             "test": self.test_text,
             "bytes_per_token": self.dataset.bytes_per_token("test"),
+            "domains": [domain.name for domain in (self.stages[-1] if self.stages else self).dataset.domains],
             **(
                 {}
                 if self.recipe.whole[-1].objective.every
@@ -196,13 +198,13 @@ class Builder:
         settings = [s for s in asked.settings if not s.path.startswith("train.")]
         mend = asked.impossible == "repair"
         asks = [[r.context, canonical(r.objective)] for r in recipe.whole]
-        key = json.dumps([[(s.path, s.node.plain()) for s in settings], target, vocab, asks, mend])
+        more = prompts(recipe.stages)
+        key = json.dumps([[(s.path, s.node.plain()) for s in settings], target, vocab, asks, more, mend])
         if key not in self.built:
             model = apply(self.study.model, settings)
             model, repaired = rules.repaired(model) if mend else (model, [])
             lengths = recipe.objective.lengths(recipe.context, has_encoder(model))
-            prompts = (0, *(stage.model.get("prompt") or 0 for stage in recipe.stages))
-            needed = (positions(r, model) + more for r, more in zip(recipe.whole, prompts, strict=True))
+            needed = (positions(r, model) + extra for r, extra in zip(recipe.whole, more, strict=True))
             sizes = max(r.vocab(vocab) for r in recipe.whole), max(needed)
             matched: dict[str, int] = {}
             if target is not None and self.study.match:

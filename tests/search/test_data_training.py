@@ -118,5 +118,7 @@ def test_domains_average_over_seeds_and_need_whole_documents() -> None:
     losses = [d["nll"][30:].sum() / d["tokens"][30:].sum() for d in mine]
     row = frame[(frame["variant"] == "other") & (frame["domain"] == "b")].iloc[0]
     assert row["loss"] == pytest.approx(np.mean(losses)) and row["perplexity"] == pytest.approx(np.mean(np.exp(losses)))
-    del record["data"]["domains"]
+    record["variants"][1]["domains"] = ["c", "d"]
+    assert [*compare(record, trials).domains["domain"]] == ["a", "b", "c", "d"], "a variant has its own data"
+    del record["data"]["domains"], record["variants"][1]["domains"]
     assert compare(record, trials).domains.empty

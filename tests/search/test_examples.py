@@ -108,6 +108,8 @@ def test_a_plan_takes_examples_and_refuses_text_in_their_place(file, tmp_path):
     data = f"data: {{jsonl: {{files: '{file}', input: sum, field: is}}}}"
     (stage,) = planned(tmp_path, f"objective: targets, {data}").variants[0].stages
     assert stage.dataset.inputs("train") is not None
+    examples = len(stage.dataset.documents("train").tokens)
+    assert stage.recipe.epochs(stage.dataset) == (32 / examples,), "8 steps of 4 examples, however long they are"
     with pytest.raises(SpecError, match=r"train\.stages\.0\.objective: targets needs examples"):
         planned(tmp_path, "objective: targets")
     with pytest.raises(SpecError, match=r"input: .* has no 'smu'; did you mean 'sum'"):

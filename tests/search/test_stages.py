@@ -9,11 +9,14 @@ import torch
 from arch_dsl import canonical, load, resolve
 from arch_dsl.errors import SpecError
 from search import checkpoint
+from search import estimate as estimates
 from search.journal import events
+from search.loop import Loop
 from search.notes import stage_notes
 from search.planning import plan
 from search.recipe import load_recipe
 from search.shared_stages import shared_stage
+from search.stages import parts
 from search.study import load_study
 from search.train import Interrupted, train
 from search.trial import Trial
@@ -199,6 +202,45 @@ def test_prompts_and_prefixes_can_be_all_that_is_trained(tmp_path, data_root):  
     assert found.trained == 4 * 64 + 2 * 2 * 64
 
 
+def test_a_stage_changes_the_model_in_the_order_that_is_written(tmp_path):
+    adapter, dropout = "{append: {type: adapter, width: 3}}", "{append: {type: dropout, rate: 0.1}}"
+    added = [f"block.ffn.post: {adapter}", f"block.*.post: {dropout}"]
+    found = []
+    for changes in (added, added[::-1]):
+        (variant,) = planned(tmp_path, f"{{tokens: 1k, lr: 1e-4, model: {{{', '.join(changes)}}}}}").variants[:1]
+        trial = Trial.from_json(variant.trial(0).to_json())
+        last = parts(load_recipe(trial.recipe | {"data": "stdlib"}), trial)[-1].model
+        found.append([post["type"] for post in last["block"][1]["post"]])
+    assert found == [["adapter", "dropout"], ["dropout", "adapter"]]
+
+
+def test_a_stage_ends_a_loss_on_the_normaliser():
+    recipe = load_recipe(RECIPE | {"z_loss": 1e-4, "stages": [{"tokens": 64, "lr": 0.01, "z_loss": 0}]})
+    assert [each.z_loss for each in recipe.whole] == [1e-4, 0.0]
+
+
+def test_every_variant_has_the_positions_of_its_own_prompts(tmp_path):
+    text = "{tokens: 1k, lr: 1e-4, model: {prompt: 4}}\n    - {tokens: 1k, lr: 1e-4, context: 40}"
+    more = "variants:\n  baseline: {}\n  more: {train.stages.0.model: {prompt: 64}}"
+    found = plan(load_study(write_study(tmp_path, train=STUDY + text, variants=more)), tmp_path / "data")
+    assert [variant.model.max_positions for variant in found.variants] == [44, 104]
+
+
+def test_a_stage_reads_in_an_order_of_its_own(tmp_path, store, monkeypatch):
+    orders, whole = [], Loop.__init__
+    monkeypatch.setattr(Loop, "__init__", lambda self, *given: (orders.append(given[6]), whole(self, *given))[1])
+    run(make(tmp_path / "both", stages=[{"tokens": 64, "lr": 0.01}]), store)
+    assert len(set(orders)) == 2
+
+
+def test_an_estimate_counts_the_stages(tmp_path, monkeypatch):
+    monkeypatch.setattr(estimates, "_product_rate", lambda: 1e6)
+    short, long = (
+        estimates.estimate(planned(tmp_path, f"{{tokens: {count}, lr: 1e-4}}"), tmp_path, 1) for count in ("1k", "3k")
+    )
+    assert long.core_s - 4 * 3 == pytest.approx(2 * (short.core_s - 4 * 3))  # of 4 trials, each of which has to start
+
+
 def test_a_report_says_what_followed(tmp_path):
     record = planned(tmp_path, "{tokens: 1k, lr: 1e-4, name: later, objective: prefix}").record()
     (note,) = stage_notes(record)
@@ -231,6 +273,7 @@ WRONG = {
     "{tokens: 1k, lr: 1e-4, model: {block.fn.width: 9}}": r"stages\.0\.model\.block\.fn.* did you mean 'ffn'",
     "{tokens: 1k, lr: 1e-4, model: {block.attention.mask: full}}": r"full reads the tokens that causal predicts",
     "{tokens: 1k, lr: 1e-4, accumulate: 3}": r"train\.stages\.0\.accumulate: must divide batch",
+    "{tokens: 1k, lr: 1e-4, prepared: 0a}": r"train\.stages\.0\.prepared: is what planning finds out of `data`",
     "{tokens: 1k, lr: 1e-4, epochs: 3}": r"'epochs' is not a key of stage",
 }
 
