@@ -147,7 +147,7 @@ def epoch_order(seed: int, epoch: int, count: int) -> npt.NDArray[np.intp]:
     return _epoch(seed, epoch, 1, count)[1]
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=32)  # an epoch of each domain of a mixture
 def _epoch(seed: int, epoch: int, ring: int, windows: int) -> tuple[int, npt.NDArray[np.intp]]:
     """The cut and the order of windows of an epoch. Only the raw Philox stream is used: NumPy promises it for ever."""
     words = np.random.Philox(key=[seed & _WORD, epoch]).random_raw(windows + 1)

@@ -145,7 +145,7 @@ def test_a_data_set_of_tokens_has_its_own_end_and_no_text(tmp_path: Path) -> Non
         data.document("train", 0)
     again = prepare(source.replace(eod=8), Bytes(), tmp_path / "data")
     assert again.identity != data.identity and again.eod == 8
-    with pytest.raises(SpecError, match="t.tokenizer: the data is tokenised already: leave the tokenizer out"):
+    with pytest.raises(SpecError, match=r"t\.tokenizer: the data is tokenised already: leave the tokenizer out"):
         prepare(source, BytePairs(), tmp_path / "data", path="t")
 
 
