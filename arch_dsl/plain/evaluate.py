@@ -491,6 +491,8 @@ class Evaluator:
         if name in module._modules:
             child = module._modules[name]
             return Val(known=None) if child is None else Val(place, child)
+        if name == "training":
+            return Val(place)
         if name in vars(module):
             found = vars(module)[name]
             if is_numbers(found):

@@ -28,7 +28,7 @@ for path in sorted(pathlib.Path(sys.argv[1]).glob("*.py")):
     sys.modules[path.stem] = module
     found.loader.exec_module(module)
     wanted = torch.load(path.with_suffix(".pt"))
-    model = module.Model()
+    model = module.Model().eval()  # without dropout
     assert list(model.state_dict()) == list(wanted["state"]), (path.stem, "names")
     model.load_state_dict(wanted["state"])
     taken = set(inspect.signature(model.forward).parameters) & {"documents", "prefix"}
@@ -174,6 +174,8 @@ def test_says_what_cannot_be_written(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(joins._Add, "forward", forward)
     with pytest.raises(Unexportable, match="a model with an encoder: only decoders are written down"):
         to_python(zoo.load("t5", "tiny"))
+    with pytest.raises(Unexportable, match="a model with a learned prompt"):
+        to_python(load({**whole_model(), "prompt": 2}))
     with pytest.raises(Unexportable, match="AsyncFunctionDef"):
         to_python(load(whole_model()))
 
