@@ -93,11 +93,12 @@ class State:
     """What decoding carries from one call to the next: the tokens read so far, and what the nodes of each layer hold.
 
     A node keeps what it needs under its path, in whatever form it likes. `layers` is indexed by stack and depth
-    (`block.0`), as nodes that layers share have one path. `source` is the encoder's stream
-    with its padding, computed once.
+    (`block.0`), as nodes that layers share have one path. `documents` `[batch, 1]` is the number of the last token's
+    document, where a token opens them. `source` is the encoder's stream with its padding, computed once.
     """
 
     tokens: int = 0
+    documents: torch.Tensor | None = None
     source: torch.Tensor | None = None
     source_padding: torch.Tensor | None = None
     layers: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from arch_dsl.context import Call, State
@@ -24,6 +25,26 @@ def recent(call: Call, path: str, new: Tensor, most: int | None = None) -> Tenso
     whole = torch.cat([call.held[path], new], 1) if path in call.held else new
     call.held[path] = whole if most is None or whole.shape[1] <= most else whole[:, -most:].clone()
     return whole
+
+
+def opens_document(call: Call, path: str) -> Tensor:
+    """Whether a token's document is another than that of the token before it `[batch, time]`, also where decoding read
+    that one before; False for the very first."""
+    assert call.documents is not None
+    time = call.documents.shape[1]
+    whole = recent(call, f"{path}.documents", call.documents, most=1)
+    return F.pad(whole[:, 1:] != whole[:, :-1], (1, 0))[:, -time:]
+
+
+def shifted(x: Tensor, call: Call, path: str, documents: bool = False) -> Tensor:
+    """x_(t-1) for each x_t `[batch, time, width]`: zero before the first token, or what decoding holds under `path`;
+    zero where x_(t-1) is padding, and before the first token of a document where `documents` are kept apart."""
+    if call.padding is not None:
+        x = x.masked_fill(call.padding[..., None], 0)
+    before = F.pad(recent(call, path, x, most=1), (0, 0, 1, 0))[:, -x.shape[1] - 1 : -1]
+    if documents and call.documents is not None:
+        before = before.masked_fill(opens_document(call, path)[:, :, None], 0)
+    return before
 
 
 @torch.no_grad()

@@ -111,9 +111,13 @@ class LanguageModel(nn.Module):
 
     def with_documents(self, call: Call, stack: StackModule, tokens: Tensor) -> Call:
         """The call with the number of each token's document, where masks keep these apart and a token opens them."""
-        if call.documents is None and self.separator is not None and stack.keeps_documents_apart:
-            call = dataclasses.replace(call, documents=(tokens == self.separator).cumsum(-1))
-        return call
+        if call.documents is not None or self.separator is None or not stack.keeps_documents_apart:
+            return call
+        documents, state = (tokens == self.separator).cumsum(-1), call.state
+        if state is not None:
+            documents = documents if state.documents is None else documents + state.documents
+            state.documents = documents[:, -1:]
+        return dataclasses.replace(call, documents=documents)
 
 
 class Decoder(LanguageModel, StackModule):

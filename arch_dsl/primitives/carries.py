@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.decoding import recent
+from arch_dsl.decoding import shifted
 from arch_dsl.errors import Problem
 from arch_dsl.families import Carry, Norm, place_of
 from arch_dsl.layers import Linear, constant, parameter
@@ -84,11 +83,7 @@ class _Shift(nn.Module):
     def forward(self, x: Tensor, call: Call, projected: Tensor) -> Tensor:
         # x: [batch, time, heads, head_dim], projected: [batch, time, heads]
         share = projected.sigmoid()[..., None]
-        # recent gives x, or while decoding the last input held before it as well
-        before = F.pad(recent(call, self.path, x, most=1), (0, 0, 0, 0, 1, 0))[:, -x.shape[1] - 1 : -1]
-        if self.documents and call.documents is not None:
-            opens = F.pad(call.documents[:, 1:] != call.documents[:, :-1], (1, 0))
-            before = before.masked_fill(opens[:, :, None, None], 0)
+        before = shifted(x.flatten(2), call, self.path, self.documents).view_as(x)
         return share * before + (1 - share) * x
 
 

@@ -100,6 +100,8 @@ class _HiddenForgetGate(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, call: Call, projected: Tensor) -> Tensor:
         logs = F.logsigmoid(at_least_float32(projected))
+        if call.padding is not None:
+            logs = logs.masked_fill(call.padding[..., None], 0)  # which forgets nothing
         return _discounts(recent(call, self.path, logs, self.window), projected.shape[1])
 
 

@@ -7,12 +7,11 @@ from functools import lru_cache
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kernels
 from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.decoding import recent
+from arch_dsl.decoding import opens_document
 from arch_dsl.errors import Problem
 from arch_dsl.families import (
     Branch,
@@ -301,7 +300,7 @@ class _LinearAttention(SublayerModule):
             k_BTGD = k_BTGD.masked_fill(call.padding[..., None, None], 0)
             log_f = _only_where(~call.padding, log_f, written)
         if self.documents and call.documents is not None:
-            log_f = _forgetting(_starts(call, self.path), log_f, written)
+            log_f = _forgetting(opens_document(call, self.path), log_f, written)
         o_BTHV = self.through_time(q_BTGD, k_BTGD, written, log_f, beta, call)
         if self.skip is not None:
             o_BTHV = o_BTHV + (self.skip[:, None] * v_BTHV).to(o_BTHV.dtype)
@@ -339,11 +338,3 @@ def _forgetting(starts: Tensor, log_f: Tensor | None, v: Tensor) -> Tensor:
     """Decays that forget all that was before where a document starts `[batch, time]`."""
     wide = _over_tokens(log_f, v)
     return wide.masked_fill(starts[:, :, None, None] if wide.ndim == 4 else starts[:, :, None], float("-inf"))
-
-
-def _starts(call: Call, path: str) -> Tensor:
-    """Whether a token's document is another than that of the token before it `[batch, time]`."""
-    assert call.documents is not None
-    time = call.documents.shape[1]
-    whole = recent(call, f"{path}.documents", call.documents, most=1)
-    return F.pad(whole[:, 1:] != whole[:, :-1], (1, 0))[:, -time:]

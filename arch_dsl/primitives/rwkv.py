@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from arch_dsl.context import BuildContext, Call, Cost
+from arch_dsl.decoding import shifted
 from arch_dsl.errors import Problem
 from arch_dsl.families import Branch, Gate, Norm, Scale, build_site, check_site, site_cost
 from arch_dsl.formula import function_of
@@ -17,7 +18,7 @@ from arch_dsl.kept import kept_of
 from arch_dsl.layers import Initializer, Linear, parameter
 from arch_dsl.notation import Activation, ProjectionNotation, Projections, chosen
 from arch_dsl.primitives.branch import Sublayer, SublayerModule
-from arch_dsl.primitives.token_shift import shifted, shifted_size
+from arch_dsl.primitives.token_shift import shifted_size
 from arch_dsl.spec import Count
 
 

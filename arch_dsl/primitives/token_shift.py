@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.decoding import recent
+from arch_dsl.decoding import shifted
 from arch_dsl.families import Carry
 from arch_dsl.layers import constant, parameter
 
@@ -43,18 +42,8 @@ class _TokenShift(nn.Module):
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
         # x: [batch, time, width] or [batch, time, heads, head_dim]
-        before = shifted(x.flatten(2), call, self.path)
-        if self.documents and call.documents is not None:
-            opens = F.pad(call.documents[:, 1:] != call.documents[:, :-1], (1, 0))
-            before = before.masked_fill(opens[:, :, None], 0)
+        before = shifted(x.flatten(2), call, self.path, self.documents)
         return torch.lerp(before.view_as(x), x, self.mix.to(x.dtype))
-
-
-def shifted(x: Tensor, call: Call, path: str) -> Tensor:
-    """x_(t-1) for each x_t `[batch, time, width]`: zero before the first token, or what decoding holds under `path`."""
-    if call.padding is not None:
-        x = x.masked_fill(call.padding[..., None], 0)
-    return F.pad(recent(call, path, x, most=1), (0, 0, 1, 0))[:, -x.shape[1] - 1 : -1]
 
 
 def shifted_size(width: int, tokens: int) -> int:

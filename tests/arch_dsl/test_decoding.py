@@ -9,7 +9,7 @@ import torch
 
 import arch_dsl
 from arch_dsl import Call, zoo
-from arch_dsl.conformance.hosts import ATTENTION
+from arch_dsl.conformance.hosts import ATTENTION, LENGTH, _model
 from arch_dsl.conformance.properties import holds_what_its_cost_says, reads_in_pieces
 from arch_dsl.context import State
 from arch_dsl.decoding import generate, recent
@@ -78,6 +78,30 @@ def test_positions_that_are_given_are_those_of_the_keys_too():
             for piece, place in zip(TOKENS.split([4, 1, 7], 1), positions.split([4, 1, 7]), strict=True)
         ]
         torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-10, rtol=1e-10)
+
+
+def mixer(**fields: Any) -> arch_dsl.Model:
+    return load(_model({"branch": {"type": "linear_attention", "heads": 4, **fields}}))
+
+
+@pytest.mark.parametrize("carry", ["token_shift", "short_conv"])
+def test_documents_that_a_piece_begins_stay_apart(carry: str):
+    module, state = build(mixer(documents=True, query=[carry], key=[carry], value=[carry])), State()
+    documents = (torch.arange(LENGTH) >= torch.tensor([[4], [5]])).long()
+    whole, cuts = module(TOKENS, Call(documents=documents)), [4, 1, 7]
+    pieces = zip(TOKENS.split(cuts, 1), documents.split(cuts, 1), strict=True)
+    parts = [module(piece, Call(documents=own, state=state)) for piece, own in pieces]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-10, rtol=1e-10)
+
+
+def test_documents_that_a_token_opens_go_on_from_piece_to_piece():
+    module, state = build(mixer(documents=True)), State()
+    plain = module(TOKENS)
+    module.separator = 5
+    whole = module(TOKENS)
+    parts = [module(piece, Call(state=state)) for piece in TOKENS.split([6, 1, 1, 4], 1)]
+    assert (plain - whole).abs().max() > 1e-3
+    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-10, rtol=1e-10)
 
 
 def test_a_window_holds_its_size_and_no_more():

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import arch_dsl
 from arch_dsl import Call, SpecError
+from arch_dsl.conformance.hosts import ATTENTION
 from arch_dsl.context import State
 from arch_dsl.families import Mask
 from arch_dsl.parse import parse
@@ -105,6 +106,19 @@ def test_nothing_reads_padding_and_its_gradients_are_finite(name: str, backend: 
     assert before.isfinite().all()
     before[~padding].sum().backward()
     assert all(value.grad is not None and value.grad.isfinite().all() for value in module.parameters())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"key": ["shift"]}, {"key": ["token_shift"]}, {"value": ["short_conv"]}, {"scores": ["forget_gate"]}],
+    ids=str,
+)
+def test_nothing_that_looks_back_sees_padding(fields: dict[str, Any]):
+    padding = torch.zeros(2, LENGTH, dtype=torch.bool)
+    padding[0, :3] = padding[1, 4:6] = True  # behind a prompt, and between tokens
+    module = build(load({**whole_model(), "prompt": 2, "block": {"attention": {**ATTENTION, **fields}}}))
+    before, after = (module(tokens, Call(padding=padding)) for tokens in (TOKENS, torch.where(padding, 17, TOKENS)))
+    torch.testing.assert_close(after[~padding], before[~padding], atol=1e-12, rtol=0)
 
 
 def test_padding_stays_hidden_while_decoding():
