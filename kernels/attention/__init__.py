@@ -108,6 +108,7 @@ def _cases() -> tuple[Case, ...]:
     apart = {"documents": ((0,) * 7 + (1,) * 12, (4,) * 3 + (2,) * 5 + (4,) * 11)}
     prefix = {"prefix": (4, 9)}
     padded = {"padding": ((False,) * 17 + (True,) * 2, (True,) * 3 + (False,) * 16)}
+    alone = {"padding": ((True,) * 19, (False,) * 19)}
     both: dict[str, Any] = {"bias": (4, 19, 19), "sinks": (4,)}
     return (
         _case("causal", causal, heads=2),
@@ -133,6 +134,7 @@ def _cases() -> tuple[Case, ...]:
         _case("cached_keys_strided", strided, q=(2, 4, 3, 8)),
         _case("cross", cross, q=(2, 4, 7, 8)),
         _case("cross_padding", cross, q=(2, 4, 7, 8), integers=padded),
+        _case("cross_padding_alone", cross, q=(2, 4, 7, 8), integers=alone),
         _case("long", causal, length=130),
         _case("softcap", capped),
         _case("softcap_full_scale", {**full, "softcap": 0.5, "scale": 0.3}),

@@ -162,7 +162,8 @@ class Pattern:
         """The visible pairs as booleans that broadcast to `[B, H, T, S]`; None if every pair is visible.
 
         The first `prefix` `[B]` positions of a row all read each other. `documents` `[B, T]` number the documents: a
-        pair exists only within one. Keys at `padding` `[B, S]` are read by nothing but themselves.
+        pair exists only within one. Keys at `padding` `[B, S]` are read by nothing but themselves, or
+        by another sequence if they are all that it has to read, as a softmax of nothing is none.
         Raises ValueError for documents where queries and keys differ in number.
         """
         i, j = torch.arange(keys - queries, keys, device=device)[:, None], torch.arange(keys, device=device)
@@ -175,9 +176,8 @@ class Pattern:
             together = (documents[:, :, None] == documents[:, None, :])[:, None]
             seen = together if seen is None else together & seen
         if padding is not None:
-            heard = ~padding[:, None, None, :]
-            if self.order != "cross":
-                heard = heard | (i == j)
+            alone = padding.all(-1)[:, None, None, None] if self.order == "cross" else i == j
+            heard = ~padding[:, None, None, :] | alone
             seen = heard if seen is None else seen & heard
         return seen
 

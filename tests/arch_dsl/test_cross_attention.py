@@ -31,6 +31,17 @@ def model(**cross: Any) -> arch_dsl.Model:
     )
 
 
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_a_source_of_padding_alone_spoils_nothing(backend: str):
+    module, padding = build(model(), backend=backend), PADDING.clone()
+    padding[1] = True
+    logits = module(TOKENS, Call(source_tokens=SOURCE, source_padding=padding))
+    torch.testing.assert_close(logits[0], module(TOKENS[:1], Call(source_tokens=SOURCE[:1]))[0])
+    logits[0].sum().backward()
+    assert logits.isfinite().all()
+    assert all(value.grad is None or value.grad.isfinite().all() for value in module.parameters())
+
+
 @pytest.mark.parametrize("rotated", [False, True], ids=["plain", "rope"])
 def test_every_query_reads_the_whole_source_but_its_padding(rotated: bool):
     sites = {"query": ["rope"], "key": ["rope"]} if rotated else {}
