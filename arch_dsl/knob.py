@@ -87,6 +87,18 @@ def inserted(site: tuple[Any, ...], name: str, item: Any) -> tuple[Any, ...]:
     return (*site[:index], item, *site[index:])
 
 
+def exchanged(site: tuple[Any, ...], name: str, kind: type[Family], items: list[Any]) -> tuple[Any, ...]:
+    """A site with these primitives of one family instead of its own: in their places where there are as many, else
+    where the order of families puts them."""
+    if len(items) == sum(isinstance(item, kind) for item in site):
+        new = iter(items)
+        return tuple(next(new) if isinstance(item, kind) else item for item in site)
+    site = without(site, kind)
+    for item in items:
+        site = inserted(site, name, item)
+    return site
+
+
 def put_at(root: Any, where: Steps, new: Any) -> Any:
     """The root with what stands at a path replaced."""
     return update(root, type(root), where, lambda old, kind: new)

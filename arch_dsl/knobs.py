@@ -11,7 +11,7 @@ from typing import Any
 from arch_dsl.errors import Problem, unknown
 from arch_dsl.families import Gate, Norm, Position, Rotary, Score
 from arch_dsl.identity import canonical
-from arch_dsl.knob import Knob, inserted, put_at, without
+from arch_dsl.knob import Knob, exchanged, inserted, put_at, without
 from arch_dsl.norm_knob import NORM
 from arch_dsl.parse import INVALID, parse_value
 from arch_dsl.paths import Steps, get
@@ -56,10 +56,10 @@ def _parse_gate(node: Node, path: str, problems: list[Problem]) -> Any:
 
 def _put_gate(root: Any, where: Steps, value: list[tuple[str, Gate]]) -> Any:
     branch = get(root, where)
-    sites = {_site_of(p): without(getattr(branch, _site_of(p)), Gate) for p in POSITIONS}
-    for position, gate in value:
-        site = _site_of(position)
-        sites[site] = inserted(sites[site], site, gate)
+    sites = {}
+    for position in POSITIONS:
+        site, gates = _site_of(position), [gate for own, gate in value if own == position]
+        sites[site] = exchanged(getattr(branch, site), site, Gate, gates)
     return put_at(root, where, branch.replace(**sites))
 
 
@@ -157,9 +157,7 @@ def _parse_qk_norm(node: Node, path: str, problems: list[Problem]) -> Any:
 
 def _put_qk_norm(root: Any, where: Steps, norms: tuple[Norm, ...]) -> Any:
     branch = get(root, where)
-    sites = {name: without(getattr(branch, name), Norm) for name in ("query", "key")}
-    for norm in norms:
-        sites = {name: inserted(site, name, norm) for name, site in sites.items()}
+    sites = {name: exchanged(getattr(branch, name), name, Norm, list(norms)) for name in ("query", "key")}
     return put_at(root, where, branch.replace(**sites))
 
 

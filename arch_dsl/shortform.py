@@ -32,8 +32,7 @@ def strip(node: Node, value: Any, where: Steps, found: Found) -> Node:
     if isinstance(value, Block):
         return _strip(node, Block, where, found)
     given = node.value.get("type") if isinstance(node.value, dict) else None
-    holder = type(value) if given is None else Branch.members.get(str(given.value), Branch)
-    return _strip(node, holder, where, found)
+    return _strip(node, type(value) if given is None else _named(str(given.value)), where, found)
 
 
 def turn(model: Any, found: Found, path: str, problems: list[Problem]) -> Any:
@@ -77,6 +76,10 @@ def _strip(node: Node, holder: type, where: Steps, found: Found) -> Node:
 def _branch_type(name: str, node: Node) -> type:
     """The class of a branch as its node or its name says; Branch itself where neither does."""
     given = node.value.get("type") if isinstance(node.value, dict) else None
-    kind = given.value if given is not None else re.sub(r"_[0-9]+$", "", name)
-    found: type = Branch.members.get(str(kind), Branch)
+    return _named(re.sub(r"_[0-9]+$", "", name) if given is None else str(given.value))
+
+
+def _named(name: str) -> type:
+    """The class of a branch by its own or a published name; Branch itself by another word."""
+    found: type = Branch.members.get(Branch.aliases[name][0] if name in Branch.aliases else name, Branch)
     return found

@@ -119,6 +119,23 @@ def test_placement_after_another_undoes_it_completely(first, second):
     assert [site(bare, name) for name in ("embed", "final")] == [[], []]
 
 
+def test_knobs_leave_the_order_of_sites():
+    block = {"mixer": {"type": "mamba2", "head_dim": 8, "value_dim": 16, "pre": ["rmsnorm"]}}
+    mamba = patch(load({"d_model": 64, "n_layers": 2, "block": block}), {"block.mixer.gate.activation": "gelu"})
+    assert [item if isinstance(item, str) else item["type"] for item in site(mamba, "block.mixer.sdpa")] == [
+        "gate",
+        "rmsnorm",
+    ]
+    own = {"heads": 4, "query": ["rope", "rmsnorm"], "key": ["rope", "rmsnorm"]}
+    later = load({"d_model": 64, "n_layers": 2, "block": {"attention": own}})
+    assert site(patch(later, {"block.attention.qk_norm": "l2"}), "block.attention.query") == ["rope", "l2"]
+
+
+def test_knobs_stand_beside_branches_by_their_published_names():
+    model = load({"d_model": 64, "n_layers": 2, "block": {"retnet": {"heads": 4, "qk_norm": "rmsnorm"}}})
+    assert site(model, "block.retnet.query") == ["rmsnorm", "rope"]
+
+
 @pytest.mark.parametrize("placement", PLACED)
 def test_field_of_the_norm_is_turned_in_any_placement(placement):
     eps = {"type": "layernorm", "eps": 0.5}
