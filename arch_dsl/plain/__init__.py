@@ -51,6 +51,8 @@ def to_python(spec: Model, title: str = "") -> str:
     spec = resolve(spec)
     if not isinstance(spec, DecoderModel):
         raise Unexportable("a model with an encoder: only decoders are written down")
+    if spec.prompt:
+        raise Unexportable("a model with a learned prompt: only what reads tokens alone is written down")
     recorder = Recorder()
     with recorder:
         model = Decoder(spec, spec.context(backend="reference"))
