@@ -13,6 +13,7 @@ from search.driver import drive
 from search.executor import Executor, InlineExecutor
 from search.lock import StudyLock
 from search.planning import Plan, plan
+from search.progress import total_steps
 from search.prune import Pruner
 from search.seek import Seeker
 from search.stop import Summary
@@ -123,10 +124,10 @@ def _pruning(pruner: Pruner, study: str, store: Store) -> Callable[[str, int, li
     def kind(row: dict[str, Any]) -> tuple[str, int]:
         """What trials must share to be compared, and the optimizer steps of such a trial."""
         if row["key"] not in kinds:
-            trial = Trial.from_json((Path(row["folder"]) / "trial.json").read_text())
+            folder = Path(row["folder"])
+            trial = Trial.from_json((folder / "trial.json").read_text())
             recipe = {name: value for name, value in trial.recipe.items() if name != "lr"}
-            steps = -(-recipe["tokens"] // (recipe["batch"] * recipe["context"]))
-            kinds[row["key"]] = canonical_json([trial.data, recipe]), steps
+            kinds[row["key"]] = canonical_json([trial.data, recipe]), total_steps(folder) or 0
         return kinds[row["key"]]
 
     def should_prune(key: str, step: int, history: list[tuple[int, float]]) -> bool:

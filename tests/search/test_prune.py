@@ -169,6 +169,17 @@ def test_how_long_a_trial_is_says_its_own_recipe(tmp_path: Path) -> None:
         assert not decide(trials[0].key, 40, [(40, 9.0)]), "all of its 40 steps are done"
 
 
+@pytest.mark.parametrize("steps", [40, 60])
+def test_how_long_a_trial_is_counts_its_stages(tmp_path: Path, steps: int) -> None:
+    recipe = {"tokens": 320, "lr": 1e-3, "stages": [{"tokens": 160, "lr": 1e-3}]}
+    trials = [trial(number, **recipe) for number in range(4)]
+    with stored(tmp_path, trials) as store:
+        for each in trials[1:]:
+            validated(store, each, [(step, 1.0) for step in range(10, 61, 10)])
+        decide = _pruning(MedianPruner(min_trials=2), "s", store)
+        assert decide(trials[0].key, steps, [(steps, 9.0)]) is (steps < 60)
+
+
 def test_a_trial_that_is_also_a_repeat_is_never_pruned(tmp_path: Path) -> None:
     trials = [trial(number) for number in range(4)]
     with stored(tmp_path, trials, repeated=(trials[0],)) as store:
