@@ -44,6 +44,7 @@ class CrossAttention(MultiHead):
         attend = Cost(flops_matmul=flops, flops_model=flops, activations=kept, cache=2 * source * widths["key"])
         parts = spec.parts(ctx, tokens, source, attend)
         parts["query_projection"] = parts["query_projection"].keeping(spec.read(ctx, tokens))
+        parts |= {name: parts[name].without_cache() for name in ("key", "value")}  # the source is read once
         return Cost.total(self.outer_cost(ctx, tokens) | parts)
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:

@@ -86,6 +86,8 @@ def test_its_cost_counts_the_source():
     encoder = arch_dsl.cost(spec, 6, 18).children["encoder"].flops_matmul - attend.children["encoder"].flops_matmul
     assert more.flops_matmul - attend.flops_matmul - encoder == 9 * (maps + 4 * 16 * 6)
     assert more.cache - attend.cache == 9 * 2 * 8
+    carried = model(key=["short_conv"], value=["token_shift"])  # which have nothing to hold of what is read once
+    assert arch_dsl.cost(carried, 6, 9).cache == 9 * 2 * 8
 
 
 REFUSED = {
