@@ -340,7 +340,17 @@ class Builder:
 
     def staged_dataset(self, stage: Stage, recipe: Recipe, before: Dataset, path: str) -> Dataset:
         """The data of a stage: its own in the tokens of that before it, or that. Raises SpecError."""
-        return self.enough(recipe, before, path) if stage.data is None else self.dataset(recipe, before, path)
+        if stage.data is None:
+            return self.enough(recipe, before, path)
+        if not before.has_text and not stage.data.holds_tokens:
+            message = "is text, and what was trained on before is tokens, whose tokenizer is not known"
+            raise SpecError.of(f"{path}.data", message, stage.mark("data"))
+        found = self.dataset(recipe, before, path)
+        if (found.vocab, found.eod) != (before.vocab, before.eod):
+            what = f"{found.vocab:,} tokens, of which {found.eod} ends a document"
+            message = f"has {what}; before it were {before.vocab:,} and {before.eod}, and a stage reads the same tokens"
+            raise SpecError.of(f"{path}.data", message, stage.mark("data"))
+        return found
 
     def dataset(self, recipe: Recipe, like: Dataset | None = None, path: str = "train") -> Dataset:
         """The prepared data of a recipe, in the tokens of another data set if there is one. Raises SpecError."""

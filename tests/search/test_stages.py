@@ -3,6 +3,7 @@
 import hashlib
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -264,6 +265,19 @@ def test_all_of_a_stage_but_its_name_is_part_of_a_trial(tmp_path):
         given = {"tokens": "tokens: 1k", "lr": "lr: 1e-4"} | {change.split(":")[0]: change}
         found.add(key(tmp_path, "{" + ", ".join(given.values()) + "}"))
     assert len(found | {plain}) == len(changes) + 1
+
+
+def test_a_stage_reads_the_tokens_that_were_trained_before_it(tmp_path):
+    (np.random.default_rng(0).integers(0, 40, 9000)).astype("<u2").tofile(tmp_path / "tokens.bin")
+    alike, other = (f"{{tokens: tokens.bin, dtype: uint16, vocab: {vocab}, eod: 0}}" for vocab in (40, 41))
+    stage = "{tokens: 1k, lr: 1e-4, data: DATA}"
+    with pytest.raises(SpecError, match=r"stages\.0\.data: has 41 tokens, .* before it were 257 and 256"):
+        planned(tmp_path, stage.replace("DATA", other))
+    of_tokens = STUDY.replace("{text: corpus.txt}", alike)
+    for data, wrong in ((other, "before it were 40 and 0"), ("{text: corpus.txt}", "is text, and what was trained")):
+        with pytest.raises(SpecError, match=wrong):
+            plan(load_study(write_study(tmp_path, train=of_tokens + stage.replace("DATA", data))), tmp_path / "data")
+    plan(load_study(write_study(tmp_path, train=of_tokens + stage.replace("DATA", alike))), tmp_path / "data")
 
 
 WRONG = {
