@@ -168,7 +168,8 @@ def _made_of(planned: Plan, ticked: list[str]) -> Iterator[str]:
 
 def _trials(planned: Plan) -> str:
     recipe = planned.variants[0].recipe
-    each = f"{count(recipe.tokens)} tokens ({recipe.steps} steps of {recipe.sequences} x {recipe.context})"
+    batch = f"{recipe.ramp.start} to {recipe.sequences}" if recipe.ramp else str(recipe.sequences)
+    each = f"{count(recipe.tokens)} tokens ({recipe.steps} steps of {batch} x {recipe.context})"
     if planned.rates:
         rates = ", ".join(f"{rate:g}" for rate in planned.rates)
         how = f"{len(planned.rates)} rates ({rates}) with one seed, then the best with {len(planned.seeds)} seeds"

@@ -48,6 +48,7 @@ class Jsonl(Records):
     """Lines of JSON objects; `field` is the one that holds the text. Files may be compressed: .gz, .zst, .bz2, .xz.
 
     With `input` every record is an example: the objective `targets` gives the text of that field and asks for `field`.
+    Examples with the same input share a split, so that none is tested on what was given in training.
     """
 
     field: str = "text"
@@ -56,6 +57,12 @@ class Jsonl(Records):
     @property
     def holds_examples(self) -> bool:
         return self.input is not None
+
+    def read(self, files: Sequence[Path], path: str) -> Iterator[Document]:
+        """One document per record; the group of an example is what is given."""
+        for document in super().read(files, path):
+            given, ends, _ = document.data.partition(GIVEN) if self.holds_examples else (b"", b"", b"")
+            yield document._replace(group=hashlib.sha256(given).digest()) if ends else document
 
     def texts(self, file: Path, path: str) -> Iterator[Raw]:
         """The text of each line that is not blank."""

@@ -69,6 +69,17 @@ def test_only_targets_are_scored_and_end_with_their_document(sums, encoder):
         assert batch.tokens[row][0] == EOD
 
 
+def test_examples_of_one_input_share_a_split(tmp_path):
+    path = tmp_path / "many.jsonl"
+    path.write_text("".join(json.dumps({"sum": f"q{n % 60}", "is": str(n)}) + "\n" for n in range(300)))
+    data = prepare(source(path), Bytes(), tmp_path / "store")
+    given = {
+        name: {bytes(row[1 : row[0] + 1].astype(np.uint8)) for row in read(data, name, np.arange(count), 16)}
+        for name, count in ((name, len(data.documents(name).tokens)) for name in ("train", "validation", "test"))
+    }
+    assert sum(map(len, given.values())) == len(set.union(*given.values())) == 60
+
+
 def test_a_long_example_loses_the_beginning_of_what_is_given_then_its_end(tmp_path):
     path = tmp_path / "long.jsonl"
     rows = [{"sum": "a" * 20 + "b" * 4 + str(n), "is": "c" * length} for n, length in enumerate([3, 30] * 20)]
