@@ -117,9 +117,12 @@ class _Attention(MultiHeadModule):
         k_BTKD = self.key(k, call, products)
         k_BSKD = recent(call, f"{self.path}.key", k_BTKD, self.window)
         v_BSKD = recent(call, f"{self.path}.value", self.value(v, call, products), self.window)
+        prefix = call.prefix if self.reads_prefix else None
+        if call.held is not None and prefix is not None and bool((prefix > k_BSKD.shape[1]).any()):
+            raise ValueError(f"{self.path}: a prefix is read at once, and here its end was not read yet")
         bias = self.scores(q_BTHD, k_BSKD, call, products)
         hidden = {
-            "prefix": call.prefix if self.reads_prefix else None,
+            "prefix": prefix,
             "documents": call.documents if self.documents else None,
             "padding": self.key_padding(k_BTKD, k_BSKD, call),
         }

@@ -91,6 +91,8 @@ def test_a_prefix_that_was_read_at_once_decodes():
     whole = module(TOKENS, Call(prefix=prefix))
     parts = [module(piece, Call(prefix=prefix, state=state)) for piece in TOKENS.split([5, 1, 6], 1)]
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-10, rtol=1e-10)
+    with pytest.raises(ValueError, match=r"attention: a prefix is read at once, and here its end was not read yet"):
+        module(TOKENS[:, :4], Call(prefix=prefix, state=State()))
 
 
 @every_mask
