@@ -21,6 +21,7 @@ from arch_dsl.primitives.feedforward import GLU, MLP
 from arch_dsl.spec import Count, NotNegative, Positive, Range
 from kernels.activations import ACTIVATIONS, at_least_float32
 
+TINY = 1e-20  # where all sigmoids are 0, as in DeepSeek-V3's code
 INPUTS = {"glu": ("gate", "input"), "mlp": ("input",)}
 
 
@@ -170,7 +171,7 @@ class _MoE(SublayerModule):
         scores = logits.softmax(-1) if self.routing == "softmax" else logits.sigmoid()
         weights, experts = scores.topk(self.top_k)
         if self.normalize:
-            weights = weights / weights.sum(-1, keepdim=True)
+            weights = weights / (weights.sum(-1, keepdim=True) + TINY)
         owner, order = experts.flatten().sort(stable=True)
         ends = torch.searchsorted(owner, torch.arange(logits.shape[-1], device=owner.device), right=True)
         self.tell(logits, scores, experts, ends, hidden.shape[:2], call)
@@ -189,7 +190,7 @@ class _MoE(SublayerModule):
         self, logits: Tensor, scores: Tensor, experts: Tensor, ends: Tensor, shape: torch.Size, call: Call
     ) -> None:
         """Leaves the losses and measures of a routing of `shape` `[batch, time]` tokens in the call."""
-        shares = scores if self.routing == "softmax" else scores / scores.sum(-1, keepdim=True)
+        shares = scores if self.routing == "softmax" else scores / (scores.sum(-1, keepdim=True) + TINY)
         assigned = torch.zeros_like(scores).scatter(1, experts, 1.0 / self.top_k).unflatten(0, shape)
         shares = shares.unflatten(0, shape)
         kept = None if call.padding is None else ~call.padding

@@ -205,6 +205,15 @@ def test_the_router_stays_in_float32_under_autocast():
     torch.testing.assert_close(rows.float(), moe.routed(x, Call()), rtol=0.1, atol=1e-5)
 
 
+def test_sigmoids_that_are_all_zero_choose_nothing_and_spoil_nothing():
+    fields = {"routing": "sigmoid", "router_bias": True, "balance": {"type": "switch"}}
+    module, call = arch_dsl.compile(model({**MOE, **fields})), Call()
+    with torch.no_grad():
+        module.block[1].ffn.router.bias.fill_(-120.0)
+    (module.loss(TOKENS, TOKENS, call) + sum(call.losses.values())).backward()
+    assert all(value.grad is not None and value.grad.isfinite().all() for value in module.parameters())
+
+
 def test_more_experts_leave_the_initial_values_of_the_others():
     few, many = (dict(arch_dsl.compile(model({**MOE, "experts": n}), seed=3).named_parameters()) for n in (4, 8))
     names = [name for name in few if "experts" in name]
