@@ -8,7 +8,21 @@ from typing import Any
 
 from arch_dsl import primitives as primitives
 from arch_dsl.errors import SpecError, unknown
-from arch_dsl.families import Branch, Carry, Decay, Gate, Join, Mask, Norm, Position, Primitive, Rotary, Scale, Score
+from arch_dsl.families import (
+    Adapter,
+    Branch,
+    Carry,
+    Decay,
+    Gate,
+    Join,
+    Mask,
+    Norm,
+    Position,
+    Primitive,
+    Rotary,
+    Scale,
+    Score,
+)
 from arch_dsl.identity import brief_text, canonical
 from arch_dsl.knob import Knob
 from arch_dsl.knobs import KNOBS
@@ -18,7 +32,7 @@ from arch_dsl.spec import Family, Range, Spec, alternatives, fields_of
 from arch_dsl.spec import families as families_of
 
 FAMILIES: tuple[type[Primitive], ...] = (
-    Branch, Norm, Gate, Scale, Carry, Decay, Position, Rotary, RopeScaling, Score, Mask, Join, Balance,
+    Branch, Norm, Gate, Scale, Carry, Decay, Adapter, Position, Rotary, RopeScaling, Score, Mask, Join, Balance,
 )  # fmt: skip
 
 

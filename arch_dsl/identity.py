@@ -82,8 +82,8 @@ class Change:
 def diff(before: Spec, after: Spec) -> list[Change]:
     """What differs, path by path; a list (a site) is compared as a whole, and so is the order of branches.
 
-    Where layers of a model differ, a path says of which it speaks: `block[1,3-5].attention.mask`. What another member of
-    a family lacks is not said of it, nor what it has by default.
+    Where layers of a model differ, a path says of which it speaks: `block[1,3-5].attention.mask`. What another member
+    of a family lacks is not said of it, nor what it has by default.
     """
     changes: list[Change] = []
     old, new = copy.copy(_base_tree(before)), _tree(after)

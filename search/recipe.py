@@ -165,6 +165,9 @@ class Recipe(Spec):
         if self.sequences % self.accumulate:
             message = f"must divide batch, found {self.accumulate} for a batch of {self.sequences} sequences"
             found.append(Problem(f"{path}.accumulate", message, self.mark("accumulate") or self.mark("batch")))
+        if self.ramp and self.ramp.tokens > self.tokens:
+            message = f"must be at most the {self.tokens:,} tokens of the trial, found {self.ramp.tokens:,}"
+            found.append(Problem(f"{path}.ramp.tokens", message, self.ramp.mark("tokens")))
         if self.ramp and self.ramp.start >= self.sequences:
             message = f"must be less than the batch of {self.sequences} sequences, found {self.ramp.start}"
             found.append(Problem(f"{path}.ramp.start", message, self.ramp.mark("start")))

@@ -20,7 +20,7 @@ from arch_dsl.model import Model, cost, resolve
 from arch_dsl.patch import Setting, apply
 from arch_dsl.paths import get, update
 from arch_dsl.source import Node
-from arch_dsl.spec import Family, alternatives
+from arch_dsl.spec import Family, alternatives, marks_of, set_marks
 from search.data.dataset import HELD_OUT, Dataset
 from search.data.prepare import prepare, require
 from search.match import solve
@@ -224,7 +224,7 @@ class Builder:
         """The recipe with these changes, of which those that start with `train.` are its own."""
         mine = [_below(s, "train.") for s in settings if s.path.startswith("train.")]
         try:
-            return apply(self.study.train, mine) if mine else self.study.train
+            return _one_batch(apply(self.study.train, mine), mine) if mine else self.study.train
         except SpecError as error:
             raise SpecError(dataclasses.replace(p, path=f"train.{p.path}") for p in error.problems) from error
 
@@ -417,6 +417,16 @@ def _integer_field(model: Model, by: str, mark: Mark | None) -> tuple[str, ...]:
     if int not in kinds:
         raise SpecError.of("match.by", f"{by} is no integer field: there is nothing to solve", mark)
     return steps
+
+
+def _one_batch(recipe: Recipe, settings: Iterable[Setting]) -> Recipe:
+    """The recipe with its batch in sequences or in tokens alone, as the last of the two was set."""
+    said = [setting.path for setting in settings if setting.path in ("batch", "batch_tokens")]
+    if said == ["batch"]:
+        return recipe.replace(batch_tokens=None)
+    if said == ["batch_tokens"]:
+        set_marks(recipe, {name: mark for name, mark in marks_of(recipe).items() if name != "batch"})
+    return recipe
 
 
 def _below(setting: Setting, prefix: str) -> Setting:

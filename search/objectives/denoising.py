@@ -184,3 +184,5 @@ Objective.alias(
         {"mode": "X", "density": 0.5, "span": 3, "weight": 0.125},
     ],
 )
+
+Objective.alias("ul2", type="denoisers")

@@ -189,6 +189,14 @@ def test_every_field_of_a_recipe_changes_the_key(tmp_path: Path) -> None:
     assert len(set(every)) == len(every) == 2 * (len(fields) + 1)
 
 
+def test_a_variant_may_give_the_batch_in_tokens_or_in_sequences(tmp_path: Path) -> None:
+    made = planned(tmp_path, variants="variants:\n  baseline: {}\n  tokens: {train.batch_tokens: 96}")
+    assert [variant.recipe.sequences for variant in made.variants] == [4, 3]
+    train = SECTIONS["train"].replace("batch: 4", "batch_tokens: 96")
+    made = planned(tmp_path, train=train, variants="variants:\n  baseline: {}\n  rows: {train.batch: 2}")
+    assert [variant.recipe.sequences for variant in made.variants] == [3, 2]
+
+
 def test_seeds_and_rates_change_the_key(tmp_path: Path) -> None:
     variant = planned(tmp_path).variants[0]
     found = {variant.trial(seed, lr).key for seed in (0, 1) for lr in (None, 2e-3)}

@@ -43,6 +43,7 @@ def test_steps_are_tokens_over_batch_rounded_up(tokens, context, batch, steps):
         ({"accumulate": 3}, r"train\.accumulate: must divide batch, found 3 for a batch of 16"),
         ({"batch_tokens": 1000}, r"train\.batch_tokens: must be a multiple of the context, 256, found 1000"),
         ({"ramp": {"start": 16, "step": 1, "tokens": 9}}, r"ramp\.start: must be less than the batch of 16 sequences"),
+        ({"ramp": {"start": 2, "step": 1, "tokens": 9000}}, r"ramp\.tokens: must be at most the 1,000 tokens"),
         ({"optimizer": {"type": "adamw", "betas": [0.9]}}, r"train\.optimizer: adamw has two betas, found 1"),
         ({"optimizer": {"type": "adamw", "betas": [0.9, 1.0]}}, r"betas\.1: must be less than 1"),
         ({"schedule": {"type": "wsd", "warmup": 0.5, "decay": 0.6}}, r"train\.schedule: warmup and decay together"),
@@ -66,7 +67,7 @@ def test_batch_in_tokens_has_as_many_sequences_as_they_fill():
     assert (recipe.sequences, recipe.micro_batch, recipe.steps, recipe.tokens_at(2)) == (20, 4, 2, 1280)
 
 
-@pytest.mark.parametrize("tokens", [1, 40, 290, 1000, 1001])
+@pytest.mark.parametrize("tokens", [600, 690, 1000, 1001])
 def test_ramp_grows_in_equal_shares_and_consumes_what_the_trial_has(tokens):
     ramp = {"start": 4, "step": 3, "tokens": 600}
     recipe = load_recipe(SHORT | {"tokens": tokens, "context": 10, "batch": 12, "ramp": ramp})
