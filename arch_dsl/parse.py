@@ -125,7 +125,9 @@ def _scalar(options: tuple[Any, ...], node: Node, path: str, problems: list[Prob
         return _refuse(problems, path, unknown(found, noun, words), node.mark)
     names = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
     wanted = " or ".join(names[option] for option in options)
-    return _refuse(problems, path, f"must be {wanted}, found {_shown(node)}", node.mark)
+    unit = isinstance(value, str) and int in options and re.fullmatch(r"[0-9.]+ ?[A-Za-z]+", value)
+    hint = f" (units are {', '.join(_UNITS)})" if unit else ""
+    return _refuse(problems, path, f"must be {wanted}, found {_shown(node)}{hint}", node.mark)
 
 
 def _shown(node: Node) -> str:
