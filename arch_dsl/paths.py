@@ -12,6 +12,7 @@ from typing import Any
 from arch_dsl.block import Block, with_type
 from arch_dsl.errors import Problem, SpecError, unknown
 from arch_dsl.families import Branch
+from arch_dsl.identity import canonical
 from arch_dsl.overrides import Overrides
 from arch_dsl.parse import INVALID, parse_value
 from arch_dsl.source import Node
@@ -167,17 +168,30 @@ def _retype(old: Any, annotation: Any, node: Node, path: str, problems: list[Pro
         return old
     name, implied = aliases_of(kinds).get(str(node.value), (str(node.value), {}))
     member = members_of(kinds)[name]
+    before = fields_of(type(old))
     shared = {
-        name: getattr(old, name)
-        for name in fields_of(member)
-        if name in fields_of(type(old)) and name not in implied
-        if getattr(old, name) != fields_of(type(old))[name].default
+        name: _allowed(getattr(old, name), field.annotation, before[name].annotation)
+        for name, field in fields_of(member).items()
+        if name in before and name not in implied and getattr(old, name) != before[name].default
     }
+    shared = {name: value for name, value in shared.items() if value is not INVALID}
     try:
         return found.replace(**shared) if found is not INVALID else member(**shared)
     except TypeError:
         problems.extend(probe)
         return old
+
+
+def _allowed(value: Any, annotation: Any, before: Any) -> Any:
+    """What another member's field can hold of a value: of a site the items that may stand there; INVALID if nothing."""
+    if annotation == before:
+        return value
+    parsed = parse_value(annotation, Node.of(canonical(value)), "", [])
+    if parsed is not INVALID:
+        return value if parsed == value else parsed
+    if not isinstance(value, tuple) or len(value) < 2:
+        return INVALID
+    return tuple(item for item in value if _allowed((item,), annotation, before) is not INVALID) or INVALID
 
 
 def is_edit(node: Node) -> bool:

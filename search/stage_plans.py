@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from arch_dsl import canonical
-from arch_dsl.errors import Problem, SpecError
+from arch_dsl.errors import Problem, SpecError, nearest
 from arch_dsl.identity import Change, brief_text, diff
 from arch_dsl.layout import shapes_of
 from arch_dsl.model import Model
@@ -95,9 +95,19 @@ def _unmatched(patterns: Sequence[str], shapes: dict[str, Any], path: str, stage
     """The patterns that match no parameter."""
     for pattern in patterns:
         if not trained([pattern], shapes):
-            near = get_close_matches(pattern, shapes, 1)
-            message = f"'{pattern}' matches no parameter" + (f"; did you mean '{near[0]}'?" if near else "")
+            near = _meant(pattern, shapes)
+            message = f"'{pattern}' matches no parameter" + (f"; did you mean '{near}'?" if near else "")
             yield Problem(path, message, stage.mark(path.rpartition(".")[2]) or stage.mark())
+
+
+def _meant(pattern: str, shapes: dict[str, Any]) -> str | None:
+    """The pattern with each unknown step as the most alike of the parameters' steps, or a parameter's name."""
+    steps = {step for name in shapes for step in name.split(".")}
+    alike = (step if "*" in step or step in steps else nearest(step, steps) or step for step in pattern.split("."))
+    near = ".".join(alike)
+    if trained([near], shapes):
+        return near
+    return next(iter(get_close_matches(pattern, shapes, 1)), None)
 
 
 def stage_lines(name: str, plans: Sequence[StagePlan]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from arch_dsl import Model, SpecError, diff, identity, load, patch, resolve
+from arch_dsl import Model, SpecError, canonical, diff, identity, load, patch, resolve
 from arch_dsl.patch import apply, settings_of
 from arch_dsl.source import Node, read_text
 from tests.arch_dsl.specs import KNOBS, SITES, site, told
@@ -204,6 +204,17 @@ def test_another_type_keeps_the_fields_that_both_have(model):
         "bias": True,
     }
     assert patch(model, {"block.ffn.type": "mlp"}).block["ffn"].activation == "gelu"  # glu's default is not kept
+
+
+def test_another_type_keeps_of_a_site_what_may_stand_there():
+    sites = {"query": ["rmsnorm", "rope"], "key": "rope", "sdpa": "scale", "pre": "rmsnorm"}
+    mixer = {"type": "attention", "heads": 4, **sites}
+    model = load({"d_model": 64, "vocab": 32, "n_layers": 1, "block": {"mixer": mixer, "ffn": "swiglu"}})
+    scan = patch(model, {"block.mixer.type": "selective_scan"})
+    kept = {"query": ["rmsnorm"], "sdpa": ["scale"], "pre": ["rmsnorm"]}  # rope has no meaning there
+    assert site(scan, "block.mixer") == {"type": "selective_scan", **kept}
+    for made in (scan, patch(model, {"block.mixer.type": "mamba"})):
+        assert load(canonical(resolve(made))) == resolve(made)  # a trial can read what was planned
 
 
 def test_derived_sizes_follow_what_is_patched(model):

@@ -283,6 +283,7 @@ def test_a_stage_reads_the_tokens_that_were_trained_before_it(tmp_path):
 WRONG = {
     "{lr: 1e-4}": r"train\.stages\.0\.tokens: is missing",
     "{tokens: 1k, lr: 1e-4, trainable: [finl.*]}": r"stages\.0\.trainable: 'finl\.\*' matches no parameter",
+    "{tokens: 1k, lr: 1e-4, trainable: ['*.atention.*']}": r"'\*\.atention\.\*' matches no .*'\*\.attention\.\*'\?",
     "{tokens: 1k, lr: 1e-4, model: {block.ffn.width: 9}}": r"stages\.0\.model: block\.0\.ffn\..* a stage keeps sizes",
     "{tokens: 1k, lr: 1e-4, model: {block.fn.width: 9}}": r"stages\.0\.model\.block\.fn.* did you mean 'ffn'",
     "{tokens: 1k, lr: 1e-4, model: {block.attention.mask: full}}": r"full reads the tokens that causal predicts",
