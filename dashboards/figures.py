@@ -21,6 +21,11 @@ GRAPH_CONFIG = {
     "responsive": True,
     "toImageButtonOptions": {"format": "svg", "filename": "archlab"},
 }
+_APART = {  # verdicts that no more trials change, as what the variants have
+    "other objective": "another objective than the baseline",
+    "other test text": "another test text than the baseline",
+    "lossy tokenizer": "another tokenizer than the baseline, of which one does not keep all of the text",
+}
 Figure = dict[str, Any]
 
 
@@ -194,6 +199,9 @@ def forest(rows: Sequence[Mapping[str, Any]], colours: Mapping[str, str], unit: 
     """
     shown = [row for row in rows if math.isfinite(row["delta"])]
     if not shown:
+        found = dict.fromkeys(row["verdict"] for row in rows)
+        if found and all(verdict in _APART for verdict in found):
+            return empty(f"There are no differences: the variants have {' and '.join(_APART[v] for v in found)}.")
         return empty("Differences appear when the baseline and a variant have a finished trial in common.")
     traces = []
     for place, row in enumerate(reversed(shown)):

@@ -16,7 +16,7 @@ MOST_ROWS = 60  # a longer table scrolls by itself
 MINUS = "\N{MINUS SIGN}"
 VERDICTS = (
     *("baseline", "better", "worse", "within noise", "diverged"),
-    *("other objective", "other test text", "incomplete", "too few seeds"),
+    *("other objective", "other test text", "lossy tokenizer", "incomplete", "too few seeds"),
 )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from dashboards.library import Study
 from search.comparison import Comparison
+from search.notes import lossy_of, objective_of, tested_on
 
 STATE_WORDS = {
     "complete": "complete",
@@ -39,6 +40,7 @@ def verdicts(comparison: Comparison) -> list[tuple[str, str]]:
         ("diverged", "diverged: no comparison with", "diverged: no comparison with"),
         ("other objective", "has another objective than", "have another objective than"),
         ("other test text", "was tested on other text than", "were tested on other text than"),
+        ("lossy tokenizer", "has another tokenizer (one is lossy) than", "have other tokenizers (some lossy) than"),
         ("too few seeds", "has too few seeds for an interval against", "have too few seeds for an interval against"),
         ("incomplete", "has no finished comparison with", "have no finished comparison with"),
     ):
@@ -53,6 +55,19 @@ def best(comparison: Comparison) -> dict[str, Any] | None:
     """The row of the table with the lowest mean test loss, None before there is one."""
     rows = [row for row in comparison.table.to_dict("records") if math.isfinite(row["loss_mean"])]
     return min(rows, key=lambda row: float(row["loss_mean"]), default=None)
+
+
+def perplexities_compare(study: Study) -> bool:
+    """Whether all variants with a result have one objective, one test text and one tokenizer."""
+    assert study.comparison is not None
+    table = study.comparison.table
+    done = set(table["variant"][table["loss_mean"].notna()])
+    asked = [
+        [objective_of(v), tested_on(study.record, v), lossy_of(v), round(v.get("bytes_per_token") or 0.0, 4)]
+        for v in study.record["variants"]
+        if v["name"] in done
+    ]
+    return study.comparison.noise["unit"] != "bits/byte" and all(one == asked[0] for one in asked)
 
 
 def signed(value: float) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from search.frames import NAN, domains_frame, provenance, rates_frame, search_frame, trials_frame
-from search.notes import gather_notes, is_one_tokenizer, method_sentence, objective_of, tested_on
+from search.notes import gather_notes, is_one_tokenizer, lossy_of, method_sentence, objective_of, tested_on
 from search.selection import Selection, baselines_of, edge, select, with_baselines
 from search.statistics import MINIMUM_SEEDS, Analysis, Contrast, Floats, Keys, analyse, document_variance
 
@@ -133,13 +133,15 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
 
 
 def _layout(record: dict[str, Any], selections: list[Selection]) -> _Layout:
-    """Losses of variants without a diverged seed. Across tokenizers bits per byte compare, across tests nothing."""
+    """Losses of variants without a diverged seed. Across tokenizers bits per byte compare, unless one is lossy; across
+    tests nothing does."""
     variants = record["variants"]
     seeds = sorted({*record["seeds"], *(seed for s in selections for seed in s.reported)})
     names = [selection.variant for selection in selections]
     texts = [tested_on(record, variant) for variant in variants]
     asked = [names.index(variant["baseline"]) for variant in variants]
-    bases = [base if texts[base] == texts[row] else row for row, base in enumerate(asked)]
+    told = [(text, lossy_of(variant)) for text, variant in zip(texts, variants, strict=True)]
+    bases = [base if told[base] == told[row] else row for row, base in enumerate(asked)]
     one_tokenizer = all(is_one_tokenizer([selections[row], selections[base]]) for row, base in enumerate(bases))
     unit = "nats/token" if one_tokenizer else "bits/byte"
     losses = np.full((len(selections), len(seeds)), np.nan)
@@ -231,8 +233,8 @@ def _is_matched(record: dict[str, Any]) -> bool:
 
 
 def _verdict(record: dict[str, Any], variant: dict[str, Any], selection: Selection, contrast: Contrast | None) -> str:
-    """One of: baseline, better, worse, within noise, diverged, other objective, other test text, incomplete, too few
-    seeds."""
+    """One of: baseline, better, worse, within noise, diverged, other objective, other test text, lossy tokenizer,
+    incomplete, too few seeds."""
     if selection.diverged:
         return "diverged"
     if variant["name"] == variant["baseline"]:
@@ -242,6 +244,8 @@ def _verdict(record: dict[str, Any], variant: dict[str, Any], selection: Selecti
         return "other objective"
     if tested_on(record, variant) != tested_on(record, base):
         return "other test text"
+    if lossy_of(variant) != lossy_of(base):
+        return "lossy tokenizer"
     if contrast is None:
         return "incomplete"
     half = contrast.half_width

@@ -91,6 +91,14 @@ def _test_notes(record: dict[str, Any]) -> Iterable[str]:
             f"NOT COMPARED: {', '.join(others)} {'was' if len(others) == 1 else 'were'} tested on other text than the "
             "baseline; losses on different texts say nothing about which variant is better"
         )
+    cut = {variant["name"]: lossy_of(variant) for variant in record["variants"]}
+    lossy = [name for v in record["variants"] if cut[name := v["name"]] != cut[v["baseline"]]]
+    if lossy := [name for name in lossy if name not in asked and name not in others]:
+        yield (
+            f"NOT COMPARED: {', '.join(lossy)} {'has' if len(lossy) == 1 else 'have'} another tokenizer than the "
+            "baseline, and one of the two does not keep all of the text: bits/byte of such a one are a lower bound, "
+            "and perplexities do not compare"
+        )
     if len({texts[name] for name in baselines_of(record)}) > 1:
         yield "the baselines were tested on different texts: losses compare within a cell only"
 
@@ -113,6 +121,11 @@ def tested_on(record: dict[str, Any], variant: dict[str, Any]) -> str:
 def objective_of(variant: dict[str, Any]) -> Any:
     """What a variant is asked, unless that is the next token."""
     return variant.get("objective")
+
+
+def lossy_of(variant: dict[str, Any]) -> str | None:
+    """Which tokenizer a variant has, if that loses some of the text: with another one nothing compares."""
+    return variant.get("lossy")
 
 
 def is_one_tokenizer(selections: list[Selection]) -> bool:

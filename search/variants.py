@@ -105,6 +105,7 @@ class Variant:
             "batches": self.batches,
             "test": self.test_text,
             "bytes_per_token": self.dataset.bytes_per_token("test"),
+            **({"lossy": self.dataset.lossy} if self.dataset.lossy else {}),
             "domains": [domain.name for domain in (self.stages[-1] if self.stages else self).dataset.domains],
             **(
                 {}

@@ -13,6 +13,7 @@ from dash.development.base_component import Component
 from dashboards import words
 from dashboards.library import Library, Study
 from dashboards.parts import badge, card, empty_card, failure_card, guarded, progress_bar, store_card
+from search.render.blocks import DASH
 from search.store import StoreError
 
 REFRESH_MS = 2000
@@ -144,6 +145,12 @@ def _best(study: Study) -> Component:
     row = words.best(study.comparison)
     if row is None:
         return html.Div("no finished trial yet", className="best muted")
+    if not words.perplexities_compare(study):
+        return html.Div(
+            [html.Span("lowest perplexity", className="label"), html.Span(DASH, className="number")],
+            className="best",
+            title="The perplexities of other objectives, test texts or tokenizers do not compare",
+        )
     mean, std = row["perplexity_mean"], row["perplexity_std"]
     value = f"{mean:.2f}" + (f" ± {std:.2f}" if std == std else "")
     verdict = row["verdict"]

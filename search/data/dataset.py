@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -155,6 +156,7 @@ class Dataset:
         density = self.bytes_per_token()
         found = {"identity": self.identity, "source": labels["source"], "tokenizer": labels["tokenizer"], **counts}
         found |= {"bytes_per_token": round(density, 4)} if density is not None else {}
+        found |= {"lossy": self.lossy} if self.lossy else {}
         streams = zip(self.domains, self.streams(), strict=True) if self.domains else ()
         rows = [{"name": d.name, "share": d.share, "train_tokens": len(stream)} for d, (_, stream) in streams]
         found |= {"domains": rows} if rows else {}
@@ -189,6 +191,13 @@ class Dataset:
         """Bytes of text that each token stands for, `[vocab]`; 0 for the end of a document."""
         lengths: npt.NDArray[np.int32] = np.load(self.folder / _LENGTHS)
         return lengths
+
+    @cached_property
+    def lossy(self) -> str | None:
+        """Which tokenizer cut the text, if that does not keep all of it: the hash of its state. None for the others."""
+        if not self.has_text or self.codec.lossless:
+            return None
+        return hashlib.sha256((self.folder / _STATE).read_bytes()).hexdigest()[:16]
 
     @cached_property
     def codec(self) -> Codec:

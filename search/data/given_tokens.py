@@ -160,6 +160,8 @@ def _megatron(file: Path, index: Path, check: Any) -> tuple[Tokens, npt.NDArray[
 class TokenCodec:
     """The codec of a source of tokens: it has no text."""
 
+    lossless = False
+
     def __init__(self, vocab: int, eod: int) -> None:
         self.vocab, self.eod = vocab, eod
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _AT_ONCE, _BYTES_AT_ONCE = 512, 4 << 20  # documents and their bytes, encoded in one call
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_CUTS = ("ByteLevel", "Metaspace", "Digits", "Split", "Punctuation", "UnicodeScripts")  # which drop no text by default
 
 
 class ModelCodec:
@@ -58,6 +59,10 @@ class ModelCodec:
     @property
     def token_bytes(self) -> npt.NDArray[np.int32]:
         return np.array([len(text) for text in self._texts], dtype=np.int32)
+
+    @cached_property
+    def lossless(self) -> bool:
+        return _is_lossless(json.loads(self._model.to_str()))
 
     def encode(self, documents: Sequence[bytes]) -> Iterator[Tokens]:
         for texts in _batches(documents):
@@ -108,6 +113,30 @@ def _spelling(made: dict[str, Any]) -> Any:
         return token.replace("▁", " ").encode()
 
     return spell
+
+
+def _is_lossless(made: dict[str, Any]) -> bool:
+    """Whether a model keeps text: nothing rewrites it (▁ for a space apart) or cuts something out of it, and every byte
+    has a token."""
+    model = made["model"]
+    rewritten = any(
+        step["type"] != "Prepend" and not (step["type"] == "Replace" and step["content"] == "▁")
+        for step in _steps(made["normalizer"], "normalizers")
+    )
+    cuts = _steps(made["pre_tokenizer"], "pretokenizers")
+    if rewritten or any(cut["type"] not in _CUTS or cut.get("behavior") == "Removed" for cut in cuts):
+        return False
+    pieces = {item[0] for item in model["vocab"]} if model["type"] == "Unigram" else set(model["vocab"])
+    if any(cut["type"] == "ByteLevel" for cut in cuts):
+        return model["type"] == "BPE" and pieces >= set(_bytes_of_characters())
+    return bool(model.get("byte_fallback")) and all(f"<0x{byte:02X}>" in pieces for byte in range(BYTE_VALUES))
+
+
+def _steps(step: dict[str, Any] | None, inside: str) -> list[dict[str, Any]]:
+    """A step of a tokenizer, or those of a sequence, each by itself."""
+    if step is None:
+        return []
+    return [one for each in step[inside] for one in _steps(each, inside)] if step["type"] == "Sequence" else [step]
 
 
 def _bytes_of_characters() -> dict[str, int]:

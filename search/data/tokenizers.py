@@ -34,6 +34,10 @@ class Codec(Protocol):
     def eod(self) -> int:
         """The end-of-document token."""
 
+    @property
+    def lossless(self) -> bool:
+        """Whether its tokens tell the text. Else not all of it is predicted: bits per byte are a lower bound."""
+
     def encode(self, documents: Sequence[bytes]) -> Iterator[Tokens]:
         """The tokens of each document (UTF-8 but for `bytes`), without the end-of-document token."""
 
@@ -101,6 +105,7 @@ class _ByteCodec:
     """Token b is the byte b."""
 
     eod = BYTE_VALUES
+    lossless = True
 
     @property
     def token_bytes(self) -> npt.NDArray[np.int32]:

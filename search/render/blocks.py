@@ -136,6 +136,9 @@ def _tick(name: str) -> Callable[[dict[str, Any]], str]:
     return lambda row: "✓" if row["components"].get(name) else DASH
 
 
+NO_DIFFERENCE = ("other objective", "other test text", "lossy tokenizer")  # verdicts that no more trials change
+
+
 def _best(rows: list[dict[str, Any]]) -> set[int]:
     """The rows to print bold: of those with one baseline the lowest perplexity, unless noise could have made it that.
 
@@ -143,7 +146,7 @@ def _best(rows: list[dict[str, Any]]) -> set[int]:
     """
     cells: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
-        if not math.isnan(row["perplexity_mean"]) and row["verdict"] not in ("other objective", "other test text"):
+        if not math.isnan(row["perplexity_mean"]) and row["verdict"] not in NO_DIFFERENCE:
             cells.setdefault(row["baseline"], []).append(i)
     return {best for known in cells.values() if (best := _best_of(rows, known)) is not None}
 

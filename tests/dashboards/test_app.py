@@ -154,6 +154,21 @@ def test_a_study_without_any_result_has_a_page(tmp_path):
     assert "0 of 30 trials" in page and "no complete trial" in page
 
 
+@pytest.mark.parametrize("other", [{"objective": {"type": "masked"}}, {"bytes_per_token": 3.5}, {"lossy": "b" * 16}])
+def test_no_perplexity_is_the_lowest_where_they_do_not_compare(tmp_path, other):
+    root = tmp_path / ".archlab"
+    plan = Plan(rates=(), effects={"baseline": 0.0, "G1": -0.1})
+    with make_store(root) as made:
+        make_study(made, plan)
+        client, record = Client(root), made.study(plan.name)
+        before = client.page("/")
+        record["variants"][1] |= other
+        made.save_study(plan.name, record, "study: gate-position\n")
+    after = Client(root).page("/")
+    assert "lowest perplexity" in before and "lowest perplexity" in after
+    assert "do not compare" in after and "do not compare" not in before
+
+
 def test_a_search_shows_its_best_trials(tmp_path):
     root = tmp_path / ".archlab"
     plan = Plan(rates=(), effects={"baseline": 0.0, "G1": -0.1})

@@ -72,6 +72,19 @@ def test_forest_is_hollow_within_noise_and_its_labels_sit_on_their_rows():
     assert low < -0.2 and high > 0.5
 
 
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [
+        ("other objective", "another objective than the baseline"),
+        ("lossy tokenizer", "does not keep all of the text"),
+        ("incomplete", "have a finished trial in common"),
+    ],
+)
+def test_a_forest_without_differences_says_why(verdict, said):
+    row = {"variant": "a", "delta": math.nan, "delta_low": math.nan, "delta_high": math.nan, "verdict": verdict}
+    assert said in repr(figures.forest([row], COLOURS, "nats/token"))
+
+
 def test_rate_curve_rings_the_choice_and_crosses_a_diverged_rate():
     rates = [
         {"variant": "a", "lr": 1e-3, "validation_perplexity": 5.0, "best": False, "state": "complete"},

@@ -523,3 +523,22 @@ def test_another_objective_is_no_difference() -> None:
     )
     assert not perplexity.cells[1].strong, "lower for another question is no better"
     assert size.cells[1].text == DASH != size.cells[0].text
+
+
+@pytest.mark.parametrize("lossy", [{"sdpa": "b" * 16}, {"baseline": "a" * 16, "value": "a" * 16, "dense": "a" * 16}])
+def test_a_lossy_tokenizer_is_no_difference(lossy: dict[str, str]) -> None:
+    record, trials = make_study(EFFECTS)
+    for variant in record["variants"]:
+        variant |= {"lossy": lossy[variant["name"]]} if variant["name"] in lossy else {}
+    for trial in pick(trials, "sdpa"):
+        trial["result"]["test"]["bits_per_byte"] *= 0.8
+    comparison = compare(record, trials)
+    assert list(comparison.table["verdict"]) == ["baseline", "lossy tokenizer", "within noise", "worse"]
+    assert row(comparison, "sdpa")[["delta", "delta_low", "delta_high"]].isna().all()
+    assert row(comparison, "sdpa")["bits_per_byte_mean"] > 0
+    assert comparison.notes[0].startswith(
+        "NOT COMPARED: sdpa has another tokenizer than the baseline, and one of the two"
+    )
+    assert sum("NOT COMPARED" in note for note in comparison.notes) == 1
+    (perplexity,) = [c for c in build_page(comparison).blocks[0].columns if "perplexity" in c.header]
+    assert not perplexity.cells[1].strong, "lower for less text is no better"

@@ -90,6 +90,16 @@ def prose(count: int) -> list[bytes]:
 MIXED = prose(80)
 
 
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_tokenizer_knows_whether_it_keeps_text(name: str) -> None:
+    kind, kept = TRAINED[name], name in ("bpe", "bpe of characters", "unigram")
+    codec = kind.train(MIXED, "")
+    assert codec.lossless is kind.load(codec.state()).lossless is kept
+    documents = [document.replace("▁".encode(), b"_") for document in prose(4)] + ["ﬁ  \t\n \N{BALLOON}".encode()]
+    back = [codec.decode(tokens) for tokens in codec.encode(documents)]
+    assert (back == documents) is kept
+
+
 def test_training_gives_the_same_vocabulary_with_any_number_of_threads() -> None:
     program = (
         "import hashlib; from search.data import BytePairs, Unigram, WordPiece\n"
