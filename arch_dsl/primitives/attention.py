@@ -62,12 +62,14 @@ class Attention(MultiHead):
         own, _ = spec.places(ctx)
         widths = spec.widths()
         more = spec.memory or 0
-        masked = more > 0 or spec.mask.documents or spec.mask.pattern() not in (CAUSAL, FULL)
+        pattern = spec.mask.pattern(spec.heads)
+        by_head = pattern.blocks is not None and not pattern.blocks.cover(tokens)
+        masked = more > 0 or spec.mask.documents or pattern not in (CAUSAL, FULL)
         seen = min(tokens, spec.mask.window or tokens)
         attend = Cost(
             flops_matmul=4 * widths["query"] * tokens * (tokens + more),
             flops_model=4 * widths["query"] * (spec.mask.pairs(tokens) + tokens * more),
-            activations=spec.kept(own, tokens, tokens + more, masked),
+            activations=spec.kept(own, tokens, tokens + more, spec.heads if by_head else int(masked)),
             cache=seen * (2 * widths["key"] + sum(item.per_key(own) for item in spec.scores)),
         )
         parts = spec.parts(ctx, tokens, tokens, attend)

@@ -40,7 +40,7 @@ class CrossAttention(MultiHead):
         own, _ = spec.places(ctx)
         widths = spec.widths()
         flops = 4 * widths["query"] * tokens * source
-        kept = spec.kept(own, tokens, source, masked=False)
+        kept = spec.kept(own, tokens, source, masks=0)
         attend = Cost(flops_matmul=flops, flops_model=flops, activations=kept, cache=2 * source * widths["key"])
         parts = spec.parts(ctx, tokens, source, attend)
         parts["query_projection"] = parts["query_projection"].keeping(spec.read(ctx, tokens))

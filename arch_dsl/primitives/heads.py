@@ -77,10 +77,10 @@ class MultiHead(Headed):
         found["output_projection"] = output.keeping(queries * widths["query"] if self.sdpa else 0)
         return found
 
-    def kept(self, ctx: BuildContext, queries: int, keys: int, masked: bool) -> int:
+    def kept(self, ctx: BuildContext, queries: int, keys: int, masks: int) -> int:
         """What the attention itself keeps: queries, keys, values, outputs, and what its implementation needs more.
 
-        The fused one needs a log-sum-exp per query and a bias as a matrix, or where it is `masked` which pairs exist;
+        The fused one needs a log-sum-exp per query and a bias as a matrix, or `masks` that say which pairs exist;
         torch's own with a learned bias keeps the weights, keys and values for every head; plain products keep the
         matrix of each of their steps.
         """
@@ -95,7 +95,7 @@ class MultiHead(Headed):
             vectors += 2 * keys * query + queries * keys // 4  # the mask is a byte per pair
         else:
             vectors += 2 * keys * key + queries * self.heads
-            squares = self.heads if kinds else int(masked)
+            squares = self.heads if kinds else masks
         return vectors + squares * queries * keys
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:

@@ -35,7 +35,9 @@ def test_a_map_of_the_zoo_has_a_place_for_every_parameter(layout, name):
 
 
 def test_model_without_a_map_is_told():
-    with pytest.raises(SpecError, match="no map says how checkpoints of 'palm' are stored; give one of bloom, "):
+    with pytest.raises(
+        SpecError, match="no map says how checkpoints of 'palm' are stored; give one of bigbird, bloom, "
+    ):
         layout_of("palm")
     with pytest.raises(SpecError, match=r"'lama' is not a map; did you mean 'llama'\?"):
         load_layout("lama")
