@@ -64,12 +64,13 @@ class Attention(MultiHead):
         more = spec.memory or 0
         pattern = spec.mask.pattern(spec.heads)
         by_head = pattern.blocks is not None and not pattern.blocks.cover(tokens)
+        drawn = spec.heads * tokens * tokens // 4 if by_head else 0  # a byte per pair, from which its mask is made
         masked = more > 0 or spec.mask.documents or pattern not in (CAUSAL, FULL)
         seen = min(tokens, spec.mask.window or tokens)
         attend = Cost(
             flops_matmul=4 * widths["query"] * tokens * (tokens + more),
             flops_model=4 * widths["query"] * (spec.mask.pairs(tokens) + tokens * more),
-            activations=spec.kept(own, tokens, tokens + more, spec.heads if by_head else int(masked)),
+            activations=spec.kept(own, tokens, tokens + more, spec.heads if by_head else int(masked)) + drawn,
             cache=seen * (2 * widths["key"] + sum(item.per_key(own) for item in spec.scores)),
         )
         parts = spec.parts(ctx, tokens, tokens, attend)
