@@ -100,7 +100,7 @@ class Recipe(Spec):
     @property
     def whole(self) -> tuple[Recipe, ...]:
         """The recipe of every stage, from the first on, which is its own."""
-        found = [self.replace(stages=())]
+        found = [self.replace(stages=()) if self.stages else self]
         for stage in self.stages:
             said = stage.said()
             fresh = {"init": None, "ramp": None, **({"batch_tokens": None} if "batch" in said else {})}

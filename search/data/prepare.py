@@ -160,7 +160,8 @@ def require(dataset: Dataset, context: int, batch: int, path: str = "train", mar
             f"has {found:,} training tokens, fewer than one batch of {batch} sequences of {context} takes ({needed:,})"
         )
         raise SpecError.of(f"{path}.data", message, mark)
-    for domain, (_, tokens) in zip(dataset.domains, dataset.streams(), strict=bool(dataset.domains)):
+    streams = zip(dataset.domains, dataset.streams(), strict=True) if dataset.domains else ()
+    for domain, (_, tokens) in streams:
         if len(tokens) <= context:
             held = f"the domain '{domain.name}' has {len(tokens):,} training tokens"
             message = f"{held}, fewer than one sequence of {context} takes ({context + 1:,})"
