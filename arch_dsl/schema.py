@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from arch_dsl.block import Block
@@ -109,22 +109,38 @@ class Writer:
             return self.named(f"{_noun(member)}_{member.type}{suffix}", lambda: self.record(member, typed))
         return self.record(member, typed, extra)
 
-    def record(self, cls: type[Spec], typed: bool = True, extra: Schema | None = None) -> Schema:
-        """A mapping with the fields of a spec, and no others."""
+    def published(self, name: str, member: type[Family], given: Collection[str]) -> Schema:
+        """A member under a published name, which says its type and some of its fields; none where that is enough."""
+        needed = {field for field, item in fields_of(member).items() if item.required}
+        shape = self.member(member, typed=False)
+        if needed & set(given):
+            shape = self.named(f"{_noun(member)}_{name}", lambda: self.record(member, typed=False, implied=given))
+        return shape if needed - set(given) else either([shape, {"type": "null"}])
+
+    def record(
+        self, cls: type[Spec], typed: bool = True, extra: Schema | None = None, implied: Collection[str] = ()
+    ) -> Schema:
+        """A mapping with the fields of a spec, and no others; those `implied` by a name need not be said."""
         fields = fields_of(cls)
         properties: Schema = dict(extra or {})
-        required = [name for name, item in fields.items() if item.required]
+        required = [name for name, item in fields.items() if item.required and name not in implied]
+        ways: list[Schema] = []  # in which what is required may be said otherwise
         if isinstance(cls, type) and issubclass(cls, Family) and cls.type:
-            aliases = [alias for alias, (name, _) in _family_of(cls).aliases.items() if name == cls.type]
+            aliases = {alias: given for alias, (name, given) in _family_of(cls).aliases.items() if name == cls.type}
             properties = {"type": {"enum": [cls.type, *aliases]}, **properties}
+            for alias, given in aliases.items():
+                if any(name in given for name in required):  # the published name brings it
+                    left = [name for name in required if name not in given]
+                    ways.append({"properties": {"type": {"const": alias}}, "required": ["type", *left]})
             required = ["type", *required] if typed else required
         properties |= {name: self.field(cls, item) for name, item in fields.items()}
         properties |= {knob.name: self.knob(knob) for knob in KNOBS if issubclass(cls, knob.holder)}
         words = [name for name in getattr(cls, "short_forms", ()) if name not in properties]
         properties |= {name: {"type": "string"} for name in words}
         needed: Schema = {"required": required} if required else {}
-        if words and required:  # what a word stands for may bring what is required
-            needed = {"anyOf": [needed, *({"required": [word]} for word in words)]}
+        ways += [{"required": [word]} for word in words]  # what a word stands for may bring what is required
+        if ways and required:
+            needed = {"anyOf": [needed, *ways]}
         shape = {"type": "object", "properties": properties, "additionalProperties": False, **needed}
         return {"title": _title(cls), "description": first_line(cls), **shape}
 
@@ -239,6 +255,10 @@ def _branches(writer: Writer, others: Schema) -> Schema:
     for name, member in Branch.members.items():
         needs = any(item.required for item in fields_of(member).values()) and member is not Parallel
         implied = either([writer.member(member, typed=False), branch, *([] if needs else [{"type": "null"}])])
+        properties[name] = implied
+        patterns[f"^{name}_[0-9]+$"] = implied
+    for name, (kind, given) in Branch.aliases.items():
+        implied = either([writer.published(name, Branch.members[kind], given), branch])
         properties[name] = implied
         patterns[f"^{name}_[0-9]+$"] = implied
     return {

@@ -18,9 +18,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from search.data import Bytes, Stdlib, batch, prepare, tensors
+from search.data import Bytes, Stdlib, batch, prepare
+from search.objectives import Causal
 
 Pair = tuple[torch.Tensor, torch.Tensor]
+VOCAB = 257
 
 
 class Windows(Dataset[Pair]):
@@ -40,7 +42,8 @@ class Windows(Dataset[Pair]):
 def ours(tokens: np.ndarray, context: int, size: int) -> Iterator[Pair]:
     """Batches of archlab, without end."""
     for step in itertools.count():
-        yield tensors(batch(tokens, 0, step * size, size, context))
+        rows = batch(tokens, 0, step * size, size, context)
+        yield Causal().batch(rows, 0, step * size, VOCAB, False).tensors()[:2]
 
 
 def loader(tokens: np.ndarray, context: int, size: int) -> Iterator[Pair]:

@@ -166,7 +166,7 @@ def train(variant: Any, seed: int, firsts: list[tuple[float, float]]) -> float:
     """A trial as one writes it by hand; returns its test loss in nats per token."""
     import torch
 
-    from search.data import batch, tensors
+    from search.data import batch
     from search.evaluate import evaluate, held_out, losses
     from search.loop import LOG_LINES, curve_points, curve_windows
     from search.train import build_model, split_seed
@@ -180,7 +180,8 @@ def train(variant: Any, seed: int, firsts: list[tuple[float, float]]) -> float:
         rows = batch(tokens, seeds.data, step * recipe.batch, recipe.batch, recipe.context)
         for group in optimizer.param_groups:
             group["lr"] = recipe.lr_at(step)
-        model.loss(*tensors(rows)).backward()
+        inputs, targets = (torch.from_numpy(part.copy()) for part in (rows[:, :-1], rows[:, 1:]))
+        model.loss(inputs, targets).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
         optimizer.step()
         optimizer.zero_grad()

@@ -214,14 +214,9 @@ class Loop:
         """A line with the mean loss on the same few validation windows every time."""
         self.check()
         self.elapsed()
-        found = losses(self.model, self.curve, self.micro_batch, self.recipe.precision)
+        found = losses(self.model, self.curve, self.recipe.micro_batch, self.recipe.precision)
         journal.write(self.step, validation_loss=float(found.sum() / self.curve.scored))
         self._clock = time.perf_counter()
-
-    @property
-    def micro_batch(self) -> int:
-        """Sequences computed at a time."""
-        return self.recipe.micro_batch
 
     def elapsed(self) -> float:
         """Seconds of training so far, over all attempts, without validation and checkpoints."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -14,9 +15,10 @@ from rich.tree import Tree
 
 import arch_dsl
 import kernels
-from arch_dsl.context import Cost
+from arch_dsl.context import Cost, NodeChoice
 from arch_dsl.errors import SpecError, unknown
 from arch_dsl.model import Model
+from arch_dsl.overrides import ranges
 from arch_dsl.show import Line, tree
 from search.planning import Plan, Variant
 from search.terminal import count, plain_console
@@ -165,22 +167,40 @@ def summary(cost: Cost, context: int) -> str:
 
 
 def print_kernels(model: Shown, device: str | None, as_json: bool) -> None:
-    """Which implementation each node of the first layer, and of what stands outside the layers, gets."""
+    """Which implementation each node gets; layers in which a node gets the same are one row."""
     try:
         target = kernels.Device.parse(device) if device else kernels.Device.current()
     except ValueError as error:
         raise SpecError.of("--device", str(error)) from error
     dtype = torch.bfloat16 if model.precision == "bf16" else torch.float32
     choices = arch_dsl.kernel_choices(model.model, target, dtype)
-    shown = [choice for choice in choices if not re.search(r"\bblock\.[1-9]", choice.path)]
     if as_json:
         print(json.dumps([asdict(choice) for choice in choices]))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("node", "op", "implementation", "reason"):
         table.add_column(column)
-    for choice in shown:
-        table.add_row(choice.path.replace("block.0.", "block."), choice.op, choice.implementation, Text(choice.reason))
+    for path, choice in _by_layers(choices):
+        table.add_row(Text(path), choice.op, choice.implementation, Text(choice.reason))
     console = plain_console()
-    console.print(Text(f"{model.name} on {target}, {str(dtype).removeprefix('torch.')}; every layer alike"))
+    console.print(Text(f"{model.name} on {target}, {str(dtype).removeprefix('torch.')}"))
     console.print(table)
+
+
+def _by_layers(choices: list[NodeChoice]) -> Iterator[tuple[str, NodeChoice]]:
+    """Equal choices of equal nodes once, with the layers that have them: `block[0-2].attention` unless all do."""
+    layers: dict[str, set[int]] = {}
+    found: dict[tuple[str, NodeChoice], list[int]] = {}
+    for choice in choices:
+        place = _LAYER.fullmatch(choice.path)
+        name = f"{place[1]}block{{}}{place[3]}" if place else choice.path
+        depths = found.setdefault((name, replace(choice, path=name)), [])
+        if place and int(place[2]) not in depths:
+            depths.append(int(place[2]))
+            layers.setdefault(place[1], set()).add(int(place[2]))
+    for (name, choice), depths in found.items():
+        every = depths == sorted(layers.get(name.partition("block{}")[0], ()))
+        yield name.replace("{}", "" if every else f"[{ranges(depths)}]", 1), choice
+
+
+_LAYER = re.compile(r"((?:\w+\.)?)block\.(\d+)(\..*)")

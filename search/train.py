@@ -226,7 +226,14 @@ def _measure(loop: Loop, journal: Journal, should_stop: ShouldStop) -> tuple[dic
     recipe, measures, documents = loop.recipe, {}, Arrays()
     for split in ("validation", "test"):
         measures[split], documents = evaluate(
-            loop.model, loop.dataset, split, recipe.context, loop.micro_batch, recipe.precision, tick, recipe.objective
+            loop.model,
+            loop.dataset,
+            split,
+            recipe.context,
+            recipe.micro_batch,
+            recipe.precision,
+            tick,
+            recipe.objective,
         )
         if not all(map(math.isfinite, measures[split].values())):
             raise Diverged(loop.step, f"the {split} loss or perplexity is not finite")

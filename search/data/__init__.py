@@ -1,6 +1,6 @@
 """Data: sources of text, tokenizers, prepared data sets, and batches that depend on nothing but the seed."""
 
-from search.data.batches import IGNORE, batch, tensors, windows
+from search.data.batches import IGNORE, batch, windows
 from search.data.cleaning import Cleaner, CleaningStage
 from search.data.dataset import DataError, Dataset, Documents
 from search.data.duplicates import MinHash, Paragraphs, Spans
@@ -51,6 +51,5 @@ __all__ = [
     "prepare",
     "require",
     "rows",
-    "tensors",
     "windows",
 ]

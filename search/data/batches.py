@@ -121,15 +121,6 @@ def windows(tokens: Tokens, context: int) -> tuple[Ints, Ints]:
     return inputs.reshape(count, context), targets.reshape(count, context)
 
 
-def tensors(rows: Ints, device: str | torch.device = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
-    """A batch as the pair (inputs, targets) of int64 tensors `[batch, context]` on a device."""
-    import torch
-
-    # NumPy copies on one core; for so little, torch's threads would take longer to meet than to copy.
-    inputs, targets = np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
-    return torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device)
-
-
 def _starts(seed: int, first: int, count: int, context: int, ring: int) -> list[int]:
     """Where windows `first` to `first + count` of the endless sequence of epochs begin in the ring."""
     windows = ring // context

@@ -192,6 +192,17 @@ def test_show_prints_the_model_and_its_kernels(arguments: list[str], folder: Pat
         assert found["figures"]["activation_bytes"] == 4 * total["activations"]
 
 
+def test_show_names_the_layers_whose_kernels_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    block = "{norm: rmsnorm, attention: {type: gla, heads: 4}, ffn: {type: glu}}"
+    other = "overrides: {'3::4': {block.attention: {type: attention, heads: 4}}}"
+    Path("model.yaml").write_text(f"{{d_model: 32, n_layers: 4, vocab: 9, block: {block}, {other}}}")
+    rows = [line.split()[:2] for line in archlab("show", "model.yaml", "--kernels").stdout.splitlines()]
+    assert ["block[0-2].attention", "linear_recurrence"] in rows
+    assert ["block[3].attention", "attention"] in rows
+    assert ["block.ffn", "glu"] in rows
+
+
 def test_show_prints_what_every_node_costs(folder: Path) -> None:
     printed = archlab("show", "study.yaml", "--cost").stdout.splitlines()
     rows = {line.split()[0]: " ".join(line.split()[1:]) for line in printed if line.startswith("  ")}

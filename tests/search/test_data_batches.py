@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from search.data import IGNORE, batch, tensors, windows
+from search.data import IGNORE, batch, windows
 
 
 def stream(length: int) -> np.ndarray:
@@ -99,11 +98,3 @@ def test_a_stream_too_short_is_refused(ask: object, message: str) -> None:
     with pytest.raises(ValueError) as refused:
         ask()
     assert str(refused.value) == message
-
-
-def test_tensors_are_inputs_and_the_tokens_after_them() -> None:
-    rows = batch(stream(100), 0, 0, 4, 8)
-    inputs, targets = tensors(rows)
-    assert inputs.dtype == targets.dtype == torch.int64
-    assert inputs.is_contiguous() and targets.is_contiguous()
-    assert inputs.tolist() == rows[:, :-1].tolist() and targets.tolist() == rows[:, 1:].tolist()
