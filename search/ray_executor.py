@@ -14,7 +14,7 @@ from typing import Any
 
 from search.executor import ExecutorError, Failure, Finished, ResourcesError
 from search.forkserver import ForkServer
-from search.ray_start import only_what_trials_need, set_environment, tree_naming
+from search.ray_start import only_what_trials_need, set_environment, started_at, tree_naming
 from search.ray_task import run_attempt, warm
 from search.stop import exit_would_hang
 from search.tempfolders import private_folder
@@ -178,19 +178,18 @@ class RayExecutor:
             for key, _ in list(self._running.values()):
                 self.cancel(key)
         self._running.clear()
+        rays = tree_naming(str(self._folder)) if self._folder else {}
         self._down.set()
         if not self._up.is_set():
             return  # nobody waits for a Ray that nobody needs: the keeper ends it when it is up, or the kernel with us
         self._keeper.join(_SHUTDOWN_S)
         if self._keeper.is_alive():
-            self._kill_ray()
-
-    def _kill_ray(self) -> None:
-        """Ray hangs: SIGKILL for the processes that it should have ended, which wait for each other for a minute."""
-        exit_would_hang()
-        for pid in tree_naming(str(self._folder)) if self._folder else []:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            exit_would_hang()
+        # Where a part of Ray hangs, the others wait for it for minutes, also when their parent is gone.
+        for pid, started in rays.items():
+            if started_at(pid) == started:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def _failure(kinds: Any, error: Exception, cancelled: bool) -> Failure:

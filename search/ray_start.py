@@ -58,16 +58,32 @@ def only_what_trials_need() -> Iterator[None]:
             setattr(node, name, method)
 
 
-def tree_naming(text: str) -> list[int]:
-    """Our children with `text` in their command line, and all below them (Linux; elsewhere none are found)."""
+def tree_naming(text: str) -> dict[int, str]:
+    """Our children with `text` in their command line, and all below them, with the time when each started.
+
+    Read from /proc; elsewhere than on Linux none are found.
+    """
     parents, naming = {}, set()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError, ValueError):
             pid = int(process.name)
-            parents[pid] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[pid] = int(_stat(pid)[1])
             if parents[pid] == os.getpid() and text in (process / "cmdline").read_text():
                 naming.add(pid)
     found, frontier = set(naming), naming
     while frontier := {pid for pid, parent in parents.items() if parent in frontier} - found:
         found |= frontier
-    return sorted(found)
+    return {pid: started for pid in sorted(found) if (started := started_at(pid))}
+
+
+def started_at(pid: int) -> str:
+    """When a process started, in clock ticks since the machine did: tells it from a later one. "" for none."""
+    try:
+        return _stat(pid)[19]
+    except OSError:
+        return ""
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on: its name may have spaces and brackets."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
