@@ -7,66 +7,25 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
-from typing import Any, NoReturn
 
 import click
 
+from search.cli_kit import (
+    ALLOW,
+    INVALID,
+    JSON,
+    PLUGIN,
+    SET,
+    STORE,
+    STUDY,
+    fail,
+    parsed,
+    store_folder,
+    study_name,
+    verb,
+)
 from search.stop import leave, leaving_early
-
-INVALID, REFUSED, TRY_AGAIN, INTERRUPTED = 2, 3, 75, 130
-_TRAINING = ("plan", "run")  # what a mistake keeps from training
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    """What a user can mend is a message and an exit code, never a traceback."""
-    from search.executor import ExecutorError, ResourcesError
-    from search.lock import StudyLocked
-    from search.store import StoreError, StoreRefused
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        _stop("interrupted", INTERRUPTED)
-    except StoreRefused as error:
-        _stop(str(error), INVALID)
-    except (StudyLocked, ResourcesError) as error:
-        _stop(str(error), REFUSED)
-    except (StoreError, ExecutorError) as error:
-        _stop(str(error), TRY_AGAIN)
-    except BrokenPipeError:
-        raise  # whoever read the output has seen enough, which click knows
-    except OSError as error:
-        _stop(f"{error.filename or 'system'}: {error.strerror or error}", TRY_AGAIN)
-    except ValueError as error:
-        if type(error).__name__ not in ("SpecError", "DataError", "DamagedDocuments"):
-            raise
-        _stop(str(error) + _verdict(len(getattr(error, "problems", ()))), INVALID)
-
-
-def _verdict(problems: int) -> str:
-    """The last line about a wrong study."""
-    counted = [f"{problems} problems"] if problems > 1 else []
-    untouched = ["nothing was trained"] if click.get_current_context().command.name in _TRAINING else []
-    return "\n\n" + "; ".join([*counted, *untouched]) if counted or untouched else ""
-
-
-def _stop(message: str, code: int) -> NoReturn:
-    click.echo(message, err=True)
-    leave(code)
-
-
-def _verb(function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        with _failures():
-            return function(*args, **kwargs)
-
-    return guarded
 
 
 def _version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
@@ -82,31 +41,6 @@ def _version(context: click.Context, _parameter: click.Parameter, wanted: bool) 
     context.exit()
 
 
-def _load_plugins(_context: click.Context, _parameter: click.Parameter, files: tuple[str, ...]) -> None:
-    """Executes the plug-ins that were named, before the verb itself begins."""
-    if files:
-        from arch_dsl import plugins
-
-        with _failures():
-            for file in files:
-                plugins.load(file)
-
-
-_PLUGIN = click.option(
-    "--plugin",
-    multiple=True,
-    metavar="FILE",
-    expose_value=False,
-    callback=_load_plugins,
-    help="Run a Python file that registers primitives of your own.",
-)
-_STUDY = click.argument("study", type=click.Path(dir_okay=False))
-_STORE = click.option("--store", metavar="FOLDER", help="Where results are kept (ARCHLAB_STORE, else .archlab).")
-_SET = click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Replace a value of the study.")
-_ALLOW = click.option("--allow-plugins", is_flag=True, help="Run the Python files that the study lists as plug-ins.")
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
 def main() -> None:
@@ -115,14 +49,14 @@ def main() -> None:
 
 @main.command()
 @click.argument("path", type=click.Path(dir_okay=False, writable=True))
-@_verb
+@verb
 def init(path: str) -> None:
     """Write a commented study to start from."""
     template = Path(__file__).with_name("template.yaml").read_text()
     if Path(path).exists():
-        _stop(f"{path} exists; a study is never overwritten", INVALID)
+        fail(f"{path} exists; a study is never overwritten", INVALID)
     if not Path(path).parent.is_dir():
-        _stop(f"{Path(path).parent} is no folder", INVALID)
+        fail(f"{Path(path).parent} is no folder", INVALID)
     name = re.sub(r"[^a-z0-9]+", "-", Path(path).stem.lower()).strip("-")[:63].rstrip("-") or "my-study"
     schema = os.path.relpath(_schema_file(), Path(path).parent)
     text = template.replace("=study.schema.json", f"={schema}", 1).replace("my-study", name, 1)
@@ -132,13 +66,13 @@ def init(path: str) -> None:
 
 
 @main.command()
-@_STUDY
-@_STORE
-@_SET
-@_PLUGIN
-@_ALLOW
-@_JSON
-@_verb
+@STUDY
+@STORE
+@SET
+@PLUGIN
+@ALLOW
+@JSON
+@verb
 def plan(study: str, store: str | None, overrides: tuple[str, ...], allow_plugins: bool, as_json: bool) -> None:
     """Show what a study would run: variants, sizes, trials, an estimate of the time. Trains nothing."""
     from search.planning import plan as make_plan
@@ -147,7 +81,7 @@ def plan(study: str, store: str | None, overrides: tuple[str, ...], allow_plugin
     from search.terminal import plan_json, print_plan
 
     root = store_root(store).absolute()
-    planned = make_plan(load_study(study, _parsed(overrides), allow_plugins), root / "data")
+    planned = make_plan(load_study(study, parsed(overrides), allow_plugins), root / "data")
     if as_json:
         click.echo(json.dumps(plan_json(planned, root)))
     else:
@@ -155,16 +89,16 @@ def plan(study: str, store: str | None, overrides: tuple[str, ...], allow_plugin
 
 
 @main.command()
-@_STUDY
-@_STORE
-@_SET
-@_PLUGIN
-@_ALLOW
-@_JSON
+@STUDY
+@STORE
+@SET
+@PLUGIN
+@ALLOW
+@JSON
 @click.option("--address", metavar="HOST:PORT", help="A running Ray cluster; without it Ray is started here.")
 @click.option("--inline", is_flag=True, help="Train in this process, one trial at a time, without Ray.")
 @click.option("--no-track", is_flag=True, help="Do not send anything to MLflow and Optuna.")
-@_verb
+@verb
 def run(
     study: str,
     store: str | None,
@@ -184,7 +118,7 @@ def run(
         summary = run_study(
             study,
             store,
-            overrides=_parsed(overrides),
+            overrides=parsed(overrides),
             executor="inline" if inline else "ray",
             address=address,
             on_event=progress.event,
@@ -201,23 +135,23 @@ def run(
 
 @main.command()
 @click.argument("study", required=False)
-@_STORE
-@_JSON
-@_verb
+@STORE
+@JSON
+@verb
 def status(study: str | None, store: str | None, as_json: bool) -> None:
     """Show the studies of a store, how far they are, and who is running them."""
     from search.status import lines, status_of
 
-    found = status_of(_root(store), _study_name(study) if study else None)
+    found = status_of(store_folder(store), study_name(study) if study else None)
     click.echo(json.dumps(found) if as_json else "\n".join(lines(found)))
 
 
 @main.command()
 @click.argument("study")
-@_STORE
+@STORE
 @click.option("--format", "format_", default="text", metavar="FORMAT", help="text, md, csv, latex or json.")
-@_JSON
-@_verb
+@JSON
+@verb
 def report(study: str, store: str | None, format_: str, as_json: bool) -> None:
     """Print the table of a study: means, paired differences with intervals, the learning-rate curve."""
     from search.comparison import load_comparison
@@ -227,8 +161,8 @@ def report(study: str, store: str | None, format_: str, as_json: bool) -> None:
 
     if format_ not in FORMATS:
         raise click.BadParameter(f"'{format_}' is not one of {', '.join(FORMATS)}", param_hint="--format")
-    with Store.open(_root(store), create=False) as opened:
-        name = _study_name(study)
+    with Store.open(store_folder(store), create=False) as opened:
+        name = study_name(study)
         text = render(load_comparison(opened, name), "json" if as_json else format_)
         if Path(study).is_file() and Path(study).read_text() != opened.study_yaml(name):
             click.echo(f"{study} has changed since it was run; this is the table of what was run", err=True)
@@ -236,17 +170,17 @@ def report(study: str, store: str | None, format_: str, as_json: bool) -> None:
 
 
 @main.command()
-@_STUDY
+@STUDY
 @click.option("--variant", metavar="NAME", help="Which variant; the baseline without it.")
 @click.option("--cost", "costs", is_flag=True, help="Show a table of parameters, FLOPs and memory per node.")
 @click.option("--kernels", "kernels_", is_flag=True, help="Show which kernel each node gets, and why.")
 @click.option("--device", default=None, metavar="DEVICE", help="cpu, cuda or sm_90; need not be present.")
-@_STORE
-@_SET
-@_PLUGIN
-@_ALLOW
-@_JSON
-@_verb
+@STORE
+@SET
+@PLUGIN
+@ALLOW
+@JSON
+@verb
 def show(
     study: str,
     variant: str | None,
@@ -272,7 +206,9 @@ def show(
     if alone and (variant or overrides):
         raise SpecError.of("", f"{study} is a model, which has no variants and takes no --set")
     if alone is None:
-        planned = make_plan(load_study(study, _parsed(overrides), allow_plugins), _root(store).absolute() / "data")
+        planned = make_plan(
+            load_study(study, parsed(overrides), allow_plugins), store_folder(store).absolute() / "data"
+        )
         alone = Shown.of(variant_of(planned, variant))
     chosen = alone
     if kernels_ or device:
@@ -284,17 +220,17 @@ def show(
 @main.command()
 @click.argument("before", metavar="A")
 @click.argument("after", metavar="B")
-@_STORE
-@_PLUGIN
-@_ALLOW
-@_JSON
-@_verb
+@STORE
+@PLUGIN
+@ALLOW
+@JSON
+@verb
 def diff(before: str, after: str, store: str | None, allow_plugins: bool, as_json: bool) -> None:
     """Show what differs between two models: FILE, STUDY.yaml:VARIANT, or a NAME/SIZE of the zoo."""
     from search.find_model import find_model
     from search.model_diff import difference, print_difference
 
-    root = _root(store).absolute() / "data"
+    root = store_folder(store).absolute() / "data"
     one, other = (find_model(text, root, plugins=allow_plugins) for text in (before, after))
     print_difference(difference(one, other), as_json)
 
@@ -302,9 +238,9 @@ def diff(before: str, after: str, store: str | None, allow_plugins: bool, as_jso
 @main.command()
 @click.argument("name", required=False)
 @click.option("--format", "format_", default="text", metavar="FORMAT", help="text, or md: the page of all of them.")
-@_PLUGIN
-@_JSON
-@_verb
+@PLUGIN
+@JSON
+@verb
 def primitives(name: str | None, format_: str, as_json: bool) -> None:
     """List what a block can be made of; with a name, explain that primitive."""
     if format_ not in ("text", "md"):
@@ -321,9 +257,9 @@ def primitives(name: str | None, format_: str, as_json: bool) -> None:
 
 @main.command("check-primitive")
 @click.argument("file", type=click.Path(dir_okay=False))
-@_PLUGIN
-@_JSON
-@_verb
+@PLUGIN
+@JSON
+@verb
 def check_primitive(file: str, as_json: bool) -> None:
     """Hold the primitives of a Python file to what all of archlab's own are held to."""
     from search.check_primitive import check_plugin
@@ -334,8 +270,8 @@ def check_primitive(file: str, as_json: bool) -> None:
 @main.command()
 @click.argument("action", required=False, type=click.Choice(["show"]))
 @click.argument("name", required=False, metavar="[NAME[/SIZE]]")
-@_JSON
-@_verb
+@JSON
+@verb
 def zoo(action: str | None, name: str | None, as_json: bool) -> None:
     """List published architectures with their sizes; `zoo show NAME/SIZE` shows one."""
     from search.zoo import print_entry, print_zoo
@@ -354,9 +290,9 @@ def zoo(action: str | None, name: str | None, as_json: bool) -> None:
 @click.option("--spec", metavar="FILE.yaml", type=click.Path(exists=True), help="Or a file with its spec.")
 @click.option("--map", "map_", metavar="MAP", help="How its tensors are named and stored; the zoo's own without it.")
 @click.option("-o", "--out", required=True, metavar="PATH", type=click.Path(path_type=Path))
-@_PLUGIN
-@_JSON
-@_verb
+@PLUGIN
+@JSON
+@verb
 def import_(checkpoint: Path, zoo_: str | None, spec: str | None, map_: str | None, out: Path, as_json: bool) -> None:
     """Bring published weights into our form: a study can start from them and change one thing.
 
@@ -387,11 +323,11 @@ def import_(checkpoint: Path, zoo_: str | None, spec: str | None, map_: str | No
 @click.option("--map", "map_", metavar="MAP", help="Names and forms of another library; ours without it.")
 @click.option("--python", is_flag=True, help="Write the code of MODEL instead: one file of plain PyTorch.")
 @click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Path), help="Code is printed without it.")
-@_STORE
-@_ALLOW
-@_PLUGIN
-@_JSON
-@_verb
+@STORE
+@ALLOW
+@PLUGIN
+@JSON
+@verb
 def export(
     source: str,
     map_: str | None,
@@ -413,7 +349,7 @@ def export(
             raise click.UsageError("--python writes code, which has no --map and no --json")
         from search.plain import export_python
 
-        export_python(source, _root(store).absolute(), out, plugins=allow_plugins)
+        export_python(source, store_folder(store).absolute(), out, plugins=allow_plugins)
         return
     from arch_dsl.layout import load_layout
     from search.weights import export_weights, print_imported
@@ -423,7 +359,7 @@ def export(
     if out.suffix != ".safetensors":
         raise click.BadParameter(f"'{out}' does not end in .safetensors", param_hint="--out")
     layout = load_layout(map_) if map_ else None
-    print_imported(export_weights(source, _root(store), layout, out), as_json)
+    print_imported(export_weights(source, store_folder(store), layout, out), as_json)
 
 
 @main.command()
@@ -431,12 +367,12 @@ def export(
 @click.argument("what", required=False, metavar="[STUDY|IDENTITY|NAME]")
 @click.option("--against", multiple=True, metavar="FILES", help="Text files whose overlap is counted too (show).")
 @click.option("-o", "--out", metavar="FOLDER", type=click.Path(path_type=Path), help="Where to (get); data/NAME.")
-@_STORE
-@_SET
-@_PLUGIN
-@_ALLOW
-@_JSON
-@_verb
+@STORE
+@SET
+@PLUGIN
+@ALLOW
+@JSON
+@verb
 def data(
     action: str,
     what: str | None,
@@ -454,20 +390,20 @@ def data(
     """
     from search import data_command
 
-    root = _root(store).absolute() / "data"
+    root = store_folder(store).absolute() / "data"
     if action == "get":
         data_command.fetch(what, out, as_json)
     elif what is None:
         raise click.UsageError(f"data {action} needs a STUDY.yaml")
     elif action == "show":
-        data_command.show(what, root, _parsed(overrides), allow_plugins, against, as_json)
+        data_command.show(what, root, parsed(overrides), allow_plugins, against, as_json)
     else:
-        data_command.prepare(what, root, _parsed(overrides), allow_plugins, as_json)
+        data_command.prepare(what, root, parsed(overrides), allow_plugins, as_json)
 
 
 @main.command()
-@_PLUGIN
-@_verb
+@PLUGIN
+@verb
 def schema() -> None:
     """Print the JSON Schema of a study, for editors and other programs."""
     from search.study_schema import schema_text
@@ -476,9 +412,9 @@ def schema() -> None:
 
 
 @main.command()
-@_STORE
-@_JSON
-@_verb
+@STORE
+@JSON
+@verb
 def doctor(store: str | None, as_json: bool) -> None:
     """Say what this machine has, and what it means for a study."""
     from dataclasses import asdict
@@ -486,7 +422,7 @@ def doctor(store: str | None, as_json: bool) -> None:
     from search.doctor import doctor as examine
     from search.terminal import print_findings
 
-    found = examine(_root(store))
+    found = examine(store_folder(store))
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in found]))
     else:
@@ -495,54 +431,24 @@ def doctor(store: str | None, as_json: bool) -> None:
 
 
 @main.command()
-@_STORE
+@STORE
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option(
     "--port", default=None, type=click.IntRange(0, 65535), help="The port; the first free one from 8050 without it."
 )
 @click.option("--open", "open_browser", is_flag=True, help="Open the page in a browser.")
-@_verb
+@verb
 def dashboard(store: str | None, host: str, port: int | None, open_browser: bool) -> None:
     """Show the studies of a store in a browser, on this machine alone unless told otherwise."""
     import dashboards
 
     try:
-        dashboards.serve(_root(store), host=host, port=port, open_browser=open_browser)
+        dashboards.serve(store_folder(store), host=host, port=port, open_browser=open_browser)
     except dashboards.PortTaken as error:
-        _stop(str(error), INVALID)
+        fail(str(error), INVALID)
 
 
 def _schema_file() -> Path:
     """The JSON Schema of studies, in the checkout or beside the installed package."""
     checkout = Path(__file__).parents[1] / "docs" / "study.schema.json"
     return checkout if checkout.exists() else Path(__file__).with_name("study.schema.json")
-
-
-def _root(given: str | None) -> Path:
-    """The store folder, without importing what runs studies."""
-    return Path(given or os.environ.get("ARCHLAB_STORE") or ".archlab")
-
-
-def _study_name(given: str) -> str:
-    """The name of a study, from its name or from its file."""
-    path = Path(given)
-    if path.suffix not in (".yaml", ".yml"):
-        return given
-    from arch_dsl.source import read
-
-    value = read(path).value
-    node = value.get("study") if isinstance(value, dict) else None
-    return str(node.value) if node else path.stem
-
-
-def _parsed(overrides: tuple[str, ...]) -> dict[str, Any]:
-    """`train.tokens=20k` as a path and a value, the value read as YAML."""
-    from arch_dsl.source import read_text
-
-    found = {}
-    for text in overrides:
-        path, equals, value = text.partition("=")
-        if not equals:
-            raise click.BadParameter(f"'{text}' is not PATH=VALUE", param_hint="--set")
-        found[path] = read_text(value, f"--set {path}").plain()
-    return found

@@ -1,0 +1,123 @@
+"""What the verbs of the command line share: their options, and failures as messages with exit codes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from search.stop import leave
+
+INVALID, REFUSED, TRY_AGAIN, INTERRUPTED = 2, 3, 75, 130
+_TRAINING = ("plan", "run")  # what a mistake keeps from training
+
+
+@contextmanager
+def failures() -> Iterator[None]:
+    """What a user can mend is a message and an exit code, never a traceback."""
+    from search.executor import ExecutorError, ResourcesError
+    from search.lock import StudyLocked
+    from search.store import StoreError, StoreRefused
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        fail("interrupted", INTERRUPTED)
+    except StoreRefused as error:
+        fail(str(error), INVALID)
+    except (StudyLocked, ResourcesError) as error:
+        fail(str(error), REFUSED)
+    except (StoreError, ExecutorError) as error:
+        fail(str(error), TRY_AGAIN)
+    except BrokenPipeError:
+        raise  # whoever read the output has seen enough, which click knows
+    except OSError as error:
+        fail(f"{error.filename or 'system'}: {error.strerror or error}", TRY_AGAIN)
+    except ValueError as error:
+        if type(error).__name__ not in ("SpecError", "DataError", "DamagedDocuments"):
+            raise
+        fail(str(error) + _verdict(len(getattr(error, "problems", ()))), INVALID)
+
+
+def _verdict(problems: int) -> str:
+    """The last line about a wrong study."""
+    counted = [f"{problems} problems"] if problems > 1 else []
+    untouched = ["nothing was trained"] if click.get_current_context().command.name in _TRAINING else []
+    return "\n\n" + "; ".join([*counted, *untouched]) if counted or untouched else ""
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Ends the process with a message on stderr and an exit code."""
+    click.echo(message, err=True)
+    leave(code)
+
+
+def verb(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of a verb, whose failures are told as `failures` does."""
+
+    @wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        with failures():
+            return function(*args, **kwargs)
+
+    return guarded
+
+
+def _load_plugins(_context: click.Context, _parameter: click.Parameter, files: tuple[str, ...]) -> None:
+    """Executes the plug-ins that were named, before the verb itself begins."""
+    if files:
+        from arch_dsl import plugins
+
+        with failures():
+            for file in files:
+                plugins.load(file)
+
+
+PLUGIN = click.option(
+    "--plugin",
+    multiple=True,
+    metavar="FILE",
+    expose_value=False,
+    callback=_load_plugins,
+    help="Run a Python file that registers primitives of your own.",
+)
+STUDY = click.argument("study", type=click.Path(dir_okay=False))
+STORE = click.option("--store", metavar="FOLDER", help="Where results are kept (ARCHLAB_STORE, else .archlab).")
+SET = click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Replace a value of the study.")
+ALLOW = click.option("--allow-plugins", is_flag=True, help="Run the Python files that the study lists as plug-ins.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+
+
+def store_folder(given: str | None) -> Path:
+    """The store folder, without importing what runs studies."""
+    return Path(given or os.environ.get("ARCHLAB_STORE") or ".archlab")
+
+
+def study_name(given: str) -> str:
+    """The name of a study, from its name or from its file."""
+    path = Path(given)
+    if path.suffix not in (".yaml", ".yml"):
+        return given
+    from arch_dsl.source import read
+
+    value = read(path).value
+    node = value.get("study") if isinstance(value, dict) else None
+    return str(node.value) if node else path.stem
+
+
+def parsed(overrides: tuple[str, ...]) -> dict[str, Any]:
+    """`train.tokens=20k` as a path and a value, the value read as YAML."""
+    from arch_dsl.source import read_text
+
+    found = {}
+    for text in overrides:
+        path, equals, value = text.partition("=")
+        if not equals:
+            raise click.BadParameter(f"'{text}' is not PATH=VALUE", param_hint="--set")
+        found[path] = read_text(value, f"--set {path}").plain()
+    return found
