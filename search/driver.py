@@ -107,6 +107,7 @@ class _Driver:
     stop: Stop | None = None
     running: dict[str, _Running] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
+    until: dict[str, int | None] = field(default_factory=dict)  # by trial: where it pauses
     launched: set[str] = field(default_factory=set)
     before: set[str] = field(default_factory=set)
     pruned: set[str] = field(default_factory=set)
@@ -174,16 +175,24 @@ class _Driver:
                 changed += self.store.reset_pruned(self.study)
             foreign = self.store.reset_foreign(self.study, but=self.reset)
             self.reset.update(foreign)
-            self.rows = self.store.study_trials(self.study)
+            self.read()
             members = {(row.trial.key, row.variant, row.role) for row in wanted}
             if not (changed or foreign) or members in asked:  # a planner that goes in circles is left
                 return
             asked.append(members)
 
+    def read(self) -> None:
+        """The rows as they stand; a trial in two roles goes as far as either wants it."""
+        self.rows = self.store.study_trials(self.study)
+        self.until = {}
+        for row in self.rows:
+            wanted, other = self.until.setdefault(row["key"], row["until"]), row["until"]
+            self.until[row["key"]] = None if wanted is None or other is None else max(wanted, other)
+
     def launch(self) -> None:
         """Fills the free slots in the planned order."""
         for row in self.rows:
-            if row["state"] != "planned" or row["key"] in self.running:
+            if row["key"] in self.running or not goes_on(row, self.until[row["key"]]):
                 continue
             if self.stop is not None or len(self.running) >= self.executor.slots:
                 return
@@ -205,10 +214,10 @@ class _Driver:
         self.running[key] = _Running(attempt, folder, Watch(folder, attempt, self.hang_s))
         self.launched.add(key)
         self.take_signals()  # the executor is up by now, and may have taken them
-        self.executor.submit(key, folder, attempt)
+        self.executor.submit(key, folder, attempt, self.until[key])
         self.notice(key)
         shown = {name: row[name] for name in ("variant", "role", "settings", "seed")}
-        self.emit("launched", key=key, attempt=attempt, folder=str(folder), **shown)
+        self.emit("launched", key=key, attempt=attempt, folder=str(folder), until=self.until[key], **shown)
 
     def elsewhere(self) -> Iterator[dict[str, Any]]:
         """Rows of ours that another study's driver is training."""
@@ -227,6 +236,10 @@ class _Driver:
         try:
             if isinstance(outcome, Failure):
                 self.fail(finished.key, running, outcome)
+            elif outcome is not None and outcome["state"] == "paused":
+                self.store.finish(finished.key, running.attempt, "paused", outcome)
+                self.notice(finished.key)
+                self.emit("paused", key=finished.key, attempt=running.attempt, result=outcome)
             elif outcome is not None:
                 self.finish(finished.key, running.attempt, outcome["state"], outcome, outcome.get("reason"))
                 self.breaker.success()
@@ -342,7 +355,15 @@ class _Driver:
 
     def summary(self) -> Summary:
         """What the table says now."""
-        self.rows = self.store.study_trials(self.study)
-        found = summarise(self.states(), self.before, self.stop)
+        self.read()
+        left = {row["key"] for row in self.rows if row["state"] == "running" or goes_on(row, self.until[row["key"]])}
+        found = summarise(self.states(), self.before, self.stop, len(left))
         self.emit("summary", exit_code=found.exit_code, counts=found.counts, message=found.message)
         return found
+
+
+def goes_on(row: dict[str, Any], until: int | None) -> bool:
+    """Whether a row waits to be launched: it is planned, or paused before the step that is wanted by now."""
+    if row["state"] == "paused":
+        return until is None or row["result"]["step"] < until
+    return bool(row["state"] == "planned")

@@ -215,7 +215,7 @@ def _run(job: dict[str, Any], write: int, server: int, libc: ctypes.CDLL | None)
     pin(job["cpus"])
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(job["cpus"])
-    found = run_trial(job["entry"], folder, Path(job["data_root"]), job["attempt"])
+    found = run_trial(job["entry"], folder, Path(job["data_root"]), job["attempt"], job.get("until"))
     answer = {"failure": found.kind, "message": found.message} if isinstance(found, Failure) else {"outcome": found}
     with open(write, "w") as pipe:
         pipe.write(json.dumps(answer))

@@ -36,6 +36,10 @@ class Interrupted(Exception):
     """The trial was asked to stop and left a checkpoint."""
 
 
+class Paused(Exception):
+    """The trial is at the step where it was to wait, and left a whole checkpoint."""
+
+
 class Diverged(Exception):
     """A loss or a gradient is not finite; `step` is the optimizer step, counted from 1, that had it first."""
 
@@ -96,8 +100,13 @@ class Loop:
         self._clock = time.perf_counter()
         self._line_s = before.train_s
 
-    def run(self, journal: Journal, should_stop: Callable[[], bool], checkpoint_s: float) -> None:
-        """Trains to the end, with a checkpoint of the weights there. Raises Diverged, Interrupted, OSError."""
+    def run(
+        self, journal: Journal, should_stop: Callable[[], bool], checkpoint_s: float, until: int | None = None
+    ) -> None:
+        """Trains to the end, with a checkpoint of the weights there, or to step `until` of the trial.
+
+        Raises Paused there, and Diverged, Interrupted, OSError.
+        """
         recipe = self.recipe
         every = max(1, recipe.steps // LOG_LINES)
         points = curve_points(recipe.steps)
@@ -110,10 +119,13 @@ class Loop:
                 self.log(journal)
             if step + 1 in points:
                 self.validate(journal)
+            pause = self.step == until
             stop = should_stop() and not last
-            if stop or last or time.monotonic() - saved >= checkpoint_s:
-                self.save(journal, whole=not last)
+            if stop or last or pause or time.monotonic() - saved >= checkpoint_s:
+                self.save(journal, whole=pause or not last)
                 saved = time.monotonic()
+            if pause:
+                raise Paused
             if stop:
                 raise Interrupted(f"stopped after step {step + 1} of {recipe.steps}")
             journal.pulse()
@@ -285,6 +297,24 @@ class Loop:
 def curve_points(steps: int) -> frozenset[int]:
     """The steps after which the validation curve gets a point: ten, evenly spaced, the last step among them."""
     return frozenset(-(-steps * point // CURVE_POINTS) for point in range(1, CURVE_POINTS + 1))
+
+
+def rungs(recipe: Recipe) -> list[int]:
+    """The steps of a trial at which it may pause: the points of the validation curve of all its stages but the last."""
+    found, before = [], 0
+    for stage in recipe.whole:
+        found += [before + point for point in sorted(curve_points(stage.steps))]
+        before += stage.steps
+    return found[:-1]
+
+
+def tokens_at(recipe: Recipe, step: int) -> int:
+    """Tokens that the first `step` steps of a trial consume, in whichever stages these are."""
+    tokens = 0
+    for stage in recipe.whole:
+        tokens += stage.tokens_at(min(step, stage.steps))
+        step = max(step - stage.steps, 0)
+    return tokens
 
 
 def curve_windows(recipe: Recipe) -> int:

@@ -15,10 +15,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from search.recipe import load_recipe
+from search.pace import Pace, Part
 
 _TAIL_BYTES = 8192  # holds dozens of lines
-_LINES_S = 30.0  # between two lines of plain progress
+_LINES_S = 30.0  # between two looks of plain progress
+_SHOWN = 16  # running trials that plain progress has a line for
 
 
 @dataclass
@@ -28,7 +29,8 @@ class RunningTrial:
     name: str
     folder: Path
     steps: int | None
-    started: float = field(default_factory=time.monotonic)
+    variant: str = ""
+    started: float = 0.0  # when its first line was seen, at first_step
     first_step: int | None = None
     last: dict[str, Any] = field(default_factory=dict)
 
@@ -45,6 +47,25 @@ class RunningTrial:
         pace: float = (time.monotonic() - self.started) / (self.last["step"] - self.first_step)
         return pace * max(0, self.steps - int(self.last["step"]))
 
+    def part(self) -> Part:
+        """What it has done and what is left, for the study's own pace; nothing done before that is known."""
+        if self.steps is None or self.first_step is None:
+            return Part(self.variant, 0.0, 1.0, 0.0)
+        done = (int(self.last["step"]) - self.first_step) / self.steps
+        took = time.monotonic() - self.started if done > 0 else 0.0
+        return Part(self.variant, done, max(0.0, 1.0 - int(self.last["step"]) / self.steps), took)
+
+    def cells(self) -> list[str]:
+        """What is shown of it: name, step, loss, tokens per second, time left."""
+        last, left = self.last, self.left_s()
+        return [
+            f"  {self.name}",
+            f"{last.get('step', 0)}/{self.steps or '?'}",
+            "" if last.get("loss") is None else f"loss {last['loss']:.3f}",
+            f"{last['tokens_per_s']:,.0f} tok/s" if last.get("tokens_per_s") else "starting",
+            "" if left is None else f"{duration(left)} left",
+        ]
+
 
 class Progress:
     """Follows the driver's events. The base keeps the numbers; subclasses show them. Use it as a context manager."""
@@ -54,9 +75,10 @@ class Progress:
         self.running: dict[str, RunningTrial] = {}
         self.states: dict[str, str] = {}
         self.before: dict[str, int] = {}
-        self.seconds: list[float] = []
-        self.width = 1  # trials that ran at once
-        self._launched: dict[str, float] = {}
+        self.pace = Pace()
+        self.most: int | None = None  # trials that the budget lets start
+        self.ends: float | None = None  # when the budget of time is spent, on the monotonic clock
+        self._launched: dict[str, tuple[str, float]] = {}
 
     def __enter__(self) -> Progress:
         return self
@@ -67,6 +89,10 @@ class Progress:
     def plan(self, record: dict[str, Any], trials: int) -> None:
         """What is about to run: the study's record and how many trials it will have."""
         self.study, self.total = record["study"], trials
+        self.pace = Pace.of(record)
+        budget = record.get("budget") or {}
+        self.most = budget.get("trials")
+        self.ends = time.monotonic() + budget["wall_s"] if budget.get("wall_s") else None
 
     def event(self, event: dict[str, Any]) -> None:
         """Takes one event of `drive`."""
@@ -74,22 +100,29 @@ class Progress:
         if kind == "study":
             self.study, self.before = event["study"], dict(event["counts"])
         elif kind == "launched":
-            folder = Path(event["folder"])
-            settings = " ".join(f"{name}={value}" for name, value in event["settings"].items())
-            name = " ".join(filter(None, (event["variant"], settings, f"seed {event['seed']}")))
-            self.running[key] = RunningTrial(name, folder, total_steps(folder))
-            self.width = max(self.width, len(self.running))
-            self._launched.setdefault(key, time.monotonic())
-        elif kind in ("finished", "retry"):
+            self._launch(key, event)
+        elif kind in ("finished", "paused", "retry"):
             self.running.pop(key, None)
             if kind == "finished":
                 self.states[key] = event["state"]
-                self.seconds.append(time.monotonic() - self._launched.get(key, time.monotonic()))
+            if kind == "finished" and key in self._launched:
+                variant, launched = self._launched[key]
+                self.pace.ended(variant, time.monotonic() - launched)
         elif kind == "tick":
             for gone in self.running.keys() - event["running"].keys():
                 del self.running[gone]
             for trial in self.running.values():
                 trial.look()
+
+    def _launch(self, key: str, event: dict[str, Any]) -> None:
+        """A trial was launched, or was found running since `since` (unix s)."""
+        folder = Path(event["folder"])
+        settings = " ".join(f"{name}={value}" for name, value in event["settings"].items())
+        name = " ".join(filter(None, (event["variant"], settings, f"seed {event['seed']}")))
+        launched = time.monotonic() - max(0.0, time.time() - event.get("since", time.time()))
+        self.running[key] = RunningTrial(name, folder, total_steps(folder), event["variant"])
+        self.pace.width = max(self.pace.width, len(self.running))
+        self._launched.setdefault(key, (event["variant"], launched))
 
     @property
     def done(self) -> int:
@@ -97,14 +130,12 @@ class Progress:
         return self.before.get("reused", 0) + len(self.states)
 
     def left_s(self) -> float | None:
-        """Seconds to the end of the study, by the mean trial so far; None before there is anything to go by."""
-        left = [trial.left_s() for trial in self.running.values()]
-        known = [each for each in left if each is not None]
-        mean = sum(self.seconds) / len(self.seconds) if self.seconds else (max(known) * 1.1 if known else None)
-        if mean is None:
-            return None
+        """Seconds to the end of the study or of its budget; None before there is anything to go by."""
         waiting = max(0, self.total - self.done - len(self.running))
-        return (waiting * mean + sum(mean if each is None else each for each in left)) / self.width
+        if self.most is not None:
+            waiting = min(waiting, max(0, self.most - len(self._launched)))
+        left = self.pace.left_s(waiting, [trial.part() for trial in self.running.values()])
+        return left if left is None or self.ends is None else min(left, max(0.0, self.ends - time.monotonic()))
 
     def headline(self) -> str:
         """The study in one line."""
@@ -145,12 +176,7 @@ class LiveProgress(Progress):
         """The headline and the table of running trials."""
         table = Table.grid(padding=(0, 2))
         for trial in self.running.values():
-            last, left = trial.last, trial.left_s()
-            cells = [f"  {trial.name}", f"{last.get('step', 0)}/{trial.steps or '?'}"]
-            cells.append("" if last.get("loss") is None else f"loss {last['loss']:.3f}")
-            cells.append(f"{last['tokens_per_s']:,.0f} tok/s" if last.get("tokens_per_s") else "starting")
-            cells.append("" if left is None else f"{duration(left)} left")
-            table.add_row(*map(Text, cells))
+            table.add_row(*map(Text, trial.cells()))
         return Group(Text(self.headline(), style="bold"), table)
 
 
@@ -167,7 +193,9 @@ class LineProgress(Progress):
         super().event(event)
         told = line_of(event, name or (self.running[event["key"]].name if event.get("key") in self.running else ""))
         if event["event"] == "tick" and time.monotonic() >= self._next:
-            self._next, told = time.monotonic() + _LINES_S, self.headline()
+            self._next = time.monotonic() + _LINES_S
+            shown = [*self.running.values()][:_SHOWN]
+            told = "\n".join([self.headline(), *("  ".join(filter(None, each.cells())) for each in shown)])
         if told:
             print(told, file=self._file, flush=True)
 
@@ -228,6 +256,8 @@ def total_steps(folder: Path) -> int | None:
     if not {"tokens", "batch", "context"} <= recipe.keys():
         return None
     if {"ramp", "batch_tokens", "stages"} & recipe.keys():
+        from search.recipe import load_recipe
+
         return load_recipe(recipe).all_steps
     return math.ceil(int(recipe["tokens"]) / int(recipe["batch"] * recipe["context"]))
 

@@ -129,10 +129,10 @@ class RayExecutor:
         fit = int(node.get("CPU", 0) // self._cpus)
         return min(fit, int(node.get("GPU", 0) / self._gpus + 1e-9)) if self._gpus else fit
 
-    def submit(self, key: str, folder: Path, attempt: int) -> None:
+    def submit(self, key: str, folder: Path, attempt: int, until: int | None = None) -> None:
         """Hands an attempt to Ray. Raises ExecutorError when Ray is not there."""
         self._ready()
-        job = {"entry": self._entry, "folder": str(folder), "data_root": str(self._data_root)}
+        job = {"entry": self._entry, "folder": str(folder), "data_root": str(self._data_root), "until": until}
         address = self._server.address if self._server else ""
         reference = self._task.remote({**job, "attempt": attempt, "cpus": self._cpus}, address, self._gpus)
         self._cancelled.discard(key)

@@ -53,10 +53,9 @@ def count(states: Mapping[str, str], before: Set[str]) -> dict[str, int]:
     return {**Counter(states.values()), "reused": len(before & states.keys())}
 
 
-def summarise(states: Mapping[str, str], before: Set[str], stop: Stop | None) -> Summary:
-    """The exit code follows from the table: a stop that came when all was done is no stop."""
+def summarise(states: Mapping[str, str], before: Set[str], stop: Stop | None, left: int) -> Summary:
+    """The exit code follows from the table: a stop that came when all was done, nothing being `left`, is no stop."""
     counts = count(states, before)
-    left = counts.get("planned", 0) + counts.get("running", 0)
     failed = counts.get("failed", 0)
     if stop is not None and (left or stop.exit_code == EXIT_FAILED):
         return Summary(stop.exit_code, counts, stop.message)

@@ -30,7 +30,7 @@ from search import checkpoint
 from search.data.dataset import Dataset
 from search.evaluate import Arrays, evaluate
 from search.journal import Journal, events, note_event
-from search.loop import Before, Diverged, Interrupted, Loop
+from search.loop import Before, Diverged, Interrupted, Loop, Paused, rungs, tokens_at
 from search.plugin_files import load_kept
 from search.recipe import Recipe, load_recipe
 from search.shared_stages import keep_stage, load_stage, shared_stage
@@ -77,10 +77,14 @@ def train(
     attempt: int,
     should_stop: ShouldStop,
     *,
+    until: int | None = None,
     build: Build = build_model,
     checkpoint_s: float = CHECKPOINT_S,
 ) -> dict[str, Any]:
     """Trains the trial of `folder/trial.json` from its newest checkpoint to its end; returns what `result.json` says.
+
+    With `until` it pauses after that step of the trial, one of `loop.rungs`, with a whole checkpoint, and returns
+    {"state": "paused", "step", "tokens", "validation": {"loss": that of the curve}}; at once where it has been there.
 
     `should_stop` is asked after every step. Raises Interrupted after a checkpoint, OSError when the disk is full (the
     earlier checkpoint is whole then), and whatever is wrong with the trial or its data. A run whose loss or gradients
@@ -96,8 +100,11 @@ def train(
     found = checkpoint.load_newest(folder)
     started = found.state["step"] if found.state else 0
     with _deterministic(device), Journal(folder / "metrics.jsonl", attempt, started) as journal:
-        run = _Run(folder, data_root, attempt, trial, device, build, journal, should_stop, checkpoint_s)
-        result = run.through(found)
+        run = _Run(folder, data_root, attempt, trial, device, build, journal, should_stop, checkpoint_s, until)
+        try:
+            result = run.through(found)
+        except Paused:
+            return run.paused()
         journal.sync()
     text = json.dumps(result, indent=1, allow_nan=False).encode()
     checkpoint.write_atomically(finished, lambda file: file.write(text))
@@ -118,13 +125,19 @@ class _Run:
     journal: Journal
     should_stop: ShouldStop
     checkpoint_s: float
+    until: int | None = None
 
     def through(self, found: checkpoint.Loaded) -> dict[str, Any]:
-        """How the trial ended: its stages one after another, from that of the checkpoint on."""
+        """How the trial ended: its stages one after another, from that of the checkpoint on. Raises Paused."""
         recipe = load_recipe(self.trial.recipe, "recipe")
+        if self.until is not None and self.until not in rungs(recipe):
+            raise ValueError(f"this trial pauses after one of the steps {rungs(recipe)}, not after {self.until}")
         past = found.state.get("stages", []) if found.state else []
+        step = found.state["step"] if found.state else 0
         before, weights, result = Before(), dict[str, Tensor](), dict[str, Any]()
         for index, part in enumerate(parts(recipe, self.trial)):
+            if self.until is not None and max(step, before.steps) >= self.until:
+                raise Paused
             if index < len(past):
                 before = before.then(part.recipe, past[index], 0.0)
                 continue
@@ -151,7 +164,17 @@ class _Run:
 
     def stage(self, loop: Loop) -> dict[str, Any]:
         """Trains and evaluates a stage."""
-        return _outcome(loop, self.journal, self.should_stop, self.checkpoint_s)
+        return _outcome(loop, self.journal, self.should_stop, self.checkpoint_s, self.until)
+
+    def paused(self) -> dict[str, Any]:
+        """What is told of a trial that waits after step `until`. Raises ValueError without the curve's point there."""
+        step = self.until or 0
+        self.journal.sync()
+        losses = [line["validation_loss"] for line in self.journal.lines(step - 1, step) if "validation_loss" in line]
+        if not losses:
+            raise ValueError(f"{self.folder}/metrics.jsonl has no validation loss at step {step}, though it was there")
+        tokens = tokens_at(load_recipe(self.trial.recipe, "recipe"), step)
+        return {"state": "paused", "step": step, "tokens": tokens, "validation": {"loss": losses[0]}}
 
     def tick(self) -> None:
         """Called while another trial trains what this one waits for. Raises Interrupted if the trial is to stop."""
@@ -199,10 +222,12 @@ def _ended(index: int, result: dict[str, Any]) -> dict[str, Any]:
     return {"stage": index, **{name: result[name] for name in ("step", "tokens", "validation", "test")}}
 
 
-def _outcome(loop: Loop, journal: Journal, should_stop: ShouldStop, checkpoint_s: float) -> dict[str, Any]:
-    """Trains, evaluates, and says how the trial ended."""
+def _outcome(
+    loop: Loop, journal: Journal, should_stop: ShouldStop, checkpoint_s: float, until: int | None
+) -> dict[str, Any]:
+    """Trains, evaluates, and says how the trial ended. Raises Paused."""
     try:
-        loop.run(journal, should_stop, checkpoint_s)
+        loop.run(journal, should_stop, checkpoint_s, until)
         started = time.perf_counter()
         measures, documents = _measure(loop, journal, should_stop)
     except Diverged as end:

@@ -22,11 +22,13 @@ _STOP_POLL_S = 0.1
 _MESSAGE_CHARACTERS = 500  # the whole of it is in error.txt
 
 
-def run_trial(entry: str, folder: Path, data_root: Path, attempt: int) -> dict[str, Any] | Failure:
+def run_trial(
+    entry: str, folder: Path, data_root: Path, attempt: int, until: int | None = None
+) -> dict[str, Any] | Failure:
     """Trains one attempt with `entry` ("module:function") and returns its result or why there is none. Never raises.
 
-    The folder is locked while it is written to, so that two attempts never write into one another. A result that is
-    already there is returned as it is.
+    With `until` it pauses after that step, and what it returns says so. The folder is locked while it is written to,
+    so that two attempts never write into one another. A result that is already there is returned as it is.
     """
     try:
         with _only_writer(folder):
@@ -34,12 +36,14 @@ def run_trial(entry: str, folder: Path, data_root: Path, attempt: int) -> dict[s
             if found is not None:
                 return found
             write_whole(folder / "attempt.json", _who(attempt), durable=False)
-            return _train(entry, folder, data_root, attempt)
+            return _train(entry, folder, data_root, attempt, {} if until is None else {"until": until})
     except OSError as error:
         return _os_failure(error, folder)
 
 
-def _train(entry: str, folder: Path, data_root: Path, attempt: int) -> dict[str, Any] | Failure:
+def _train(
+    entry: str, folder: Path, data_root: Path, attempt: int, options: dict[str, Any]
+) -> dict[str, Any] | Failure:
     try:
         train, interrupted = load_entry(entry)
     except Exception:
@@ -48,7 +52,7 @@ def _train(entry: str, folder: Path, data_root: Path, attempt: int) -> dict[str,
     try:
         if should_stop():
             return Failure("interrupted", "asked to stop before the first step")
-        result: dict[str, Any] = train(folder, data_root, attempt, should_stop)
+        result: dict[str, Any] = train(folder, data_root, attempt, should_stop, **options)
         return result
     except interrupted as error:
         return Failure("interrupted", str(error) or "asked to stop")

@@ -13,7 +13,7 @@ from tests.search.study_kit import ENTRY, make_store, rows_of
 
 def main(job):
     folder, study = Path(job["folder"]), job.get("study", "s")
-    rows = rows_of(*map(Trial.from_json, job["trials"]))
+    rows = rows_of(*map(Trial.from_json, job["trials"]), until=job.get("until"))
     store = make_store(folder, study)
     if job["executor"] == "inline":
         executor = InlineExecutor(ENTRY, folder)

@@ -22,9 +22,9 @@ def toy(x=1, seed=0, steps=4, step_s=0.0, **recipe):
     return Trial({"x": x}, {"steps": steps, "step_s": step_s, **recipe}, "none", seed)
 
 
-def rows_of(*trials, role="repeat"):
-    """One row per trial."""
-    return [Row(trial, f"v{trial.model['x']}", role, {}, trial.seed) for trial in trials]
+def rows_of(*trials, role="repeat", until=None):
+    """One row per trial, each of which pauses after step `until` if that is given."""
+    return [Row(trial, f"v{trial.model['x']}", role, {}, trial.seed, until) for trial in trials]
 
 
 def make_store(folder, study="s", rows=()):

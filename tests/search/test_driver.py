@@ -81,6 +81,47 @@ def test_a_failure_costs_the_retries_of_its_kind(tmp_path, kind, state, starts, 
     assert steps_run(tmp_path)[1]["1/0"] == starts
 
 
+def test_trials_pause_where_their_rows_say_and_go_on_as_the_planner_decides(tmp_path):
+    """Three trials to step 2, the best of them on to step 3 and the best of all to its end: successive halving."""
+    store, trials = make_store(tmp_path), [toy(x) for x in (1, 2, 3)]
+    told = []
+
+    def plan(rows):
+        paused = [row for row in rows if row["state"] != "planned" and row["result"]]
+        if len(paused) < 3:
+            return rows_of(*trials, until=2)
+        best = min(paused, key=lambda row: row["key"])["key"]
+        further = 3 if all(row["result"]["step"] <= 2 for row in rows) else None
+        return [row for t in trials for row in rows_of(t, until=further if t.key == best else 2)]
+
+    summary = drive_inline(store, plan, on_event=lambda event: told.append(event["event"]))
+    assert (summary.exit_code, summary.counts) == (0, {"complete": 1, "paused": 2, "reused": 0})
+    assert told.count("paused") == 4
+    assert drive_inline(store, plan).counts == {"complete": 1, "paused": 2, "reused": 1}
+    assert sorted(steps_run(tmp_path)[1].values()) == [1, 1, 3]
+    assert set(steps_run(tmp_path)[0].values()) == {1}
+    assert drive_inline(store, rows_of(*trials)).counts == {"complete": 3, "reused": 1}
+    alone = make_store(tmp_path / "alone")
+    drive(alone, "s", lambda _: rows_of(*trials), InlineExecutor(ENTRY, tmp_path / "alone"))
+    assert results(alone) == results(store)
+
+
+def test_a_trial_in_two_rows_goes_as_far_as_either_wants(tmp_path):
+    store = make_store(tmp_path)
+    both = [*rows_of(toy(), role="tune", until=2), *rows_of(toy(), role="repeat", until=3)]
+    assert drive_inline(store, both).counts == {"paused": 1, "reused": 0}
+    assert [row["result"]["step"] for row in store.study_trials("s")] == [3, 3]
+    assert drive_inline(store, [*both[:1], *rows_of(toy())]).counts == {"complete": 1, "reused": 0}
+
+
+def test_a_study_that_another_one_paused_goes_on_with_its_trial(tmp_path):
+    store = make_store(tmp_path, "other")
+    make_store(tmp_path, "s").close()
+    drive_inline(store, rows_of(toy(), until=2), "other")
+    assert drive_inline(store, rows_of(toy())).counts == {"complete": 1, "reused": 0}
+    assert set(steps_run(tmp_path)[0].values()) == {1}
+
+
 def test_a_retried_trial_goes_on_from_its_checkpoint(tmp_path):
     trial = toy(fault={"kind": "memory", "step": 2, "attempts": 1})
     store = make_store(tmp_path)
@@ -221,7 +262,7 @@ class ByHand:
     def start(self):
         pass
 
-    def submit(self, key, folder, attempt):
+    def submit(self, key, folder, attempt, until=None):
         self.submitted.append((key, folder, attempt))
 
     def wait(self, timeout):
@@ -372,7 +413,7 @@ def test_a_trial_without_progress_is_killed_retried_once_and_fails_as_hung(tmp_p
     store, executor, rows = make_store(tmp_path), ByHand(), rows_of(toy())
     submit = executor.submit
 
-    def start(key, folder, attempt):
+    def start(key, folder, attempt, until=None):
         submit(key, folder, attempt)
         (folder / "attempt.json").write_text(json.dumps({"attempt": attempt}))
 
@@ -387,7 +428,7 @@ def test_what_is_not_the_trials_fault_is_never_charged(tmp_path, kind):
     store, executor, rows = make_store(tmp_path), ByHand(), rows_of(toy())
     submit = executor.submit
 
-    def start(key, folder, attempt):
+    def start(key, folder, attempt, until=None):
         submit(key, folder, attempt)
         fault = Failure(kind, "gone") if attempt < 9 else {"state": "complete"}
         executor.ended.append(Finished(key, attempt, fault))

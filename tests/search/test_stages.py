@@ -120,6 +120,28 @@ def test_continued_stages_have_the_bits_of_those_that_never_stopped(tmp_path, st
     assert same(folder, whole)
 
 
+@pytest.mark.parametrize("pauses", [[3], [6, 7], [2, 10], [8, 12]], ids=str)
+def test_stages_that_pause_on_the_way_have_the_bits_of_those_that_never_did(tmp_path, store, whole, pauses):
+    folder = make(tmp_path / "parts", stages=[ADAPTED, {"tokens": 3 * 64, "lr": 0.005}])
+    for attempt, until in enumerate(pauses, start=1):
+        told = run(folder, store, attempt, until=until)
+        assert (told["state"], told["step"], told["tokens"]) == ("paused", until, until * 64)
+    run(folder, store, len(pauses) + 1)
+    assert same(folder, whole)
+
+
+def test_a_trial_pauses_within_a_stage_that_another_one_trained(tmp_path, store, whole):
+    stages = [ADAPTED, {"tokens": 3 * 64, "lr": 0.005}]
+    run(make(tmp_path / "first", stages=stages), store)
+    folder = make(tmp_path / "second", stages=stages)
+    for attempt, until in enumerate([4, 4, 8, 11], start=1):
+        told = run(folder, store, attempt, until=until)
+        losses = {line["step"]: line["validation_loss"] for line in lines(whole) if "validation_loss" in line}
+        assert (told["step"], told["validation"]["loss"]) == (until, losses[until])
+    run(folder, store, 5)
+    assert same(folder, whole)
+
+
 def test_trials_that_begin_alike_train_it_once(tmp_path, store, whole):
     later = {"tokens": 3 * 64, "lr": 0.005}
     first, second = (make(tmp_path / name, stages=stages) for name, stages in (("a", [later]), ("b", [ADAPTED, later])))

@@ -174,6 +174,43 @@ def test_continued_trial_has_the_bits_of_one_that_never_stopped(tmp_path, data_r
     assert same(folder, whole)
 
 
+@pytest.mark.parametrize("stops", [[2], [8], [4, 6, 11]], ids=str)
+def test_a_trial_that_pauses_on_the_way_has_the_bits_of_one_that_never_did(tmp_path, data_root, whole, stops):
+    folder = make(tmp_path / "parts")
+    for attempt, until in enumerate(stops, start=1):
+        told = run(folder, data_root, attempt, until=until)
+        (loss,) = (line["validation_loss"] for line in lines(folder)[-2:] if "validation_loss" in line)
+        assert told == {"state": "paused", "step": until, "tokens": until * 64, "validation": {"loss": loss}}
+        assert "optimizer" in checkpoint.load(folder, until)
+        assert not (folder / "result.json").exists()
+    run(folder, data_root, len(stops) + 1)
+    assert same(folder, whole)
+
+
+def test_a_paused_trial_that_is_to_pause_where_it_has_been_returns_at_once(tmp_path, data_root, monkeypatch):
+    folder = make(tmp_path / "parts")
+    early, late = run(folder, data_root, until=4), run(folder, data_root, 2, until=8)
+    monkeypatch.setattr("search.train._Run.loop", None)
+    assert run(folder, data_root, 3, until=8) == late
+    assert run(folder, data_root, 4, until=4) == early
+    assert checkpoint.steps_in(folder)[0] == 8
+
+
+def test_a_trial_that_is_stopped_before_its_pause_goes_on_to_it(tmp_path, data_root, whole):
+    folder = make(tmp_path / "parts")
+    with pytest.raises(Interrupted):
+        run(folder, data_root, 1, stop_after(3), until=8)
+    assert run(folder, data_root, 2, stop_after(5), until=8)["step"] == 8  # the pause comes before the stop
+    run(folder, data_root, 3)
+    assert same(folder, whole)
+
+
+def test_a_pause_is_a_point_of_the_validation_curve(tmp_path, data_root):
+    assert 7 not in curve_points(STEPS)
+    with pytest.raises(ValueError, match=r"after one of the steps \[2, 3, 4, 5, 6, 8, 9, 10, 11\], not after 7"):
+        run(make(tmp_path / "parts"), data_root, until=7)
+
+
 def test_lines_between_logs_are_continued_too(tmp_path, data_root, monkeypatch):
     monkeypatch.setattr("search.loop.LOG_LINES", 3)  # a line every fourth step
     whole, folder = make(tmp_path / "whole"), make(tmp_path / "parts")

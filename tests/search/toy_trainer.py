@@ -12,12 +12,14 @@ class Interrupted(Exception):
     """Stopped on request, after a checkpoint."""
 
 
-def train(folder, data_root, attempt, should_stop):
+def train(folder, data_root, attempt, should_stop, *, until=None):
     """x_{k+1} = (a x_k + seed) mod m, `steps` times of `step_s` s; `fault` {"kind", "step", "attempts"} strikes."""
     trial = json.loads((folder / "trial.json").read_text())
     recipe, checkpoint = trial["recipe"], folder / "checkpoint.json"
     state = json.loads(checkpoint.read_text()) if checkpoint.exists() else {"step": 0, "x": trial["model"]["x"]}
     log(data_root, trial, state["step"], "start")
+    if until is not None and until <= state["step"] < recipe["steps"]:
+        return paused(folder, until)
     for step in range(state["step"], recipe["steps"]):
         strike(recipe.get("fault"), step, attempt, folder)
         state = {"step": step + 1, "x": (state["x"] * 48271 + trial["seed"]) % 2147483647}
@@ -33,6 +35,8 @@ def train(folder, data_root, attempt, should_stop):
                 + "\n"
             )
         write(checkpoint, state)
+        if step + 1 == until and until < recipe["steps"]:
+            return paused(folder, until)
         if should_stop():
             raise Interrupted(f"at step {step + 1}")
     ending = "diverged" if recipe.get("diverges") else "complete"
@@ -45,6 +49,13 @@ def train(folder, data_root, attempt, should_stop):
     }
     write(folder / "result.json", result)
     return result
+
+
+def paused(folder, step):
+    """What a trial that waits after a step tells."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (loss,) = {line["validation_loss"] for line in lines if line["step"] == step and "validation_loss" in line}
+    return {"state": "paused", "step": step, "tokens": step, "validation": {"loss": loss}}
 
 
 def strike(fault, step, attempt, folder):
