@@ -17,7 +17,7 @@ from search.comparison import Comparison, load_comparison
 from search.lock import STUDY_NAME, holder_of
 from search.store import Store, StoreError
 
-STATES = ("complete", "running", "planned", "failed", "diverged", "pruned")
+STATES = ("complete", "running", "paused", "planned", "failed", "diverged", "pruned")
 _PROBE_S = 1.0  # a page says "locked" rather than wait for a minute, as a run does
 
 

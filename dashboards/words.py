@@ -14,6 +14,7 @@ from search.notes import lossy_of, objective_of, tested_on
 STATE_WORDS = {
     "complete": "complete",
     "running": "running",
+    "paused": "paused",
     "planned": "waiting",
     "failed": "failed",
     "diverged": "diverged",
@@ -85,7 +86,7 @@ def progress(study: Study) -> str:
     counts = study.counts
     done = sum(counts.get(state, 0) for state in ("complete", "failed", "diverged", "pruned"))
     words = STATE_WORDS if study.holder is not None else {**STATE_WORDS, "running": "interrupted"}
-    extra = [f"{counts[s]} {words[s]}" for s in ("running", "failed", "diverged", "pruned") if s in counts]
+    extra = [f"{counts[s]} {words[s]}" for s in ("running", "paused", "failed", "diverged", "pruned") if s in counts]
     return " · ".join([f"{done} of {study.expected} trials", *extra])
 
 

@@ -22,8 +22,14 @@ class StudyLocked(Exception):
 
     def __init__(self, study: str, path: Path, holder: dict[str, Any]) -> None:
         self.study, self.path, self.holder = study, path, holder
-        who = f"process {holder['pid']} on {holder['host']} since {holder['since']}" if holder else "another process"
-        super().__init__(f"study '{study}' is already being run by {who} (lock: {path}); wait for it or stop it first")
+        super().__init__(
+            f"study '{study}' is already being run by {name_of(holder)} (lock: {path}); wait for it or stop it first"
+        )
+
+
+def name_of(holder: dict[str, Any]) -> str:
+    """A lock's holder in words."""
+    return f"process {holder['pid']} on {holder['host']} since {holder['since']}" if holder else "another process"
 
 
 def lock_path(root: Path, study: str) -> Path:

@@ -3,25 +3,61 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from search.lock import holder_of
 from search.store import Store
 
-_ORDER = ("complete", "running", "planned", "diverged", "pruned", "failed")
+_ORDER = ("complete", "running", "interrupted", "paused", "planned", "diverged", "pruned", "failed")
 
 
 def status_of(root: Path, study: str | None = None) -> list[dict[str, Any]]:
-    """name, question, counts by state, updated (unix s) and holder (who runs it, or None), newest first.
+    """name, question, counts by state, updated (unix s), holder (who runs it, or None) and left_s, newest first.
 
-    Raises StoreError if there is no store, or no such study in it.
+    A trial whose driver has died is `interrupted`, not running. left_s, the seconds that a running study still takes,
+    is None where nothing tells. Raises StoreError if there is no store, or no such study in it.
     """
     with Store.open(root, create=False) as store:
         if study:
             store.study(study)
         found = [row for row in store.studies() if study in (None, row["name"])]
-    return [{**row, "holder": holder_of(root, row["name"])} for row in found]
+        for row in found:
+            row["holder"] = holder_of(root, row["name"])
+            row["left_s"] = None
+            if row["holder"] is not None or row["counts"].get("running"):
+                _look_closer(store, row)
+    return found
+
+
+def standing(root: Path, rows: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """State by trial; one that is `running` in the table and has no driver any more is `interrupted`."""
+    found = {row["key"]: row for row in rows}
+    owners = {row["owner"] for row in found.values() if row["state"] == "running"}
+    dead = {owner for owner in owners if owner is None or holder_of(root, owner) is None}
+    return {
+        key: "interrupted" if row["state"] == "running" and row["owner"] in dead else row["state"]
+        for key, row in found.items()
+    }
+
+
+def _look_closer(store: Store, row: dict[str, Any]) -> None:
+    """Counts what really runs, and says how long the rest will take."""
+    from search.follow import Follower
+    from search.progress import Progress
+
+    follower = Follower(store, row["name"])
+    row["counts"] = dict(Counter(standing(store.root, follower.rows).values()))
+    if row["holder"] is None:
+        return
+    record = store.study(row["name"])
+    progress = Progress()
+    progress.plan(record, int(record.get("trials") or sum(row["counts"].values())), follower.rows)
+    for event in follower.news():
+        progress.event(event)
+    row["left_s"] = progress.left_s()
 
 
 def lines(found: list[dict[str, Any]]) -> list[str]:
@@ -29,18 +65,24 @@ def lines(found: list[dict[str, Any]]) -> list[str]:
     if not found:
         return ["no studies yet; archlab run STUDY.yaml"]
     width = max(len(row["name"]) for row in found)
-    return [f"{row['name']:<{width}}  {_counts(row['counts'])}  {_who(row)}" for row in found]
+    return [f"{row['name']:<{width}}  {told(row['counts'])}  {_who(row)}" for row in found]
 
 
-def _counts(counts: dict[str, int]) -> str:
-    total = sum(counts.values())
+def told(counts: dict[str, int]) -> str:
+    """Such as `4 trials: 3 complete, 1 failed`."""
+    total = sum(counts[state] for state in _ORDER if state in counts)
     parts = [f"{counts[state]} {state}" for state in _ORDER if counts.get(state)]
-    return f"{total} trials: {', '.join(parts)}"
+    return f"{total} trial{'' if total == 1 else 's'}: {', '.join(parts) or 'none yet'}"
 
 
 def _who(row: dict[str, Any]) -> str:
+    from search.progress import duration
+
     holder = row["holder"]
-    if holder:
-        return f"running on {holder.get('host')} (process {holder.get('pid')})"
+    if holder is not None:
+        who = f"running on {holder['host']} (process {holder['pid']})" if holder else "running"
+        return who if row["left_s"] is None else f"{who}, about {duration(row['left_s'])} left"
     minutes = (time.time() - row["updated"]) / 60
-    return f"started {minutes:.0f} min ago" if minutes < 120 else f"started {minutes / 60:.0f} h ago"
+    when = f"started {minutes:.0f} min ago" if minutes < 120 else f"started {minutes / 60:.0f} h ago"
+    waits = any(row["counts"].get(state) for state in ("interrupted", "planned"))
+    return f"{when}; archlab run goes on" if waits else when

@@ -6,7 +6,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,13 +20,17 @@ TERMINAL = ("complete", "pruned", "failed", "diverged")
 
 
 class Row(NamedTuple):
-    """One wanted trial of a study: as which variant, in which role ("tune", "repeat", "search"), at which settings."""
+    """One wanted trial of a study: as which variant, in which role ("tune", "repeat", "search"), at which settings.
+
+    until: the optimizer step, counted over all stages, after which it pauses; None: it is trained to its end.
+    """
 
     trial: Trial
     variant: str
     role: str
     settings: dict[str, Any]
     seed: int
+    until: int | None = None
 
 
 class StaleAttempt(Exception):
@@ -34,8 +38,9 @@ class StaleAttempt(Exception):
 
 
 class Store:
-    """planned -> running(attempt) -> complete | pruned | failed | diverged, and running -> planned on interruption.
+    """planned -> running(attempt) -> complete | pruned | failed | diverged.
 
+    running -> planned on interruption; running -> paused at the step up to which a trial is wanted, and on from there.
     One transaction per transition. The attempt number is a fencing token: who doesn't hold the newest one changes
     nothing. A store may be used from several threads and processes at once.
     """
@@ -114,16 +119,19 @@ class Store:
     # membership
 
     def add_trials(self, study: str, rows: Iterable[Row]) -> int:
-        """Makes each row exist once, in the given order, and its trial.json. Returns how many are new or back."""
+        """Makes each row exist once, in the given order, and its trial.json.
+
+        Returns how many are new, back, or wanted up to another step.
+        """
         wanted = [(row, row.trial.key) for row in rows]
         present = self._members(study)
         fresh, changed, revived = [], [], 0
         for position, (row, key) in enumerate(wanted):
-            values = (canonical_json(row.settings), row.seed, position, 0)
+            values = (canonical_json(row.settings), row.seed, row.until, position, 0)
             member = (key, row.variant, row.role)
             if member not in present:
                 fresh.append((row, key))
-            elif present[member][-1]:
+            elif present[member][-1] or present[member][2] != row.until:
                 revived += 1
             if present.get(member) != values:
                 changed.append((study, *member, *values))
@@ -139,8 +147,10 @@ class Store:
                 [(key, row.trial.to_json(), now) for row, key in fresh],
             )
             db.executemany(
-                "INSERT INTO study_trial VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
-                "settings = excluded.settings, seed = excluded.seed, position = excluded.position, orphaned = 0",
+                "INSERT INTO study_trial (study, key, variant, role, settings, seed, until, position, orphaned) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (study, key, variant, role) DO UPDATE SET "
+                "settings = excluded.settings, seed = excluded.seed, until = excluded.until, "
+                "position = excluded.position, orphaned = 0",
                 changed,
             )
         return len(fresh) + revived
@@ -161,21 +171,23 @@ class Store:
                 )
         return len(unwanted)
 
-    def _members(self, study: str) -> dict[tuple[str, str, str], tuple[str, int, int, int]]:
+    def _members(self, study: str) -> dict[tuple[str, str, str], tuple[Any, ...]]:
         rows = self._query(
-            "SELECT key, variant, role, settings, seed, position, orphaned FROM study_trial WHERE study = ?", (study,)
+            "SELECT key, variant, role, settings, seed, until, position, orphaned FROM study_trial WHERE study = ?",
+            (study,),
         )
-        return {(row[0], row[1], row[2]): (row[3], row[4], row[5], row[6]) for row in rows}
+        return {(row[0], row[1], row[2]): tuple(row)[3:] for row in rows}
 
     def study_trials(self, study: str, orphaned: bool = False) -> list[dict[str, Any]]:
         """The study's rows in planned order (the no longer wanted ones if `orphaned`).
 
-        Keys: key, variant, role, settings, seed, state, attempt, reused (finished by another study's run), reason,
-        result (what result.json holds, or None), folder (str), owner (the study whose driver ran it last), updated.
+        Keys: key, variant, role, settings, seed, until, state, attempt, reused (finished by another study's run),
+        reason, result (what result.json holds; where a trial paused last, also while it goes on; or None), folder
+        (str), owner (the study whose driver ran it last), updated.
         """
         rows = self._query(
-            "SELECT key, variant, role, settings, seed, state, attempt, reason, result, owner, trial.updated, study "
-            "FROM study_trial JOIN trial USING (key) WHERE study = ? AND orphaned = ? "
+            "SELECT key, variant, role, settings, seed, until, state, attempt, reason, result, owner, trial.updated, "
+            "study FROM study_trial JOIN trial USING (key) WHERE study = ? AND orphaned = ? "
             "ORDER BY position, key, variant, role",
             (study, int(orphaned)),
         )
@@ -194,12 +206,11 @@ class Store:
     # transitions
 
     def claim(self, key: str, study: str) -> int | None:
-        """planned -> running for the driver of `study`: the attempt number, or None when it isn't ours to start."""
+        """planned or paused -> running for the driver of `study`: the attempt number, or None: not ours to start."""
         with self._transaction() as db:
             row = db.execute(
-                "UPDATE trial SET state = 'running', attempt = attempt + 1, owner = ?, reason = NULL, "
-                "result = NULL, updated = ? "
-                "WHERE key = ? AND state = 'planned' RETURNING attempt, spec",
+                "UPDATE trial SET state = 'running', attempt = attempt + 1, owner = ?, reason = NULL, updated = ? "
+                "WHERE key = ? AND state IN ('planned', 'paused') RETURNING attempt, spec",
                 (study, time.time(), key),
             ).fetchone()
             if row is None:
@@ -212,31 +223,38 @@ class Store:
     def finish(
         self, key: str, attempt: int, state: str, result: dict[str, Any] | None, reason: str | None = None
     ) -> None:
-        """running -> a terminal state. Raises StaleAttempt when `attempt` no longer holds the trial."""
-        if state not in TERMINAL:
-            raise ValueError(f"a trial finishes as one of {', '.join(TERMINAL)}, not as {state!r}")
-        self._leave_running(key, attempt, state, None if result is None else json.dumps(result), reason)
+        """running -> paused or a terminal state. Raises StaleAttempt when `attempt` no longer holds the trial."""
+        if state not in (*TERMINAL, "paused"):
+            raise ValueError(f"a trial finishes as one of {', '.join((*TERMINAL, 'paused'))}, not as {state!r}")
+        text = None if result is None else json.dumps(result)
+        self._leave_running(key, attempt, state, "?, result = ?", (state, text), reason)
 
     def release(self, key: str, attempt: int, reason: str | None = None) -> None:
-        """running -> planned: stopped on the way, to go on from its checkpoint. Raises StaleAttempt."""
-        self._leave_running(key, attempt, "planned", None, reason)
+        """running -> planned, or paused where it was: to go on from its checkpoint. Raises StaleAttempt."""
+        back = "CASE WHEN result IS NULL THEN 'planned' ELSE 'paused' END"
+        self._leave_running(key, attempt, "planned", back, (), reason)
 
-    def _leave_running(self, key: str, attempt: int, state: str, result: str | None, reason: str | None) -> None:
+    def _leave_running(
+        self, key: str, attempt: int, state: str, becomes: str, values: tuple[Any, ...], reason: str | None
+    ) -> None:
         with self._transaction() as db:
             row = db.execute(
-                "UPDATE trial SET state = ?, result = ?, reason = ?, updated = ? "
-                "WHERE key = ? AND attempt = ? AND state = 'running' RETURNING owner",
-                (state, result, reason, time.time(), key, attempt),
+                f"UPDATE trial SET state = {becomes}, reason = ?, updated = ? "
+                "WHERE key = ? AND attempt = ? AND state = 'running' RETURNING owner, state",
+                (*values, reason, time.time(), key, attempt),
             ).fetchone()
             if row is None:
                 now = db.execute("SELECT state, attempt FROM trial WHERE key = ?", (key,)).fetchone()
                 stands = f"it is {now['state']} at attempt {now['attempt']}" if now else "there is no such trial"
                 raise StaleAttempt(f"trial {key[:12]}: attempt {attempt} can't make it {state}, {stands}")
-            _event(db, state, row["owner"], key, attempt, {"reason": reason} if reason else {})
+            _event(db, row["state"], row["owner"], key, attempt, {"reason": reason} if reason else {})
 
-    def reset_failed(self, study: str) -> int:
-        """failed -> planned for the wanted rows of a study: they are tried again. Returns how many."""
-        return len(self._plan_again(study, "state = 'failed'"))
+    def reset_failed(self, study: str, variant: str | None = None) -> int:
+        """failed -> planned for the wanted rows of a study, or of one of its variants. Returns how many."""
+        if variant is None:
+            return len(self._plan_again(study, "state = 'failed'"))
+        of_variant = "key IN (SELECT key FROM study_trial WHERE study = ? AND variant = ? AND NOT orphaned)"
+        return len(self._plan_again(study, f"state = 'failed' AND {of_variant}", study, variant))
 
     def reset_pruned(self, study: str) -> int:
         """pruned -> planned for the wanted rows of a study that does not prune, whoever pruned. Returns how many."""
@@ -258,7 +276,7 @@ class Store:
     def _plan_again(self, study: str, which: str, *values: str) -> list[str]:
         with self._transaction() as db:
             rows = db.execute(
-                "UPDATE trial SET state = 'planned', reason = NULL, updated = ? WHERE key IN "
+                "UPDATE trial SET state = 'planned', reason = NULL, result = NULL, updated = ? WHERE key IN "
                 f"(SELECT key FROM study_trial WHERE study = ? AND NOT orphaned) AND {which} RETURNING key",
                 (time.time(), study, *values),
             )
@@ -273,6 +291,40 @@ class Store:
             "SELECT key, attempt FROM trial WHERE state = 'running' AND owner = ? ORDER BY key", (study,)
         )
         return [{"key": row["key"], "attempt": row["attempt"], "folder": self.trial_folder(row["key"])} for row in rows]
+
+    # what was decided and measured
+
+    def decide(self, study: str, name: str, compute: Callable[[], Any]) -> Any:
+        """The study's decision of that name, JSON: computed and stored when first asked for, replayed ever after."""
+        found = self._value("decision", study, name)
+        if found is None:
+            text = json.dumps(compute())
+            with self._transaction() as db:
+                db.execute(
+                    "INSERT INTO decision (place, name, value, updated) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                    (study, name, text, time.time()),
+                )
+            found = self._value("decision", study, name)
+            assert found is not None
+        return json.loads(found)
+
+    def recall(self, kind: str, key: str) -> Any:
+        """What was remembered last under this kind and key, by whichever study; None where nothing was."""
+        found = self._value("memory", kind, key)
+        return None if found is None else json.loads(found)
+
+    def remember(self, kind: str, key: str, value: Any) -> None:
+        """Keeps JSON for all studies of the store, such as a noise floor; the newest stands."""
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO memory (place, name, value, updated) VALUES (?, ?, ?, ?) ON CONFLICT (place, name) "
+                "DO UPDATE SET value = excluded.value, updated = excluded.updated",
+                (kind, key, json.dumps(value), time.time()),
+            )
+
+    def _value(self, table: str, place: str, name: str) -> str | None:
+        rows = self._query(f"SELECT value FROM {table} WHERE place = ? AND name = ?", (place, name))
+        return rows[0]["value"] if rows else None
 
     # events
 

@@ -12,26 +12,46 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-VERSION = 1
+from search.lock import holder_of, name_of
+
+VERSION = 2
 BUSY_TIMEOUT_S = 60.0
 
-SCHEMA = """
+_TRIAL = """(
+  key TEXT PRIMARY KEY, spec TEXT NOT NULL,
+  state TEXT NOT NULL CHECK (state IN ('planned', 'running', 'paused', 'complete', 'pruned', 'failed', 'diverged')),
+  attempt INTEGER NOT NULL DEFAULT 0, owner TEXT, reason TEXT, result TEXT, updated REAL NOT NULL)"""
+_KEPT = """
+CREATE TABLE decision (place TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, updated REAL NOT NULL,
+  PRIMARY KEY (place, name)) WITHOUT ROWID;
+CREATE TABLE memory (place TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, updated REAL NOT NULL,
+  PRIMARY KEY (place, name)) WITHOUT ROWID;
+"""
+SCHEMA = f"""
 CREATE TABLE study (
   name TEXT PRIMARY KEY, record TEXT NOT NULL, yaml TEXT NOT NULL, created REAL NOT NULL, updated REAL NOT NULL);
-CREATE TABLE trial (
-  key TEXT PRIMARY KEY, spec TEXT NOT NULL,
-  state TEXT NOT NULL CHECK (state IN ('planned', 'running', 'complete', 'pruned', 'failed', 'diverged')),
-  attempt INTEGER NOT NULL DEFAULT 0, owner TEXT, reason TEXT, result TEXT, updated REAL NOT NULL);
+CREATE TABLE trial {_TRIAL};
 CREATE TABLE study_trial (
   study TEXT NOT NULL REFERENCES study (name), key TEXT NOT NULL REFERENCES trial (key),
   variant TEXT NOT NULL, role TEXT NOT NULL CHECK (role IN ('tune', 'repeat', 'search')),
   settings TEXT NOT NULL, seed INTEGER NOT NULL, position INTEGER NOT NULL, orphaned INTEGER NOT NULL DEFAULT 0,
+  until INTEGER,
   PRIMARY KEY (study, key, variant, role)) WITHOUT ROWID;
 CREATE INDEX study_trial_key ON study_trial (key);
 CREATE TABLE event (
   id INTEGER PRIMARY KEY, time REAL NOT NULL, study TEXT, key TEXT, attempt INTEGER, kind TEXT NOT NULL,
   detail TEXT NOT NULL);
-"""
+{_KEPT}"""
+# from a version to the next; a table whose constraint changes is copied, as SQLite alters none
+MIGRATIONS = {
+    1: f"""
+CREATE TABLE trial_2 {_TRIAL};
+INSERT INTO trial_2 SELECT key, spec, state, attempt, owner, reason, result, updated FROM trial;
+DROP TABLE trial;
+ALTER TABLE trial_2 RENAME TO trial;
+ALTER TABLE study_trial ADD COLUMN until INTEGER;
+{_KEPT}"""
+}
 
 
 class StoreError(Exception):
@@ -56,12 +76,15 @@ def open_folder(root: Path, create: bool) -> Path:
             _create(root, marker, table)
         except OSError as error:
             raise _os_error(root, error) from error
-    _check_version(marker)
+    version = _version(marker)
     if not table.is_file():
         raise StoreError(
             f"{table} is missing though {marker} exists: put it back from a copy, or move {root} away and run again "
             "(finished trials lie in its trials/ folder)"
         )
+    if version < VERSION:
+        _migrate(table)
+        write_whole(marker, json.dumps({"version": VERSION}) + "\n")
     return table
 
 
@@ -156,7 +179,31 @@ def _create(root: Path, marker: Path, table: Path) -> None:
         write_whole(marker, json.dumps({"version": VERSION}) + "\n")
 
 
-def _check_version(marker: Path) -> None:
+def _migrate(table: Path) -> None:
+    """Brings the table of an older version to this one, in one transaction."""
+    with sqlite_errors(table):
+        db = sqlite3.connect(table, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        try:  # foreign keys are off in a new connection, or the copied table would take its references with it
+            db.execute("BEGIN IMMEDIATE")
+            for (study,) in db.execute("SELECT name FROM study ORDER BY name").fetchall():
+                if (holder := holder_of(table.parent, study)) is not None:
+                    raise StoreError(
+                        f"{table} is of an older version, and study '{study}' is being run by "
+                        f"{name_of(holder)}: run this again when that has ended"
+                    )
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            while version in MIGRATIONS:
+                for statement in MIGRATIONS[version].split(";"):
+                    db.execute(statement)
+                version += 1
+                db.execute(f"PRAGMA user_version = {version}")
+            db.execute("COMMIT")
+        finally:
+            db.close()
+
+
+def _version(marker: Path) -> int:
+    """What the marker says. Raises StoreError where that is no version that can be read."""
     try:
         found = json.loads(marker.read_text())["version"]
     except (ValueError, KeyError, TypeError, OSError) as error:
@@ -168,6 +215,7 @@ def _check_version(marker: Path) -> None:
             f"{marker} says version {found}, this archlab supports up to {VERSION}: "
             "upgrade archlab or use another --store"
         )
+    return found
 
 
 def _os_error(root: Path, error: OSError) -> StoreError:

@@ -39,7 +39,13 @@ SETTINGS = {
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
-_STATUS = {"running": "RUNNING", "complete": "FINISHED", "diverged": "FINISHED", "failed": "FAILED"}
+_STATUS = {
+    "running": "RUNNING",
+    "paused": "SCHEDULED",
+    "complete": "FINISHED",
+    "diverged": "FINISHED",
+    "failed": "FAILED",
+}
 
 
 class MlflowSink:
@@ -156,7 +162,7 @@ class MlflowSink:
         metrics = [Metric(name, value, end_ms or 0, step) for name, value in final.items()]
         client.log_batch(run.info.run_id, metrics=metrics, tags=_tags(state_tags(trial)))
         status = _STATUS.get(trial.state, "KILLED")
-        if status == "RUNNING":
+        if status in ("RUNNING", "SCHEDULED"):
             client.update_run(run.info.run_id, status=status)
         else:
             client.set_terminated(run.info.run_id, status, end_ms)

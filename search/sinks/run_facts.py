@@ -74,7 +74,7 @@ def state_tags(trial: Tracked) -> dict[str, str]:
 
 def final_metrics(trial: Tracked) -> tuple[dict[str, float], int]:
     """The measures of result.json by name (`test_perplexity`, `final_validation_loss`, ...) and the last step."""
-    result = trial.result or {}
+    result = trial.result if trial.result and trial.finished else {}
     found: dict[str, Any] = {}
     for split in ("validation", "test"):
         for name, value in (result.get(split) or {}).items():

@@ -11,13 +11,15 @@ import threading
 import pytest
 
 from search import store_files
+from search.lock import StudyLock
 from search.store import TERMINAL, Row, StaleAttempt, Store, StoreError, StoreFull
 from tests.search.study_kit import ROOT, make_store, rows_of, toy
 
-STATES = ("planned", "running", *TERMINAL)
+STATES = ("planned", "running", "paused", *TERMINAL)
 ACTIONS = {
     "claim": lambda store, key: store.claim(key, "s"),
     "finish": lambda store, key: store.finish(key, 1, "complete", {"state": "complete"}),
+    "pause": lambda store, key: store.finish(key, 1, "paused", {"state": "paused", "step": 3}),
     "release": lambda store, key: store.release(key, 1),
     "reset": lambda store, key: store.reset_failed("s"),
     "reset pruned": lambda store, key: store.reset_pruned("s"),
@@ -25,7 +27,9 @@ ACTIONS = {
 }
 ALLOWED = {
     ("planned", "claim"): "running",
+    ("paused", "claim"): "running",
     ("running", "finish"): "complete",
+    ("running", "pause"): "paused",
     ("running", "release"): "planned",
     ("failed", "reset"): "planned",
     ("pruned", "reset pruned"): "planned",
@@ -36,8 +40,8 @@ def bring_to(store, key, state):
     """A trial in that state, by the front door, at attempt 1 unless planned."""
     if state != "planned":
         store.claim(key, "s")
-    if state in TERMINAL:
-        store.finish(key, 1, state, None, "because")
+    if state in (*TERMINAL, "paused"):
+        store.finish(key, 1, state, {"step": 2} if state == "paused" else None, "because")
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -198,7 +202,7 @@ def overwrite(path, content):
 
 
 DAMAGE = {
-    "newer": (lambda root: (root / "store.json").write_text('{"version": 7}'), "store.json says version 7, .* up to 1"),
+    "newer": (lambda root: (root / "store.json").write_text('{"version": 7}'), "store.json says version 7, .* up to 2"),
     "garbled": (lambda root: (root / "store.json").write_text('{"vers'), "store.json can't be read"),
     "no number": (lambda root: (root / "store.json").write_text('{"version": "x"}'), "says version 'x'"),
     "no table": (lambda root: (root / "trials.db").unlink(), "trials.db is missing"),
@@ -279,6 +283,94 @@ def test_the_status_path_imports_neither_torch_nor_ray_nor_pandas():
     )
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_a_paused_trial_keeps_its_rung_while_it_goes_on_and_when_it_is_interrupted(tmp_path):
+    store = make_store(tmp_path / "store", rows=rows_of(toy(), until=2))
+    key, rung = toy().key, {"state": "paused", "step": 2, "validation": {"loss": 1.0}}
+    store.finish(key, store.claim(key, "s"), "paused", rung)
+    assert store.add_trials("s", rows_of(toy(), until=2)) == 0
+    assert store.add_trials("s", rows_of(toy(), until=4)) == 1
+    assert store.claim(key, "s") == 2
+    (row,) = store.study_trials("s")
+    assert (row["state"], row["until"], row["result"], row["reused"]) == ("running", 4, rung, False)
+    store.release(key, 2, "stopped")
+    assert [(row["state"], row["result"]) for row in store.study_trials("s")] == [("paused", rung)]
+    store.finish(key, store.claim(key, "s"), "failed", None, "crash")
+    assert store.reset_failed("s") == 1
+    assert [(row["state"], row["result"]) for row in store.study_trials("s")] == [("planned", None)]
+
+
+def test_a_decision_is_made_once_and_replayed_and_what_is_remembered_is_the_newest(tmp_path):
+    store = make_store(tmp_path / "store")
+    assert store.decide("s", "rung 1", lambda: ["a", 0.1]) == ["a", 0.1]
+    assert store.decide("s", "nothing", lambda: None) is None
+    store.remember("noise", "1M", {"sd": 1.5})
+    store.remember("noise", "1M", {"sd": 2.5})
+    with Store.open(tmp_path / "store") as again:
+        assert again.decide("s", "rung 1", lambda: pytest.fail("computed twice")) == ["a", 0.1]
+        assert again.decide("s", "nothing", lambda: pytest.fail("computed twice")) is None
+        assert again.decide("other", "rung 1", lambda: "b") == "b"
+        assert (again.recall("noise", "1M"), again.recall("noise", "2M")) == ({"sd": 2.5}, None)
+
+
+VERSION_1 = """
+CREATE TABLE study (
+  name TEXT PRIMARY KEY, record TEXT NOT NULL, yaml TEXT NOT NULL, created REAL NOT NULL, updated REAL NOT NULL);
+CREATE TABLE trial (
+  key TEXT PRIMARY KEY, spec TEXT NOT NULL,
+  state TEXT NOT NULL CHECK (state IN ('planned', 'running', 'complete', 'pruned', 'failed', 'diverged')),
+  attempt INTEGER NOT NULL DEFAULT 0, owner TEXT, reason TEXT, result TEXT, updated REAL NOT NULL);
+CREATE TABLE study_trial (
+  study TEXT NOT NULL REFERENCES study (name), key TEXT NOT NULL REFERENCES trial (key),
+  variant TEXT NOT NULL, role TEXT NOT NULL CHECK (role IN ('tune', 'repeat', 'search')),
+  settings TEXT NOT NULL, seed INTEGER NOT NULL, position INTEGER NOT NULL, orphaned INTEGER NOT NULL DEFAULT 0,
+  PRIMARY KEY (study, key, variant, role)) WITHOUT ROWID;
+CREATE INDEX study_trial_key ON study_trial (key);
+CREATE TABLE event (
+  id INTEGER PRIMARY KEY, time REAL NOT NULL, study TEXT, key TEXT, attempt INTEGER, kind TEXT NOT NULL,
+  detail TEXT NOT NULL);
+"""
+
+
+def as_version_1(root):
+    """Puts the table of a store back to what the first version wrote, with the same rows."""
+    old = sqlite3.connect(root / "old.db")
+    old.executescript(f"PRAGMA journal_mode = WAL; {VERSION_1} PRAGMA user_version = 1;")
+    old.execute("ATTACH ? AS new", (str(root / "trials.db"),))
+    for table in ("study", "trial", "study_trial", "event"):
+        columns = ", ".join(row[1] for row in old.execute(f"PRAGMA table_info({table})"))
+        old.execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM new.{table}")
+    old.commit()
+    old.close()
+    (root / "old.db").replace(root / "trials.db")
+    (root / "store.json").write_text('{"version": 1}\n')
+
+
+def test_a_store_of_the_first_version_is_brought_over_with_all_that_it_holds(tmp_path):
+    with make_store(tmp_path / "store", rows=rows_of(*map(toy, range(4)))) as store:
+        store.finish(toy(0).key, store.claim(toy(0).key, "s"), "complete", {"state": "complete", "x": 0.1})
+        store.finish(toy(1).key, store.claim(toy(1).key, "s"), "failed", None, "because")
+        store.claim(toy(2).key, "s")
+        before = store.study_trials("s"), store.events(), store.studies(), store.study_yaml("s")
+    as_version_1(tmp_path / "store")
+    with Store.open(tmp_path / "store", create=False) as store:
+        assert (store.study_trials("s"), store.events(), store.studies(), store.study_yaml("s")) == before
+        store.finish(toy(2).key, 1, "paused", {"step": 1})
+        assert store.known([toy(2).key])[toy(2).key]["state"] == "paused"
+        assert [each["table"] for each in store._query("PRAGMA foreign_key_list(study_trial)")] == ["trial", "study"]
+        with pytest.raises(sqlite3.IntegrityError):
+            store._query("DELETE FROM trial")
+    assert json.loads((tmp_path / "store" / "store.json").read_text()) == {"version": 2}
+
+
+def test_a_store_that_is_being_run_by_an_older_version_is_not_changed_under_it(tmp_path):
+    make_store(tmp_path / "store").close()
+    as_version_1(tmp_path / "store")
+    with StudyLock(tmp_path / "store", "s"), pytest.raises(StoreError, match=r"study 's' is being run by process \d+"):
+        Store.open(tmp_path / "store")
+    assert json.loads((tmp_path / "store" / "store.json").read_text()) == {"version": 1}
+    Store.open(tmp_path / "store").close()
 
 
 @pytest.mark.parametrize("harm", [os.remove, lambda path: path.write_text("")], ids=["removed", "emptied"])
