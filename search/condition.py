@@ -1,8 +1,12 @@
-"""The condition of an axis: `path == 'word'`, `path != 3` or `path in ['a', 'b']`. It is parsed, never evaluated."""
+"""The condition of an axis: `path == 'word'`, `path != 3`, `path in ['a', 'b']`, several joined by `and`.
+
+It is parsed, never evaluated.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, Literal, cast
 
 from arch_dsl.errors import Problem
@@ -15,8 +19,9 @@ _CONDITION = re.compile(r"\s*(?P<path>[A-Za-z_][\w.*:-]*)\s*(?P<operator>==|!=|\
 _LITERAL = re.compile(
     r"""\s*(?:'([^']*)'|"([^"]*)"|(true|false|null)|([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?))\s*"""
 )
+_AND = re.compile(r"""\band\b(?=(?:[^'"]|'[^']*'|"[^"]*")*$)""")  # outside of quotes
 _WORDS = {"true": True, "false": False, "null": None}
-_FORMS = "write path == 'value', path != 'value' or path in ['a', 'b'], words in quotes"
+_FORMS = "write path == 'value', path != 'value' or path in ['a', 'b'], words in quotes, several joined by `and`"
 
 
 class Condition(Spec):
@@ -36,11 +41,36 @@ class Condition(Spec):
         return f"{self.path} {self.operator} {'[' + ', '.join(words) + ']' if self.operator == 'in' else words[0]}"
 
 
-def parse_condition(node: Node, path: str, problems: list[Problem]) -> Any:
+class When(Spec):
+    """Holds when all of its conditions do."""
+
+    terms: tuple[Condition, ...]
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """What it asks for, each once."""
+        return tuple(dict.fromkeys(term.path for term in self.terms))
+
+    def holds(self, at: Callable[[str], Any]) -> bool:
+        """Whether all values, looked up by their paths, satisfy it."""
+        return all(term.holds(at(term.path)) for term in self.terms)
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, self.terms))
+
+
+def parse_when(node: Node, path: str, problems: list[Problem]) -> Any:
     """The condition that stands here, or INVALID after noting in `problems` why there is none."""
+    whole = isinstance(node.value, str)
+    parts = [Node(part, node.mark) for part in _AND.split(node.value)] if whole else [node]
+    terms = [_term(part, path, problems, node) for part in parts]
+    return INVALID if INVALID in terms else When(terms=tuple(terms))
+
+
+def _term(node: Node, path: str, problems: list[Problem], whole: Node) -> Any:
     match = _CONDITION.fullmatch(node.value) if isinstance(node.value, str) else None
     if match is None:
-        found = f"'{node.value}'" if isinstance(node.value, str) else node.kind
+        found = f"'{whole.value}'" if isinstance(node.value, str) else node.kind
         problems.append(Problem(path, f"is not a condition: {_FORMS}; found {found}", node.mark))
         return INVALID
     literals = _literals(match["value"], listed=match["operator"] == "in")

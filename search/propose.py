@@ -54,9 +54,10 @@ class Proposer:
         self._space, self._sampler, self._seed = space, sampler, seed
         self._given = dict(given or {})
         missing = [
-            Problem(f"space.{path}.when", f"'{axis.when.path}' has no value here and is no axis", axis.mark("when"))
+            Problem(f"space.{path}.when", f"'{asked}' has no value here and is no axis", axis.mark("when"))
             for path, axis in space.axes.items()
-            if axis.when and axis.when.path not in {*space.axes, *self._given}
+            for asked in (axis.when.paths if axis.when else ())
+            if asked not in {*space.axes, *self._given}
         ]
         if missing:
             raise SpecError(missing)

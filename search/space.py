@@ -4,87 +4,34 @@
     block.ffn.width: {int: [256, 2048], step: 64}
     train.lr: {float: [1e-4, 1e-2], log: true}
     block.attention.window: {int: [64, 512], when: "block.attention.mask == 'window'"}
+    qk_norm: {component: [on, off]}
+    gate: {component: [off, sdpa_gate, value_gate], when: "qk_norm == 'on'"}
 
-A value is whatever a patch of its path accepts. An axis whose condition does not hold takes no value at all.
+A value is whatever a patch of its path accepts; of an axis of components, one of the study's components. An axis whose
+condition does not hold takes no value at all.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
-from arch_dsl.errors import Mark, Problem, SpecError, unknown
-from arch_dsl.parse import INVALID, parse_value
+from arch_dsl.errors import Problem, SpecError, unknown
+from arch_dsl.parse import INVALID
 from arch_dsl.patch import Setting
 from arch_dsl.source import Node
 from arch_dsl.spec import Spec, set_marks
-from search.condition import Condition, parse_condition
-from search.trial import canonical_json
+from search.axes import KINDS, Axis, Choice, Components, Floats, Integers, parse_axis
+from search.study_values import Patch
 
+__all__ = ["Axis", "Choice", "Components", "Floats", "Integers", "Space"]
 
-class Choice(Spec):
-    """One of these values; each is a scalar, a list or a mapping, as a patch would have it."""
-
-    keys: ClassVar[tuple[str, ...]] = ("choice", "when")
-    values: tuple[Any, ...]
-    when: Condition | None = None
-
-    def holds(self, value: Any) -> bool:
-        """Whether the axis can take this value."""
-        return canonical_json(value) in map(canonical_json, self.values)
-
-    def plain(self) -> dict[str, Any]:
-        """As a study file spells it."""
-        return {"choice": list(self.values)}
-
-
-class Integers(Spec):
-    """A whole number from `low` to `high`, both included, in steps of `step`, or evenly in its logarithm."""
-
-    keys: ClassVar[tuple[str, ...]] = ("int", "step", "log", "when")
-    low: int
-    high: int
-    step: int = 1
-    log: bool = False
-    when: Condition | None = None
-
-    def holds(self, value: Any) -> bool:
-        """Whether the axis can take this value."""
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        return whole and self.low <= value <= self.high and (value - self.low) % self.step == 0
-
-    def plain(self) -> dict[str, Any]:
-        """As a study file spells it."""
-        return {"int": [self.low, self.high], "step": self.step, "log": self.log}
-
-
-class Floats(Spec):
-    """A number from `low` to `high`, both included, evenly or evenly in its logarithm."""
-
-    keys: ClassVar[tuple[str, ...]] = ("float", "log", "when")
-    low: float
-    high: float
-    log: bool = False
-    when: Condition | None = None
-
-    def holds(self, value: Any) -> bool:
-        """Whether the axis can take this value."""
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and self.low <= value <= self.high
-
-    def plain(self) -> dict[str, Any]:
-        """As a study file spells it."""
-        return {"float": [self.low, self.high], "log": self.log}
-
-
-Axis = Choice | Integers | Floats
-_KINDS: dict[str, type[Choice] | type[Integers] | type[Floats]] = {"choice": Choice, "int": Integers, "float": Floats}
+ON, OFF = "on", "off"
 
 
 class Space(Spec):
-    """Path to axis. Every path can be patched; a condition may ask for any path, varied or not."""
+    """Path to axis, or a name to an axis of components. A condition may ask for any of them and for other paths."""
 
     axes: dict[str, Axis] = dataclasses.field(default_factory=dict)
 
@@ -108,7 +55,7 @@ class Space(Spec):
             problems.append(Problem(path, "holds no axis: there is nothing to search", node.mark))
             return INVALID
         before = len(problems)
-        axes = {name: _axis(child, f"{path}.{name}", problems) for name, child in node.value.items()}
+        axes = {name: parse_axis(child, f"{path}.{name}", problems) for name, child in node.value.items()}
         if len(problems) > before:
             return INVALID
         space = cls(axes=axes)
@@ -128,17 +75,17 @@ class Space(Spec):
     @property
     def needs(self) -> tuple[str, ...]:
         """The paths that conditions ask for and that no axis varies: the base has to say their values."""
-        asked = (axis.when.path for axis in self.axes.values() if axis.when)
+        asked = (path for axis in self.axes.values() if axis.when for path in axis.when.paths)
         return tuple(dict.fromkeys(path for path in asked if path not in self.axes))
 
     def ordered(self) -> list[tuple[str, Axis]]:
-        """The axes, each after the one that its condition asks for, otherwise as written."""
+        """The axes, each after those that its condition asks for, otherwise as written."""
         done: dict[str, Axis] = {}
 
         def visit(path: str, above: tuple[str, ...]) -> None:
-            when = self.axes[path].when
-            if when and when.path in self.axes and when.path not in above:
-                visit(when.path, (*above, path))
+            for asked in self._asked(path):
+                if asked not in above:
+                    visit(asked, (*above, path))
             done.setdefault(path, self.axes[path])
 
         for path in self.axes:
@@ -153,150 +100,95 @@ class Space(Spec):
         when = self.axes[path].when
         if when is None:
             return True
-        found = values if when.path in self.axes else given
-        return when.path in found and when.holds(found[when.path])
+        known = {asked: (values if asked in self.axes else given) for asked in when.paths}
+        return all(asked in found for asked, found in known.items()) and when.holds(lambda at: known[at][at])
+
+    def settings(self, path: str, value: Any, components: Mapping[str, Patch]) -> list[Setting]:
+        """What an axis at a value changes in the base."""
+        axis = self.axes[path]
+        if not isinstance(axis, Components):
+            kind = next(name for name, each in KINDS.items() if isinstance(axis, each))
+            return [Setting(path, Node.of(value, axis.mark(kind)), "the search", self.mark(path))]
+        name = component_of(path, value)
+        parts = components[name].settings if name else ()
+        return [Setting(s.path, s.node, f"component {name}", s.mark) for s in parts]
+
+    def component_problems(self, components: Mapping[str, Patch]) -> Iterator[Problem]:
+        """Axes of components that the study does not have, and paths that are names of its components."""
+        for path, axis in self.axes.items():
+            if isinstance(axis, Components):
+                for index, value in enumerate(axis.values):
+                    if (name := component_of(path, value)) is not None and name not in components:
+                        message = unknown(name, "component", [*components, ON, OFF])
+                        yield Problem(f"space.{path}.component.{index}", message, axis.mark("component"))
+            elif path in components:
+                message = "is the name of a component; an axis of components is {component: [on, off]}"
+                yield Problem(f"space.{path}", message, self.mark(path))
+
+    def _asked(self, path: str) -> tuple[str, ...]:
+        """The axes that the condition of an axis asks for."""
+        when = self.axes[path].when
+        return tuple(asked for asked in when.paths if asked in self.axes) if when else ()
 
     def _complaints(self, path: str) -> list[Problem]:
         """What is wrong with the conditions, seen together."""
         found = []
         for name, axis in self.axes.items():
-            asked = self.axes.get(axis.when.path) if axis.when else None
-            if axis.when is None or asked is None:
-                continue
             where, mark = f"{path}.{name}.when", axis.mark("when")
-            if self._circular(name):
+            if name in self._below(name):
                 found.append(Problem(where, "its condition depends on itself", mark))
-            for value in axis.when.literals:
-                if not asked.holds(value):
-                    found.append(Problem(where, _never(axis.when.path, value, asked), mark))
+            for term in axis.when.terms if axis.when else ():
+                asked = self.axes.get(term.path)
+                for value in term.literals if asked else ():
+                    if asked and not asked.holds(value):
+                        found.append(Problem(where, _never(term.path, value, asked), mark))
         return found
 
-    def _circular(self, path: str) -> bool:
-        seen, at = {path}, self.axes[path].when
-        while at and at.path in self.axes:
-            if at.path in seen:
-                return at.path == path
-            seen.add(at.path)
-            at = self.axes[at.path].when
-        return False
+    def _below(self, path: str) -> set[str]:
+        """All axes that the condition of an axis depends on, through those of others."""
+        found: set[str] = set()
+        left = list(self._asked(path))
+        while left:
+            asked = left.pop()
+            if asked not in found:
+                found.add(asked)
+                left += self._asked(asked)
+        return found
 
 
-def probes(space: Space) -> Iterator[list[Setting]]:
-    """The choices or the ends of each axis (and a broken number between) as a patch, after what its condition needs."""
+def component_of(path: str, value: str) -> str | None:
+    """The component that an axis of components stands for at a value; None for none."""
+    return None if value == OFF else path if value == ON else value
+
+
+def probes(space: Space, components: Mapping[str, Patch]) -> Iterator[tuple[str, list[Setting]]]:
+    """Each axis and one of its choices or ends as a patch, after what its condition needs."""
     for path, axis in space.axes.items():
         if (needed := _enabling(space, path, ())) is None:
             continue
-        inside = (axis.low + (axis.high - axis.low) / 3**0.5,) if isinstance(axis, Floats) else ()
-        for value in axis.values if isinstance(axis, Choice) else (axis.low, *inside, axis.high):
-            yield [*needed, _setting(space, path, value)]
+        before = [setting for at, value in needed.items() for setting in space.settings(at, value, components)]
+        for value in axis.extremes:
+            yield path, [*before, *space.settings(path, value, components)]
 
 
-def _setting(space: Space, path: str, value: Any) -> Setting:
-    axis = space.axes[path]
-    inside = axis.mark("choice" if isinstance(axis, Choice) else "int" if isinstance(axis, Integers) else "float")
-    return Setting(path, Node.of(value, inside), "the search", space.mark(path))
-
-
-def _enabling(space: Space, path: str, above: tuple[str, ...]) -> list[Setting] | None:
-    """Settings under which the axis at `path` takes a value; None where its condition asks for the base."""
+def _enabling(space: Space, path: str, above: tuple[str, ...]) -> dict[str, Any] | None:
+    """Values of other axes under which the axis at `path` takes one; None where its condition asks for the base."""
+    found: dict[str, Any] = {}
     when = space.axes[path].when
-    if when is None:
-        return []
-    if when.path not in space.axes or when.path in above:
-        return None
-    axis = space.axes[when.path]
-    ends = axis.values if isinstance(axis, Choice) else (axis.low, axis.high)
-    value = next((value for value in (*when.literals, *ends) if when.holds(value) and axis.holds(value)), None)
-    before = _enabling(space, when.path, (*above, path))
-    return None if before is None or value is None else [*before, _setting(space, when.path, value)]
+    for asked in when.paths if when else ():
+        if asked not in space.axes or asked in above:
+            return None
+        axis, terms = space.axes[asked], [term for term in when.terms if term.path == asked] if when else []
+        tried = [value for term in terms for value in term.literals]
+        fitting = (v for v in (*tried, *axis.extremes) if axis.holds(v) and all(term.holds(v) for term in terms))
+        value, before = next(fitting, None), _enabling(space, asked, (*above, path))
+        if value is None or before is None:
+            return None
+        found |= before | {asked: value}
+    return found
 
 
 def _never(path: str, value: Any, asked: Axis) -> str:
-    if isinstance(asked, Choice):
+    if isinstance(asked, Choice | Components):
         return unknown(value, f"choice of {path}", [str(each) for each in asked.values])
     return f"{path} is never {value}: it goes from {asked.low:g} to {asked.high:g}"
-
-
-def _axis(node: Node, path: str, problems: list[Problem]) -> Any:
-    """One axis from `{choice: [..]}`, `{int: [low, high], ..}` or `{float: [low, high], ..}`."""
-    if not isinstance(node.value, dict):
-        message = f"must be a mapping with one of {', '.join(_KINDS)}, found {node.kind}"
-        problems.append(Problem(path, message, node.mark))
-        return INVALID
-    named = [name for name in node.value if name in _KINDS]
-    if len(named) != 1:
-        stray = next((name for name in node.value if name not in _KINDS), None)
-        message = "has both " + " and ".join(named) if named else f"says none of {', '.join(_KINDS)}"
-        if not named and stray is not None:
-            message = unknown(stray, "kind of axis", _KINDS)
-        problems.append(Problem(path, message, node.key_marks.get(stray or "", node.mark)))
-        return INVALID
-    kind = _KINDS[named[0]]
-    before = len(problems)
-    for name in node.value:
-        if name not in kind.keys:
-            mark = node.key_marks.get(name, node.mark)
-            problems.append(Problem(f"{path}.{name}", unknown(name, f"key of {named[0]}", kind.keys), mark))
-    body = node.value[named[0]]
-    fields = _choices(body, path, problems) if kind is Choice else _limits(node, named[0], path, problems)
-    if (condition := node.value.get("when")) is not None:
-        fields["when"] = parse_condition(condition, f"{path}.when", problems)
-    if len(problems) > before:
-        return INVALID
-    axis = kind(**fields)
-    marks: dict[str, Mark] = {name: child.mark for name, child in node.value.items() if child.mark}
-    set_marks(axis, {**marks, "": node.mark} if node.mark else marks)
-    return axis
-
-
-def _choices(node: Node, path: str, problems: list[Problem]) -> dict[str, Any]:
-    path = f"{path}.choice"
-    if not isinstance(node.value, list) or not node.value:
-        found = "an empty one" if isinstance(node.value, list) else node.kind
-        problems.append(Problem(path, f"must be a list of values, found {found}", node.mark))
-        return {}
-    seen: set[str] = set()
-    for index, child in enumerate(node.value):
-        plain = child.plain()
-        if not _finite(plain):
-            problems.append(Problem(f"{path}.{index}", "must be finite", child.mark))
-        elif (text := canonical_json(plain)) in seen:
-            problems.append(Problem(f"{path}.{index}", f"{text} is already a choice", child.mark))
-        else:
-            seen.add(text)
-    return {"values": tuple(node.plain())}
-
-
-def _finite(value: Any) -> bool:
-    if isinstance(value, dict | list):
-        return all(map(_finite, value.values() if isinstance(value, dict) else value))
-    return not isinstance(value, float) or math.isfinite(value)
-
-
-def _limits(node: Node, name: str, path: str, problems: list[Problem]) -> dict[str, Any]:
-    """low, high, step and log of a range, checked against each other."""
-    assert isinstance(node.value, dict)
-    body, number = node.value[name], int if name == "int" else float
-    where = f"{path}.{name}"
-    if not isinstance(body.value, list) or len(body.value) != 2:
-        problems.append(Problem(where, "must be a list of two numbers, the lowest and the highest", body.mark))
-        return {}
-    before = len(problems)
-    low, high = (parse_value(number, child, f"{where}.{index}", problems) for index, child in enumerate(body.value))
-    fields = {"low": low, "high": high}
-    kinds = {"step": number, "log": bool}
-    for extra in ("step", "log"):
-        if extra in node.value and extra in _KINDS[name].keys:
-            fields[extra] = parse_value(kinds[extra], node.value[extra], f"{path}.{extra}", problems)
-    if len(problems) > before:
-        return {}
-    step, log = fields.get("step", 1), fields.get("log", False)
-    complaints = [
-        (low >= high, f"the lowest must be less than the highest, found {low:g} and {high:g}"),
-        (log and low <= 0, f"`log: true` needs a lowest above 0, found {low:g}"),
-        (step < 1, f"a step must be at least 1, found {step:g}"),
-        (log and step != 1, "has a `step` and `log: true`; a range takes one of them"),
-        (step >= 1 and (high - low) % step != 0 and name == "int", f"no step of {step} from {low:g} ends at {high:g}"),
-    ]
-    problems.extend(Problem(where, message, body.mark) for wrong, message in complaints if wrong)
-    return fields

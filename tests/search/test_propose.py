@@ -70,9 +70,9 @@ def root(tmp_path: Path, template: Path) -> Path:
     ("text", "message"),
     [
         ("3", "space: must be a mapping from path to axis, found an integer"),
-        ("a: 3", "space.a: must be a mapping with one of choice, int, float, found an integer"),
+        ("a: 3", "space.a: must be a mapping with one of choice, component, int, float, found an integer"),
         ("a: {chioce: [1]}", "space.a: 'chioce' is not a kind of axis; did you mean 'choice'?"),
-        ("a: {}", "space.a: says none of choice, int, float"),
+        ("a: {}", "space.a: says none of choice, component, int, float"),
         ("a: {int: [1, 2], float: [1, 2]}", "space.a: has both int and float"),
         ("a: {choice: []}", "space.a.choice: must be a list of values, found an empty one"),
         ("a: {choice: 3}", "space.a.choice: must be a list of values, found an integer"),
@@ -88,7 +88,24 @@ def root(tmp_path: Path, template: Path) -> Path:
         ("a: {int: [1, 9], step: 4, log: true}", "has a `step` and `log: true`"),
         ("a: {float: [0, 1], log: yes}", "space.a.log: must be true or false, found 'yes'"),
         ("a: {float: [0, 1], stpe: 1}", "space.a.stpe: 'stpe' is not a key of float"),
-        ("a: {float: [0, 1], step: 1}", "space.a.step: 'step' is not a key of float"),
+        ("a: {float: [0, 1], step: 0}", "space.a.float: a step must be above 0, found 0"),
+        ("a: {float: [0, 1], step: 0.3}", "space.a.float: no step of 0.3 from 0 ends at 1"),
+        ("a: {float: [1, 2], step: 0.5, log: true}", "has a `step` and `log: true`"),
+        (
+            "a: {component: [on, 3]}",
+            "space.a.component.1: must be the name of a component, on or off, found an integer",
+        ),
+        ("a: {component: [on, on]}", 'space.a.component.1: "on" is already a choice'),
+        ("a: {component: [on, off], when: \"b == 'x' and \"}\nb: {choice: [x]}", "space.a.when: is not a condition"),
+        ("a: {int: [1, 2], when: 'b == 1 and b == 3'}\nb: {choice: [1, 2]}", "'3' is not a choice of b"),
+        (
+            "a: {int: [1, 2], when: \"b == 'of'\"}\nb: {component: [on, off]}",
+            "'of' is not a choice of b; did you mean 'off'?",
+        ),
+        (
+            "a: {int: [1, 2], when: 'b == 1 and c == 1'}\nb: {int: [1, 2]}\nc: {int: [1, 2], when: 'a == 1'}",
+            "space.a.when: its condition depends on itself",
+        ),
         ("a: {int: [1, 2], when: 'b is 3'}", "space.a.when: is not a condition: write path == 'value'"),
         ("a: {int: [1, 2], when: 3}", "is not a condition"),
         ("a: {int: [1, 2], when: 'b == window'}", "cannot compare with window: write path == 'value'"),
@@ -150,6 +167,10 @@ def test_a_space_reads_what_it_writes() -> None:
         ("m == 2", 2.0, True),
         ("m == null", None, True),
         ("m == 'a, b]'", "a, b]", True),
+        ("m == 'a and b'", "a and b", True),
+        ("m != 'a' and m != \"b\"", "c", True),
+        ("m != 'a' and m != \"b\"", "b", False),
+        ("m in ['x and y', 2] and m != 2", "x and y", True),
     ],
 )
 def test_a_condition_compares_by_value_and_kind(when: str, value: Any, holds: bool) -> None:

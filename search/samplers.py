@@ -1,0 +1,208 @@
+"""How a search proposes: samplers of Optuna by name, with every argument that changes proposals said here.
+
+What Optuna leaves open changes from one release to the next. A sampler is made anew for each proposal, with a seed of
+its own, so that a proposal depends on what was told before and on nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from arch_dsl.spec import Count, Family, Range
+from search.space import Choice, Components, Space
+
+if TYPE_CHECKING:
+    import optuna
+
+Population = Annotated[int, Range(min=2)]
+
+
+class Sampler(Family):
+    """Draws the values of a proposal from those of earlier ones and how they ended."""
+
+    noun = "sampler"
+    # Whether it keeps notes beside the trials (generations, a covariance): who goes on has to repeat its steps.
+    stateful: ClassVar[bool] = False
+
+    def build(self, seed: int) -> optuna.samplers.BaseSampler:
+        """Optuna's sampler."""
+        raise NotImplementedError
+
+    def complaint(self, space: Space, goals: int, trials: int) -> str | None:
+        """Why it cannot search this space for so many goals in so many trials; None if it can."""
+        return None
+
+
+@Sampler.register("random")
+class RandomSampler(Sampler):
+    """Each axis by itself, evenly, without looking at results: what the others have to beat."""
+
+    def build(self, seed: int) -> optuna.samplers.BaseSampler:
+        """See Sampler."""
+        import optuna
+
+        return optuna.samplers.RandomSampler(seed=seed)
+
+
+@Sampler.register("tpe")
+class TpeSampler(Sampler):
+    """Tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011), all axes at once (arXiv:1807.01774).
+
+    The first `startup` proposals are random; then the best of `candidates` drawn from the density of good trials over
+    that of the others. Running trials count as bad ones, so that parallel proposals differ.
+    """
+
+    startup: Count = 10
+    candidates: Count = 24
+
+    def build(self, seed: int) -> optuna.samplers.BaseSampler:
+        """See Sampler."""
+        import optuna
+
+        return optuna.samplers.TPESampler(
+            n_startup_trials=self.startup,
+            n_ei_candidates=self.candidates,
+            multivariate=True,
+            group=False,
+            constant_liar=True,
+            seed=seed,
+        )
+
+
+@Sampler.register("gp")
+class GpSampler(Sampler):
+    """Gaussian process with a Matérn 5/2 kernel, expected improvement (of the hypervolume where there are two goals).
+
+    The first `startup` proposals are random. For few and expensive trials: with a hundred of them a proposal takes
+    seconds. An axis under a condition is drawn at random.
+    """
+
+    startup: Count = 10
+
+    def build(self, seed: int) -> optuna.samplers.BaseSampler:
+        """See Sampler."""
+        import optuna
+
+        return optuna.samplers.GPSampler(
+            seed=seed,
+            independent_sampler=optuna.samplers.RandomSampler(seed=seed),
+            n_startup_trials=self.startup,
+            deterministic_objective=False,
+            warn_independent_sampling=False,
+        )
+
+    def complaint(self, space: Space, goals: int, trials: int) -> str | None:
+        """See Sampler."""
+        return _idle_start(self.startup, trials, "random proposals")
+
+
+class _Evolution(Sampler):
+    """Generations of `population` trials. The first one is random; later ones cross and change the best so far."""
+
+    stateful: ClassVar[bool] = True
+    population: Population = 20
+    crossover: Annotated[float, Range(min=0, max=1)] = 0.9
+    swap: Annotated[float, Range(min=0, max=1)] = 0.5
+
+    def complaint(self, space: Space, goals: int, trials: int) -> str | None:
+        """See Sampler."""
+        return _idle_start(self.population, trials, "the first population")
+
+
+@Sampler.register("nsga2")
+class Nsga2Sampler(_Evolution):
+    """Non-dominated sorting with crowding distance (Deb et al., IEEE TEVC 6(2), 2002) in generations of `population`.
+
+    A child has two parents with the probability `crossover`, and takes each axis from the second one with `swap`; one
+    axis is drawn anew on average.
+    """
+
+    def build(self, seed: int) -> optuna.samplers.BaseSampler:
+        """See Sampler."""
+        import optuna
+
+        return optuna.samplers.NSGAIISampler(
+            population_size=self.population,
+            mutation_prob=None,
+            crossover=optuna.samplers.nsgaii.UniformCrossover(self.swap),
+            crossover_prob=self.crossover,
+            swapping_prob=self.swap,
+            seed=seed,
+        )
+
+
+@Sampler.register("nsga3")
+class Nsga3Sampler(_Evolution):
+    """Non-dominated sorting with reference points (Deb and Jain, IEEE TEVC 18(4), 2014), for three goals and more.
+
+    As `nsga2`, but the directions of an even grid keep the front wide: `divisions` of them along each goal.
+    """
+
+    divisions: Count = 3
+
+    def build(self, seed: int) -> optuna.samplers.BaseSampler:
+        """See Sampler."""
+        import optuna
+
+        return optuna.samplers.NSGAIIISampler(
+            population_size=self.population,
+            mutation_prob=None,
+            crossover=optuna.samplers.nsgaii.UniformCrossover(self.swap),
+            crossover_prob=self.crossover,
+            swapping_prob=self.swap,
+            dividing_parameter=self.divisions,
+            seed=seed,
+        )
+
+
+@Sampler.register("cmaes")
+class CmaEsSampler(Sampler):
+    """Covariance matrix adaptation (arXiv:1604.00772) over numbers; `population` null: 4 + 3 ln(axes).
+
+    The first trial is random, the first generation spreads from the middle of the space with a sixth of its width.
+    """
+
+    stateful: ClassVar[bool] = True
+    population: Population | None = None
+
+    def build(self, seed: int) -> optuna.samplers.BaseSampler:
+        """See Sampler."""
+        import optuna
+
+        return optuna.samplers.CmaEsSampler(
+            n_startup_trials=1,
+            independent_sampler=optuna.samplers.RandomSampler(seed=seed),
+            warn_independent_sampling=False,
+            seed=seed,
+            consider_pruned_trials=False,
+            popsize=self.population,
+            use_separable_cma=False,
+            with_margin=False,
+            lr_adapt=False,
+        )
+
+    def complaint(self, space: Space, goals: int, trials: int) -> str | None:
+        """See Sampler."""
+        if goals > 1:
+            return "cmaes minimizes one goal; take nsga2, tpe or gp for several"
+        choices = [path for path, axis in space.axes.items() if isinstance(axis, Choice | Components)]
+        if choices:
+            return f"cmaes takes axes of numbers alone, and {choices[0]} is one of choices; take tpe or gp"
+        conditional = [path for path, axis in space.axes.items() if axis.when]
+        if conditional:
+            return f"cmaes takes no conditions, and {conditional[0]} has one; take tpe"
+        if len(space.axes) < 2:
+            return "cmaes needs at least two axes; take tpe or gp"
+        return None
+
+
+def _idle_start(startup: int, trials: int, what: str) -> str | None:
+    """That a search would be over before a sampler begins to learn."""
+    return None if startup < trials else f"has {trials} trials, and {what} alone would be {startup}"
+
+
+def seeded(sampler: Sampler, seed: int, number: int) -> optuna.samplers.BaseSampler:
+    """The sampler of one proposal."""
+    digest = hashlib.sha256(f"{seed}:{number}".encode()).digest()
+    return sampler.build(int.from_bytes(digest[:4], "big"))
