@@ -38,8 +38,8 @@ _SIZES = ("d_model", "heads", "kv_heads", "key_heads", "head_dim", "value_dim")
 _MOST = 3  # slots that are tried beside one that cannot vary alone, before all are one
 
 
-def slots(before: Model, after: Model, solved: str | None = None) -> list[Slot]:
-    """The slots between two models; none if they mean the same. The field `solved` is left to who solves it.
+def slots(before: Model, after: Model, solved: Sequence[str] = ()) -> list[Slot]:
+    """The slots between two models; none if they mean the same. The fields `solved` are left to who solves them.
 
     Raises SpecError for models of different kinds.
     """
@@ -52,7 +52,7 @@ def slots(before: Model, after: Model, solved: str | None = None) -> list[Slot]:
         found = [Slot("everything", tuple(top_level(before, after)), tuple(slot.name for slot in found))]
         return found if meaning(before) != meaning(after) else []
     if solved:
-        found = [Slot(s.name, tuple(c for c in s.changes if c[0] != solved)) for s in found]
+        found = [Slot(s.name, tuple(c for c in s.changes if c[0] not in solved)) for s in found]
         found = [slot for slot in found if slot.changes]
     return _Independent(before, _without_spelling(before, found)).merged()
 

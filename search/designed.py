@@ -36,7 +36,7 @@ def _ablated(study: Any, problems: list[Problem]) -> Any:
         problems.extend(replace(mistake, path=f"ablate.{end}.{mistake.path}") for mistake in mistakes)
     if problems:
         return study
-    found = slots(study.model, study.ablate.after, solved=study.match.by if study.match else None)
+    found = slots(study.model, study.ablate.after, solved=study.match.by if study.match else ())
     if not found:
         problems.append(
             Problem("ablate", "from and to are the same model: there is nothing to ablate", study.mark("ablate"))

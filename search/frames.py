@@ -140,4 +140,5 @@ def provenance(record: dict[str, Any], selections: list[Selection]) -> dict[str,
         "seeds": list(record["seeds"]),
         "versions": {name: found for name, found in versions.items() if found},
         "published": record.get("published"),
+        "match": record.get("match"),
     }

@@ -12,10 +12,13 @@ from arch_dsl.identity import brief_text, canonical
 from arch_dsl.patch import Setting
 from search import plugin_files
 from search.design import ALL
-from search.selection import choose, group
-from search.store import TERMINAL, Row, Store
+from search.seeding import most, sequential_record, wanted_seeds
+from search.selection import group
+from search.store import Row, Store
 from search.study import Asked, Study, asked_variants
-from search.trial import canonical_json
+from search.trial import Trial, canonical_json
+from search.tune import RATE, short
+from search.tuner import Tuner
 from search.variants import Builder, Mistakes, Variant
 
 __all__ = ["Builder", "Plan", "Variant", "plan", "spelt"]
@@ -32,46 +35,61 @@ class Plan:
     builder: Builder
     variants: list[Variant]
     omitted: dict[str, str] = field(default_factory=dict)  # combinations of a design that make no sense, and why
+    tuner: Tuner | None = None
+    _rows: dict[str, tuple[object, tuple[list[Row], list[Row]]]] = field(default_factory=dict, repr=False)
+    _trials: dict[tuple[str, str, int], Trial] = field(default_factory=dict, repr=False)
+    _record: dict[str, Any] | None = field(default=None, repr=False)
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds of a variant's repeats; the first one tunes."""
-        return list(range(self.study.seeds))
+        """The seeds that a variant's repeats have at most; the first one tunes."""
+        return list(range(most(self.study.seeds)))
 
     @property
-    def rates(self) -> tuple[float, ...]:
-        """The learning rates that every variant chooses from; empty without `tune`."""
-        return self.study.tune.lr.values if self.study.tune else ()
+    def points(self) -> list[dict[str, Any]]:
+        """The settings that every variant chooses from, before any extension; empty without `tune`."""
+        return self.study.tune.points if self.study.tune else []
 
     @property
     def trials(self) -> int:
         """How many trials the study takes when all of them run to their end."""
-        per_variant = len(self.rates) + len(self.seeds) - 1 if self.rates else len(self.seeds)
+        per_variant = max(len(self.points) - 1, 0) + len(self.seeds)
         searched = self.study.search.trials + len(self.seeds) - 1 if self.study.search else 0
         return per_variant * len(self.variants) + searched
 
     def record(self) -> dict[str, Any]:
         """The study record that the store keeps; reports and dashboards read nothing else about a study."""
         first = self.variants[0]
-        added = self.added()
+        added, match = self.added(), self.study.match
         used = plugin_files.record(canonical(variant.model) for variant in self.variants)
+        budget = self.study.budget
         return {
             "study": self.study.study,
             "question": self.study.question,
             "baseline": first.baseline,
             "seeds": self.seeds,
-            "tune": {"lr": list(self.rates)} if self.rates else {},
+            **sequential_record(self.study.seeds),
+            "tune": self.study.tune.record() if self.study.tune else {},
             "paired": len({variant.batches for variant in self.variants}) == 1,
             "context": first.recipe.context,
             "tokens": first.recipe.tokens,
             "steps": first.recipe.all_steps,
+            "trials": self.trials,
+            "budget": {"wall_s": budget.wall.seconds if budget.wall else None, "trials": budget.trials},
             **({"design": self.design()} if self.study.design else {}),
-            "variants": [{**variant.record(), "added": added[variant.name]} for variant in self.variants],
+            **({"match": {"kind": match.kind, "to": match.to, "by": list(match.by)}} if match else {}),
+            "variants": [
+                {**variant.record(), "added": added[variant.name], **self._tuned_sizes(variant)} for variant in self.variants
+            ],
             "recipe": canonical(first.recipe),
             "data": first.dataset.record(),
             "file": str(self.study.file) if self.study.file else None,
             **({"plugins": used} if used else {}),
         }
+
+    def _tuned_sizes(self, variant: Variant) -> dict[str, Any]:
+        sizes = self.tuner.sizes(variant) if self.tuner else []
+        return {"tuned": sizes} if sizes else {}
 
     def design(self) -> dict[str, Any]:
         """What the study's design made, what of it was left out or repaired, and what its components change."""
@@ -93,34 +111,70 @@ class Plan:
         return {v.name: v.parameters - sizes.get(v.baseline, v.parameters) for v in self.variants}
 
     def rows(self, trials: list[dict[str, Any]]) -> list[Row]:
-        """The trials that should exist, given those that do: rates first, and repeats where the best rate is known."""
+        """The trials that should exist, given those that do: the values that are tuned first, then the repeats.
+
+        In both the longest ones first, as far as they are known to differ; under a pruner that compares with the
+        baseline, the baselines' before all others.
+        """
         known = group(trials)
-        tuning = [row for variant in self.variants for row in self._tuning(variant)]
-        repeats = [row for variant in self.variants for row in self._repeats(variant, known.get(variant.name, []))]
-        return tuning + repeats
+        wanted = self._wanted(trials)
+        found = [self.rows_of(variant, known.get(variant.name, []), wanted.get(variant.name)) for variant in self._order()]
+        return [row for phase in zip(*found, strict=True) for rows in phase for row in rows]
 
-    def _tuning(self, variant: Variant) -> Iterable[Row]:
-        for lr in self.rates:
-            yield Row(variant.trial(self.seeds[0], lr), variant.name, "tune", {"lr": lr}, self.seeds[0])
+    def rows_of(
+        self, variant: Variant, known: list[dict[str, Any]], wanted: list[int] | None = None
+    ) -> tuple[list[Row], list[Row]]:
+        """The tune rows and the repeats of one variant, given its rows; made anew only when these have moved."""
+        seeds = self.seeds if wanted is None else wanted
+        moved = tuple((row["key"], row["role"], row["state"], _step(row)) for row in known), tuple(seeds)
+        if variant.name not in self._rows or self._rows[variant.name][0] != moved:
+            self._rows[variant.name] = moved, self._new_rows(variant, known, seeds)
+        return self._rows[variant.name][1]
 
-    def _repeats(self, variant: Variant, known: list[dict[str, Any]]) -> Iterable[Row]:
-        lr: float | None = None
-        if self.rates:
-            tuned = [row for row in known if row["role"] == "tune"]
-            if len(tuned) < len(self.rates) or any(row["state"] not in TERMINAL for row in tuned):
-                return
-            best = choose({"tune": {"lr": list(self.rates)}, "seeds": self.seeds}, variant.name, tuned)
-            if best.settings is None:
-                return
-            lr = best.settings["lr"]
-        settings = {"lr": variant.recipe.lr if lr is None else lr}
-        for seed in self.seeds:
-            yield Row(variant.trial(seed, lr), variant.name, "repeat", settings, seed)
+    def _new_rows(
+        self, variant: Variant, known: list[dict[str, Any]], seeds: list[int]
+    ) -> tuple[list[Row], list[Row]]:
+        tuning: list[Row] = []
+        settings: dict[str, Any] | None = {"lr": variant.recipe.lr}
+        if self.tuner:
+            tuning, settings = self.tuner.rows(variant, known)
+        if settings is None:
+            return tuning, []
+        repeats = [Row(self._trial(variant, settings, seed), variant.name, "repeat", settings, seed) for seed in seeds]
+        states = {row["key"]: row["state"] for row in known if row["role"] == "repeat"}
+        if "pruned" in states.values():  # the variant is given up: what has not begun never does
+            repeats = [row for row in repeats if states.get(row.trial.key, "planned") != "planned"]
+        return tuning, repeats
+
+    def _trial(self, variant: Variant, settings: dict[str, Any], seed: int) -> Trial:
+        key = variant.name, canonical_json(settings), seed
+        if key not in self._trials:
+            names = [short(path) for path in self.study.tune.axes] if self.study.tune else []
+            point = {name: settings[name] for name in names}
+            self._trials[key] = self.tuner.trial(variant, point, seed) if self.tuner else variant.trial(seed)
+        return self._trials[key]
+
+    def _order(self) -> list[Variant]:
+        """The variants as their rows are wanted."""
+        first = {variant.baseline for variant in self.variants} if self.study.prune and self.study.prune.paired else set()
+
+        def place(variant: Variant) -> tuple[bool, float]:
+            return variant.name not in first, -variant.flops_per_token * float(variant.recipe.all_tokens)
+
+        return sorted(self.variants, key=place)
+
+    def _wanted(self, trials: list[dict[str, Any]]) -> dict[str, list[int]]:
+        """The seeds that each variant should have by now, where their number depends on the results."""
+        if isinstance(self.study.seeds, int):
+            return {}
+        if self._record is None or len(self._record["variants"]) != len(self.variants):
+            self._record = self.record()
+        return wanted_seeds(self._record, trials)
 
     def done(self, store: Store) -> int:
         """How many of the trials that are known to be wanted have a result in this store, by whichever study."""
         trials: list[dict[str, Any]] = []
-        for _ in range(2):  # the rates first; where these are known, the repeats
+        for _ in range(len(self.seeds) + 1):  # the rates first; where these are known, the repeats, seed by seed
             rows = {(row.trial.key, row.role): row for row in self.rows(trials)}
             known = store.known({key for key, _ in rows})
             trials = [
@@ -150,6 +204,11 @@ class Plan:
         return pd.DataFrame(columns)
 
 
+def _step(row: dict[str, Any]) -> int | None:
+    """The step that a trial has come to, as far as the table knows."""
+    return None if row["result"] is None else row["result"].get("step")
+
+
 def plan(study: Study, data_root: Path) -> Plan:
     """The variants of a study with everything solved that is left open; prepares the data, trains nothing.
 
@@ -159,7 +218,9 @@ def plan(study: Study, data_root: Path) -> Plan:
     asked = asked_variants(study)
     mistakes = Mistakes(len(asked))
     built: list[Variant] = []
-    targets: dict[str, int] = {}
+    targets: dict[str, Variant] = {}
+    places: dict[str, float] = {item.name: index for index, item in enumerate(asked)}
+    made: dict[str, tuple[Asked, Variant | None]] = {}
     impossible: list[tuple[Asked, SpecError]] = []
     order = sorted(asked, key=lambda item: study.match is None or item.base != study.match.to)
     for item in order:
@@ -171,9 +232,17 @@ def plan(study: Study, data_root: Path) -> Plan:
             else:
                 impossible.append((item, error))
             continue
+        made[item.name] = item, targets.get(item.cell)
         if study.match and item.base == study.match.to:
-            targets[item.cell] = variant.size(study.match)
+            targets[item.cell] = variant
         built.append(variant)
+        if study.match and study.match.report_unmatched and variant.matched:
+            written = _as_written(item)
+            found = builder.variant(written, targets[item.cell], matched=False)
+            if found.trial(0).key != variant.trial(0).key:
+                built.append(found)
+                made[written.name] = written, targets[item.cell]
+                places[written.name] = places[item.name] + 0.5
     if impossible:
         _refuse_needed(impossible, built, study, mistakes)
     asks = {canonical_json(canonical(variant.recipe.objective)) for variant in built}
@@ -182,11 +251,23 @@ def plan(study: Study, data_root: Path) -> Plan:
         raise SpecError.of("prune", message, study.mark("prune"))
     if problems := [*mistakes.problems(), *builder.idle_problems()]:
         raise SpecError(problems)
-    places = {item.name: index for index, item in enumerate(asked)}
     built.sort(key=lambda variant: places[variant.name])
     omitted = {item.name: _brief(error.problems[0]) for item, error in impossible}
     kept = _without_twins(built, study, {item.name for item in asked if item.impossible != "refuse"}, omitted)
-    return Plan(study, builder, kept, omitted)
+    tuner = Tuner(study.tune, builder, made, 0) if study.tune else None
+    if tuner and any(path != RATE for path in tuner.tune.axes):
+        wrong = Mistakes(len(kept))
+        for variant in kept:
+            wrong.add(tuner.problems(variant), variant.name)
+        if problems := [*wrong.problems()]:
+            raise SpecError(problems)
+    return Plan(study, builder, kept, omitted, tuner)
+
+
+def _as_written(item: Asked) -> Asked:
+    """The same variant under the name that its unmatched form has in the table."""
+    label = f" [{item.cell}]" if item.cell else ""
+    return replace(item, name=f"{item.base} unmatched{label}")
 
 
 def _brief(problem: Problem) -> str:

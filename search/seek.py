@@ -121,13 +121,14 @@ class Seeker:
         rate = study.space.axes.get("train.lr")
         left_out = {"data", "tokenizer", *(["lr"] if rate and not rate.when else [])}
         recipe = {name: value for name, value in canonical(study.train).items() if name not in left_out}
-        kind = study.match.kind if study.match else ""
-        match = [study.match.by, self._target(), *([kind] if kind != "parameters" else [])] if study.match else None
-        return hashlib.sha256(canonical_json([canonical(model), dataset.identity, recipe, match]).encode()).hexdigest()
+        target = self._target()
+        matched = study.match.goal(target.size, target.trial(0).key) if study.match and target else None
+        facts = [canonical(model), dataset.identity, recipe, matched]
+        return hashlib.sha256(canonical_json(facts).encode()).hexdigest()
 
-    def _target(self) -> int | None:
+    def _target(self) -> Variant | None:
         match = self.plan.study.match
-        return next((v.size(match) for v in self.plan.variants if match and v.name == match.to), None)
+        return next((v for v in self.plan.variants if match and v.name == match.to), None)
 
     def _adopt(self, done: dict[int, dict[str, Any]]) -> None:
         """Makes the proposal with the lowest validation loss a variant of the study, to be repeated with all seeds.

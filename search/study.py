@@ -9,7 +9,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from arch_dsl.errors import Problem, SpecError, nearest, unknown
 from arch_dsl.identity import brief_text
@@ -17,15 +17,19 @@ from arch_dsl.model import Model
 from arch_dsl.parse import INVALID, parse_value
 from arch_dsl.patch import Setting
 from arch_dsl.source import Node, read
-from arch_dsl.spec import Count, Range, Spec
+from arch_dsl.spec import Count, Spec
 from search.ablate import Ablate, with_base
 from search.design import Design
 from search.designed import written_out
+from search.match import KINDS, Match
 from search.plugin_files import load_listed
 from search.prune import Pruner
 from search.recipe import Recipe
+from search.resources import Resources
+from search.seeding import Seeds
 from search.space import Space
-from search.study_values import Axis, Duration, Patch, Rates
+from search.study_values import Axis, Duration, Patch
+from search.tune import Tune, short
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _VARIANT = re.compile(r"[^\s\[\]]+( [^\s\[\]]+)*")
@@ -33,36 +37,6 @@ _FOUND = re.compile(r"found|search-[0-9]+")
 _NAMED = 40  # variants that an error lists
 _QUOTED = 40  # characters of a wrong name that an error shows
 MAX_CELLS = 100_000
-MAX_SEEDS = 1000
-
-
-class Match(Spec):
-    """Makes variants comparable: solves the integer field `by` so that each has the parameters of the variant named.
-
-    `parameters` counts all of them, `active_parameters` those that one token meets, which is fewer with experts.
-    """
-
-    title: ClassVar[str] = "match"
-    parameters: str | None = None
-    active_parameters: str | None = None
-    by: str
-
-    @property
-    def kind(self) -> Literal["parameters", "active_parameters"]:
-        """What is matched."""
-        return "parameters" if self.parameters is not None else "active_parameters"
-
-    @property
-    def to(self) -> str:
-        """The variant that the others are matched to."""
-        return str(getattr(self, self.kind))
-
-
-class Tune(Spec):
-    """What each variant chooses for itself on validation, with the first seed."""
-
-    title: ClassVar[str] = "tune"
-    lr: Rates
 
 
 class Search(Spec):
@@ -81,13 +55,6 @@ class Budget(Spec):
     title: ClassVar[str] = "budget"
     wall: Duration | None = None
     trials: Count | None = None
-
-
-class Resources(Spec):
-    """What one trial gets: CPU cores, each with one torch thread."""
-
-    title: ClassVar[str] = "resources"
-    cpus: Count = 1
 
 
 class ReportOptions(Spec):
@@ -113,7 +80,7 @@ class Study(Spec):
     match: Match | None = None
     train: Recipe
     tune: Tune | None = None
-    seeds: Annotated[int, Range(min=1, max=MAX_SEEDS)] = 3
+    seeds: Seeds = 3
     evaluate: tuple[Literal["perplexity"], ...] = ("perplexity",)
     search: Search | None = None
     space: Space | None = None
@@ -238,12 +205,14 @@ def _check(study: Study) -> Iterator[Problem]:
         if component.components:
             message = "a component is a mapping of paths, not of other components"
             yield Problem(f"components.{name}", message, study.mark(f"components.{name}"))
-    if study.match and (study.match.parameters is None) == (study.match.active_parameters is None):
-        message = "names the variant to match as `parameters` or as `active_parameters`: one of them"
+    if study.match and len(study.match.kinds) != 1:
+        found = " and ".join(study.match.kinds) or "none"
+        message = f"names the variant to match under one of {', '.join(KINDS)}; found {found}"
         yield Problem("match", message, study.mark("match"))
         return
+    yield from study.resources.problems()
     yield from _check_names(study)
-    yield from _check_rates(study)
+    yield from _check_tuned(study)
     yield from _check_grid(study)
     for path in study.space.axes if study.space else ():
         if path.split(".")[:2] == ["train", "objective"]:
@@ -282,19 +251,19 @@ def _no_variant(name: str, names: list[str]) -> str:
     return f"{unknown(name, 'variant', [meant] if meant else [])[:-1]} and {len(names) - bool(meant)} more)"
 
 
-def _check_rates(study: Study) -> Iterator[Problem]:
-    """A rate that a variant sets would be ignored where each variant takes its best one."""
-    if not study.tune:
-        return
-    message = "`tune` chooses the rate of every variant; this one would be ignored"
+def _check_tuned(study: Study) -> Iterator[Problem]:
+    """A value that a variant sets would be ignored where each variant takes its best one."""
     patches = {f"variants.{name}": patch for name, patch in study.variants.items()}
     patches |= {f"components.{name}": patch for name, patch in study.components.items()}
-    for place, patch in patches.items():
-        for setting in patch.settings:
-            if setting.path == "train.lr":
-                yield Problem(f"{place}.train.lr", message, setting.mark)
-    if "train.lr" in study.grid:
-        yield Problem("grid.train.lr", message, study.mark("grid.train.lr"))
+    for path in study.tune.axes if study.tune else ():
+        what = "rate" if short(path) == "lr" else short(path)
+        message = f"`tune` chooses the {what} of every variant; this one would be ignored"
+        for place, patch in patches.items():
+            for setting in patch.settings:
+                if setting.path == path:
+                    yield Problem(f"{place}.{path}", message, setting.mark)
+        if path in study.grid:
+            yield Problem(f"grid.{path}", message, study.mark(f"grid.{path}"))
 
 
 def _check_grid(study: Study) -> Iterator[Problem]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 from arch_dsl import rules
-from arch_dsl.context import Cost
 from arch_dsl.errors import Mark, Problem, SpecError
 from arch_dsl.identity import Change, brief_text, canonical, diff
 from arch_dsl.layout import shapes_of
@@ -23,7 +22,7 @@ from arch_dsl.source import Node
 from arch_dsl.spec import Family, alternatives, marks_of, set_marks
 from search.data.dataset import HELD_OUT, Dataset
 from search.data.prepare import prepare, require
-from search.match import solve
+from search.match import SCALE, Match, solve, solve_time
 from search.objectives import Lengths, has_encoder
 from search.objectives.checks import positions, refusals
 from search.optimizers import unmatched
@@ -32,7 +31,8 @@ from search.space import Space, probes
 from search.stage_plans import StagePlan, plan_stages
 from search.stages import Stage, prompts
 from search.start import Start, Started, as_written, keep_weights, started
-from search.study import Asked, Match, Study, asked_variants
+from search.study import Asked, Study, asked_variants
+from search.timing import Timed, Timings
 from search.trial import Trial, canonical_json
 
 
@@ -51,6 +51,7 @@ class Variant:
     parameters: int
     figures: dict[str, int]  # what else it costs: Cost.figures
     test_text: str  # equal where the test documents are the same text, whatever the tokenizers
+    size: int = 0  # what matching counts of it
     mismatch: float = 0.0
     matched: dict[str, int] = field(default_factory=dict)
     start: Started | None = None  # where it starts from weights
@@ -62,9 +63,10 @@ class Variant:
         """Forward FLOPs per token, mask-aware."""
         return self.figures["flops_per_token"]
 
-    def size(self, match: Match) -> int:
-        """The parameters that matching counts."""
-        return self.parameters if match.kind == "parameters" else self.figures["active_parameters"]
+    @property
+    def timed(self) -> Timed:
+        """What the time of its steps depends on."""
+        return Timed(self.model, self.recipe, self.dataset)
 
     def trial(self, seed: int, lr: float | None = None) -> Trial:
         """This variant under one seed, at its recipe's learning rate or at another one."""
@@ -125,7 +127,7 @@ class Built:
     model: Model
     changes: tuple[Change, ...]
     parameters: int
-    size: int  # the parameters that matching counts
+    size: int  # what matching counts
     figures: dict[str, int]
     matched: dict[str, int]
     repaired: tuple[str, ...]
@@ -140,19 +142,20 @@ class Builder:
         self.datasets: dict[str, Dataset] = {}
         self.bases: dict[tuple[int, int], Model] = {}
         self.built: dict[str, Built] = {}
-        self.guess = 1  # where matching begins to look: at the width that the variant before it got
+        self.guess = 1 if study.match and len(study.match.by) == 1 else SCALE  # that of the variant before, later
+        self.timings = Timings(data_root.parent / "timings", study.resources.cpus)
         self.test_texts: dict[str, str] = {}
         self.files: dict[Start, Start] = {}
         self.starts: dict[tuple[str | None, Model], Started] = {}
 
-    def variant(self, asked: Asked, target: int | None) -> Variant:
-        """One variant; its `by` field is solved if there is a `target` number of parameters. Raises SpecError."""
+    def variant(self, asked: Asked, target: Variant | None, matched: bool = True) -> Variant:
+        """One variant, if there is a `target` matched to it, or as it is written. Raises SpecError."""
         written = self.recipe(asked.settings)
         if problems := written.problems("train"):
             raise SpecError(problems)
         recipe = self.kept(written)
         dataset = self.dataset(recipe)
-        built = self.build(asked, target, dataset.vocab, recipe)
+        built = self.build(asked, target if matched else None, dataset, recipe)
         refuse_idle_groups(recipe, built.model)
         recipe, stages = plan_stages(recipe, built.model, dataset, self.staged_dataset)
         tested = (stages[-1].recipe, stages[-1].dataset) if stages else (recipe, dataset)
@@ -169,7 +172,8 @@ class Builder:
             parameters=built.parameters,
             figures=built.figures,
             test_text=self.test_text(*tested),
-            mismatch=built.size / target - 1 if target else 0.0,
+            size=built.size,
+            mismatch=self.mismatch(Timed(built.model, recipe, dataset), built.size, target),
             matched=built.matched,
             start=self.started(recipe, built),
             repaired=built.repaired,
@@ -194,30 +198,41 @@ class Builder:
             self.files[recipe.init] = keep_weights(recipe.init, base, self.data_root)
         return recipe.replace(init=self.files[recipe.init])
 
-    def build(self, asked: Asked, target: int | None, vocab: int, recipe: Recipe) -> Built:
+    def mismatch(self, timed: Timed, size: int, target: Variant | None) -> float:
+        """How far a model is from what it is to be matched to, as a share of that."""
+        match = self.study.match
+        if target is None or match is None:
+            return 0.0
+        return (self.timings.ratio(timed, target.timed) if match.kind == "step_time" else size / target.size) - 1
+
+    def build(self, asked: Asked, target: Variant | None, dataset: Dataset, recipe: Recipe) -> Built:
         """The model of a variant, matched, resolved and costed; once for all that differ in their recipe alone."""
         settings = [s for s in asked.settings if not s.path.startswith("train.")]
         mend = asked.impossible == "repair"
         asks = [[r.context, canonical(r.objective)] for r in recipe.whole]
         more = prompts(recipe.stages)
-        key = json.dumps([[(s.path, s.node.plain()) for s in settings], target, vocab, asks, more, mend])
+        match = self.study.match if target else None
+        goal = [target.trial(0).key if match.kind == "step_time" else target.size] if match and target else []
+        changed = [(s.path, s.node.plain()) for s in settings]
+        timed = canonical(recipe) if match and match.kind == "step_time" else None
+        key = json.dumps([changed, goal, dataset.vocab, asks, more, mend, timed])
         if key not in self.built:
             model = apply(self.study.model, settings)
             model, repaired = rules.repaired(model) if mend else (model, [])
             lengths = recipe.objective.lengths(recipe.context, has_encoder(model))
             needed = (positions(r, model) + extra for r, extra in zip(recipe.whole, more, strict=True))
-            sizes = max(r.vocab(vocab) for r in recipe.whole), max(needed)
+            sizes = max(r.vocab(dataset.vocab) for r in recipe.whole), max(needed)
             matched: dict[str, int] = {}
-            if target is not None and self.study.match:
-                self.refuse_own_size(model, self.study.match, asked)
-                model, matched = self.solved(model, self.study.match.by, target, sizes, lengths)
+            if match and target:
+                self.refuse_own_size(model, match, asked)
+                model, matched = self.solved(model, match, target, sizes, lengths, Timed(model, recipe, dataset))
             model = resolve(model, vocab=sizes[0], max_positions=sizes[1])
             if problems := list(refusals(recipe, model)):
                 raise SpecError(problems)
             total = cost(model, lengths.tokens, lengths.source or None)
             changes = self.changes(model, sizes)
             figures = total.figures(recipe.context)  # per token of text
-            size = _counted(self.study.match, total)
+            size = self.study.match.counted(total, recipe.context) if self.study.match else 0
             self.built[key] = Built(model, changes, total.parameters, size, figures, matched, tuple(repaired), sizes)
         return self.built[key]
 
@@ -264,15 +279,15 @@ class Builder:
     def _space_problems(self, space: Space) -> Iterator[Problem]:
         """What the base refuses of a search: unknown paths, wrong values, conditions on what is not there."""
         told: set[tuple[object, str]] = set()
-        for settings in probes(space):
+        for path, settings in probes(space, self.study.components):
             for problem in self._refusals(settings):
                 if (key := (problem.mark, problem.message)) not in told:
                     told.add(key)
-                    yield dataclasses.replace(problem, path=f"space.{settings[-1].path}")
+                    yield dataclasses.replace(problem, path=f"space.{path}")
         for path, axis in space.axes.items():
-            if axis.when and axis.when.path in space.needs:
+            for asked in set(axis.when.paths) & set(space.needs) if axis.when else ():
                 try:
-                    self.given(axis.when.path)
+                    self.given(asked)
                 except SpecError as error:
                     for problem in error.problems:
                         yield Problem(f"space.{path}.when", problem.message, axis.mark("when"))
@@ -290,42 +305,55 @@ class Builder:
         return ()
 
     def refuse_own_size(self, model: Model, match: Match, asked: Asked) -> None:
-        """Raises SpecError if a variant sets the field that matching solves: its value would be ignored."""
-        by = match.by
-        try:
-            own, base = (get(spec, tuple(by.split("."))) for spec in (model, self.study.model))
-        except SpecError:
-            return  # a path by knobs or with `*`
-        if own not in (None, base):
-            setting = next((s for s in asked.settings if by.startswith(s.path)), None)
-            message = f"`match` solves {by} for this variant; the {own} that is set here would be ignored"
-            raise SpecError.of(by, message, setting.mark if setting else match.mark("by"))
+        """Raises SpecError if a variant sets a field that matching solves: its value would be ignored."""
+        for by in match.by:
+            try:
+                own, base = (get(spec, tuple(by.split("."))) for spec in (model, self.study.model))
+            except SpecError:
+                continue  # a path by knobs or with `*`
+            if own not in (None, base):
+                setting = next((s for s in asked.settings if by.startswith(s.path)), None)
+                message = f"`match` solves {by} for this variant; the {own} that is set here would be ignored"
+                raise SpecError.of(by, message, setting.mark if setting else match.mark("by"))
 
     def solved(
-        self, model: Model, by: str, target: int, sizes: tuple[int, int], lengths: Lengths
+        self, model: Model, match: Match, target: Variant, sizes: tuple[int, int], lengths: Lengths, timed: Timed
     ) -> tuple[Model, dict[str, int]]:
-        """The model with the integer field `by` solved for `target` parameters."""
-        assert self.study.match is not None
-        mark = self.study.match.mark("by")
-
+        """The model with the integer fields of a match solved, and these. Raises SpecError."""
+        mark, context = match.mark("by"), timed.recipe.context
         known = {"vocab": model.vocab or sizes[0], "max_positions": model.max_positions or sizes[1]}
-        steps = _integer_field(model, by, mark)
+        steps = [_integer_field(model, by, mark) for by in match.by]
+        given = _values(resolve(model, vocab=sizes[0], max_positions=sizes[1]), match) if len(steps) > 1 else []
 
-        def at(width: int) -> Model:
-            return apply(model, [Setting(by, Node(width, mark), "match", mark)])
+        def at(size: int) -> Model:
+            values = zip(match.by, match.values(size, given), strict=True)
+            return apply(model, [Setting(by, Node(value, mark), "match", mark) for by, value in values])
 
-        def parameters(width: int) -> int:
-            changed = update(model, type(model), steps, lambda old, kind: width) if steps else at(width)
-            total = cost(changed.replace(**known), lengths.tokens, lengths.source or None)
-            return _counted(self.study.match, total)
+        def sized(size: int) -> Model:  # the same as a rule, and faster
+            changed = model
+            for path, value in zip(steps, match.values(size, given), strict=True):
+                changed = update(changed, type(changed), path, _always(value))
+            return changed
+
+        def counted(size: int) -> int:
+            changed = (sized if all(steps) else at)(size).replace(**known)
+            return match.counted(cost(changed, lengths.tokens, lengths.source or None), context)
+
+        def ratio(size: int) -> float:
+            own = resolve(at(size), vocab=sizes[0], max_positions=sizes[1])
+            return self.timings.ratio(dataclasses.replace(timed, model=own), target.timed)
 
         try:
-            self.guess, _ = solve(parameters, target, self.guess)
+            if match.kind == "step_time":
+                first = _first_value(target.model, match) if len(steps) == 1 else SCALE
+                self.guess = solve_time(ratio, first)
+            else:
+                self.guess, _ = solve(counted, target.size, self.guess)
         except SpecError as error:
             own = model.replace(**known).check()  # what is wrong with the model explains it better
-            said = [Problem("match.by", f"{by}: {p.message}", mark) for p in error.problems]
+            said = [Problem("match.by", f"{', '.join(match.by)}: {p.message}", mark) for p in error.problems]
             raise SpecError(own or said) from error
-        return at(self.guess), {by: self.guess}
+        return at(self.guess), dict(zip(match.by, match.values(self.guess, given), strict=True))
 
     def test_text(self, recipe: Recipe, dataset: Dataset) -> str:
         """What tells one test text from another: its source, how it falls into documents, and where not all of it is
@@ -394,9 +422,28 @@ def refuse_idle_groups(recipe: Recipe, model: Model) -> None:
         raise SpecError(problems)
 
 
-def _counted(match: Match | None, total: Cost) -> int:
-    """The parameters that matching counts: all, or those that one token meets."""
-    return total.active if match and match.kind == "active_parameters" else total.parameters
+def _values(model: Model, match: Match) -> list[int]:
+    """The fields of a match in a resolved model. Raises SpecError for a path that names none, or several."""
+    found = []
+    for by in match.by:
+        try:
+            value = get(model, tuple(by.split(".")))
+        except SpecError:
+            value = None
+        if not isinstance(value, int):
+            message = f"{by} is no single field with a number: several fields are scaled from what they are"
+            raise SpecError.of("match.by", message, match.mark("by"))
+        found.append(value)
+    return found
+
+
+def _always(value: int) -> Callable[[Any, Any], int]:
+    return lambda old, annotation: value
+
+
+def _first_value(model: Model, match: Match) -> int:
+    """Where timing begins: at what the one field is in the model that is matched to, in units of `multiple`."""
+    return max(1, _values(model, match)[0] // match.multiple)
 
 
 def _integer_field(model: Model, by: str, mark: Mark | None) -> tuple[str, ...]:

@@ -116,7 +116,7 @@ def _main(comparison: Comparison) -> Block:
         *([column("bytes/token", lambda r: number(r["bytes_per_token"], ".3f"), keep=5)] if several else []),
         column(f"Δ {unit}", lambda r: number(r["delta"], "+.4f")),
         column("95% interval", lambda r: _interval(r["delta_low"], r["delta_high"])),
-        column("verdict", lambda r: r["verdict"], "l"),
+        column("verdict", lambda r: _verdict(r["verdict"], comparison.noise.get("margin")), "l"),
         column("params", lambda r: short_count(r["parameters"]), keep=7),
         *([column("active", lambda r: short_count(r["active_parameters"]), keep=7)] if sparse else []),
         *([column("mismatch", lambda r: number(100 * r["mismatch"], "+.2f") + "%", keep=4)] if matched else []),
@@ -127,6 +127,8 @@ def _main(comparison: Comparison) -> Block:
     legend = "perplexity, bits/byte and Δ on test, mean ± standard deviation over n seeds; * best and not within noise"
     if sparse:
         legend += "; active: parameters that one token meets; max load: of an expert, 1 where all are used alike"
+    if (match := comparison.provenance.get("match")) and match["kind"] != "parameters":
+        legend += f"; mismatch: of {match['kind'].replace('_', ' ')}, from {match['to']}"
     if any(row["lr_at_edge"] for row in rows):
         legend += "; ^ rate at the edge of those tried"
     return Block("", columns, legend)
@@ -168,6 +170,10 @@ def _decimals(stds: list[float]) -> int:
 
 def _spread(mean: float, std: float, digits: int) -> str:
     return number(mean, f".{digits}f") + (f" ± {std:.{digits}f}" if std >= 0 else "")
+
+
+def _verdict(verdict: str, margin: float | None) -> str:
+    return f"{verdict} within {margin:g}" if verdict == "equivalent" else verdict
 
 
 def _interval(low: float, high: float) -> str:

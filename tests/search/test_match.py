@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +11,8 @@ import pytest
 from arch_dsl.errors import SpecError
 from arch_dsl.model import cost, resolve
 from arch_dsl.patch import patch
-from search.match import LARGEST, solve
-from search.planning import plan
+from search.match import LARGEST, SCALE, Match, solve, solve_time
+from search.planning import Plan, plan
 from search.study import load_study
 from tests.search.study_files import write_study
 
@@ -93,3 +94,108 @@ model:
         assert variant.parameters == counts[width]
         assert variant.mismatch == variant.parameters / target - 1
         assert variant.matched == {by: width}
+
+
+KINDS_STUDY = """
+study: kinds
+model:
+  d_model: 32
+  n_layers: 2
+  block: {norm: rmsnorm, attention: {heads: 4, kv_heads: 2, positional: rope}, ffn: {type: glu, width: 96}}
+variants:
+  baseline: {}
+  gated: {block.attention.gate: {position: sdpa}}
+  deep: {n_layers: 3}
+match: %s
+train: {data: stdlib, tokenizer: bytes, tokens: 20k, context: 32, batch: 4, lr: 1e-3}
+"""
+
+
+def planned(folder: Path, match: str) -> Plan:
+    path = folder / "kinds.yaml"
+    path.write_text(KINDS_STUDY % match)
+    return plan(load_study(path), folder / "store" / "data")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kinds")
+
+
+def test_flops_are_matched_as_near_as_a_width_allows(place: Path) -> None:
+    found = {v.name: v for v in planned(place, "{flops_per_token: baseline, by: block.ffn.width}").variants}
+    target = found["baseline"].flops_per_token
+    for name in ("gated", "deep"):
+        width = found[name].matched["block.ffn.width"]
+        sizes = {}
+        for near in (width - 1, width, width + 1):
+            model = patch(found[name].model, {"block.ffn.width": near})
+            sizes[near] = cost(model, 32).figures(32)["flops_per_token"]
+        assert min(sizes, key=lambda near: abs(sizes[near] - target)) == width
+        assert found[name].mismatch == pytest.approx(sizes[width] / target - 1)
+        assert found[name].parameters != found["baseline"].parameters
+
+
+def test_what_decoding_keeps_is_matched_in_bytes_of_a_context(place: Path) -> None:
+    found = planned(place, "{cache_bytes: baseline, by: block.attention.head_dim, multiple: 2}").variants
+    assert [v.size for v in found[:2]] == [4 * 2 * 2 * 2 * 8 * 32] * 2
+    deep = found[2]
+    assert deep.matched == {"block.attention.head_dim": 6}, "2/3 of 8 is 5.33: 6 is the nearest even one"
+    assert deep.mismatch == pytest.approx(3 * 6 / (2 * 8) - 1)
+
+
+def test_several_fields_keep_their_proportions(place: Path) -> None:
+    match = "{parameters: baseline, by: [block.ffn.width, block.attention.head_dim], multiple: 2}"
+    found = {v.name: v for v in planned(place, match).variants}
+    width, head = found["deep"].matched.values()
+    assert width % 2 == head % 2 == 0
+    assert abs(width / 96 - head / 8) <= 1 / 8, "both to about the same share of what they were, 96 and 8"
+    assert abs(found["deep"].mismatch) < 0.1 < abs(1 - width / 96)
+
+
+def test_the_unmatched_form_of_a_variant_is_a_row_of_its_own(place: Path) -> None:
+    match = "{parameters: baseline, by: block.ffn.width, report_unmatched: true}"
+    found = planned(place, match).variants
+    assert [v.name for v in found] == ["baseline", "gated", "gated unmatched", "deep", "deep unmatched"]
+    by_name = {v.name: v for v in found}
+    written = by_name["deep unmatched"]
+    assert not written.matched and "n_layers: 2 → 3" in map(str, written.changes)
+    assert written.mismatch == pytest.approx(written.parameters / by_name["baseline"].parameters - 1)
+    assert written.mismatch > 0.2 > 0.01 > abs(by_name["deep"].mismatch)
+
+
+def test_step_times_are_measured_once_and_stay_as_decided(place: Path) -> None:
+    match = "{step_time: baseline, by: block.ffn.width, multiple: 8}"
+    first = planned(place, match)
+    folder = place / "store" / "timings"
+    files = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert files and not [name for name in files if name.startswith(".")]
+    again = planned(place, match)
+    assert [v.trial(0).key for v in first.variants] == [v.trial(0).key for v in again.variants]
+    assert [v.mismatch for v in first.variants] == [v.mismatch for v in again.variants]
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == files, "nothing was measured again"
+    kept = [json.loads(path.read_text()) for path in folder.iterdir()]
+    assert all(each["seconds"] > 0 and each["of"] > 0 and each["fingerprint"] for each in kept)
+    for variant in first.variants[1:]:
+        assert variant.matched["block.ffn.width"] % 8 == 0
+        assert variant.mismatch in [each["ratio"] - 1 for each in kept]
+
+
+@pytest.mark.parametrize("fixed", [0.0, 0.3, 0.8])
+@pytest.mark.parametrize("guess", [10, 100, 1000])
+def test_a_time_with_a_fixed_part_is_solved_in_few_measures(fixed: float, guess: int) -> None:
+    calls = []
+
+    def ratio(width: int) -> float:
+        calls.append(width)
+        return fixed + (1 - fixed) * width / 137
+
+    assert abs(ratio(solve_time(ratio, guess)) - 1) <= 0.02 or len(set(calls)) == 6
+    assert len(set(calls)) <= 6
+
+
+def test_a_scale_keeps_multiples() -> None:
+    match = Match(parameters="a", by=("x", "y"), multiple=8)
+    assert match.values(SCALE, [96, 40]) == [96, 40]
+    assert match.values(SCALE // 2, [96, 40]) == [48, 16]
+    assert match.values(1, [96, 40]) == [8, 8]

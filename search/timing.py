@@ -1,0 +1,126 @@
+"""Step times of models, measured beside each other once and kept: what depends on them stays as it was decided."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from arch_dsl.identity import canonical
+from arch_dsl.model import Model
+from search.data.dataset import Dataset
+from search.recipe import Recipe
+from search.trial import Trial, canonical_json
+
+if TYPE_CHECKING:
+    from search.loop import Loop
+
+_WARM_UP, _ROUNDS, _FEWEST, _LONGEST_S = 2, 15, 3, 5.0
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A model and what it is trained with: what the time of a step depends on."""
+
+    model: Model
+    recipe: Recipe
+    dataset: Dataset
+
+    def facts(self) -> list[Any]:
+        """The same as plain data; the tokens that are read do not matter, how many there are does."""
+        recipe = self.recipe
+        sizes = [recipe.context, recipe.sequences, recipe.accumulate, recipe.precision, recipe.recompute]
+        return [canonical(self.model), sizes, canonical(recipe.objective), canonical(recipe.optimizer)]
+
+
+class Timings:
+    """Ratios of step times in a folder, a file each. A machine that finds one does not measure again."""
+
+    def __init__(self, folder: Path, threads: int = 1) -> None:
+        self._folder, self._threads = folder, threads
+
+    def ratio(self, ours: Timed, other: Timed) -> float:
+        """How many times as long a training step of `ours` takes as one of `other`; 1 for the same."""
+        facts = [ours.facts(), other.facts()]
+        if facts[0] == facts[1]:
+            return 1.0
+        name = hashlib.sha256(canonical_json(facts).encode()).hexdigest()
+        path = self._folder / f"{name}.json"
+        if not path.exists():
+            self._keep(path, measure(ours, other, self._threads))
+        found: float = json.loads(path.read_text())["ratio"]
+        return found
+
+    def _keep(self, path: Path, measured: dict[str, Any]) -> None:
+        """Of two that measure at the same time the first stands."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = path.with_name(f".{secrets.token_hex(4)}.tmp")
+        try:
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                json.dump(measured, file)
+            os.link(temporary, path)
+        except FileExistsError:
+            return
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def measure(ours: Timed, other: Timed, threads: int = 1) -> dict[str, Any]:
+    """{"ratio", "seconds" of a step of ours, "of": those of the other one, "fingerprint" of the machine}.
+
+    Steps of the two alternate, so that whatever else the machine does meets both; the ratio is the median of pairs.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng():
+            one, two = (_loop(each, Path(folder)) for each in (ours, other))
+            pairs: list[tuple[float, float]] = []
+            started = time.perf_counter()
+            while len(pairs) < _WARM_UP + _ROUNDS:
+                pairs.append((_step(one, len(pairs)), _step(two, len(pairs))))
+                if len(pairs) >= _WARM_UP + _FEWEST and time.perf_counter() - started > _LONGEST_S:
+                    break
+    finally:
+        torch.set_num_threads(before)
+    pairs = pairs[_WARM_UP:]
+    return {
+        "ratio": statistics.median(a / b for a, b in pairs),
+        "seconds": statistics.median(a for a, _ in pairs),
+        "of": statistics.median(b for _, b in pairs),
+        "fingerprint": one.fingerprint,
+    }
+
+
+def _loop(timed: Timed, folder: Path) -> Loop:
+    """A loop at its first step, which writes nothing."""
+    import torch
+
+    from search.loop import Loop
+    from search.train import build_model
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    recipe = timed.recipe.replace(stages=())
+    model = build_model(Trial(canonical(timed.model), {}, timed.dataset.identity, 0), recipe, device)
+    model.separator = timed.dataset.eod  # type: ignore[assignment]
+    return Loop(folder, "", 0, recipe, timed.dataset, model, 0)
+
+
+def _step(loop: Loop, step: int) -> float:
+    """Seconds of one optimizer step; the same few steps again where a trial is shorter."""
+    import torch
+
+    started = time.perf_counter()
+    loop.update(step % loop.recipe.steps)
+    if loop.device.type == "cuda":
+        torch.cuda.synchronize(loop.device)
+    return time.perf_counter() - started
