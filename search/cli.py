@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from search import cli_lifecycle
 from search.cli_kit import (
     ALLOW,
     INVALID,
@@ -131,19 +132,6 @@ def run(
 
         print_summary(summary, study, store_root(store))
     leave(summary.exit_code)
-
-
-@main.command()
-@click.argument("study", required=False)
-@STORE
-@JSON
-@verb
-def status(study: str | None, store: str | None, as_json: bool) -> None:
-    """Show the studies of a store, how far they are, and who is running them."""
-    from search.status import lines, status_of
-
-    found = status_of(store_folder(store), study_name(study) if study else None)
-    click.echo(json.dumps(found) if as_json else "\n".join(lines(found)))
 
 
 @main.command()
@@ -446,6 +434,10 @@ def dashboard(store: str | None, host: str, port: int | None, open_browser: bool
         dashboards.serve(store_folder(store), host=host, port=port, open_browser=open_browser)
     except dashboards.PortTaken as error:
         fail(str(error), INVALID)
+
+
+for each in cli_lifecycle.VERBS:
+    main.add_command(each)
 
 
 def _schema_file() -> Path:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from search.control import forget_request, stop_requested
 from search.executor import Executor, ExecutorError, Failure, Finished, request_stop
 from search.faults import Breaker, Retries
 from search.lock import StudyLock
@@ -122,6 +123,7 @@ class _Driver:
             self.shipper.start()
         try:
             self.executor.start()
+            forget_request(self.store.root, self.study)
             self.notice(*settle(self.store, self.study))
             self.replan()
             self.before = {row["key"] for row in self.rows if row["state"] in TERMINAL}
@@ -287,6 +289,8 @@ class _Driver:
                 self.executor.cancel(key)
             elif self.should_prune is not None and self.stop is None:
                 self.prune(key, running, self.should_prune)
+        if self.stop is None and stop_requested(self.store.root, self.study):
+            self.ask_stop(EXIT_INTERRUPTED, "asked to stop by archlab stop; the same command goes on from here")
         if self.wall_s is not None and self.stop is None and time.monotonic() - self.started > self.wall_s:
             self.ask_stop(EXIT_BUDGET, f"the budget of {self.wall_s:.0f} s is spent")
         if self.stop is None:

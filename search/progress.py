@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -30,6 +31,7 @@ class RunningTrial:
     folder: Path
     steps: int | None
     variant: str = ""
+    launched: float = field(default_factory=time.monotonic)
     started: float = 0.0  # when its first line was seen, at first_step
     first_step: int | None = None
     last: dict[str, Any] = field(default_factory=dict)
@@ -40,20 +42,33 @@ class RunningTrial:
         if self.first_step is None and self.last:
             self.first_step, self.started = self.last["step"], time.monotonic()
 
-    def left_s(self) -> float | None:
-        """Seconds to its last step at the pace since the first look, None while that is unknown."""
-        if self.steps is None or self.first_step is None or self.last["step"] <= self.first_step:
+    def step_s(self) -> float | None:
+        """Seconds per step since the first look; before that as its last line says; None while that is unknown."""
+        if self.first_step is None:
             return None
-        pace: float = (time.monotonic() - self.started) / (self.last["step"] - self.first_step)
-        return pace * max(0, self.steps - int(self.last["step"]))
+        if self.last["step"] > self.first_step:
+            return (time.monotonic() - self.started) / (int(self.last["step"]) - self.first_step)
+        rate, step = self.last.get("tokens_per_s"), int(self.last["step"])
+        return float(self.last["tokens"] / step / rate) if rate and step else None
+
+    def left_s(self) -> float | None:
+        """Seconds to its last step, None while that is unknown."""
+        pace = self.step_s()
+        return None if self.steps is None or pace is None else pace * max(0, self.steps - int(self.last["step"]))
 
     def part(self) -> Part:
-        """What it has done and what is left, for the study's own pace; nothing done before that is known."""
-        if self.steps is None or self.first_step is None:
+        """What it has done and what is left, for the study's own pace."""
+        pace = self.step_s()
+        if self.steps is None or pace is None:
             return Part(self.variant, 0.0, 1.0, 0.0)
-        done = (int(self.last["step"]) - self.first_step) / self.steps
-        took = time.monotonic() - self.started if done > 0 else 0.0
-        return Part(self.variant, done, max(0.0, 1.0 - int(self.last["step"]) / self.steps), took)
+        step = int(self.last["step"])
+        return Part(self.variant, step / self.steps, max(0.0, 1.0 - step / self.steps), step * pace)
+
+    def share(self, ended: bool) -> float:
+        """The share of its steps that this attempt has done, all that were left if it has `ended`."""
+        if not self.steps or self.first_step is None:
+            return 1.0 if ended else 0.0
+        return (self.steps if ended else int(self.last["step"])) / self.steps - self.first_step / self.steps
 
     def cells(self) -> list[str]:
         """What is shown of it: name, step, loss, tokens per second, time left."""
@@ -78,7 +93,7 @@ class Progress:
         self.pace = Pace()
         self.most: int | None = None  # trials that the budget lets start
         self.ends: float | None = None  # when the budget of time is spent, on the monotonic clock
-        self._launched: dict[str, tuple[str, float]] = {}
+        self._launched: set[str] = set()
 
     def __enter__(self) -> Progress:
         return self
@@ -86,10 +101,13 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def plan(self, record: dict[str, Any], trials: int) -> None:
-        """What is about to run: the study's record and how many trials it will have."""
+    def plan(self, record: dict[str, Any], trials: int, rows: Iterable[dict[str, Any]] = ()) -> None:
+        """What is about to run: the study's record, how many trials it will have, and the rows that the store has."""
         self.study, self.total = record["study"], trials
         self.pace = Pace.of(record)
+        for row in rows:
+            if row["state"] == "complete" and row["result"].get("train_s"):
+                self.pace.ended(row["variant"], row["result"]["train_s"] + row["result"].get("evaluate_s", 0.0))
         budget = record.get("budget") or {}
         self.most = budget.get("trials")
         self.ends = time.monotonic() + budget["wall_s"] if budget.get("wall_s") else None
@@ -102,15 +120,14 @@ class Progress:
         elif kind == "launched":
             self._launch(key, event)
         elif kind in ("finished", "paused", "retry"):
-            self.running.pop(key, None)
+            gone = self.running.pop(key, None)
             if kind == "finished":
                 self.states[key] = event["state"]
-            if kind == "finished" and key in self._launched:
-                variant, launched = self._launched[key]
-                self.pace.ended(variant, time.monotonic() - launched)
+            if gone is not None and kind != "retry":
+                self.pace.ended(gone.variant, time.monotonic() - gone.launched, gone.share(kind == "finished"))
         elif kind == "tick":
-            for gone in self.running.keys() - event["running"].keys():
-                del self.running[gone]
+            for left in self.running.keys() - event["running"].keys():
+                del self.running[left]
             for trial in self.running.values():
                 trial.look()
 
@@ -120,9 +137,9 @@ class Progress:
         settings = " ".join(f"{name}={value}" for name, value in event["settings"].items())
         name = " ".join(filter(None, (event["variant"], settings, f"seed {event['seed']}")))
         launched = time.monotonic() - max(0.0, time.time() - event.get("since", time.time()))
-        self.running[key] = RunningTrial(name, folder, total_steps(folder), event["variant"])
+        self.running[key] = RunningTrial(name, folder, total_steps(folder), event["variant"], launched)
         self.pace.width = max(self.pace.width, len(self.running))
-        self._launched.setdefault(key, (event["variant"], launched))
+        self._launched.add(key)
 
     @property
     def done(self) -> int:
@@ -207,9 +224,9 @@ class JsonProgress(Progress):
         super().__init__()
         self._file, self._next = file, 0.0
 
-    def plan(self, record: dict[str, Any], trials: int) -> None:
+    def plan(self, record: dict[str, Any], trials: int, rows: Iterable[dict[str, Any]] = ()) -> None:
         """See Progress."""
-        super().plan(record, trials)
+        super().plan(record, trials, rows)
         self._print({"event": "plan", "study": record["study"], "trials": trials})
 
     def event(self, event: dict[str, Any]) -> None:

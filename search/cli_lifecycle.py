@@ -1,0 +1,110 @@
+"""The verbs about studies that run or have run: status, watch, stop, retry, gc."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from search.cli_kit import JSON, STORE, TRY_AGAIN, fail, store_folder, study_name, verb
+from search.stop import leave
+
+_STUDY = click.argument("study")
+
+
+@click.command()
+@click.argument("study", required=False)
+@STORE
+@JSON
+@verb
+def status(study: str | None, store: str | None, as_json: bool) -> None:
+    """Show the studies of a store, how far they are, and who is running them."""
+    from search.status import lines, status_of
+
+    found = status_of(store_folder(store), study_name(study) if study else None)
+    click.echo(json.dumps(found) if as_json else "\n".join(lines(found)))
+
+
+@click.command()
+@_STUDY
+@STORE
+@JSON
+@verb
+def watch(study: str, store: str | None, as_json: bool) -> None:
+    """Show live what another process runs, until it ends. Ctrl-C leaves it running.
+
+    Exits with 0 when every trial has a result, 1 when some failed, 75 when nobody runs what is left.
+    """
+    from search.follow import follow
+    from search.progress import make_progress
+
+    with make_progress(as_json=as_json) as progress:
+        summary = follow(store_folder(store), study_name(study), progress)
+    if as_json:
+        event = {"event": "summary", "exit_code": summary.exit_code, "counts": summary.counts}
+        click.echo(json.dumps({**event, "message": summary.message}))
+    else:
+        from search.terminal import print_summary
+
+        print_summary(summary, study, store_folder(store))
+    leave(summary.exit_code)
+
+
+@click.command()
+@_STUDY
+@STORE
+@JSON
+@verb
+def stop(study: str, store: str | None, as_json: bool) -> None:
+    """Ask who runs a study to let its trials write a checkpoint and to end. Once more ends it at once."""
+    from search.control import WAIT_S, stop_study
+    from search.status import status_of, told
+    from search.store import Store
+
+    root, name = store_folder(store), study_name(study)
+    with Store.open(root, create=False) as opened:
+        opened.study(name)  # or there is none
+    if not as_json:
+        click.echo(f"asking {name} to stop; its trials write a checkpoint first (Ctrl-C leaves it to itself)", err=True)
+    done = stop_study(root, name)
+    (now,) = status_of(root, name)
+    if as_json:
+        click.echo(json.dumps({**done, "counts": now["counts"]}))
+    elif done["holder"] is None:
+        click.echo(f"nobody runs {name}: {told(now['counts'])}")
+    elif done["ended"]:
+        click.echo(f"{name} has stopped: {told(now['counts'])}; archlab run goes on from here")
+    if not done["ended"]:
+        who = f"process {done['holder'].get('pid')} on {done['holder'].get('host')}"
+        fail(f"{name} is still run by {who} after {WAIT_S:.0f} s; archlab status shows when it has ended", TRY_AGAIN)
+
+
+@click.command()
+@_STUDY
+@STORE
+@click.option("--failed", is_flag=True, help="The failed ones, which are all that can be tried again.")
+@click.option("--variant", "variants", multiple=True, metavar="NAME", help="Those of this variant alone.")
+@JSON
+@verb
+def retry(study: str, store: str | None, failed: bool, variants: tuple[str, ...], as_json: bool) -> None:
+    """Plan failed trials of a study again, after mending the cause. The next run, or the one that runs, trains them."""
+    from search.control import retry as plan_again
+    from search.lock import holder_of
+    from search.store import Store
+
+    root, name = store_folder(store), study_name(study)
+    with Store.open(root, create=False) as opened:
+        counts = plan_again(opened, name, variants)
+    total = sum(counts.values())
+    if as_json:
+        click.echo(json.dumps({"study": name, "planned": total, "variants": counts}))
+        return
+    if not total:
+        click.echo(f"no trial of {name} has failed{' of these variants' if variants else ''}: nothing to try again")
+        return
+    shown = ", ".join(f"{variant} {count}" for variant, count in counts.items())
+    following = "the process that runs it" if holder_of(root, name) is not None else "archlab run"
+    click.echo(f"{total} trial{'s' * (total > 1)} of {name} planned again ({shown}); {following} goes on with them")
+
+
+VERBS = (status, watch, stop, retry)

@@ -1,0 +1,88 @@
+"""Asks the driver of a study to stop, from another process, and plans failed trials again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from arch_dsl.errors import unknown
+from search.lock import holder_of, lock_path
+from search.store import Store, StoreRefused
+from search.store_files import write_whole
+
+WAIT_S = 180.0  # for a driver to end: trials get a minute to write their checkpoint, trackers half a minute
+
+
+def stop_study(root: Path, study: str, wait_s: float = WAIT_S) -> dict[str, Any]:
+    """Asks who runs the study to let its trials write a checkpoint and to end; waits for that up to `wait_s` seconds.
+
+    A driver of this machine gets SIGINT, which is Ctrl-C: a second call ends it at once. Another one reads a request
+    in the store. Returns study, holder (None: nobody ran it), how ("signal", "request" or None) and ended.
+    """
+    holder = holder_of(root, study)
+    if holder is None:
+        return {"study": study, "holder": None, "how": None, "ended": True}
+    how = "signal" if _signalled(root, study, holder) else "request"
+    if how == "request":
+        asked = {"host": socket.gethostname(), "pid": os.getpid(), "holder": holder}
+        write_whole(_request(root, study), json.dumps(asked), durable=False)
+    deadline = time.monotonic() + wait_s
+    while (ended := holder_of(root, study) != holder) is False and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return {"study": study, "holder": holder, "how": how, "ended": ended}
+
+
+def stop_requested(root: Path, study: str) -> bool:
+    """Whether someone asked the study's driver to stop since it began."""
+    return _request(root, study).exists()
+
+
+def forget_request(root: Path, study: str) -> None:
+    """Removes a request that was meant for a driver before."""
+    _request(root, study).unlink(missing_ok=True)
+
+
+def retry(store: Store, study: str, variants: Collection[str] = ()) -> dict[str, int]:
+    """failed -> planned for a study's wanted trials, of these variants or of all. Returns how many by variant.
+
+    Raises StoreRefused for a study or a variant that is not there.
+    """
+    store.study(study)
+    rows = store.study_trials(study)
+    names = list(dict.fromkeys(row["variant"] for row in rows))
+    for name in variants:
+        if name not in names:
+            raise StoreRefused(unknown(name, f"variant of {study}", names))
+    counts = {name: store.reset_failed(study, name) for name in names if not variants or name in variants}
+    return {name: count for name, count in counts.items() if count}
+
+
+def _request(root: Path, study: str) -> Path:
+    return lock_path(root, study).with_suffix(".stop")
+
+
+def _signalled(root: Path, study: str, holder: dict[str, Any]) -> bool:
+    """Sends SIGINT to the holder if it is a process of this machine that has the lock file open, and may get one."""
+    if holder.get("host") != socket.gethostname():
+        return False
+    path = lock_path(root, study)
+    try:
+        opened = [descriptor for descriptor in Path(f"/proc/{holder['pid']}/fd").iterdir() if _same(descriptor, path)]
+        if opened:
+            os.kill(holder["pid"], signal.SIGINT)
+    except (OSError, KeyError):
+        return False
+    return bool(opened)
+
+
+def _same(descriptor: Path, path: Path) -> bool:
+    try:
+        return descriptor.samefile(path)
+    except OSError:
+        return False  # closed meanwhile

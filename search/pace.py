@@ -1,0 +1,49 @@
+"""How long a study still takes, from the rates of its trials that have ended and of those that run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Part(NamedTuple):
+    """A running trial: the share of its steps that its attempt has done in `took_s` seconds, and the share left."""
+
+    variant: str
+    done: float
+    left: float
+    took_s: float
+
+
+@dataclass
+class Pace:
+    """Seconds of a slot per unit of work. A trial's work is its training FLOPs, as a multiple of the study's mean."""
+
+    work: Mapping[str, float] = field(default_factory=dict)  # by variant; 1 for one that is not there
+    width: int = 1  # trials that ran at once
+    seconds: float = 0.0
+    done: float = 0.0
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Pace:
+        """The work of the variants of a study's record."""
+        flops = {each["name"]: float(each["flops_per_token"] * each["tokens"]) for each in record.get("variants", ())}
+        mean = sum(flops.values()) / len(flops) if flops else 1.0
+        return cls({name: value / mean for name, value in flops.items()})
+
+    def ended(self, variant: str, seconds: float, share: float = 1.0) -> None:
+        """A trial of this variant did this share of its steps between its launch and its end."""
+        self.seconds += seconds
+        self.done += share * self.work.get(variant, 1.0)
+
+    def left_s(self, waiting: int, running: Iterable[Part]) -> float | None:
+        """Seconds until `waiting` mean trials and the running ones have ended, at the rate so far; None without one."""
+        seconds, done, left, longest = self.seconds, self.done, float(waiting), 0.0
+        for part in running:
+            work = self.work.get(part.variant, 1.0)
+            seconds, done = seconds + part.took_s, done + part.done * work
+            left, longest = left + part.left * work, max(longest, part.left * work)
+        if done <= 0.0 or seconds <= 0.0:
+            return None
+        return seconds / done * max(left / max(self.width, 1), longest)
