@@ -15,7 +15,7 @@ from search.render.blocks import Column, build_page
 MOST_ROWS = 60  # a longer table scrolls by itself
 MINUS = "\N{MINUS SIGN}"
 VERDICTS = (
-    *("baseline", "better", "worse", "within noise", "diverged"),
+    *("baseline", "better", "worse", "within noise", "equivalent", "undecided", "diverged"),
     *("other objective", "other test text", "lossy tokenizer", "incomplete", "too few seeds"),
 )
 

@@ -38,6 +38,8 @@ def verdicts(comparison: Comparison) -> list[tuple[str, str]]:
             )
     for kind, one, many in (
         ("within noise", "is within noise of", "are within noise of"),
+        ("equivalent", "is equivalent to", "are equivalent to"),
+        ("undecided", "is not told apart yet from", "are not told apart yet from"),
         ("diverged", "diverged: no comparison with", "diverged: no comparison with"),
         ("other objective", "has another objective than", "have another objective than"),
         ("other test text", "was tested on other text than", "were tested on other text than"),

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-import zipfile
-from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from search.frames import NAN, domains_frame, provenance, rates_frame, search_frame, trials_frame
-from search.notes import gather_notes, is_one_tokenizer, lossy_of, method_sentence, objective_of, tested_on
+from search.losses import Layout, lay_out, read_documents
+from search.notes import gather_notes, lossy_of, method_sentence, objective_of, tested_on
+from search.seeding import analysed, decision, only_wanted
 from search.selection import Selection, baselines_of, edge, select, with_baselines
-from search.statistics import MINIMUM_SEEDS, Analysis, Contrast, Floats, Keys, analyse, document_variance
+from search.statistics import MINIMUM_SEEDS, Analysis, Contrast
 
 if TYPE_CHECKING:
     from search.store import Store
@@ -34,8 +33,8 @@ class Comparison:
     trials: a row per trial, every state.
     search: the trials of a search, best validation perplexity first; empty for other studies.
     noise: seed_sd, seed_spread, df, document_sd, resolvable (`unit`), resolvable_percent (of perplexity), comparisons,
-        critical_value (the largest used), unit, paired (whether any difference is), unpaired (the variants whose
-        difference is not), method (the sentence to print).
+        critical_value (the largest used), unit, margin (of equivalence, in `unit`, or None), paired (whether any
+        difference is), unpaired (the variants whose difference is not), method (the sentence to print).
     notes: sentences: what was not run, diverged, pruned, reused, lies at an edge, or is not as it should be.
     provenance: data, tokens, context, seeds, versions.
     domains: of a mixture a row per variant and domain with the TEST perplexity and loss, means over the seeds.
@@ -54,24 +53,6 @@ class Comparison:
     domains: pd.DataFrame = field(default_factory=pd.DataFrame)
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """The losses [variant, seed] that enter the analysis, in `unit`, their trials' keys, the row that each is compared
-    with (itself: none), and what stands for its batches: rows with equal ones pair."""
-
-    losses: Floats
-    keys: Keys
-    bases: list[int]
-    batches: Sequence[Hashable]
-    unit: str
-    documents: list[tuple[float, int] | None]
-    undocumented: list[str] = field(default_factory=list)
-
-
-class DamagedDocuments(ValueError):
-    """A file of per-document losses that can't be read; the message names it."""
-
-
 def load_comparison(store: Store, study: str) -> Comparison:
     """Compares a study of a store. Reads the per-document losses of the trials that stand in the table, no others.
 
@@ -81,19 +62,8 @@ def load_comparison(store: Store, study: str) -> Comparison:
     trials = store.study_trials(study)
     chosen = {t["key"] for selection in select(record, trials) for t in selection.complete.values()}
     for trial in trials:
-        trial["documents"] = _read_documents(store.trial_folder(trial["key"])) if trial["key"] in chosen else None
+        trial["documents"] = read_documents(store.trial_folder(trial["key"])) if trial["key"] in chosen else None
     return compare(record, trials)
-
-
-def _read_documents(folder: Path) -> dict[str, Any] | None:
-    path = folder / "test_documents.npz"
-    if not path.exists():
-        return None
-    try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            return {name: file[name] for name in ("nll", "tokens", "bytes", *(["domain"] if "domain" in file else []))}
-    except (zipfile.BadZipFile, KeyError, EOFError, ValueError) as error:
-        raise DamagedDocuments(f"{path} is damaged ({error}); remove it, and the comparison does without it") from error
 
 
 def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
@@ -110,13 +80,13 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
         if name not in names:
             raise ValueError(f"the baseline '{name}' is not a variant of the study ({', '.join(names)})")
     trials = [{"documents": None, **t} for t in trials]
-    selections = select(record, trials)
-    layout = _layout(record, selections)
-    analysis = analyse(layout.losses, layout.bases, layout.documents, layout.batches, layout.keys)
+    selections = only_wanted(record, trials, select(record, trials))
+    layout = lay_out(record, selections)
+    analysis = analysed(record, layout)
     table = pd.DataFrame(
         [_row(record, v, s, c) for v, s, c in zip(record["variants"], selections, analysis.contrasts, strict=True)]
     )
-    noise = _noise(analysis, layout, names)
+    noise = _noise(record, analysis, layout)
     return Comparison(
         study=record["study"],
         question=record.get("question") or "",
@@ -126,63 +96,10 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
         trials=trials_frame(selections, trials),
         search=search_frame(trials),
         noise=noise,
-        notes=gather_notes(record, selections, analysis, layout.undocumented, noise),
+        notes=gather_notes(record, selections, analysis, layout.undocumented, noise, list(table["verdict"])),
         provenance=provenance(record, selections),
         domains=domains_frame(record, selections),
     )
-
-
-def _layout(record: dict[str, Any], selections: list[Selection]) -> _Layout:
-    """Losses of variants without a diverged seed. Across tokenizers bits per byte compare, unless one is lossy; across
-    tests nothing does."""
-    variants = record["variants"]
-    seeds = sorted({*record["seeds"], *(seed for s in selections for seed in s.reported)})
-    names = [selection.variant for selection in selections]
-    texts = [tested_on(record, variant) for variant in variants]
-    asked = [names.index(variant["baseline"]) for variant in variants]
-    told = [(text, lossy_of(variant)) for text, variant in zip(texts, variants, strict=True)]
-    bases = [base if told[base] == told[row] else row for row, base in enumerate(asked)]
-    one_tokenizer = all(is_one_tokenizer([selections[row], selections[base]]) for row, base in enumerate(bases))
-    unit = "nats/token" if one_tokenizer else "bits/byte"
-    losses = np.full((len(selections), len(seeds)), np.nan)
-    keys = np.full(losses.shape, None, object)
-    for row, selection in enumerate(selections):
-        for seed, trial in selection.complete.items():
-            if not selection.diverged:
-                losses[row, seeds.index(seed)] = trial["result"]["test"][_MEASURE[unit]]
-                keys[row, seeds.index(seed)] = trial["key"]
-    documents: list[tuple[float, int] | None] = []
-    undocumented = []
-    for row, (selection, base) in enumerate(zip(selections, bases, strict=True)):
-        common = np.isfinite(losses[row]) & np.isfinite(losses[base])
-        shared = [seed for seed, both in zip(seeds, common, strict=True) if both]
-        found = _documents(selection, selections[base], shared, unit) if row != base and shared else None
-        if row != base and shared and found is None:
-            undocumented.append(selection.variant)
-        documents.append(found)
-    batches = [(_batches(record, variant), text) for variant, text in zip(variants, texts, strict=True)]
-    return _Layout(losses, keys, bases, batches, unit, documents, undocumented)
-
-
-def _batches(record: dict[str, Any], variant: dict[str, Any]) -> str:
-    """Equal for variants that see the same batches; of a record that doesn't tell: for all, or for none."""
-    return variant.get("batches") or ("" if record.get("paired", True) else f"of {variant['name']}")
-
-
-_MEASURE = {"nats/token": "loss", "bits/byte": "bits_per_byte"}
-
-
-def _documents(ours: Selection, base: Selection, seeds: list[int], unit: str) -> tuple[float, int] | None:
-    """The document variance of a difference over `seeds`; None when a trial has no documents."""
-    scale, size = (1.0, "tokens") if unit == "nats/token" else (1 / math.log(2), "bytes")
-    sides = []
-    for selection in (ours, base):
-        found = [selection.reported[seed]["documents"] for seed in seeds]
-        if any(d is None or len(d["nll"]) != len(found[0]["nll"]) for d in found):
-            return None
-        sides.append(np.mean([np.asarray(d["nll"], np.float64) * scale for d in found], axis=0))
-        sides.append(np.mean([np.asarray(d[size], np.float64) for d in found], axis=0))
-    return document_variance(*sides)
 
 
 def _row(
@@ -221,7 +138,7 @@ def _row(
         "diverged": selection.count("diverged"),
         "failed": selection.count("failed"),
         "pruned": selection.count("pruned"),
-        "missing": len(selection.missing_seeds) + len(selection.missing_rates),
+        "missing": len(selection.missing_seeds) + len(selection.missing_points),
         "reused": sum(bool(t["reused"]) for t in selection.trials),
         "components": dict(variant.get("components") or {}),
     }
@@ -233,8 +150,8 @@ def _is_matched(record: dict[str, Any]) -> bool:
 
 
 def _verdict(record: dict[str, Any], variant: dict[str, Any], selection: Selection, contrast: Contrast | None) -> str:
-    """One of: baseline, better, worse, within noise, diverged, other objective, other test text, lossy tokenizer,
-    incomplete, too few seeds."""
+    """One of: baseline, better, worse, within noise (with a fixed number of seeds), equivalent, undecided (with seeds
+    until it is resolved), diverged, other objective, other test text, lossy tokenizer, incomplete, too few seeds."""
     if selection.diverged:
         return "diverged"
     if variant["name"] == variant["baseline"]:
@@ -248,12 +165,11 @@ def _verdict(record: dict[str, Any], variant: dict[str, Any], selection: Selecti
         return "lossy tokenizer"
     if contrast is None:
         return "incomplete"
-    half = contrast.half_width
-    if half is None:
+    if sequential := record.get("sequential"):
+        return decision(contrast, sequential["margin"]) or "undecided"
+    if contrast.half_width is None:
         return "too few seeds" if len(record["seeds"]) < MINIMUM_SEEDS else "incomplete"
-    if abs(contrast.difference) <= half:
-        return "within noise"
-    return "better" if contrast.difference < 0 else "worse"
+    return decision(contrast, None) or "within noise"
 
 
 def _mean(values: list[float | None]) -> float:
@@ -265,7 +181,7 @@ def _std(values: list[float]) -> float:
     return float(np.std(values, ddof=1)) if len(values) > 1 else NAN
 
 
-def _noise(analysis: Analysis, layout: _Layout, names: list[str]) -> dict[str, Any]:
+def _noise(record: dict[str, Any], analysis: Analysis, layout: Layout) -> dict[str, Any]:
     """What the intervals were made of, in plain values."""
     criticals = [c.critical for c in analysis.contrasts if c is not None and c.critical is not None]
     resolvable = analysis.resolvable
@@ -282,6 +198,7 @@ def _noise(analysis: Analysis, layout: _Layout, names: list[str]) -> dict[str, A
         "critical_value": max(criticals, default=None),
         "unit": layout.unit,
         "paired": len(analysis.unpaired) < compared or not compared,
-        "unpaired": [names[row] for row in analysis.unpaired],
+        "unpaired": [record["variants"][row]["name"] for row in analysis.unpaired],
+        "margin": (record.get("sequential") or {}).get("margin"),
     }
     return {**noise, "method": method_sentence(noise, analysis, bool(layout.undocumented))}

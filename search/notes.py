@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from arch_dsl.identity import brief_text
 from search.design_text import design_notes
-from search.selection import Selection, baselines_of, edge, rate
+from search.selection import Selection, baselines_of, edge, is_over, rate
+from search.sequential import TUNED_AT
 from search.statistics import MINIMUM_SEEDS, Analysis
 
 _MOST = 8  # variants that a note lists
@@ -19,11 +21,11 @@ FINGERPRINT = ("archlab", "torch", "triton", "numpy", "python", "threads", "cpu"
 def method_sentence(noise: dict[str, Any], analysis: Analysis, undocumented: bool) -> str:
     """How the intervals were made; one sentence without a full stop."""
     comparisons = noise["comparisons"]
+    if analysis.always_valid:
+        return _always_valid_sentence(noise, analysis, undocumented)
     if not comparisons:
         return f"no intervals: they need {MINIMUM_SEEDS} complete seeds of the baseline and of a variant"
-    documents = "document variance not included" if noise["document_sd"] is None else "document variance added"
-    if undocumented and noise["document_sd"] is not None:
-        documents = "document variance added where known"
+    documents = _documents_added(noise, undocumented)
     times = f"{comparisons} comparison{'s' if comparisons > 1 else ''}"
     unpaired = [v for v in analysis.unpaired if _resolved(analysis, v)]
     if len(unpaired) == comparisons:
@@ -39,6 +41,30 @@ def method_sentence(noise: dict[str, Any], analysis: Analysis, undocumented: boo
     )
 
 
+def _always_valid_sentence(noise: dict[str, Any], analysis: Analysis, undocumented: bool) -> str:
+    comparisons = noise["comparisons"]
+    if all(contrast is None for contrast in analysis.contrasts):
+        return "no intervals: they need complete seeds of the baseline and of a variant"
+    df = f"{noise['df']} degree{'s' if noise['df'] != 1 else ''} of freedom"
+    pooled = f"paired differences, seed variance of this study pooled over {analysis.pooled} variants ({df})"
+    if not noise["paired"]:
+        pooled = "differences, each with the variance of its own"
+    elif analysis.unpaired:
+        pooled += f", {len(analysis.unpaired)} of unpaired ones with their own"
+    times = f"Bonferroni-corrected for {comparisons} comparisons" if comparisons > 1 else "one comparison"
+    margin = "" if noise["margin"] is None else f"; equivalent: within ±{noise['margin']:g} {noise['unit']}"
+    return (
+        "95% intervals that hold at every number of seeds at once (confidence sequences of t mixtures, narrowest at "
+        f"{TUNED_AT} seeds) of {pooled}, {_documents_added(noise, undocumented)}, {times}{margin}"
+    )
+
+
+def _documents_added(noise: dict[str, Any], undocumented: bool) -> str:
+    if noise["document_sd"] is None:
+        return "document variance not included"
+    return "document variance added where known" if undocumented else "document variance added"
+
+
 def _resolved(analysis: Analysis, row: int) -> bool:
     contrast = analysis.contrasts[row]
     return contrast is not None and contrast.half_width is not None
@@ -50,12 +76,14 @@ def gather_notes(
     analysis: Analysis,
     undocumented: list[str],
     noise: dict[str, Any],
+    verdicts: Sequence[str],
 ) -> list[str]:
-    """All notes: the table's own first, then each variant's in the study's order."""
+    """All notes: the table's own first, then each variant's in the study's order. `verdicts` are the table's."""
     notes = [
         *_test_notes(record),
         *_overlap_notes(record),
         *_table_notes(record, selections, noise),
+        *_seed_notes(record, selections, verdicts),
         *_twin_notes(selections),
         *stage_notes(record),
     ]
@@ -165,7 +193,8 @@ def stage_notes(record: dict[str, Any]) -> Iterable[str]:
 
 
 def _table_notes(record: dict[str, Any], selections: list[Selection], noise: dict[str, Any]) -> Iterable[str]:
-    if len(record["seeds"]) < MINIMUM_SEEDS and not any(t["role"] == "search" for s in selections for t in s.tuned):
+    few = len(record["seeds"]) < MINIMUM_SEEDS and not record.get("sequential")
+    if few and not any(t["role"] == "search" for s in selections for t in s.tuned):
         yield f"fewer than {MINIMUM_SEEDS} seeds: no intervals, and no difference here is more than a hint"
     differ = "(data, tokenizer, objective, context, batch or tokens differ)"
     if noise["unpaired"] and not noise["paired"]:
@@ -195,6 +224,28 @@ def _table_notes(record: dict[str, Any], selections: list[Selection], noise: dic
     yield from start_notes(record)
 
 
+def _seed_notes(record: dict[str, Any], selections: list[Selection], verdicts: Sequence[str]) -> Iterable[str]:
+    """Who got more seeds than the others, and what these did not resolve."""
+    options = record.get("sequential")
+    if not options:
+        return
+    counts = {selection.variant: len(selection.complete) for selection in selections}
+    more = [f"{name} {count}" for name, count in counts.items() if count > options["min"]]
+    if more:
+        yield f"more seeds than {options['min']} where a difference was not resolved: {_few(more)}"
+    spent = [
+        selection.variant
+        for selection, verdict in zip(selections, verdicts, strict=True)
+        if verdict == "undecided" and counts[selection.variant] >= options["max"]
+    ]
+    if spent:
+        yield f"undecided after {options['max']} seeds, the most that the study asks for: {_few(spent)}"
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:_MOST]) + (f" and {len(names) - _MOST} more" if names[_MOST:] else "")
+
+
 def start_notes(record: dict[str, Any]) -> Iterable[str]:
     """Which variants start from weights, and how many of their parameter tensors have none there."""
     starts = {v["name"]: v["start"] for v in record["variants"] if v.get("start")}
@@ -218,18 +269,33 @@ def _variant_notes(record: dict[str, Any], selection: Selection) -> Iterable[str
             yield f"seed {trial['seed']} failed{_at(trial)}{_because(trial)}"
         elif trial["state"] == "pruned":
             yield f"seed {trial['seed']} was pruned{_at(trial)}{_because(trial)}"
-    if selection.missing_rates:
-        total = len(selection.missing_rates) + len(
-            {rate(t) for t in selection.tuned if t["role"] == "tune"} - set(selection.missing_rates)
-        )
-        rates = ", ".join(f"{r:g}" for r in selection.missing_rates)
-        yield f"not run: {len(selection.missing_rates)} of {total} learning rates ({rates}); the choice is provisional"
+    yield from tuning_notes(selection)
     if selection.missing_seeds and not selection.diverged:
         seeds = ", ".join(str(s) for s in selection.missing_seeds)
         yield f"not run: seed{'s' if len(selection.missing_seeds) > 1 else ''} {seeds}"
     sentence = edge(selection)[1]
     if sentence:
         yield sentence
+
+
+def tuning_notes(selection: Selection) -> Iterable[str]:
+    """What of a variant's tuning is missing, and what ended early."""
+    tuned = [t for t in selection.tuned if t["role"] == "tune"]
+    if missing := selection.missing_points:
+        begun = {trial["key"] for trial in tuned if not is_over(trial)}
+        total = len(tuned) + len(missing) - len(begun)
+        lr_only = all(set(point) <= {"lr"} for point in missing)
+        named = ", ".join(f"{point['lr']:g}" if lr_only else brief_text(point) for point in missing[:_MOST])
+        more = f" and {len(missing) - _MOST} more" if len(missing) > _MOST else ""
+        what = "learning rates" if lr_only else "settings"
+        yield f"not run: {len(missing)} of {total} {what} ({named}{more}); the choice is provisional"
+    steps: dict[int, int] = {}
+    for trial in tuned:
+        if trial["state"] == "paused" and is_over(trial):
+            steps[trial["result"]["step"]] = steps.get(trial["result"]["step"], 0) + 1
+    if steps:
+        told = ", ".join(f"{count} at step {step:,}" for step, count in sorted(steps.items()))
+        yield f"{sum(steps.values())} of {len(tuned)} settings ended early, being behind: {told}"
 
 
 def _at(trial: dict[str, Any]) -> str:

@@ -85,6 +85,7 @@ class Analysis:
     pooled: int
     unpaired: tuple[int, ...] = ()
     uneven: tuple[int, float] | None = None
+    always_valid: bool = False  # the intervals hold at every number of seeds at once, see search.sequential
 
     @property
     def resolvable(self) -> float | None:
@@ -209,15 +210,15 @@ def analyse(
     correlation of the differences is the smallest of any two of them (fewer shared seeds, less correlated, wider
     intervals; none between different baselines).
     """
-    bases = _bases(losses, baseline)
+    bases = rows_of(losses, baseline)
     here = np.isfinite(losses)
     groups: Sequence[Hashable] = [0] * len(losses) if batches is None else batches
-    others = _others(bases)
+    others = others_of(bases)
     paired = [v for v in others if groups[v] == groups[bases[v]]]
     unpaired = [v for v in others if v not in paired]
     pairs = here & here[bases]
-    layouts = _layouts(losses, groups, sorted({*paired, *(int(bases[v]) for v in paired)}), keys)
-    sigma2, df = _pooled_variance(layouts)
+    layouts = layouts_of(losses, groups, sorted({*paired, *(int(bases[v]) for v in paired)}), keys)
+    sigma2, df = pooled_variance(layouts)
     sure = [v for v in paired if pairs[v].sum() >= MINIMUM_SEEDS and sigma2 is not None]
     welch = [v for v in unpaired if min(here[v].sum(), here[bases[v]].sum()) >= MINIMUM_SEEDS]
     comparisons = len(sure) + len(welch)
@@ -228,10 +229,27 @@ def analyse(
             contrasts[v] = Contrast(count, float((losses[v] - losses[bases[v]])[pairs[v]].mean()))
     for v in sure:
         seeds = 2 * (sigma2 or 0.0) / float(pairs[v].sum())
-        contrasts[v] = _resolve(contrasts[v], seeds, critical, _documents(documents, v), comparisons)
+        contrasts[v] = resolve(contrasts[v], seeds, critical, _documents(documents, v), comparisons)
     for v in unpaired:
         ours, base = (losses[row][here[row]] for row in (v, bases[v]))
         contrasts[v] = _welch(ours, base, _documents(documents, v), comparisons if v in welch else 0)
+    return describe(losses, contrasts, documents, layouts, paired, unpaired, sorted([*sure, *welch]), comparisons)
+
+
+def describe(
+    losses: Floats,
+    contrasts: Sequence[Contrast | None],
+    documents: Documents,
+    layouts: list[tuple[NDArray[np.intp], Floats]],
+    paired: list[int],
+    unpaired: list[int],
+    resolved: list[int],
+    comparisons: int,
+    always_valid: bool = False,
+) -> Analysis:
+    """The contrasts of a table with the noise that they were judged by; `resolved` are the rows with an interval."""
+    here = np.isfinite(losses)
+    sigma2, df = pooled_variance(layouts)
     spread = pooled_spread(losses)
     pooled = [layout for _, layout in layouts] if paired else [losses]
     return Analysis(
@@ -239,15 +257,16 @@ def analyse(
         seed_sd=(None if sigma2 is None else float(np.sqrt(sigma2))) if paired else spread,
         seed_spread=spread,
         df=df if paired else int(np.maximum(here.sum(1) - 1, 0).sum()),
-        document_sd=_document_sd(documents, sorted([*sure, *welch])),
+        document_sd=_document_sd(documents, resolved),
         comparisons=comparisons,
         pooled=sum(int(np.isfinite(layout).any(1).sum()) for layout in pooled),
         unpaired=tuple(unpaired),
         uneven=_uneven(layouts),
+        always_valid=always_valid,
     )
 
 
-def _layouts(
+def layouts_of(
     losses: Floats, groups: Sequence[Hashable], pool: list[int], keys: Keys | None
 ) -> list[tuple[NDArray[np.intp], Floats]]:
     """The rows of `pool` by batches, as (rows, losses), no trial twice, no row alone."""
@@ -265,7 +284,7 @@ def _layouts(
     return found
 
 
-def _pooled_variance(layouts: list[tuple[NDArray[np.intp], Floats]]) -> tuple[float | None, int]:
+def pooled_variance(layouts: list[tuple[NDArray[np.intp], Floats]]) -> tuple[float | None, int]:
     """sigma^2 over several layouts and its df, both summed over them; None without df."""
     parts = [unbalanced_residual_variance(layout) for _, layout in layouts]
     df = sum(part for _, part in parts)
@@ -283,10 +302,10 @@ def _welch(ours: Floats, base: Floats, documents: tuple[float, int], comparisons
     one, other = (float(r.var(ddof=1)) / len(r) for r in (ours, base))
     df = satterthwaite(one, len(ours) - 1, other, len(base) - 1)
     critical = float(stdtrit(df, 1 - 0.05 / (2 * comparisons)))
-    return _resolve(contrast, one + other, critical, documents, comparisons)
+    return resolve(contrast, one + other, critical, documents, comparisons)
 
 
-def _resolve(
+def resolve(
     contrast: Contrast | None, seeds: float, critical: float, documents: tuple[float, int], comparisons: int
 ) -> Contrast:
     """`contrast` with its variance (both parts) and critical value."""
@@ -318,7 +337,7 @@ def _smallest_correlation(pairs: NDArray[np.bool_], bases: NDArray[np.intp]) -> 
     return float((0.5 * related * shared / np.sqrt(np.outer(counts, counts))).min())
 
 
-def _bases(losses: Floats, baseline: Baselines) -> NDArray[np.intp]:
+def rows_of(losses: Floats, baseline: Baselines) -> NDArray[np.intp]:
     """The row that each row is compared with. A baseline is compared with itself, which is no comparison, or with
     another baseline: what lacks a component with what has all, and that with what has none."""
     bases = np.broadcast_to(np.asarray(baseline, np.intp), len(losses))
@@ -327,7 +346,7 @@ def _bases(losses: Floats, baseline: Baselines) -> NDArray[np.intp]:
     return bases
 
 
-def _others(bases: NDArray[np.intp]) -> list[int]:
+def others_of(bases: NDArray[np.intp]) -> list[int]:
     return [v for v, base in enumerate(bases) if v != base]
 
 

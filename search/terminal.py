@@ -15,15 +15,17 @@ from rich.text import Text
 
 from arch_dsl.catalogue import describe, families, find
 from arch_dsl.errors import shorten
+from arch_dsl.identity import brief_text
 from search.design_text import LONGEST, component_lines, design_lines
 from search.doctor import Finding
 from search.estimate import estimate
-from search.machine import usable_cores
 from search.planning import Plan, spelt
+from search.resources import Room
 from search.stage_plans import stage_lines
 from search.start import start_lines
 from search.stop import Summary
 from search.store import Store
+from search.tune import Tune, short
 
 _ROWS = 200  # variants that a plan prints
 _FIGURES = 40  # characters that the numbers of a variant take in a plan
@@ -75,7 +77,8 @@ def _done(planned: Plan, root: Path) -> int:
 
 
 def _slots(planned: Plan) -> int:
-    return max(usable_cores() // planned.study.resources.cpus, 1)
+    """Trials at once on this machine. Raises ResourcesError when it has no room for one."""
+    return planned.study.resources.slots([Room.here()])
 
 
 def print_plan(planned: Plan, root: Path) -> None:
@@ -170,15 +173,39 @@ def _trials(planned: Plan) -> str:
     recipe = planned.variants[0].recipe
     batch = f"{recipe.ramp.start} to {recipe.sequences}" if recipe.ramp else str(recipe.sequences)
     each = f"{count(recipe.tokens)} tokens ({recipe.steps} steps of {batch} x {recipe.context})"
-    if planned.rates:
-        rates = ", ".join(f"{rate:g}" for rate in planned.rates)
-        how = f"{len(planned.rates)} rates ({rates}) with one seed, then the best with {len(planned.seeds)} seeds"
+    if planned.study.tune:
+        how = f"{_tuning(planned.study.tune)} with one seed, then the best with {_seeds(planned)}"
     else:
-        how = f"{len(planned.seeds)} seeds"
-    text = f"{len(planned.variants)} variants x {how}: {planned.trials} trials of {each}"
+        how = _seeds(planned)
+    most = "" if isinstance(planned.study.seeds, int) else "at most "
+    text = f"{len(planned.variants)} variants x {how}: {most}{planned.trials} trials of {each}"
     if search := planned.study.search:
         text += f"; {search.trials} of them proposed by {search.sampler} as results come in"
     return text
+
+
+def _seeds(planned: Plan) -> str:
+    seeds = planned.study.seeds
+    if isinstance(seeds, int):
+        return f"{seeds} seeds"
+    margin = "" if seeds.margin is None else f", or equivalent within {seeds.margin:g}"
+    return f"{seeds.min} to {seeds.max} seeds (until the difference is resolved{margin})"
+
+
+def _tuning(tune: Tune) -> str:
+    """The values that every variant tries."""
+    points, paths = tune.points, [short(path) for path in tune.axes]
+    texts = [", ".join(brief_text(value) for value in axis.values) for axis in tune.axes.values()]
+    how = f"{len(points)} rates ({texts[0]})"
+    if paths != ["lr"]:
+        listed = "; ".join(f"{path}: {text}" for path, text in zip(paths, texts, strict=True))
+        how = f"{len(points)} settings ({listed})"
+    steps = max(tune.steps(path) for path in tune.axes)
+    how += f", up to {steps} more on a side while the best lies at the edge," if steps else ""
+    if tune.brackets and len(points) > 1:
+        rungs = " and ".join(f"{share:.0%}" for share in tune.brackets.rungs)
+        how += f" of which the best {tune.brackets.keep:.0%} go on at {rungs} of the steps,"
+    return how
 
 
 def print_summary(summary: Summary, study: str, root: Path) -> None:

@@ -1,0 +1,181 @@
+"""How many seeds each variant gets: a number, or as many as the comparison with its baseline takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from arch_dsl.errors import Problem
+from arch_dsl.parse import INVALID, parse_record, parse_value
+from arch_dsl.source import Node
+from arch_dsl.spec import Positive, Range, Spec
+from search.losses import DamagedDocuments, Layout, lay_out, read_documents
+from search.selection import Selection, select, with_baselines
+from search.sequential import analyse_always
+from search.statistics import Analysis, Contrast, analyse
+from search.store import TERMINAL
+
+MAX_SEEDS = 1000
+
+
+class Sequential(Spec):
+    """Every variant gets `min` seeds; those whose difference to the baseline is not resolved get more, up to `max`.
+
+    Resolved is a difference whose interval excludes zero, or lies within ±`margin` (nats per token; bits per byte where
+    tokenizers differ): better, worse, or equivalent. The interval holds at every number of seeds at once.
+    """
+
+    title: ClassVar[str] = "seeds"
+    min: Annotated[int, Range(min=2, max=MAX_SEEDS)] = 2
+    max: Annotated[int, Range(min=2, max=MAX_SEEDS)]
+    until: Literal["resolved"] = "resolved"
+    margin: Positive | None = None
+
+
+@dataclass(frozen=True)
+class _Seeds:
+    """Reads `seeds`: a number, or a mapping as of Sequential."""
+
+    def parse_node(self, node: Node, path: str, problems: list[Problem]) -> Any:
+        """An int or a Sequential."""
+        if not isinstance(node.value, dict):
+            return parse_value(Annotated[int, Range(min=1, max=MAX_SEEDS)], node, path, problems)
+        found = parse_record(Sequential, node, path, problems)
+        if found is not INVALID and found.max < found.min:
+            message = f"must be at least min, {found.min}, found {found.max}"
+            problems.append(Problem(f"{path}.max", message, node.value["max"].mark))
+            return INVALID
+        return found
+
+    def schema(self) -> dict[str, Any]:
+        """For editors."""
+        whole = {"type": "integer", "maximum": MAX_SEEDS}
+        options = {
+            "min": {**whole, "minimum": 2, "default": 2},
+            "max": {**whole, "minimum": 2},
+            "until": {"enum": ["resolved"], "default": "resolved"},
+            "margin": {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]},
+        }
+        told = {"type": "object", "description": " ".join((Sequential.__doc__ or "").split()), "properties": options}
+        return {"anyOf": [{**whole, "minimum": 1}, {**told, "required": ["max"], "additionalProperties": False}]}
+
+
+Seeds = Annotated[int | Sequential, _Seeds()]
+
+
+def most(seeds: int | Sequential) -> int:
+    """How many seeds a variant gets at most."""
+    return seeds if isinstance(seeds, int) else seeds.max
+
+
+def sequential_record(seeds: int | Sequential) -> dict[str, Any]:
+    """What the record of a study keeps beside `seeds`, the list of those wanted at most; nothing for a fixed number."""
+    if isinstance(seeds, int):
+        return {}
+    return {"sequential": {"min": seeds.min, "max": seeds.max, "until": seeds.until, "margin": seeds.margin}}
+
+
+def wanted_seeds(record: dict[str, Any], trials: list[dict[str, Any]]) -> dict[str, list[int]]:
+    """The seeds that each variant of a study should have by now, given its trials; a pure function of both.
+
+    The decisions are replayed from the first on: each is made when all trials that were wanted before it have ended,
+    and looks at these alone, so that neither timing nor what another run left changes it. A variant and its baseline
+    get the same seeds.
+    """
+    seeds, options = list(record["seeds"]), record.get("sequential")
+    if not options:
+        return {variant["name"]: seeds for variant in record["variants"]}
+    record = with_baselines(record)
+    bases = {variant["name"]: variant["baseline"] for variant in record["variants"]}
+    counts = dict.fromkeys(bases, min(options["min"], len(seeds)))
+    selections = [_with_documents(selection) for selection in select(record, trials)]
+    while True:
+        wanted = {name: seeds[:count] for name, count in counts.items()}
+        if not all(_ended(selection, wanted[selection.variant]) for selection in selections):
+            return wanted
+        seen = [_restricted(selection, wanted[selection.variant]) for selection in selections]
+        growing = [name for name in undecided(record, seen) if counts[name] < len(seeds)]
+        if not growing:
+            return wanted
+        for name in growing:
+            counts[name] += 1
+            counts[bases[name]] = max(counts[bases[name]], counts[name])
+
+
+def undecided(record: dict[str, Any], selections: list[Selection]) -> list[str]:
+    """The variants whose difference to their baseline more seeds may resolve. Needs a record with baselines."""
+    analysis = analysed(record, lay_out(record, selections))
+    margin = record["sequential"]["margin"]
+    names = [selection.variant for selection in selections]
+    return [
+        name
+        for name, contrast in zip(names, analysis.contrasts, strict=True)
+        if contrast is not None and decision(contrast, margin) is None
+    ]
+
+
+def analysed(record: dict[str, Any], layout: Layout) -> Analysis:
+    """The comparisons of a study, with the intervals that its way of choosing seeds needs."""
+    how = analyse_always if record.get("sequential") else analyse
+    return how(layout.losses, layout.bases, layout.documents, layout.batches, layout.keys)
+
+
+def decision(contrast: Contrast, margin: float | None) -> str | None:
+    """better, worse, or equivalent where the interval lies within ±margin; None while it says none of these."""
+    half = contrast.half_width
+    if half is None:
+        return None
+    if abs(contrast.difference) > half:
+        return "better" if contrast.difference < 0 else "worse"
+    return "equivalent" if margin is not None and abs(contrast.difference) + half < margin else None
+
+
+def only_wanted(record: dict[str, Any], trials: list[dict[str, Any]], selections: list[Selection]) -> list[Selection]:
+    """The selections, missing no seed that is not wanted yet."""
+    if not record.get("sequential"):
+        return selections
+    wanted = wanted_seeds(record, trials)
+    return [
+        replace(each, missing_seeds=tuple(seed for seed in each.missing_seeds if seed in wanted[each.variant]))
+        for each in selections
+    ]
+
+
+def _ended(selection: Selection, seeds: Iterable[int]) -> bool:
+    """Whether nothing more is to come of these seeds: all ended, or the variant has no mean whatever they say."""
+    if selection.diverged or any(trial["state"] == "pruned" for trial in selection.reported.values()):
+        return True
+    if selection.settings is None and selection.tuned:
+        return all(trial["state"] in TERMINAL for trial in selection.tuned)
+    return all(seed in selection.reported and selection.reported[seed]["state"] in TERMINAL for seed in seeds)
+
+
+def _restricted(selection: Selection, seeds: list[int]) -> Selection:
+    return replace(selection, reported={s: trial for s, trial in selection.reported.items() if s in seeds})
+
+
+def _with_documents(selection: Selection) -> Selection:
+    """The selection with the documents of its complete trials, read where the trials don't bring them."""
+    reported = {
+        seed: trial if "documents" in trial else {**trial, "documents": _documents(trial)}
+        for seed, trial in selection.reported.items()
+    }
+    return replace(selection, reported=reported)
+
+
+def _documents(trial: dict[str, Any]) -> dict[str, Any] | None:
+    if trial["state"] != "complete" or not trial.get("folder"):
+        return None
+    return _kept_documents(str(trial["folder"]))
+
+
+@lru_cache(maxsize=256)
+def _kept_documents(folder: str) -> dict[str, Any] | None:
+    """A complete trial's documents, which don't change. Damaged ones count as none here: the report names the file."""
+    try:
+        return read_documents(Path(folder))
+    except DamagedDocuments:
+        return None
