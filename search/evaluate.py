@@ -21,6 +21,7 @@ from search.data.dataset import Dataset
 from search.data.examples import read
 from search.objectives import Causal, Objective, has_encoder
 from search.routers import KINDS, health
+from search.team import ALONE, Team
 
 Precision = Literal["fp32", "bf16"]
 Arrays = dict[str, npt.NDArray[Any]]
@@ -38,6 +39,7 @@ def evaluate(
     precision: Precision = "fp32",
     tick: Callable[[], None] | None = None,
     objective: Objective = _CAUSAL,
+    team: Team = ALONE,
 ) -> tuple[dict[str, float], Arrays]:
     """What the model makes of a split, read in windows of `context` tokens, `batch` of them at a time.
 
@@ -57,7 +59,7 @@ def evaluate(
     asked = held_out(dataset, split, context, objective, has_encoder(model))
     scored = asked.targets != IGNORE
     told: dict[str, Tensor] = {}
-    nll = losses(model, asked, batch, precision, tick, told)[scored]
+    nll = losses(model, asked, batch, precision, tick, told, team)[scored]
     documents = dataset.documents(split)
     count = len(documents.tokens)
     rows = np.arange(len(asked))[:, None]
@@ -95,6 +97,7 @@ def losses(
     precision: Precision = "fp32",
     tick: Callable[[], None] | None = None,
     told: dict[str, Tensor] | None = None,
+    team: Team = ALONE,
 ) -> npt.NDArray[np.float64]:
     """The loss of each target in nats, float64 `[windows, time]`, 0 where the target is -100, `batch` rows at once.
 
@@ -107,11 +110,10 @@ def losses(
         for part in asked.parts(batch):
             if tick is not None:
                 tick()
-            tokens, targets, call = part.tensors(device)
             with autocast(device, precision):
-                found: Tensor = model.loss(tokens, targets, call, reduction="none")  # type: ignore[operator]
+                found, measures = team.score(model, part, device)
             rows.append(found.double().cpu().numpy())
-            for name, value in call.measures.items():
+            for name, value in measures.items():
                 sums[name] = sums.get(name, 0) + len(part) * value.double()
     return np.concatenate(rows)
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from search import checkpoint
 from search.data import mixing
+from search.data.batches import Batch
 from search.data.dataset import Dataset
 from search.data.examples import examples
 from search.evaluate import autocast, held_out, losses
@@ -24,6 +25,7 @@ from search.journal import Journal, note_event
 from search.objectives import has_encoder
 from search.recipe import Recipe
 from search.routers import health
+from search.team import ALONE, Noted, Team
 
 LOG_LINES = 400
 CURVE_POINTS = 10
@@ -77,19 +79,22 @@ class Loop:
         model: nn.Module,
         seed: int,
         before: Before = Before(),
+        team: Team = ALONE,
     ) -> None:
         """`key` is the trial's, `seed` orders its batches."""
         self.folder, self.key, self.attempt = folder, key, attempt
         self.recipe, self.model, self.seed, self.before = recipe, model, seed, before
-        self.dataset = dataset
+        self.dataset, self.team = dataset, team
         self.device = next(model.parameters()).device
-        self.optimizer = recipe.optimizer.build(model.named_parameters(), recipe.lr)
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.size = sum(parameter.numel() for parameter in model.parameters())
+        own = team.divide(model, recipe)
+        self.optimizer = recipe.optimizer.build(own, recipe.lr)
+        self.parameters = [parameter for _, parameter in own if parameter.requires_grad]
         self.streams = dataset.streams()
         self.encoder = has_encoder(model)
         count = curve_windows(recipe)
         self.curve = held_out(dataset, "validation", recipe.context, recipe.objective, self.encoder, count)
-        self.fingerprint = fingerprint(str(self.device))
+        self.fingerprint = fingerprint(str(self.device)) | team.facts
         self.step = before.steps
         self.train_s = before.train_s
         self.pending = 0  # steps since the last line
@@ -120,8 +125,8 @@ class Loop:
             if step + 1 in points:
                 self.validate(journal)
             pause = self.step == until
-            stop = should_stop() and not last
-            if stop or last or pause or time.monotonic() - saved >= checkpoint_s:
+            stop, due = self.team.agree(should_stop() and not last, time.monotonic() - saved >= checkpoint_s)
+            if stop or last or pause or due:
                 self.save(journal, whole=pause or not last)
                 saved = time.monotonic()
             if pause:
@@ -136,8 +141,7 @@ class Loop:
         for group in self.optimizer.param_groups:
             group["lr"] = recipe.lr_at(step) * group.get("lr_factor", 1.0)
         loss = self.gradients(step)
-        grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        self.grad_norm = nn.utils.get_total_norm(grads)
+        self.grad_norm = self.team.settle(self.parameters)
         if recipe.clip is not None:
             nn.utils.clip_grads_with_norm_(self.parameters, recipe.clip, self.grad_norm)
         self.optimizer.step()
@@ -161,8 +165,22 @@ class Loop:
         else:
             rows = mixing.rows(self.streams, self.seed, first, end - first, recipe.context)
         whole = recipe.objective.batch(rows, self.seed, first, dataset.vocab, self.encoder, dataset.eod)
-        total, earlier = torch.zeros((), device=self.device), dict[str, Tensor]()
-        for part in whole.parts(recipe.micro_batch):
+        self.team.begin(self.seed, self.step)
+        total, noted, measures = self.team.backward(self, whole)
+        for added in noted:
+            self.note(added)
+        self.note(health(measures, -(-len(whole) // recipe.micro_batch)))
+        return total
+
+    def backward(self, whole: Batch) -> tuple[Tensor, Noted, dict[str, Tensor]]:
+        """Leaves this process's share of a batch's gradients in the parameters.
+
+        Returns its share of the loss; the other losses of each micro-batch; the measures, summed over micro-batches.
+        """
+        recipe = self.recipe
+        total, noted, earlier = torch.zeros((), device=self.device), Noted(), dict[str, Tensor]()
+        for rows in whole.parts(recipe.micro_batch):
+            part = self.team.share(rows)
             tokens, targets, call = part.tensors(self.device)
             call = replace(call, earlier=dict(earlier))
             share = whole.scored / part.scored
@@ -176,9 +194,8 @@ class Loop:
             total += loss.detach()
             for name, value in call.measures.items():
                 earlier[name] = earlier.get(name, 0) + value
-            self.note(added)
-        self.note(health(earlier, -(-len(whole) // recipe.micro_batch)))
-        return total
+            noted.append({name: value.detach() for name, value in added.items()})
+        return total, noted, earlier
 
     def note(self, values: dict[str, Tensor]) -> None:
         """Adds numbers that are logged beside the loss."""
@@ -226,7 +243,7 @@ class Loop:
         """A line with the mean loss on the same few validation windows every time."""
         self.check()
         self.elapsed()
-        found = losses(self.model, self.curve, self.recipe.micro_batch, self.recipe.precision)
+        found = losses(self.model, self.curve, self.recipe.micro_batch, self.recipe.precision, team=self.team)
         journal.write(self.step, validation_loss=float(found.sum() / self.curve.scored))
         self._clock = time.perf_counter()
 
@@ -241,8 +258,10 @@ class Loop:
         """Writes a checkpoint, after the lines up to it; at the end of a trial it holds the weights alone."""
         self.check()
         self.elapsed()
-        journal.sync()
-        checkpoint.save(self.folder, self.step, self.state(whole))
+        state = self.state(whole)
+        if self.team.leads:
+            journal.sync()
+            checkpoint.save(self.folder, self.step, state)
         self._clock = time.perf_counter()
 
     def state(self, whole: bool = True) -> dict[str, Any]:
@@ -252,13 +271,13 @@ class Loop:
             "step": self.step,
             "train_s": self.train_s,
             "fingerprint": self.fingerprint,
-            "model": self.model.state_dict(),
+            "model": self.team.model_state(self.model),
             "stages": list(self.before.stages),
         }
         if not whole:
             return state
         return state | {
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.team.optimizer_state(self.optimizer),
             "random": torch.get_rng_state(),
             "random_cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "pending": self.pending,
@@ -271,11 +290,11 @@ class Loop:
         """Goes on from a state. Raises ValueError for another trial's, RuntimeError if the model does not fit."""
         if state["key"] != self.key:
             raise ValueError(f"the checkpoint in {self.folder} belongs to trial {state['key']}, this is {self.key}")
-        self.model.load_state_dict(state["model"])
+        self.team.load_model(self.model, state["model"])
         self.step, self.train_s = state["step"], state["train_s"]
         if "optimizer" not in state:
             return
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.team.load_optimizer(self.optimizer, state["optimizer"])
         torch.set_rng_state(state["random"])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(state["random_cuda"], self.device)
@@ -284,7 +303,11 @@ class Loop:
         self.sums = {name: value.to(self.device) for name, value in state.get("sums", {}).items()}
 
     def resume(self, found: checkpoint.Loaded) -> None:
-        """Goes on from a checkpoint, if there is one, and notes what was found and discarded."""
+        """Goes on from a checkpoint, if there is one; who leads notes what was found and discarded."""
+        if not self.team.leads:
+            if found.state is not None:
+                self.restore(found.state)
+            return
         for name, reason in found.discarded:
             note_event(self.folder, self.attempt, "discarded", checkpoint=name, reason=reason)
         if found.state is not None:

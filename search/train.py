@@ -15,10 +15,10 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,7 +36,11 @@ from search.recipe import Recipe, load_recipe
 from search.shared_stages import keep_stage, load_stage, shared_stage
 from search.stages import Part, parts
 from search.start import load_start
+from search.team import ALONE, Team
 from search.trial import Trial
+
+if TYPE_CHECKING:
+    from search.gang import Gang
 
 __all__ = ["Interrupted", "build_model", "split_seed", "train"]
 
@@ -78,6 +82,7 @@ def train(
     should_stop: ShouldStop,
     *,
     until: int | None = None,
+    gang: Gang | None = None,
     build: Build = build_model,
     checkpoint_s: float = CHECKPOINT_S,
 ) -> dict[str, Any]:
@@ -88,7 +93,8 @@ def train(
 
     `should_stop` is asked after every step. Raises Interrupted after a checkpoint, OSError when the disk is full (the
     earlier checkpoint is whole then), and whatever is wrong with the trial or its data. A run whose loss or gradients
-    are not finite is a result: its state is `diverged`. One process at a time may train in a folder.
+    are not finite is a result: its state is `diverged`. One process at a time may train in a folder, or the processes
+    of one `gang`, which all call this with the same arguments; rank 0 writes, and its `should_stop` counts.
     """
     finished = folder / "result.json"
     if finished.exists():
@@ -97,19 +103,39 @@ def train(
     trial = Trial.from_json((folder / "trial.json").read_text())
     load_kept(trial.model, data_root.parent)
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    found = checkpoint.load_newest(folder)
-    started = found.state["step"] if found.state else 0
-    with _deterministic(device), Journal(folder / "metrics.jsonl", attempt, started) as journal:
-        run = _Run(folder, data_root, attempt, trial, device, build, journal, should_stop, checkpoint_s, until)
-        try:
-            result = run.through(found)
-        except Paused:
-            return run.paused()
-        journal.sync()
-    text = json.dumps(result, indent=1, allow_nan=False).encode()
-    checkpoint.write_atomically(finished, lambda file: file.write(text))
-    checkpoint.remove_older(folder, keep=1 if result["state"] == "complete" else 0)
+    with _deterministic(device), _team(gang, device) as team:
+        found = checkpoint.load_newest(folder) if team.leads else checkpoint.Loaded(None)
+        found = checkpoint.Loaded(team.given(found.state), found.discarded)
+        started = found.state["step"] if found.state else 0
+        with team.journal(folder / "metrics.jsonl", attempt, started) as journal:
+            run = _Run(
+                folder, data_root, attempt, trial, device, build, team, journal, should_stop, checkpoint_s, until
+            )
+            try:
+                result = run.through(found)
+            except Paused:
+                return team.told(run.paused)
+            journal.sync()
+        if team.leads:
+            text = json.dumps(result, indent=1, allow_nan=False).encode()
+            checkpoint.write_atomically(finished, lambda file: file.write(text))
+            checkpoint.remove_older(folder, keep=1 if result["state"] == "complete" else 0)
     return result
+
+
+@contextmanager
+def _team(gang: Gang | None, device: torch.device) -> Iterator[Team]:
+    """The processes that train the trial, once all are there."""
+    if gang is None:
+        yield ALONE
+        return
+    from search.parallel.together import Together
+
+    team = Together(gang, device)
+    try:
+        yield team
+    finally:
+        team.leave()
 
 
 @dataclass(frozen=True)
@@ -122,6 +148,7 @@ class _Run:
     trial: Trial
     device: torch.device
     build: Build
+    team: Team
     journal: Journal
     should_stop: ShouldStop
     checkpoint_s: float
@@ -145,10 +172,8 @@ class _Run:
             if index == len(recipe.stages):
                 result = self.stage(self.loop(part, recipe, before, weights, own))
                 break
-            with shared_stage(
-                self.data_root.parent / "stages", self.trial, index, self.device.type, self.tick
-            ) as place:
-                kept = load_stage(place)
+            with self.place(index) as place:
+                kept = load_stage(place) if place else None
                 if kept is None:
                     loop = self.loop(part, recipe, before, weights, own)
                     result = self.stage(loop)
@@ -176,19 +201,26 @@ class _Run:
         tokens = tokens_at(load_recipe(self.trial.recipe, "recipe"), step)
         return {"state": "paused", "step": step, "tokens": tokens, "validation": {"loss": losses[0]}}
 
+    def place(self, index: int) -> AbstractContextManager[Path | None]:
+        """Where the end of a stage is kept for other trials. None: for no other one."""
+        if not self.team.shares_stages:
+            return nullcontext()
+        return shared_stage(self.data_root.parent / "stages", self.trial, index, self.device.type, self.tick)
+
     def tick(self) -> None:
         """Called while another trial trains what this one waits for. Raises Interrupted if the trial is to stop."""
         if self.should_stop():
             raise Interrupted("stopped while another trial trained a stage that both have")
         self.journal.pulse()
 
-    def keep(self, place: Path, index: int, loop: Loop, result: dict[str, Any]) -> dict[str, Any]:
+    def keep(self, place: Path | None, index: int, loop: Loop, result: dict[str, Any]) -> dict[str, Any]:
         """Keeps the end of a stage for all trials that begin alike; returns what is kept."""
+        weights = self.team.given(self.team.model_state(loop.model))
+        kept = {"weights": weights, "ended": _ended(index, result), "train_s": loop.train_s}
         self.journal.sync()
-        lines = self.journal.lines(loop.before.steps, loop.step)
-        kept = {"weights": loop.model.state_dict(), "ended": _ended(index, result), "lines": lines}
-        keep_stage(place, loop.step, kept | {"train_s": loop.train_s})
-        return kept | {"train_s": loop.train_s}
+        if place:
+            keep_stage(place, loop.step, kept | {"lines": self.journal.lines(loop.before.steps, loop.step)})
+        return kept
 
     def take_over(self, kept: dict[str, Any], index: int, step: int) -> None:
         """Notes that another trial has trained a stage, and writes its lines after `step`."""
@@ -211,7 +243,7 @@ class _Run:
         torch.manual_seed(seeds.noise + len(before.stages))
         key = self.trial.key
         order = seeds.data + len(before.stages)  # else a stage would read again what the first one read first
-        loop = Loop(self.folder, key, self.attempt, part.recipe, dataset, model, order, before)
+        loop = Loop(self.folder, key, self.attempt, part.recipe, dataset, model, order, before, self.team)
         if found is not None:
             loop.resume(found)
         return loop
@@ -233,9 +265,10 @@ def _outcome(
     except Diverged as end:
         loop.log_diverged(journal, end.step)
         return _result(loop, "diverged", end.step, end.reason, dict.fromkeys(("validation", "test")))
-    packed = io.BytesIO()
-    np.savez(packed, **documents)  # type: ignore[arg-type]
-    checkpoint.write_atomically(loop.folder / "test_documents.npz", lambda file: file.write(packed.getvalue()))
+    if loop.team.leads:
+        packed = io.BytesIO()
+        np.savez(packed, **documents)  # type: ignore[arg-type]
+        checkpoint.write_atomically(loop.folder / "test_documents.npz", lambda file: file.write(packed.getvalue()))
     evaluate_s = round(time.perf_counter() - started, 3)
     return _result(loop, "complete", loop.step, None, measures) | {"evaluate_s": evaluate_s}
 
@@ -244,7 +277,7 @@ def _measure(loop: Loop, journal: Journal, should_stop: ShouldStop) -> tuple[dic
     """Summaries of validation and test, and the documents of test. Raises Diverged when one is not finite."""
 
     def tick() -> None:
-        if should_stop():
+        if any(loop.team.agree(should_stop())):
             raise Interrupted("stopped while evaluating the trained model")
         journal.pulse()
 
@@ -259,6 +292,7 @@ def _measure(loop: Loop, journal: Journal, should_stop: ShouldStop) -> tuple[dic
             recipe.precision,
             tick,
             recipe.objective,
+            loop.team,
         )
         if not all(map(math.isfinite, measures[split].values())):
             raise Diverged(loop.step, f"the {split} loss or perplexity is not finite")
@@ -275,7 +309,7 @@ def _result(loop: Loop, state: str, step: int, reason: str | None, measures: dic
         "reason": reason,
         "step": step,
         "tokens": tokens,
-        "parameters": sum(parameter.numel() for parameter in loop.model.parameters()),
+        "parameters": loop.size,
         **measures,
         "train_s": round(loop.train_s, 3),
         "tokens_per_s": round(tokens / loop.train_s, 1) if loop.train_s > 0 else None,
