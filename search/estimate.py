@@ -1,4 +1,4 @@
-"""How long a study would take, from what this store has measured, else from a matrix product timed now."""
+"""How long a study would take, from what this store has measured, else from a matrix product timed now; its memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from search.planning import Plan
+from search.planning import Plan, Variant
 from search.store import Store
 
 _SHARE = (
@@ -18,12 +18,13 @@ _START_S = 3.0  # a trial's process: its imports, its model, its final evaluatio
 
 @dataclass(frozen=True)
 class Estimate:
-    """`core_s` of training, `wall_s` on `slots` cores, and where the rate comes from."""
+    """`core_s` of training, `wall_s` on `slots` cores, where the rate comes from, and the memory of the largest trial."""
 
     core_s: float
     wall_s: float
     slots: int
     source: str
+    memory_bytes: int
 
 
 def estimate(plan: Plan, root: Path, slots: int, done: int = 0) -> Estimate:
@@ -33,7 +34,22 @@ def estimate(plan: Plan, root: Path, slots: int, done: int = 0) -> Estimate:
     flops = sum(3 * v.flops_per_token * v.recipe.all_tokens * per_variant for v in plan.variants)
     left = 1 - done / plan.trials
     core_s = (flops / rate + _START_S * plan.trials) * left
-    return Estimate(core_s, core_s / slots, slots, source)
+    return Estimate(core_s, core_s / slots, slots, source, max(map(memory_bytes, plan.variants)))
+
+
+def memory_bytes(variant: Variant) -> int:
+    """What training keeps at once: weights, gradients, the optimizer's moments, activations of a micro-batch.
+
+    What a process takes is more: libraries, buffers of kernels, what an allocator holds back. Under bf16 activations
+    are counted with two bytes; with recomputation those of one layer, and what each layer reads.
+    """
+    recipe, figures = variant.recipe, variant.figures
+    activations = figures["activation_bytes"]
+    if recipe.recompute == "layers":
+        layers = sum(stack.n_layers for stack in variant.model.stacks().values())
+        activations = activations // layers + 4 * layers * recipe.context * variant.model.d_model
+    half = 2 if recipe.precision == "bf16" else 1
+    return 4 * variant.parameters * (2 + recipe.optimizer.moments) + activations * recipe.micro_batch // half
 
 
 def _rate(root: Path) -> tuple[float, str]:

@@ -45,6 +45,11 @@ class Optimizer(Family):
         """A torch optimizer over named parameters at rate `lr`. A group's own factor of it is its `lr_factor`."""
         raise NotImplementedError
 
+    @property
+    def moments(self) -> int:
+        """How many numbers it keeps for each parameter of a hidden matrix; fewer than one are none."""
+        return 2
+
     def complaint(self) -> str | None:
         """What is wrong with the fields taken together, or None."""
         betas = getattr(self, "betas", (0.0, 0.0))
@@ -114,6 +119,11 @@ class Adafactor(Optimizer):
         groups = decay_groups(parameters, self.weight_decay, self.groups)
         return AdafactorUpdate(groups, lr, self.factored, self.decay, self.beta1, self.threshold, self.relative)
 
+    @property
+    def moments(self) -> int:
+        """See Optimizer."""
+        return (not self.factored) + (self.beta1 > 0)
+
 
 @Optimizer.register("lion")
 class Lion(Optimizer):
@@ -130,6 +140,11 @@ class Lion(Optimizer):
         from search.updates import LionUpdate
 
         return LionUpdate(decay_groups(parameters, self.weight_decay, self.groups), lr, self.betas)
+
+    @property
+    def moments(self) -> int:
+        """See Optimizer."""
+        return 1
 
 
 @Optimizer.register("muon")
@@ -163,6 +178,11 @@ class Muon(Optimizer):
         if groups := decay_groups(other, self.weight_decay, self.groups):
             parts.append(torch.optim.AdamW(groups, lr=lr, betas=self.betas, eps=self.eps, fused=True))
         return Together(parts)
+
+    @property
+    def moments(self) -> int:
+        """See Optimizer."""
+        return 1
 
 
 def decay_groups(parameters: Named, weight_decay: float, groups: Sequence[Group] = ()) -> list[dict[str, Any]]:

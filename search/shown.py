@@ -21,7 +21,7 @@ from arch_dsl.model import Model
 from arch_dsl.overrides import ranges
 from arch_dsl.show import Line, tree
 from search.planning import Plan, Variant
-from search.terminal import count, plain_console
+from search.terminal import count, plain_console, size
 
 LEGEND = "B batch, T time, D d_model, V vocabulary; FLOPs forward per token, mask-aware"
 COST_LEGEND = (
@@ -121,14 +121,6 @@ def node_of(line: Line, context: int) -> dict[str, Any]:
         "activations": line.cost.activations,
         "cache": line.cost.cache,
     }
-
-
-def size(number: float) -> str:
-    """1234567 bytes as 1.23 MB."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= factor:
-            return f"{number / factor:.3g} {unit}"
-    return f"{number:.0f} B"
 
 
 def cost_table(lines: list[Line], context: int) -> Table:

@@ -46,6 +46,14 @@ def count(number: float) -> str:
     return f"{number:.0f}"
 
 
+def size(number: float) -> str:
+    """1234567 bytes as 1.23 MB."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= factor:
+            return f"{number / factor:.3g} {unit}"
+    return f"{number:.0f} B"
+
+
 def signed(number: int) -> str:
     """How much more or less, or nothing for 0."""
     return f"{'+' if number > 0 else '-'}{count(abs(number))}" if number else ""
@@ -141,6 +149,7 @@ def print_plan(planned: Plan, root: Path) -> None:
         f"about {duration(guess.wall_s)} on {guess.slots} cores ({duration(guess.core_s)} of one core; "
         f"from {guess.source})"
     )
+    console.print(f"{size(guess.memory_bytes)} of memory for the tensors of the largest trial, or somewhat more")
     console.print("nothing was trained")
 
 
@@ -180,7 +189,7 @@ def _trials(planned: Plan) -> str:
     most = "" if isinstance(planned.study.seeds, int) else "at most "
     text = f"{len(planned.variants)} variants x {how}: {most}{planned.trials} trials of {each}"
     if search := planned.study.search:
-        text += f"; {search.trials} of them proposed by {search.sampler} as results come in"
+        text += f"; {search.trials} of them proposed by {search.sampler.type} as results come in"
     return text
 
 

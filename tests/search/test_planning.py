@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from arch_dsl.errors import SpecError
 from arch_dsl.source import read_text
 from arch_dsl.spec import fields_of
+from search.estimate import memory_bytes
+from search.optimizers import Lion
 from search.planning import Plan, plan
 from search.recipe import Recipe
 from search.study import asked_variants, load_study, parse_study
@@ -172,6 +175,8 @@ OTHER = {
     "precision": "bf16",
     "objective": "prefix",
     "z_loss": "1e-4",
+    "init_seed": "0",
+    "data_seed": "0",
     "data": '{text: {files: corpus.txt, separator: "\\n\\n"}}',
 }
 
@@ -207,10 +212,10 @@ def test_seeds_and_rates_change_the_key(tmp_path: Path) -> None:
 # rows
 
 
-def test_without_tuning_all_seeds_of_all_variants_are_repeats(tmp_path: Path) -> None:
+def test_without_tuning_all_seeds_are_repeats_of_the_longest_trials_first(tmp_path: Path) -> None:
     rows = planned(tmp_path).rows([])
     assert [(row.variant, row.role, row.settings, row.seed) for row in rows] == [
-        (variant, "repeat", {"lr": 1e-3}, seed) for variant in ("baseline", "gated") for seed in (0, 1)
+        (variant, "repeat", {"lr": 1e-3}, seed) for variant in ("gated", "baseline") for seed in (0, 1)
     ]
     assert planned(tmp_path).trials == len({row.trial.key for row in rows}) == 4
 
@@ -239,7 +244,7 @@ def test_repeats_run_at_the_rate_with_the_lowest_validation_loss(
     rows = made.rows(ended(made, ends))
     tuning, repeats = rows[:6], rows[6:]
     assert [(row.variant, row.role, row.settings["lr"], row.seed) for row in tuning] == [
-        (variant, "tune", lr, 0) for variant in ("baseline", "gated") for lr in (1e-3, 2e-3, 4e-3)
+        (variant, "tune", lr, 0) for variant in ("gated", "baseline") for lr in (1e-3, 2e-3, 4e-3)
     ]
     expected = [] if best is None else [("gated", "repeat", best, 0), ("gated", "repeat", best, 1)]
     assert [(row.variant, row.role, row.settings["lr"], row.seed) for row in repeats] == expected
@@ -339,3 +344,16 @@ train: {data: {type: stdlib, bytes: 300k}, tokens: 1k, context: 8, batch: 2, lr:
     )
     (asked,) = asked_variants(study)
     assert asked.name == "baseline [attention.bias=true, ffn.bias=false, placement=pre]"
+
+
+def test_the_memory_of_a_trial_counts_weights_gradients_moments_and_activations(tmp_path: Path) -> None:
+    variant = planned(tmp_path).variants[0]
+    recipe = variant.recipe
+    activations = variant.figures["activation_bytes"] * recipe.micro_batch
+    assert memory_bytes(variant) == 16 * variant.parameters + activations
+    lion = replace(variant, recipe=recipe.replace(optimizer=Lion()))
+    assert memory_bytes(lion) == 12 * variant.parameters + activations
+    halved = replace(variant, recipe=recipe.replace(accumulate=2))
+    assert memory_bytes(halved) == 16 * variant.parameters + activations // 2
+    again = replace(variant, recipe=recipe.replace(recompute="layers"))
+    assert 16 * variant.parameters < memory_bytes(again) < memory_bytes(variant)
