@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 FailureKind = Literal["user", "crash", "oom", "hang", "disk", "interrupted", "cancelled", "node", "infra"]
+LOST = "lost another process of the trial"  # how the message begins of one that was not the first to die
 
 
 @dataclass(frozen=True)

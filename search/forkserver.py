@@ -62,23 +62,11 @@ class ForkServer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def ask(address: str, job: dict[str, Any]) -> dict[str, Any]:
-    """Has a trial run and returns {"outcome"} or {"failure": kind, "message"}. Raises ConnectionError without a server.
+def connected(address: str) -> socket.socket:
+    """A connection, which is one trial: hanging up kills it. Raises ConnectionRefusedError without a server.
 
-    Dying meanwhile kills the trial.
+    A server that is being started is waited for; its folder exists before it and goes when it is stopped.
     """
-    with _connected(address) as connection, connection.makefile("rw") as lines:
-        lines.write(json.dumps(job) + "\n")
-        lines.flush()
-        answer = lines.readline()
-    if not answer.endswith("\n"):
-        raise ConnectionResetError(f"the fork server at {address} went away")
-    found: dict[str, Any] = json.loads(answer)
-    return found
-
-
-def _connected(address: str) -> socket.socket:
-    """A server that is being started is waited for; its folder exists before it and goes when it is stopped."""
     deadline = time.monotonic() + _READY_S
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -200,7 +188,7 @@ class _Child:
 def _run(job: dict[str, Any], write: int, server: int, libc: ctypes.CDLL | None) -> None:
     """The trial's process, from fork to exit; what it prints goes to output.txt in its folder."""
     from search.executor import Failure
-    from search.pinning import pin
+    from search.pinning import limit, pin
     from search.worker import run_trial
 
     if libc is not None:
@@ -215,7 +203,13 @@ def _run(job: dict[str, Any], write: int, server: int, libc: ctypes.CDLL | None)
     pin(job["cpus"])
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(job["cpus"])
-    found = run_trial(job["entry"], folder, Path(job["data_root"]), job["attempt"], job.get("until"))
+    limit(job.get("gpus", 0.0), job.get("memory"))
+    gang = None
+    if job.get("gang"):
+        from search.gang import Gang
+
+        gang = Gang.from_json(job["gang"])
+    found = run_trial(job["entry"], folder, Path(job["data_root"]), job["attempt"], job.get("until"), gang)
     answer = {"failure": found.kind, "message": found.message} if isinstance(found, Failure) else {"outcome": found}
     with open(write, "w") as pipe:
         pipe.write(json.dumps(answer))

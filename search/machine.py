@@ -74,7 +74,8 @@ def _cores() -> Finding:
     return Finding("cores", "ok", detail, f"{trials}, one core each unless the study's `resources` says more")
 
 
-def _memory() -> Finding:
+def memory() -> tuple[int, int]:
+    """Bytes that are available now, and bytes in all: the machine's, or a container's limit where that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     meminfo = Path("/proc/meminfo")
     match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.M) if meminfo.exists() else None
@@ -82,6 +83,21 @@ def _memory() -> Finding:
     limit = _cgroup_limit("memory.max")
     if limit is not None:
         total, available = min(total, int(limit)), min(available, int(limit))
+    return available, total
+
+
+def usable_gpus() -> int:
+    """The GPUs that torch can use here. Imports torch, and starts no CUDA."""
+    import torch
+
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `archlab doctor` tells what torch warns about
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _memory() -> Finding:
+    available, total = memory()
     detail = f"{available / GIB:.1f} GiB available of {total / GIB:.1f}"
     fits = int(available / GIB / MEMORY_PER_TRIAL_GIB)
     if fits < usable_cores():

@@ -1,10 +1,11 @@
-"""Gives each trial on a machine cores of its own, among all studies that run there."""
+"""Gives each process of a trial cores of its own, among all studies on a machine, and holds it to its share."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import stat
+import sys
 import tempfile
 from pathlib import Path
 
@@ -40,3 +41,19 @@ def pin(cpus: int, folder: Path | None = None) -> list[int]:
     os.sched_setaffinity(0, taken)
     _held.extend(taken.values())
     return sorted(taken)
+
+
+def limit(gpus: float, memory: int | None) -> None:
+    """Holds this process to its share of a GPU and its bytes of memory; what exceeds them is the trial's own failure.
+
+    On the CPU `memory` is the most that may be allocated (RLIMIT_DATA: heap and private mappings, those of torch
+    among them, 0.3 GB). With a GPU it is only counted, as the driver of the GPU reserves address space at will.
+    """
+    torch = sys.modules.get("torch")
+    if gpus and torch is not None and torch.cuda.is_available():
+        if gpus < 1:
+            torch.cuda.set_per_process_memory_fraction(gpus)
+    elif memory and sys.platform == "linux":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))

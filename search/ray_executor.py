@@ -9,13 +9,18 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from search.executor import ExecutorError, Failure, Finished, ResourcesError
+from search.executor import ExecutorError, Failure, Finished
 from search.forkserver import ForkServer
-from search.ray_start import only_what_trials_need, set_environment, started_at, tree_naming
+from search.ranks import Ends
+from search.ray_cluster import blame_machines, check_machines, launch_gang, of_all
+from search.ray_start import only_what_trials_need, set_environment, signals_as_they_are, started_at, tree_naming
 from search.ray_task import run_attempt, warm
+from search.resources import Resources, Room
+from search.shipping import ours, runtime_environment
 from search.stop import exit_would_hang
 from search.tempfolders import private_folder
 
@@ -25,27 +30,40 @@ _NODES_S = 5.0  # how long the number of slots of a cluster is believed
 _one_ray = threading.Lock()  # a process has one Ray at a time
 
 
-class RayExecutor:
-    """One Ray task per trial, never repeated by Ray itself; each trial in a fresh process on cores of its own.
+@dataclass
+class _Launched:
+    """An attempt that Ray has: its tasks by rank, one for all ranks of a machine of ours, and where they are placed."""
 
-    `entry` is "module:function" of the trainer. `cpus` and `gpus` are per trial; gpus None is one where there are any.
-    Without `address` a Ray of our own is started, which listens on loopback only and ends with us.
+    key: str
+    attempt: int
+    tasks: dict[Any, int]
+    ends: Ends
+    group: Any = None
+
+
+class RayExecutor:
+    """One Ray task per trial, never repeated by Ray itself; each trial in fresh processes on cores of their own.
+
+    `entry` is "module:function" of the trainer, `resources` what each process of a trial gets. Without `address` a Ray
+    of our own is started, which listens on loopback only and ends with us. On a cluster the code is sent along, and
+    the processes of a trial may be on several machines: each has a bundle of a placement group.
     """
 
     def __init__(
-        self, entry: str, data_root: Path, cpus: int = 1, gpus: float | None = None, address: str | None = None
+        self, entry: str, data_root: Path, resources: Resources | None = None, address: str | None = None
     ) -> None:
-        self._entry, self._data_root = entry, data_root
-        self._cpus, self._gpus, self._cluster = cpus, gpus, address
+        self._entry, self._data_root, self._cluster = entry, data_root, address
+        self._wants = resources or Resources()
         self._keeper: threading.Thread | None = None
         self._up, self._down = threading.Event(), threading.Event()
         self._boot_error: BaseException | None = None
         self._server: ForkServer | None = None
         self._folder: Path | None = None
         self._ray: Any = None
+        self._options: dict[str, Any] = {}
         self._task: Any = None
         self._slots, self._slots_until = 0, 0.0
-        self._running: dict[Any, tuple[str, int]] = {}
+        self._running: dict[Any, _Launched] = {}  # by task
         self._cancelled: set[str] = set()
 
     def start(self) -> None:
@@ -53,11 +71,9 @@ class RayExecutor:
         if self._keeper is not None:
             return
         if self._cluster is None:
-            cores = len(_cores())
-            if self._cpus > cores:
-                raise ResourcesError(f"each trial asks for {self._cpus} CPUs, this machine has {cores} for us")
+            self._wants.slots([Room.here(gpus=bool(self._wants.gpus))])
             self._folder = private_folder("ray")
-            self._server = ForkServer(self._entry, self._cpus)
+            self._server = ForkServer(self._entry, self._wants.cpus)
         self._keeper = threading.Thread(target=self._keep_ray, name="keep Ray", daemon=True)
         self._keeper.start()
 
@@ -83,22 +99,30 @@ class RayExecutor:
         set_environment(local=self._cluster is None)
         self._ray = ray = importlib.import_module("ray")
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-        if self._folder is not None:
-            with only_what_trials_need():
-                ray.init(
-                    num_cpus=len(_cores()),
-                    include_dashboard=False,
-                    object_store_memory=_OBJECT_STORE_BYTES,
-                    _temp_dir=str(self._folder / "ray"),  # Ray opens it to everyone; the folder above is closed
-                    **quiet,
-                )
-        else:
-            ray.init(address=self._cluster, **quiet)
-        if self._gpus is None:
-            self._gpus = 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
-        self._task = ray.remote(num_cpus=self._cpus, num_gpus=self._gpus, max_retries=0)(run_attempt)
-        for _ in range(len(_cores()) // self._cpus if self._cluster is None else 0):
-            ray.remote(num_cpus=self._cpus)(warm).remote()  # its worker has our code by the time a trial comes
+        with signals_as_they_are():
+            if self._folder is not None:
+                room = Room.here()
+                self._wants = self._wants.with_gpus(room.gpus)
+                with only_what_trials_need():
+                    ray.init(
+                        num_cpus=int(room.cpus),
+                        num_gpus=int(room.gpus),
+                        _memory=int(room.memory),
+                        include_dashboard=False,
+                        object_store_memory=_OBJECT_STORE_BYTES,
+                        _temp_dir=str(self._folder / "ray"),  # Ray opens it to everyone; the folder above is closed
+                        **quiet,
+                    )
+            else:
+                ray.init(address=self._cluster, runtime_env=runtime_environment(), **quiet)
+                self._wants = self._wants.with_gpus(ray.cluster_resources().get("GPU", 0))
+                check_machines(ray, self._data_root.parent)
+        self._options = {"num_cpus": self._wants.cpus, "num_gpus": self._wants.gpus, "max_retries": 0}
+        if self._wants.memory:
+            self._options["memory"] = self._wants.memory.bytes
+        for _ in range(self._wants.slots([room]) if self._folder is not None else 0):
+            ray.remote(**of_all(self._options, self._wants.world))(warm).remote()  # its worker has our code by then
+        self._task = ray.remote(run_attempt)
 
     def _ready(self) -> Any:
         """Ray, once it is up. Raises ExecutorError when it does not come up."""
@@ -116,56 +140,78 @@ class RayExecutor:
         now = time.monotonic()
         if now >= self._slots_until:
             nodes = [node["Resources"] for node in self._ready().nodes() if node["Alive"]]
-            self._slots, self._slots_until = sum(map(self._fit, nodes)), now + _NODES_S
-            if not self._slots:
-                largest = {name: max((node.get(name, 0) for node in nodes), default=0) for name in ("CPU", "GPU")}
-                raise ResourcesError(
-                    f"each trial asks for {self._cpus} CPUs and {self._gpus:g} GPUs; "
-                    f"the largest of {len(nodes)} machines has {largest['CPU']:g} and {largest['GPU']:g}"
-                )
+            rooms = [Room(node.get("CPU", 0), node.get("GPU", 0), node.get("memory", 0)) for node in nodes]
+            self._slots, self._slots_until = self._wants.slots(rooms), now + _NODES_S
         return self._slots
 
-    def _fit(self, node: dict[str, float]) -> int:
-        fit = int(node.get("CPU", 0) // self._cpus)
-        return min(fit, int(node.get("GPU", 0) / self._gpus + 1e-9)) if self._gpus else fit
+    @property
+    def gpus(self) -> float:
+        """GPUs of a trial, those of all its processes."""
+        self._ready()
+        return (self._wants.gpus or 0.0) * self._wants.world
 
     def submit(self, key: str, folder: Path, attempt: int, until: int | None = None) -> None:
-        """Hands an attempt to Ray. Raises ExecutorError when Ray is not there."""
-        self._ready()
-        job = {"entry": self._entry, "folder": str(folder), "data_root": str(self._data_root), "until": until}
-        address = self._server.address if self._server else ""
-        reference = self._task.remote({**job, "attempt": attempt, "cpus": self._cpus}, address, self._gpus)
+        """Hands an attempt to Ray, to pause after step `until`. Raises ExecutorError when Ray is not there."""
+        ray = self._ready()
+        memory = self._wants.memory.bytes if self._wants.memory else None
+        job = {
+            **{"entry": self._entry, "folder": str(folder), "data_root": str(self._data_root), "attempt": attempt},
+            **{"until": until, "cpus": self._wants.cpus, "gpus": self._wants.gpus, "memory": memory},
+            **{"parallel": self._wants.parallel.sizes, "ours": ours() if self._cluster else None},
+        }
+        if self._cluster and self._wants.world > 1:
+            group, tasks = launch_gang(ray, self._task, job, self._options, self._wants.world)
+        else:
+            address, options = self._server.address if self._server else "", of_all(self._options, self._wants.world)
+            group, tasks = None, {self._task.options(**options).remote(job, address): 0}
         self._cancelled.discard(key)
-        self._running[reference] = (key, attempt)
+        launched = _Launched(key, attempt, tasks, Ends(len(tasks)), group)
+        self._running.update(dict.fromkeys(tasks, launched))
 
     def wait(self, timeout: float) -> list[Finished]:
         """What ended, as soon as something did or after `timeout` seconds."""
         if not self._running:
             return []
-        ray, references = self._ready(), list(self._running)
-        ready, _ = ray.wait(references, num_returns=1, timeout=timeout)
+        ray, tasks = self._ready(), list(self._running)
+        ready, _ = ray.wait(tasks, num_returns=1, timeout=timeout)
         if ready:
-            ready, _ = ray.wait(references, num_returns=len(references), timeout=0)
-        return [self._collect(ray, reference) for reference in ready]
+            ready, _ = ray.wait(tasks, num_returns=len(tasks), timeout=0)
+        known = {id(launched): launched for launched in self._running.values()}
+        for task in ready:
+            launched = self._running.pop(task)
+            launched.ends.add(launched.tasks.pop(task), self._answer(ray, task, launched))
+        return [self._collect(ray, launched) for launched in known.values() if launched.ends.over()]
 
-    def _collect(self, ray: Any, reference: Any) -> Finished:
-        key, attempt = self._running.pop(reference)
+    def _answer(self, ray: Any, task: Any, launched: _Launched) -> dict[str, Any]:
+        """What a task returned, or what became of it, in the same form."""
         try:
-            answer = ray.get(reference)
+            answer: dict[str, Any] = ray.get(task)
         except ray.exceptions.RayError as error:
-            outcome: dict[str, Any] | Failure = _failure(ray.exceptions, error, key in self._cancelled)
-        else:
-            outcome = answer["outcome"] if "outcome" in answer else Failure(answer["failure"], answer["message"])
-        if isinstance(outcome, Failure) and outcome.kind == "node":
+            failure = _failure(ray.exceptions, error, launched.key in self._cancelled)
+            return {"failure": failure.kind, "message": failure.message}
+        return answer
+
+    def _collect(self, ray: Any, launched: _Launched) -> Finished:
+        """The end of an attempt; whatever is left of it is killed, and what it held is given back."""
+        for task in launched.tasks:
+            self._running.pop(task, None)
+            ray.cancel(task, force=True)
+        answer = launched.ends.answer()
+        if launched.group is not None:
+            answer = blame_machines(ray, answer, launched.group)
+            ray.util.remove_placement_group(launched.group)
+        if answer.get("failure") == "node":
             self._slots_until = 0.0
-        return Finished(key, attempt, outcome)
+        if "outcome" in answer:
+            return Finished(launched.key, launched.attempt, answer["outcome"])
+        return Finished(launched.key, launched.attempt, Failure(answer["failure"], answer["message"]))
 
     def cancel(self, key: str) -> None:
-        """Kills an attempt's Ray worker; its connection to the trial's process ends then, and so does that process."""
-        for reference, (each, _) in self._running.items():
-            if each == key:
+        """Kills an attempt's Ray workers; their connections to its processes end then, and so do these."""
+        for task, launched in self._running.items():
+            if launched.key == key:
                 self._cancelled.add(key)
-                self._ray.cancel(reference, force=True)
+                self._ray.cancel(task, force=True)
 
     def close(self) -> None:
         """Kills what runs, then ends our Ray, or leaves the cluster. Takes seconds even where Ray hangs."""
@@ -175,7 +221,7 @@ class RayExecutor:
         if self._keeper is None:
             return
         if self._cluster is not None:
-            for key, _ in list(self._running.values()):
+            for key in {launched.key for launched in self._running.values()}:
                 self.cancel(key)
         self._running.clear()
         rays = tree_naming(str(self._folder)) if self._folder else {}
@@ -204,9 +250,3 @@ def _failure(kinds: Any, error: Exception, cancelled: bool) -> Failure:
     if isinstance(error, kinds.NodeDiedError):
         return Failure("node", message)
     return Failure("infra", message)
-
-
-def _cores() -> list[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import secrets
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +16,7 @@ from typing import Any
 from search.executor import ExecutorError
 
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # at 0 every socket of Ray is on 127.0.0.1, on Linux too
+_SIGACTION_BYTES = 256  # more than struct sigaction takes
 _UNUSED_STARTERS = ("start_api_server", "start_monitor", "start_log_monitor")
 
 
@@ -27,7 +30,8 @@ def set_environment(local: bool) -> None:
             f"ray was imported before it could be told to stay on loopback: set {_LOOPBACK}=0 before that"
         )
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_AUTH_MODE"] = "token"
+    if local or "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"  # Ray itself sets it for clusters that it starts, and not to join one
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if local:
         os.environ[_LOOPBACK] = "0"
@@ -56,6 +60,26 @@ def only_what_trials_need() -> Iterator[None]:
     finally:
         for name, method in kept.items():
             setattr(node, name, method)
+
+
+@contextmanager
+def signals_as_they_are() -> Iterator[None]:
+    """Puts back what SIGINT and SIGTERM do, which Ray's native part replaces by printing a stack trace and dying.
+
+    Python can set handlers in its main thread only, and knows nothing of these; the C library can everywhere.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    libc = ctypes.CDLL(None)
+    kept = {number: ctypes.create_string_buffer(_SIGACTION_BYTES) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, action in kept.items():
+        libc.sigaction(int(number), None, action)
+    try:
+        yield
+    finally:
+        for number, action in kept.items():
+            libc.sigaction(int(number), action, None)
 
 
 def tree_naming(text: str) -> dict[int, str]:

@@ -10,11 +10,12 @@ from typing import Any, Literal
 from arch_dsl.identity import dump
 from search import plugin_files
 from search.driver import drive
-from search.executor import Executor, InlineExecutor
+from search.executor import Executor, InlineExecutor, ResourcesError
 from search.lock import StudyLock
 from search.planning import Plan, plan
 from search.progress import total_steps
 from search.prune import Pruner
+from search.resources import Resources
 from search.seek import Seeker
 from search.stop import Summary
 from search.store import Store
@@ -25,6 +26,7 @@ from search.watch import read_metrics, validation_history
 
 ENTRY = "search.train:train"
 STORE = ".archlab"
+ONE_CORE = Resources()
 
 Events = Callable[[dict[str, Any]], None]
 
@@ -34,13 +36,17 @@ def store_root(given: str | Path | None = None) -> Path:
     return Path(given or os.environ.get("ARCHLAB_STORE") or STORE)
 
 
-def make_executor(kind: Literal["ray", "inline"], root: Path, *, cpus: int = 1, address: str | None = None) -> Executor:
-    """What trains the trials: Ray, each trial in a pinned process of its own, or this very process."""
+def make_executor(
+    kind: Literal["ray", "inline"], root: Path, *, resources: Resources = ONE_CORE, address: str | None = None
+) -> Executor:
+    """What trains the trials: Ray, each trial in pinned processes of its own, or this very process."""
     if kind == "inline":
+        if resources.world > 1:
+            raise ResourcesError(f"each trial asks for {resources}; without Ray there is this process alone")
         return InlineExecutor(ENTRY, root / "data")
     from search.ray_executor import RayExecutor
 
-    return RayExecutor(ENTRY, root / "data", cpus=cpus, address=address)
+    return RayExecutor(ENTRY, root / "data", resources, address)
 
 
 def run(
@@ -64,7 +70,7 @@ def run(
         study = load_study(study, overrides, allow_plugins)
     root = store_root(store).absolute()
     with Store.open(root) as opened, StudyLock(root, study.study) as lock:
-        workers = make_executor(executor, root, cpus=study.resources.cpus, address=address)
+        workers = make_executor(executor, root, resources=study.resources, address=address)
         try:
             workers.start()
             planned = plan(study, root / "data")

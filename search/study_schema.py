@@ -14,6 +14,7 @@ from search.data.cleaning import CleaningStage
 from search.data.mixture import Domain
 from search.data.sources import Source
 from search.data.tokenizers import Tokenizer
+from search.resources import SIZE, Memory
 from search.space import Choice, Floats, Integers, Space
 from search.start import Start
 from search.study import Study
@@ -28,6 +29,7 @@ def study_schema() -> dict[str, Any]:
         {
             Patch: _patch,
             Duration: _duration,
+            Memory: _memory,
             Rates: _rates,
             Axis: lambda _: {"type": "array", "minItems": 1, "uniqueItems": True},
             Space: _space,
@@ -122,6 +124,10 @@ def _start(_: Writer) -> Schema:
 
 def _duration(_: Writer) -> Schema:
     return {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?\s*[smhd]$", "description": "a time: 90s, 30m, 2h"}
+
+
+def _memory(_: Writer) -> Schema:
+    return {"type": "string", "pattern": f"^{SIZE.pattern}$", "description": "a size: 8GB, 500MB, 1.5GiB"}
 
 
 def _rates(writer: Writer) -> Schema:

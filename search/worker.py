@@ -12,31 +12,41 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from search.executor import Failure, load_entry, stop_flag
+from search.executor import LOST, Failure, FailureKind, load_entry, stop_flag
 from search.store_files import write_whole
+
+if TYPE_CHECKING:
+    from search.gang import Gang
 
 _WRITER_WAIT_S = 30.0  # how long the process of an earlier attempt may take to die
 _STOP_POLL_S = 0.1
+_NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA out of memory")
+_LOST = ("DistNetworkError", "DistStoreError", "DistBackendError")
+_LOST_GLOO = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
 _MESSAGE_CHARACTERS = 500  # the whole of it is in error.txt
 
 
 def run_trial(
-    entry: str, folder: Path, data_root: Path, attempt: int, until: int | None = None
+    entry: str, folder: Path, data_root: Path, attempt: int, until: int | None = None, gang: Gang | None = None
 ) -> dict[str, Any] | Failure:
     """Trains one attempt with `entry` ("module:function") and returns its result or why there is none. Never raises.
 
     With `until` it pauses after that step, and what it returns says so. The folder is locked while it is written to,
-    so that two attempts never write into one another. A result that is already there is returned as it is.
+    so that two attempts never write into one another. A result that is already there is returned as it is. Of a
+    `gang`, whose processes all call this, rank 0 is the one that writes.
     """
+    options = {name: value for name, value in (("until", until), ("gang", gang)) if value is not None}
     try:
+        if gang is not None and not gang.leads:
+            return read_result(folder) or _train(entry, folder, data_root, attempt, options)
         with _only_writer(folder):
             found = read_result(folder)
             if found is not None:
                 return found
             write_whole(folder / "attempt.json", _who(attempt), durable=False)
-            return _train(entry, folder, data_root, attempt, {} if until is None else {"until": until})
+            return _train(entry, folder, data_root, attempt, options)
     except OSError as error:
         return _os_failure(error, folder)
 
@@ -44,13 +54,14 @@ def run_trial(
 def _train(
     entry: str, folder: Path, data_root: Path, attempt: int, options: dict[str, Any]
 ) -> dict[str, Any] | Failure:
+    rank = options["gang"].rank if "gang" in options else 0
     try:
         train, interrupted = load_entry(entry)
     except Exception:
-        return _user_failure(folder, f"the trainer {entry} can't be loaded")
+        return _user_failure(folder, f"the trainer {entry} can't be loaded", rank)
     should_stop = _stop_poll(stop_flag(folder, attempt))
     try:
-        if should_stop():
+        if rank == 0 and should_stop():
             return Failure("interrupted", "asked to stop before the first step")
         result: dict[str, Any] = train(folder, data_root, attempt, should_stop, **options)
         return result
@@ -59,13 +70,25 @@ def _train(
     except MemoryError:
         return Failure("oom", "out of memory")
     except OSError as error:
-        return _os_failure(error, folder)
+        return _os_failure(error, folder, rank)
     except (Exception, SystemExit) as error:
-        if type(error).__name__ == "OutOfMemoryError":  # torch's, which must not be imported here
-            return Failure("oom", str(error).splitlines()[0])
-        return _user_failure(folder, f"{type(error).__name__}: {error}")
+        if kind := _kind(error):
+            first = str(error).splitlines()[0][:_MESSAGE_CHARACTERS]
+            return Failure(kind, f"{LOST}: {first}" if kind == "crash" else first)
+        return _user_failure(folder, f"{type(error).__name__}: {error}", rank)
     finally:
-        stop_flag(folder, attempt).unlink(missing_ok=True)
+        if rank == 0:
+            stop_flag(folder, attempt).unlink(missing_ok=True)
+
+
+def _kind(error: BaseException) -> FailureKind | None:
+    """What torch's own errors are, by name, as torch must not be imported here: no memory, or a neighbour was lost."""
+    name, text = type(error).__name__, str(error)
+    if name == "OutOfMemoryError" or (name == "RuntimeError" and any(each in text for each in _NO_MEMORY)):
+        return "oom"
+    if name in _LOST or (name == "RuntimeError" and any(each in text for each in _LOST_GLOO)):
+        return "crash"
+    return None
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
@@ -124,17 +147,17 @@ def _who(attempt: int) -> str:
     return json.dumps({"attempt": attempt, "pid": os.getpid(), "host": socket.gethostname(), "started": time.time()})
 
 
-def _user_failure(folder: Path, message: str) -> Failure:
+def _user_failure(folder: Path, message: str, rank: int = 0) -> Failure:
     try:
-        write_whole(folder / "error.txt", traceback.format_exc())
+        write_whole(folder / (f"error-{rank}.txt" if rank else "error.txt"), traceback.format_exc())
     except OSError as error:
         return _os_failure(error, folder)
     return Failure("user", message[:_MESSAGE_CHARACTERS])
 
 
-def _os_failure(error: OSError, folder: Path) -> Failure:
+def _os_failure(error: OSError, folder: Path, rank: int = 0) -> Failure:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Failure("disk", f"no space left for {folder}: {error}")
     if isinstance(error, TimeoutError) and error.errno == errno.ETIMEDOUT:
         return Failure("crash", str(error))
-    return _user_failure(folder, f"{type(error).__name__}: {error}")
+    return _user_failure(folder, f"{type(error).__name__}: {error}", rank)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,12 +12,17 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from search.driver import drive
 from search.executor import ExecutorError, Failure, InlineExecutor, ResourcesError
-from search.forkserver import ForkServer, ask
+from search.forkserver import ForkServer
+from search.gang import Parallel
+from search.machine import usable_cores
 from search.pinning import pin
+from search.ranks import ask
 from search.ray_executor import RayExecutor
+from search.resources import Memory, Resources
 from search.worker import read_attempt
 from tests.search.processes import alive, descendants, listeners
 from tests.search.study_kit import ENTRY, HERE, ROOT, make_store, results, rows_of, steps_run, toy, until
@@ -180,19 +186,23 @@ def test_a_process_has_one_ray_at_a_time(executor, tmp_path, monkeypatch):
     second.close()
 
 
-def test_more_cpus_than_there_are_is_refused_at_once_with_the_number(tmp_path):
-    cores = len(os.sched_getaffinity(0))
-    with pytest.raises(ResourcesError, match=f"asks for 99 CPUs, this machine has {cores}"):
-        RayExecutor(ENTRY, tmp_path, cpus=99).start()
-
-
-def test_more_gpus_than_there_are_is_refused_with_the_number(executor, monkeypatch):
-    monkeypatch.setattr(executor, "_gpus", 64.0)
-    monkeypatch.setattr(executor, "_slots_until", 0.0)
-    with pytest.raises(ResourcesError, match=r"64 GPUs; the largest of 1 machines"):
-        _ = executor.slots
-    monkeypatch.undo()
-    executor._slots_until = 0.0
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (Resources(cpus=99), "asks for 99 cores; this machine has {cores} cores"),
+        (Resources(gpus=64.0), "asks for 1 core and 64 GPUs; this machine has {cores} cores, 0 GPUs"),
+        (Resources(memory=Memory(10**15)), "asks for 1 core and 1e+06 GB of memory; this machine has"),
+        (Resources(parallel=Parallel(data=99)), "asks for 1 core for each of 99 processes; this machine has"),
+    ],
+    ids=["cores", "gpus", "memory", "gang"],
+)
+def test_more_than_there_is_is_refused_at_once_with_what_there_is(tmp_path, asked, told):
+    if asked.gpus and torch.cuda.is_available():
+        pytest.skip("this machine has GPUs")
+    executor = RayExecutor(ENTRY, tmp_path, asked)
+    with pytest.raises(ResourcesError, match=re.escape(told.format(cores=usable_cores()))):
+        executor.start()
+    assert executor._keeper is None, "Ray was started"
 
 
 def test_cores_are_given_out_once(tmp_path):
@@ -228,7 +238,7 @@ def job_of(store, trial, data_root):
 
 
 def test_the_fork_server_has_one_thread_when_it_has_imported_the_trainer(server, tmp_path):
-    assert ask(server.address, job_of(make_store(tmp_path), toy(), tmp_path))["outcome"]["state"] == "complete"
+    assert ask(server.address, [job_of(make_store(tmp_path), toy(), tmp_path)])["outcome"]["state"] == "complete"
     status = Path(f"/proc/{server._process.pid}/status").read_text()
     assert "Threads:\t1\n" in status
 
@@ -236,21 +246,21 @@ def test_the_fork_server_has_one_thread_when_it_has_imported_the_trainer(server,
 def test_hanging_up_kills_the_trial_and_not_the_server(server, tmp_path):
     store, trial = make_store(tmp_path), toy(1, step_s=30.0)
     job = job_of(store, trial, tmp_path)
-    code = "import json, sys; from search.forkserver import ask; ask(sys.argv[1], json.loads(sys.argv[2]))"
+    code = "import json, sys; from search.ranks import ask; ask(sys.argv[1], [json.loads(sys.argv[2])])"
     caller = subprocess.Popen([sys.executable, "-c", code, server.address, json.dumps(job)], cwd=ROOT)
     pid = until(lambda: read_attempt(store.trial_folder(trial.key)).get("pid"))
     caller.kill()
     caller.wait()
     until(lambda: not alive(pid), 5)
-    assert ask(server.address, job_of(store, toy(2), tmp_path))["outcome"]["state"] == "complete"
+    assert ask(server.address, [job_of(store, toy(2), tmp_path)])["outcome"]["state"] == "complete"
 
 
 def test_when_the_starter_of_a_fork_server_dies_its_trials_die(tmp_path):
     store, trial = make_store(tmp_path), toy(1, step_s=30.0)
     job = job_of(store, trial, tmp_path)
     code = (
-        "import json, sys; from search.forkserver import ForkServer, ask\n"
-        f"ask(ForkServer({ENTRY!r}, 1).address, json.loads(sys.argv[1]))"
+        "import json, sys; from search.forkserver import ForkServer; from search.ranks import ask\n"
+        f"ask(ForkServer({ENTRY!r}, 1).address, [json.loads(sys.argv[1])])"
     )
     starter = subprocess.Popen([sys.executable, "-c", code, json.dumps(job)], cwd=ROOT)
     pid = until(lambda: read_attempt(store.trial_folder(trial.key)).get("pid"))
@@ -262,7 +272,7 @@ def test_when_the_starter_of_a_fork_server_dies_its_trials_die(tmp_path):
 def test_a_trainer_that_cannot_be_imported_is_the_trials_failure(tmp_path):
     server = ForkServer("no_such_module:train", 1)
     store = make_store(tmp_path)
-    answer = ask(server.address, {**job_of(store, toy(), tmp_path), "entry": "no_such_module:train"})
+    answer = ask(server.address, [{**job_of(store, toy(), tmp_path), "entry": "no_such_module:train"}])
     assert Failure(**{"kind": answer["failure"], "message": answer["message"]}).kind == "user"
     assert "No module named" in (store.trial_folder(toy().key) / "error.txt").read_text()
     server.stop()

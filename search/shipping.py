@@ -1,0 +1,65 @@
+"""Our code on the machines of a cluster: sent through Ray with a study, and checked there before a trial starts."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("arch_dsl", "kernels", "search")
+_ROOT = Path(__file__).resolve().parent.parent
+# What trains must be the same everywhere, as trials of one study are compared with each other.
+_SAME = ("torch", "numpy", "ray")
+
+
+def runtime_environment() -> dict[str, Any]:
+    """What `ray.init` sends to the machines of a cluster: the packages that a trial needs, as they are here."""
+    return {"py_modules": [str(_ROOT / name) for name in PACKAGES], "excludes": ["__pycache__", "*.pyc"]}
+
+
+@cache
+def ours() -> dict[str, str]:
+    """What must be the same on every machine: a hash of our source, and the versions of what computes."""
+    found = hashlib.sha256()
+    for file in sorted(path for name in PACKAGES for path in (_ROOT / name).rglob("*.py")):
+        found.update(str(file.relative_to(_ROOT)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return {
+        "archlab's source": found.hexdigest()[:16],
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        **{name: _version(name) for name in _SAME},
+    }
+
+
+def differs(there: dict[str, str] | None) -> str:
+    """What of this machine is not as on the driver's, in a sentence; "" where all is, or nobody asks."""
+    mine = ours() if there else {}
+    wrong = [
+        f"{name} {mine.get(name, 'none')} instead of {value}"
+        for name, value in (there or {}).items()
+        if mine.get(name) != value
+    ]
+    return f"{platform.node()} has {', '.join(wrong)}" if wrong else ""
+
+
+def examine(there: dict[str, str], store: str, token: str) -> str:
+    """Why this machine cannot run trials of a study, in a sentence; "" where it can.
+
+    It needs what the driver's machine has, and the store's folder, in which the driver has left `token`.
+    """
+    if wrong := differs(there):
+        return wrong
+    try:
+        found = (Path(store) / token).is_file()
+    except OSError as error:
+        return f"{platform.node()} cannot read the store {store}: {error.strerror}"
+    return "" if found else f"{platform.node()} does not see the store {store}: it must be a folder that all share"
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "none"
