@@ -18,7 +18,7 @@ _START_S = 3.0  # a trial's process: its imports, its model, its final evaluatio
 
 @dataclass(frozen=True)
 class Estimate:
-    """`core_s` of training, `wall_s` on `slots` cores, where the rate comes from, and the memory of the largest trial."""
+    """`core_s` of training, `wall_s` on `slots` cores, where the rate comes from, the memory of the largest trial."""
 
     core_s: float
     wall_s: float
