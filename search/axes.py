@@ -206,7 +206,7 @@ def _limits(node: Node, name: str, path: str, problems: list[Problem]) -> dict[s
         (too_small, f"a step must be {'at least 1' if number is int else 'above 0'}, found {step or 0:g}"),
         (log and stepped, "has a `step` and `log: true`; a range takes one of them"),
         (
-            bool(step) and not too_small and not _on_grid(high - low, step),
+            step is not None and not too_small and not _on_grid(high - low, step),
             f"no step of {step} from {low:g} ends at {high:g}",
         ),
     ]

@@ -61,8 +61,7 @@ class When(Spec):
 
 def parse_when(node: Node, path: str, problems: list[Problem]) -> Any:
     """The condition that stands here, or INVALID after noting in `problems` why there is none."""
-    whole = isinstance(node.value, str)
-    parts = [Node(part, node.mark) for part in _AND.split(node.value)] if whole else [node]
+    parts = [Node(part, node.mark) for part in _AND.split(node.value)] if isinstance(node.value, str) else [node]
     terms = [_term(part, path, problems, node) for part in parts]
     return INVALID if INVALID in terms else When(terms=tuple(terms))
 

@@ -1,40 +1,79 @@
 """Proposes the trials of a search by Optuna's ask and tell; one that was killed proposes what it would have.
 
-Sampling happens on a copy of the study in memory; the study in `optuna.db` only ever receives whole proposals. So a
-kill leaves no half-made one, and the next process draws the same values: a proposal is a function of (seed, its
-number, what had been told before), reproducible as long as one is asked for and told at a time.
+Sampling happens on a study in memory, which every run makes anew from what the trial table knows: a proposal is a
+function of (seed, its number, what had been told before), reproducible as long as one is asked for and told at a time.
+The study in `optuna.db` is a copy, for its plots and dashboard: nothing is read from it but what it began with.
 
-Who writes what: an Optuna study that searches belongs to its Proposer, which tells its own trials. The sink
+Who writes what: an Optuna study that searches belongs to its Proposer, which records its own trials. The sink
 (`search/sinks/optuna_sink.py`) leaves it alone and records that study's repeats as `<study>/repeats`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from arch_dsl.errors import Problem, SpecError
+from search.samplers import Sampler, TpeSampler, seeded
 from search.sinks.database import open_optuna
-from search.space import Axis, Choice, Integers, Space
+from search.space import Axis, Choice, Components, Integers, Space
 from search.trial import canonical_json
 
 if TYPE_CHECKING:
     import optuna
 
-Sampler = Literal["tpe", "random"]
-State = Literal["complete", "pruned", "failed", "diverged"]
+State = Literal["complete", "pruned", "failed", "diverged", "refused"]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a proposal ended, as a sampler sees it.
+
+    `values` are those of the goals, None where one is not known; `excess` is above 0 for each constraint that is
+    broken; `history` the (step, validation loss) of a pruned trial. A refused one was not trained.
+    """
+
+    state: State
+    values: tuple[float | None, ...] = ()
+    excess: Mapping[str, float] = field(default_factory=dict)
+    history: tuple[tuple[int, float], ...] = ()
+    reason: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of its values are known and finite."""
+        known = [value is not None and math.isfinite(value) for value in self.values]
+        return self.state == "complete" and bool(known) and all(known)
+
+    @property
+    def known(self) -> list[float]:
+        """The values that are known."""
+        return [value for value in self.values if value is not None]
+
+    @property
+    def broken(self) -> float:
+        """By how much it breaks its constraints, taken together."""
+        return sum(value for value in self.excess.values() if value > 0)
+
+
+@dataclass(frozen=True)
+class Known:
+    """The values of a proposal, and how it ended if it has."""
+
+    values: Mapping[str, Any]
+    ending: Ending | None = None
 
 
 class Proposer:
     """The search of one study. Open it under the study's lock: two at a time would number their proposals alike.
 
-    `given` has the base's values of the paths in `space.needs`. `stored` has the values of those proposals that the
-    trial table knows, by number: what `optuna.db` lacks of them is written anew, and the others that were never told
-    are handed out again by `ask`, under their old numbers. `base` is a digest of what the proposals change.
-    Raises SpecError when the study began with another space or base.
+    `given` has the base's values of the paths in `space.needs`. `known` has the proposals that the trial table knows,
+    by number; those between that it does not know are drawn again and handed out by `ask` first. `goals` says how many
+    values are told, `worst` what an untrained proposal counts as before anything was trained. `base` is a digest of
+    what the proposals change. Raises SpecError when the study began with another space or base.
     """
 
     def __init__(
@@ -42,17 +81,19 @@ class Proposer:
         store_root: Path,
         study_name: str,
         space: Space,
-        sampler: Sampler = "tpe",
+        sampler: Sampler | None = None,
         seed: int = 0,
         *,
+        goals: int = 1,
         given: Mapping[str, Any] | None = None,
-        stored: Mapping[int, Mapping[str, Any]] | None = None,
+        known: Mapping[int, Known] | None = None,
         base: str = "",
+        worst: float = 0.0,
     ) -> None:
         import optuna
 
-        self._space, self._sampler, self._seed = space, sampler, seed
-        self._given = dict(given or {})
+        self._space, self._sampler, self._seed = space, sampler or TpeSampler(), seed
+        self._given, self._worst = dict(given or {}), worst
         missing = [
             Problem(f"space.{path}.when", f"'{asked}' has no value here and is no axis", axis.mark("when"))
             for path, axis in space.axes.items()
@@ -61,89 +102,175 @@ class Proposer:
         ]
         if missing:
             raise SpecError(missing)
-        storage = open_optuna(store_root)
-        self._kept = optuna.create_study(
-            storage=storage, study_name=study_name, direction="minimize", load_if_exists=True
-        )
-        stored = stored or {}
-        self._check(study_name, base, stored.values())
-        trials = self._kept.get_trials()
-        self._live = optuna.create_study(direction="minimize")
-        self._live.add_trials(trials)
-        for number in range(len(trials), max(stored, default=-1) + 1):
-            self._draw(number, stored.get(number))
-        self._finished = {trial.number for trial in trials if trial.state.is_finished()}
-        self._again = [number for number in self.waiting() if number not in stored]
+        known = known or {}
+        self._copy = _Copy(store_root, study_name, goals)
+        self._copy.check(space, base, (each.values for each in known.values()))
+        self._live = optuna.create_study(directions=["minimize"] * goals)
+        self._asked: list[optuna.Trial] = []
+        self._endings: dict[int, Ending] = {}
+        for number in range(max(known, default=-1) + 1):
+            each = known.get(number)
+            self._draw(number, each.values if each else None)
+            if each and each.ending:
+                self._told(number, each.ending)
+        self._again = [number for number in range(len(self._asked)) if number not in known]
+        self._copy.bring_up(self._live, self._endings, afresh=True)
 
     def ask(self) -> tuple[int, dict[str, Any]]:
         """The number of the next proposal and its {path: value}; an axis whose condition does not hold is left out."""
         if self._again:
             number = self._again.pop(0)
             return number, self.proposals()[number]
-        number = len(self._live.get_trials(deepcopy=False))
+        number = len(self._asked)
         return number, self._draw(number)
 
-    def tell(self, number: int, value: float | None, state: State = "complete") -> None:
-        """How a proposal ended; `value` is the validation loss. Told twice, the first stands.
+    def tell(self, number: int, ending: Ending) -> None:
+        """How a proposal ended. Told twice, the first stands.
 
-        Only a complete trial with a finite loss teaches the sampler its value. A diverged or failed one counts as
-        failed, and a pruned one as pruned.
+        A complete trial with finite values teaches the sampler these; a pruned one, with one goal, its last loss. One
+        that breaks a constraint counts as worse than all that were trained, where its values are not known. Others
+        teach nothing.
         """
-        from optuna.trial import TrialState
-
-        if number in self._finished:
-            return
-        complete = state == "complete" and value is not None and math.isfinite(value)
-        kind = TrialState.PRUNED if state == "pruned" else TrialState.COMPLETE if complete else TrialState.FAIL
-        for study in (self._kept, self._live):
-            study.tell(number, value if complete else None, state=kind)
-        self._finished.add(number)
+        if number not in self._endings:
+            self._told(number, ending)
+            self._copy.bring_up(self._live, self._endings)
 
     def proposals(self) -> dict[int, dict[str, Any]]:
         """Every proposal so far by its number, told or not."""
+        order = [path for path, _ in self._space.ordered()]
         return {
             trial.number: {
-                path: _decode(self._space.axes[path], trial.params[path])
-                for path, _ in self._space.ordered()
-                if path in trial.params
+                path: _decode(self._space.axes[path], trial.params[path]) for path in order if path in trial.params
             }
             for trial in self._live.get_trials(deepcopy=False)
         }
 
     def waiting(self) -> list[int]:
         """The numbers of the proposals that were not told."""
-        return sorted(self.proposals().keys() - self._finished)
+        return [number for number in range(len(self._asked)) if number not in self._endings]
 
     def _draw(self, number: int, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The values of a new proposal, the next one: drawn by the sampler, or `known` from the trial table."""
-        self._live.sampler = _sampler(self._sampler, self._seed, number)
+        import optuna
+
+        self._live.sampler = seeded(self._sampler, self._seed, number)
         if known is not None:
+            if not self._sampler.stateful:  # what it would draw leaves no traces, and may take long
+                self._live.sampler = optuna.samplers.RandomSampler(seed=0)
             axes = self._space.axes
             self._live.enqueue_trial({path: _encode(axes[path], value) for path, value in known.items()})
-        trial = self._live.ask()
+        trial = _alone(self._live.ask)
         values: dict[str, Any] = {}
         for path, axis in self._space.ordered():
             if self._space.active(path, values, self._given):
                 values[path] = _suggest(trial, path, axis)
-        self._kept.add_trial(self._live.get_trials()[number])
+        self._asked.append(trial)
         return values
 
-    def _check(self, study: str, base: str, stored: Iterable[Mapping[str, Any]]) -> None:
+    def _told(self, number: int, ending: Ending) -> None:
+        from optuna.trial import TrialState
+
+        trial, goals = self._asked[number], len(self._live.directions)
+        self._endings[number] = ending
+        values, state = ending.known, TrialState.COMPLETE
+        if ending.broken and not ending.complete:
+            before = [each.values for each in self._endings.values() if each.complete]
+            known = [*ending.values, *[None] * goals][:goals]
+            values = [
+                max((row[goal] or 0.0 for row in before), default=self._worst) + ending.broken
+                if value is None
+                else value
+                for goal, value in enumerate(known)
+            ]
+        elif not ending.complete:
+            state = TrialState.PRUNED if ending.state == "pruned" and goals == 1 else TrialState.FAIL
+        if state is not TrialState.FAIL:
+            for name, value in ending.excess.items():
+                trial.set_constraint(name, value)
+        if state is TrialState.PRUNED:
+            for step, loss in ending.history:
+                if math.isfinite(loss):
+                    trial.report(loss, step)
+        self._live.tell(trial, values if state is TrialState.COMPLETE else None, state=state)
+
+
+class _Copy:
+    """The search in `optuna.db`: finished proposals in the order of their numbers, written anew where it differs."""
+
+    def __init__(self, store_root: Path, name: str, goals: int) -> None:
+        self._storage, self._name, self._goals = open_optuna(store_root), name, goals
+        self._study = self._created()
+
+    def _created(self) -> optuna.Study:
+        import optuna
+
+        known = {each.study_name: each for each in optuna.get_all_study_summaries(self._storage)}
+        attributes = dict(known[self._name].user_attrs) if self._name in known else {}
+        if self._name in known and len(known[self._name].directions) != self._goals:
+            optuna.delete_study(study_name=self._name, storage=self._storage)
+        directions: list[Literal["minimize", "maximize"] | optuna.study.StudyDirection] = ["minimize"] * self._goals
+        study = optuna.create_study(
+            storage=self._storage, study_name=self._name, directions=directions, load_if_exists=True
+        )
+        for name in ("space", "base"):
+            if name in attributes and name not in study.user_attrs:
+                study.set_user_attr(name, attributes[name])
+        return study
+
+    def check(self, space: Space, base: str, stored: Iterable[Mapping[str, Any]]) -> None:
         """A study keeps the space and the base it began with: losses of two cannot be modelled together."""
-        now = canonical_json(self._space.plain())
-        before, base_before = (self._kept.user_attrs.get(name) for name in ("space", "base"))
-        if before is None and self._kept.get_trials(deepcopy=False):
+        study, now = self._name, canonical_json(space.plain())
+        before, base_before = (self._study.user_attrs.get(name) for name in ("space", "base"))
+        if before is None and self._study.get_trials(deepcopy=False):
             raise SpecError.of("study", f"'{study}' was run without a search before; give the search a new name")
-        strange = not all(fits(self._space, values) for values in stored)
+        strange = not all(fits(space, values) for values in stored)
         if before not in (None, now) or strange:
             spelled = f", {before}" if before not in (None, now) else ""
             message = f"the search '{study}' began with another space{spelled}; give the study a new name"
-            raise SpecError.of("space", message, self._space.mark())
+            raise SpecError.of("space", message, space.mark())
         if base_before not in (None, base):
             message = f"the search '{study}' began with another model or recipe; give the study a new name"
             raise SpecError.of("search", message)
-        self._kept.set_user_attr("space", now)
-        self._kept.set_user_attr("base", base)
+        self._study.set_user_attr("space", now)
+        self._study.set_user_attr("base", base)
+
+    def bring_up(self, live: optuna.Study, endings: Mapping[int, Ending], afresh: bool = False) -> None:
+        """Appends what ended and has no proposal before it that has not."""
+        import optuna
+
+        there = self._study.get_trials(deepcopy=False)
+        trials = live.get_trials(deepcopy=False)
+        ready = next((number for number in range(len(trials)) if number not in endings), len(trials))
+        first = 0 if afresh else len(there)
+        wanted = [_frozen(trials[number], endings[number]) for number in range(first, ready)]
+        if afresh and [*map(_facts, there)] != [*map(_facts, wanted[: len(there)])]:
+            attributes = self._study.user_attrs
+            optuna.delete_study(study_name=self._name, storage=self._storage)
+            self._study, there = self._created(), []
+            for name, value in attributes.items():
+                self._study.set_user_attr(name, value)
+        self._study.add_trials(wanted[len(there) - first :])
+
+
+def _facts(trial: optuna.trial.FrozenTrial) -> tuple[Any, ...]:
+    return trial.params, trial.state, trial.values
+
+
+def _frozen(trial: optuna.trial.FrozenTrial, ending: Ending) -> optuna.trial.FrozenTrial:
+    """A proposal as it is recorded: one that was refused has no values, whatever the sampler was told."""
+    from optuna.trial import TrialState, create_trial
+
+    pruned = ending.state == "pruned"
+    attributes = {"number": trial.number, "state": ending.state, **({"reason": ending.reason} if ending.reason else {})}
+    return create_trial(
+        state=TrialState.COMPLETE if ending.complete else TrialState.PRUNED if pruned else TrialState.FAIL,
+        values=ending.known if ending.complete else None,
+        params=dict(trial.params),
+        distributions=dict(trial.distributions),
+        intermediate_values={step: loss for step, loss in ending.history if math.isfinite(loss)},
+        constraints=dict(ending.excess),
+        user_attrs=attributes,
+    )
 
 
 def fits(space: Space, values: Mapping[str, Any]) -> bool:
@@ -151,33 +278,27 @@ def fits(space: Space, values: Mapping[str, Any]) -> bool:
     return all(path in space.axes and space.axes[path].holds(value) for path, value in values.items())
 
 
-def _sampler(kind: Sampler, seed: int, number: int) -> optuna.samplers.BaseSampler:
-    """A fresh sampler for each proposal, with every argument that Optuna leaves open: their defaults change."""
-    import optuna
+def _alone(ask: Any) -> Any:
+    """Asks on one thread of torch, in which a Gaussian process computes the same bits wherever it runs."""
+    import torch
 
-    digest = hashlib.sha256(f"{seed}:{number}".encode()).digest()
-    drawn = int.from_bytes(digest[:4], "big")
-    if kind == "random":
-        return optuna.samplers.RandomSampler(seed=drawn)
-    return optuna.samplers.TPESampler(
-        n_startup_trials=10,
-        n_ei_candidates=24,
-        multivariate=True,
-        group=False,
-        constant_liar=True,
-        seed=drawn,
-    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return ask()
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _suggest(trial: optuna.Trial, path: str, axis: Axis) -> Any:
-    if isinstance(axis, Choice):
+    if isinstance(axis, Choice | Components):
         return _decode(axis, trial.suggest_categorical(path, _categories(axis)))
     if isinstance(axis, Integers):
         return trial.suggest_int(path, axis.low, axis.high, step=axis.step, log=axis.log)
-    return trial.suggest_float(path, axis.low, axis.high, log=axis.log)
+    return trial.suggest_float(path, axis.low, axis.high, step=axis.step, log=axis.log)
 
 
-def _categories(axis: Choice) -> list[str | int | float | bool | None]:
+def _categories(axis: Choice | Components) -> Sequence[str | int | float | bool | None]:
     """The choices as Optuna takes them: as they are when they are all words or all integers, else as JSON texts."""
     for kind in (str, int):
         if all(type(value) is kind for value in axis.values):
@@ -186,10 +307,10 @@ def _categories(axis: Choice) -> list[str | int | float | bool | None]:
 
 
 def _encode(axis: Axis, value: Any) -> Any:
-    if not isinstance(axis, Choice):
+    if not isinstance(axis, Choice | Components):
         return value
     return _categories(axis)[[canonical_json(each) for each in axis.values].index(canonical_json(value))]
 
 
 def _decode(axis: Axis, value: Any) -> Any:
-    return axis.values[_categories(axis).index(value)] if isinstance(axis, Choice) else value
+    return axis.values[_categories(axis).index(value)] if isinstance(axis, Choice | Components) else value

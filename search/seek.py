@@ -1,124 +1,214 @@
-"""A search in progress: turns Optuna's proposals into rows of the trial table, and the best one into a variant."""
+"""A search in progress: turns Optuna's proposals into rows of the trial table, and the best ones into variants."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from arch_dsl.errors import SpecError
 from arch_dsl.identity import canonical
 from arch_dsl.model import resolve
-from arch_dsl.patch import Setting
-from arch_dsl.source import Node
+from search.goals import costs, excess, measured, told
 from search.objectives.checks import positions
+from search.pareto import spanning
 from search.planning import Plan, Variant
-from search.propose import Proposer, State, fits
-from search.selection import loss
+from search.propose import Ending, Known, Proposer, fits
+from search.space import Components, component_of
 from search.store import TERMINAL, Row, Store
 from search.study import Asked
+from search.timing import measure
 from search.trial import canonical_json
+from search.watch import validation_history
 
 FOUND = "found"
 
 
+@dataclass(frozen=True)
+class _Judged:
+    """What a proposal makes, what it costs, by how much it breaks which constraint, and why it is not trained."""
+
+    variant: Variant | None = None
+    costs: dict[str, float] = field(default_factory=dict)
+    excess: dict[str, float] = field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def broken(self) -> bool:
+        """Whether it breaks a constraint."""
+        return any(value > 0 for value in self.excess.values())
+
+
 class Seeker:
-    """Keeps as many proposals under way as there are slots, until the study's number of trials is reached."""
+    """Keeps as many proposals under way as there are slots, until the study's number of trials is reached.
+
+    All that it knows it takes from the trial table and from the specs; what a run stored is judged again by the next.
+    """
 
     def __init__(self, plan: Plan, store: Store, slots: int) -> None:
         assert plan.study.search is not None and plan.study.space is not None
         self.plan, self.store, self.slots = plan, store, slots
-        self.search = plan.study.search
-        self.variants: dict[int, Variant] = {}
-        self.refused: set[int] = set()
-        self.noted: set[int] = set()
+        self.search, self.space = plan.study.search, plan.study.space
+        self.limits = self.search.constraints.values()
+        self.judged: dict[int, _Judged] = {}
+        self.noted: set[int] = set()  # refusals that have an event
+        self.adopted = False
         self.proposer = Proposer(
             store.root,
             plan.study.study,
-            plan.study.space,
+            self.space,
             self.search.sampler,
             self.search.seed,
-            given={path: plan.builder.given(path) for path in plan.study.space.needs},
-            stored=self._stored(),
+            goals=len(self.search.minimize),
+            given={path: plan.builder.given(path) for path in self.space.needs},
+            known=self._known(),
             base=self._base(),
+            worst=math.log(plan.builder.dataset(plan.study.train).vocab),  # the loss of who knows nothing
         )
+        self._record()
 
     def rows(self, trials: list[dict[str, Any]]) -> list[Row]:
-        """The trials that should exist: the study's variants, the proposals so far, new ones, the best one repeated."""
+        """The trials that should exist: the study's variants, the proposals so far, new ones, the best repeated."""
         proposals = {number: self._row(number, values) for number, values in self.proposer.proposals().items()}
+        before = len(proposals)
         keys = {number: row.trial.key for number, row in proposals.items() if row}
         done = {number: row for number, row in _searched(trials) if row["key"] == keys.get(number)}
         for number, row in done.items():
             if row["state"] in TERMINAL:
-                self.proposer.tell(number, loss(row, "validation"), _state(row))
-        open_slots = self.slots - len(self.proposer.waiting())
-        while open_slots > 0 and len(proposals) < self.search.trials:
+                self.proposer.tell(number, self._ending(number, row))
+        while len(self.proposer.waiting()) < self.slots and self._asks(len(proposals)):
             number, values = self.proposer.ask()
             proposals[number] = self._row(number, values)
-            open_slots -= proposals[number] is not None
+        if len(proposals) != before:
+            self._record()
+            self.store.save_study(self.plan.study.study, self.plan.record(), self._yaml())
         wanted = [row for row in proposals.values() if row]
-        if len(proposals) >= self.search.trials and all(
-            number in done and done[number]["state"] in TERMINAL for number, row in proposals.items() if row
-        ):
+        ended = all(number in done and done[number]["state"] in TERMINAL for number, row in proposals.items() if row)
+        if ended and not self._asks(len(proposals)):
             self._adopt(done)
         return [*wanted, *self.plan.rows(trials)]
 
+    def _asks(self, proposals: int) -> bool:
+        """Whether there are to be more proposals: those that break a constraint are no trials, but are bounded too."""
+        trials = sum(not judged.broken for judged in self.judged.values())
+        return trials < self.search.trials and proposals < self.search.most
+
     def _row(self, number: int, values: dict[str, Any]) -> Row | None:
-        """The row of a proposal; None where it makes no sense, which counts as failed and is noted once."""
-        if number in self.refused:
-            return None
-        try:
-            variant = self.variants.get(number) or self._variant(number, values)
-        except SpecError as error:
-            self.refused.add(number)
-            if number in self.proposer.waiting() and number not in self.noted:
-                self.store.add_event("refused", self.plan.study.study, message=str(error), values=values, number=number)
-            self.proposer.tell(number, None, "failed")
-            return None
-        self.variants[number] = variant
-        seed = self.plan.seeds[0]
-        settings = {"number": number, "lr": variant.recipe.lr, **values}
-        return Row(variant.trial(seed), variant.name, "search", settings, seed)
-
-    def _variant(self, number: int, values: dict[str, Any]) -> Variant:
-        settings = tuple(Setting(path, Node.of(value), "the search") for path, value in values.items())
-        asked = Asked(f"search-{number:04d}", f"search-{number:04d}", "", settings)
-        return self.plan.builder.variant(asked, self._target())
-
-    def _stored(self) -> dict[int, dict[str, Any]]:
-        """The values of the proposals that the trial table and its events know, so that `optuna.db` is but a copy.
-
-        A row whose key is not that of its values now comes from another model or recipe: it is no proposal of ours.
-        """
-        study, seed = self.plan.study, self.plan.seeds[0]
-        assert study.space is not None
-        found: dict[int, dict[str, Any]] = {}
-        order = [path for path, _ in study.space.ordered()]
-        for event in self.store.events(study.study):
-            number, values = event["detail"].get("number"), event["detail"].get("values", {})
-            if event["kind"] == "refused" and number is not None and fits(study.space, values):
+        """The row of a proposal; None where it is refused, which is noted once."""
+        judged = self._judge(number, values)
+        if judged.reason:
+            if number not in self.noted:
                 self.noted.add(number)
-                found[number] = values
-        for number, row in _searched(self.store.study_trials(study.study)):
-            paths = [*order, *(path for path in row["settings"] if path not in (*order, "number", "lr"))]
-            values = {path: row["settings"][path] for path in paths if path in row["settings"]}
+                detail: dict[str, Any] = {
+                    "message": judged.reason,
+                    "values": values,
+                    "number": number,
+                    "excess": judged.excess,
+                }
+                self.store.add_event("refused", self.plan.study.study, **detail)
+            self.proposer.tell(number, self._refusal(judged))
+            return None
+        assert judged.variant is not None
+        seed = self.plan.seeds[0]
+        settings = {"number": number, "lr": judged.variant.recipe.lr, **values}
+        return Row(judged.variant.trial(seed), judged.variant.name, "search", settings, seed)
+
+    def _judge(self, number: int, values: dict[str, Any]) -> _Judged:
+        """Whether a proposal makes sense and keeps to its constraints; the time of a step is asked last."""
+        if number not in self.judged:
             try:
                 variant = self._variant(number, values)
-            except SpecError:
+            except SpecError as error:
+                self.judged[number] = _Judged(reason=str(error))
+                return self.judged[number]
+            known = costs(variant)
+            if "step_time" in self.limits and not any(each > 0 for each in excess(self.limits, known).values()):
+                known["step_time"] = self._step_time(variant)
+            over = excess(self.limits, known)
+            broken = [f"{name} {known[name]:.4g} > {self.limits[name]:.4g}" for name in over if over[name] > 0]
+            self.judged[number] = _Judged(variant, known, over, ", ".join(broken))
+        return self.judged[number]
+
+    def _refusal(self, judged: _Judged) -> Ending:
+        values = told(self.search.minimize, {**judged.costs, "step_time": None}) if judged.broken else ()
+        return Ending("refused", values, judged.excess, reason=judged.reason)
+
+    def _ending(self, number: int, row: dict[str, Any]) -> Ending:
+        """How a proposal that was trained has ended."""
+        judged = self.judged[number]
+        history: tuple[tuple[int, float], ...] = ()
+        assert judged.variant is not None
+        recipe = judged.variant.recipe
+        known = {**judged.costs, **measured(row["result"], recipe.sequences * recipe.context)}
+        if row["state"] == "pruned":
+            history = tuple(validation_history(Path(row["folder"])))
+        return Ending(row["state"], told(self.search.minimize, known), judged.excess, history, row["reason"] or "")
+
+    def _variant(self, number: int, values: dict[str, Any]) -> Variant:
+        """The variant of a proposal. Raises SpecError."""
+        components = self.plan.study.components
+        settings = [each for path, value in values.items() for each in self.space.settings(path, value, components)]
+        chosen = {path: component_of(path, values.get(path, "off")) for path, _ in self._switches()}
+        used = {name: name in chosen.values() for path, axis in self._switches() for name in _named(path, axis)}
+        name = f"search-{number:04d}"
+        return self.plan.builder.variant(Asked(name, name, "", tuple(settings), used), self._target())
+
+    def _switches(self) -> list[tuple[str, Components]]:
+        return [(path, axis) for path, axis in self.space.axes.items() if isinstance(axis, Components)]
+
+    def _step_time(self, variant: Variant) -> float:
+        """Seconds of one optimizer step, measured once for each model and recipe in a store."""
+        cpus = self.plan.study.resources.cpus
+        key = hashlib.sha256(canonical_json([variant.timed.facts(), cpus]).encode()).hexdigest()
+        known = self.store.recall("step_time", key)
+        if known is None:
+            found = measure(variant.timed, variant.timed, cpus)
+            known = {"seconds": found["seconds"], "fingerprint": found["fingerprint"]}
+            self.store.remember("step_time", key, known)
+        return float(known["seconds"])
+
+    def _known(self) -> dict[int, Known]:
+        """The proposals that the trial table and its events know, so that `optuna.db` is but a copy.
+
+        A row whose key is not that of its values now comes from another model or recipe: it is no proposal of ours.
+        One that was refused and is not any more, as a constraint was loosened, is one that waits.
+        """
+        study, seed = self.plan.study.study, self.plan.seeds[0]
+        found: dict[int, Known] = {}
+        order = [path for path, _ in self.space.ordered()]
+        for event in self.store.events(study):
+            number, values = event["detail"].get("number"), event["detail"].get("values", {})
+            if event["kind"] == "refused" and number is not None and fits(self.space, values):
+                self.noted.add(number)
+                judged = self._judge(number, values)
+                found[number] = Known(values, self._refusal(judged) if judged.reason else None)
+        for number, row in _searched(self.store.study_trials(study)):
+            paths = [*order, *(path for path in row["settings"] if path not in (*order, "number", "lr"))]
+            values = {path: row["settings"][path] for path in paths if path in row["settings"]}
+            if not fits(self.space, values):
+                found[number] = Known(values)
                 continue
-            if variant.trial(seed).key == row["key"]:
-                found[number] = values
+            judged = self._judge(number, values)
+            if judged.variant is None or judged.variant.trial(seed).key != row["key"]:
+                del self.judged[number]
+                continue
+            if judged.reason and row["state"] == "complete":  # a constraint that came later: trained is trained
+                judged = self.judged[number] = dataclasses.replace(judged, reason="")
+            ending = self._ending(number, row) if row["state"] in TERMINAL else None
+            found[number] = Known(values, self._refusal(judged) if judged.reason else ending)
         return found
 
     def _base(self) -> str:
         """A digest of what the proposals change: model, data, recipe (but for a drawn rate), what is matched."""
         study, builder = self.plan.study, self.plan.builder
-        assert study.space is not None
         dataset = builder.dataset(study.train)
         needed = positions(study.train, study.model)
         model = resolve(study.model, vocab=study.train.vocab(dataset.vocab), max_positions=needed)
-        rate = study.space.axes.get("train.lr")
+        rate = self.space.axes.get("train.lr")
         left_out = {"data", "tokenizer", *(["lr"] if rate and not rate.when else [])}
         recipe = {name: value for name, value in canonical(study.train).items() if name not in left_out}
         target = self._target()
@@ -130,36 +220,69 @@ class Seeker:
         match = self.plan.study.match
         return next((v for v in self.plan.variants if match and v.name == match.to), None)
 
-    def _adopt(self, done: dict[int, dict[str, Any]]) -> None:
-        """Makes the proposal with the lowest validation loss a variant of the study, to be repeated with all seeds.
+    def _record(self) -> None:
+        """Tells the study's record what is searched and what each proposal costs."""
+        search = self.search
+        proposals = [
+            {"number": number, **judged.costs, **({"refused": judged.reason} if judged.reason else {})}
+            | ({"infeasible": True} if judged.broken else {})
+            for number, judged in sorted(self.judged.items())
+        ]
+        self.plan.searched = {
+            "sampler": search.sampler.type,
+            "minimize": list(search.minimize),
+            "constraints": self.limits,
+            "trials": search.trials,
+            "most": search.most,
+            "space": self.space.plain(),
+            "proposals": proposals,
+        }
 
-        If it is one of the study's variants already, an event says so: a table needs each once.
+    def _yaml(self) -> str:
+        return self.store.study_yaml(self.plan.study.study)
+
+    def _adopt(self, done: dict[int, dict[str, Any]]) -> None:
+        """Makes the best proposals variants of the study, to be repeated with all seeds.
+
+        With one goal that is the one with the lowest validation loss, with several those of the Pareto front that span
+        most of it. One that is a variant of the study already has an event that says so: a table needs each once.
         """
-        losses = [(value, number) for number, row in done.items() if (value := loss(row, "validation")) is not None]
-        if not losses or any(variant.name == FOUND for variant in self.plan.variants):
+        if self.adopted:
             return
-        number = min(losses)[1]
-        best, rate = self.variants[number], next(iter(self.plan.rates), None)
-        seed, study = self.plan.seeds[0], self.plan.study.study
+        self.adopted = True
+        ended = {number: self._ending(number, row) for number, row in done.items() if not self.judged[number].broken}
+        points = {number: tuple(v or 0.0 for v in end.values) for number, end in sorted(ended.items()) if end.complete}
+        if not points:
+            return
+        numbers, places = list(points), list(points.values())
+        reference = tuple(max(column) for column in zip(*places, strict=True))
+        best = [numbers[index] for index in spanning(places, reference, self.search.found)]
+        best.sort(key=lambda number: (points[number], number))
+        names = [FOUND] if len(self.search.minimize) == 1 else [f"{FOUND}-{index}" for index in range(1, len(best) + 1)]
+        fresh = [self._adopted(number, name) for number, name in zip(best, names, strict=True)]
+        if any(fresh):
+            self.store.save_study(self.plan.study.study, self.plan.record(), self._yaml())
+
+    def _adopted(self, number: int, name: str) -> bool:
+        """Whether a proposal became a new variant."""
+        seed, study, best = self.plan.seeds[0], self.plan.study.study, self.judged[number].variant
+        assert best is not None
         for variant in self.plan.variants:
-            if variant.trial(seed, rate).key == best.trial(seed, rate).key:
-                detail: dict[str, Any] = {
-                    "message": f"the best proposal, {number}, is the variant '{variant.name}'",
-                    "variant": variant.name,
-                    "number": number,
-                }
+            if variant.trial(seed).key == best.trial(seed).key:
+                which = "the best proposal" if name == FOUND else "a proposal of the front"
+                message = f"{which}, {number}, is the variant '{variant.name}'"
+                detail: dict[str, Any] = {"message": message, "variant": variant.name, "number": number}
                 if not any(event["kind"] == FOUND and event["detail"] == detail for event in self.store.events(study)):
                     self.store.add_event(FOUND, study, **detail)
-                return
-        self.plan.variants.append(dataclasses.replace(best, name=FOUND))
-        self.store.save_study(study, self.plan.record(), self.store.study_yaml(study))
+                return False
+        self.plan.variants.append(dataclasses.replace(best, name=name))
+        return True
+
+
+def _named(path: str, axis: Components) -> list[str]:
+    return [name for value in axis.values if (name := component_of(path, value))]
 
 
 def _searched(trials: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of proposals with their numbers."""
     return ((row["settings"]["number"], row) for row in trials if row["role"] == "search")
-
-
-def _state(row: dict[str, Any]) -> State:
-    state: State = row["state"]
-    return state

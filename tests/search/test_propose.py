@@ -12,7 +12,8 @@ import pytest
 from arch_dsl.errors import Problem, SpecError
 from arch_dsl.parse import INVALID, parse_value
 from arch_dsl.source import Node, read_text
-from search.propose import Proposer
+from search.propose import Ending, Known, Proposer
+from search.samplers import RandomSampler, TpeSampler
 from search.sinks.database import open_optuna
 from search.space import Space
 
@@ -35,6 +36,10 @@ def fresh(folder: Path, **more: Any) -> Proposer:
     return Proposer(folder, "s", **{"space": space(), "seed": 3, **more})
 
 
+def done(*values: float | None) -> Ending:
+    return Ending("complete", values)
+
+
 def goodness(values: dict[str, Any]) -> float:
     return abs(values["width"] - 1024) / 1000 + values["kv_heads"] / 8
 
@@ -44,7 +49,7 @@ def search(proposer: Proposer, trials: int) -> list[dict[str, Any]]:
     for _ in range(trials):
         number, values = proposer.ask()
         proposed.append(values)
-        proposer.tell(number, goodness(values))
+        proposer.tell(number, done(goodness(values)))
     return proposed
 
 
@@ -182,7 +187,7 @@ def test_a_condition_compares_by_value_and_kind(when: str, value: Any, holds: bo
 # proposals
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random"])
+@pytest.mark.parametrize("sampler", [TpeSampler(), RandomSampler()], ids=["tpe", "random"])
 def test_proposals_lie_in_the_space_and_obey_conditions(root: Path, sampler: Any) -> None:
     proposed = search(fresh(root, sampler=sampler), 16)
     axes = space().axes
@@ -194,73 +199,65 @@ def test_proposals_lie_in_the_space_and_obey_conditions(root: Path, sampler: Any
     assert len({str(values["gate"]) for values in proposed}) == 3
 
 
-def test_tpe_learns_from_what_it_is_told_and_random_does_not(root: Path) -> None:
-    two = space("lr: {float: [1e-4, 1], log: true}\nscale: {float: [0, 1]}")
-    losses: dict[str, list[float]] = {"tpe": [], "random": []}
-    for sampler, told in losses.items():
-        proposer = Proposer(root, sampler, two, sampler, seed=3)  # type: ignore[arg-type]
-        for _ in range(25):
-            number, values = proposer.ask()
-            told.append(abs(math.log10(values["lr"]) + 2) + 2 * abs(values["scale"] - 0.3))
-            proposer.tell(number, told[-1])
-    assert losses["tpe"][:10] == losses["random"][:10]
-    assert sum(losses["tpe"][15:]) < 0.75 * sum(losses["random"][15:])
-
-
 def test_a_search_that_is_killed_proposes_the_same(root: Path) -> None:
     trials, kills = 13, (0, 10, 11, 12)  # from the eleventh on, proposals depend on what was told
     (whole := root / "whole").mkdir()
     (whole / "optuna.db").write_bytes((root / "optuna.db").read_bytes())
     expected = search(fresh(whole), trials)
-    proposed: list[dict[str, Any]] = []
+    known: dict[int, Known] = {}
     proposer = fresh(root)
     for number in range(trials):
         if number in kills:
             assert proposer.ask() == (number, expected[number])
-            proposer = fresh(root)  # killed before the proposal was a row
+            proposer = fresh(root, known=known)  # killed before the proposal was a row
         again, values = proposer.ask()
-        assert again == number
-        proposed.append(values)
+        assert (again, values) == (number, expected[number])
         if number in kills:
-            proposer = fresh(root, stored=dict(enumerate(proposed)))  # killed when it was one
-        proposer.tell(number, goodness(values))
-    assert proposed == expected
+            proposer = fresh(root, known={**known, number: Known(values)})  # killed when it was one
+        proposer.tell(number, done(goodness(values)))
+        known[number] = Known(values, done(goodness(values)))
     states = [trial.state.name for trial in optuna.load_study(study_name="s", storage=open_optuna(root)).trials]
     assert states == ["COMPLETE"] * trials
 
 
 def test_a_stored_proposal_is_waited_for_and_not_handed_out_again(root: Path) -> None:
     first, values = fresh(root).ask()
-    proposer = fresh(root, stored={first: values})
+    proposer = fresh(root, known={first: Known(values)})
     assert proposer.waiting() == [first]
     assert proposer.proposals() == {first: values}
     assert proposer.ask()[0] == first + 1
-    proposer.tell(first, 1.0)
+    proposer.tell(first, done(1.0))
     assert proposer.waiting() == [first + 1]
 
 
 @pytest.mark.parametrize(
-    ("value", "state", "told"),
+    ("ending", "state", "value"),
     [
-        (1.5, "complete", "COMPLETE"),
-        (float("inf"), "complete", "FAIL"),
-        (float("nan"), "complete", "FAIL"),
-        (None, "complete", "FAIL"),
-        (float("inf"), "diverged", "FAIL"),
-        (None, "failed", "FAIL"),
-        (2.0, "pruned", "PRUNED"),
-        (None, "pruned", "PRUNED"),
+        (done(1.5), "COMPLETE", 1.5),
+        (done(math.inf), "FAIL", None),
+        (done(math.nan), "FAIL", None),
+        (done(None), "FAIL", None),
+        (Ending("diverged"), "FAIL", None),
+        (Ending("failed", reason="crash"), "FAIL", None),
+        (Ending("pruned", (None,), history=((1, 3.0), (2, 2.5))), "PRUNED", 2.5),
+        (Ending("pruned", (None,)), "PRUNED", None),
+        (Ending("refused", (None,), {"parameters": 0.5}, reason="too large"), "FAIL", None),
     ],
+    ids=lambda value: f"{value.state}-{value.values}" if isinstance(value, Ending) else "",
 )
-def test_only_a_finite_loss_is_told_as_complete(root: Path, value: float | None, state: Any, told: str) -> None:
+def test_a_proposal_is_recorded_as_it_ended(root: Path, ending: Ending, state: str, value: float | None) -> None:
     proposer = fresh(root)
-    number, _ = proposer.ask()
-    proposer.tell(number, value, state)
-    proposer.tell(number, 99.0)
+    number, values = proposer.ask()
+    proposer.tell(number, ending)
+    proposer.tell(number, done(99.0))
     (trial,) = optuna.load_study(study_name="s", storage=open_optuna(root)).trials
-    assert trial.state.name == told
-    assert trial.value == (value if told == "COMPLETE" else None)
-    assert fresh(root).ask()[0] == 1
+    assert (trial.state.name, trial.user_attrs["state"]) == (state, ending.state)
+    assert trial.value == (value if state == "COMPLETE" else None)
+    assert trial.intermediate_values == dict(ending.history)
+    assert trial.constraints == ending.excess
+    assert fresh(root, known={number: Known(values, ending)}).ask()[0] == 1
+    (again,) = optuna.load_study(study_name="s", storage=open_optuna(root)).trials
+    assert again._trial_id == trial._trial_id, "what is the same is not written anew"
 
 
 def test_a_changed_space_is_refused_and_leaves_the_study_as_it_was(root: Path) -> None:
@@ -284,23 +281,33 @@ def test_a_changed_base_is_refused_and_leaves_the_study_as_it_was(root: Path) ->
     search(fresh(root, base="one"), 2)
     with pytest.raises(SpecError, match="'s' began with another model or recipe; give the study a new name"):
         fresh(root, base="another")
-    assert len(fresh(root, base="one").proposals()) == 2
+    assert len(optuna.load_study(study_name="s", storage=open_optuna(root)).trials) == 2
 
 
-def test_what_the_database_lacks_of_the_stored_proposals_is_written_anew(root: Path, template: Path) -> None:
+def test_what_the_database_lacks_of_the_known_proposals_is_written_anew(root: Path) -> None:
     expected = search(fresh(root), 6)
     (root / "optuna.db").unlink()
-    proposer = fresh(root, stored={number: expected[number] for number in (0, 1, 3, 4)})
+    known = {number: Known(expected[number], done(goodness(expected[number]))) for number in (0, 1, 3, 4)}
+    proposer = fresh(root, known=known)
     assert list(proposer.proposals().values()) == expected[:5], "the one that was no row is drawn again"
-    assert proposer.waiting() == [0, 1, 2, 3, 4]
+    assert proposer.waiting() == [2]
     assert proposer.ask() == (2, expected[2])
-    for number in range(5):
-        proposer.tell(number, goodness(expected[number]))
+    recorded = optuna.load_study(study_name="s", storage=open_optuna(root))
+    assert [trial.user_attrs["number"] for trial in recorded.trials] == [0, 1], "in the order of the numbers"
+    proposer.tell(2, done(goodness(expected[2])))
     assert proposer.ask() == (5, expected[5])
-    kept = optuna.load_study(study_name="s", storage=open_optuna(root)).trials
-    assert [trial.number for trial in kept] == list(range(6))
+    assert [trial.user_attrs["number"] for trial in recorded.trials] == [0, 1, 2, 3, 4]
 
 
-def test_stored_proposals_of_another_space_are_refused(root: Path) -> None:
+def test_a_database_that_says_otherwise_than_the_trial_table_is_written_anew(root: Path) -> None:
+    expected = search(fresh(root), 3)
+    known = {number: Known(values, done(goodness(values))) for number, values in enumerate(expected)}
+    known[1] = Known(expected[1], done(7.0))
+    fresh(root, known=known)
+    values = [trial.value for trial in optuna.load_study(study_name="s", storage=open_optuna(root)).trials]
+    assert values == [goodness(expected[0]), 7.0, goodness(expected[2])]
+
+
+def test_known_proposals_of_another_space_are_refused(root: Path) -> None:
     with pytest.raises(SpecError, match="began with another space; give"):
-        fresh(root, stored={0: {"kv_heads": 3}})
+        fresh(root, known={0: Known({"kv_heads": 3})})
