@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from arch_dsl.errors import Problem, SpecError
 from arch_dsl.parse import INVALID, parse, parse_record
 from arch_dsl.source import Node
-from arch_dsl.spec import Count, NotNegative, Positive, Spec, added, marks_of
+from arch_dsl.spec import Count, NotNegative, Positive, Range, Spec, added, marks_of
 from arch_dsl.zoo import expand_recipe
 from search.data.sources import Source, Stdlib
 from search.data.tokenizers import Bytes, Tokenizer
@@ -20,6 +20,9 @@ from search.start import Start
 
 if TYPE_CHECKING:
     from search.data.dataset import Dataset
+
+
+Seed = Annotated[int, Range(min=0, max=2**31)]
 
 
 class Ramp(Spec):
@@ -42,6 +45,8 @@ class Recipe(Spec):
     or shorter, so that at equal tokens all objectives have seen the same text. `z_loss` times the mean of log^2 Z, of
     the softmax's normaliser, is added to the loss that is trained on (arXiv:2204.02311, section 5: 1e-4).
     `recompute: layers` keeps of each layer only its input for the backward pass: less memory, a third more work.
+    A trial's seed gives its initial values and the order of its batches; `init_seed` or `data_seed` holds one of them
+    fixed, at what it is under that seed, while the other varies from trial to trial.
     `clip` bounds the global L2 norm of the gradients; `bf16` is autocast with float32 weights. Where a recipe is
     written, the key `recipe` names a published one of the zoo, whose fields it takes over but for those beside it.
     """
@@ -67,6 +72,8 @@ class Recipe(Spec):
     z_loss: NotNegative = added(0.0)
     recompute: Literal["none", "layers"] = added(default="none")
     stages: tuple[Stage, ...] = added(default=())
+    init_seed: Seed | None = added(default=None)
+    data_seed: Seed | None = added(default=None)
 
     @classmethod
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
@@ -171,6 +178,9 @@ class Recipe(Spec):
         if self.ramp and self.ramp.start >= self.sequences:
             message = f"must be less than the batch of {self.sequences} sequences, found {self.ramp.start}"
             found.append(Problem(f"{path}.ramp.start", message, self.ramp.mark("start")))
+        if self.init_seed is not None and self.data_seed is not None:
+            message = "leaves a trial's seed nothing to vary, as init_seed is given too; give one of them"
+            found.append(Problem(f"{path}.data_seed", message, self.mark("data_seed")))
         for name in ("optimizer", "schedule"):
             part: Optimizer | Schedule = getattr(self, name)
             if complaint := part.complaint():

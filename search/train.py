@@ -65,9 +65,19 @@ def split_seed(seed: int) -> Seeds:
 
 
 def build_model(trial: Trial, recipe: Recipe, device: torch.device) -> nn.Module:
+def seeds_of(trial: Trial, recipe: Recipe) -> Seeds:
+    """What the trial's seed splits into, but for what the recipe holds fixed."""
+    found = split_seed(trial.seed)
+    if recipe.init_seed is not None:
+        found = found._replace(init=split_seed(recipe.init_seed).init)
+    if recipe.data_seed is not None:
+        found = found._replace(data=split_seed(recipe.data_seed).data)
+    return found
+
+
     """The trial's spec compiled for a device, with the initial values of its seed."""
     dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
-    seed = split_seed(trial.seed).init
+    seed = seeds_of(trial, recipe).init
     model = arch_dsl.compile(arch_dsl.load(trial.model), seed=seed, device=device.type, dtype=dtype)
     for stack in model.modules():
         if isinstance(stack, StackModule):
@@ -233,7 +243,7 @@ class _Run:
         self, part: Part, recipe: Recipe, before: Before, weights: dict[str, Tensor], found: checkpoint.Loaded | None
     ) -> Loop:
         """The loop of a stage, with the weights of the one before as far as its model has them."""
-        seeds = split_seed(self.trial.seed)
+        seeds = seeds_of(self.trial, part.recipe)
         dataset = Dataset.open(self.data_root, part.data)
         model = self.build(replace(self.trial, model=part.model), part.recipe, self.device)
         model.separator = dataset.eod  # type: ignore[assignment]

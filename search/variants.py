@@ -86,6 +86,7 @@ class Variant:
         recipe = self.recipe
         said = [self.dataset.identity, recipe.context, recipe.sequences, recipe.tokens, canonical(recipe.objective)]
         said += [] if recipe.ramp is None else [canonical(recipe.ramp)]
+        said += [] if recipe.data_seed is None else [{"data_seed": recipe.data_seed}]
         for stage in self.stages:
             own = stage.recipe
             said.append([stage.dataset.identity, own.context, own.sequences, own.tokens, canonical(own.objective)])

@@ -1,4 +1,4 @@
-"""How many seeds a study asks for: the decisions follow from the trials alone, and stop where nothing is to be decided."""
+"""How many seeds a study asks for: decisions follow from the trials alone, and end where nothing is to be decided."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def counts(record: dict[str, Any], trials: list[dict[str, Any]]) -> dict[str, in
 
 def test_a_number_of_seeds_is_that_number() -> None:
     record, trials = make_study(EFFECTS, rates=())
-    assert wanted_seeds(record, trials) == wanted_seeds(record, []) == dict.fromkeys(EFFECTS, [0, 1, 2])
+    assert wanted_seeds(record, trials) == wanted_seeds(record, []) == {name: [0, 1, 2] for name in EFFECTS}
 
 
 def test_seeds_are_added_where_a_difference_is_not_resolved_and_the_baseline_keeps_up() -> None:

@@ -16,7 +16,7 @@ from search.data.dataset import Dataset, write
 from search.data.tokenizers import Bytes
 from search.loop import Loop, curve_points
 from search.recipe import load_recipe
-from search.train import Interrupted, split_seed, train
+from search.train import Interrupted, seeds_of, split_seed, train
 from search.trial import Trial
 
 RECIPE = {
@@ -76,7 +76,7 @@ class Tiny(nn.Module):
 
 def build(trial, recipe, device):
     """The tiny model of a trial."""
-    return Tiny(split_seed(trial.seed).init)
+    return Tiny(seeds_of(trial, recipe).init)
 
 
 def make(folder, seed=0, **recipe):
@@ -408,6 +408,8 @@ CHANGES = [
     {"clip": None},
     {"precision": "bf16"},
     {"z_loss": 0.1},
+    {"init_seed": 1},
+    {"data_seed": 1},
     {"objective": "prefix"},
     {"optimizer": {"type": "adamw", "betas": [0.8, 0.95]}},
     {"optimizer": {"type": "adamw", "betas": [0.9, 0.9]}},
@@ -437,6 +439,22 @@ def test_seed_changes_the_weights_and_the_order_of_the_data(tmp_path, data_root,
     other = make(tmp_path / "other", seed=1)
     run(other, data_root)
     assert weights(other) != weights(whole)
+
+
+def test_a_seed_held_fixed_is_that_of_the_trial_of_that_number(tmp_path, data_root, whole):
+    """At its own number it changes nothing; beside another trial seed only the other part varies, and the dropout."""
+    recipes = {name: load_recipe(RECIPE | {name: 0}) for name in ("init_seed", "data_seed")}
+    for name, recipe in recipes.items():
+        own = make(tmp_path / name, **{name: 0})
+        run(own, data_root)
+        assert weights(own) == weights(whole)
+        trial = Trial({"tiny": 1}, canonical(recipe), "data", 1)
+        kept, other = (getattr(seeds_of(trial, recipe), part) for part in ("init", "data"))
+        if name == "data_seed":
+            kept, other = other, kept
+        part = name.removesuffix("_seed")
+        assert kept == getattr(split_seed(0), part) and other in split_seed(1)
+        assert seeds_of(trial, recipe).noise == split_seed(1).noise
 
 
 def test_validation_curve_changes_no_bit_of_the_training(tmp_path, data_root, monkeypatch, whole):
