@@ -40,6 +40,7 @@ class Optimizer(Family):
 
     noun = "optimizer"
     default_type = "adamw"
+    by_element: ClassVar[bool] = False  # whether an element's update depends on no other one
 
     def build(self, parameters: Named, lr: float) -> torch.optim.Optimizer:
         """A torch optimizer over named parameters at rate `lr`. A group's own factor of it is its `lr_factor`."""
@@ -65,6 +66,7 @@ class AdamW(Optimizer):
     run gives the same bits.
     """
 
+    by_element = True
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     weight_decay: Decay = 0.1
     eps: Positive = 1e-8
@@ -84,6 +86,7 @@ class Adam(Optimizer):
     So the decay is that of an L2 penalty, which m and v see; it acts on matrices only.
     """
 
+    by_element = True
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     weight_decay: Decay = 0.0
     eps: Positive = 1e-8
@@ -132,6 +135,7 @@ class Lion(Optimizer):
     Then m <- b2 m + (1 - b2) g. The decay acts on matrices only.
     """
 
+    by_element = True
     betas: tuple[Beta, Beta] = (0.9, 0.99)
     weight_decay: Decay = 0.1
     groups: tuple[Group, ...] = ()

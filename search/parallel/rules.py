@@ -1,0 +1,95 @@
+"""What cannot be divided among processes, and why: said when a study is planned, before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from arch_dsl.errors import Problem, SpecError
+from arch_dsl.model import Model
+from arch_dsl.places import distinct, places
+from search.gang import Parallel
+from search.recipe import Recipe
+
+WHERE = "resources.parallel"
+
+
+def refuse(parallel: Parallel, model: Model, recipe: Recipe) -> None:
+    """Raises SpecError with everything that stands in the way of training a resolved model so."""
+    if found := problems(parallel, model, recipe):
+        raise SpecError(found)
+
+
+def problems(parallel: Parallel, model: Model, recipe: Recipe) -> list[Problem]:
+    """What stands in the way, at the field of `resources.parallel` that asks for it."""
+    if parallel.world == 1:
+        return []
+    found = [
+        (name, message)
+        for own in recipe.whole
+        for name, message in (*_rows(parallel, own), *_optimizer(parallel, own), *_experts(parallel, model, own))
+    ]
+    return [
+        Problem(f"{WHERE}.{name}", message, parallel.mark(name.split(".")[0])) for name, message in dict.fromkeys(found)
+    ]
+
+
+Found = Iterator[tuple[str, str]]  # a dimension, and what is wrong with it
+
+
+def _rows(parallel: Parallel, recipe: Recipe) -> Found:
+    """Every micro-batch is divided into equally many rows."""
+    copies = parallel.copies
+    size = recipe.micro_batch
+    wrong = sorted({rows for whole in _batches(recipe) for rows in (min(whole, size), whole % size) if rows % copies})
+    if wrong:
+        name = "data" if parallel.data > 1 else "shard"
+        yield (
+            name,
+            (
+                f"divides micro-batches into {copies} parts ({parallel}), and one has {wrong[0]} sequences; "
+                "choose batch, accumulate and ramp so that all can be divided"
+            ),
+        )
+
+
+def _batches(recipe: Recipe) -> set[int]:
+    """How many sequences the batches have, those of a ramp among them."""
+    found: set[int] = set()
+    for step in range(recipe.steps):
+        found.add(recipe.rows_before(step + 1) - recipe.rows_before(step))
+        if recipe.sequences in found:
+            break
+    return found
+
+
+def _optimizer(parallel: Parallel, recipe: Recipe) -> Found:
+    """An optimizer that looks at whole matrices needs them whole."""
+    for name in ("shard", "tensor"):
+        if getattr(parallel, name) > 1 and not recipe.optimizer.by_element:
+            yield name, f"divides matrices, and {recipe.optimizer.type} needs them whole (adamw, adam, lion)"
+
+
+def _experts(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
+    """Losses of routers that are no mean over targets."""
+    if parallel.copies == 1:
+        return
+    name = "data" if parallel.data > 1 else "shard"
+    for path, part in branches(model):
+        if part.type != "moe":
+            continue
+        balance = part.balance
+        if balance is not None and getattr(balance, "over", "batch") != "sequence":
+            yield name, f"{path}.balance is over a whole batch, whose rows are divided; set `over: sequence`"
+        elif (balance is not None or part.z_loss) and not recipe.objective.every:
+            yield (
+                name,
+                f"{path} has losses over tokens, of which rows have unequally many under {recipe.objective.type}",
+            )
+
+
+def branches(model: Model) -> Iterator[tuple[str, Any]]:
+    """Every branch that a layer has, those inside a parallel group among them, by path."""
+    for name, stack in model.stacks().items():
+        for place in distinct(places(stack, model.context(), stack.layers())):
+            yield f"{name}.{place.path}".removeprefix("."), place.branch

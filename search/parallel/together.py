@@ -1,0 +1,124 @@
+"""A team of several processes: the trial of one process, with rows, weights, heads or layers divided among them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from search.data.batches import Batch
+from search.gang import Gang
+from search.journal import Journal
+from search.parallel.division import Division
+from search.parallel.meeting import Meeting
+from search.parallel.silent import Silent
+from search.parallel.whole import load_optimizer_state, whole_optimizer_state
+from search.recipe import Recipe
+from search.team import Noted, Team
+
+if TYPE_CHECKING:
+    from search.loop import Loop
+
+T = TypeVar("T")
+COPIES = "shard", "data"  # the dimensions that divide rows, from the inside out
+
+
+class Together(Team):
+    """One process of several. All of them call the same methods in the same order."""
+
+    shares_stages = False
+
+    def __init__(self, gang: Gang, device: torch.device) -> None:
+        """Waits until all are there."""
+        self.gang, self.leads = gang, gang.leads
+        self.meeting = Meeting(gang, device)
+        self.copies = gang.parallel.copies
+        self.copy = self.meeting.place["data"] * gang.parallel.shard + self.meeting.place["shard"]
+
+    @property
+    def facts(self) -> dict[str, str]:
+        return {"parallel": str(self.gang.parallel)}
+
+    def journal(self, path: Path, attempt: int, step: int) -> Journal:
+        return Journal(path, attempt, step) if self.leads else Silent()
+
+    def divide(self, model: nn.Module, recipe: Recipe) -> list[tuple[str, nn.Parameter]]:
+        self.division = Division(model, recipe, self.meeting)
+        return self.division.local
+
+    def begin(self, seed: int, step: int) -> None:
+        """Noise of the forward passes is a pure function of the seed, the step, the rows and the layers."""
+        words = f"archlab:noise:{seed}:{step}:{self.copy}:{self.meeting.place['pipeline']}"
+        digest = hashlib.sha256(words.encode()).digest()
+        torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+    def share(self, batch: Batch) -> Batch:
+        start, stop = bounds(len(batch), self.copies)[self.copy]
+        return batch.rows(start, stop)
+
+    def backward(self, loop: Loop, whole: Batch) -> tuple[Tensor, Noted, dict[str, Tensor]]:
+        total, noted, measures = loop.backward(whole)
+        names = [sorted(added) for added in noted]
+        flat = [total, *(added[name] for added, wanted in zip(noted, names, strict=True) for name in wanted)]
+        sums = iter(self.meeting.sum(torch.stack([value.double() for value in flat]), COPIES))
+        total = next(sums).to(total.dtype)
+        return total, [{name: next(sums) for name in wanted} for wanted in names], self._averaged(measures)
+
+    def _averaged(self, measures: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The means over the copies, which have equally many rows."""
+        found = {name: measures[name] / self.copies for name in sorted(measures)}
+        self.meeting.sum_all(list(found.values()), COPIES)
+        return found
+
+    def settle(self, parameters: list[nn.Parameter]) -> Tensor:
+        return self.division.settle(parameters)
+
+    def score(self, model: nn.Module, part: Batch, device: torch.device) -> tuple[Tensor, dict[str, Tensor]]:
+        places = bounds(len(part), self.copies)
+        start, stop = places[self.copy]
+        own, told = super().score(model, part.rows(start, stop) if start < stop else part.rows(0, 1), device)
+        block = own.new_zeros(-(-len(part) // self.copies), own.shape[1])
+        block[: stop - start] = own[: stop - start]
+        for dimension in COPIES:
+            block = torch.cat(self.meeting.gathered(block, dimension))
+        blocks = block.chunk(self.copies)
+        found = torch.cat([rows[: end - first] for rows, (first, end) in zip(blocks, places, strict=True)])
+        share = (stop - start) / len(part)
+        measures = {name: told[name] * share for name in sorted(told)}
+        self.meeting.sum_all(list(measures.values()), COPIES)
+        return found, measures
+
+    def agree(self, *asked: bool) -> tuple[bool, ...]:
+        return tuple(map(bool, self.meeting.said([int(one) for one in asked])))
+
+    def told(self, compute: Callable[[], T]) -> T:
+        return self.meeting.told(compute() if self.leads else None)  # type: ignore[no-any-return]
+
+    def given(self, state: T) -> T:
+        return self.meeting.given(state)  # type: ignore[no-any-return]
+
+    def model_state(self, model: nn.Module) -> dict[str, Tensor]:
+        return self.division.model_state()
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        return whole_optimizer_state(self.division, optimizer)
+
+    def load_model(self, model: nn.Module, state: dict[str, Tensor]) -> None:
+        self.division.load_model(state)
+
+    def load_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        load_optimizer_state(self.division, optimizer, state)
+
+    def leave(self) -> None:
+        self.meeting.leave()
+
+
+def bounds(rows: int, copies: int) -> list[tuple[int, int]]:
+    """The first row of every copy, and the one after its last; some have none where there are fewer rows."""
+    ends = [rows * index // copies for index in range(copies + 1)]
+    return list(itertools.pairwise(ends))
