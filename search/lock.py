@@ -1,4 +1,4 @@
-"""One driver per study: an exclusive flock whose file names the holder, freed by the kernel when the holder dies."""
+"""One driver per study: a lock that names its holder and is freed, by kernel or server, when the holder dies."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ import os
 import re
 import socket
 import time
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from search.addresses import server_of
+from search.database import Database, StoreError
+
+if TYPE_CHECKING:
+    from search.postgres import PostgresLock
 
 STUDY_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _PATIENCE_S = 0.3  # a status probe holds the lock for microseconds; a driver holds it for hours
@@ -25,6 +32,10 @@ class StudyLocked(Exception):
         super().__init__(
             f"study '{study}' is already being run by {name_of(holder)} (lock: {path}); wait for it or stop it first"
         )
+
+
+class StudyLost(StoreError):
+    """The lock was lost with its connection, and another driver took the study."""
 
 
 def name_of(holder: dict[str, Any]) -> str:
@@ -42,10 +53,21 @@ def lock_path(root: Path, study: str) -> Path:
     return root / "locks" / f"{study}.lock"
 
 
-def holder_of(root: Path, study: str) -> dict[str, Any] | None:
-    """Who runs the study now: {host, pid, since}, {} when unknown, None when nobody does."""
+def holder_of(root: Path, study: str, database: Database | None = None) -> dict[str, Any] | None:
+    """Who runs the study now: {host, pid, since}, {} when unknown, None when nobody does.
+
+    Where the trial table is on a server, so is the lock; `database` is a connection to it if the caller has one.
+    """
+    path = lock_path(root, study)
+    if url := server_of(root):
+        from search.postgres import READ_PATIENCE_S, Postgres, holder_in
+
+        if isinstance(database, Postgres):
+            return holder_in(database, study)
+        with closing(Postgres(url, READ_PATIENCE_S)) as own:
+            return holder_in(own, study)
     try:
-        descriptor = os.open(lock_path(root, study), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
     try:
@@ -61,47 +83,50 @@ def holder_of(root: Path, study: str) -> dict[str, Any] | None:
 class StudyLock:
     """`with StudyLock(root, study):` owns the study, or raises StudyLocked within a second.
 
-    The file is never removed: removing it would let two drivers lock two different files of one name. The lock
-    belongs to the open file, so it ends with the process, however that ends.
+    It is a lock of the server that has the trial table, if one has; else of a file in the store. Either ends with the
+    process, however that ends. The file is never removed: removing it would let two drivers lock two different files
+    of one name.
     """
 
     def __init__(self, root: Path, study: str) -> None:
-        self.study, self.path = study, lock_path(root, study)
-        self._descriptor: int | None = None
+        self.study, self.path, self._root = study, lock_path(root, study), root
+        self._held: _FileLock | PostgresLock | None = None
 
     @property
     def held(self) -> bool:
         """True between `acquire` and `release`."""
-        return self._descriptor is not None
+        return self._held is not None
 
     def acquire(self) -> None:
         """Takes the lock and writes who we are. Raises StudyLocked when another driver has it."""
-        self.path.parent.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        deadline = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    holder = _read(descriptor)
-                    os.close(descriptor)
-                    raise StudyLocked(self.study, self.path, holder) from None
-                time.sleep(0.02)
-        since = datetime.now(UTC).isoformat(timespec="seconds")
-        os.ftruncate(descriptor, 0)
-        os.pwrite(
-            descriptor, json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}).encode(), 0
-        )
-        self._descriptor = descriptor
+        lock: _FileLock | PostgresLock
+        if url := server_of(self._root):
+            from search.postgres import PostgresLock
+
+            lock = PostgresLock(url, self.study)
+        else:
+            lock = _FileLock(self.path)
+        holder = lock.acquire(_PATIENCE_S)
+        if holder is not None:
+            raise StudyLocked(self.study, self.path, holder)
+        self._held = lock
+
+    def check(self) -> None:
+        """Waits for a server that is away. Raises StudyLost when another driver has had the study meanwhile.
+
+        Ask before anything is committed or started, in the thread that took the lock.
+        """
+        if self._held is not None and not self._held.check():
+            raise StudyLost(
+                f"the connection that locked study '{self.study}' was lost, and somebody else has taken the study: "
+                "nothing more is committed here; what is finished is safe"
+            )
 
     def release(self) -> None:
         """Gives the lock back; harmless when it is not held."""
-        if self._descriptor is not None:
-            os.ftruncate(self._descriptor, 0)
-            os.close(self._descriptor)
-            self._descriptor = None
+        if self._held is not None:
+            self._held.release()
+            self._held = None
 
     def __enter__(self) -> StudyLock:
         self.acquire()
@@ -111,6 +136,45 @@ class StudyLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+class _FileLock:
+    """An exclusive flock, which belongs to the open file and so to the process."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._descriptor = path, -1
+
+    def acquire(self, patience_s: float) -> dict[str, Any] | None:
+        """None when it is ours now; else who holds it, {} when that is not known."""
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    holder = _read(descriptor)
+                    os.close(descriptor)
+                    return holder
+                time.sleep(0.02)
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        os.ftruncate(descriptor, 0)
+        os.pwrite(
+            descriptor, json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}).encode(), 0
+        )
+        self._descriptor = descriptor
+        return None
+
+    def check(self) -> bool:
+        """It can't be lost."""
+        return True
+
+    def release(self) -> None:
+        """Gives it back."""
+        os.ftruncate(self._descriptor, 0)
+        os.close(self._descriptor)
 
 
 def _read(descriptor: int) -> dict[str, Any]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from search.store_files import StoreError, StoreFull, StoreRefused, connect, open_folder, sqlite_errors, write_whole
+from search.database import Changes, Database, Found, StoreAway, StoreError, StoreFull, StoreRefused
+from search.lock import holder_of
+from search.store_files import open_database, write_whole
 from search.trial import Trial, canonical_json
 
-__all__ = ["TERMINAL", "Row", "StaleAttempt", "Store", "StoreError", "StoreFull", "StoreRefused"]
+__all__ = ["TERMINAL", "Row", "StaleAttempt", "Store", "StoreAway", "StoreError", "StoreFull", "StoreRefused"]
 
+_MANY = 500  # values in one question
+T = TypeVar("T")
 TERMINAL = ("complete", "pruned", "failed", "diverged")
 
 
@@ -45,24 +47,24 @@ class Store:
     nothing. A store may be used from several threads and processes at once.
     """
 
-    def __init__(self, root: Path, table: Path) -> None:
-        self.root, self._table = root, table
-        self._local = threading.local()
-        self._connections: list[sqlite3.Connection] = []
+    def __init__(self, root: Path, database: Database) -> None:
+        self.root, self.database = root, database
 
     @classmethod
     def open(cls, root: Path | str, create: bool = True) -> Store:
         """Opens a store, making it first if `create`. Raises StoreError for one that is absent, newer or damaged."""
         root = Path(root).absolute()
-        store = cls(root, open_folder(root, create))
-        store._connection()
+        store = cls(root, open_database(root, create))
+        try:
+            store._query("SELECT 1 AS one FROM study WHERE name = ''")
+        except BaseException:
+            store.close()
+            raise
         return store
 
     def close(self) -> None:
         """Closes the connections of all threads."""
-        while self._connections:
-            self._connections.pop().close()
-        self._local = threading.local()
+        self.database.close()
 
     def __enter__(self) -> Store:
         return self
@@ -75,29 +77,30 @@ class Store:
     def save_study(self, name: str, record: dict[str, Any], yaml_text: str) -> None:
         """Stores what `run` is about to run, replacing what an earlier run of that name stored."""
         now = time.time()
-        with self._transaction() as db:
-            db.execute(
-                "INSERT INTO study VALUES (?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
-                "record = excluded.record, yaml = excluded.yaml, updated = excluded.updated",
+        self._write(
+            lambda db: db.execute(
+                "INSERT INTO study (name, record, yaml, created, updated) VALUES (?, ?, ?, ?, ?) ON CONFLICT (name) "
+                "DO UPDATE SET record = excluded.record, yaml = excluded.yaml, updated = excluded.updated",
                 (name, json.dumps(record), yaml_text, now, now),
             )
+        )
 
     def studies(self) -> list[dict[str, Any]]:
         """name, question, created, updated (unix s) and counts {state: wanted trials} per study, newest first."""
-        found = []
-        for row in self._query("SELECT name, record, created, updated FROM study ORDER BY updated DESC, name"):
-            record = json.loads(row["record"])
-            counts = {
-                each["state"]: each["n"]
-                for each in self._query(
-                    "SELECT state, count(DISTINCT key) AS n FROM study_trial JOIN trial USING (key) "
-                    "WHERE study = ? AND NOT orphaned GROUP BY state",
-                    (row["name"],),
-                )
+        counts: dict[str, dict[str, int]] = {}
+        for each in self._query(
+            "SELECT study, state, count(DISTINCT key) AS n FROM study_trial JOIN trial USING (key) "
+            "WHERE orphaned = 0 GROUP BY study, state"
+        ):
+            counts.setdefault(each["study"], {})[each["state"]] = each["n"]
+        return [
+            {
+                **{name: row[name] for name in ("name", "created", "updated")},
+                "question": json.loads(row["record"]).get("question"),
+                "counts": counts.get(row["name"], {}),
             }
-            shown = {name: row[name] for name in ("name", "created", "updated")}
-            found.append({**shown, "question": record.get("question"), "counts": counts})
-        return found
+            for row in self._query("SELECT name, record, created, updated FROM study ORDER BY updated DESC, name")
+        ]
 
     def study(self, name: str) -> dict[str, Any]:
         """The record stored with a study. Raises StoreError naming the known studies."""
@@ -109,20 +112,21 @@ class Store:
         text: str = self._study_row(name)["yaml"]
         return text
 
-    def _study_row(self, name: str) -> sqlite3.Row:
+    def holder(self, study: str) -> dict[str, Any] | None:
+        """Who runs a study now: {host, pid, since}, {} when unknown, None when nobody does."""
+        return holder_of(self.root, study, self.database)
+
+    def _study_row(self, name: str) -> dict[str, Any]:
         rows = self._query("SELECT record, yaml FROM study WHERE name = ?", (name,))
         if not rows:
             known = ", ".join(row["name"] for row in self._query("SELECT name FROM study ORDER BY name")) or "none"
-            raise StoreRefused(f"{self._table} has no study '{name}' (known: {known})")
+            raise StoreRefused(f"{self.database.name} has no study '{name}' (known: {known})")
         return rows[0]
 
     # membership
 
     def add_trials(self, study: str, rows: Iterable[Row]) -> int:
-        """Makes each row exist once, in the given order, and its trial.json.
-
-        Returns how many are new, back, or wanted up to another step.
-        """
+        """Makes each row exist once, in the given order. Returns how many are new, back, or wanted to another step."""
         wanted = [(row, row.trial.key) for row in rows]
         present = self._members(study)
         fresh, changed, revived = [], [], 0
@@ -138,21 +142,23 @@ class Store:
         if not changed:
             return 0
         self._study_row(study)
-        for row, key in fresh:
-            self._write_trial_json(key, row.trial.to_json())
-        now = time.time()
-        with self._transaction() as db:
-            db.executemany(
+        made = time.time()
+        specs = sorted((key, row.trial.to_json()) for row, key in fresh)
+
+        def add(db: Changes) -> None:
+            db.many(
                 "INSERT INTO trial (key, spec, state, updated) VALUES (?, ?, 'planned', ?) ON CONFLICT DO NOTHING",
-                [(key, row.trial.to_json(), now) for row, key in fresh],
+                ((key, spec, made) for key, spec in specs),
             )
-            db.executemany(
+            db.many(
                 "INSERT INTO study_trial (study, key, variant, role, settings, seed, until, position, orphaned) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (study, key, variant, role) DO UPDATE SET "
                 "settings = excluded.settings, seed = excluded.seed, until = excluded.until, "
                 "position = excluded.position, orphaned = 0",
                 changed,
             )
+
+        self._write(add)
         return len(fresh) + revived
 
     def drop_others(self, study: str, rows: Iterable[Row]) -> int:
@@ -164,11 +170,8 @@ class Store:
             if member not in wanted and not values[-1]
         ]
         if unwanted:
-            with self._transaction() as db:
-                db.executemany(
-                    "UPDATE study_trial SET orphaned = 1 WHERE study = ? AND key = ? AND variant = ? AND role = ?",
-                    unwanted,
-                )
+            drop = "UPDATE study_trial SET orphaned = 1 WHERE study = ? AND key = ? AND variant = ? AND role = ?"
+            self._write(lambda db: db.many(drop, unwanted))
         return len(unwanted)
 
     def _members(self, study: str) -> dict[tuple[str, str, str], tuple[Any, ...]]:
@@ -176,7 +179,8 @@ class Store:
             "SELECT key, variant, role, settings, seed, until, position, orphaned FROM study_trial WHERE study = ?",
             (study,),
         )
-        return {(row[0], row[1], row[2]): tuple(row)[3:] for row in rows}
+        members = (tuple(row.values()) for row in rows)
+        return {values[:3]: values[3:] for values in members}
 
     def study_trials(self, study: str, orphaned: bool = False) -> list[dict[str, Any]]:
         """The study's rows in planned order (the no longer wanted ones if `orphaned`).
@@ -196,65 +200,102 @@ class Store:
 
     def known(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
         """key -> {state, result} of those trials that exist, whichever study made them."""
-        found = {}
-        for key in keys:
-            for row in self._query("SELECT state, result FROM trial WHERE key = ?", (key,)):
+        wanted, found = list(keys), {}
+        for start in range(0, len(wanted), _MANY):
+            some = wanted[start : start + _MANY]
+            for row in self._query(f"SELECT key, state, result FROM trial WHERE key IN ({_marks(some)})", some):
                 result = json.loads(row["result"]) if row["result"] else None
-                found[key] = {"state": row["state"], "result": result}
+                found[row["key"]] = {"state": row["state"], "result": result}
         return found
+
+    def everything(self) -> list[dict[str, Any]]:
+        """key, state, spec (the text of trial.json) and studies (those that want it) of every trial of the store."""
+        wanted: dict[str, list[str]] = {}
+        for row in self._query("SELECT DISTINCT key, study FROM study_trial WHERE orphaned = 0 ORDER BY key, study"):
+            wanted.setdefault(row["key"], []).append(row["study"])
+        rows = self._query("SELECT key, state, spec FROM trial ORDER BY key")
+        return [{**dict(row), "studies": wanted.get(row["key"], [])} for row in rows]
+
+    def spec(self, key: str) -> str:
+        """The text of a trial's trial.json, which is there from its first launch on."""
+        return str(self._query("SELECT spec FROM trial WHERE key = ?", (key,))[0]["spec"])
 
     # transitions
 
     def claim(self, key: str, study: str) -> int | None:
         """planned or paused -> running for the driver of `study`: the attempt number, or None: not ours to start."""
-        with self._transaction() as db:
-            row = db.execute(
+
+        def take(db: Changes) -> Found:
+            rows = db.execute(
                 "UPDATE trial SET state = 'running', attempt = attempt + 1, owner = ?, reason = NULL, updated = ? "
                 "WHERE key = ? AND state IN ('planned', 'paused') RETURNING attempt, spec",
                 (study, time.time(), key),
-            ).fetchone()
-            if row is None:
-                return None
-            _event(db, "running", study, key, row["attempt"])
-        self._write_trial_json(key, row["spec"])
-        attempt: int = row["attempt"]
+            )
+            for row in rows:
+                _event(db, "running", study, key, row["attempt"])
+            return rows
+
+        rows = self._write(take)
+        if not rows:
+            return None
+        self._write_trial_json(key, rows[0]["spec"])
+        attempt: int = rows[0]["attempt"]
         return attempt
 
     def finish(
-        self, key: str, attempt: int, state: str, result: dict[str, Any] | None, reason: str | None = None
+        self,
+        key: str,
+        attempt: int,
+        state: str,
+        result: dict[str, Any] | None,
+        reason: str | None = None,
+        spent: dict[str, Any] | None = None,
     ) -> None:
-        """running -> paused or a terminal state. Raises StaleAttempt when `attempt` no longer holds the trial."""
+        """running -> paused or a terminal state. Raises StaleAttempt when `attempt` no longer holds the trial.
+
+        The event about it keeps what the attempt has `spent`, in `release` too.
+        """
         if state not in (*TERMINAL, "paused"):
             raise ValueError(f"a trial finishes as one of {', '.join((*TERMINAL, 'paused'))}, not as {state!r}")
         text = None if result is None else json.dumps(result)
-        self._leave_running(key, attempt, state, "?, result = ?", (state, text), reason)
+        self._leave_running(key, attempt, state, "?, result = ?", (state, text), reason, spent)
 
-    def release(self, key: str, attempt: int, reason: str | None = None) -> None:
+    def release(self, key: str, attempt: int, reason: str | None = None, spent: dict[str, Any] | None = None) -> None:
         """running -> planned, or paused where it was: to go on from its checkpoint. Raises StaleAttempt."""
         back = "CASE WHEN result IS NULL THEN 'planned' ELSE 'paused' END"
-        self._leave_running(key, attempt, "planned", back, (), reason)
+        self._leave_running(key, attempt, "planned", back, (), reason, spent)
 
     def _leave_running(
-        self, key: str, attempt: int, state: str, becomes: str, values: tuple[Any, ...], reason: str | None
+        self,
+        key: str,
+        attempt: int,
+        state: str,
+        becomes: str,
+        values: tuple[Any, ...],
+        reason: str | None,
+        spent: dict[str, Any] | None,
     ) -> None:
-        with self._transaction() as db:
-            row = db.execute(
+        detail = {name: value for name, value in (("reason", reason), ("spent", spent)) if value}
+
+        def leave(db: Changes) -> None:
+            left = db.execute(
                 f"UPDATE trial SET state = {becomes}, reason = ?, updated = ? "
                 "WHERE key = ? AND attempt = ? AND state = 'running' RETURNING owner, state",
                 (*values, reason, time.time(), key, attempt),
-            ).fetchone()
-            if row is None:
-                now = db.execute("SELECT state, attempt FROM trial WHERE key = ?", (key,)).fetchone()
-                stands = f"it is {now['state']} at attempt {now['attempt']}" if now else "there is no such trial"
+            )
+            if not left:
+                now = db.execute("SELECT state, attempt FROM trial WHERE key = ?", (key,))
+                stands = f"it is {now[0]['state']} at attempt {now[0]['attempt']}" if now else "there is no such trial"
                 raise StaleAttempt(f"trial {key[:12]}: attempt {attempt} can't make it {state}, {stands}")
-            _event(db, row["state"], row["owner"], key, attempt, {"reason": reason} if reason else {})
+            _event(db, left[0]["state"], left[0]["owner"], key, attempt, detail)
+
+        self._write(leave)
 
     def reset_failed(self, study: str, variant: str | None = None) -> int:
         """failed -> planned for the wanted rows of a study, or of one of its variants. Returns how many."""
         if variant is None:
             return len(self._plan_again(study, "state = 'failed'"))
-        of_variant = "key IN (SELECT key FROM study_trial WHERE study = ? AND variant = ? AND NOT orphaned)"
-        return len(self._plan_again(study, f"state = 'failed' AND {of_variant}", study, variant))
+        return len(self._plan_again(study, "state = 'failed' AND variant = ?", variant))
 
     def reset_pruned(self, study: str) -> int:
         """pruned -> planned for the wanted rows of a study that does not prune, whoever pruned. Returns how many."""
@@ -265,25 +306,35 @@ class Store:
 
         Those which the study itself has once pruned or failed stay, and so do the keys in `but`.
         """
-        return self._plan_again(
-            study,
-            "state IN ('pruned', 'failed') AND key NOT IN (SELECT value FROM json_each(?)) AND key NOT IN "
-            "(SELECT key FROM event WHERE study = ? AND key IS NOT NULL AND kind IN ('pruned', 'failed'))",
-            json.dumps(list(but)),
-            study,
+        others = (
+            "state IN ('pruned', 'failed') AND key NOT IN "
+            "(SELECT key FROM event WHERE study = ? AND key IS NOT NULL AND kind IN ('pruned', 'failed'))"
         )
+        return self._plan_again(study, others, study, but=set(but))
 
-    def _plan_again(self, study: str, which: str, *values: str) -> list[str]:
-        with self._transaction() as db:
-            rows = db.execute(
-                "UPDATE trial SET state = 'planned', reason = NULL, result = NULL, updated = ? WHERE key IN "
-                f"(SELECT key FROM study_trial WHERE study = ? AND NOT orphaned) AND {which} RETURNING key",
-                (time.time(), study, *values),
-            )
-            keys = [row["key"] for row in rows]
-            for key in keys:
-                _event(db, "reset", study, key)
-        return keys
+    def _plan_again(self, study: str, which: str, *values: str, but: AbstractSet[str] = frozenset()) -> list[str]:
+        found = self._query(
+            "SELECT DISTINCT key, state FROM study_trial JOIN trial USING (key) "
+            f"WHERE study_trial.study = ? AND orphaned = 0 AND {which} ORDER BY key",
+            (study, *values),
+        )
+        candidates = [row for row in found if row["key"] not in but]
+        if not candidates:
+            return []
+
+        def plan(db: Changes) -> list[str]:
+            keys = []
+            for row in candidates:
+                if db.execute(
+                    "UPDATE trial SET state = 'planned', reason = NULL, result = NULL, updated = ? "
+                    "WHERE key = ? AND state = ? RETURNING key",
+                    (time.time(), row["key"], row["state"]),
+                ):
+                    _event(db, "reset", study, row["key"])
+                    keys.append(row["key"])
+            return keys
+
+        return self._write(plan)
 
     def orphans(self, study: str) -> list[dict[str, Any]]:
         """key, attempt, folder (Path) of what the study's driver left running; orphans only under its lock."""
@@ -298,12 +349,13 @@ class Store:
         """The study's decision of that name, JSON: computed and stored when first asked for, replayed ever after."""
         found = self._value("decision", study, name)
         if found is None:
-            text = json.dumps(compute())
-            with self._transaction() as db:
-                db.execute(
+            decided = (study, name, json.dumps(compute()), time.time())
+            self._write(
+                lambda db: db.execute(
                     "INSERT INTO decision (place, name, value, updated) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
-                    (study, name, text, time.time()),
+                    decided,
                 )
+            )
             found = self._value("decision", study, name)
             assert found is not None
         return json.loads(found)
@@ -315,16 +367,19 @@ class Store:
 
     def remember(self, kind: str, key: str, value: Any) -> None:
         """Keeps JSON for all studies of the store, such as a noise floor; the newest stands."""
-        with self._transaction() as db:
-            db.execute(
+        values = (kind, key, json.dumps(value), time.time())
+        self._write(
+            lambda db: db.execute(
                 "INSERT INTO memory (place, name, value, updated) VALUES (?, ?, ?, ?) ON CONFLICT (place, name) "
                 "DO UPDATE SET value = excluded.value, updated = excluded.updated",
-                (kind, key, json.dumps(value), time.time()),
+                values,
             )
+        )
 
     def _value(self, table: str, place: str, name: str) -> str | None:
         rows = self._query(f"SELECT value FROM {table} WHERE place = ? AND name = ?", (place, name))
-        return rows[0]["value"] if rows else None
+        text: str | None = rows[0]["value"] if rows else None
+        return text
 
     # events
 
@@ -332,16 +387,14 @@ class Store:
         self, kind: str, study: str | None = None, key: str | None = None, attempt: int | None = None, **detail: Any
     ) -> None:
         """Records a decision or a mishap; `detail` must be JSON."""
-        with self._transaction() as db:
-            _event(db, kind, study, key, attempt, detail)
+        self._write(lambda db: _event(db, kind, study, key, attempt, detail))
 
     def events(self, study: str | None = None, key: str | None = None) -> list[dict[str, Any]]:
         """id, time (unix s), study, key, attempt, kind, detail; oldest first, of one study or trial if given."""
-        rows = self._query(
-            "SELECT * FROM event WHERE (?1 IS NULL OR study = ?1) AND (?2 IS NULL OR key = ?2) ORDER BY id",
-            (study, key),
-        )
-        return [{**dict(row), "detail": json.loads(row["detail"])} for row in rows]
+        asked = [(name, value) for name, value in (("study", study), ("key", key)) if value is not None]
+        where = " AND ".join(["id > 0", *(f"{name} = ?" for name, _ in asked)])
+        rows = self._query(f"SELECT * FROM event WHERE {where} ORDER BY id", [value for _, value in asked])
+        return [{**row, "detail": json.loads(row["detail"])} for row in rows]
 
     # files and connections
 
@@ -350,7 +403,7 @@ class Store:
         return self.root / "trials" / key[:2] / key
 
     def _write_trial_json(self, key: str, text: str) -> None:
-        """Not synced, as there may be thousands; so it is compared, not trusted, when the trial starts."""
+        """Written when a trial starts, as most of thousands may never. Not synced; so it is compared, not trusted."""
         folder = self.trial_folder(key)
         path = folder / "trial.json"
         if path.exists() and path.read_text() == text:
@@ -359,34 +412,15 @@ class Store:
             each.mkdir(mode=0o700, exist_ok=True)
         write_whole(path, text, durable=False)
 
-    def _connection(self) -> sqlite3.Connection:
-        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
-        if connection is None:
-            connection = self._local.connection = connect(self._table)
-            self._connections.append(connection)
-        return connection
+    def _query(self, sql: str, values: Sequence[Any] = ()) -> Found:
+        return self.database.query(sql, values)
 
-    def _query(self, sql: str, values: tuple[Any, ...] = ()) -> list[sqlite3.Row]:
-        with sqlite_errors(self._table):
-            return self._connection().execute(sql, values).fetchall()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing; the write lock is taken at the start, so that what is read inside still holds at commit."""
-        db = self._connection()
-        with sqlite_errors(self._table):
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                yield db
-                db.execute("COMMIT")
-            except BaseException:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
-                raise
+    def _write(self, body: Callable[[Changes], T]) -> T:
+        return self.database.write(body)
 
 
 def _event(
-    db: sqlite3.Connection,
+    db: Changes,
     kind: str,
     study: str | None,
     key: str | None,
@@ -399,7 +433,7 @@ def _event(
     )
 
 
-def _row_dict(row: sqlite3.Row, folder: str) -> dict[str, Any]:
+def _row_dict(row: dict[str, Any], folder: str) -> dict[str, Any]:
     found = dict(row)
     study = found.pop("study")
     found["settings"] = json.loads(found["settings"])
@@ -407,3 +441,7 @@ def _row_dict(row: sqlite3.Row, folder: str) -> dict[str, Any]:
     found["reused"] = found["state"] in TERMINAL and found["owner"] != study
     found["folder"] = folder
     return found
+
+
+def _marks(values: Sequence[Any]) -> str:
+    return ", ".join("?" * len(values))

@@ -1,4 +1,4 @@
-"""The store on disk: its schema, its version, and its creation whole or not at all."""
+"""The store on disk or on a server: its schema, its version, and its creation whole or not at all."""
 
 from __future__ import annotations
 
@@ -8,40 +8,44 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from search import database
+from search.addresses import DATABASE, address, kind_of
+from search.database import Changes, Database, Sqlite, StoreError, StoreFull, StoreRefused, sqlite_errors
 from search.lock import holder_of, name_of
 
 VERSION = 2
-BUSY_TIMEOUT_S = 60.0
 
 _TRIAL = """(
   key TEXT PRIMARY KEY, spec TEXT NOT NULL,
   state TEXT NOT NULL CHECK (state IN ('planned', 'running', 'paused', 'complete', 'pruned', 'failed', 'diverged')),
-  attempt INTEGER NOT NULL DEFAULT 0, owner TEXT, reason TEXT, result TEXT, updated REAL NOT NULL)"""
+  attempt BIGINT NOT NULL DEFAULT 0, owner TEXT, reason TEXT, result TEXT, updated DOUBLE PRECISION NOT NULL)"""
 _KEPT = """
-CREATE TABLE decision (place TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, updated REAL NOT NULL,
-  PRIMARY KEY (place, name)) WITHOUT ROWID;
-CREATE TABLE memory (place TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, updated REAL NOT NULL,
-  PRIMARY KEY (place, name)) WITHOUT ROWID;
+CREATE TABLE decision (place TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL,
+  updated DOUBLE PRECISION NOT NULL, PRIMARY KEY (place, name));
+CREATE TABLE memory (place TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL,
+  updated DOUBLE PRECISION NOT NULL, PRIMARY KEY (place, name));
 """
+# one text for both databases, but for how a row gets its number
 SCHEMA = f"""
-CREATE TABLE study (
-  name TEXT PRIMARY KEY, record TEXT NOT NULL, yaml TEXT NOT NULL, created REAL NOT NULL, updated REAL NOT NULL);
+CREATE TABLE study (name TEXT PRIMARY KEY, record TEXT NOT NULL, yaml TEXT NOT NULL,
+  created DOUBLE PRECISION NOT NULL, updated DOUBLE PRECISION NOT NULL);
 CREATE TABLE trial {_TRIAL};
 CREATE TABLE study_trial (
   study TEXT NOT NULL REFERENCES study (name), key TEXT NOT NULL REFERENCES trial (key),
   variant TEXT NOT NULL, role TEXT NOT NULL CHECK (role IN ('tune', 'repeat', 'search')),
-  settings TEXT NOT NULL, seed INTEGER NOT NULL, position INTEGER NOT NULL, orphaned INTEGER NOT NULL DEFAULT 0,
-  until INTEGER,
-  PRIMARY KEY (study, key, variant, role)) WITHOUT ROWID;
+  settings TEXT NOT NULL, seed BIGINT NOT NULL, position BIGINT NOT NULL, orphaned BIGINT NOT NULL DEFAULT 0,
+  until BIGINT,
+  PRIMARY KEY (study, key, variant, role));
 CREATE INDEX study_trial_key ON study_trial (key);
 CREATE TABLE event (
-  id INTEGER PRIMARY KEY, time REAL NOT NULL, study TEXT, key TEXT, attempt INTEGER, kind TEXT NOT NULL,
+  id NUMBERED, time DOUBLE PRECISION NOT NULL, study TEXT, key TEXT, attempt BIGINT, kind TEXT NOT NULL,
   detail TEXT NOT NULL);
+CREATE INDEX event_study ON event (study, kind);
 {_KEPT}"""
+_SQLITE_NUMBERED = "INTEGER PRIMARY KEY"
 # from a version to the next; a table whose constraint changes is copied, as SQLite alters none
 MIGRATIONS = {
     1: f"""
@@ -49,34 +53,39 @@ CREATE TABLE trial_2 {_TRIAL};
 INSERT INTO trial_2 SELECT key, spec, state, attempt, owner, reason, result, updated FROM trial;
 DROP TABLE trial;
 ALTER TABLE trial_2 RENAME TO trial;
-ALTER TABLE study_trial ADD COLUMN until INTEGER;
+ALTER TABLE study_trial ADD COLUMN until BIGINT;
+CREATE INDEX event_study ON event (study, kind);
 {_KEPT}"""
 }
+# what only a server has: which folder it belongs to, who runs a study, and what trackers have acknowledged
+_SERVER_ONLY = """
+CREATE TABLE store (id TEXT NOT NULL, version BIGINT NOT NULL, folder TEXT NOT NULL);
+CREATE TABLE holder (name TEXT PRIMARY KEY, host TEXT NOT NULL, pid BIGINT NOT NULL, since TEXT NOT NULL,
+  token TEXT NOT NULL);
+CREATE TABLE shipped (
+  target TEXT NOT NULL, study TEXT NOT NULL, key TEXT NOT NULL, place TEXT, position TEXT NOT NULL, told TEXT NOT NULL,
+  PRIMARY KEY (target, study, key));
+"""
 
 
-class StoreError(Exception):
-    """The store can't be used; the message names the file and what to do."""
-
-
-class StoreRefused(StoreError):
-    """There is no such store or study, or a newer archlab made it: the same command will never work."""
-
-
-class StoreFull(StoreError):
-    """The disk under the store is full; what is committed is safe."""
-
-
-def open_folder(root: Path, create: bool) -> Path:
-    """Checks (or makes) a store folder and returns the path of its trial table. Raises StoreError."""
+def open_database(root: Path, create: bool) -> Database:
+    """The trial table of a store folder, checked, made (if `create`) or brought to this version. Raises StoreError."""
     marker, table = root / "store.json", root / "trials.db"
+    url = address(root, DATABASE)
     if not marker.exists():
         if not create:
             raise StoreRefused(f"no store at {root}: run a study first, or name the right folder with --store")
+        if url is not None and table.exists():
+            raise _other_kind(root)
         try:
-            _create(root, marker, table)
+            _create(root, marker, table, url)
         except OSError as error:
             raise _os_error(root, error) from error
     version = _version(marker)
+    if kind_of(root) == "postgresql":
+        return _open_server(root, url, create)
+    if url is not None:
+        raise _other_kind(root)
     if not table.is_file():
         raise StoreError(
             f"{table} is missing though {marker} exists: put it back from a copy, or move {root} away and run again "
@@ -85,57 +94,32 @@ def open_folder(root: Path, create: bool) -> Path:
     if version < VERSION:
         _migrate(table)
         write_whole(marker, json.dumps({"version": VERSION}) + "\n")
-    return table
+    return Sqlite(table, VERSION)
 
 
-def connect(table: Path) -> sqlite3.Connection:
-    """A connection that waits up to a minute for other writers.
+def _open_server(root: Path, url: str | None, create: bool) -> Database:
+    from search.postgres import PATIENCE_S, READ_PATIENCE_S, Postgres
 
-    A commit survives the death of any process. A power cut may undo the newest commits, never half of one; then the
-    result files, which are synced, are committed again.
-    """
-    with sqlite_errors(table):
-        connection = sqlite3.connect(table, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
-        try:
-            connection.row_factory = sqlite3.Row
-            connection.execute("PRAGMA synchronous = NORMAL")
-            connection.execute("PRAGMA foreign_keys = ON")
-            found = connection.execute("PRAGMA user_version").fetchone()[0]
-        except BaseException:
-            connection.close()
-            raise
-    if found != VERSION:
-        connection.close()
-        raise StoreError(
-            f"{table} is not a whole trial table (version {found}, expected {VERSION}): move it away, or restore a copy"
+    if url is None:
+        raise StoreRefused(
+            f"the trial table of {root} is on a PostgreSQL server: set {DATABASE}, or write its URL into "
+            f"{root}/database.url (mode 0600)"
         )
-    return connection
-
-
-@contextmanager
-def sqlite_errors(table: Path) -> Iterator[None]:
-    """Says in the store's words what SQLite reports: locked, full, damaged."""
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        text = str(error)
-        if "locked" in text or "busy" in text:
-            raise StoreError(
-                f"{table} is locked by another process for more than {BUSY_TIMEOUT_S:.0f} s: "
-                "close the program that holds it (a backup or a database browser?) and run the same command again"
-            ) from error
-        if "full" in text or "disk I/O error" in text:
-            raise StoreFull(
-                f"{table} can't be written ({text}): free some space and run the same command again"
-            ) from error
-        raise StoreError(f"{table} can't be used ({text}): check that it is readable and writable for you") from error
-    except sqlite3.IntegrityError:
-        raise
-    except sqlite3.DatabaseError as error:
-        raise StoreError(
-            f"{table} is damaged ({error}): move it away or restore a copy; "
-            "finished trials lie in the trials/ folder beside it"
-        ) from error
+    server = Postgres(url, PATIENCE_S if create else READ_PATIENCE_S)
+    rows = server.query("SELECT id, version, folder FROM store")
+    found = rows[0] if rows else None
+    marked = json.loads((root / "store.json").read_text()).get("id")
+    if found is None or found["id"] != marked:
+        server.close()
+        whose = f"belongs to the store at {found['folder']}" if found else "has no store"
+        raise StoreRefused(f"{server.name} {whose}, and not to {root}: each store has a database of its own")
+    if found["version"] > VERSION:
+        server.close()
+        raise StoreRefused(
+            f"{server.name} says version {found['version']}, this archlab supports up to {VERSION}: upgrade archlab "
+            "or use another --store"
+        )
+    return server
 
 
 def write_whole(path: Path, text: str, durable: bool = True) -> None:
@@ -156,7 +140,7 @@ def write_whole(path: Path, text: str, durable: bool = True) -> None:
         raise
 
 
-def _create(root: Path, marker: Path, table: Path) -> None:
+def _create(root: Path, marker: Path, table: Path, url: str | None) -> None:
     """Table first, marker last, both moved into place; a kill at any point leaves nothing or a part that is reused."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in ("locks", "trials"):
@@ -165,24 +149,65 @@ def _create(root: Path, marker: Path, table: Path) -> None:
         fcntl.flock(guard, fcntl.LOCK_EX)
         if marker.exists():
             return
-        if not table.exists():
-            temporary = root / ".trials.db.tmp"
-            temporary.unlink(missing_ok=True)
-            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-            with sqlite_errors(temporary):
-                connection = sqlite3.connect(temporary)
-                try:
-                    connection.executescript(f"PRAGMA journal_mode = WAL; {SCHEMA} PRAGMA user_version = {VERSION};")
-                finally:
-                    connection.close()  # the last connection folds the log into the file
-            os.replace(temporary, table)
-        write_whole(marker, json.dumps({"version": VERSION}) + "\n")
+        says: dict[str, Any] = {"version": VERSION}
+        if url is not None:
+            says |= {"database": "postgresql", "id": _create_on_server(root, url)}
+        elif not table.exists():
+            _create_table(root, table)
+        write_whole(marker, json.dumps(says) + "\n")
+
+
+def _create_table(root: Path, table: Path) -> None:
+    temporary = root / ".trials.db.tmp"
+    temporary.unlink(missing_ok=True)
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    schema = SCHEMA.replace("NUMBERED", _SQLITE_NUMBERED)
+    with sqlite_errors(temporary):
+        connection = sqlite3.connect(temporary)
+        try:
+            connection.executescript(f"PRAGMA journal_mode = WAL; {schema} PRAGMA user_version = {VERSION};")
+        finally:
+            connection.close()  # the last connection folds the log into the file
+    os.replace(temporary, table)
+
+
+def _create_on_server(root: Path, url: str) -> str:
+    """Makes our schema in one transaction and returns its id. One that is there is taken if it is ours or empty."""
+    from search.postgres import SCHEMA as NAME
+    from search.postgres import Postgres
+
+    server = Postgres(url)
+
+    def make(changes: Changes) -> dict[str, Any]:
+        if changes.execute("SELECT to_regclass(?) AS there", (f"{NAME}.store",))[0]["there"] is None:
+            if not changes.execute("SELECT 1 FROM pg_namespace WHERE nspname = ?", (NAME,)):
+                changes.execute(f"CREATE SCHEMA {NAME}")
+            numbered = "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
+            # bytes in order, as in SQLite: the same rows come in the same order
+            schema = (SCHEMA + _SERVER_ONLY).replace(" TEXT", ' TEXT COLLATE "C"').replace("NUMBERED", numbered)
+            for statement in filter(str.strip, schema.split(";")):
+                changes.execute(statement)
+            mine = (secrets.token_hex(16), VERSION, str(root))
+            changes.execute("INSERT INTO store (id, version, folder) VALUES (?, ?, ?)", mine)
+        return changes.execute("SELECT id, folder, (SELECT count(*) FROM study) AS studies FROM store")[0]
+
+    try:
+        found = server.write(make)
+    finally:
+        server.close()
+    if found["folder"] != str(root) and found["studies"]:
+        raise StoreRefused(
+            f"{server.name} belongs to the store at {found['folder']}, and not to {root}: name that folder with "
+            "--store where it is shared, or give this one a database of its own"
+        )
+    identity: str = found["id"]
+    return identity
 
 
 def _migrate(table: Path) -> None:
     """Brings the table of an older version to this one, in one transaction."""
     with sqlite_errors(table):
-        db = sqlite3.connect(table, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        db = sqlite3.connect(table, timeout=database.BUSY_TIMEOUT_S, isolation_level=None)
         try:  # foreign keys are off in a new connection, or the copied table would take its references with it
             db.execute("BEGIN IMMEDIATE")
             for (study,) in db.execute("SELECT name FROM study ORDER BY name").fetchall():
@@ -216,6 +241,13 @@ def _version(marker: Path) -> int:
             "upgrade archlab or use another --store"
         )
     return found
+
+
+def _other_kind(root: Path) -> StoreRefused:
+    return StoreRefused(
+        f"the trial table of {root} is the file trials.db, and a server is named as well: unset {DATABASE} (or remove "
+        f"{root}/database.url), or move the table there with archlab.search.store_move"
+    )
 
 
 def _os_error(root: Path, error: OSError) -> StoreError:

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from search import store_files
+from search import database
 from search.lock import StudyLock
 from search.store import TERMINAL, Row, StaleAttempt, Store, StoreError, StoreFull
 from tests.search.study_kit import ROOT, make_store, rows_of, toy
@@ -100,6 +100,7 @@ def test_adding_rows_twice_changes_nothing_and_keeps_their_order(tmp_path):
     assert [row["variant"] for row in found] == ["v3", "v1", "v2"]
     for row, wanted in zip(found, rows, strict=True):
         assert row["folder"] == str(tmp_path / "store" / "trials" / wanted.trial.key[:2] / wanted.trial.key)
+        store.claim(row["key"], "s")
         assert (tmp_path / row["folder"] / "trial.json").read_text() == wanted.trial.to_json()
 
 
@@ -258,7 +259,7 @@ def test_processes_that_make_one_store_at_once_all_succeed(tmp_path):
 
 
 def test_a_table_that_stays_locked_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(store_files, "BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.1)
     make_store(tmp_path / "store").close()
     other = sqlite3.connect(tmp_path / "store" / "trials.db", isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
@@ -269,7 +270,7 @@ def test_a_table_that_stays_locked_is_named(tmp_path, monkeypatch):
 
 def test_a_full_disk_under_the_table_is_told_apart_and_loses_nothing(tmp_path):
     store = make_store(tmp_path / "store")
-    pages = store._query("PRAGMA page_count")[0][0]
+    pages = store._query("PRAGMA page_count")[0]["page_count"]
     store._query(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(StoreFull, match="free some space"):
         store.save_study("t", {"x": "y" * 10**6}, "")
@@ -377,6 +378,7 @@ def test_a_store_that_is_being_run_by_an_older_version_is_not_changed_under_it(t
 def test_trial_json_that_was_lost_is_written_again_when_the_trial_starts(tmp_path, harm):
     store = make_store(tmp_path / "store", rows=rows_of(toy()))
     path = store.trial_folder(toy().key) / "trial.json"
+    store.release(toy().key, store.claim(toy().key, "s"))
     harm(path)
     store.claim(toy().key, "s")
     assert json.loads(path.read_text()) == json.loads(toy().to_json())

@@ -1,0 +1,73 @@
+"""Where a store's servers are: from the environment or from files that nobody else can read, and never repeated."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from search.database import StoreRefused
+
+DATABASE, MLFLOW = "ARCHLAB_DATABASE", "ARCHLAB_MLFLOW"
+_FILES = {DATABASE: "database.url", MLFLOW: "mlflow.url"}
+
+
+def address(root: Path, variable: str) -> str | None:
+    """What the variable holds, else the file in the store, else None. Raises StoreRefused for a file others can read.
+
+    A URL may hold a password, so it is given no other way: an argument would be seen by every user of the machine.
+    """
+    if given := os.environ.get(variable, "").strip():
+        return given
+    path = root / _FILES[variable]
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreRefused(f"{path} can't be read ({error.strerror}): it should be a file with one URL") from error
+    with open(descriptor, encoding="utf-8") as file:
+        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+        if mode & 0o077:
+            raise StoreRefused(f"{path} holds a password and others can read it (mode {mode:04o}): chmod 600 {path}")
+        text = file.read(10_000).strip()
+    if not text or len(text.split()) > 1:
+        raise StoreRefused(f"{path} should hold one URL and nothing else")
+    return text
+
+
+def shown(url: str) -> str:
+    """A URL that may be told: user, host and path, never a password nor the query."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        return "a URL that can't be read"
+    if not parts.scheme:
+        return "a URL that can't be read"
+    user = f"{parts.username}:***@" if parts.password else f"{parts.username}@" if parts.username else ""
+    return f"{parts.scheme}://{user}{host}{f':{port}' if port else ''}{parts.path}"
+
+
+def kind_of(root: Path) -> str:
+    """Where a store's trial table is, as store.json says: "sqlite" or "postgresql"."""
+    try:
+        said = json.loads((root / "store.json").read_text())
+    except (OSError, ValueError):
+        return "sqlite"
+    return str(said.get("database", "sqlite")) if isinstance(said, dict) else "sqlite"
+
+
+def server_of(root: Path) -> str | None:
+    """The URL of the server that has a store's trial table; None where it is a file."""
+    if kind_of(root) != "postgresql":
+        return None
+    url = address(root, DATABASE)
+    if url is None:
+        raise StoreRefused(
+            f"the trial table of {root} is on a PostgreSQL server: set {DATABASE}, or write its URL into "
+            f"{root}/{_FILES[DATABASE]} (mode 0600)"
+        )
+    return url
