@@ -107,4 +107,38 @@ def retry(study: str, store: str | None, failed: bool, variants: tuple[str, ...]
     click.echo(f"{total} trial{'s' * (total > 1)} of {name} planned again ({shown}); {following} goes on with them")
 
 
-VERBS = (status, watch, stop, retry)
+@click.command()
+@STORE
+@click.option("--apply", is_flag=True, help="Remove it. Without this nothing is changed.")
+@JSON
+@verb
+def gc(store: str | None, apply: bool, as_json: bool) -> None:
+    """List what a store could do without, and how much that frees. Results and journals always stay."""
+    from search.garbage import find, remove, summed
+    from search.store import Store
+
+    with Store.open(store_folder(store), create=False) as opened:
+        going, stayed = remove(opened) if apply else (find(opened), [])
+    if as_json:
+        kept = [{"files": list(map(str, waste.paths)), "reason": reason} for waste, reason in stayed]
+        click.echo(json.dumps({"applied": apply, "what": summed(going), "kept": kept}))
+        return
+    lines = [
+        f"{each['kind']:<12} {megabytes(each['bytes']):>10}  {each['files']:,} {each['why']}" for each in summed(going)
+    ]
+    total = sum(waste.size for waste in going)
+    click.echo("\n".join(lines) if lines else "nothing can go")
+    for waste, reason in stayed:
+        click.echo(f"left: {waste.paths[0]}{' and more' if len(waste.paths) > 1 else ''}: {reason}")
+    if apply and lines:
+        click.echo(f"freed {megabytes(total)}")
+    elif lines:
+        click.echo(f"{megabytes(total)} in all; nothing was removed: archlab gc --apply removes it")
+
+
+def megabytes(size: int) -> str:
+    """Bytes in the megabytes of disks, such as 12.3 MB."""
+    return f"{size / 1e6:,.1f} MB"
+
+
+VERBS = (status, watch, stop, retry, gc)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from search.driver import goes_on
 from search.faults import RETRIES
 from search.lock import holder_of
 from search.status import standing
 from search.stop import EXIT_TRY_AGAIN, Summary, count, summarise
 from search.store import TERMINAL, Store
+from search.table import goes_on
 from search.worker import read_attempt
 
 POLL_S = 2.0

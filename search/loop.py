@@ -5,6 +5,7 @@ What the clock decides (when a checkpoint is written, when lines are flushed) ne
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from search.data.examples import examples
 from search.evaluate import autocast, held_out, losses
 from search.fingerprint import differences, fingerprint
 from search.journal import Journal, note_event
+from search.keep import WEIGHTS, is_power_of_two, told
 from search.objectives import has_encoder
 from search.recipe import Recipe
 from search.routers import health
@@ -95,6 +97,7 @@ class Loop:
         count = curve_windows(recipe)
         self.curve = held_out(dataset, "validation", recipe.context, recipe.objective, self.encoder, count)
         self.fingerprint = fingerprint(str(self.device)) | team.facts
+        self.log2 = told(folder)["log2"]
         self.step = before.steps
         self.train_s = before.train_s
         self.pending = 0  # steps since the last line
@@ -124,6 +127,8 @@ class Loop:
                 self.log(journal)
             if step + 1 in points:
                 self.validate(journal)
+            if self.log2 and is_power_of_two(self.step):
+                self.keep_weights(journal)
             pause = self.step == until
             stop, due = self.team.agree(should_stop() and not last, time.monotonic() - saved >= checkpoint_s)
             if stop or last or pause or due:
@@ -262,6 +267,15 @@ class Loop:
         if self.team.leads:
             journal.sync()
             checkpoint.save(self.folder, self.step, state)
+        self._clock = time.perf_counter()
+
+    def keep_weights(self, journal: Journal) -> None:
+        """Puts the weights of this step aside, for good."""
+        self.elapsed()
+        state, folder = self.state(whole=False), self.folder / WEIGHTS
+        if self.team.leads:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            checkpoint.save(folder, self.step, state, keep=sys.maxsize)
         self._clock = time.perf_counter()
 
     def state(self, whole: bool = True) -> dict[str, Any]:

@@ -25,17 +25,21 @@ def shared_stage(root: Path, trial: Trial, index: int, device: str, tick: Callab
     One process at a time has it; while another one trains the stage, `tick` is called again and again, and what it
     raises ends the waiting. The lock ends with its process.
     """
-    stages = trial.recipe["stages"][:index]
-    recipe = {name: value for name, value in trial.recipe.items() if name != "stages"}
-    alike = replace(trial, recipe=recipe | ({"stages": stages} if stages else {}))
     machine = hashlib.sha256(canonical_json(fingerprint(device)).encode()).hexdigest()
-    folder = root / f"{alike.key[:32]}-{machine[:16]}"
+    folder = root / f"{beginning(trial, index)}-{machine[:16]}"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         while not _locked(file.fileno()):
             tick()
             time.sleep(_WAIT_S)
         yield folder
+
+
+def beginning(trial: Trial, index: int) -> str:
+    """What trials share that are alike up to the end of stage `index`: 32 digits of the key of one that ends there."""
+    stages = trial.recipe["stages"][:index]
+    recipe = {name: value for name, value in trial.recipe.items() if name != "stages"}
+    return replace(trial, recipe=recipe | ({"stages": stages} if stages else {})).key[:32]
 
 
 def _locked(descriptor: int) -> bool:

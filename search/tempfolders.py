@@ -11,12 +11,19 @@ from pathlib import Path
 
 def private_folder(kind: str) -> Path:
     """A new folder of mode 0700, /tmp/archlab-<kind>-<pid>-...; removes those of `kind` whose process is gone."""
-    root = Path(tempfile.gettempdir())
-    for left in root.glob(f"archlab-{kind}-*"):
-        found = re.fullmatch(rf"archlab-{kind}-(\d+)-.*", left.name)
-        if found and not _alive(int(found[1])) and left.stat().st_uid == os.getuid():
-            shutil.rmtree(left, ignore_errors=True)  # another process may be removing it too
+    for left in left_over(kind):
+        shutil.rmtree(left, ignore_errors=True)  # another process may be removing it too
     return Path(tempfile.mkdtemp(prefix=f"archlab-{kind}-{os.getpid()}-"))
+
+
+def left_over(kind: str = "[a-z]+") -> list[Path]:
+    """Our private folders, of a kind or of all, whose process is gone."""
+    found = []
+    for path in Path(tempfile.gettempdir()).glob("archlab-*-*-*"):
+        match = re.fullmatch(rf"archlab-{kind}-(\d+)-.*", path.name)
+        if match and not _alive(int(match[1])) and path.stat().st_uid == os.getuid():
+            found.append(path)
+    return found
 
 
 def _alive(pid: int) -> bool:

@@ -15,6 +15,7 @@ from arch_dsl.errors import unknown
 from arch_dsl.layout import Layout, export_tensors, import_tensors, shapes_of
 from arch_dsl.weights import MODEL, read_checkpoint, read_weights, write_tensors, write_weights
 from search import checkpoint
+from search.keep import WEIGHTS
 from search.store import Store
 from search.trial import Trial
 
@@ -90,22 +91,26 @@ def weights_of(source: str, store: Path) -> tuple[Model, Mapping[str, Tensor]]:
         return read_weights(path)
     if path.suffix == ".pt" and path.is_file():
         step = path.stem.rpartition("-")[2]
-        return _of_trial(path.parent, int(step) if step.isdigit() else None)
+        folder = path.parent.parent if path.parent.name == WEIGHTS else path.parent
+        return _of_trial(folder, int(step) if step.isdigit() else None, path.parent)
     return _of_trial(path if (path / "trial.json").is_file() else _folder_of(source, store), None)
 
 
-def _of_trial(folder: Path, step: int | None) -> tuple[Model, Mapping[str, Tensor]]:
-    """The model of a trial and its weights after a step, or at the last checkpoint."""
+def _of_trial(folder: Path, step: int | None, held: Path | None = None) -> tuple[Model, Mapping[str, Tensor]]:
+    """The model of a trial and its weights after a step, or at the last checkpoint, from the folder that holds them."""
+    held = held or folder
     if not (folder / "trial.json").is_file():
         raise SpecError.of(str(folder), "is no folder of a trial: it has no trial.json")
-    steps = [step] if step is not None else checkpoint.steps_in(folder)
+    steps = [step] if step is not None else checkpoint.steps_in(held)
     if not steps:
-        raise SpecError.of(str(folder), "has no checkpoint: the trial has not been trained, or it diverged")
+        raise SpecError.of(
+            str(folder), "has no checkpoint: the trial has not been trained, it diverged, or its study keeps none"
+        )
     trial = Trial.from_json((folder / "trial.json").read_text())
     try:
-        state = checkpoint.load(folder, steps[0])
+        state = checkpoint.load(held, steps[0])
     except (ValueError, OSError) as error:
-        raise SpecError.of(str(checkpoint.path_of(folder, steps[0])), f"can't be used: {error}") from error
+        raise SpecError.of(str(checkpoint.path_of(held, steps[0])), f"can't be used: {error}") from error
     return arch_dsl.resolve(arch_dsl.load(trial.model)), state["model"]
 
 

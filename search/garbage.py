@@ -1,0 +1,210 @@
+"""What a store could do without: found by `find`, removed by `remove`. Results, journals and trial.json always stay."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from arch_dsl import plugins
+from search import plugin_files, tempfolders
+from search.in_use import in_use
+from search.keep import WEIGHTS, union
+from search.shared_stages import beginning
+from search.store import Store
+from search.trial import Trial
+
+_SHARED = ("stages", "data", "plug-ins")  # which a study that is being planned may be about to use
+_ABANDONED_S = 3600.0  # a temporary file this old belongs to a process that was killed
+
+
+@dataclass(frozen=True)
+class Waste:
+    """Files of one kind that can go for one reason. `trial` is the key and state of the trial whose they are."""
+
+    kind: str
+    why: str
+    paths: tuple[Path, ...]
+    size: int  # bytes
+    trial: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A trial of the table, and what the studies that want it keep (empty: none wants it)."""
+
+    key: str
+    state: str
+    trial: Trial
+    folder: Path
+    wishes: tuple[dict[str, Any] | None, ...]
+
+
+def find(store: Store) -> list[Waste]:
+    """What can go, as the store stands now. Looks at every trial's folder, and changes nothing."""
+    records = {each["name"]: store.study(each["name"]).get("keep") for each in store.studies()}
+    known = [
+        _Known(
+            each["key"],
+            each["state"],
+            Trial.from_json(each["spec"]),
+            store.trial_folder(each["key"]),
+            tuple(records.get(study) for study in each["studies"]),
+        )
+        for each in store.everything()
+    ]
+    found = [*_checkpoints(known), *_temporary(store.root, known)]
+    wanted = [each.trial for each in known if each.wishes]
+    found += _stages(store.root / "stages", wanted)
+    found += _data(store.root / "data", wanted)
+    found += _plugins(store.root / plugin_files.FOLDER, [each.trial for each in known])
+    return found
+
+
+def remove(store: Store) -> tuple[list[Waste], list[tuple[Waste, str]]]:
+    """Removes what can go. Returns what went, and what stayed with the reason.
+
+    A trial is looked at again under the lock of its folder, which a process that trains it holds. What studies share
+    goes only while no run of the store is under way, and none begins meanwhile.
+    """
+    gone: list[Waste] = []
+    stayed: list[tuple[Waste, str]] = []
+    with in_use(store.root, alone=True) as alone:
+        for waste in find(store):
+            reason = "" if alone or waste.kind not in _SHARED else "a run of this store is under way"
+            if not reason and waste.trial is not None:
+                reason = _remove_of_trial(store, waste)
+            elif not reason:
+                _remove(waste.paths)
+            if reason:
+                stayed.append((waste, reason))
+            else:
+                gone.append(waste)
+    return gone, stayed
+
+
+def summed(found: Iterable[Waste]) -> list[dict[str, Any]]:
+    """kind, why, files and bytes, summed over what goes for one reason."""
+    sums: dict[tuple[str, str], list[int]] = {}
+    for waste in found:
+        total = sums.setdefault((waste.kind, waste.why), [0, 0])
+        total[0] += len(waste.paths)
+        total[1] += waste.size
+    return [{"kind": kind, "why": why, "files": n, "bytes": size} for (kind, why), (n, size) in sums.items()]
+
+
+def _remove_of_trial(store: Store, waste: Waste) -> str:
+    """Removes files of a trial unless it is trained, or is not as it was when they were found; says so then."""
+    assert waste.trial is not None
+    key, state = waste.trial
+    descriptor = os.open(store.trial_folder(key) / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return "a process writes to it"
+        if store.known([key]).get(key, {}).get("state") != state:
+            return "it has changed meanwhile"
+        _remove(waste.paths)
+    finally:
+        os.close(descriptor)
+    return ""
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _checkpoints(known: Iterable[_Known]) -> Iterator[Waste]:
+    """What a trial kept to go on from, or to be asked again, and needs no more."""
+    from search.checkpoint import steps_in
+
+    for each in known:
+        if each.state == "running" or not each.folder.is_dir():
+            continue
+        steps, kept = steps_in(each.folder), each.folder / WEIGHTS
+        keep = union(list(each.wishes))
+        if not each.wishes:
+            why, ends, early = "of trials that no study wants any more", steps, True
+        elif each.state in ("diverged", "pruned"):
+            why, ends, early = f"of {each.state} trials", steps, True
+        elif each.state == "complete":
+            why, early = "of complete trials beyond what their studies keep", not keep["log2"]
+            ends = steps[int(keep["final"]) :]
+        else:
+            continue
+        going = [path for step in ends for path in each.folder.glob(f"checkpoint-{step}.pt*")]
+        going += [kept] if early and kept.is_dir() else []
+        if going:
+            yield _waste("checkpoints", why, going, (each.key, each.state))
+
+
+def _temporary(root: Path, known: Iterable[_Known]) -> Iterator[Waste]:
+    """What killed processes left: files on their way to another name, and private folders."""
+    why, old = "of processes that were killed", time.time() - _ABANDONED_S
+    loose = [path for folder in (root, root / "locks", root / "data") for path in folder.glob(".*.tmp")]
+    loose += (root / "data").glob(".new-*")
+    loose = [path for path in loose if _changed(path) < old]
+    if left := [*loose, *tempfolders.left_over()]:
+        yield _waste("temporary", why, left)
+    for each in known:
+        scraps = [path for path in each.folder.glob("*.tmp") if _changed(path) < old] if each.folder.is_dir() else []
+        if scraps and each.state != "running":
+            yield _waste("temporary", why, scraps, (each.key, each.state))
+
+
+def _stages(root: Path, wanted: list[Trial]) -> Iterator[Waste]:
+    used = {beginning(trial, index) for trial in wanted for index in range(len(trial.recipe.get("stages", ())))}
+    left = [folder for folder in _folders(root) if folder.name.partition("-")[0] not in used]
+    if left:
+        yield _waste("stages", "ends of stages that no wanted trial begins with", left)
+
+
+def _data(root: Path, wanted: list[Trial]) -> Iterator[Waste]:
+    """Prepared text. What was streamed from the hub is left, as it may not be there a second time."""
+    used = {trial.data for trial in wanted}
+    used |= {stage.get("prepared") for trial in wanted for stage in trial.recipe.get("stages", ())}
+    left = [folder for folder in _folders(root) if (folder / "data.json").is_file() and folder.name not in used]
+    if left:
+        yield _waste("data", "prepared text that no wanted trial reads; it is made again when it is needed", left)
+
+
+def _plugins(root: Path, trials: list[Trial]) -> Iterator[Waste]:
+    used = {digest for trial in trials for digest in plugins.used_by(trial.model)}
+    left = [path for path in root.glob("*-*.py") if path.stem.rpartition("-")[2] not in used]
+    if left:
+        yield _waste("plug-ins", "copies of plug-ins that no trial of the table was trained with", left)
+
+
+def _waste(kind: str, why: str, paths: list[Path], trial: tuple[str, str] | None = None) -> Waste:
+    return Waste(kind, why, tuple(sorted(paths)), sum(map(_size, paths)), trial)
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder; nothing of what is gone meanwhile."""
+    if path.is_dir() and not path.is_symlink():
+        return sum(_size(child) for child in path.iterdir())
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except FileNotFoundError:
+        return time.time()
+
+
+def _folders(root: Path) -> list[Path]:
+    return [path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")] if root.is_dir() else []
