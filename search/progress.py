@@ -268,8 +268,12 @@ def line_of(event: dict[str, Any], name: str, quiet: bool = False) -> str:
 
 
 def total_steps(folder: Path) -> int | None:
-    """Optimizer steps of a trial, from its recipe."""
-    recipe: dict[str, Any] = json.loads((folder / "trial.json").read_text())["recipe"]
+    """Optimizer steps of a trial that has been started, from its recipe."""
+    return steps_of(json.loads((folder / "trial.json").read_text())["recipe"])
+
+
+def steps_of(recipe: dict[str, Any]) -> int | None:
+    """Optimizer steps over all stages; None where the recipe does not say (that of a test)."""
     if not {"tokens", "batch", "context"} <= recipe.keys():
         return None
     if {"ramp", "batch_tokens", "stages"} & recipe.keys():

@@ -131,7 +131,9 @@ def trial(number: int, **recipe: Any) -> Trial:
 def validated(store: Store, which: Trial, history: History, attempt: int = 1) -> None:
     """Lets a trial have written these validations."""
     lines = [{"step": step, "attempt": attempt, "validation_loss": loss} for step, loss in history]
-    with (store.trial_folder(which.key) / "metrics.jsonl").open("a") as file:
+    folder = store.trial_folder(which.key)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
