@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from search.budget import Account, Limits, attempt_spent, spent_of
 from search.control import forget_request, stop_requested
 from search.executor import Executor, ExecutorError, Failure, Finished, request_stop
 from search.faults import Breaker, Retries
+from search.keep import Keep, tell
 from search.lock import StudyLock
 from search.recovery import settle, take_over
 from search.stop import (
     EXIT_BUDGET,
     EXIT_FAILED,
     EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
     EXIT_TRY_AGAIN,
     Stop,
     Summary,
@@ -25,15 +28,16 @@ from search.stop import (
     on_signals,
     summarise,
 )
-from search.store import TERMINAL, Row, StaleAttempt, Store, StoreFull
+from search.store import StaleAttempt, Store, StoreFull
+from search.table import NextRows, Planner, Table
 from search.watch import Watch, validation_history
 from search.worker import read_result
 
 TICK_S = 0.5
 HANG_S = 300.0
 
-NextRows = Callable[[list[dict[str, Any]]], Sequence[Row]]
 ShouldPrune = Callable[[str, int, list[tuple[int, float]]], bool]
+TokensOf = Callable[[str, int | None], int]
 OnEvent = Callable[[dict[str, Any]], None]
 
 
@@ -53,9 +57,16 @@ class Shipper(Protocol):
 @dataclass
 class _Running:
     attempt: int
+    row: dict[str, Any]
     folder: Path
     watch: Watch
+    started: float = field(default_factory=time.monotonic)
     asked: bool = False  # to stop
+
+    @property
+    def seconds(self) -> float:
+        """How long it has had its place."""
+        return time.monotonic() - self.started
 
 
 def drive(
@@ -66,26 +77,29 @@ def drive(
     *,
     shipper: Shipper | None = None,
     on_event: OnEvent | None = None,
-    budget_wall_s: float | None = None,
-    budget_trials: int | None = None,
+    limits: Limits | None = None,
+    tokens_of: TokensOf | None = None,
     should_prune: ShouldPrune | None = None,
     lock: StudyLock | None = None,
     hang_s: float = HANG_S,
+    keep: Keep | None = None,
 ) -> Summary:
     """Runs what is missing of a stored study and returns when nothing is left, or when it has to stop.
 
     next_rows maps all rows so far (as `Store.study_trials` gives them) to the rows that should exist; it is asked
-    again whenever a trial ended. should_prune(key, step, [(step, validation loss), ...]) ends a trial early; without
-    it none is, and what was pruned before is trained to its end. on_event gets {"event": ...} dicts: study, launched,
-    finished, retry, stop, tick, summary. `lock` is the study's lock if the caller holds it. The caller starts the
-    executor early if it likes, and closes it. Raises StudyLocked, StoreError and whatever next_rows raises.
+    again when trials ended: at once where nothing else waits for a place, else so rarely that it takes a twentieth of
+    the time at most. tokens_of(key, until) says what a trial still takes, for a budget of tokens.
+    should_prune(key, step, [(step, validation loss), ...]) ends a trial early; without it none is, and what was pruned
+    before is trained to its end. on_event gets {"event": ...} dicts: study, launched, paused, finished, retry, stop,
+    tick, summary. `lock` is the study's lock if the caller holds it. The caller starts the executor early if it likes,
+    and closes it. Raises StudyLocked, StoreError and whatever next_rows raises.
     """
     with ExitStack() as stack:
         if lock is None or not lock.held:
             stack.enter_context(StudyLock(store.root, study))
-        driver = _Driver(
-            store, study, next_rows, executor, shipper, on_event, should_prune, hang_s, budget_wall_s, budget_trials
-        )
+        planner, account = Planner(store, study, next_rows, should_prune is not None), Account(limits or Limits())
+        driver = _Driver(store, study, planner, executor, shipper, on_event, should_prune, hang_s, account, tokens_of)
+        driver.keep = (keep or Keep()).record()
         driver.take_signals = stack.enter_context(on_signals(driver.interrupt))
         return driver.run()
 
@@ -96,26 +110,23 @@ class _Driver:
 
     store: Store
     study: str
-    next_rows: NextRows
+    planner: Planner
     executor: Executor
     shipper: Shipper | None
     on_event: OnEvent | None
     should_prune: ShouldPrune | None
     hang_s: float
-    wall_s: float | None
-    trials: int | None
+    account: Account
+    tokens_of: TokensOf | None = None
     take_signals: Callable[[], None] = lambda: None
+    keep: dict[str, bool] = field(default_factory=Keep().record)
     stop: Stop | None = None
     running: dict[str, _Running] = field(default_factory=dict)
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    until: dict[str, int | None] = field(default_factory=dict)  # by trial: where it pauses
-    launched: set[str] = field(default_factory=set)
+    table: Table = field(default_factory=Table)
     before: set[str] = field(default_factory=set)
     pruned: set[str] = field(default_factory=set)
-    reset: set[str] = field(default_factory=set)
     retries: Retries = field(default_factory=Retries)
     breaker: Breaker = field(default_factory=Breaker)
-    started: float = field(default_factory=time.monotonic)
 
     def run(self) -> Summary:
         """The loop. The order within a pass matters: commit before plan, plan before launch."""
@@ -124,15 +135,18 @@ class _Driver:
         try:
             self.executor.start()
             forget_request(self.store.root, self.study)
-            self.notice(*settle(self.store, self.study))
+            self.notice(*settle(self.store, self.study, lambda: self.executor.gpus))
+            if self.account.limits.of_life:
+                self.account.spent = spent_of(self.store, self.study)
             self.replan()
-            self.before = {row["key"] for row in self.rows if row["state"] in TERMINAL}
-            self.emit("study", study=self.study, counts=count(self.states(), self.before))
+            self.before = self.table.ended()
+            self.emit("study", study=self.study, counts=count(self.table.states(), self.before))
             while self.step():
                 pass
         except KeyboardInterrupt:
             self.shipper = None  # the trackers aren't waited for; the next run ships what is left
-            self.stop = Stop(EXIT_INTERRUPTED, "stopped at once; the same command goes on from the last checkpoints")
+            code = self.stop.exit_code if self.stop and self.stop.exit_code == EXIT_TERMINATED else EXIT_INTERRUPTED
+            self.stop = Stop(code, "stopped at once; the same command goes on from the last checkpoints")
         except StoreFull as error:
             self.ask_stop(EXIT_TRY_AGAIN, str(error))
         except ExecutorError as error:
@@ -145,8 +159,10 @@ class _Driver:
     def step(self) -> bool:
         """One pass; False when there is nothing left to do or to wait for."""
         if self.stop is None:
+            if self.planner.due(self.table):
+                self.replan()
             self.launch()
-        elsewhere = self.stop is None and any(self.elsewhere())
+        elsewhere = self.table.elsewhere if self.stop is None else {}
         if not self.running and not elsewhere:
             return False
         if not self.running:
@@ -155,9 +171,8 @@ class _Driver:
         for each in ended:
             self.commit(each)
         if elsewhere:
-            self.notice(*take_over(self.store, {row["owner"] for row in self.elsewhere()} - {None, self.study}))
-        if ended or elsewhere:
-            self.replan()
+            owners = {owner for owner in elsewhere.values() if owner not in (None, self.study)}
+            self.notice(*take_over(self.store, owners, lambda: self.executor.gpus))
         self.watch()
         self.emit("tick", running={key: each.folder for key, each in self.running.items()})
         return True
@@ -165,71 +180,45 @@ class _Driver:
     # planning and launching
 
     def replan(self) -> None:
-        """Asks the planner until that changes nothing: a reused result may call for rows at once.
-
-        What other studies gave up is planned again for us, once in a run; without pruning no trial stays pruned.
-        """
-        asked: list[set[tuple[str, str, str]]] = []
-        while self.stop is None:
-            wanted = self.next_rows(self.store.study_trials(self.study))
-            changed = self.store.add_trials(self.study, wanted) + self.store.drop_others(self.study, wanted)
-            if self.should_prune is None:
-                changed += self.store.reset_pruned(self.study)
-            foreign = self.store.reset_foreign(self.study, but=self.reset)
-            self.reset.update(foreign)
-            self.read()
-            members = {(row.trial.key, row.variant, row.role) for row in wanted}
-            if not (changed or foreign) or members in asked:  # a planner that goes in circles is left
-                return
-            asked.append(members)
-
-    def read(self) -> None:
-        """The rows as they stand; a trial in two roles goes as far as either wants it."""
-        self.rows = self.store.study_trials(self.study)
-        self.until = {}
-        for row in self.rows:
-            wanted, other = self.until.setdefault(row["key"], row["until"]), row["until"]
-            self.until[row["key"]] = None if wanted is None or other is None else max(wanted, other)
+        """Asks the planner and reads the table."""
+        self.table = self.planner.ask(self.running)
 
     def launch(self) -> None:
         """Fills the free slots in the planned order."""
-        for row in self.rows:
-            if row["key"] in self.running or not goes_on(row, self.until[row["key"]]):
-                continue
-            if self.stop is not None or len(self.running) >= self.executor.slots:
-                return
-            if self.trials is not None and row["key"] not in self.launched and len(self.launched) >= self.trials:
+        waiting = self.table.waiting
+        while waiting and self.stop is None and len(self.running) < self.executor.slots:
+            row = waiting[0]
+            until = self.table.until[row["key"]]
+            tokens = self.tokens_of(row["key"], until) if self.tokens_of else 0
+            if refused := self.account.refuses(row["key"], tokens):
                 if not self.running:
-                    self.ask_stop(EXIT_BUDGET, f"the budget of {self.trials} trials is spent")
+                    self.ask_stop(EXIT_BUDGET, refused)
                 return
-            self.launch_one(row)
+            waiting.popleft()
+            self.launch_one(row, until, tokens)
 
-    def launch_one(self, row: dict[str, Any]) -> None:
+    def launch_one(self, row: dict[str, Any], until: int | None, tokens: int) -> None:
         """Claims a trial and submits it, unless another study was faster."""
         key, folder = row["key"], Path(row["folder"])
         attempt = self.store.claim(key, self.study)
-        for each in self.rows:
-            if each["key"] == key:
-                each["state"] = "running"
         if attempt is None:
+            self.table.elsewhere[key], self.planner.changed = None, True
             return
-        self.running[key] = _Running(attempt, folder, Watch(folder, attempt, self.hang_s))
-        self.launched.add(key)
+        tell(folder, self.keep)
+        self.running[key] = _Running(attempt, row, folder, Watch(folder, attempt, self.hang_s))
+        self.account.launched(key, tokens, self.executor.gpus)
         self.take_signals()  # the executor is up by now, and may have taken them
-        self.executor.submit(key, folder, attempt, self.until[key])
+        self.executor.submit(key, folder, attempt, until)
         self.notice(key)
         shown = {name: row[name] for name in ("variant", "role", "settings", "seed")}
-        self.emit("launched", key=key, attempt=attempt, folder=str(folder), until=self.until[key], **shown)
-
-    def elsewhere(self) -> Iterator[dict[str, Any]]:
-        """Rows of ours that another study's driver is training."""
-        return (row for row in self.rows if row["state"] == "running" and row["key"] not in self.running)
+        self.emit("launched", key=key, attempt=attempt, folder=str(folder), until=until, **shown)
 
     # endings
 
     def commit(self, finished: Finished) -> None:
         """Brings an attempt's end into the table: a result, another try, or a failure."""
         running = self.running.pop(finished.key, None)
+        self.planner.changed = True
         if running is None or running.attempt != finished.attempt or running.watch.pruned:
             return
         outcome: dict[str, Any] | Failure | None = finished.outcome
@@ -239,11 +228,12 @@ class _Driver:
             if isinstance(outcome, Failure):
                 self.fail(finished.key, running, outcome)
             elif outcome is not None and outcome["state"] == "paused":
-                self.store.finish(finished.key, running.attempt, "paused", outcome)
+                spent = self.spent(finished.key, running)
+                self.store.finish(finished.key, running.attempt, "paused", outcome, spent=spent)
                 self.notice(finished.key)
                 self.emit("paused", key=finished.key, attempt=running.attempt, result=outcome)
             elif outcome is not None:
-                self.finish(finished.key, running.attempt, outcome["state"], outcome, outcome.get("reason"))
+                self.finish(finished.key, running, outcome["state"], outcome, outcome.get("reason"))
                 self.breaker.success()
         except StaleAttempt as error:
             self.stale(finished.key, running, error)
@@ -252,11 +242,24 @@ class _Driver:
         """Someone else holds the trial by now: what we know of it is noted, and changes nothing."""
         self.store.add_event("stale", self.study, key, running.attempt, message=str(error))
 
-    def finish(self, key: str, attempt: int, state: str, result: dict[str, Any] | None, reason: str | None) -> None:
+    def finish(
+        self, key: str, running: _Running, state: str, result: dict[str, Any] | None, reason: str | None
+    ) -> None:
         """running -> terminal, told to the trackers and to whoever watches."""
-        self.store.finish(key, attempt, state, result, reason)
+        self.store.finish(key, running.attempt, state, result, reason, self.spent(key, running))
         self.notice(key)
-        self.emit("finished", key=key, attempt=attempt, state=state, reason=reason, result=result)
+        self.emit("finished", key=key, attempt=running.attempt, state=state, reason=reason, result=result)
+
+    def release(self, key: str, running: _Running, reason: str) -> None:
+        """running -> planned, or paused: it waits for a place again."""
+        self.store.release(key, running.attempt, reason, self.spent(key, running))
+        self.table.waiting.appendleft(running.row)
+
+    def spent(self, key: str, running: _Running) -> dict[str, Any]:
+        """What an attempt that ended took, which the account notes."""
+        found = attempt_spent(running.folder, running.attempt, self.account.gpus, running.seconds)
+        self.account.ended(key, found)
+        return found
 
     def fail(self, key: str, running: _Running, failure: Failure) -> None:
         """Tells the trial's own failures from those of the machine, which are never charged to it."""
@@ -267,14 +270,14 @@ class _Driver:
             self.running[key] = running
             raise ExecutorError(message)
         if kind in ("interrupted", "cancelled", "node", "disk"):
-            self.store.release(key, attempt, message)
+            self.release(key, running, message)
             if kind == "disk":
                 self.ask_stop(EXIT_TRY_AGAIN, f"{message}; free some and run the same command again")
         elif self.retries.charge(key, kind):
-            self.store.release(key, attempt, f"{kind}: {message}")
+            self.release(key, running, f"{kind}: {message}")
             self.emit("retry", key=key, attempt=attempt, kind=kind, message=message)
         else:
-            self.finish(key, attempt, "failed", None, f"{kind}: {message}")
+            self.finish(key, running, "failed", None, f"{kind}: {message}")
             if self.breaker.failure(key):
                 self.ask_stop(EXIT_FAILED, f"stopped after several failures in a row, the last one: {message}")
 
@@ -291,8 +294,8 @@ class _Driver:
                 self.prune(key, running, self.should_prune)
         if self.stop is None and stop_requested(self.store.root, self.study):
             self.ask_stop(EXIT_INTERRUPTED, "asked to stop by archlab stop; the same command goes on from here")
-        if self.wall_s is not None and self.stop is None and time.monotonic() - self.started > self.wall_s:
-            self.ask_stop(EXIT_BUDGET, f"the budget of {self.wall_s:.0f} s is spent")
+        if self.stop is None and (over := self.account.over(each.seconds for each in self.running.values())):
+            self.ask_stop(EXIT_BUDGET, over)
         if self.stop is None:
             return
         self.stop_running()
@@ -312,16 +315,17 @@ class _Driver:
         running.watch.pruned = True
         self.store.add_event("prune", self.study, key, running.attempt, history=history)
         try:
-            self.finish(key, running.attempt, "pruned", None, f"pruned at step {history[-1][0]}")
+            self.finish(key, running, "pruned", None, f"pruned at step {history[-1][0]}")
         except StaleAttempt as error:
             self.stale(key, running, error)
         self.executor.cancel(key)
 
-    def interrupt(self) -> None:
+    def interrupt(self, exit_code: int = EXIT_INTERRUPTED) -> None:
         """A signal: the first asks for checkpoints, the second ends it."""
         if self.stop is not None:
             raise KeyboardInterrupt
-        self.ask_stop(EXIT_INTERRUPTED, "interrupted; the same command goes on from here")
+        how = "terminated" if exit_code == EXIT_TERMINATED else "interrupted"
+        self.ask_stop(exit_code, f"{how}; the same command goes on from here")
 
     def ask_stop(self, exit_code: int, message: str) -> None:
         """Starts nothing more and asks what runs to write a checkpoint and end. The first reason stands."""
@@ -353,21 +357,9 @@ class _Driver:
         if self.on_event is not None:
             self.on_event({"event": event, **detail})
 
-    def states(self) -> dict[str, str]:
-        """State by trial: one that stands in two roles counts once."""
-        return {row["key"]: row["state"] for row in self.rows}
-
     def summary(self) -> Summary:
         """What the table says now."""
-        self.read()
-        left = {row["key"] for row in self.rows if row["state"] == "running" or goes_on(row, self.until[row["key"]])}
-        found = summarise(self.states(), self.before, self.stop, len(left))
+        table = self.table = Table.of(self.store.study_trials(self.study))
+        found = summarise(table.states(), self.before, self.stop, len(table.waiting) + len(table.elsewhere))
         self.emit("summary", exit_code=found.exit_code, counts=found.counts, message=found.message)
         return found
-
-
-def goes_on(row: dict[str, Any], until: int | None) -> bool:
-    """Whether a row waits to be launched: it is planned, or paused before the step that is wanted by now."""
-    if row["state"] == "paused":
-        return until is None or row["result"]["step"] < until
-    return bool(row["state"] == "planned")

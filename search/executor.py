@@ -48,6 +48,10 @@ class Executor(Protocol):
     def slots(self) -> int:
         """How many trials run at once."""
 
+    @property
+    def gpus(self) -> float:
+        """How many GPUs each trial has."""
+
     def start(self) -> None:
         """Gets ready, in the background where that takes long. Harmless when started. Raises ResourcesError."""
 
@@ -93,6 +97,11 @@ class InlineExecutor:
     def slots(self) -> int:
         """One."""
         return 1
+
+    @property
+    def gpus(self) -> float:
+        """None that anyone counts."""
+        return 0.0
 
     def start(self) -> None:
         """Nothing to get ready."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from search.checkpoint import write_atomically
+from search.watch import whole_lines
 
 FLUSH_S = 1.0
 
@@ -23,7 +24,7 @@ class Journal:
 
     def __init__(self, path: Path, attempt: int, step: int) -> None:
         self._path, self._attempt = path, attempt
-        kept = "".join(f"{line}\n" for line in _whole_lines(path) if json.loads(line)["step"] <= step)
+        kept = "".join(f"{text}\n" for text, line in whole_lines(path) if line["step"] <= step)
         write_atomically(path, lambda file: file.write(kept.encode()))
         self._file = path.open("ab", buffering=0)
         self._waiting: list[bytes] = []
@@ -61,8 +62,7 @@ class Journal:
 
     def lines(self, after: int, upto: int) -> list[dict[str, Any]]:
         """The lines of the steps after one step up to another, as `write` was called; what waits is not among them."""
-        found = map(json.loads, _whole_lines(self._path))
-        mine = (line for line in found if after < line["step"] <= upto)
+        mine = (line for _, line in whole_lines(self._path) if after < line["step"] <= upto)
         return [{name: value for name, value in line.items() if name not in ("time", "attempt")} for line in mine]
 
     def close(self) -> None:
@@ -87,23 +87,9 @@ def note_event(folder: Path, attempt: int, event: str, **detail: Any) -> None:
 
 def events(folder: Path) -> list[dict[str, Any]]:
     """What happened to a trial so far, in order."""
-    return [json.loads(line) for line in _whole_lines(folder / "events.jsonl")]
+    return [line for _, line in whole_lines(folder / "events.jsonl")]
 
 
 def finite_or_none(value: float | None) -> float | None:
     """The number, or None for one that JSON cannot say."""
     return value if value is not None and math.isfinite(value) else None
-
-
-def _whole_lines(path: Path) -> list[str]:
-    """The lines that were written to their end and are JSON; a torn one, and what follows it, is left out."""
-    if not path.exists():
-        return []
-    lines: list[str] = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
-        try:
-            json.loads(line)
-        except ValueError:
-            break
-        lines.append(line)
-    return lines

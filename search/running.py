@@ -9,17 +9,20 @@ from typing import Any, Literal
 
 from arch_dsl.identity import dump
 from search import plugin_files
+from search.budget import Limits
 from search.driver import drive
 from search.executor import Executor, InlineExecutor, ResourcesError
+from search.in_use import in_use
 from search.lock import StudyLock
 from search.planning import Plan, plan
-from search.progress import total_steps
+from search.progress import steps_of
 from search.prune import Pruner
+from search.recipe import load_recipe
 from search.resources import Resources
 from search.seek import Seeker
 from search.stop import Summary
 from search.store import Store
-from search.study import Study, load_study
+from search.study import Budget, Study, load_study
 from search.track import Shipper
 from search.trial import Trial, canonical_json
 from search.watch import read_metrics, validation_history
@@ -69,7 +72,7 @@ def run(
     if not isinstance(study, Study):
         study = load_study(study, overrides, allow_plugins)
     root = store_root(store).absolute()
-    with Store.open(root) as opened, StudyLock(root, study.study) as lock:
+    with Store.open(root) as opened, in_use(root), StudyLock(root, study.study) as lock:
         workers = make_executor(executor, root, resources=study.resources, address=address)
         try:
             workers.start()
@@ -101,11 +104,30 @@ def _drive(
         workers,
         shipper=Shipper(store.root, study.study) if track else None,
         on_event=on_event,
-        budget_wall_s=study.budget.wall.seconds if study.budget.wall else None,
-        budget_trials=study.budget.trials,
+        limits=limits(study.budget),
+        tokens_of=tokens_left(store) if study.budget.tokens else None,
         should_prune=_pruning(study.prune, study.study, store) if study.prune else None,
         lock=lock,
+        keep=study.keep,
     )
+
+
+def limits(budget: Budget) -> Limits:
+    """What a study's budget says, in the driver's units."""
+    return Limits(budget.wall.seconds if budget.wall else None, budget.trials, budget.tokens, budget.gpu_hours)
+
+
+def tokens_left(store: Store) -> Callable[[str, int | None], int]:
+    """Tokens that the trial of a key still takes to a step, or to its end, from its newest checkpoint."""
+    from search.checkpoint import steps_in
+    from search.loop import tokens_at
+
+    def left(key: str, until: int | None) -> int:
+        recipe, folder = load_recipe(Trial.from_json(store.spec(key)).recipe), store.trial_folder(key)
+        done = max(steps_in(folder), default=0) if folder.exists() else 0
+        return max(0, tokens_at(recipe, recipe.all_steps if until is None else until) - tokens_at(recipe, done))
+
+    return left
 
 
 def _earlier(store: Store, name: str) -> dict[str, Any]:
@@ -130,10 +152,9 @@ def _pruning(pruner: Pruner, study: str, store: Store) -> Callable[[str, int, li
     def kind(row: dict[str, Any]) -> tuple[str, int]:
         """What trials must share to be compared, and the optimizer steps of such a trial."""
         if row["key"] not in kinds:
-            folder = Path(row["folder"])
-            trial = Trial.from_json((folder / "trial.json").read_text())
+            trial = Trial.from_json(store.spec(row["key"]))
             recipe = {name: value for name, value in trial.recipe.items() if name != "lr"}
-            kinds[row["key"]] = canonical_json([trial.data, recipe]), total_steps(folder) or 0
+            kinds[row["key"]] = canonical_json([trial.data, recipe]), steps_of(trial.recipe) or 0
         return kinds[row["key"]]
 
     def should_prune(key: str, step: int, history: list[tuple[int, float]]) -> bool:

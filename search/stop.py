@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import NoReturn
 
-EXIT_FAILED, EXIT_BUDGET, EXIT_TRY_AGAIN, EXIT_INTERRUPTED = 1, 3, 75, 130
+EXIT_FAILED, EXIT_BUDGET, EXIT_TRY_AGAIN, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 3, 75, 130, 143
 GRACE_S = 60.0  # from the request to stop until trials that have not written a checkpoint are killed
 
 
@@ -23,7 +23,8 @@ class Summary:
     """How a study's run ended.
 
     exit_code: 0 everything has a result; 1 some trial failed; 3 the budget is spent; 75 the machine is to blame, run
-    it again; 130 interrupted. counts: trials by state, and "reused": those that had ended before this run.
+    it again; 130 interrupted; 143 terminated, by SIGTERM. counts: trials by state, and "reused": those that had ended
+    before this run.
     """
 
     exit_code: int
@@ -84,7 +85,7 @@ def leave(exit_code: int) -> NoReturn:
 
 @contextmanager
 def leaving_early() -> Iterator[None]:
-    """Until a driver takes the signals there is nothing to save: SIGINT ends the process at once, with its exit code.
+    """Until a driver takes the signals there is nothing to save: either ends the process at once, with its exit code.
 
     An exception would surface wherever an import or Ray's start happens to be, and some of these swallow it.
     """
@@ -92,26 +93,27 @@ def leaving_early() -> Iterator[None]:
         yield
         return
 
-    def handle(_number: int, _frame: FrameType | None) -> None:
+    def handle(number: int, _frame: FrameType | None) -> None:
         os.write(2, b"interrupted; the same command goes on from here\n")
-        os._exit(EXIT_INTERRUPTED)
+        os._exit(128 + number)
 
-    before = signal.signal(signal.SIGINT, handle)
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
-def on_signals(interrupt: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """SIGINT and SIGTERM call `interrupt` meanwhile. Only a main thread can have handlers; others go without.
+def on_signals(interrupt: Callable[[int], None]) -> Iterator[Callable[[], None]]:
+    """SIGINT and SIGTERM call `interrupt` with their exit code meanwhile. Only a main thread can have handlers.
 
     Yields what sets the handlers again: Ray puts one of its own in their place while it starts, which would end us.
     """
 
-    def handle(_number: int, _frame: FrameType | None) -> None:
-        interrupt()
+    def handle(number: int, _frame: FrameType | None) -> None:
+        interrupt(128 + number)
 
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 
@@ -26,7 +27,7 @@ class Trial:
     data: str
     seed: int
 
-    @property
+    @cached_property
     def key(self) -> str:
         """sha256 of the canonical JSON, 64 hexadecimal digits."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()

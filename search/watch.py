@@ -5,35 +5,43 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from search.worker import read_attempt
 
+GAP_S = 5.0  # between two looks; for the rest of a longer one we were stopped or asleep, and so perhaps was the trial
+
 
 class Watch:
-    """The clock starts when the attempt has a process; every change of metrics.jsonl starts it again."""
+    """The clock starts when the attempt has a process; every change of metrics.jsonl starts it again.
 
-    def __init__(self, folder: Path, attempt: int, hang_s: float) -> None:
+    It counts the time that we have watched: not that of a suspended laptop, of Ctrl-Z or of a machine that was paused.
+    """
+
+    def __init__(self, folder: Path, attempt: int, hang_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._metrics, self._folder, self._attempt, self._hang_s = folder / "metrics.jsonl", folder, attempt, hang_s
-        self._moved: float | None = None
+        self._clock, self._looked = clock, clock()
+        self._still_s: float | None = None
         self._seen = (-1, -1)
         self.hung = False
         self.pruned = False
 
     def hangs(self) -> bool:
-        """True when nothing was written for `hang_s` seconds on the monotonic clock, and again if it lasts."""
-        now = time.monotonic()
-        if self._moved is None:
+        """True when nothing was written for `hang_s` seconds of watching, and again if it lasts."""
+        now = self._clock()
+        since, self._looked = min(now - self._looked, GAP_S), now
+        if self._still_s is None:
             if read_attempt(self._folder).get("attempt") != self._attempt:
                 return False
-            self._moved = now
+            self._still_s = since = 0.0
         seen = self._look()
-        if seen != self._seen:
-            self._seen, self._moved = seen, now
-        if now - self._moved <= self._hang_s:
+        self._still_s = self._still_s + since if seen == self._seen else 0.0
+        self._seen = seen
+        if self._still_s <= self._hang_s:
             return False
-        self.hung, self._moved = True, now
+        self.hung, self._still_s = True, 0.0
         return True
 
     def _look(self) -> tuple[int, int]:
@@ -56,8 +64,18 @@ def validation_history(folder: Path) -> list[tuple[int, float]]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The whole lines of metrics.jsonl so far; what is being written is left for the next look."""
-    path = folder / "metrics.jsonl"
+    """The lines of metrics.jsonl so far; what is being written is left for the next look."""
+    return [line for _, line in whole_lines(folder / "metrics.jsonl")]
+
+
+def whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The lines that were written to their end and are JSON, as text and as said; from a torn one on none."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+    lines: list[tuple[str, dict[str, Any]]] = []
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
+        try:
+            lines.append((line, json.loads(line)))
+        except ValueError:
+            break
+    return lines

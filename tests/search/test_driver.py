@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from search.budget import Limits
 from search.driver import drive
 from search.executor import Failure, Finished, InlineExecutor
 from search.faults import Breaker, Retries
@@ -19,6 +20,12 @@ def drive_inline(store, rows, study="s", **options):
     """Drives fixed rows, or what a function plans."""
     plan = rows if callable(rows) else lambda _: rows
     return drive(store, study, plan, InlineExecutor(ENTRY, store.root), **options)
+
+
+def made(folder):
+    """The folder, which is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def test_every_row_gets_its_result_and_a_second_run_trains_nothing(tmp_path):
@@ -175,15 +182,16 @@ def test_retries_are_counted_by_trial_and_kind():
 
 def test_a_spent_budget_of_trials_ends_the_run_and_the_next_one_goes_on(tmp_path):
     store, rows = make_store(tmp_path), rows_of(*(toy(x) for x in range(1, 6)))
-    first = drive_inline(store, rows, budget_trials=2)
+    first = drive_inline(store, rows, limits=Limits(trials=2))
     assert (first.exit_code, first.counts) == (3, {"complete": 2, "planned": 3, "reused": 0})
     assert "2 trials" in first.message
-    assert drive_inline(store, rows, budget_trials=3).exit_code == 0
+    assert drive_inline(store, rows, limits=Limits(trials=2)).counts == {"complete": 2, "planned": 3, "reused": 2}
+    assert drive_inline(store, rows, limits=Limits(trials=5)).exit_code == 0
 
 
 def test_a_spent_budget_of_time_starts_nothing_more(tmp_path):
     store, rows = make_store(tmp_path), rows_of(*(toy(x, step_s=0.05) for x in range(1, 4)))
-    summary = drive_inline(store, rows, budget_wall_s=0.1)
+    summary = drive_inline(store, rows, limits=Limits(wall_s=0.1))
     assert (summary.exit_code, summary.counts["planned"]) == (3, 2)
 
 
@@ -254,7 +262,7 @@ def test_a_study_is_driven_once_at_a_time(tmp_path):
 class ByHand:
     """An executor whose attempts end when the test says so."""
 
-    slots = 2
+    slots, gpus = 2, 0.5
 
     def __init__(self):
         self.submitted, self.cancelled, self.ended = [], [], []
@@ -282,7 +290,7 @@ class ByHand:
 def test_pruning_stores_its_decision_and_is_not_made_again(tmp_path):
     store, executor, rows = make_store(tmp_path), ByHand(), rows_of(toy())
     store.add_trials("s", rows)
-    (store.trial_folder(toy().key) / "metrics.jsonl").write_text(
+    (made(store.trial_folder(toy().key)) / "metrics.jsonl").write_text(
         '{"step": 2, "loss": 3.0}\n{"step": 2, "validation_loss": 3.5}\n{"step": 4, "validation_loss": 3.4}\n{"step"'
     )
     asked = []
@@ -361,7 +369,7 @@ def test_a_trial_pruned_elsewhere_while_this_study_waits_for_it_is_trained(tmp_p
 def prunable(folder):
     """A store with one planned trial that has a validation loss already."""
     store = make_store(folder, rows=rows_of(toy()))
-    (store.trial_folder(toy().key) / "metrics.jsonl").write_text('{"step": 2, "validation_loss": 3.5}\n')
+    (made(store.trial_folder(toy().key)) / "metrics.jsonl").write_text('{"step": 2, "validation_loss": 3.5}\n')
     return store
 
 
@@ -509,7 +517,7 @@ def test_the_first_signal_leaves_checkpoints_and_planned_rows(tmp_path, uninterr
     until(lambda: sum(steps_run(tmp_path)[0].values()) >= 8)
     driver.process.send_signal(number)
     code, output = driver.end(10)
-    assert code == 130, output
+    assert code == 128 + number, output
     store = make_store(tmp_path)
     assert {row["state"] for row in store.study_trials("s")} == {"complete", "planned"}
     assert drive_inline(store, rows_of(*TRIALS)).exit_code == 0

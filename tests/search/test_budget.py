@@ -1,0 +1,140 @@
+"""Budgets are hard: what all runs of a study have spent counts, and a trial that would exceed is not launched."""
+
+import json
+import time
+
+import pytest
+
+from search.budget import Account, Limits, Spent, attempt_spent, spent_of
+from search.driver import drive
+from search.executor import InlineExecutor
+from search.running import limits, run, tokens_left
+from search.store import Store
+from search.study import load_study
+from tests.search.study_files import write_study
+from tests.search.study_kit import ENTRY, make_store, rows_of, steps_run, toy
+
+
+def drive_inline(store, rows, study="s", **limits):
+    """Drives rows of toy trials, whose steps are their tokens."""
+    lengths = {row.trial.key: row.trial.recipe["steps"] for row in rows}
+
+    def tokens_of(key, until):
+        done = store.trial_folder(key) / "checkpoint.json"
+        return (until or lengths[key]) - (json.loads(done.read_text())["step"] if done.exists() else 0)
+
+    executor = InlineExecutor(ENTRY, store.root)
+    return drive(store, study, lambda _: rows, executor, limits=Limits(**limits), tokens_of=tokens_of)
+
+
+def test_a_trial_that_would_exceed_the_tokens_is_not_launched_in_any_run(tmp_path):
+    store, rows = make_store(tmp_path), rows_of(*(toy(x, steps=4) for x in range(1, 6)))
+    for _ in range(2):
+        summary = drive_inline(store, rows, tokens=11)
+        assert summary.exit_code == 3
+        assert (summary.counts["complete"], summary.counts["planned"]) == (2, 3)
+        assert "11 tokens is spent (2 trials, 8 tokens, 0.00 GPU hours so far); the next trial takes 4 more" in (
+            summary.message
+        )
+    assert drive_inline(store, rows, tokens=12).counts["complete"] == 3
+    assert spent_of(store, "s").tokens == 12
+    assert drive_inline(store, rows, tokens=20).exit_code == 0
+
+
+def test_what_a_trial_repeated_counts_and_what_it_has_is_not_asked_for_again(tmp_path):
+    """A pause, then a failure that costs a retry: the second attempt's tokens are those after the checkpoint."""
+    store = make_store(tmp_path)
+    trial = toy(steps=4, fault={"kind": "memory", "step": 3, "attempts": 2})
+    assert drive_inline(store, rows_of(trial, until=2), tokens=2).exit_code == 0
+    assert drive_inline(store, rows_of(trial), tokens=4).exit_code == 0
+    assert spent_of(store, "s") == Spent(frozenset({trial.key}), 4, 0.0)
+    assert [event["detail"]["spent"]["tokens"] for event in store.events("s") if "spent" in event["detail"]] == [
+        2, 1, 1
+    ]  # fmt: skip
+
+
+def test_what_another_study_trained_is_free(tmp_path):
+    store = make_store(tmp_path, "other")
+    make_store(tmp_path, "s").close()
+    drive_inline(store, rows_of(toy(1), toy(2)), "other")
+    assert drive_inline(store, rows_of(toy(1), toy(2), toy(3)), tokens=4, trials=1).exit_code == 0
+    assert spent_of(store, "s") == Spent(frozenset({toy(3).key}), 4, 0.0)
+
+
+def test_what_a_dead_driver_has_trained_is_spent(tmp_path):
+    store = make_store(tmp_path, rows=rows_of(toy()))
+    folder = store.trial_folder(toy().key)
+    attempt = store.claim(toy().key, "s")
+    (folder / "attempt.json").write_text(json.dumps({"attempt": attempt, "started": 1000.0}))
+    lines = [{"step": n, "attempt": attempt, "time": 1000.0 + 50 * n, "tokens": 7 * n} for n in (1, 2)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "tok')
+    assert attempt_spent(folder, attempt, gpus=2.0) == {"tokens": 14, "gpu_s": 200.0}
+    drive_inline(store, rows_of(toy()))
+    released = next(event for event in store.events("s") if event["kind"] == "planned")
+    assert released["detail"] == {"reason": "its driver ended", "spent": {"tokens": 14, "gpu_s": 0.0}}
+
+
+def test_running_trials_are_stopped_at_a_checkpoint_when_the_gpu_hours_run_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(InlineExecutor, "gpus", 2.0)
+    store, rows = make_store(tmp_path), rows_of(*(toy(x, step_s=0.05) for x in range(1, 4)))
+    summary = drive_inline(store, rows, gpu_hours=0.5 / 3600)
+    assert summary.exit_code == 3
+    assert "GPU hours is spent" in summary.message
+    spent = spent_of(store, "s").gpu_s
+    assert spent >= 0.5
+    launched = steps_run(tmp_path)[1]
+    assert drive_inline(store, rows, gpu_hours=0.5 / 3600).exit_code == 3  # the count goes on: nothing is launched
+    assert (steps_run(tmp_path)[1], spent_of(store, "s").gpu_s) == (launched, spent)
+    assert drive_inline(store, rows, gpu_hours=1.0).exit_code == 0
+    assert set(steps_run(tmp_path)[0].values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("limits", "spent", "asked", "refused"),
+    [
+        pytest.param(Limits(), Spent(frozenset("ab"), 10**9, 1e9), ("c", 5), None, id="no limit"),
+        pytest.param(Limits(trials=2), Spent(frozenset("ab")), ("b", 5), None, id="a trial of before goes on"),
+        pytest.param(Limits(trials=2), Spent(frozenset("ab")), ("c", 5), "2 trials", id="a trial too many"),
+        pytest.param(Limits(tokens=100), Spent(tokens=89), ("c", 10), None, id="the last tokens"),
+        pytest.param(Limits(tokens=100), Spent(tokens=91), ("c", 10), "100 tokens", id="a token too many"),
+        pytest.param(Limits(gpu_hours=2), Spent(gpu_s=7199.0), ("c", 10), None, id="a second left"),
+        pytest.param(Limits(gpu_hours=2), Spent(gpu_s=7200.0), ("c", 10), "2 GPU hours", id="no time left"),
+    ],
+)
+def test_an_account_refuses_what_would_exceed_it(limits, spent, asked, refused):
+    account = Account(limits, spent)
+    told = account.refuses(*asked)
+    assert told is None if refused is None else told.startswith(f"the budget of {refused} is spent (")
+
+
+def test_what_running_trials_may_still_take_is_reserved():
+    account = Account(Limits(tokens=100))
+    account.launched("a", 60, 0.5)
+    assert account.refuses("b", 60)
+    account.ended("a", {"tokens": 10, "gpu_s": 1800.0})  # it paused early
+    assert not account.refuses("b", 60)
+    assert Account(Limits(gpu_hours=1), account.spent, gpus=0.5).over([3000.0, 599.0]) is None
+    assert "1 GPU hours" in Account(Limits(gpu_hours=1), account.spent, gpus=0.5).over([3000.0, 600.0])
+
+
+def test_a_study_stops_at_its_tokens_and_a_longer_budget_goes_on(tmp_path):
+    """Of the real trainer's trials of 1,024 tokens two fit in 2,100."""
+    path = write_study(tmp_path, budget="budget: {tokens: 2100}")
+    study = load_study(path)
+    assert limits(study.budget) == Limits(tokens=2100)
+    summary = run(study, tmp_path / "store", executor="inline", track=False)
+    assert summary.exit_code == 3
+    with Store.open(tmp_path / "store") as store:
+        spent = spent_of(store, study.study)
+        row = next(row for row in store.study_trials(study.study) if row["state"] == "planned")
+        assert (spent.tokens, tokens_left(store)(row["key"], None)) == (2048, 1024)
+        done = next(row for row in store.study_trials(study.study) if row["state"] == "complete")
+        assert tokens_left(store)(done["key"], None) == 0
+    options = {"overrides": {"budget.tokens": 10**6}, "executor": "inline", "track": False}
+    assert run(path, tmp_path / "store", **options).exit_code == 0
+
+
+def test_wall_time_is_that_of_one_run():
+    account = Account(Limits(wall_s=10.0), started=time.monotonic() - 11.0)
+    assert account.over([]).startswith("the budget of 10 s for one run is spent")
+    assert Account(Limits(wall_s=10.0)).over([]) is None
