@@ -25,7 +25,13 @@ def train(folder, data_root, attempt, should_stop, *, until=None):
         state = {"step": step + 1, "x": (state["x"] * 48271 + trial["seed"]) % 2147483647}
         time.sleep(recipe["step_s"])
         log(data_root, trial, step, "step")
-        line = {"step": step + 1, "time": time.time(), "attempt": attempt, "tokens": step + 1, "loss": state["x"] / 2**31}
+        line = {
+            "step": step + 1,
+            "time": time.time(),
+            "attempt": attempt,
+            "tokens": step + 1,
+            "loss": state["x"] / 2**31,
+        }
         validation = {"step": step + 1, "time": time.time(), "attempt": attempt, "validation_loss": line["loss"]}
         with open(folder / "metrics.jsonl", "a") as file:
             file.write(
