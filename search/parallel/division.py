@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from search.parallel.meeting import Meeting
 from search.parallel.rules import refuse
 from search.parallel.shards import shard
+from search.parallel.tensors import divide_heads
 from search.recipe import Recipe
 
 SPLIT = "shard", "tensor"  # the dimensions over which a parameter may lie in pieces
@@ -37,6 +38,8 @@ class Division:
         self.keys = {key: names.get(id(value), "") for key, value in state.items()}  # the parameter; '' of a buffer
         self.partial: set[str] = set()  # whole everywhere, used on some heads alone: gradients add up
         self.repeated: set[str] = set()  # in more than one stage of the pipeline
+        if meeting.sizes["tensor"] > 1:
+            self.partial = divide_heads(model, meeting.mesh["tensor"])
         if meeting.sizes["shard"] > 1:
             shard(model, meeting.mesh["shard"])
         self.own = dict(model.named_parameters())

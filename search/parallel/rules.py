@@ -29,6 +29,7 @@ def problems(parallel: Parallel, model: Model, recipe: Recipe) -> list[Problem]:
         for own in recipe.whole
         for name, message in (*_rows(parallel, own), *_optimizer(parallel, own), *_experts(parallel, model, own))
     ]
+    found += _tensor(parallel, model)
     return [
         Problem(f"{WHERE}.{name}", message, parallel.mark(name.split(".")[0])) for name, message in dict.fromkeys(found)
     ]
@@ -86,6 +87,62 @@ def _experts(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
                 name,
                 f"{path} has losses over tokens, of which rows have unequally many under {recipe.objective.type}",
             )
+
+
+def _tensor(parallel: Parallel, model: Model) -> Found:
+    """Heads and hidden channels are divided where nothing looks at several of them."""
+    size = parallel.tensor
+    if size == 1:
+        return
+    if len(model.stacks()) > 1:
+        yield "tensor", "divides a decoder alone, and the model has an encoder too"
+    for path, branch in branches(model):
+        if branch.type == "attention":
+            yield from (("tensor", f"{path}{message}") for message in _attention(branch, size))
+        elif branch.type in ("glu", "mlp"):
+            yield from (("tensor", f"{path}{message}") for message in _hidden(branch, size))
+        elif branch.type not in ("parallel", "dense"):
+            yield "tensor", f"{path} is {branch.type}, which cannot be divided (attention, glu, mlp)"
+
+
+def _attention(branch: Any, size: int) -> Iterator[str]:
+    for name in ("heads", "kv_heads"):
+        if getattr(branch, name) % size:
+            yield f".{name}: {getattr(branch, name)} cannot be divided into {size} equal parts"
+    if branch.mask.pattern(branch.heads).blocks is not None:
+        yield f".mask: {branch.mask.type} differs from head to head"
+    yield from (
+        f".{name} cannot be divided" for name in ("memory", "share") if getattr(branch, name) not in (None, "none")
+    )
+    if branch.queries != "hidden":
+        yield ".queries: those of positions cannot be divided"
+    for item in branch.scores:
+        if item.type != "softcap":
+            yield f".scores: {item.type} belongs to heads, and is not divided with them (softcap)"
+    for site in ("query", "key", "value", "sdpa"):
+        for item in getattr(branch, site):
+            if not _within_heads(item):
+                yield f".{site}: {item.type} looks at more than one head, or is not divided with them"
+
+
+def _within_heads(item: Any) -> bool:
+    """Whether what acts on heads does it to each by itself, with parameters that are the same for all or divided."""
+    if getattr(item, "share", "none") != "none" or getattr(item, "per_head", False):
+        return False
+    if item.type == "gate":
+        fine = item.granularity in ("elementwise", "headwise") and item.heads == "specific"
+        return fine and item.input == "hidden"
+    plain = ("activation", "l2", "layernorm", "rmsnorm", "scalenorm", "rope", "xpos", "scale", "depth_scale", "softcap")
+    return item.type in plain and getattr(item, "over", "head") == "head"
+
+
+def _hidden(branch: Any, size: int) -> Iterator[str]:
+    if branch.width % size:
+        yield f".width: {branch.width} channels cannot be divided into {size} equal parts"
+    if branch.inner:
+        yield f".inner: {branch.inner[0].type} looks at all hidden channels"
+    if branch.share != "none":
+        yield ".share cannot be divided"
 
 
 def branches(model: Model) -> Iterator[tuple[str, Any]]:
