@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from search.faults import RETRIES
-from search.lock import holder_of
 from search.status import standing
 from search.stop import EXIT_TRY_AGAIN, Summary, count, summarise
 from search.store import TERMINAL, Store
@@ -37,12 +36,12 @@ def follow(root: Path, study: str, shown: Watcher, poll_s: float = POLL_S) -> Su
     """
     with Store.open(root, create=False) as store:
         while not any(each["name"] == study for each in store.studies()):
-            if holder_of(root, study) is None:
+            if store.holder(study) is None:
                 store.study(study)  # says which there are
             time.sleep(poll_s)
         follower = Follower(store, study)
         record = store.study(study)
-        held = holder_of(root, study) is not None
+        held = store.holder(study) is not None
         shown.plan(record, int(record.get("trials") or len({row["key"] for row in follower.rows})), follower.rows)
         while True:
             for event in follower.news():
@@ -50,7 +49,7 @@ def follow(root: Path, study: str, shown: Watcher, poll_s: float = POLL_S) -> Su
             if not held:
                 return follower.summary()
             time.sleep(poll_s)
-            held = holder_of(root, study) is not None
+            held = store.holder(study) is not None
             follower.read()
 
 
@@ -66,7 +65,7 @@ class Follower:
     def read(self) -> None:
         """Looks at the table."""
         self.rows = self.store.study_trials(self.study)
-        self.states = standing(self.store.root, self.rows)
+        self.states = standing(self.store, self.rows)
 
     def news(self) -> Iterator[dict[str, Any]]:
         """What changed since the last call, in events of `drive`; at first how the study stands and what runs."""

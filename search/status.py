@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from search.lock import holder_of
 from search.store import Store
 
 _ORDER = ("complete", "running", "interrupted", "paused", "planned", "diverged", "pruned", "failed")
@@ -25,18 +24,18 @@ def status_of(root: Path, study: str | None = None) -> list[dict[str, Any]]:
             store.study(study)
         found = [row for row in store.studies() if study in (None, row["name"])]
         for row in found:
-            row["holder"] = holder_of(root, row["name"])
+            row["holder"] = store.holder(row["name"])
             row["left_s"] = None
             if row["holder"] is not None or row["counts"].get("running"):
                 _look_closer(store, row)
     return found
 
 
-def standing(root: Path, rows: Iterable[dict[str, Any]]) -> dict[str, str]:
+def standing(store: Store, rows: Iterable[dict[str, Any]]) -> dict[str, str]:
     """State by trial; one that is `running` in the table and has no driver any more is `interrupted`."""
     found = {row["key"]: row for row in rows}
     owners = {row["owner"] for row in found.values() if row["state"] == "running"}
-    dead = {owner for owner in owners if owner is None or holder_of(root, owner) is None}
+    dead = {owner for owner in owners if owner is None or store.holder(owner) is None}
     return {
         key: "interrupted" if row["state"] == "running" and row["owner"] in dead else row["state"]
         for key, row in found.items()
@@ -49,7 +48,7 @@ def _look_closer(store: Store, row: dict[str, Any]) -> None:
     from search.progress import Progress
 
     follower = Follower(store, row["name"])
-    row["counts"] = dict(Counter(standing(store.root, follower.rows).values()))
+    row["counts"] = dict(Counter(standing(store, follower.rows).values()))
     if row["holder"] is None:
         return
     record = store.study(row["name"])

@@ -3,13 +3,15 @@
 import io
 import json
 import os
-import signal
-import time
+import socket
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
 
 from search.cli import main
+from search.control import stop_study
 from search.follow import Follower, follow
 from search.lock import StudyLock, holder_of, lock_path
 from search.progress import JsonProgress, LineProgress
@@ -59,21 +61,16 @@ def test_a_driver_of_another_machine_reads_the_request_in_the_store(tmp_path, dr
 def test_a_process_that_does_not_hold_the_lock_is_never_signalled(tmp_path):
     """The number in a lock may by now be that of any process: here this very one."""
     make_store(tmp_path, rows=rows_of(toy()))
-    with StudyLock(tmp_path, "s") as lock:
-        elsewhere = os.fork()
-        if not elsewhere:  # holds the open lock after we have let go of it
-            time.sleep(60)
-            os._exit(0)
-        os.close(lock._descriptor)
-        lock._descriptor = None
-    try:
-        assert holder_of(tmp_path, "s")["pid"] == os.getpid()
-        from search.control import stop_study
-
-        assert stop_study(tmp_path, "s", wait_s=0.2)["how"] == "request"
-    finally:
-        os.kill(elsewhere, signal.SIGKILL)
-        os.waitpid(elsewhere, 0)
+    ours = {"host": socket.gethostname(), "pid": os.getpid(), "since": "2026-01-01T00:00:00+00:00"}
+    holds = "import fcntl, sys, time; f = open(sys.argv[1], 'r+'); fcntl.flock(f, fcntl.LOCK_EX); time.sleep(60)"
+    lock_path(tmp_path, "s").write_text(json.dumps(ours))
+    with subprocess.Popen([sys.executable, "-c", holds, str(lock_path(tmp_path, "s"))]) as other:
+        try:
+            until(lambda: holder_of(tmp_path, "s"), what="the lock")
+            assert holder_of(tmp_path, "s") == ours
+            assert stop_study(tmp_path, "s", wait_s=0.2)["how"] == "request"
+        finally:
+            other.kill()
 
 
 def test_stopping_what_nobody_runs_says_so(tmp_path):
@@ -153,6 +150,8 @@ def test_retry_plans_failed_trials_again(tmp_path):
 def test_plain_progress_has_a_line_per_running_trial(tmp_path):
     file = io.StringIO()
     folder = make_store(tmp_path, rows=rows_of(toy())).trial_folder(toy().key)
+    folder.mkdir(parents=True)
+    (folder / "trial.json").write_text(toy().to_json())
     (folder / "metrics.jsonl").write_text('{"step": 5, "tokens": 50, "loss": 2.5, "tokens_per_s": 10}\n')
     progress = LineProgress(file)
     progress.plan({"study": "s"}, 4)
