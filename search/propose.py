@@ -158,7 +158,7 @@ class Proposer:
             if not self._sampler.stateful:  # what it would draw leaves no traces, and may take long
                 self._live.sampler = optuna.samplers.RandomSampler(seed=0)
             axes = self._space.axes
-            self._live.enqueue_trial({path: _encode(axes[path], value) for path, value in known.items()})
+            self._live.enqueue_trial({path: encode(axes[path], value) for path, value in known.items()})
         trial = _alone(self._live.ask)
         values: dict[str, Any] = {}
         for path, axis in self._space.ordered():
@@ -298,6 +298,17 @@ def _suggest(trial: optuna.Trial, path: str, axis: Axis) -> Any:
     return trial.suggest_float(path, axis.low, axis.high, step=axis.step, log=axis.log)
 
 
+def distribution(axis: Axis) -> optuna.distributions.BaseDistribution:
+    """An axis as Optuna writes it down."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if isinstance(axis, Choice | Components):
+        return CategoricalDistribution(_categories(axis))
+    if isinstance(axis, Integers):
+        return IntDistribution(axis.low, axis.high, log=axis.log, step=axis.step)
+    return FloatDistribution(axis.low, axis.high, log=axis.log, step=axis.step)
+
+
 def _categories(axis: Choice | Components) -> Sequence[str | int | float | bool | None]:
     """The choices as Optuna takes them: as they are when they are all words or all integers, else as JSON texts."""
     for kind in (str, int):
@@ -306,7 +317,8 @@ def _categories(axis: Choice | Components) -> Sequence[str | int | float | bool 
     return [canonical_json(value) for value in axis.values]
 
 
-def _encode(axis: Axis, value: Any) -> Any:
+def encode(axis: Axis, value: Any) -> Any:
+    """A value of an axis as Optuna writes it down."""
     if not isinstance(axis, Choice | Components):
         return value
     return _categories(axis)[[canonical_json(each) for each in axis.values].index(canonical_json(value))]

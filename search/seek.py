@@ -13,11 +13,14 @@ from typing import Any
 from arch_dsl.errors import SpecError
 from arch_dsl.identity import canonical
 from arch_dsl.model import resolve
-from search.goals import costs, excess, measured, told
+from search.goals import costs
+from search.importance import importances
 from search.objectives.checks import positions
 from search.pareto import spanning
 from search.planning import Plan, Variant
 from search.propose import Ending, Known, Proposer, fits
+from search.scores import excess, measured, told
+from search.selection import loss
 from search.space import Components, component_of
 from search.store import TERMINAL, Row, Store
 from search.study import Asked
@@ -42,6 +45,17 @@ class _Judged:
         """Whether it breaks a constraint."""
         return any(value > 0 for value in self.excess.values())
 
+    @property
+    def tokens_per_step(self) -> int:
+        """Of a whole batch; 0 where there is no variant."""
+        return self.variant.recipe.sequences * self.variant.recipe.context if self.variant else 0
+
+    def record(self) -> dict[str, Any]:
+        """For the record of the study."""
+        refused = {"refused": self.reason} if self.reason else {}
+        infeasible = {"infeasible": True} if self.broken else {}
+        return {**self.costs, "tokens_per_step": self.tokens_per_step, **refused, **infeasible}
+
 
 class Seeker:
     """Keeps as many proposals under way as there are slots, until the study's number of trials is reached.
@@ -57,6 +71,7 @@ class Seeker:
         self.judged: dict[int, _Judged] = {}
         self.noted: set[int] = set()  # refusals that have an event
         self.adopted = False
+        self.losses: dict[int, float] = {}  # of the complete ones, on validation
         self.proposer = Proposer(
             store.root,
             plan.study.study,
@@ -74,7 +89,7 @@ class Seeker:
     def rows(self, trials: list[dict[str, Any]]) -> list[Row]:
         """The trials that should exist: the study's variants, the proposals so far, new ones, the best repeated."""
         proposals = {number: self._row(number, values) for number, values in self.proposer.proposals().items()}
-        before = len(proposals)
+        before = len(proposals), len(self.proposer.waiting())
         keys = {number: row.trial.key for number, row in proposals.items() if row}
         done = {number: row for number, row in _searched(trials) if row["key"] == keys.get(number)}
         for number, row in done.items():
@@ -83,7 +98,7 @@ class Seeker:
         while len(self.proposer.waiting()) < self.slots and self._asks(len(proposals)):
             number, values = self.proposer.ask()
             proposals[number] = self._row(number, values)
-        if len(proposals) != before:
+        if (len(proposals), len(self.proposer.waiting())) != before:
             self._record()
             self.store.save_study(self.plan.study.study, self.plan.record(), self._yaml())
         wanted = [row for row in proposals.values() if row]
@@ -139,11 +154,11 @@ class Seeker:
 
     def _ending(self, number: int, row: dict[str, Any]) -> Ending:
         """How a proposal that was trained has ended."""
+        if (value := loss(row, "validation")) is not None:
+            self.losses[number] = value
         judged = self.judged[number]
         history: tuple[tuple[int, float], ...] = ()
-        assert judged.variant is not None
-        recipe = judged.variant.recipe
-        known = {**judged.costs, **measured(row["result"], recipe.sequences * recipe.context)}
+        known = {**judged.costs, **measured(row["result"], judged.tokens_per_step)}
         if row["state"] == "pruned":
             history = tuple(validation_history(Path(row["folder"])))
         return Ending(row["state"], told(self.search.minimize, known), judged.excess, history, row["reason"] or "")
@@ -223,11 +238,8 @@ class Seeker:
     def _record(self) -> None:
         """Tells the study's record what is searched and what each proposal costs."""
         search = self.search
-        proposals = [
-            {"number": number, **judged.costs, **({"refused": judged.reason} if judged.reason else {})}
-            | ({"infeasible": True} if judged.broken else {})
-            for number, judged in sorted(self.judged.items())
-        ]
+        proposals = [{"number": number, **judged.record()} for number, judged in sorted(self.judged.items())]
+        known = self.proposer.proposals()
         self.plan.searched = {
             "sampler": search.sampler.type,
             "minimize": list(search.minimize),
@@ -235,6 +247,9 @@ class Seeker:
             "trials": search.trials,
             "most": search.most,
             "space": self.space.plain(),
+            "importances": importances(
+                self.space, [(known[number], each) for number, each in sorted(self.losses.items())]
+            ),
             "proposals": proposals,
         }
 
