@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import subprocess
 from functools import cache
 from pathlib import Path
+
+COMMIT = "ARCHLAB_COMMIT"
 
 
 def fingerprint(device: str = "cpu") -> dict[str, str]:
@@ -60,9 +63,12 @@ def cpu_model() -> str:
 
 @cache
 def commit(folder: Path) -> str:
-    """The git commit that a folder is a checkout of, with `+changes` where tracked files differ; '' if it is none."""
+    """The git commit that a folder is a checkout of, with `+changes` where tracked files differ; '' if it is none.
+
+    For code that was sent to another machine it is that of the checkout that it came from.
+    """
     if not (folder / ".git").exists():
-        return ""
+        return os.environ.get(COMMIT, "")
     try:
         head = _git(folder, "rev-parse", "HEAD")
         return f"{head}+changes" if _git(folder, "status", "--porcelain", "--untracked-files=no") else head

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from search.executor import ExecutorError, Failure, Finished
+from search.executor import ExecutorError, Failure, Finished, ResourcesError
 from search.forkserver import ForkServer
 from search.ranks import Ends
 from search.ray_cluster import blame_machines, check_machines, launch_gang, of_all
@@ -114,6 +114,7 @@ class RayExecutor:
                         **quiet,
                     )
             else:
+                ours()  # of what is sent now
                 ray.init(address=self._cluster, runtime_env=runtime_environment(), **quiet)
                 self._wants = self._wants.with_gpus(ray.cluster_resources().get("GPU", 0))
                 check_machines(ray, self._data_root.parent)
@@ -136,12 +137,17 @@ class RayExecutor:
 
     @property
     def slots(self) -> int:
-        """Trials that fit at once. Raises ResourcesError when not even one fits."""
+        """Trials that fit at once. Raises ResourcesError when not even one fits, ExecutorError when one did before."""
         now = time.monotonic()
         if now >= self._slots_until:
             nodes = [node["Resources"] for node in self._ready().nodes() if node["Alive"]]
             rooms = [Room(node.get("CPU", 0), node.get("GPU", 0), node.get("memory", 0)) for node in nodes]
-            self._slots, self._slots_until = self._wants.slots(rooms), now + _NODES_S
+            try:
+                self._slots, self._slots_until = self._wants.slots(rooms), now + _NODES_S
+            except ResourcesError as error:
+                if not self._slots:
+                    raise
+                raise ExecutorError(f"machines have left the cluster: {error}") from error
         return self._slots
 
     @property

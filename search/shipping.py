@@ -6,26 +6,33 @@ import hashlib
 import platform
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from search.fingerprint import COMMIT, commit
+
 PACKAGES = ("arch_dsl", "kernels", "search")
-_ROOT = Path(__file__).resolve().parent.parent
 # What trains must be the same everywhere, as trials of one study are compared with each other.
 _SAME = ("torch", "numpy", "ray")
 
 
 def runtime_environment() -> dict[str, Any]:
     """What `ray.init` sends to the machines of a cluster: the packages that a trial needs, as they are here."""
-    return {"py_modules": [str(_ROOT / name) for name in PACKAGES], "excludes": ["__pycache__", "*.pyc"]}
+    return {
+        "py_modules": [str(_folder(name)) for name in PACKAGES],
+        "excludes": ["__pycache__", "*.pyc"],
+        "env_vars": {COMMIT: commit(_folder("search").parent)},
+    }
 
 
 @cache
 def ours() -> dict[str, str]:
     """What must be the same on every machine: a hash of our source, and the versions of what computes."""
     found = hashlib.sha256()
-    for file in sorted(path for name in PACKAGES for path in (_ROOT / name).rglob("*.py")):
-        found.update(str(file.relative_to(_ROOT)).encode() + b"\0" + file.read_bytes() + b"\0")
+    for folder in map(_folder, PACKAGES):
+        for file in sorted(folder.rglob("*.py")):
+            found.update(str(file.relative_to(folder.parent)).encode() + b"\0" + file.read_bytes() + b"\0")
     return {
         "archlab's source": found.hexdigest()[:16],
         "python": ".".join(platform.python_version_tuple()[:2]),
@@ -56,6 +63,13 @@ def examine(there: dict[str, str], store: str, token: str) -> str:
     except OSError as error:
         return f"{platform.node()} cannot read the store {store}: {error.strerror}"
     return "" if found else f"{platform.node()} does not see the store {store}: it must be a folder that all share"
+
+
+def _folder(package: str) -> Path:
+    """Where a package is imported from; on the machines of a cluster each is sent to a folder of its own."""
+    spec = find_spec(package)
+    assert spec is not None and spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0]).resolve()
 
 
 def _version(name: str) -> str:

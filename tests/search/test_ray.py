@@ -279,17 +279,20 @@ def test_a_trainer_that_cannot_be_imported_is_the_trials_failure(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_cluster_of_two_machines_runs_a_study_by_address(tmp_path):
-    """Two Ray nodes on this machine; the driver joins by address, and a machine that dies costs its trials nothing."""
+@pytest.mark.parametrize("what", ["trials", "gangs"])
+def test_a_machine_of_a_cluster_that_dies_costs_its_trials_nothing(tmp_path, what):
+    """Ray nodes on this machine; the driver joins by address. A gang has its processes on two of them."""
     found = subprocess.run(
-        [sys.executable, str(HERE / "drive_cluster.py"), str(tmp_path)],
+        [sys.executable, str(HERE / "drive_cluster.py"), str(tmp_path), what],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=300,
     )
     assert found.returncode == 0, found.stdout + found.stderr
     store = make_store(tmp_path)
     assert {row["state"] for row in store.study_trials("s")} == {"complete"}
     assert "planned" in [event["kind"] for event in store.events("s")]  # those of the machine that died
     assert all(row["reason"] is None for row in store.study_trials("s"))
+    charged = [event["detail"].get("reason", "") for event in store.events("s") if event["kind"] == "planned"]
+    assert not any(reason.startswith(("crash: ", "user: ")) for reason in charged), charged

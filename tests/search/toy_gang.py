@@ -52,5 +52,5 @@ def lead(folder, data_root, trial, attempt, checkpoint, state):
     line = {"step": state["step"], "time": time.time(), "attempt": attempt, "tokens": state["step"], "loss": 1.0}
     with open(folder / "metrics.jsonl", "a") as file:
         file.write(json.dumps({**line, "lr": 0.1, "grad_norm": 1.0, "tokens_per_s": 1.0}) + "\n")
-        file.write(json.dumps({"step": state["step"], "attempt": attempt, "validation_loss": 1.0}) + "\n")
+        file.write(json.dumps({**line, "validation_loss": 1.0}) + "\n")
     write(checkpoint, state)
