@@ -40,6 +40,10 @@ class Division:
         self.repeated: set[str] = set()  # in more than one stage of the pipeline
         if meeting.sizes["tensor"] > 1:
             self.partial = divide_heads(model, meeting.mesh["tensor"])
+        if meeting.sizes["pipeline"] > 1:
+            from search.parallel.pipeline import cut
+
+            self.repeated = cut(model, meeting)  # type: ignore[arg-type]
         if meeting.sizes["shard"] > 1:
             shard(model, meeting.mesh["shard"])
         self.own = dict(model.named_parameters())
@@ -61,7 +65,8 @@ class Division:
                 self._all[path].grad, value.grad = _here(value.grad), None
             grads[path] = self._all[path].grad  # type: ignore[assignment]
         self.meeting.sum_all([grads[path] for path in grads if path in self.partial], ["tensor"])
-        self.meeting.sum_all([grads[path] for path in grads if path in self.repeated], ["pipeline"])
+        for path in self.repeated & grads.keys():
+            self.meeting.sum_ends(grads[path])
         self.meeting.sum_all(list(grads.values()), ["data"])
         if not any(self.meeting.sizes[name] > 1 for name in (*SPLIT, "pipeline")):
             return nn.utils.get_total_norm(list(grads.values()))

@@ -42,6 +42,11 @@ class Meeting:
             device_id=device if device.type == "cuda" else None,
         )
         self.mesh = init_device_mesh(device.type, tuple(self.sizes.values()), mesh_dim_names=DIMENSIONS)
+        self._stride = gang.world // self.sizes["pipeline"]  # from one stage to the next
+        last = gang.world - self._stride
+        lines = range(self._stride) if last else ()
+        groups = [dist.new_group([line, line + last]) for line in lines]  # all processes make all of them
+        self._ends = groups[gang.rank % self._stride] if groups else None
 
     def leave(self) -> None:
         """Ends what the processes have in common."""
@@ -64,6 +69,12 @@ class Meeting:
             flat = self.sum(torch.cat([value.reshape(-1) for value in alike]), wanted)
             for value, part in zip(alike, flat.split([value.numel() for value in alike]), strict=True):
                 value.copy_(part.view_as(value))
+
+    def sum_ends(self, value: Tensor) -> None:
+        """Sums a tensor in place over the first and the last stage of the pipeline, which both call this."""
+        flat = value.contiguous()
+        dist.all_reduce(flat, group=self._ends)
+        value.copy_(flat)
 
     def gathered(self, value: Tensor, dimension: str) -> list[Tensor]:
         """The equally large tensors of all processes along a dimension, in their order."""
@@ -94,11 +105,10 @@ class Meeting:
         first = not any(index for name, index in self.place.items() if name != "pipeline")
         if not first:
             return []
-        stride = self.gang.world // self.sizes["pipeline"]
         if not self.gang.leads:
             self._send(pack(state), 0)
             return []
-        others = [unpack(self._receive(stage * stride)) for stage in range(1, self.sizes["pipeline"])]
+        others = [unpack(self._receive(stage * self._stride)) for stage in range(1, self.sizes["pipeline"])]
         return [state, *others]
 
     def _broadcast(self, data: bytes) -> bytes:

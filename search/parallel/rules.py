@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from arch_dsl.errors import Problem, SpecError
-from arch_dsl.model import Model
+from arch_dsl.model import DecoderModel, Model
 from arch_dsl.places import distinct, places
+from arch_dsl.spec import walk
 from search.gang import Parallel
 from search.recipe import Recipe
 
@@ -29,7 +30,7 @@ def problems(parallel: Parallel, model: Model, recipe: Recipe) -> list[Problem]:
         for own in recipe.whole
         for name, message in (*_rows(parallel, own), *_optimizer(parallel, own), *_experts(parallel, model, own))
     ]
-    found += _tensor(parallel, model)
+    found += [*_tensor(parallel, model), *_pipeline(parallel, model, recipe)]
     return [
         Problem(f"{WHERE}.{name}", message, parallel.mark(name.split(".")[0])) for name, message in dict.fromkeys(found)
     ]
@@ -143,6 +144,37 @@ def _hidden(branch: Any, size: int) -> Iterator[str]:
         yield f".inner: {branch.inner[0].type} looks at all hidden channels"
     if branch.share != "none":
         yield ".share cannot be divided"
+
+
+def _pipeline(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
+    """Layers are divided where each hands on nothing but the stream."""
+    count = parallel.pipeline
+    if count == 1:
+        return
+    if not isinstance(model, DecoderModel):
+        yield "pipeline", "divides the layers of a decoder alone, and the model has an encoder too"
+        return
+    if model.n_layers < count:
+        yield "pipeline", f"n_layers: {model.n_layers} layers cannot be divided among {count} processes"
+    if model.prompt:
+        yield (
+            "pipeline",
+            "prompt: vectors before the tokens are dropped after the last layer, which has another process",
+        )
+    if any(own.ramp for own in recipe.whole):
+        yield "pipeline", "train.ramp: the micro-batches under way are as many in every step"
+    for item in model.final:
+        if item.type == "dual":
+            yield "pipeline", f"final: {item.type} reads what all layers have carried"
+    for path, branch in branches(model):
+        if branch.type == "moe":
+            yield "pipeline", f"{path} is moe, whose losses and loads other processes would not see"
+        for own, part in walk(branch):
+            where = ".".join(filter(None, (path, own)))
+            if getattr(part, "share", "none") != "none":
+                yield "pipeline", f"{where} is shared by layers that different processes have"
+            if getattr(part, "type", "") in ("value_residual", "residual_dual"):
+                yield "pipeline", f"{where}: {part.type} carries more than the stream from layer to layer"  # type: ignore[attr-defined]
 
 
 def branches(model: Model) -> Iterator[tuple[str, Any]]:

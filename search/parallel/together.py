@@ -6,11 +6,12 @@ import hashlib
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from arch_dsl.modules import Decoder
 from search.data.batches import Batch
 from search.gang import Gang
 from search.journal import Journal
@@ -49,6 +50,11 @@ class Together(Team):
 
     def divide(self, model: nn.Module, recipe: Recipe) -> list[tuple[str, nn.Parameter]]:
         self.division = Division(model, recipe, self.meeting)
+        self.pipeline = None
+        if self.gang.parallel.pipeline > 1:
+            from search.parallel.pipeline import Pipeline
+
+            self.pipeline = Pipeline(cast(Decoder, model), recipe, self.meeting)
         return self.division.local
 
     def begin(self, seed: int, step: int) -> None:
@@ -62,10 +68,14 @@ class Together(Team):
         return batch.rows(start, stop)
 
     def backward(self, loop: Loop, whole: Batch) -> tuple[Tensor, Noted, dict[str, Tensor]]:
-        total, noted, measures = loop.backward(whole)
+        if self.pipeline is None:
+            total, noted, measures = loop.backward(whole)
+        else:
+            parts = [self.share(part) for part in whole.parts(loop.recipe.micro_batch)]
+            total, noted, measures = self.pipeline.backward(parts, whole)
         names = [sorted(added) for added in noted]
         flat = [total, *(added[name] for added, wanted in zip(noted, names, strict=True) for name in wanted)]
-        sums = iter(self.meeting.sum(torch.stack([value.double() for value in flat]), COPIES))
+        sums = iter(self.meeting.sum(torch.stack([value.double() for value in flat]), (*COPIES, "pipeline")))
         total = next(sums).to(total.dtype)
         return total, [{name: next(sums) for name in wanted} for wanted in names], self._averaged(measures)
 
@@ -81,7 +91,8 @@ class Together(Team):
     def score(self, model: nn.Module, part: Batch, device: torch.device) -> tuple[Tensor, dict[str, Tensor]]:
         places = bounds(len(part), self.copies)
         start, stop = places[self.copy]
-        own, told = super().score(model, part.rows(start, stop) if start < stop else part.rows(0, 1), device)
+        mine = part.rows(start, stop) if start < stop else part.rows(0, 1)
+        own, told = super().score(model, mine, device) if self.pipeline is None else (self.pipeline.score(mine), {})
         block = own.new_zeros(-(-len(part) // self.copies), own.shape[1])
         block[: stop - start] = own[: stop - start]
         for dimension in COPIES:

@@ -50,7 +50,7 @@ def assert_same_trial(one, other, exact=False):
         torch.testing.assert_close(first[name], second[name], **tolerance)
 
 
-@pytest.mark.parametrize("parallel", [{"data": 2}, {"shard": 2}, {"tensor": 2}], ids=str)
+@pytest.mark.parametrize("parallel", [{"data": 2}, {"shard": 2}, {"tensor": 2}, {"pipeline": 2}], ids=str)
 def test_two_processes_train_the_trial_of_one(tmp_path, root, parallel):
     alone, together = make(tmp_path / "alone"), make(tmp_path / "together")
     train_alone(alone, root)
