@@ -96,10 +96,10 @@ def drive(
     """
     with ExitStack() as stack:
         if lock is None or not lock.held:
-            stack.enter_context(StudyLock(store.root, study))
+            lock = stack.enter_context(StudyLock(store.root, study))
         planner, account = Planner(store, study, next_rows, should_prune is not None), Account(limits or Limits())
         driver = _Driver(store, study, planner, executor, shipper, on_event, should_prune, hang_s, account, tokens_of)
-        driver.keep = (keep or Keep()).record()
+        driver.keep, driver.holds = (keep or Keep()).record(), lock.check
         driver.take_signals = stack.enter_context(on_signals(driver.interrupt))
         return driver.run()
 
@@ -119,6 +119,7 @@ class _Driver:
     account: Account
     tokens_of: TokensOf | None = None
     take_signals: Callable[[], None] = lambda: None
+    holds: Callable[[], None] = lambda: None  # raises StudyLost when the study is another driver's by now
     keep: dict[str, bool] = field(default_factory=Keep().record)
     stop: Stop | None = None
     running: dict[str, _Running] = field(default_factory=dict)
@@ -168,6 +169,7 @@ class _Driver:
         if not self.running:
             time.sleep(TICK_S)
         ended = self.executor.wait(TICK_S) if self.running else []
+        self.holds()
         for each in ended:
             self.commit(each)
         if elsewhere:

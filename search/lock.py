@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from search.addresses import server_of
+from search.addresses import server_of, shown
 from search.database import Database, StoreError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _PATIENCE_S = 0.3  # a status probe holds the lock for microseconds; a driver ho
 class StudyLocked(Exception):
     """Another driver runs this study. `holder` has host, pid and since (ISO 8601, UTC), or is empty."""
 
-    def __init__(self, study: str, path: Path, holder: dict[str, Any]) -> None:
+    def __init__(self, study: str, path: Path | str, holder: dict[str, Any]) -> None:
         self.study, self.path, self.holder = study, path, holder
         super().__init__(
             f"study '{study}' is already being run by {name_of(holder)} (lock: {path}); wait for it or stop it first"
@@ -100,15 +100,16 @@ class StudyLock:
     def acquire(self) -> None:
         """Takes the lock and writes who we are. Raises StudyLocked when another driver has it."""
         lock: _FileLock | PostgresLock
+        where: Path | str = self.path
         if url := server_of(self._root):
             from search.postgres import PostgresLock
 
-            lock = PostgresLock(url, self.study)
+            lock, where = PostgresLock(url, self.study), shown(url)
         else:
             lock = _FileLock(self.path)
         holder = lock.acquire(_PATIENCE_S)
         if holder is not None:
-            raise StudyLocked(self.study, self.path, holder)
+            raise StudyLocked(self.study, where, holder)
         self._held = lock
 
     def check(self) -> None:

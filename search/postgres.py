@@ -12,9 +12,11 @@ import secrets
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from search.addresses import shown
@@ -27,6 +29,7 @@ SCHEMA = "archlab"
 PATIENCE_S = 120.0  # for a server that restarts
 READ_PATIENCE_S = 5.0  # of commands that only look
 BUSY_TIMEOUT_S = 60
+RETURN_S = 15.0
 LONGEST_WAIT_S = 5.0
 # A client that vanishes without a word (its host lost power) is given up by the server after a minute, and so are its
 # locks; one that was suspended inside a transaction blocks the others no longer than that either.
@@ -69,6 +72,7 @@ class Postgres:
         self._url, self.name, self._patience_s = url, shown(url), patience_s
         self._local = threading.local()
         self._connections: list[psycopg.Connection[dict[str, Any]]] = []
+        weakref.finalize(self, _close, self._connections)  # one that is forgotten leaves no session on the server
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> Found:
         """Rows by column."""
@@ -121,15 +125,14 @@ class Postgres:
 
     def close(self) -> None:
         """Closes the connections of all threads."""
-        while self._connections:
-            self._connections.pop().close()
+        _close(self._connections)
         self._local = threading.local()
 
     def _connection(self) -> psycopg.Connection[dict[str, Any]]:
         connection: psycopg.Connection[dict[str, Any]] | None = getattr(self._local, "connection", None)
         if connection is None or connection.closed:
             connection = self._local.connection = connect(self._url)
-            self._connections = [each for each in self._connections if not each.closed] + [connection]
+            self._connections[:] = [each for each in self._connections if not each.closed] + [connection]
         return connection
 
     def _is_away(self, error: psycopg.Error) -> bool:
@@ -161,13 +164,14 @@ class PostgresLock:
     """A session's advisory lock: the server frees it when the connection ends, however that ends.
 
     The table `holder` says whose it is, with a token by which one who lost it for a moment knows that nobody else had
-    it meanwhile.
+    it meanwhile. When the server itself was restarted, whoever had the lock has some seconds to come back for it.
     """
 
     def __init__(self, url: str, name: str, patience_s: float = PATIENCE_S) -> None:
         self._url, self.name, self._token = url, name, secrets.token_hex(16)
         self._patience_s = patience_s
         self._database: Postgres | None = None
+        self._holding: psycopg.Connection[dict[str, Any]] | None = None
 
     def acquire(self, patience_s: float) -> dict[str, Any] | None:
         """None when it is ours now; else who holds it, {} when that is not known, after `patience_s`."""
@@ -213,10 +217,20 @@ class PostgresLock:
             self._database = None
 
     def _take(self, connection: psycopg.Connection[dict[str, Any]]) -> bool:
-        row = connection.execute("SELECT pg_try_advisory_lock(%s) AS got", [key_of(f"lock {self.name}")]).fetchone()
-        assert row is not None
-        self._holding = connection if row["got"] else None
-        return bool(row["got"])
+        key, changes = key_of(f"lock {self.name}"), _PostgresChanges(connection)
+        self._holding = None
+        if not changes.execute("SELECT pg_try_advisory_lock(?) AS got", (key,))[0]["got"]:
+            return False
+        before = changes.execute(
+            "SELECT host, pid, clock_timestamp() - pg_postmaster_start_time() < make_interval(secs => ?) AS young "
+            "FROM holder WHERE name = ? AND token <> ?",
+            (RETURN_S, self.name, self._token),
+        )
+        if before and before[0]["young"] and _may_live(before[0]["host"], before[0]["pid"]):
+            changes.execute("SELECT pg_advisory_unlock(?)", (key,))
+            return False
+        self._holding = connection
+        return True
 
     def _hold(self, connection: psycopg.Connection[dict[str, Any]]) -> bool:
         """On the connection that has it, it is enough that this one lives; it would be counted twice otherwise."""
@@ -224,6 +238,11 @@ class PostgresLock:
             connection.execute("SELECT 1")
             return True
         return self._take(connection)
+
+
+def _may_live(host: str, pid: int) -> bool:
+    """Whether a process may still be there: known on this host only."""
+    return host != socket.gethostname() or Path(f"/proc/{pid}").exists() or not Path("/proc").exists()
 
 
 def holder_in(database: Postgres, name: str) -> dict[str, Any] | None:
@@ -250,6 +269,11 @@ def key_of(what: str) -> int:
 def now() -> str:
     """ISO 8601, UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _close(connections: list[psycopg.Connection[dict[str, Any]]]) -> None:
+    while connections:
+        connections.pop().close()
 
 
 def _committed(connection: psycopg.Connection[dict[str, Any]], number: str) -> bool:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from search.driver import drive
 from search.executor import InlineExecutor
-from search.stop import leave
+from search.stop import EXIT_TRY_AGAIN, leave
+from search.store import StoreError
 from search.trial import Trial
 from tests.search.study_kit import ENTRY, make_store, rows_of
 
@@ -23,6 +24,9 @@ def main(job):
         executor = RayExecutor(ENTRY, folder, **job.get("ray", {}))
     try:
         summary = drive(store, study, lambda _: rows, executor, **job.get("options", {}))
+    except StoreError as error:  # as the command line does
+        print(error)
+        return EXIT_TRY_AGAIN
     finally:
         executor.close()
     print(json.dumps({"exit_code": summary.exit_code, "counts": summary.counts, "message": summary.message}))
