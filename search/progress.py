@@ -264,7 +264,9 @@ def line_of(event: dict[str, Any], name: str, quiet: bool = False) -> str:
         return f"retry     {name}: {event['kind']}: {event['message']}"
     if kind == "plugin":
         return f"plug-in   {event['message']}"
-    return f"stopping: {event['message']}" if kind == "stop" else ""
+    if kind == "stop":
+        return f"stopping: {event['message']} (trials write a checkpoint first; Ctrl-C stops at once)"
+    return ""
 
 
 def total_steps(folder: Path) -> int | None:

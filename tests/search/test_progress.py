@@ -78,7 +78,7 @@ def test_a_log_gets_a_line_per_event_and_no_control_characters(folder):
         "retry     G1 lr=0.002 seed 0: crash: killed",
         "start     G1 lr=0.002 seed 0 (attempt 1)",
         "complete  G1 lr=0.002 seed 0: validation loss 4.5000",
-        "stopping: the budget is spent",
+        "stopping: the budget is spent (trials write a checkpoint first; Ctrl-C stops at once)",
     ]
     assert (progress.done, progress.headline().split(",")[0]) == (4, "gates: 4/12 trials")
 
