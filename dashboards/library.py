@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import threading
 from collections import Counter
@@ -15,6 +16,7 @@ from typing import Any
 from dashboards.curves import CurveFile, stamp_of
 from search.comparison import Comparison, load_comparison
 from search.lock import STUDY_NAME, holder_of
+from search.selection import tuned_paths
 from search.store import Store, StoreError
 
 STATES = ("complete", "running", "paused", "planned", "failed", "diverged", "pruned")
@@ -65,8 +67,8 @@ class Study:
     @property
     def expected(self) -> int:
         """Trials in all: those that are known, or what the grid and the seeds add up to while the tuning goes on."""
-        rates, seeds = len(self.record.get("tune", {}).get("lr", [])), len(self.record["seeds"])
-        per_variant = rates + seeds - 1 if rates else seeds
+        tuned, seeds = tuned_paths(self.record), len(self.record["seeds"])
+        per_variant = math.prod(map(len, tuned.values())) + seeds - 1 if tuned else seeds
         return max(sum(self.counts.values()), per_variant * len(self.record["variants"]))
 
 

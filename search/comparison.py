@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from search.frames import NAN, domains_frame, provenance, rates_frame, search_frame, trials_frame
+from search.frames import NAN, domains_frame, provenance, rates_frame, trials_frame
 from search.losses import Layout, lay_out, read_documents
-from search.notes import gather_notes, lossy_of, method_sentence, objective_of, tested_on
+from search.notes import NO_DIFFERENCE, gather_notes, lossy_of, method_sentence, objective_of, tested_on
+from search.rate_curve import tuning_frame
+from search.search_table import search_frame, search_notes, search_summary
 from search.seeding import analysed, decision, only_wanted
-from search.selection import Selection, baselines_of, edge, select, with_baselines
+from search.selection import Selection, baselines_of, edge, select, with_baselines, with_tuned_size
 from search.statistics import MINIMUM_SEEDS, Analysis, Contrast
 
 if TYPE_CHECKING:
@@ -32,11 +34,14 @@ class Comparison:
     rates: a row per variant and tuned learning rate with the VALIDATION loss that the choice was made on.
     trials: a row per trial, every state.
     search: the trials of a search, best validation perplexity first; empty for other studies.
+    searched: what is told of a search beside its trials: search_table.search_summary.
     noise: seed_sd, seed_spread, df, document_sd, resolvable (`unit`), resolvable_percent (of perplexity), comparisons,
         critical_value (the largest used), unit, margin (of equivalence, in `unit`, or None), paired (whether any
         difference is), unpaired (the variants whose difference is not), method (the sentence to print).
     notes: sentences: what was not run, diverged, pruned, reused, lies at an edge, or is not as it should be.
     provenance: data, tokens, context, seeds, versions.
+    tuning: a row per variant that tuned its learning rate: fitted optimum, largest stable rate, sensitivity, verdict
+        (search/rate_curve.py).
     domains: of a mixture a row per variant and domain with the TEST perplexity and loss, means over the seeds.
     """
 
@@ -51,6 +56,8 @@ class Comparison:
     notes: list[str]
     provenance: dict[str, Any]
     domains: pd.DataFrame = field(default_factory=pd.DataFrame)
+    tuning: pd.DataFrame = field(default_factory=pd.DataFrame)
+    searched: dict[str, Any] = field(default_factory=dict)
 
 
 def load_comparison(store: Store, study: str) -> Comparison:
@@ -87,6 +94,10 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
         [_row(record, v, s, c) for v, s, c in zip(record["variants"], selections, analysis.contrasts, strict=True)]
     )
     noise = _noise(record, analysis, layout)
+    comparable = {name for name, said in zip(names, table["verdict"], strict=True) if said not in NO_DIFFERENCE}
+    searched = search_frame(record, trials)
+    summary = search_summary(record, searched)
+    notes = gather_notes(record, selections, analysis, layout.undocumented, noise, list(table["verdict"]))
     return Comparison(
         study=record["study"],
         question=record.get("question") or "",
@@ -94,11 +105,15 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
         table=table,
         rates=rates_frame(selections),
         trials=trials_frame(selections, trials),
-        search=search_frame(trials),
+        search=searched,
         noise=noise,
-        notes=gather_notes(record, selections, analysis, layout.undocumented, noise, list(table["verdict"])),
+        notes=[*notes, *search_notes(summary)],
         provenance=provenance(record, selections),
         domains=domains_frame(record, selections),
+        searched=summary,
+        tuning=tuning_frame(
+            record, selections, noise["seed_sd"], comparable if noise["unit"] == "nats/token" else set()
+        ),
     )
 
 
@@ -106,7 +121,8 @@ def _row(
     record: dict[str, Any], variant: dict[str, Any], selection: Selection, contrast: Contrast | None
 ) -> dict[str, Any]:
     """One row of the table."""
-    done = [] if selection.diverged else list(selection.complete.values())
+    variant = with_tuned_size(variant, selection)
+    done = [] if selection.has_no_mean else list(selection.complete.values())
     tests = [t["result"]["test"] for t in done]
     half = None if contrast is None else contrast.half_width
     lr = (selection.settings or {}).get("lr")
@@ -151,9 +167,10 @@ def _is_matched(record: dict[str, Any]) -> bool:
 
 def _verdict(record: dict[str, Any], variant: dict[str, Any], selection: Selection, contrast: Contrast | None) -> str:
     """One of: baseline, better, worse, within noise (with a fixed number of seeds), equivalent, undecided (with seeds
-    until it is resolved), diverged, other objective, other test text, lossy tokenizer, incomplete, too few seeds."""
-    if selection.diverged:
-        return "diverged"
+    until it is resolved), diverged, pruned, other objective, other test text, lossy tokenizer, incomplete, too few
+    seeds."""
+    if selection.has_no_mean:
+        return "diverged" if selection.diverged else "pruned"
     if variant["name"] == variant["baseline"]:
         return "baseline"
     base = next(v for v in record["variants"] if v["name"] == variant["baseline"])

@@ -1,4 +1,4 @@
-"""The frames beside the table: learning-rate curves, trials, a search's trials, and where the numbers come from."""
+"""The frames beside the table: learning-rate curves, trials, and where the numbers come from."""
 
 from __future__ import annotations
 
@@ -8,31 +8,40 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from search.selection import Selection, choose, group, loss, rate
+from search.selection import Selection, choose, group, loss, rate, spelled
 
 NAN = float("nan")
 
 
 def rates_frame(selections: list[Selection]) -> pd.DataFrame:
-    """A row per variant and learning rate, rates ascending: the curve beside the table."""
+    """A row per variant and tuned setting, rates ascending: the curve beside the table.
+
+    `setting` names it: the rate alone where nothing else is tuned. `share` is how far a trial came, of its steps.
+    """
     rows = []
+    names = {name for s in selections for t in s.tuned if t["role"] == "tune" for name in t["settings"]}
+    alone = names <= {"lr"} or not names
     for selection in selections:
-        best = None if selection.settings is None else selection.settings.get("lr")
-        tuned = [(r, t) for t in selection.tuned if t["role"] == "tune" and (r := rate(t)) is not None]
-        for lr, trial in sorted(tuned, key=lambda pair: pair[0]):
+        tuned = [(rate(t), t) for t in selection.tuned if t["role"] == "tune"]
+        ends = [t["result"].get("step") for _, t in tuned if t["state"] == "complete"]
+        whole = max((end for end in ends if end), default=None)
+        for lr, trial in sorted(tuned, key=lambda pair: pair[0] or 0.0):
             value = loss(trial, "validation")
+            step = (trial["result"] or {}).get("step")
             rows.append(
                 {
                     "variant": selection.variant,
-                    "lr": lr,
+                    "lr": NAN if lr is None else lr,
                     "seed": trial["seed"],
                     "state": trial["state"],
                     "validation_loss": NAN if value is None else value,
                     "validation_perplexity": NAN if value is None else trial["result"]["validation"]["perplexity"],
-                    "best": lr == best and value is not None,
+                    "best": trial["settings"] == selection.settings and value is not None,
+                    "setting": f"{lr:g}" if alone and lr is not None else spelled(trial["settings"]),
+                    "share": step / whole if step and whole else NAN,
                 }
             )
-    columns = ["variant", "lr", "seed", "state", "validation_loss", "validation_perplexity", "best"]
+    columns = ["variant", "lr", "seed", "state", "validation_loss", "validation_perplexity", "best", "setting", "share"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -99,28 +108,6 @@ def trials_frame(selections: list[Selection], trials: list[dict[str, Any]]) -> p
 
 def _number(value: float | None) -> float:
     return NAN if value is None else value
-
-
-def search_frame(trials: list[dict[str, Any]]) -> pd.DataFrame:
-    """The trials of a search, best validation perplexity first, unfinished last; `number` is Optuna's."""
-    rows = []
-    for order, trial in enumerate(t for t in trials if t["role"] == "search"):
-        value = loss(trial, "validation")
-        settings = {k: v for k, v in trial["settings"].items() if k != "number"}
-        rows.append(
-            {
-                "number": trial["settings"].get("number", order),
-                "variant": trial["variant"],
-                "state": trial["state"],
-                "validation_loss": NAN if value is None else value,
-                "validation_perplexity": NAN if value is None else trial["result"]["validation"]["perplexity"],
-                "settings": settings,
-                "key": trial["key"],
-            }
-        )
-    columns = ["number", "variant", "state", "validation_loss", "validation_perplexity", "settings", "key"]
-    frame = pd.DataFrame(rows, columns=columns)
-    return frame.sort_values(["validation_perplexity", "number"], ignore_index=True)
 
 
 def provenance(record: dict[str, Any], selections: list[Selection]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def lay_out(record: dict[str, Any], selections: list[Selection]) -> Layout:
     keys = np.full(losses.shape, None, object)
     for row, selection in enumerate(selections):
         for seed, trial in selection.complete.items():
-            if not selection.diverged:
+            if not selection.has_no_mean:
                 losses[row, seeds.index(seed)] = trial["result"]["test"][_MEASURE[unit]]
                 keys[row, seeds.index(seed)] = trial["key"]
     documents: list[tuple[float, int] | None] = []
@@ -91,7 +91,7 @@ def _documents(ours: Selection, base: Selection, seeds: list[int], unit: str) ->
     scale, size = (1.0, "tokens") if unit == "nats/token" else (1 / math.log(2), "bytes")
     sides = []
     for selection in (ours, base):
-        found = [selection.reported[seed]["documents"] for seed in seeds]
+        found = [selection.reported[seed].get("documents") for seed in seeds]
         if any(d is None or len(d["nll"]) != len(found[0]["nll"]) for d in found):
             return None
         sides.append(np.mean([np.asarray(d["nll"], np.float64) * scale for d in found], axis=0))

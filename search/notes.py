@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from arch_dsl.identity import brief_text
 from search.design_text import design_notes
-from search.selection import Selection, baselines_of, edge, is_over, rate
+from search.selection import Selection, baselines_of, edge, is_over, rate, spelled
 from search.sequential import TUNED_AT
 from search.statistics import MINIMUM_SEEDS, Analysis
 
+NO_DIFFERENCE = ("other objective", "other test text", "lossy tokenizer")  # verdicts that no more trials change
 _MOST = 8  # variants that a note lists
 _SHARED = 0.2  # of the test text, from which on a note says that it is in the training text
 
@@ -285,7 +285,7 @@ def tuning_notes(selection: Selection) -> Iterable[str]:
         begun = {trial["key"] for trial in tuned if not is_over(trial)}
         total = len(tuned) + len(missing) - len(begun)
         lr_only = all(set(point) <= {"lr"} for point in missing)
-        named = ", ".join(f"{point['lr']:g}" if lr_only else brief_text(point) for point in missing[:_MOST])
+        named = ", ".join(f"{point['lr']:g}" if lr_only else f"({spelled(point)})" for point in missing[:_MOST])
         more = f" and {len(missing) - _MOST} more" if len(missing) > _MOST else ""
         what = "learning rates" if lr_only else "settings"
         yield f"not run: {len(missing)} of {total} {what} ({named}{more}); the choice is provisional"

@@ -36,6 +36,7 @@ class Plan:
     variants: list[Variant]
     omitted: dict[str, str] = field(default_factory=dict)  # combinations of a design that make no sense, and why
     tuner: Tuner | None = None
+    searched: dict[str, Any] = field(default_factory=dict)  # what a search tells the record
     _rows: dict[str, tuple[object, tuple[list[Row], list[Row]]]] = field(default_factory=dict, repr=False)
     _trials: dict[tuple[str, str, int], Trial] = field(default_factory=dict, repr=False)
     _record: dict[str, Any] | None = field(default=None, repr=False)
@@ -54,7 +55,8 @@ class Plan:
     def trials(self) -> int:
         """How many trials the study takes when all of them run to their end."""
         per_variant = max(len(self.points) - 1, 0) + len(self.seeds)
-        searched = self.study.search.trials + len(self.seeds) - 1 if self.study.search else 0
+        search = self.study.search
+        searched = search.trials + search.found * (len(self.seeds) - 1) if search else 0
         return per_variant * len(self.variants) + searched
 
     def record(self) -> dict[str, Any]:
@@ -75,11 +77,14 @@ class Plan:
             "tokens": first.recipe.tokens,
             "steps": first.recipe.all_steps,
             "trials": self.trials,
+            "keep": self.study.keep.record(),
             "budget": {"wall_s": budget.wall.seconds if budget.wall else None, "trials": budget.trials},
             **({"design": self.design()} if self.study.design else {}),
+            **({"search": self.searched} if self.searched else {}),
             **({"match": {"kind": match.kind, "to": match.to, "by": list(match.by)}} if match else {}),
             "variants": [
-                {**variant.record(), "added": added[variant.name], **self._tuned_sizes(variant)} for variant in self.variants
+                {**variant.record(), "added": added[variant.name], **self._tuned_sizes(variant)}
+                for variant in self.variants
             ],
             "recipe": canonical(first.recipe),
             "data": first.dataset.record(),
@@ -118,7 +123,9 @@ class Plan:
         """
         known = group(trials)
         wanted = self._wanted(trials)
-        found = [self.rows_of(variant, known.get(variant.name, []), wanted.get(variant.name)) for variant in self._order()]
+        found = [
+            self.rows_of(variant, known.get(variant.name, []), wanted.get(variant.name)) for variant in self._order()
+        ]
         return [row for phase in zip(*found, strict=True) for rows in phase for row in rows]
 
     def rows_of(
@@ -131,9 +138,7 @@ class Plan:
             self._rows[variant.name] = moved, self._new_rows(variant, known, seeds)
         return self._rows[variant.name][1]
 
-    def _new_rows(
-        self, variant: Variant, known: list[dict[str, Any]], seeds: list[int]
-    ) -> tuple[list[Row], list[Row]]:
+    def _new_rows(self, variant: Variant, known: list[dict[str, Any]], seeds: list[int]) -> tuple[list[Row], list[Row]]:
         tuning: list[Row] = []
         settings: dict[str, Any] | None = {"lr": variant.recipe.lr}
         if self.tuner:
@@ -156,7 +161,9 @@ class Plan:
 
     def _order(self) -> list[Variant]:
         """The variants as their rows are wanted."""
-        first = {variant.baseline for variant in self.variants} if self.study.prune and self.study.prune.paired else set()
+        first = (
+            {variant.baseline for variant in self.variants} if self.study.prune and self.study.prune.paired else set()
+        )
 
         def place(variant: Variant) -> tuple[bool, float]:
             return variant.name not in first, -variant.flops_per_token * float(variant.recipe.all_tokens)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import median
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from arch_dsl.spec import Count, Family, Fraction, Range
 
@@ -21,6 +21,7 @@ class Pruner(Family):
     """Looks at validation losses only."""
 
     noun = "pruner"
+    paired: ClassVar[bool] = False  # whether it compares with the baseline alone
 
     def should_prune(self, history: History, others: Sequence[History], steps: int) -> bool:
         """Whether to end the trial of `history` after its last entry, given the `others`; `steps` is a full trial's.

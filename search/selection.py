@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from search.store import TERMINAL
+from search.trial import canonical_json
+
+TUNE_OPTIONS = ("extend", "brackets")  # the keys of `tune` that are no paths
 
 
 @dataclass(frozen=True)
@@ -23,7 +29,7 @@ class Selection:
     settings: dict[str, Any] | None
     reported: dict[int, dict[str, Any]]
     missing_seeds: tuple[int, ...]
-    missing_rates: tuple[float, ...]
+    missing_points: tuple[dict[str, Any], ...] = ()  # settings that were to be tried, or tried for longer
 
     def count(self, state: str) -> int:
         """How many of the variant's trials are in `state`."""
@@ -35,11 +41,35 @@ class Selection:
         return {s: t for s, t in self.reported.items() if t["state"] == "complete" and loss(t, "test") is not None}
 
     @property
+    def stopped(self) -> list[dict[str, Any]]:
+        """The tuned trials that ended early on the way to the best one."""
+        return [t for t in self.tuned if t["state"] == "paused"]
+
+    @property
     def diverged(self) -> bool:
         """A reported seed diverged, or every tried rate did: the variant has no mean."""
         if any(t["state"] == "diverged" for t in self.reported.values()):
             return True
         return self.settings is None and bool(self.tuned) and all(t["state"] == "diverged" for t in self.tuned)
+
+    @property
+    def pruned(self) -> bool:
+        """A reported seed was pruned: the mean of the others would be that of the lucky ones."""
+        return any(t["state"] == "pruned" for t in self.reported.values())
+
+    @property
+    def has_no_mean(self) -> bool:
+        """Whether some of its seeds have no loss and never will."""
+        return self.diverged or self.pruned
+
+
+def with_tuned_size(variant: dict[str, Any], selection: Selection) -> dict[str, Any]:
+    """A variant of a record with what it costs at the settings that it chose, where these change its size."""
+    chosen = (selection.settings or {}).items()
+    for sizes in variant.get("tuned", ()):
+        if sizes["settings"].items() <= chosen:
+            return {**variant, **{name: value for name, value in sizes.items() if name != "settings"}}
+    return variant
 
 
 def select(record: dict[str, Any], trials: list[dict[str, Any]]) -> list[Selection]:
@@ -60,6 +90,11 @@ def baselines_of(record: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys([record["baseline"], *(variant["baseline"] for variant in record["variants"])]))
 
 
+def tuned_paths(record: dict[str, Any]) -> dict[str, list[Any]]:
+    """Path to values of a study's record, `lr` for train.lr; older versions' hold that alone."""
+    return {name: values for name, values in (record.get("tune") or {}).items() if name not in TUNE_OPTIONS}
+
+
 def group(trials: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Trials by variant."""
     found: dict[str, list[dict[str, Any]]] = {}
@@ -72,20 +107,20 @@ def choose(record: dict[str, Any], variant: str, mine: list[dict[str, Any]]) -> 
     """The choice for one variant from its own trials."""
     tuned = [t for t in mine if t["role"] in ("tune", "search")]
     repeats = [t for t in mine if t["role"] == "repeat"]
-    rates = record.get("tune", {}).get("lr", [])
+    axes = tuned_paths(record)
     settings: dict[str, Any] | None
-    if tuned or rates:
-        stable = [(v, rate(t) or 0.0, i) for i, t in enumerate(tuned) if (v := loss(t, "validation")) is not None]
+    if tuned or axes:
+        ends = [(loss(t, "validation"), rate(t) or 0.0, i) for i, t in enumerate(tuned) if t.get("until") is None]
+        stable = [(value, lr, i) for value, lr, i in ends if value is not None]
         settings = tuned[min(stable)[2]]["settings"] if stable else None
         reported = {t["seed"]: t for t in [*tuned, *repeats] if t["settings"] == settings}
     else:
         settings = repeats[0]["settings"] if repeats else None
         reported = {t["seed"]: t for t in repeats}
-    wanted_rates = {float(r) for r in rates} | {r for t in tuned if t["role"] == "tune" and (r := rate(t)) is not None}
-    done_rates = {rate(t) for t in tuned if t["state"] in TERMINAL}
     searched = any(t["role"] == "search" for t in tuned)
     hopeless = settings is None and bool(tuned) and all(t["state"] in TERMINAL for t in tuned)
-    wanted_seeds = list(reported) if searched or hopeless else record["seeds"]
+    given_up = any(t["state"] == "pruned" for t in repeats)
+    wanted_seeds = list(reported) if searched or hopeless or given_up else record["seeds"]
     return Selection(
         variant=variant,
         trials=tuple(_once(mine)),
@@ -93,8 +128,39 @@ def choose(record: dict[str, Any], variant: str, mine: list[dict[str, Any]]) -> 
         settings=settings,
         reported=reported,
         missing_seeds=tuple(s for s in wanted_seeds if reported.get(s, {}).get("state") not in TERMINAL),
-        missing_rates=tuple(sorted(wanted_rates - done_rates)),
+        missing_points=tuple(_missing(axes, [t for t in tuned if t["role"] == "tune"])),
     )
+
+
+def _missing(axes: dict[str, list[Any]], tuned: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The settings that were not tried as far as is wanted, those without a trial first."""
+    known = {canonical_json({name: t["settings"].get(name) for name in axes}) for t in tuned}
+    for values in itertools.product(*axes.values()) if axes else ():
+        point = dict(zip(axes, values, strict=True))
+        if canonical_json(point) not in known:
+            yield point
+    for trial in tuned:
+        if not is_over(trial):
+            yield {name: value for name, value in trial["settings"].items() if name in axes or not axes}
+
+
+def is_over(trial: dict[str, Any]) -> bool:
+    """Whether a trial has come as far as it is wanted: to its end, or to the step where it pauses."""
+    if trial["state"] != "paused":
+        return trial["state"] in TERMINAL
+    until = trial.get("until")
+    return until is not None and bool(trial["result"]["step"] >= until)
+
+
+def is_number(value: Any) -> bool:
+    """Whether values like this one have an order."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def spelled(settings: dict[str, Any]) -> str:
+    """Settings for people, each by the last step of its path."""
+    texts = {name: f"{value:g}" if is_number(value) else json.dumps(value) for name, value in settings.items()}
+    return ", ".join(f"{name.rsplit('.', 1)[-1]} {text}" for name, text in texts.items())
 
 
 def rate(trial: dict[str, Any]) -> float | None:
@@ -111,24 +177,39 @@ def loss(trial: dict[str, Any], split: str) -> float | None:
 
 
 def edge(selection: Selection) -> tuple[bool, str | None]:
-    """Whether the best rate lies at the edge of the grid, and the sentence about it.
+    """Whether the best of a tuned number lies at the edge of those tried, and the sentence about it.
 
-    At the edge nothing that finished lies beyond. Where the next rate up diverged, the optimum is enclosed: that is no
-    edge, and the sentence says so.
+    At the edge nothing that finished, or ended early because it was behind, lies beyond. Where the next value up
+    diverged, the optimum is enclosed: that is no edge, and the sentence says so.
     """
-    tuned = [t for t in selection.tuned if t["role"] == "tune" and t["state"] in ("complete", "diverged", "pruned")]
-    points = sorted({(r, t["state"] == "diverged") for t in tuned if (r := rate(t)) is not None})
-    best = None if selection.settings is None else selection.settings.get("lr")
-    if best is None or len(points) < 2:
+    if selection.settings is None:
         return False, None
-    below = [r for r, _ in points if r < best]
-    above = [(r, diverged) for r, diverged in points if r > best]
+    found = [_edge(selection, name) for name in selection.settings]
+    return any(at_edge for at_edge, _ in found), "; ".join(text for _, text in found if text) or None
+
+
+def _edge(selection: Selection, name: str) -> tuple[bool, str | None]:
+    """What `edge` says of one setting: among the trials that have all others as they were chosen."""
+    chosen = selection.settings or {}
+    best, what = chosen[name], "rate" if name == "lr" else name
+    line = [
+        t
+        for t in selection.tuned
+        if t["role"] == "tune"
+        and t["state"] in ("complete", "diverged", "pruned", "paused")
+        and all(t["settings"].get(other) == value for other, value in chosen.items() if other != name)
+        and is_number(t["settings"].get(name))
+    ]
+    states = {t["settings"][name]: t["state"] == "diverged" for t in line}
+    if len(states) < 2 or not is_number(best):
+        return False, None
+    above = sorted(value for value in states if value > best)
     if not above:
-        return True, f"the best rate {best:g} is the largest that was tried: a larger one may be better"
-    if not below:
-        return True, f"the best rate {best:g} is the smallest that was tried: a smaller one may be better"
-    if above[0][1]:
-        return False, f"the best rate {best:g} is the largest stable one: {above[0][0]:g} diverged"
+        return True, f"the best {what} {best:g} is the largest that was tried: a larger one may be better"
+    if not any(value < best for value in states):
+        return True, f"the best {what} {best:g} is the smallest that was tried: a smaller one may be better"
+    if states[above[0]]:
+        return False, f"the best {what} {best:g} is the largest stable one: {above[0]:g} diverged"
     return False, None
 
 

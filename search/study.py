@@ -17,10 +17,13 @@ from arch_dsl.model import Model
 from arch_dsl.parse import INVALID, parse_value
 from arch_dsl.patch import Setting
 from arch_dsl.source import Node, read
-from arch_dsl.spec import Count, Spec
+from arch_dsl.spec import Count, Positive, Spec
 from search.ablate import Ablate, with_base
 from search.design import Design
 from search.designed import written_out
+from search.goals import Search
+from search.goals import study_problems as search_problems
+from search.keep import Keep
 from search.match import KINDS, Match
 from search.plugin_files import load_listed
 from search.prune import Pruner
@@ -33,28 +36,24 @@ from search.tune import Tune, short
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _VARIANT = re.compile(r"[^\s\[\]]+( [^\s\[\]]+)*")
-_FOUND = re.compile(r"found|search-[0-9]+")
+_FOUND = re.compile(r"found(-[0-9]+)?|search-[0-9]+")
 _NAMED = 40  # variants that an error lists
 _QUOTED = 40  # characters of a wrong name that an error shows
 MAX_CELLS = 100_000
 
 
-class Search(Spec):
-    """Optuna proposes `trials` variants from `space:`, judged by validation loss; the best is run with all seeds."""
-
-    title: ClassVar[str] = "search"
-    sampler: Literal["tpe", "random"] = "tpe"
-    trials: Count
-    minimize: Literal["perplexity"] = "perplexity"
-    seed: int = 0
-
-
 class Budget(Spec):
-    """What a run may spend before it stops with what it has: seconds of wall time, trials started."""
+    """What may be spent before a run stops with what it has. `wall` is the time of one run.
+
+    The others count over all runs of the study: `trials` started, `tokens` trained on, `gpu_hours` in which trials held
+    a GPU. What other studies have trained is free.
+    """
 
     title: ClassVar[str] = "budget"
     wall: Duration | None = None
     trials: Count | None = None
+    tokens: Count | None = None
+    gpu_hours: Positive | None = None
 
 
 class ReportOptions(Spec):
@@ -85,6 +84,7 @@ class Study(Spec):
     search: Search | None = None
     space: Space | None = None
     prune: Pruner | None = None
+    keep: Keep = Keep()
     budget: Budget = Budget()
     report: ReportOptions = ReportOptions()
     resources: Resources = Resources()
@@ -214,10 +214,8 @@ def _check(study: Study) -> Iterator[Problem]:
     yield from _check_names(study)
     yield from _check_tuned(study)
     yield from _check_grid(study)
-    for path in study.space.axes if study.space else ():
-        if path.split(".")[:2] == ["train", "objective"]:
-            message = "losses of different objectives do not compare; make them variants"
-            yield Problem(f"space.{path}", message, study.mark("space"))
+    if study.search and study.space:
+        yield from search_problems(study)
 
 
 def _quoted(name: str) -> str:

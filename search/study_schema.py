@@ -10,15 +10,17 @@ from arch_dsl.model import DecoderModel, EncoderDecoderModel, Model
 from arch_dsl.schema import PATH_STEP, UNIT, Schema, Writer, either
 from arch_dsl.spec import Count, Family, Positive, fields_of
 from search.ablate import KEYS, Ablate
+from search.axes import KINDS, Components
 from search.data.cleaning import CleaningStage
 from search.data.mixture import Domain
 from search.data.sources import Source
 from search.data.tokenizers import Tokenizer
 from search.resources import SIZE, Memory
-from search.space import Choice, Floats, Integers, Space
+from search.space import Space
 from search.start import Start
 from search.study import Study
-from search.study_values import Axis, Duration, Patch, Rates
+from search.study_values import Axis, Duration, Patch
+from search.tune import GRIDS, Brackets, Tune
 
 DRAFT = "http://json-schema.org/draft-07/schema#"  # the newest that editors' YAML servers know in full
 
@@ -30,7 +32,7 @@ def study_schema() -> dict[str, Any]:
             Patch: _patch,
             Duration: _duration,
             Memory: _memory,
-            Rates: _rates,
+            Tune: _tune,
             Axis: lambda _: {"type": "array", "minItems": 1, "uniqueItems": True},
             Space: _space,
             Source: _source,
@@ -123,46 +125,75 @@ def _start(_: Writer) -> Schema:
 
 
 def _duration(_: Writer) -> Schema:
-    return {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?\s*[smhd]$", "description": "a time: 90s, 30m, 2h"}
+    return {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?\s*(ms|[smhd])$", "description": "a time: 90s, 30m, 2h"}
 
 
 def _memory(_: Writer) -> Schema:
     return {"type": "string", "pattern": f"^{SIZE.pattern}$", "description": "a size: 8GB, 500MB, 1.5GiB"}
 
 
-def _rates(writer: Writer) -> Schema:
-    rate = writer.of(Positive)
-    grid = {
-        "type": "object",
-        "properties": {"grid": {"enum": ["1-2-5", "1-3"]}, "from": rate, "to": rate},
-        "required": ["grid", "from", "to"],
-        "additionalProperties": False,
+def _tune(writer: Writer) -> Schema:
+    """Values by path, and how they are extended and ended early."""
+    rate, number = writer.of(Positive), {"anyOf": [{"type": "number"}, {"type": "string", "pattern": UNIT}]}
+
+    def grid(value: Schema) -> Schema:
+        ends = {"grid": {"enum": [*GRIDS]}, "from": value, "to": value}
+        return {"type": "object", "properties": ends, "required": [*ends], "additionalProperties": False}
+
+    rates = either([{"type": "array", "items": rate, "minItems": 1}, grid(rate), rate])
+    options = {
+        "lr": {"description": "learning rates: a list, or the members of a grid between two ends", **rates},
+        "train.lr": rates,
+        "extend": {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": 20,
+            "description": "values more on each side. Default: 2 for grids, else 0",
+        },
+        "brackets": {
+            "description": "Default: true for grids, else false",
+            **either([{"type": "boolean"}, writer.of(Brackets)]),
+        },
     }
-    return either([{"type": "array", "items": rate, "minItems": 1}, grid, rate])
+    return {
+        "type": "object",
+        "description": " ".join((Tune.__doc__ or "").split()),
+        "properties": options,
+        "additionalProperties": either([{"type": "array", "minItems": 1, "uniqueItems": True}, grid(number)]),
+        "propertyNames": {"pattern": rf"{path_pattern()[:-1]}$|^(lr|extend|brackets)$"},
+        "minProperties": 1,
+    }
 
 
 def _space(_: Writer) -> Schema:
+    """Paths to axes; any other name is that of a component, or of an axis of components."""
     number: Schema = {"anyOf": [{"type": "number"}, {"type": "string", "pattern": UNIT}]}
     ends = {"type": "array", "items": number, "minItems": 2, "maxItems": 2}
     known: Schema = {
         "choice": {"type": "array", "minItems": 1},
+        "component": {"type": "array", "items": {"type": "string"}, "minItems": 1, "uniqueItems": True},
         "int": ends,
         "float": ends,
-        "step": {"type": "integer", "minimum": 1},
+        "step": {"type": "number", "exclusiveMinimum": 0},
         "log": {"type": "boolean"},
-        "when": {"type": "string"},
+        "when": {"type": "string", "description": "path == 'value', path != 3, path in ['a', 'b'], joined by and"},
     }
-    axes = [
-        {
+    axes = {
+        kind: {
             "type": "object",
             "description": " ".join((kind.__doc__ or "").split()),
             "properties": {key: known[key] for key in kind.keys},
             "required": [kind.keys[0]],
             "additionalProperties": False,
         }
-        for kind in (Choice, Integers, Floats)
-    ]
-    return {**_paths(), "minProperties": 1, "additionalProperties": {"anyOf": axes}}
+        for kind in KINDS.values()
+    }
+    return {
+        "type": "object",
+        "minProperties": 1,
+        "patternProperties": {path_pattern(): {"anyOf": [*axes.values()]}},
+        "additionalProperties": axes[Components],
+    }
 
 
 def _source(writer: Writer) -> Schema:

@@ -1,4 +1,4 @@
-"""The values that a study file spells in its own way: patches, times, learning rates, the axes of a grid."""
+"""The values that a study file spells in its own way: patches, times, the axes of a grid."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from arch_dsl.errors import Problem, unknown
+from arch_dsl.errors import Problem
 from arch_dsl.identity import brief_text
-from arch_dsl.parse import INVALID, parse_value
+from arch_dsl.parse import INVALID
 from arch_dsl.patch import Setting, settings_of
 from arch_dsl.source import Node
-from arch_dsl.spec import Positive
 
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|m|h|d)")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_GRIDS = {"1-2-5": (1, 2, 5), "1-3": (1, 3)}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)")
+_SECONDS = {"ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True)
@@ -70,61 +68,6 @@ class Duration:
             problems.append(Problem(path, f"must be a time such as 90s, 30m or 2h, found {found}", node.mark))
             return INVALID
         return cls(float(match[1]) * _SECONDS[match[2]])
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Learning rates to choose from, ascending: a list, or `{grid: 1-2-5, from: 5e-4, to: 2e-3}`."""
-
-    values: tuple[float, ...]
-
-    @classmethod
-    def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
-        """From a list of rates or a 1-2-5 grid."""
-        if isinstance(node.value, dict):
-            return _grid(cls, node, path, problems)
-        values = parse_value(tuple[Positive, ...], node, path, problems)
-        if values is INVALID:
-            return INVALID
-        if not values:
-            found = "nothing" if node.value is None else "an empty list"
-            problems.append(Problem(path, f"must be a list of at least one rate, found {found}", node.mark))
-        elif again := next((rate for index, rate in enumerate(values) if rate in values[:index]), None):
-            problems.append(Problem(path, f"holds {again:g} twice", node.mark))
-        else:
-            return cls(tuple(sorted(values)))
-        return INVALID
-
-
-def _grid(cls: type[Rates], node: Node, path: str, problems: list[Problem]) -> Any:
-    """The members of a 1-2-5 or 1-3 grid between two ends, both included."""
-    assert isinstance(node.value, dict)
-    keys = ("grid", "from", "to")
-    before = len(problems)
-    for name in node.value:
-        if name not in keys:
-            mark = node.key_marks.get(name, node.mark)
-            problems.append(Problem(f"{path}.{name}", unknown(name, "key of lr", keys), mark))
-    for name in keys:
-        if name not in node.value:
-            problems.append(Problem(f"{path}.{name}", "is missing: a grid of rates needs it", node.mark))
-    kind = node.value.get("grid")
-    if kind and kind.value not in _GRIDS:
-        problems.append(Problem(f"{path}.grid", unknown(kind.value, "grid", _GRIDS), kind.mark))
-    ends = [
-        parse_value(Positive, node.value[name], f"{path}.{name}", problems) for name in keys[1:] if name in node.value
-    ]
-    if len(problems) > before:
-        return INVALID
-    assert kind is not None
-    low, high = ends
-    found = [float(f"{step}e{power}") for power in range(-12, 3) for step in _GRIDS[str(kind.value)]]
-    values = tuple(value for value in found if low * 0.999 <= value <= high * 1.001)
-    if not values:
-        message = f"holds no rate: none of the grid {kind.value} lies between {low:g} and {high:g}"
-        problems.append(Problem(path, message, node.mark))
-        return INVALID
-    return cls(values)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from arch_dsl.identity import brief_text
 from search.design_text import LONGEST, component_lines, design_lines
 from search.doctor import Finding
 from search.estimate import estimate
+from search.noise import Resolution, resolution
 from search.planning import Plan, spelt
 from search.resources import Room
 from search.stage_plans import stage_lines
@@ -74,7 +75,17 @@ def plan_json(planned: Plan, root: Path) -> dict[str, Any]:
     """A plan as JSON: its record, the number of trials, how many have a result, and the estimate in seconds."""
     done = _done(planned, root)
     guess = asdict(estimate(planned, root, _slots(planned), done))
-    return {**planned.record(), "trials": planned.trials, "done": done, "estimate": guess}
+    found = _resolution(planned, root)
+    told = {"resolution": asdict(found) if found else None}
+    return {**planned.record(), "trials": planned.trials, "done": done, "estimate": guess, **told}
+
+
+def _resolution(planned: Plan, root: Path) -> Resolution | None:
+    """The smallest difference that the plan can resolve."""
+    if not (root / "store.json").exists():
+        return resolution(planned, None)
+    with Store.open(root, create=False) as store:
+        return resolution(planned, store)
 
 
 def _done(planned: Plan, root: Path) -> int:
@@ -150,6 +161,8 @@ def print_plan(planned: Plan, root: Path) -> None:
         f"from {guess.source})"
     )
     console.print(f"{size(guess.memory_bytes)} of memory for the tensors of the largest trial, or somewhat more")
+    if found := _resolution(planned, root):
+        console.print(Text(str(found)))
     console.print("nothing was trained")
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from search.notes import NO_DIFFERENCE
+
 if TYPE_CHECKING:
     from search.comparison import Comparison
 
@@ -55,11 +57,14 @@ class Page:
 
 def build_page(comparison: Comparison) -> Page:
     """All that text, Markdown and LaTeX print."""
+    from search.render.search_blocks import search_blocks  # which is made of what is defined here
+
     blocks = [_main(comparison)]
     if len(comparison.rates):
         blocks.append(_curve(comparison))
-    if len(comparison.search):
-        blocks.append(_searched(comparison))
+    if len(comparison.tuning):
+        blocks.append(_tuning(comparison))
+    blocks += search_blocks(comparison)
     if len(comparison.domains):
         blocks.append(_by_domain(comparison))
     return Page(
@@ -138,9 +143,6 @@ def _tick(name: str) -> Callable[[dict[str, Any]], str]:
     return lambda row: "✓" if row["components"].get(name) else DASH
 
 
-NO_DIFFERENCE = ("other objective", "other test text", "lossy tokenizer")  # verdicts that no more trials change
-
-
 def _best(rows: list[dict[str, Any]]) -> set[int]:
     """The rows to print bold: of those with one baseline the lowest perplexity, unless noise could have made it that.
 
@@ -181,39 +183,60 @@ def _interval(low: float, high: float) -> str:
 
 
 def _curve(comparison: Comparison) -> Block:
-    """Validation perplexity per variant and learning rate, one seed."""
-    rates = sorted(set(comparison.rates["lr"]))
-    cells: dict[tuple[str, float], Cell] = {}
+    """Validation perplexity per variant and tuned setting, one seed, and what the curve over the rate says."""
+    labels: dict[str, float] = {}
+    cells: dict[tuple[str, str], Cell] = {}
     edges = dict(zip(comparison.table["variant"], comparison.table["lr_at_edge"], strict=True))
     for row in comparison.rates.to_dict("records"):
         shown = {"complete": number(row["validation_perplexity"], ".3f"), "planned": DASH}
         text = shown.get(row["state"], row["state"]) + ("^" if row["best"] and edges[row["variant"]] else "")
-        cells[row["variant"], row["lr"]] = Cell(text, row["best"])
+        if row["state"] == "paused":
+            text = "ended early" if math.isnan(row["share"]) else f"to {row['share']:.0%}"
+        labels.setdefault(row["setting"], row["lr"])
+        cells[row["variant"], row["setting"]] = Cell(text, row["best"])
     names = list(dict.fromkeys(comparison.rates["variant"]))
     columns = [Column("variant", [Cell(printable(name)) for name in names], "l")]
-    columns += [Column(f"{r:g}", [cells.get((name, r), Cell(DASH)) for name in names]) for r in rates]
+    for label in sorted(labels, key=lambda label: (labels[label], label)):
+        columns.append(Column(printable(label), [cells.get((name, label), Cell(DASH)) for name in names]))
     seed = ", ".join(str(s) for s in sorted(set(comparison.rates["seed"])))
     legend = "* chosen" + ("; ^ at the edge of those tried" if comparison.table["lr_at_edge"].any() else "")
-    return Block(f"Validation perplexity by learning rate (seed {seed})", columns, legend)
+    if (comparison.rates["state"] == "paused").any():
+        legend += "; to n%: ended at n% of the steps, being behind"
+    only_rates = all(label == f"{lr:g}" for label, lr in labels.items())
+    what = "learning rate" if only_rates else "what was tuned"
+    return Block(f"Validation perplexity by {what} (seed {seed})", columns, legend)
 
 
-def _searched(comparison: Comparison) -> Block:
-    """The best trials of a search, by validation."""
-    rows = comparison.search.head(SEARCH_ROWS).to_dict("records")
-    best = rows[0]["validation_perplexity"]
+def _tuning(comparison: Comparison) -> Block:
+    """What the losses over the learning rate say."""
+    rows: list[dict[str, Any]] = comparison.tuning.to_dict("records")  # type: ignore[assignment]
+
+    def column(header: str, show: Callable[[dict[str, Any]], str], align: str = "r") -> Column:
+        return Column(header, [Cell(printable(show(row))) for row in rows], align)
+
+    def spread(row: dict[str, Any]) -> str:
+        if math.isnan(row["sensitivity_from"]):
+            return DASH
+        return f"{number(row['sensitivity'], '.3f')} ({row['sensitivity_from']:g} to {row['sensitivity_to']:g})"
+
+    def stable(row: dict[str, Any]) -> str:
+        above = "" if math.isnan(row["diverged_lr"]) else f" ({row['diverged_lr']:g} diverged)"
+        return number(row["stable_lr"], "g") + above
+
     columns = [
-        Column("trial", [Cell(str(r["number"])) for r in rows]),
-        Column("perplexity ↓", [Cell(number(p := r["validation_perplexity"], ".3f"), p == best) for r in rows]),
-        Column("state", [Cell(r["state"]) for r in rows], "l"),
-        Column("settings", [Cell(printable(_settings(r["settings"]))) for r in rows], "l"),
+        column("variant", lambda row: row["variant"], "l"),
+        column("best", lambda row: number(row["lr"], "g")),
+        column("fitted", lambda row: number(row["fitted_lr"], ".2g")),
+        column("curvature", lambda row: number(row["curvature"], ".3f")),
+        column("largest stable", stable),
+        column("sensitivity", spread),
+        column("verdict", lambda row: row["verdict"] or DASH, "l"),
     ]
-    total = len(comparison.search)
-    shown = f"the best {len(rows)} of {total} trials" if total > len(rows) else f"{total} trials"
-    return Block(f"Search, validation ({shown})", columns, "* best")
-
-
-def _settings(settings: dict[str, Any]) -> str:
-    return ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in settings.items())
+    legend = (
+        "fitted: lowest point of a parabola in ln(rate), curvature in nats/token per unit of it; sensitivity: mean "
+        "excess over the best, in nats/token; verdict: whether a difference to the baseline hangs on the rate"
+    )
+    return Block("Learning rates on validation", columns, legend)
 
 
 def _by_domain(comparison: Comparison) -> Block:

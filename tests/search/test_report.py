@@ -75,6 +75,7 @@ def test_experts_have_their_active_parameters_and_their_load() -> None:
 
 def test_curve_marks_the_best_rate_and_its_edge(comparison: Comparison) -> None:
     _, curve = report(comparison, "text").split("Validation perplexity by learning rate")
+    curve, _ = curve.split("Learning rates on validation")
     rows = {line.split()[0]: line.split() for line in curve.splitlines() if line.split()}
     best = comparison.rates[comparison.rates["best"]].set_index("variant")["validation_perplexity"]
     assert rows["variant"] == ["variant", "0.0005", "0.001", "0.002"]
@@ -165,7 +166,7 @@ def test_csv_is_the_table_with_exact_numbers(comparison: Comparison) -> None:
 def test_markdown_rows_have_equal_cells_and_name_components(comparison: Comparison) -> None:
     table = [line for line in report(comparison, "md").splitlines() if line.startswith("| ")]
     heads = [i for i, line in enumerate(table) if line.startswith("| variant")]
-    assert len(heads) == 2
+    assert len(heads) == 3
     for start, stop in zip(heads, [*heads[1:], len(table)], strict=True):
         assert len({line.count(" | ") for line in table[start:stop]}) == 1
     assert r"| sdpa\_gate |" in table[0]
@@ -175,8 +176,8 @@ def test_markdown_rows_have_equal_cells_and_name_components(comparison: Comparis
 def test_latex_is_balanced_and_plain(comparison: Comparison) -> None:
     printed = report(comparison, "latex")
     for name in ("table", "tabular"):
-        assert printed.count(rf"\begin{{{name}}}") == printed.count(rf"\end{{{name}}}") == 2
-    assert printed.count(r"\toprule") == printed.count(r"\midrule") == printed.count(r"\bottomrule") == 2
+        assert printed.count(rf"\begin{{{name}}}") == printed.count(rf"\end{{{name}}}") == 3
+    assert printed.count(r"\toprule") == printed.count(r"\midrule") == printed.count(r"\bottomrule") == 3
     unescaped = re.sub(r"\\[{}\\]", "", printed)
     assert unescaped.count("{") == unescaped.count("}")
     assert printed.isascii()
@@ -203,7 +204,7 @@ def test_names_cannot_leave_their_cell() -> None:
     assert len(re.findall(r"(?<!\\)\|", row)) == len(re.findall(r"\|", markdown.splitlines()[4]))
     latex = report(comparison, "latex")
     assert r"\input" not in latex
-    assert latex.count(r"\end{table}") == 2
+    assert latex.count(r"\end{table}") == 3
     assert r"50\% \& \$y\$" in latex
 
 

@@ -81,7 +81,7 @@ def test_missing_file_and_folder_are_told(tmp_path: Path) -> None:
 )
 def test_rates_ascend(section: str, expected: tuple[float, ...]) -> None:
     tune = parse_study(read_text(study_text(tune=section))).tune
-    assert tune is not None and tune.lr.values == expected
+    assert tune is not None and tune.axes["train.lr"].values == expected
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("1.5 h", 5400), ("2d", 172_800)])

@@ -1,0 +1,183 @@
+"""The tuning of a plan's variants: their trials at every value, and the rows that are wanted of them by now."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from arch_dsl.errors import Problem, SpecError
+from arch_dsl.patch import Setting
+from arch_dsl.source import Node
+from search.recipe import Recipe
+from search.selection import choose, loss
+from search.store import Row
+from search.study import Asked
+from search.trial import Trial, canonical_json
+from search.tune import RATE, Tune
+from search.tuning import Point, tuned
+from search.variants import Builder, Variant
+from search.watch import validation_history
+
+_ENDED_WITHOUT = ("diverged", "failed", "pruned")
+
+
+@dataclass
+class Tuner:
+    """Makes the tune rows of variants. `asked` has what each variant was made of, and what it was matched to."""
+
+    tune: Tune
+    builder: Builder
+    asked: Mapping[str, tuple[Asked, Variant | None]]
+    seed: int
+    variants: dict[tuple[str, str], Variant | None] = field(default_factory=dict)
+    trials: dict[tuple[str, str, int], Trial] = field(default_factory=dict)
+    curves: dict[str, dict[int, float]] = field(default_factory=dict)
+
+    def rows(self, variant: Variant, known: Iterable[dict[str, Any]]) -> tuple[list[Row], dict[str, Any] | None]:
+        """The tune rows that should exist, given those of the variant that do, and the choice once it is made."""
+        present = {row["key"]: row for row in known if row["role"] == "tune"}
+        steps = self.rungs(variant)
+
+        def losses(point: Point) -> Sequence[float | None]:
+            return self._losses(present.get(self.trial(variant, point).key), steps)
+
+        found = tuned(self.tune, len(steps), losses, lambda point: self.at(variant, point) is not None)
+        rows = []
+        for name, point in found.points.items():
+            until = [*steps, None][found.reach[name]]
+            settings = self.settings(variant, point)
+            rows.append(Row(self.trial(variant, point), variant.name, "tune", settings, self.seed, until))
+        if not found.settled:
+            return rows, None
+        ended = [row for row in rows if row.until is None and row.trial.key in present]
+        mine = [{**present[row.trial.key], "settings": row.settings, "until": None} for row in ended]
+        return rows, choose({"tune": self.tune.record(), "seeds": []}, variant.name, mine).settings
+
+    def rungs(self, variant: Variant) -> list[int]:
+        """The steps at which values may stop."""
+        return rung_steps(self.tune, variant.recipe)
+
+    def settings(self, variant: Variant, point: Point) -> dict[str, Any]:
+        """A point as the trial table has it, which always names the learning rate."""
+        return {"lr": variant.recipe.lr, **point}
+
+    def trial(self, variant: Variant, settings: Mapping[str, Any], seed: int | None = None) -> Trial:
+        """The trial of a variant at these settings, with the seed that tunes or with another one."""
+        key = variant.name, canonical_json(dict(settings)), self.seed if seed is None else seed
+        if key not in self.trials:
+            at = self.at(variant, settings)
+            assert at is not None, "rows are made of points that are possible"
+            self.trials[key] = at.trial(key[2], settings.get("lr"))
+        return self.trials[key]
+
+    def at(self, variant: Variant, settings: Mapping[str, Any]) -> Variant | None:
+        """The variant at these settings, but for the learning rate; None where it makes no sense."""
+        try:
+            return self.made(variant, settings)
+        except SpecError:
+            return None
+
+    def made(self, variant: Variant, settings: Mapping[str, Any]) -> Variant:
+        """The variant at these settings, but for the learning rate. Raises SpecError where it makes no sense."""
+        others = {path: value for path, value in settings.items() if path != "lr"}
+        if not others:
+            return variant
+        key = variant.name, canonical_json(others)
+        if key not in self.variants:
+            self.variants[key] = None
+            asked, target = self.asked[variant.name]
+            own = tuple(self._setting(path, value) for path, value in others.items())
+            made = self.builder.variant(replace(asked, settings=(*asked.settings, *own)), target, bool(variant.matched))
+            self.variants[key] = replace(made, name=variant.name, baseline=variant.baseline)
+        found = self.variants[key]
+        if found is None:
+            raise SpecError.of("tune", f"{canonical_json(others)} makes no sense in '{variant.name}'", self.tune.mark())
+        return found
+
+    def _setting(self, path: str, value: Any) -> Setting:
+        """A value as a patch, at the place where it was written."""
+        axis = self.tune.axes[path]
+        place = next((node.mark for each, node in zip(axis.values, axis.nodes, strict=True) if each == value), None)
+        return Setting(path, Node.of(value, place or self.tune.mark(path)), "tune", self.tune.mark(path))
+
+    def problems(self, variant: Variant) -> Iterable[Problem]:
+        """What is wrong with the values of `tune` in one variant."""
+        keys: dict[str, Point] = {}
+        for point in self.tune.points:
+            try:
+                at = self.made(variant, point)
+            except SpecError as error:
+                yield from error.problems
+                continue
+            path = next(path for path in reversed(self.tune.axes))
+            if at.batches != variant.batches:
+                message = "changes the batches, so that losses do not pair; make it an axis of `grid`"
+                yield Problem(f"tune.{path}", message, self.tune.mark(path))
+            first = keys.setdefault(at.trial(self.seed, point.get("lr")).key, point)
+            if first is not point:
+                message = f"{canonical_json(first)} and {canonical_json(point)} are one model and recipe"
+                yield Problem("tune", message, self.tune.mark())
+
+    def sizes(self, variant: Variant) -> list[dict[str, Any]]:
+        """What the variant costs at each combination of the values, or of those beyond, that change its model."""
+        others = {path: axis for path, axis in self.tune.axes.items() if path != RATE}
+        reach = [
+            (*axis.values, *axis.beyond(False, self.tune.steps(path)), *axis.beyond(True, self.tune.steps(path)))
+            for path, axis in others.items()
+        ]
+        found = []
+        for values in itertools.product(*reach) if others else ():
+            settings = dict(zip(others, values, strict=True))
+            if at := self.at(variant, settings):
+                said = {"parameters": at.parameters, "mismatch": at.mismatch, "matched": at.matched, **at.figures}
+                found.append({"settings": settings, **said})
+        return found
+
+    def _losses(self, row: dict[str, Any] | None, steps: list[int]) -> Sequence[float | None]:
+        """A trial's losses at the rungs and at its end."""
+        if row is None:
+            return [None] * (len(steps) + 1)
+        final = loss(row, "validation")
+        if row["state"] in _ENDED_WITHOUT or (row["state"] == "complete" and final is None):
+            return [math.inf] * (len(steps) + 1)
+        if final is not None:
+            return [*(self._curve(row, steps).get(step, final) for step in steps), final]
+        reached = (row["result"] or {}).get("step", 0)
+        there = self._curve(row, steps) if steps and reached >= steps[0] else {}
+        return [*(there.get(step, math.inf) if step <= reached else None for step in steps), None]
+
+    def _curve(self, row: dict[str, Any], steps: list[int]) -> dict[int, float]:
+        """The losses of a trial's validation curve at the rungs that it has come to; what is known doesn't change."""
+        known = self.curves.setdefault(row["key"], {})
+        result = row["result"]
+        if row["state"] != "complete" and result:
+            known.setdefault(result["step"], _number(result["validation"]["loss"]))
+        reached = steps[-1] if row["state"] == "complete" else result["step"]
+        if steps and any(step <= reached and step not in known for step in steps):
+            curve = row["curve"] if "curve" in row else _history(row)
+            known.update({step: _number(value) for step, value in curve})
+        return known
+
+
+def rung_steps(tune: Tune, recipe: Recipe) -> list[int]:
+    """The steps of a trial at which values may stop: the first points of its validation curve at or after each rung."""
+    if not tune.brackets or len(tune.points) < 2:
+        return []
+    from search.loop import rungs  # which imports torch, and most plans have no brackets
+
+    points = rungs(recipe)
+    wanted = [share * recipe.all_steps * (1 - 1e-9) for share in tune.brackets.rungs]
+    found = [next((point for point in points if point >= step), None) for step in wanted]
+    return sorted({step for step in found if step is not None})
+
+
+def _history(row: dict[str, Any]) -> list[tuple[int, float]]:
+    return validation_history(Path(row["folder"])) if row.get("folder") else []
+
+
+def _number(value: float | None) -> float:
+    return value if value is not None and math.isfinite(value) else math.inf
