@@ -14,6 +14,7 @@ from search.driver import drive
 from search.executor import Executor, InlineExecutor, ResourcesError
 from search.in_use import in_use
 from search.lock import StudyLock
+from search.noise import remember_noise
 from search.planning import Plan, plan
 from search.progress import steps_of
 from search.prune import Pruner
@@ -97,7 +98,7 @@ def _drive(
         for told in plugin_files.changed(_earlier(store, study.study), record, store.root):
             on_event({"event": "plugin", "message": told})
     store.save_study(study.study, record, _text(study))
-    return drive(
+    summary = drive(
         store,
         study.study,
         next_rows,
@@ -110,6 +111,8 @@ def _drive(
         lock=lock,
         keep=study.keep,
     )
+    remember_noise(store, study.study)
+    return summary
 
 
 def limits(budget: Budget) -> Limits:

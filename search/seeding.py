@@ -91,7 +91,7 @@ def wanted_seeds(record: dict[str, Any], trials: list[dict[str, Any]]) -> dict[s
     record = with_baselines(record)
     bases = {variant["name"]: variant["baseline"] for variant in record["variants"]}
     counts = dict.fromkeys(bases, min(options["min"], len(seeds)))
-    selections = [_with_documents(selection) for selection in select(record, trials)]
+    selections = [with_documents(selection) for selection in select(record, trials)]
     while True:
         wanted = {name: seeds[:count] for name, count in counts.items()}
         if not all(_ended(selection, wanted[selection.variant]) for selection in selections):
@@ -157,7 +157,7 @@ def _restricted(selection: Selection, seeds: list[int]) -> Selection:
     return replace(selection, reported={s: trial for s, trial in selection.reported.items() if s in seeds})
 
 
-def _with_documents(selection: Selection) -> Selection:
+def with_documents(selection: Selection) -> Selection:
     """The selection with the documents of its complete trials, read where the trials don't bring them."""
     reported = {
         seed: trial if "documents" in trial else {**trial, "documents": _documents(trial)}
