@@ -26,6 +26,7 @@ from search.match import SCALE, Match, solve, solve_time
 from search.objectives import Lengths, has_encoder
 from search.objectives.checks import positions, refusals
 from search.optimizers import unmatched
+from search.parallel.rules import refuse
 from search.recipe import Recipe
 from search.space import Space, probes
 from search.stage_plans import StagePlan, plan_stages
@@ -159,6 +160,7 @@ class Builder:
         built = self.build(asked, target if matched else None, dataset, recipe)
         refuse_idle_groups(recipe, built.model)
         recipe, stages = plan_stages(recipe, built.model, dataset, self.staged_dataset)
+        refuse(self.study.resources.parallel, built.model, recipe)
         tested = (stages[-1].recipe, stages[-1].dataset) if stages else (recipe, dataset)
         label = f" [{asked.cell}]" if asked.cell else ""
         return Variant(

@@ -11,6 +11,7 @@ from arch_dsl.places import distinct, places
 from arch_dsl.spec import walk
 from search.gang import Parallel
 from search.recipe import Recipe
+from search.stages import staged
 
 WHERE = "resources.parallel"
 
@@ -25,21 +26,26 @@ def problems(parallel: Parallel, model: Model, recipe: Recipe) -> list[Problem]:
     """What stands in the way, at the field of `resources.parallel` that asks for it."""
     if parallel.world == 1:
         return []
-    found = [
-        (name, message)
-        for own in recipe.whole
-        for name, message in (*_rows(parallel, own), *_optimizer(parallel, own), *_experts(parallel, model, own))
-    ]
-    found += [*_tensor(parallel, model), *_pipeline(parallel, model, recipe)]
-    return [
-        Problem(f"{WHERE}.{name}", message, parallel.mark(name.split(".")[0])) for name, message in dict.fromkeys(found)
-    ]
+    found: dict[tuple[str, str], None] = {}
+    for own, recipe_of in _stages(model, recipe):
+        for rule in (_rows, _optimizer, _experts, _tensor, _pipeline):
+            found |= dict.fromkeys(rule(parallel, own, recipe_of))
+    return [Problem(f"{WHERE}.{name}", message, parallel.mark(name)) for name, message in found]
+
+
+def _stages(model: Model, recipe: Recipe) -> Iterator[tuple[Model, Recipe]]:
+    """The model and the recipe of every stage, from the first on."""
+    own, *later = recipe.whole
+    yield model, own
+    for stage, recipe_of in zip(recipe.stages, later, strict=True):
+        model = staged(model, stage)
+        yield model, recipe_of
 
 
 Found = Iterator[tuple[str, str]]  # a dimension, and what is wrong with it
 
 
-def _rows(parallel: Parallel, recipe: Recipe) -> Found:
+def _rows(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
     """Every micro-batch is divided into equally many rows."""
     copies = parallel.copies
     size = recipe.micro_batch
@@ -65,7 +71,7 @@ def _batches(recipe: Recipe) -> set[int]:
     return found
 
 
-def _optimizer(parallel: Parallel, recipe: Recipe) -> Found:
+def _optimizer(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
     """An optimizer that looks at whole matrices needs them whole."""
     for name in ("shard", "tensor"):
         if getattr(parallel, name) > 1 and not recipe.optimizer.by_element:
@@ -90,7 +96,7 @@ def _experts(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
             )
 
 
-def _tensor(parallel: Parallel, model: Model) -> Found:
+def _tensor(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
     """Heads and hidden channels are divided where nothing looks at several of them."""
     size = parallel.tensor
     if size == 1:
@@ -161,7 +167,7 @@ def _pipeline(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
             "pipeline",
             "prompt: vectors before the tokens are dropped after the last layer, which has another process",
         )
-    if any(own.ramp for own in recipe.whole):
+    if recipe.ramp:
         yield "pipeline", "train.ramp: the micro-batches under way are as many in every step"
     for item in model.final:
         if item.type == "dual":
