@@ -23,10 +23,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from search import low_memory
 from search.tempfolders import private_folder
 
 _PR_SET_PDEATHSIG = 1
 _READY_S = 60.0
+_LOOK_S = 0.5  # between looks at the machine's memory
 
 
 class ForkServer:
@@ -93,6 +95,7 @@ class _Server:
         self.listener.listen(64)
         self.selector.register(self.listener, selectors.EVENT_READ, self.accept)
         self.selector.register(sys.stdin, selectors.EVENT_READ, self.starter_died)
+        self.next_look = 0.0
         self.libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
     def run(self) -> None:
@@ -101,16 +104,32 @@ class _Server:
 
     def turn(self) -> None:
         """One batch of events. The first of two about the same trial may have closed what the second is about."""
-        for key, _ in self.selector.select():
+        for key, _ in self.selector.select(_LOOK_S):
             if self.selector.get_map().get(key.fd) is key:
                 key.data()
+        if time.monotonic() > self.next_look:
+            self.next_look = time.monotonic() + _LOOK_S
+            self.look_at_memory()
+
+    def look_at_memory(self) -> None:
+        """Ends the trial that holds most, where the machine has next to nothing left."""
+        children = {child.pid: child for child in self.children() if child.pid and not child.starved}
+        if not children or not low_memory.runs_out():
+            return
+        pid, held = low_memory.largest(children)
+        if pid:
+            children[pid].starved = f"memory ran out: the trial's process had {held / 1e9:.1f} GB, more than the others"
+            children[pid].kill()
+
+    def children(self) -> list[_Child]:
+        """Those that have a connection or a process."""
+        found = (getattr(key.data, "__self__", None) for key in self.selector.get_map().values())
+        return list(dict.fromkeys(each for each in found if isinstance(each, _Child)))
 
     def starter_died(self) -> None:
         """The children die with us, by the kernel where it can, by hand where it can't."""
-        for key in list(self.selector.get_map().values()):
-            child = getattr(key.data, "__self__", None)
-            if isinstance(child, _Child):
-                child.kill()
+        for child in self.children():
+            child.kill()
         os._exit(0)
 
     def accept(self) -> None:
@@ -125,6 +144,7 @@ class _Child:
     def __init__(self, server: _Server, connection: socket.socket) -> None:
         self.server, self.connection = server, connection
         self.request, self.outcome, self.pid, self.pipe = b"", b"", 0, -1
+        self.starved = ""  # why it was killed, if the machine ran out of memory
 
     def requested(self) -> None:
         """Part of the request, or the end of the connection: then nobody wants the trial any more."""
@@ -175,6 +195,8 @@ class _Child:
         """What the child said, or how it died."""
         if self.outcome.endswith(b"}") and status == 0:
             return self.outcome
+        if self.starved:
+            return json.dumps({"failure": "oom", "message": self.starved}).encode()
         code = os.waitstatus_to_exitcode(status)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         return json.dumps({"failure": "crash", "message": f"the trial's process {how}"}).encode()

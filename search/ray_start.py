@@ -34,6 +34,7 @@ def set_environment(local: bool) -> None:
         os.environ["RAY_AUTH_MODE"] = "token"  # Ray itself sets it for clusters that it starts, and not to join one
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if local:
+        os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112 - Ray names it so; it would kill the newest trial; we end the largest
         os.environ[_LOOPBACK] = "0"
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     else:

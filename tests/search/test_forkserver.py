@@ -40,7 +40,7 @@ class Batch:
     def __init__(self, selector, *files):
         self._selector, self._keys = selector, [selector.get_key(file) for file in files]
 
-    def select(self):
+    def select(self, _timeout):
         return [(key, selectors.EVENT_READ) for key in self._keys]
 
     def __getattr__(self, name):

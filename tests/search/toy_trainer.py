@@ -83,8 +83,19 @@ def strike(fault, step, attempt, folder):
             raise MemoryError
         case "disk":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "checkpoint.json"))
+        case "grow":  # a thread that takes 50 MB every 50 ms, up to 4 GB
+            threading.Thread(target=grow, daemon=True).start()
         case "hang":
             time.sleep(600)
+
+
+def grow():
+    """Takes memory, and touches it."""
+    kept = []
+    for _ in range(80):
+        kept.append(bytearray(os.urandom(1) * 50_000_000))
+        time.sleep(0.05)
+    time.sleep(60)
 
 
 def log(data_root, trial, step, what):
