@@ -179,10 +179,10 @@ class PostgresLock:
         deadline = time.monotonic() + patience_s
         while not self._database.lasting(self._take):
             if time.monotonic() > deadline:
-                holder = holder_in(self._database, self.name)
+                rows = self._database.query("SELECT host, pid, since FROM holder WHERE name = ?", (self.name,))
                 self._database.close()
                 self._database = None
-                return holder or {}
+                return rows[0] if rows else {}
             time.sleep(0.05)
         mine = (self.name, socket.gethostname(), os.getpid(), now(), self._token)
         self._database.query(

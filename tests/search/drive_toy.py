@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+from search import postgres
 from search.driver import drive
 from search.executor import InlineExecutor
 from search.stop import EXIT_TRY_AGAIN, leave
@@ -15,7 +16,12 @@ from tests.search.study_kit import ENTRY, make_store, rows_of
 def main(job):
     folder, study = Path(job["folder"]), job.get("study", "s")
     rows = rows_of(*map(Trial.from_json, job["trials"]), until=job.get("until"))
-    store = make_store(folder, study)
+    postgres.PATIENCE_S = job.get("patience_s", postgres.PATIENCE_S)
+    try:
+        store = make_store(folder, study)
+    except StoreError as error:  # as the command line does
+        print(error)
+        return EXIT_TRY_AGAIN
     if job["executor"] == "inline":
         executor = InlineExecutor(ENTRY, folder)
     else:
@@ -24,7 +30,7 @@ def main(job):
         executor = RayExecutor(ENTRY, folder, **job.get("ray", {}))
     try:
         summary = drive(store, study, lambda _: rows, executor, **job.get("options", {}))
-    except StoreError as error:  # as the command line does
+    except StoreError as error:
         print(error)
         return EXIT_TRY_AGAIN
     finally:

@@ -1,4 +1,4 @@
-"""The folder of a store: whole or refused with the file and the reason, private, and brought over from older versions."""
+"""The folder of a store: whole, or refused with file and reason; private; brought over from older versions."""
 
 import json
 import sqlite3
