@@ -141,7 +141,7 @@ class _Driver:
                 self.account.spent = spent_of(self.store, self.study)
             self.replan()
             self.before = self.table.ended()
-            self.emit("study", study=self.study, counts=count(self.table.states(), self.before))
+            self.emit("study", study=self.study, counts=count(self.table.states, self.before))
             while self.step():
                 pass
         except KeyboardInterrupt:
@@ -362,6 +362,6 @@ class _Driver:
     def summary(self) -> Summary:
         """What the table says now."""
         table = self.table = Table.of(self.store.study_trials(self.study))
-        found = summarise(table.states(), self.before, self.stop, len(table.waiting) + len(table.elsewhere))
+        found = summarise(table.states, self.before, self.stop, len(table.waiting) + len(table.elsewhere))
         self.emit("summary", exit_code=found.exit_code, counts=found.counts, message=found.message)
         return found

@@ -17,13 +17,13 @@ NextRows = Callable[[list[dict[str, Any]]], Sequence[Row]]
 
 @dataclass
 class Table:
-    """The rows in the planned order, and by trial: a trial in two roles is one, and goes as far as either wants it.
+    """What a driver needs of the rows, by trial: one in two roles is one, and goes as far as either wants it.
 
-    `until` is the step after which a trial pauses, None at its end; `waiting` has one row of each trial to be launched;
-    `elsewhere` names the study whose driver is training a trial.
+    `states` has the state of each; `until` the step after which it pauses, None at its end; `waiting` one row of each
+    that is to be launched, in the planned order; `elsewhere` the study whose driver is training it.
     """
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    states: dict[str, str] = field(default_factory=dict)
     until: dict[str, int | None] = field(default_factory=dict)
     waiting: deque[dict[str, Any]] = field(default_factory=deque)
     elsewhere: dict[str, str | None] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Table:
     @classmethod
     def of(cls, rows: list[dict[str, Any]], running: Collection[str] = ()) -> Table:
         """Of a study's rows, while its own driver trains `running`."""
-        table, seen = cls(rows), set(running)
+        table, seen = cls({row["key"]: row["state"] for row in rows}), set(running)
         for row in rows:
             wanted, other = table.until.setdefault(row["key"], row["until"]), row["until"]
             table.until[row["key"]] = None if wanted is None or other is None else max(wanted, other)
@@ -46,13 +46,9 @@ class Table:
                 table.waiting.append(row)
         return table
 
-    def states(self) -> dict[str, str]:
-        """State by trial."""
-        return {row["key"]: row["state"] for row in self.rows}
-
     def ended(self) -> set[str]:
         """The trials that will not be trained any more."""
-        return {row["key"] for row in self.rows if row["state"] in TERMINAL}
+        return {key for key, state in self.states.items() if state in TERMINAL}
 
 
 def goes_on(row: dict[str, Any], until: int | None) -> bool:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -79,7 +80,13 @@ class Variant:
         for stage, own in zip(plain.get("stages", ()), recipe.stages, strict=True):
             del stage["name"], stage["data"]
             stage["model"] = own.model.text
-        return Trial(canonical(self.model), plain, self.dataset.identity, seed)
+        return Trial(self._written, plain, self.dataset.identity, seed)
+
+    @cached_property
+    def _written(self) -> dict[str, Any]:
+        """The model as all of its trials share it: of ten thousand trials each would hold a copy."""
+        written: dict[str, Any] = canonical(self.model)
+        return written
 
     @property
     def batches(self) -> str:
@@ -288,7 +295,7 @@ class Builder:
                     told.add(key)
                     yield dataclasses.replace(problem, path=f"space.{path}")
         for path, axis in space.axes.items():
-            for asked in set(axis.when.paths) & set(space.needs) if axis.when else ():
+            for asked in [at for at in axis.when.paths if at in space.needs] if axis.when else []:
                 try:
                     self.given(asked)
                 except SpecError as error:
@@ -297,7 +304,12 @@ class Builder:
 
     def given(self, path: str) -> Any:
         """What stands at a path of the base, as a condition compares it: a primitive is its type. Raises SpecError."""
-        value = get(self.study.model, tuple(path.split(".")))
+        spec, steps = (
+            (self.study.train, path.split(".")[1:])
+            if path.startswith("train.")
+            else (self.study.model, path.split("."))
+        )
+        value = get(spec, tuple(steps))
         return value.type if isinstance(value, Family) else canonical(value, brief=True)
 
     def _refusals(self, settings: Iterable[Setting]) -> tuple[Problem, ...]:

@@ -1,7 +1,10 @@
 """The loop with the inline executor: what runs, what is reused, what a failure costs, and how a study ends early."""
 
 import json
+import math
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -13,7 +16,7 @@ from search.executor import Failure, Finished, InlineExecutor
 from search.faults import Breaker, Retries
 from search.lock import StudyLock, StudyLocked
 from search.store import Row, StoreFull
-from tests.search.study_kit import ENTRY, Driver, make_store, results, rows_of, steps_run, toy, until
+from tests.search.study_kit import ENTRY, ROOT, Driver, make_store, results, rows_of, steps_run, toy, until
 
 
 def drive_inline(store, rows, study="s", **options):
@@ -241,6 +244,20 @@ def test_two_studies_train_a_trial_they_share_once(tmp_path):
     assert {name: summary.exit_code for name, summary in found.items()} == {"a": 0, "b": 0}
     assert steps_run(tmp_path)[1] == {"1/0": 1, "2/0": 1, "3/0": 1}
     assert sorted(stores[name].study_trials(name)[0]["reused"] for name in own) == [False, True]
+
+
+def test_the_planner_rests_while_trials_wait_and_is_asked_at_once_where_none_does(tmp_path, monkeypatch):
+    monkeypatch.setattr("search.table.REST", math.inf)
+    store, asked = make_store(tmp_path), []
+    first, more = rows_of(*(toy(x, steps=1) for x in range(1, 41))), rows_of(*(toy(x, steps=1) for x in range(41, 44)))
+
+    def plan(rows):
+        done = {row["key"] for row in rows if row["state"] == "complete"}
+        asked.append(len(done))
+        return [*first, *(row for n, row in enumerate(more) if len(done) >= 40 + n)]
+
+    assert drive_inline(store, plan).counts == {"complete": 43, "reused": 0}
+    assert asked == [0, 0, 40, 40, 41, 41, 42, 42, 43]  # again where it wanted something else
 
 
 def test_a_trial_that_a_dead_study_left_running_is_taken_over(tmp_path):
@@ -537,3 +554,12 @@ def test_the_second_signal_ends_it_at_once_and_it_can_be_resumed(tmp_path):
     assert code == 130, output
     assert "at once" in output
     assert [row["state"] for row in make_store(tmp_path).study_trials("s")] == ["running"]
+
+
+@pytest.mark.slow
+def test_ten_thousand_trials_of_a_planned_study_end_once_each():
+    command = [sys.executable, str(ROOT / "benchmarks" / "scale.py"), "--parts", "inline"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert (found["trials"], found["once"]) == (10_000, True)
