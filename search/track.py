@@ -17,12 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from search.addresses import server_of
 from search.lock import lock_path
 from search.sinks.mlflow_sink import MlflowSink
 from search.sinks.optuna_sink import OptunaSink
 from search.sinks.spool import Spool
 from search.sinks.tracked import Tracked, tracked
-from search.store import Store
+from search.store import Store, StoreAway
 
 INTERVAL_S = 5.0  # between two looks at what has grown, if nobody gives notice
 SHORTEST_S = 1.0  # between two looks however much notice is given
@@ -92,7 +93,10 @@ class Shipper:
             self._await_first_step(store)
             while not self._closing.is_set():
                 self._woken.clear()
-                self._ship(sinks, tracked(store, self._study), now=time.monotonic())
+                try:
+                    self._ship(sinks, tracked(store, self._study), now=time.monotonic())
+                except StoreAway as error:
+                    self._complain(f"nothing is sent to the trackers for now: {_reason(error)}")
                 self._closing.wait(min(self._interval_s, SHORTEST_S))
                 self._woken.wait(self._interval_s)
             self._ship(sinks, tracked(store, self._study, closing=True), now=None)
@@ -181,6 +185,15 @@ def _sinks(root: Path, study: str, spool: Spool, record: dict[str, Any]) -> list
 def _one_shipper(root: Path, study: str) -> Iterator[bool]:
     """True for the only one that ships this study; two would make two runs of a trial."""
     path = lock_path(root, study).with_suffix(".ship")
+    if url := server_of(root):
+        from search.postgres import PostgresLock
+
+        lock = PostgresLock(url, f"{study} ship")
+        try:
+            yield lock.acquire(patience_s=0.0) is None
+        finally:
+            lock.release()
+        return
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

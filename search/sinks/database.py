@@ -1,4 +1,4 @@
-"""Makes a tracker's SQLite database whole or not at all: built aside under a lock, then moved into place.
+"""Makes a tracker's database whole or not at all: built aside under a lock, then moved into place.
 
 Both trackers create their tables in dozens of migrations. Killed in the middle, or raced by a second process, that
 leaves a file that neither can use again. Each has a file of its own, as both keep their version in a table of one name.
@@ -11,13 +11,18 @@ import logging
 import os
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from search.addresses import server_of
 
 if TYPE_CHECKING:
+    import psycopg
     from optuna.storages import RDBStorage
 
 BUSY_TIMEOUT_S = 60
+OPTUNA_SCHEMA = "archlab_optuna"  # where the trial table is on a server, Optuna's tables are there too
 
 
 def create_whole(path: Path, make: Callable[[str], None]) -> None:
@@ -57,9 +62,23 @@ def open_optuna(store_root: Path) -> RDBStorage:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    path = Path(store_root).absolute() / "optuna.db"
+    root = Path(store_root).absolute()
+    if url := server_of(root):
+        _create_on_server(url)
+        return _storage_on_server(url, OPTUNA_SCHEMA)
+    path = root / "optuna.db"
     create_whole(path, _make_optuna)
     return _optuna_storage(f"sqlite:///{path}")
+
+
+def has_optuna(store_root: Path) -> bool:
+    """Whether a store has Optuna's tables."""
+    if url := server_of(store_root):
+        from search.postgres import Postgres
+
+        with closing(Postgres(url)) as server:
+            return bool(server.query("SELECT to_regnamespace(?) IS NOT NULL AS there", (OPTUNA_SCHEMA,))[0]["there"])
+    return (store_root / "optuna.db").exists()
 
 
 def _optuna_storage(url: str) -> RDBStorage:
@@ -69,6 +88,43 @@ def _optuna_storage(url: str) -> RDBStorage:
 
 
 def _make_optuna(url: str) -> None:
-    storage = _optuna_storage(url)
+    _close(_optuna_storage(url))
+
+
+def _storage_on_server(url: str, schema: str) -> RDBStorage:
+    """The address with its password goes to the driver alone: what Optuna knows of it, it may repeat in an error."""
+    from optuna.storages import RDBStorage
+    from psycopg.conninfo import conninfo_to_dict
+
+    address = conninfo_to_dict(url)
+    address["options"] = f"{address.get('options') or ''} -c search_path={schema}".strip()
+    return RDBStorage("postgresql+psycopg://", engine_kwargs={"connect_args": address, "pool_pre_ping": True})
+
+
+def _create_on_server(url: str) -> None:
+    """A schema of another name, renamed when it is whole."""
+    from search.postgres import Postgres, key_of
+
+    def make(connection: psycopg.Connection[dict[str, Any]]) -> None:
+        there = "SELECT to_regnamespace(%s) IS NOT NULL AS there"
+        held = [key_of("optuna")]
+        if connection.execute(there, [OPTUNA_SCHEMA]).fetchall()[0]["there"]:
+            return
+        connection.execute("SELECT pg_advisory_lock(%s)", held)
+        try:
+            if not connection.execute(there, [OPTUNA_SCHEMA]).fetchall()[0]["there"]:
+                connection.execute(f"DROP SCHEMA IF EXISTS {OPTUNA_SCHEMA}_new CASCADE")
+                connection.execute(f"CREATE SCHEMA {OPTUNA_SCHEMA}_new")
+                _close(_storage_on_server(url, f"{OPTUNA_SCHEMA}_new"))
+                connection.execute(f"ALTER SCHEMA {OPTUNA_SCHEMA}_new RENAME TO {OPTUNA_SCHEMA}")
+        finally:
+            if not connection.closed:
+                connection.execute("SELECT pg_advisory_unlock(%s)", held)
+
+    with closing(Postgres(url)) as server:
+        server.lasting(make)
+
+
+def _close(storage: RDBStorage) -> None:
     storage.remove_session()
     storage.engine.dispose()

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from search.addresses import MLFLOW, address
 from search.sinks.database import create_whole
 from search.sinks.run_facts import final_metrics, params_of, run_name, standing_tags, state_tags
 from search.sinks.spool import Shipped, Spool
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
     from mlflow.tracking import MlflowClient
 
-URI_VARIABLE = "ARCHLAB_MLFLOW_URI"
 MAX_BATCH = 1000  # metrics per request, MLflow's limit
 MAX_FAILURES = 2  # trials in one go
 MAX_PARAMS = 100  # params per request, MLflow's limit
@@ -49,14 +49,17 @@ _STATUS = {
 
 
 class MlflowSink:
-    """One study's way to MLflow: `mlflow.db` in the store, or what ARCHLAB_MLFLOW_URI says ("off": nothing is sent)."""
+    """One study's way to MLflow: `mlflow.db` in the store, or the server of ARCHLAB_MLFLOW or `mlflow.url`.
+
+    "off" for a URL: nothing is sent.
+    """
 
     name = "MLflow"
 
     def __init__(self, store_root: Path, study: str, spool: Spool, record: dict[str, Any]) -> None:
         self._root, self._study, self._spool, self._record = store_root, study, spool, record
         self._local = store_root / "mlflow.db"
-        self._uri = os.environ.get(URI_VARIABLE) or f"sqlite:///{self._local}"
+        self._uri = address(store_root, MLFLOW) or f"sqlite:///{self._local}"
         self._target = "mlflow:" + hashlib.sha256(self._uri.encode()).hexdigest()[:16]  # a URI may hold a password
         self._client: MlflowClient | None = None
         self._experiment = ""

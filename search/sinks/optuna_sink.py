@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from search.sinks.database import open_optuna
+from search.sinks.database import has_optuna, open_optuna
 from search.sinks.spool import Shipped, Spool
 from search.sinks.tracked import Tracked, span_s, validation_history
 from search.trial import canonical_json
@@ -47,7 +47,7 @@ class OptunaSink:
             storage.engine.dispose()
 
     def _unrecorded(self, trials: Sequence[Tracked]) -> list[Tracked]:
-        if not (self._root / "optuna.db").exists():
+        if not has_optuna(self._root):
             self._spool.forget(TARGET)
         told = self._spool.all(TARGET, self._name)
         return [

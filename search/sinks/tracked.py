@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from search.lock import holder_of
 from search.store import TERMINAL, Store
 from search.trial import Trial
 
@@ -72,7 +71,7 @@ def tracked(store: Store, study: str, closing: bool = False) -> list[Tracked]:
         row = group[0][0]
         state, owner = row["state"], row["owner"]
         if owner not in alive:
-            alive[owner] = holder_of(store.root, owner) is not None
+            alive[owner] = store.holder(owner) is not None
         if (state == "planned" and row["attempt"] > 0) or (state == "running" and (closing or not alive[owner])):
             state = "interrupted"
         found.append(

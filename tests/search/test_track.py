@@ -16,6 +16,7 @@ from typing import Any
 import optuna
 import pytest
 
+from search.addresses import MLFLOW
 from search.lock import StudyLock
 from search.sinks import mlflow_sink
 from search.sinks.database import create_whole, open_optuna
@@ -101,7 +102,7 @@ def templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path, templates: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.delenv(mlflow_sink.URI_VARIABLE, raising=False)
+    monkeypatch.delenv(MLFLOW, raising=False)
     for name in mlflow_sink.SETTINGS:
         monkeypatch.setenv(name, mlflow_sink.SETTINGS[name])
     with Store.open(tmp_path / "store") as opened:
@@ -396,7 +397,7 @@ def test_a_server_that_is_down_costs_delay_and_one_warning(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setenv(mlflow_sink.URI_VARIABLE, f"http://user:secret@127.0.0.1:{closed_port()}")
+    monkeypatch.setenv(MLFLOW, f"http://user:secret@127.0.0.1:{closed_port()}")
     monkeypatch.setattr("search.track.FIRST_RETRY_S", 0.05)
     shipper = Shipper(store.root, "gates", RECORD, interval_s=0.02)
     shipper.start()
@@ -413,7 +414,7 @@ def test_a_server_that_is_down_costs_delay_and_one_warning(
     assert "MLflow takes nothing now, it is sent later" in warned[0]
     assert "secret" not in caplog.text + str(shipper.trouble)
     assert len(recorded(store)) == 1
-    monkeypatch.delenv(mlflow_sink.URI_VARIABLE)
+    monkeypatch.delenv(MLFLOW)
     assert sync(store.root) == {"gates": 0}
     assert len(points(store, "loss")) == STEPS
 
@@ -424,7 +425,7 @@ def test_close_keeps_its_time_limit_when_a_server_hangs(store: Store, monkeypatc
         silent.listen()
         monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
         monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
-        monkeypatch.setenv(mlflow_sink.URI_VARIABLE, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv(MLFLOW, f"http://127.0.0.1:{silent.getsockname()[1]}")
         finished(store, row())
         shipper = Shipper(store.root, "gates", RECORD)
         shipper.start()
@@ -444,7 +445,7 @@ def test_one_refused_trial_does_not_hold_the_others(store: Store) -> None:
 
 
 def test_tracking_can_be_off(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(mlflow_sink.URI_VARIABLE, "off")
+    monkeypatch.setenv(MLFLOW, "off")
     finished(store, row())
     assert sync(store.root) == {"gates": 0}
     assert points(store) == []
