@@ -1,7 +1,8 @@
 """Pipeline parallel (arXiv:1811.06965): layers divided among processes, micro-batches under way one after another.
 
-The schedule is torch's 1F1B (arXiv:1806.03377, section 3.2), over the recipe's micro-batches. The first process has
-what stands before the layers, the last one what comes after; a tied table of tokens both have, and sum its gradients.
+The schedule is torch's 1F1B (arXiv:1806.03377, section 3.2), over the recipe's micro-batches, or GPipe's
+where these are fewer than the processes. The first process has what stands before the layers, the last one what comes
+after; a tied table of tokens both have, and sum its gradients.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import register_fsdp_forward_method
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from arch_dsl.context import Call
 from arch_dsl.layers import Site
@@ -58,7 +59,7 @@ class Pipeline:
         self.told: Noted = []  # the losses of each micro-batch, at the last stage
         model.stage = self._stage  # type: ignore[assignment]
         register_fsdp_forward_method(model, "stage")
-        self.schedules: dict[tuple[int, int], Schedule1F1B] = {}
+        self.schedules: dict[tuple[int, int], Schedule1F1B | ScheduleGPipe] = {}
 
     def backward(self, parts: list[Batch], whole: Batch) -> tuple[Tensor, Noted, dict[str, Tensor]]:
         """Leaves the gradients of this stage; at the last one the loss and others of each micro-batch, else zeros."""
@@ -95,7 +96,7 @@ class Pipeline:
     def _loss_dtype(self) -> torch.dtype:
         return torch.promote_types(self.dtype, torch.float32)
 
-    def _schedule(self, count: int, tokens: tuple[int, ...]) -> Schedule1F1B:
+    def _schedule(self, count: int, tokens: tuple[int, ...]) -> Schedule1F1B | ScheduleGPipe:
         """The schedule of a step of `count` micro-batches, all of `tokens` `[rows, time]`."""
         key = count, tokens[0]
         if key not in self.schedules:
@@ -111,7 +112,8 @@ class Pipeline:
                 output_args=loss if self.last else streams,
                 group=self.group,
             )
-            self.schedules[key] = Schedule1F1B(stage, count, loss_fn=_as_it_is, scale_grads=False)
+            kind = Schedule1F1B if count >= self.count else ScheduleGPipe
+            self.schedules[key] = kind(stage, count, loss_fn=_as_it_is, scale_grads=False)
         return self.schedules[key]
 
     def _stage(

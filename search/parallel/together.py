@@ -73,15 +73,14 @@ class Together(Team):
         else:
             parts = [self.share(part) for part in whole.parts(loop.recipe.micro_batch)]
             total, noted, measures = self.pipeline.backward(parts, whole)
-        names = [sorted(added) for added in noted]
-        flat = [total, *(added[name] for added, wanted in zip(noted, names, strict=True) for name in wanted)]
+        flat = [total, *(value for added in noted for value in added.values())]
         sums = iter(self.meeting.sum(torch.stack([value.double() for value in flat]), (*COPIES, "pipeline")))
         total = next(sums).to(total.dtype)
-        return total, [{name: next(sums) for name in wanted} for wanted in names], self._averaged(measures)
+        return total, [{name: next(sums) for name in added} for added in noted], self._averaged(measures)
 
     def _averaged(self, measures: dict[str, Tensor]) -> dict[str, Tensor]:
         """The means over the copies, which have equally many rows."""
-        found = {name: measures[name] / self.copies for name in sorted(measures)}
+        found = {name: value / self.copies for name, value in measures.items()}
         self.meeting.sum_all(list(found.values()), COPIES)
         return found
 
@@ -100,7 +99,7 @@ class Together(Team):
         blocks = block.chunk(self.copies)
         found = torch.cat([rows[: end - first] for rows, (first, end) in zip(blocks, places, strict=True)])
         share = (stop - start) / len(part)
-        measures = {name: told[name] * share for name in sorted(told)}
+        measures = {name: value * share for name, value in told.items()}
         self.meeting.sum_all(list(measures.values()), COPIES)
         return found, measures
 

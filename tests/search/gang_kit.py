@@ -1,12 +1,15 @@
 """Trials that several processes train: a store with a trial, the processes, and what they left."""
 
+import itertools
 import json
 import multiprocessing
 import queue
 import socket
 import time
 import traceback
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,6 +19,7 @@ from search.data.dataset import write
 from search.data.tokenizers import Bytes
 from search.gang import Gang, Parallel
 from search.recipe import load_recipe
+from search.train import Interrupted, build_model, train
 from search.trial import Trial
 
 GUARD_S = 180.0
@@ -62,71 +66,82 @@ def write_store(root: Path) -> Path:
 def make(folder: Path, model=None, **recipe) -> Path:
     """A folder for a trial of a model, by default LLaMA's block."""
     folder.mkdir(parents=True)
-    spec = canonical(resolve(load(LLAMA | (model or {}))))
+    said = {name: value for name, value in (LLAMA | (model or {})).items() if value is not None}
+    spec = canonical(resolve(load(said)))
     trial = Trial(spec, canonical(load_recipe(RECIPE | recipe)), "data", 0)
     (folder / "trial.json").write_text(trial.to_json())
     return folder
 
 
-def build(trial, recipe, device):
+def double(trial, recipe, device):
     """The trial's model in float64, so that sums in another order agree to 1e-10."""
-    from search.train import build_model
-
     return build_model(trial, recipe, device).double()
 
 
-def train_alone(folder: Path, root: Path, stop_after: int | None = None, **options):
-    """Trains in this process; the result, or None if it was stopped."""
-    from search.train import Interrupted, train
+@dataclass(frozen=True)
+class Job:
+    """A trial for several processes, trained until it ends or is asked to stop after some steps."""
 
-    calls = iter(range(1, 10**6))
-    stop = (lambda: False) if stop_after is None else (lambda: next(calls) >= stop_after)
+    folder: Path
+    parallel: Parallel
+    stop_after: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def run(job: Job, root: Path, gang: Gang | None = None):
+    """Trains in this process; the result, or None if it was stopped."""
+    calls = itertools.count(1)
+    stop = (lambda: False) if job.stop_after is None else (lambda: next(calls) >= job.stop_after)
     try:
-        return train(folder, root, 1, stop, build=build, **options)
+        return train(job.folder, root, 1, stop, gang=gang, **{"build": double} | job.options)
     except Interrupted:
         return None
 
 
-def _rank(folder: Path, root: Path, gang: Gang, stop_after: int | None, options, answers) -> None:
+def _rank(jobs: list[tuple[Job, Gang]], root: Path, answers) -> None:
     torch.set_num_threads(1)
-    try:
-        answers.put((gang.rank, train_alone(folder, root, stop_after, gang=gang, **options), None))
-    except BaseException:
-        answers.put((gang.rank, None, traceback.format_exc()))
+    for job, gang in jobs:
+        try:
+            answers.put((gang.rank, run(job, root, gang), None))
+        except BaseException:
+            answers.put((gang.rank, None, traceback.format_exc()))
+            raise
 
 
-def train_together(folder: Path, root: Path, stop_after: int | None = None, options=None, **parallel):
-    """Trains in as many processes as `parallel` takes; what each returned, by rank."""
-    layout = Parallel(**parallel)
+def run_together(jobs: list[Job], root: Path):
+    """Trains one job after another, in as many processes as each takes; what each rank returned, job by job."""
+    world = jobs[0].parallel.world
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["search.train", "search.parallel.together"])
+    context.set_forkserver_preload(["search.train", "search.parallel.together", "search.parallel.pipeline"])
     answers = context.Queue()
-    address = f"127.0.0.1:{free_port()}"
-    gangs = [Gang(rank, layout.world, address, layout) for rank in range(layout.world)]
-    ranks = [
-        context.Process(target=_rank, args=(folder, root, gang, stop_after, options or {}, answers)) for gang in gangs
-    ]
+    addresses = [f"127.0.0.1:{free_port()}" for _ in jobs]
+    ranks = []
+    for rank in range(world):
+        mine = [(job, Gang(rank, world, at, job.parallel)) for job, at in zip(jobs, addresses, strict=True)]
+        ranks.append(context.Process(target=_rank, args=(mine, root, answers)))
     for rank in ranks:
         rank.start()
     try:
-        found = _answers(answers, len(ranks))
+        return _answers(answers, world, len(jobs))
     finally:
         for rank in ranks:
             rank.join(timeout=10)
             rank.kill()
-    return [found[rank] for rank in range(layout.world)]
 
 
-def _answers(answers, count: int):
-    found, deadline = {}, time.monotonic() + GUARD_S
-    while len(found) < count:
+def _answers(answers, world: int, jobs: int):
+    found = [[] for _ in range(world)]
+    deadline = time.monotonic() + GUARD_S
+    while sum(map(len, found)) < world * jobs:
         try:
             rank, result, fault = answers.get(timeout=max(deadline - time.monotonic(), 0.1))
         except queue.Empty:
-            raise AssertionError(f"of {count} ranks only {sorted(found)} answered in {GUARD_S:g} s") from None
+            raise AssertionError(
+                f"the ranks did {[len(done) for done in found]} of {jobs} jobs in {GUARD_S:g} s"
+            ) from None
         assert fault is None, f"rank {rank}:\n{fault}"
-        found[rank] = result
-    return found
+        found[rank].append(result)
+    return list(zip(*found, strict=True))
 
 
 def free_port() -> int:

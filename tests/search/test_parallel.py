@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.search.gang_kit import lines, make, train_alone, train_together, weights, write_store
+from search.gang import Parallel
+from tests.search.gang_kit import Job, lines, make, run, run_together, weights, write_store
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -50,10 +51,135 @@ def assert_same_trial(one, other, exact=False):
         torch.testing.assert_close(first[name], second[name], **tolerance)
 
 
-@pytest.mark.parametrize("parallel", [{"data": 2}, {"shard": 2}, {"tensor": 2}, {"pipeline": 2}], ids=str)
-def test_two_processes_train_the_trial_of_one(tmp_path, root, parallel):
-    alone, together = make(tmp_path / "alone"), make(tmp_path / "together")
-    train_alone(alone, root)
-    results = train_together(together, root, **parallel)
-    assert_same_trial(alone, together)
+TWO = {name: Parallel(**{name: 2}) for name in ("data", "shard", "tensor", "pipeline")}
+ATTENTION = "block.attention"
+# What else the layouts are asked to divide: changes of the model and of the recipe.
+OTHERS = {
+    "tensor of a parallel group": (
+        "tensor",
+        {
+            "unembedding": {"tied": False, "bias": True},
+            "block": {
+                "parallel": {
+                    "pre": ["layernorm"],
+                    "attention": {
+                        "heads": 4,
+                        "head_dim": 6,
+                        "bias": True,
+                        "mask": {"type": "window", "size": 5},
+                        "value": ["gate"],
+                        "post": ["gate"],
+                    },
+                    "mlp": {"width": 40, "bias": True},
+                }
+            },
+            "overrides": {"1::2": {"block.parallel.attention.heads": 2}},
+        },
+        {"recompute": "layers"},
+    ),
+    "values and losses that layers leave": (
+        "shard",
+        {
+            "block": {
+                "attention": {"heads": 4, "value": ["value_residual"], "mask": {"type": "causal", "documents": True}},
+                "moe": {"width": 16, "experts": 4, "z_loss": 0.01, "balance": {"type": "switch", "over": "sequence"}},
+            }
+        },
+        {"recompute": "layers"},
+    ),
+    "layers that share their parts": (
+        "shard",
+        {"block": {"attention": {"heads": 4, "scores": [{"type": "t5_buckets", "share": "stack"}]}, "mlp": {}}},
+        {"optimizer": "lion"},
+    ),
+    "an encoder and a decoder": (
+        "data",
+        {
+            "n_layers": None,
+            "block": None,
+            "encoder": {"n_layers": 1, "block": {"attention": {"heads": 2, "mask": "full"}, "mlp": {}}},
+            "decoder": {
+                "n_layers": 2,
+                "block": {"attention": {"heads": 2}, "cross_attention": {"heads": 2}, "mlp": {"width": 8}},
+            },
+        },
+        {"objective": "prefix", "optimizer": "muon"},
+    ),
+    "a pipeline without micro-batches": (
+        "pipeline",
+        {"unembedding": {"tied": False}, "embed": ["rmsnorm"], "embedding": {"width": 8}},
+        {"accumulate": 1, "optimizer": "adafactor", "z_loss": 0.0, "objective": "prefix"},
+    ),
+    "a batch that grows": ("data", {}, {"ramp": {"start": 4, "step": 4, "tokens": 256}}),
+}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, root):
+    """LLaMA's trial as one process trains it."""
+    folder = make(tmp_path_factory.mktemp("alone") / "trial")
+    run(Job(folder, Parallel()), root)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory, root):
+    """The same trial, of every layout of two processes: whole, and stopped on the way and continued."""
+    base = tmp_path_factory.mktemp("pairs")
+    jobs = []
+    for name, parallel in TWO.items():
+        jobs.append(Job(make(base / name / "whole"), parallel))
+        halted = make(base / name / "halted")
+        jobs += [Job(halted, parallel, stop_after=4), Job(halted, parallel)]
+    results = run_together(jobs, root)
+    return {name: (base / name, results[3 * index : 3 * index + 3]) for index, name in enumerate(TWO)}
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_two_processes_train_the_trial_of_one(name, pairs, alone):
+    folder, (results, _, _) = pairs[name]
+    assert_same_trial(alone, folder / "whole")
     assert [result["state"] for result in results] == ["complete", "complete"]
+    assert results[0]["fingerprint"]["parallel"] == f"{name} 2"
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_a_trial_that_processes_continue_has_the_same_bits(name, pairs):
+    folder, (_, stopped, results) = pairs[name]
+    assert stopped == (None, None)
+    assert_same_trial(folder / "whole", folder / "halted", exact=True)
+    assert (results[0]["resumed_from"], results[0]["bit_exact"]) == ([4], True)
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory, root):
+    """Other models and recipes, each in the layout that is asked to divide it."""
+    base = tmp_path_factory.mktemp("others")
+    made = {name: make(base / name, model, **recipe) for name, (_, model, recipe) in OTHERS.items()}
+    run_together([Job(made[name], TWO[layout]) for name, (layout, _, _) in OTHERS.items()], root)
+    return made
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_and_recipes_are_divided_too(tmp_path, root, others, name):
+    _, model, recipe = OTHERS[name]
+    folder = make(tmp_path / "alone", model, **recipe)
+    run(Job(folder, Parallel()), root)
+    assert_same_trial(folder, others[name])
+
+
+FOUR = [
+    Parallel(data=2, shard=2),
+    Parallel(tensor=2, pipeline=2),
+    Parallel(shard=2, tensor=2),
+    Parallel(shard=2, pipeline=2),
+    Parallel(pipeline=4),
+]
+
+
+@pytest.mark.slow
+def test_four_processes_train_the_trial_of_one(tmp_path, root, alone):
+    folders = [make(tmp_path / str(parallel)) for parallel in FOUR]
+    run_together([Job(folder, parallel) for folder, parallel in zip(folders, FOUR, strict=True)], root)
+    for folder in folders:
+        assert_same_trial(alone, folder)
