@@ -146,7 +146,7 @@ def only_wanted(record: dict[str, Any], trials: list[dict[str, Any]], selections
 
 def _ended(selection: Selection, seeds: Iterable[int]) -> bool:
     """Whether nothing more is to come of these seeds: all ended, or the variant has no mean whatever they say."""
-    if selection.diverged or any(trial["state"] == "pruned" for trial in selection.reported.values()):
+    if selection.has_no_mean:
         return True
     if selection.settings is None and selection.tuned:
         return all(trial["state"] in TERMINAL for trial in selection.tuned)
