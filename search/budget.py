@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from search.store import Store
+from search.study import Budget
 from search.watch import read_metrics
 from search.worker import read_attempt
 
@@ -40,6 +41,11 @@ class Spent(NamedTuple):
         return f"{trials}, {self.tokens:,} tokens, {self.gpu_s / 3600:.2f} GPU hours"
 
 
+def limits_of(budget: Budget) -> Limits:
+    """What a study's budget says."""
+    return Limits(budget.wall.seconds if budget.wall else None, budget.trials, budget.tokens, budget.gpu_hours)
+
+
 def spent_of(store: Store, study: str) -> Spent:
     """What all runs of a study have spent so far, but for what runs now. A trial that another study trained is free."""
     trials, tokens, gpu_s = set(), 0, 0.0
@@ -50,6 +56,18 @@ def spent_of(store: Store, study: str) -> Spent:
         tokens += spent.get("tokens", 0)
         gpu_s += spent.get("gpu_s", 0.0)
     return Spent(frozenset(trials), tokens, gpu_s)
+
+
+def standing(limits: Limits, spent: Spent) -> str:
+    """What is limited and how much of it is spent, in a line; "" without limits."""
+    of = [
+        f"{len(spent.trials):,} of {limits.trials:,} trials" if limits.trials is not None else "",
+        f"{spent.tokens:,} of {limits.tokens:,} tokens" if limits.tokens is not None else "",
+        f"{spent.gpu_s / 3600:.2f} of {limits.gpu_hours:g} GPU hours" if limits.gpu_hours is not None else "",
+    ]
+    told = [", ".join(filter(None, of)) + " are spent"] if limits.of_life else []
+    told += [f"{limits.wall_s:.0f} s for each run"] if limits.wall_s is not None else []
+    return f"budget: {'; '.join(told)}" if told else ""
 
 
 def attempt_spent(folder: Path, attempt: int, gpus: float, seconds: float | None = None) -> dict[str, Any]:

@@ -141,7 +141,8 @@ class _Driver:
                 self.account.spent = spent_of(self.store, self.study)
             self.replan()
             self.before = self.table.ended()
-            self.emit("study", study=self.study, counts=count(self.table.states, self.before))
+            counts = count(self.table.states, self.before)
+            self.emit("study", study=self.study, counts=counts, started=len(self.account.spent.trials))
             while self.step():
                 pass
         except KeyboardInterrupt:

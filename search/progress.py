@@ -117,6 +117,8 @@ class Progress:
         kind, key = event["event"], event.get("key", "")
         if kind == "study":
             self.study, self.before = event["study"], dict(event["counts"])
+            if self.most is not None:
+                self.most = max(0, self.most - event.get("started", 0))
         elif kind == "launched":
             self._launch(key, event)
         elif kind in ("finished", "paused", "retry"):
@@ -262,6 +264,11 @@ def line_of(event: dict[str, Any], name: str, quiet: bool = False) -> str:
         return "" if quiet and event["state"] == "complete" else f"{event['state']:<9} {name}: {told}".rstrip(": ")
     if kind == "retry":
         return f"retry     {name}: {event['kind']}: {event['message']}"
+    if kind == "smoke":
+        figures = [f"{1000 * event['step_s']:.0f} ms a step"] if event["step_s"] else []
+        figures += [f"{event['peak_memory_bytes'] / 1e9:.2f} GB"] if event["peak_memory_bytes"] else []
+        told = ", ".join([f"{event['verdict']} in micro-batches of {event['micro_batch']}", *figures])
+        return f"smoke     {event['variant']}: {told}" + (f": {event['reason']}" if event["reason"] else "")
     if kind == "plugin":
         return f"plug-in   {event['message']}"
     if kind == "stop":

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from arch_dsl.identity import dump
 from search import plugin_files
-from search.budget import Limits
+from search import smoke as smoking
+from search.budget import limits_of
 from search.driver import drive
 from search.executor import Executor, InlineExecutor, ResourcesError
 from search.in_use import in_use
 from search.lock import StudyLock
 from search.noise import remember_noise
 from search.planning import Plan, plan
-from search.progress import steps_of
-from search.prune import Pruner
+from search.pruning import pruning
 from search.recipe import load_recipe
-from search.resources import Resources
+from search.resources import Resources, Room
 from search.seek import Seeker
 from search.stop import Summary
 from search.store import Store
-from search.study import Budget, Study, load_study
+from search.study import Study, load_study
 from search.track import Shipper
-from search.trial import Trial, canonical_json
-from search.watch import read_metrics, validation_history
+from search.trial import Trial
 
 ENTRY = "search.train:train"
 STORE = ".archlab"
@@ -53,6 +53,17 @@ def make_executor(
     return RayExecutor(ENTRY, root / "data", resources, address)
 
 
+def slots_at(address: str | None, root: Path, resources: Resources) -> int:
+    """Trials that fit at once on a Ray cluster, or on this machine. Raises ResourcesError when not even one does."""
+    if address is None:
+        return resources.slots([Room.here()])
+    workers = make_executor("ray", root, resources=resources, address=address)
+    try:
+        return workers.slots
+    finally:
+        workers.close()
+
+
 def run(
     study: Study | str | Path,
     store: str | Path | None = None,
@@ -64,8 +75,11 @@ def run(
     on_plan: Callable[[Plan], None] | None = None,
     track: bool = True,
     allow_plugins: bool = False,
+    smoke: bool = False,
 ) -> Summary:
     """Trains what is missing of a study and returns how it ended; after an interruption the same call goes on.
+
+    With `smoke` every variant is tried out for a few steps first, and one that cannot run stops the study.
 
     Raises SpecError for a study that cannot mean anything, StudyLocked while another process runs it, StoreError for
     a store that cannot be used, ResourcesError for more than the machine has.
@@ -77,7 +91,11 @@ def run(
         workers = make_executor(executor, root, resources=study.resources, address=address)
         try:
             workers.start()
-            planned = plan(study, root / "data")
+            planned = plan(study, root / "data", smoking.decided(root, study.study))
+            if smoke:
+                plugin_files.keep(root)
+                again = partial(plan, study, root / "data")
+                planned = smoking.smoke(planned, opened, workers, again, on_event)
             if on_plan:
                 on_plan(planned)
             return _drive(planned, opened, workers, lock, on_event, track)
@@ -105,19 +123,14 @@ def _drive(
         workers,
         shipper=Shipper(store.root, study.study) if track else None,
         on_event=on_event,
-        limits=limits(study.budget),
+        limits=limits_of(study.budget),
         tokens_of=tokens_left(store) if study.budget.tokens else None,
-        should_prune=_pruning(study.prune, study.study, store) if study.prune else None,
+        should_prune=pruning(study.prune, study.study, store) if study.prune else None,
         lock=lock,
         keep=study.keep,
     )
     remember_noise(store, study.study)
     return summary
-
-
-def limits(budget: Budget) -> Limits:
-    """What a study's budget says, in the driver's units."""
-    return Limits(budget.wall.seconds if budget.wall else None, budget.trials, budget.tokens, budget.gpu_hours)
 
 
 def tokens_left(store: Store) -> Callable[[str, int | None], int]:
@@ -142,40 +155,3 @@ def _earlier(store: Store, name: str) -> dict[str, Any]:
 def _text(study: Study) -> str:
     """The study as it was written; its model alone where it was made in Python."""
     return study.file.read_text() if study.file and study.file.exists() else dump(study.model)
-
-
-def _pruning(pruner: Pruner, study: str, store: Store) -> Callable[[str, int, list[tuple[int, float]]], bool]:
-    """Compares a trial's validation losses with those of the study's others of the same data and recipe but the rate.
-
-    Each validation is judged once, the ones of earlier attempts by earlier runs.
-    """
-    kinds: dict[str, tuple[str, int]] = {}
-    judged: dict[str, set[int]] = {}
-
-    def kind(row: dict[str, Any]) -> tuple[str, int]:
-        """What trials must share to be compared, and the optimizer steps of such a trial."""
-        if row["key"] not in kinds:
-            trial = Trial.from_json(store.spec(row["key"]))
-            recipe = {name: value for name, value in trial.recipe.items() if name != "lr"}
-            kinds[row["key"]] = canonical_json([trial.data, recipe]), steps_of(trial.recipe) or 0
-        return kinds[row["key"]]
-
-    def should_prune(key: str, step: int, history: list[tuple[int, float]]) -> bool:
-        rows = store.study_trials(study)
-        mine = [row for row in rows if row["key"] == key]
-        if not mine or any(row["role"] == "repeat" for row in mine):
-            return False  # repeats are what the table reports: they are never pruned
-        if key not in judged:
-            lines = read_metrics(Path(mine[0]["folder"]))
-            judged[key] = {
-                line["step"] for line in lines if "validation_loss" in line and line["attempt"] < mine[0]["attempt"]
-            }
-        fresh = [end for end, (at, _) in enumerate(history, 1) if at not in judged[key]]
-        if not fresh:
-            return False
-        judged[key].update(at for at, _ in history)
-        others = {row["key"]: row for row in rows if row["key"] != key and row["role"] != "repeat"}
-        histories = [validation_history(Path(row["folder"])) for row in others.values() if kind(row) == kind(mine[0])]
-        return any(pruner.should_prune(history[:end], histories, kind(mine[0])[1]) for end in fresh)
-
-    return should_prune

@@ -16,12 +16,12 @@ from rich.text import Text
 from arch_dsl.catalogue import describe, families, find
 from arch_dsl.errors import shorten
 from arch_dsl.identity import brief_text
+from search.budget import Spent, limits_of, spent_of, standing
 from search.design_text import LONGEST, component_lines, design_lines
 from search.doctor import Finding
 from search.estimate import estimate
 from search.noise import Resolution, resolution
 from search.planning import Plan, spelt
-from search.resources import Room
 from search.stage_plans import stage_lines
 from search.start import start_lines
 from search.stop import Summary
@@ -71,12 +71,16 @@ def duration(seconds: float) -> str:
 # plan
 
 
-def plan_json(planned: Plan, root: Path) -> dict[str, Any]:
+def plan_json(planned: Plan, root: Path, slots: int) -> dict[str, Any]:
     """A plan as JSON: its record, the number of trials, how many have a result, and the estimate in seconds."""
     done = _done(planned, root)
-    guess = asdict(estimate(planned, root, _slots(planned), done))
+    guess = asdict(estimate(planned, root, slots, done))
     found = _resolution(planned, root)
-    told = {"resolution": asdict(found) if found else None}
+    spent = _spent(planned, root)
+    told = {
+        "resolution": asdict(found) if found else None,
+        "spent": {"trials": len(spent.trials), "tokens": spent.tokens, "gpu_hours": round(spent.gpu_s / 3600, 4)},
+    }
     return {**planned.record(), "trials": planned.trials, "done": done, "estimate": guess, **told}
 
 
@@ -95,13 +99,8 @@ def _done(planned: Plan, root: Path) -> int:
         return planned.done(store)
 
 
-def _slots(planned: Plan) -> int:
-    """Trials at once on this machine. Raises ResourcesError when it has no room for one."""
-    return planned.study.resources.slots([Room.here()])
-
-
-def print_plan(planned: Plan, root: Path) -> None:
-    """A row per variant, then what would be trained and how long that takes."""
+def print_plan(planned: Plan, root: Path, slots: int) -> None:
+    """A row per variant, then what would be trained and how long that takes with so many trials at once."""
     console = plain_console()
     study, first = planned.study, planned.variants[0]
     console.print(Text.assemble((study.study, "bold"), f"  {study.question}"))
@@ -155,7 +154,7 @@ def print_plan(planned: Plan, root: Path) -> None:
     console.print(Text(read))
     for row, read_times in zip(data.get("domains", ()), each, strict=False):
         console.print(Text(f"  {row['name']}: {row['share']:.1%} of the rows, {read_times:.2g} epochs"))
-    guess = estimate(planned, root, _slots(planned), done)
+    guess = estimate(planned, root, slots, done)
     console.print(
         f"about {duration(guess.wall_s)} on {guess.slots} cores ({duration(guess.core_s)} of one core; "
         f"from {guess.source})"
@@ -163,7 +162,17 @@ def print_plan(planned: Plan, root: Path) -> None:
     console.print(f"{size(guess.memory_bytes)} of memory for the tensors of the largest trial, or somewhat more")
     if found := _resolution(planned, root):
         console.print(Text(str(found)))
+    if budget := standing(limits_of(study.budget), _spent(planned, root)):
+        console.print(Text(budget))
     console.print("nothing was trained")
+
+
+def _spent(planned: Plan, root: Path) -> Spent:
+    """What the study's runs have spent so far."""
+    if not (root / "store.json").exists():
+        return Spent()
+    with Store.open(root, create=False) as store:
+        return spent_of(store, planned.study.study)
 
 
 def _ticked(planned: Plan) -> list[str]:

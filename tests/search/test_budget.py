@@ -5,12 +5,14 @@ import time
 
 import pytest
 
-from search.budget import Account, Limits, Spent, attempt_spent, spent_of
+from search.budget import Account, Limits, Spent, attempt_spent, limits_of, spent_of, standing
 from search.driver import drive
 from search.executor import InlineExecutor
-from search.running import limits, run, tokens_left
+from search.planning import plan
+from search.running import run, tokens_left
 from search.store import Store
 from search.study import load_study
+from search.terminal import plan_json, print_plan
 from tests.search.study_files import write_study
 from tests.search.study_kit import ENTRY, make_store, rows_of, steps_run, toy
 
@@ -121,7 +123,7 @@ def test_a_study_stops_at_its_tokens_and_a_longer_budget_goes_on(tmp_path):
     """Of the real trainer's trials of 1,024 tokens two fit in 2,100."""
     path = write_study(tmp_path, budget="budget: {tokens: 2100}")
     study = load_study(path)
-    assert limits(study.budget) == Limits(tokens=2100)
+    assert limits_of(study.budget) == Limits(tokens=2100)
     summary = run(study, tmp_path / "store", executor="inline", track=False)
     assert summary.exit_code == 3
     with Store.open(tmp_path / "store") as store:
@@ -132,6 +134,20 @@ def test_a_study_stops_at_its_tokens_and_a_longer_budget_goes_on(tmp_path):
         assert tokens_left(store)(done["key"], None) == 0
     options = {"overrides": {"budget.tokens": 10**6}, "executor": "inline", "track": False}
     assert run(path, tmp_path / "store", **options).exit_code == 0
+
+
+def test_a_plan_says_what_of_the_budget_is_spent(tmp_path, capsys):
+    path = write_study(tmp_path, budget="budget: {tokens: 2100, trials: 3, gpu_hours: 0.5, wall: 30m}")
+    planned, root = plan(load_study(path), tmp_path / "store" / "data"), tmp_path / "store"
+    line = "budget: {} of 3 trials, {} of 2,100 tokens, 0.00 of 0.5 GPU hours are spent; 1800 s for each run"
+    print_plan(planned, root)
+    assert line.format(0, 0) in capsys.readouterr().out
+    run(path, root, executor="inline", track=False)
+    print_plan(planned, root)
+    assert line.format(2, "2,048") in capsys.readouterr().out
+    assert plan_json(planned, root)["spent"] == {"trials": 2, "tokens": 2048, "gpu_hours": 0.0}
+    assert standing(Limits(), Spent()) == ""
+    assert standing(Limits(wall_s=90.0), Spent()) == "budget: 90 s for each run"
 
 
 def test_wall_time_is_that_of_one_run():
