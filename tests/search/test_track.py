@@ -129,7 +129,12 @@ def runs(store: Store, study: str = "gates") -> dict[str, Any]:
 
 def points(store: Store, name: str | None = None) -> list[tuple[Any, ...]]:
     """(name, step, time in ms, value) as MLflow's own table holds them."""
-    database = sqlite3.connect(store.root / "mlflow.db")
+    return points_of(store.root / "mlflow.db", name)
+
+
+def points_of(path: Path, name: str | None = None) -> list[tuple[Any, ...]]:
+    """The points of one of MLflow's databases."""
+    database = sqlite3.connect(path)
     try:
         query = (
             "SELECT key, step, timestamp, value FROM metrics WHERE ?1 IS NULL OR key = ?1 ORDER BY key, step, timestamp"
