@@ -3,6 +3,7 @@
 import itertools
 import json
 import multiprocessing
+import os
 import queue
 import socket
 import time
@@ -98,7 +99,8 @@ def run(job: Job, root: Path, gang: Gang | None = None):
         return None
 
 
-def _rank(jobs: list[tuple[Job, Gang]], root: Path, answers) -> None:
+def _rank(jobs: list[tuple[Job, Gang]], root: Path, answers, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
     torch.set_num_threads(1)
     for job, gang in jobs:
         try:
@@ -108,8 +110,11 @@ def _rank(jobs: list[tuple[Job, Gang]], root: Path, answers) -> None:
             raise
 
 
-def run_together(jobs: list[Job], root: Path):
-    """Trains one job after another, in as many processes as each takes; what each rank returned, job by job."""
+def run_together(jobs: list[Job], root: Path, environment: dict[int, dict[str, str]] | None = None):
+    """Trains one job after another, in as many processes as each takes; what each rank returned, job by job.
+
+    `environment` has variables of single ranks.
+    """
     world = jobs[0].parallel.world
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["search.train", "search.parallel.together", "search.parallel.pipeline"])
@@ -118,7 +123,7 @@ def run_together(jobs: list[Job], root: Path):
     ranks = []
     for rank in range(world):
         mine = [(job, Gang(rank, world, at, job.parallel)) for job, at in zip(jobs, addresses, strict=True)]
-        ranks.append(context.Process(target=_rank, args=(mine, root, answers)))
+        ranks.append(context.Process(target=_rank, args=(mine, root, answers, (environment or {}).get(rank, {}))))
     for rank in ranks:
         rank.start()
     try:
