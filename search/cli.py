@@ -73,20 +73,30 @@ def init(path: str) -> None:
 @PLUGIN
 @ALLOW
 @JSON
+@click.option("--address", metavar="HOST:PORT", help="For a running Ray cluster; without it for this machine.")
 @verb
-def plan(study: str, store: str | None, overrides: tuple[str, ...], allow_plugins: bool, as_json: bool) -> None:
+def plan(
+    study: str,
+    store: str | None,
+    overrides: tuple[str, ...],
+    allow_plugins: bool,
+    as_json: bool,
+    address: str | None,
+) -> None:
     """Show what a study would run: variants, sizes, trials, an estimate of the time. Trains nothing."""
     from search.planning import plan as make_plan
-    from search.running import store_root
+    from search.running import slots_at, store_root
+    from search.smoke import decided
     from search.study import load_study
     from search.terminal import plan_json, print_plan
 
-    root = store_root(store).absolute()
-    planned = make_plan(load_study(study, parsed(overrides), allow_plugins), root / "data")
+    root, loaded = store_root(store).absolute(), load_study(study, parsed(overrides), allow_plugins)
+    slots = slots_at(address, root, loaded.resources)
+    planned = make_plan(loaded, root / "data", decided(root, loaded.study))
     if as_json:
-        click.echo(json.dumps(plan_json(planned, root)))
+        click.echo(json.dumps(plan_json(planned, root, slots)))
     else:
-        print_plan(planned, root)
+        print_plan(planned, root, slots)
 
 
 @main.command()
@@ -97,6 +107,7 @@ def plan(study: str, store: str | None, overrides: tuple[str, ...], allow_plugin
 @ALLOW
 @JSON
 @click.option("--address", metavar="HOST:PORT", help="A running Ray cluster; without it Ray is started here.")
+@click.option("--smoke", is_flag=True, help="First try every variant for five steps, and stop if one cannot run.")
 @click.option("--inline", is_flag=True, help="Train in this process, one trial at a time, without Ray.")
 @click.option("--no-track", is_flag=True, help="Do not send anything to MLflow and Optuna.")
 @verb
@@ -107,6 +118,7 @@ def run(
     allow_plugins: bool,
     as_json: bool,
     address: str | None,
+    smoke: bool,
     inline: bool,
     no_track: bool,
 ) -> None:
@@ -126,6 +138,7 @@ def run(
             on_plan=lambda planned: progress.plan(planned.record(), planned.trials),
             track=not no_track,
             allow_plugins=allow_plugins,
+            smoke=smoke,
         )
     if not as_json:
         from search.terminal import print_summary

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from search.planning import Plan, Variant
 from search.store import Store
+from search.timing import step_time_key
 
 _SHARE = (
     0.25  # of the rate of a large matrix product that small models reach; replaced by measurements when there are any
@@ -29,11 +30,16 @@ class Estimate:
 
 def estimate(plan: Plan, root: Path, slots: int, done: int = 0) -> Estimate:
     """The time of the trials that are left when `done` have a result; training takes three forward passes' FLOPs."""
-    rate, source = _rate(root)
     per_variant = plan.trials / len(plan.variants)
-    flops = sum(3 * v.flops_per_token * v.recipe.all_tokens * per_variant for v in plan.variants)
     left = 1 - done / plan.trials
-    core_s = (flops / rate + _START_S * plan.trials) * left
+    if steps := _step_times(plan, root):
+        train_s = sum(v.recipe.all_steps * s * per_variant for v, s in zip(plan.variants, steps, strict=True))
+        source = "the first steps of every variant, measured here"
+    else:
+        rate, source = _rate(root)
+        flops = sum(3 * v.flops_per_token * v.recipe.all_tokens * per_variant for v in plan.variants)
+        train_s = flops / rate
+    core_s = (train_s + _START_S * plan.trials) * left
     return Estimate(core_s, core_s / slots, slots, source, max(map(memory_bytes, plan.variants)))
 
 
@@ -50,6 +56,16 @@ def memory_bytes(variant: Variant) -> int:
         activations = activations // layers + 4 * layers * recipe.context * variant.model.d_model
     half = 2 if recipe.precision == "bf16" else 1
     return 4 * variant.parameters * (2 + recipe.optimizer.moments) + activations * recipe.micro_batch // half
+
+
+def _step_times(plan: Plan, root: Path) -> list[float]:
+    """Seconds of an optimizer step of every variant, where the store remembers those of all; else []."""
+    if not (root / "store.json").exists():
+        return []
+    cpus = plan.study.resources.cpus
+    with Store.open(root, create=False) as store:
+        found = [store.recall("step_time", step_time_key(variant.timed, cpus)) for variant in plan.variants]
+    return [each["seconds"] for each in found] if all(found) else []
 
 
 def _rate(root: Path) -> tuple[float, str]:

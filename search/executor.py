@@ -55,8 +55,11 @@ class Executor(Protocol):
     def start(self) -> None:
         """Gets ready, in the background where that takes long. Harmless when started. Raises ResourcesError."""
 
-    def submit(self, key: str, folder: Path, attempt: int, until: int | None = None) -> None:
-        """Starts an attempt, to pause after step `until`. Raises ExecutorError when the executor is out of order."""
+    def submit(self, key: str, folder: Path, attempt: int, until: int | None = None, entry: str | None = None) -> None:
+        """Starts an attempt, to pause after step `until`, with the trainer of another `entry` if one is given.
+
+        Raises ExecutorError when the executor is out of order.
+        """
 
     def wait(self, timeout: float) -> list[Finished]:
         """What ended, as soon as something did or after `timeout` seconds. Raises ExecutorError."""
@@ -90,7 +93,7 @@ class InlineExecutor:
 
     def __init__(self, entry: str, data_root: Path) -> None:
         self._entry, self._data_root = entry, data_root
-        self._queue: deque[tuple[str, Path, int, int | None]] = deque()
+        self._queue: deque[tuple[str, Path, int, int | None, str]] = deque()
         self._cancelled: set[str] = set()
 
     @property
@@ -106,9 +109,9 @@ class InlineExecutor:
     def start(self) -> None:
         """Nothing to get ready."""
 
-    def submit(self, key: str, folder: Path, attempt: int, until: int | None = None) -> None:
+    def submit(self, key: str, folder: Path, attempt: int, until: int | None = None, entry: str | None = None) -> None:
         """Remembers the attempt; `wait` trains it."""
-        self._queue.append((key, folder, attempt, until))
+        self._queue.append((key, folder, attempt, until, entry or self._entry))
 
     def wait(self, timeout: float) -> list[Finished]:
         """Trains the attempt submitted first, however long it takes."""
@@ -116,11 +119,11 @@ class InlineExecutor:
 
         if not self._queue:
             return []
-        key, folder, attempt, until = self._queue.popleft()
+        key, folder, attempt, until, entry = self._queue.popleft()
         if key in self._cancelled:
             self._cancelled.discard(key)
             return [Finished(key, attempt, Failure("cancelled", "cancelled before it started"))]
-        return [Finished(key, attempt, run_trial(self._entry, folder, self._data_root, attempt, until))]
+        return [Finished(key, attempt, run_trial(entry, folder, self._data_root, attempt, until))]
 
     def cancel(self, key: str) -> None:
         """Drops an attempt that has not started."""

@@ -216,12 +216,14 @@ def _step(row: dict[str, Any]) -> int | None:
     return None if row["result"] is None else row["result"].get("step")
 
 
-def plan(study: Study, data_root: Path) -> Plan:
+def plan(study: Study, data_root: Path, micro_batch: int | None = None) -> Plan:
     """The variants of a study with everything solved that is left open; prepares the data, trains nothing.
+
+    `micro_batch` is what was decided for the study: how many sequences are computed at a time at most.
 
     Raises SpecError with everything that is wrong with any variant.
     """
-    builder = Builder(study, data_root)
+    builder = Builder(study, data_root, micro_batch)
     asked = asked_variants(study)
     mistakes = Mistakes(len(asked))
     built: list[Variant] = []

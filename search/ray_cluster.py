@@ -58,18 +58,20 @@ def check_machines(ray: Any, store: Path) -> None:
     Asking sends our code to them, so that the first trials find it there.
     """
     token = store / f".seen-{secrets.token_hex(8)}"
-    token.touch(mode=0o600)
+    there = str(store) if store.is_dir() else ""  # `archlab plan` makes none
+    if there:
+        token.touch(mode=0o600)
     try:
         near = importlib.import_module(_STRATEGIES).NodeAffinitySchedulingStrategy
         nodes = [node for node in ray.nodes() if node["Alive"]]
         asked = [
             ray.remote(num_cpus=0, scheduling_strategy=near(node["NodeID"], soft=False))(examine).remote(
-                ours(), str(store), token.name
+                ours(), there, token.name
             )
             for node in nodes
         ]
         wrong = [found for found in ray.get(asked, timeout=_EXAMINED_S) if found]
     finally:
-        token.unlink()
+        token.unlink(missing_ok=True)
     if wrong:
         raise ExecutorError("; ".join(wrong))

@@ -156,12 +156,13 @@ class RayExecutor:
         self._ready()
         return (self._wants.gpus or 0.0) * self._wants.world
 
-    def submit(self, key: str, folder: Path, attempt: int, until: int | None = None) -> None:
-        """Hands an attempt to Ray, to pause after step `until`. Raises ExecutorError when Ray is not there."""
+    def submit(self, key: str, folder: Path, attempt: int, until: int | None = None, entry: str | None = None) -> None:
+        """Hands an attempt to Ray. Raises ExecutorError when Ray is not there."""
         ray = self._ready()
         memory = self._wants.memory.bytes if self._wants.memory else None
         job = {
-            **{"entry": self._entry, "folder": str(folder), "data_root": str(self._data_root), "attempt": attempt},
+            **{"entry": entry or self._entry, "folder": str(folder), "data_root": str(self._data_root)},
+            **{"attempt": attempt},
             **{"until": until, "cpus": self._wants.cpus, "gpus": self._wants.gpus, "memory": memory},
             **{"parallel": self._wants.parallel.sizes, "ours": ours() if self._cluster else None},
         }

@@ -24,7 +24,7 @@ from search.selection import loss
 from search.space import Components, component_of
 from search.store import TERMINAL, Row, Store
 from search.study import Asked
-from search.timing import measure
+from search.timing import measure, step_time_key
 from search.trial import canonical_json
 from search.watch import validation_history
 
@@ -178,7 +178,7 @@ class Seeker:
     def _step_time(self, variant: Variant) -> float:
         """Seconds of one optimizer step, measured once for each model and recipe in a store."""
         cpus = self.plan.study.resources.cpus
-        key = hashlib.sha256(canonical_json([variant.timed.facts(), cpus]).encode()).hexdigest()
+        key = step_time_key(variant.timed, cpus)
         known = self.store.recall("step_time", key)
         if known is None:
             found = measure(variant.timed, variant.timed, cpus)

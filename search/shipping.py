@@ -54,9 +54,9 @@ def differs(there: dict[str, str] | None) -> str:
 def examine(there: dict[str, str], store: str, token: str) -> str:
     """Why this machine cannot run trials of a study, in a sentence; "" where it can.
 
-    It needs what the driver's machine has, and the store's folder, in which the driver has left `token`.
+    It needs what the driver's machine has, and the store's folder if there is one, where the driver has left `token`.
     """
-    if wrong := differs(there):
+    if (wrong := differs(there)) or not store:
         return wrong
     try:
         found = (Path(store) / token).is_file()

@@ -360,6 +360,11 @@ class Store:
             assert found is not None
         return json.loads(found)
 
+    def decided(self, study: str, name: str) -> Any:
+        """The study's decision of that name; None where none was made."""
+        found = self._value("decision", study, name)
+        return None if found is None else json.loads(found)
+
     def recall(self, kind: str, key: str) -> Any:
         """What was remembered last under this kind and key, by whichever study; None where nothing was."""
         found = self._value("memory", kind, key)

@@ -22,6 +22,7 @@ from search.doctor import Finding
 from search.estimate import estimate
 from search.noise import Resolution, resolution
 from search.planning import Plan, spelt
+from search.resources import Room
 from search.stage_plans import stage_lines
 from search.start import start_lines
 from search.stop import Summary
@@ -71,10 +72,10 @@ def duration(seconds: float) -> str:
 # plan
 
 
-def plan_json(planned: Plan, root: Path, slots: int) -> dict[str, Any]:
+def plan_json(planned: Plan, root: Path, slots: int | None = None) -> dict[str, Any]:
     """A plan as JSON: its record, the number of trials, how many have a result, and the estimate in seconds."""
     done = _done(planned, root)
-    guess = asdict(estimate(planned, root, slots, done))
+    guess = asdict(estimate(planned, root, slots or _here(planned), done))
     found = _resolution(planned, root)
     spent = _spent(planned, root)
     told = {
@@ -99,7 +100,12 @@ def _done(planned: Plan, root: Path) -> int:
         return planned.done(store)
 
 
-def print_plan(planned: Plan, root: Path, slots: int) -> None:
+def _here(planned: Plan) -> int:
+    """Trials at once on this machine. Raises ResourcesError when it has no room for one."""
+    return planned.study.resources.slots([Room.here()])
+
+
+def print_plan(planned: Plan, root: Path, slots: int | None = None) -> None:
     """A row per variant, then what would be trained and how long that takes with so many trials at once."""
     console = plain_console()
     study, first = planned.study, planned.variants[0]
@@ -154,7 +160,7 @@ def print_plan(planned: Plan, root: Path, slots: int) -> None:
     console.print(Text(read))
     for row, read_times in zip(data.get("domains", ()), each, strict=False):
         console.print(Text(f"  {row['name']}: {row['share']:.1%} of the rows, {read_times:.2g} epochs"))
-    guess = estimate(planned, root, slots, done)
+    guess = estimate(planned, root, slots or _here(planned), done)
     console.print(
         f"about {duration(guess.wall_s)} on {guess.slots} cores ({duration(guess.core_s)} of one core; "
         f"from {guess.source})"

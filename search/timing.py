@@ -40,6 +40,11 @@ class Timed:
         return [canonical(self.model), sizes, canonical(recipe.objective), canonical(recipe.optimizer)]
 
 
+def step_time_key(timed: Timed, cpus: int) -> str:
+    """Under what a store remembers the seconds of a step ("step_time")."""
+    return hashlib.sha256(canonical_json([timed.facts(), cpus]).encode()).hexdigest()
+
+
 class Timings:
     """Ratios of step times in a folder, a file each. A machine that finds one does not measure again."""
 

@@ -113,12 +113,12 @@ def train(
     trial = Trial.from_json((folder / "trial.json").read_text())
     load_kept(trial.model, data_root.parent)
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    with _deterministic(device), _team(gang, device) as team:
+    with deterministic(device), team_of(gang, device) as team:
         found = checkpoint.load_newest(folder) if team.leads else checkpoint.Loaded(None)
         found = checkpoint.Loaded(team.given(found.state), found.discarded)
         started = found.state["step"] if found.state else 0
         with team.journal(folder / "metrics.jsonl", attempt, started) as journal:
-            run = _Run(
+            run = Run(
                 folder, data_root, attempt, trial, device, build, team, journal, should_stop, checkpoint_s, until
             )
             try:
@@ -134,7 +134,7 @@ def train(
 
 
 @contextmanager
-def _team(gang: Gang | None, device: torch.device) -> Iterator[Team]:
+def team_of(gang: Gang | None, device: torch.device) -> Iterator[Team]:
     """The processes that train the trial, once all are there."""
     if gang is None:
         yield ALONE
@@ -149,7 +149,7 @@ def _team(gang: Gang | None, device: torch.device) -> Iterator[Team]:
 
 
 @dataclass(frozen=True)
-class _Run:
+class Run:
     """One attempt at a trial: the arguments of `train`, and what it found."""
 
     folder: Path
@@ -323,7 +323,7 @@ def _result(loop: Loop, state: str, step: int, reason: str | None, measures: dic
         **measures,
         "train_s": round(loop.train_s, 3),
         "tokens_per_s": round(tokens / loop.train_s, 1) if loop.train_s > 0 else None,
-        "peak_memory_bytes": _peak_memory(loop.device),
+        "peak_memory_bytes": peak_memory(loop.device),
         "fingerprint": loop.fingerprint,
         "bit_exact": not any(event["changed"] for event in resumed),
         "resumed_from": [event["step"] for event in resumed],
@@ -335,7 +335,7 @@ def _result(loop: Loop, state: str, step: int, reason: str | None, measures: dic
     }
 
 
-def _peak_memory(device: torch.device) -> int:
+def peak_memory(device: torch.device) -> int:
     """Bytes: the tensors of this process on a CUDA device, or all of its resident memory on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
@@ -344,7 +344,7 @@ def _peak_memory(device: torch.device) -> int:
 
 
 @contextmanager
-def _deterministic(device: torch.device) -> Iterator[None]:
+def deterministic(device: torch.device) -> Iterator[None]:
     """The same bits on every run. The settings and the random state of the process are put back afterwards."""
     memory: Any = torch.utils.deterministic
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -24,6 +24,7 @@ from arch_dsl.spec import Family, alternatives, marks_of, set_marks
 from search.data.dataset import HELD_OUT, Dataset
 from search.data.prepare import prepare, require
 from search.match import SCALE, Match, solve, solve_time
+from search.micro_batch import at_most
 from search.objectives import Lengths, has_encoder
 from search.objectives.checks import positions, refusals
 from search.optimizers import unmatched
@@ -146,8 +147,9 @@ class Built:
 class Builder:
     """Turns what a study asks for into variants: patch, match, resolve, cost; data sets are prepared once each."""
 
-    def __init__(self, study: Study, data_root: Path) -> None:
-        self.study, self.data_root = study, data_root
+    def __init__(self, study: Study, data_root: Path, micro_batch: int | None = None) -> None:
+        """`micro_batch` is what the store has decided that all variants are computed with at most, in sequences."""
+        self.study, self.data_root, self.micro_batch = study, data_root, micro_batch
         self.datasets: dict[str, Dataset] = {}
         self.bases: dict[tuple[int, int], Model] = {}
         self.built: dict[str, Built] = {}
@@ -163,6 +165,7 @@ class Builder:
         if problems := written.problems("train"):
             raise SpecError(problems)
         recipe = self.kept(written)
+        recipe = at_most(recipe, self.micro_batch) if self.micro_batch else recipe
         dataset = self.dataset(recipe)
         built = self.build(asked, target if matched else None, dataset, recipe)
         refuse_idle_groups(recipe, built.model)

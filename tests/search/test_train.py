@@ -190,7 +190,7 @@ def test_a_trial_that_pauses_on_the_way_has_the_bits_of_one_that_never_did(tmp_p
 def test_a_paused_trial_that_is_to_pause_where_it_has_been_returns_at_once(tmp_path, data_root, monkeypatch):
     folder = make(tmp_path / "parts")
     early, late = run(folder, data_root, until=4), run(folder, data_root, 2, until=8)
-    monkeypatch.setattr("search.train._Run.loop", None)
+    monkeypatch.setattr("search.train.Run.loop", None)
     assert run(folder, data_root, 3, until=8) == late
     assert run(folder, data_root, 4, until=4) == early
     assert checkpoint.steps_in(folder)[0] == 8

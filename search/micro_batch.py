@@ -1,0 +1,23 @@
+"""How many sequences of a batch are computed at a time: as the recipe says, or fewer where they would not fit."""
+
+from __future__ import annotations
+
+from search.recipe import Recipe
+
+
+def at_most(recipe: Recipe, rows: int) -> Recipe:
+    """The recipe with micro-batches of at most so many sequences, in its stages too. The batches stay as they are."""
+    counts = [_fewest(each, rows) for each in recipe.whole]
+    stages = []
+    for index, stage in enumerate(recipe.stages):
+        inherited = stage.accumulate or counts[index]
+        stages.append(stage if counts[index + 1] == inherited else stage.replace(accumulate=counts[index + 1]))
+    if counts[0] == recipe.accumulate and tuple(stages) == recipe.stages:
+        return recipe
+    return recipe.replace(accumulate=counts[0], stages=tuple(stages))
+
+
+def _fewest(recipe: Recipe, rows: int) -> int:
+    """Micro-batches of a batch: as few as can be, of equal size."""
+    every = range(recipe.accumulate, recipe.sequences + 1)
+    return next(n for n in every if recipe.sequences % n == 0 and recipe.sequences // n <= max(rows, 1))
