@@ -28,6 +28,7 @@ from search.objectives import has_encoder
 from search.recipe import Recipe
 from search.routers import health
 from search.team import ALONE, Noted, Team
+from search.windows import write_windows
 
 LOG_LINES = 400
 CURVE_POINTS = 10
@@ -249,6 +250,9 @@ class Loop:
         self.check()
         self.elapsed()
         found = losses(self.model, self.curve, self.recipe.micro_batch, self.recipe.precision, team=self.team)
+        if self.team.leads:
+            place = sum(point < self.step - self.before.steps for point in curve_points(self.recipe.steps))
+            write_windows(self.folder, self.before.steps, place, self.step, found.sum(1))
         journal.write(self.step, validation_loss=float(found.sum() / self.curve.scored))
         self._clock = time.perf_counter()
 

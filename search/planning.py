@@ -13,7 +13,7 @@ from arch_dsl.patch import Setting
 from search import plugin_files
 from search.design import ALL
 from search.seeding import most, sequential_record, wanted_seeds
-from search.selection import group
+from search.selection import group, is_over
 from search.store import Row, Store
 from search.study import Asked, Study, asked_variants
 from search.trial import Trial, canonical_json
@@ -36,6 +36,7 @@ class Plan:
     variants: list[Variant]
     omitted: dict[str, str] = field(default_factory=dict)  # combinations of a design that make no sense, and why
     tuner: Tuner | None = None
+    _known: int = 0
     searched: dict[str, Any] = field(default_factory=dict)  # what a search tells the record
     _rows: dict[str, tuple[object, tuple[list[Row], list[Row]]]] = field(default_factory=dict, repr=False)
     _trials: dict[tuple[str, str, int], Trial] = field(default_factory=dict, repr=False)
@@ -53,11 +54,11 @@ class Plan:
 
     @property
     def trials(self) -> int:
-        """How many trials the study takes when all of them run to their end."""
+        """How many trials the study takes when all of them run to their end, with what is known to be added."""
         per_variant = max(len(self.points) - 1, 0) + len(self.seeds)
         search = self.study.search
         searched = search.trials + search.found * (len(self.seeds) - 1) if search else 0
-        return per_variant * len(self.variants) + searched
+        return max(per_variant * len(self.variants) + searched, self._known)
 
     def record(self) -> dict[str, Any]:
         """The study record that the store keeps; reports and dashboards read nothing else about a study."""
@@ -181,16 +182,22 @@ class Plan:
     def done(self, store: Store) -> int:
         """How many of the trials that are known to be wanted have a result in this store, by whichever study."""
         trials: list[dict[str, Any]] = []
-        for _ in range(len(self.seeds) + 1):  # the rates first; where these are known, the repeats, seed by seed
+        wanted: set[tuple[str, str, int | None]] = set()
+        while True:  # the first rungs; where these are known the next ones, then the repeats, seed by seed
             rows = {(row.trial.key, row.role): row for row in self.rows(trials)}
+            before, wanted = wanted, {(key, role, row.until) for (key, role), row in rows.items()}
+            if wanted == before:
+                break
             known = store.known({key for key, _ in rows})
             trials = [
                 {"key": key, "variant": row.variant, "role": row.role, "settings": row.settings, "seed": row.seed}
-                | known[key]
+                | {"until": row.until, "folder": str(store.trial_folder(key)), **known[key]}
                 for (key, _), row in rows.items()
                 if key in known
             ]
-        return len({trial["key"] for trial in trials if trial["state"] in ("complete", "diverged")})
+        over = {trial["key"] for trial in trials if trial["state"] not in ("failed", "pruned") and is_over(trial)}
+        self._known = len({row.trial.key for row in self.rows(trials)})
+        return len(over)
 
     def frame(self) -> pd.DataFrame:
         """One row per variant: its changes, parameters, those that one token meets, mismatch, FLOPs per token."""

@@ -1,20 +1,42 @@
 """Whether a trial may end early, as pure functions of validation histories. Off unless a study asks for it.
 
-The answer depends on which trials are how far, and so on timing. A decision is therefore made once, stored as an
-event, and replayed; a pruned trial is a row of the table and says so.
+Where the answer depends on which trials are how far, it depends on timing. A decision is therefore made once, stored as
+an event, and replayed; a pruned trial is a row of the table and says so.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Sequence
-from statistics import median
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import NormalDist, median
 from typing import Annotated, ClassVar
 
-from arch_dsl.spec import Count, Family, Fraction, Range
+from arch_dsl.spec import Count, Family, Fraction, NotNegative, Range
 
 # (optimizer steps done, validation loss in nats per token), in order of steps; a loss that is not finite is the worst.
 History = Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a pruner is told of the trial `key`, which was validated just now, and whose full length is `steps`.
+
+    `others` are the histories of comparable trials by key. `baseline` is that of the baseline's trial on the same
+    batches, whole, at the same rate where there is one; `errors` is by step the standard error of the difference to
+    it that comes from the few windows of the validation curve. `seed_sd` is the noise of one trial's seed, 0 where no
+    study has told. Losses are in nats per token.
+    """
+
+    key: str
+    history: History
+    others: Mapping[str, History]
+    steps: int
+    baseline: History | None = None
+    errors: Mapping[int, float] = field(default_factory=dict)
+    seed_sd: float = 0.0
 
 
 class Pruner(Family):
@@ -23,11 +45,12 @@ class Pruner(Family):
     noun = "pruner"
     paired: ClassVar[bool] = False  # whether it compares with the baseline alone
 
-    def should_prune(self, history: History, others: Sequence[History], steps: int) -> bool:
-        """Whether to end the trial of `history` after its last entry, given the `others`; `steps` is a full trial's.
+    def decide(self, seen: Seen) -> bool:
+        """Whether to end a trial after its last validation. Asked once per validation."""
+        return self.should_prune(seen.history, list(seen.others.values()), seen.steps)
 
-        Asked once per entry.
-        """
+    def should_prune(self, history: History, others: Sequence[History], steps: int) -> bool:
+        """Whether to end the trial of `history` after its last entry, given the `others`; `steps` is a full trial's."""
         raise NotImplementedError
 
 
@@ -87,6 +110,78 @@ class AshaPruner(Pruner):
         while rung <= step and rung < steps:
             found, rung = rung, rung * self.reduction_factor
         return found
+
+
+@Pruner.register("hyperband")
+class HyperbandPruner(Pruner):
+    """Several `asha` side by side, with first rungs at warmup, warmup * reduction_factor, ... (arXiv:1603.06560).
+
+    A trial's key decides on its bracket, so that brackets take about the same work: of the k + 1 of them, bracket s
+    gets reduction_factor^(k - s) * (k + 1) / (k - s + 1) parts of the trials. It is compared with those of its bracket
+    alone.
+    """
+
+    warmup: Annotated[float, Range(above=0, below=1)] = 0.1
+    reduction_factor: Annotated[int, Range(min=2)] = 3
+    min_trials: Count = 2
+
+    def decide(self, seen: Seen) -> bool:
+        """See Pruner."""
+        mine = self.bracket(seen.key)
+        mates = [history for key, history in seen.others.items() if self.bracket(key) == mine]
+        return self._asha(mine).should_prune(seen.history, mates, seen.steps)
+
+    def bracket(self, key: str) -> int:
+        """The bracket of a trial; in bracket s the first rung is at warmup * reduction_factor^s of the steps."""
+        last = max(0, math.ceil(-math.log(self.warmup) / math.log(self.reduction_factor) - 1e-9) - 1)
+        shares = [self.reduction_factor ** (last - s) * (last + 1) / (last - s + 1) for s in range(last + 1)]
+        place = int(hashlib.sha256(key.encode()).hexdigest()[:13], 16) / 16**13 * sum(shares)
+        found = 0
+        while found < last and place >= shares[found]:
+            place -= shares[found]
+            found += 1
+        return found
+
+    def _asha(self, bracket: int) -> AshaPruner:
+        first = float(f"{self.warmup * self.reduction_factor**bracket:.12g}")  # 0.3, not 0.30000000000000004
+        return AshaPruner(warmup=first, reduction_factor=self.reduction_factor, min_trials=self.min_trials)
+
+
+@Pruner.register("paired")
+class PairedPruner(Pruner):
+    """Ends a trial that lies behind the baseline's on the same batches by more than it could make up.
+
+    With g_i the difference of the two validation losses at curve point i, on the same windows, it ends at point m if
+
+        g_m - z sqrt(w^2 + 2 seed_sd^2 + s^2) > catch_up * (b_m - b_end),   s^2 = mean((g_i - g_(i-1))^2) / 2 (i <= m),
+
+    where w is the standard error of g_m over the windows, s that of its moves along the curve (von Neumann, 1941), z
+    the normal quantile of `level`, and b the baseline's losses: it may make up `catch_up` times what the baseline still
+    improved. Nothing is pruned in the first `warmup` of the steps, nor before the baseline's trial is whole,
+    which runs first. As both curves are functions of their trials, the decision does not depend on timing. Repeats are
+    pruned too; then the variant is given up, and says so in the table.
+    """
+
+    paired = True
+
+    warmup: Fraction = 0.3
+    catch_up: NotNegative = 0.25
+    level: Annotated[float, Range(min=0.5, below=1)] = 0.99
+
+    def decide(self, seen: Seen) -> bool:
+        """See Pruner."""
+        base = dict(seen.baseline or ())
+        step, loss = seen.history[-1] if seen.history else (0, math.nan)
+        if seen.steps not in base or not self.warmup * seen.steps <= step < seen.steps:
+            return False
+        points = [(value, base[at]) for at, value in seen.history if at in base]
+        gaps = [ours - theirs for ours, theirs in points if math.isfinite(ours) and math.isfinite(theirs)]
+        if step not in base or len(gaps) < 3 or not (math.isfinite(loss) and math.isfinite(base[step])):
+            return False
+        moves = [(after - before) ** 2 / 2 for before, after in pairwise(gaps)]
+        variance = seen.errors.get(step, 0.0) ** 2 + 2 * seen.seed_sd**2 + sum(moves) / len(moves)
+        left = max(base[step] - base[seen.steps], 0.0)
+        return gaps[-1] - NormalDist().inv_cdf(self.level) * math.sqrt(variance) > self.catch_up * left
 
 
 def _worst_if_not_finite(loss: float | None) -> float:

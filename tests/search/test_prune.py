@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from arch_dsl.errors import SpecError
 from arch_dsl.parse import parse_value
 from arch_dsl.source import Node
-from search.prune import AshaPruner, History, MedianPruner, Pruner
-from search.running import _pruning
+from benchmarks.pruners import Noise, paired
+from search.prune import AshaPruner, History, HyperbandPruner, MedianPruner, PairedPruner, Pruner, Seen
+from search.pruning import pruning
 from search.store import Row, Store
 from search.trial import Trial
+from search.windows import paired_error, read_windows, write_windows
 
 NAN = float("nan")
 
@@ -86,6 +90,8 @@ def test_asha_keeps_the_best_third_of_each_rung(history: History, others: list[H
         ("median", MedianPruner()),
         ({"type": "median", "warmup": 0.5, "min_trials": 2}, MedianPruner(warmup=0.5, min_trials=2)),
         ({"type": "asha", "reduction_factor": 4}, AshaPruner(reduction_factor=4)),
+        ("hyperband", HyperbandPruner()),
+        ({"type": "paired", "catch_up": 0.5}, PairedPruner(catch_up=0.5)),
     ],
 )
 def test_a_study_asks_for_a_pruner_by_name(data: Any, expected: Pruner) -> None:
@@ -118,6 +124,85 @@ def test_a_wrong_pruner_is_refused_in_words(data: Any, message: str) -> None:
 )
 def test_every_field_changes_a_decision(one: Pruner, other: Pruner, history: History) -> None:
     assert one.should_prune(history, OTHERS, 100) != other.should_prune(history, OTHERS, 100)
+
+
+def test_hyperband_holds_trials_to_the_rungs_of_their_bracket() -> None:
+    found = HyperbandPruner(warmup=0.1, reduction_factor=3)
+    keys = [f"{number:064x}" for number in range(3000)]
+    counts = Counter(found.bracket(key) for key in keys)
+    assert {bracket: round(count / 3000, 1) for bracket, count in counts.items()} == {0: 0.5, 1: 0.3, 2: 0.2}
+    by_bracket = {bracket: [key for key in keys if found.bracket(key) == bracket] for bracket in counts}
+    for bracket, first in ((0, 10), (1, 30), (2, 90)):
+        mine, *mates = by_bracket[bracket][:4]
+        strangers = dict.fromkeys(by_bracket[(bracket + 1) % 3][:9], curve(*[0.1] * 9))
+        others = dict.fromkeys(mates, curve(*[1.0] * 9))
+        told = [found.decide(Seen(mine, curve(*[9.0] * n), strangers | others, 100)) for n in range(1, 10)]
+        assert told.index(True) == first // 10 - 1
+        assert not any(found.decide(Seen(mine, curve(*[0.5] * n), strangers | others, 100)) for n in range(1, 10))
+
+
+BASE = curve(4.0, 3.6, 3.4, 3.3, 3.2, 3.15, 3.1, 3.06, 3.03, 3.0)
+
+
+def behind(gap: float, points: int = 5) -> History:
+    return [(step, loss + gap) for step, loss in BASE[:points]]
+
+
+PAIRED = {
+    "far behind": (Seen("k", behind(0.2), {}, 100, BASE), True),
+    "what it could make up": (Seen("k", behind(0.04), {}, 100, BASE), False),
+    "ahead": (Seen("k", behind(-0.2), {}, 100, BASE), False),
+    "warm-up": (Seen("k", behind(9.0, 2), {}, 100, BASE), False),
+    "all steps done": (Seen("k", behind(9.0, 10), {}, 100, BASE), False),
+    "no baseline": (Seen("k", behind(9.0), {}, 100), False),
+    "a baseline on its way": (Seen("k", behind(9.0), {}, 100, BASE[:9]), False),
+    "few windows": (Seen("k", behind(0.2), {}, 100, BASE, {50: 0.1}), False),
+    "noisy seeds": (Seen("k", behind(0.2), {}, 100, BASE, {}, 0.1), False),
+    "a restless difference": (
+        Seen("k", [(step, loss + 0.2 * (step % 20 > 0)) for step, loss in BASE[:5]], {}, 100, BASE),
+        False,
+    ),
+    "not finite": (Seen("k", [*behind(0.2, 4), (50, NAN)], {}, 100, BASE), False),
+    "validated at other steps": (Seen("k", [(step + 1, loss) for step, loss in behind(9.0)], {}, 100, BASE), False),
+}
+
+
+@pytest.mark.parametrize(("seen", "expected"), PAIRED.values(), ids=PAIRED.keys())
+def test_paired_ends_what_cannot_make_up_its_difference_to_the_baseline(seen: Seen, expected: bool) -> None:
+    assert PairedPruner().decide(seen) is expected
+
+
+@pytest.mark.parametrize(
+    ("other", "gap"),
+    [(PairedPruner(warmup=0.6), 0.2), (PairedPruner(catch_up=2.0), 0.2), (PairedPruner(level=0.5), 0.07)],
+    ids=["warmup", "catch_up", "level"],
+)
+def test_every_field_of_paired_changes_a_decision(other: PairedPruner, gap: float) -> None:
+    seen = Seen("k", behind(gap), {}, 100, BASE, {50: 0.02})
+    assert other.decide(seen) != PairedPruner().decide(seen)
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("knows", [True, False])
+def test_paired_ends_what_is_better_in_at_most_one_of_fifty(scale: float, knows: bool) -> None:
+    noise = Noise(0.005 * scale, 0.01 * scale, 0.01 * scale, 0.01 * scale)
+    found = paired(PairedPruner(), 300, noise, spread=0.05, margin=0.01, knows=knows)
+    assert found.better > 900 and found.wrong <= 0.02 * found.better
+    assert found.saved > 0.02
+
+
+def test_the_error_of_a_difference_is_that_of_its_windows(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    theirs = rng.normal(3.0, 1.0, 64) * 100
+    ours = theirs + rng.normal(0.1, 0.3, 64) * 100
+    for place, step in enumerate((10, 20)):
+        write_windows(tmp_path, 0, place, step, ours)
+    write_windows(tmp_path, 0, 0, 10, ours)
+    found = read_windows(tmp_path, 64)
+    assert list(found) == [10, 20] and found[10] == pytest.approx(ours, rel=1e-6)
+    assert read_windows(tmp_path, 32) == {} or list(read_windows(tmp_path, 32)) != [10, 20]
+    error = paired_error(found[10], theirs, float(theirs.sum() / 6400))
+    assert error == pytest.approx(np.std(ours - theirs, ddof=1) / np.sqrt(64) / 100, rel=1e-4)
 
 
 # which trials of a study are compared
@@ -158,7 +243,7 @@ def test_trials_are_compared_with_those_of_their_recipe(tmp_path: Path, recipe: 
     with stored(tmp_path, [trial(0), *others]) as store:
         for other in others:
             validated(store, other, curve(1, 1, 1, 1))
-        decide = _pruning(MedianPruner(min_trials=2), "s", store)
+        decide = pruning(MedianPruner(min_trials=2), "s", store)
         assert decide(trial(0).key, 40, list(curve(9, 9, 9, 9))) is expected
 
 
@@ -167,7 +252,7 @@ def test_how_long_a_trial_is_says_its_own_recipe(tmp_path: Path) -> None:
     with stored(tmp_path, [trial(9), *trials]) as store:
         for each in trials[1:]:
             validated(store, each, curve(1, 1, 1, 1))
-        decide = _pruning(MedianPruner(min_trials=2), "s", store)
+        decide = pruning(MedianPruner(min_trials=2), "s", store)
         assert not decide(trials[0].key, 40, [(40, 9.0)]), "all of its 40 steps are done"
 
 
@@ -178,7 +263,7 @@ def test_how_long_a_trial_is_counts_its_stages(tmp_path: Path, steps: int) -> No
     with stored(tmp_path, trials) as store:
         for each in trials[1:]:
             validated(store, each, [(step, 1.0) for step in range(10, 61, 10)])
-        decide = _pruning(MedianPruner(min_trials=2), "s", store)
+        decide = pruning(MedianPruner(min_trials=2), "s", store)
         assert decide(trials[0].key, steps, [(steps, 9.0)]) is (steps < 60)
 
 
@@ -187,19 +272,19 @@ def test_a_trial_that_is_also_a_repeat_is_never_pruned(tmp_path: Path) -> None:
     with stored(tmp_path, trials, repeated=(trials[0],)) as store:
         for each in trials[1:]:
             validated(store, each, curve(1, 1, 1, 1))
-        decide = _pruning(MedianPruner(min_trials=2), "s", store)
+        decide = pruning(MedianPruner(min_trials=2), "s", store)
         assert not decide(trials[0].key, 40, list(curve(9, 9, 9, 9)))
 
 
 def test_a_rung_is_decided_once_whoever_comes_later(tmp_path: Path) -> None:
     trials = [trial(number) for number in range(4)]
     with stored(tmp_path, trials) as store:
-        decide, key = _pruning(AshaPruner(), "s", store), trials[0].key
+        decide, key = pruning(AshaPruner(), "s", store), trials[0].key
         assert not decide(key, 10, list(curve(9)))
         for each in trials[1:]:
             validated(store, each, curve(1))
         assert not decide(key, 10, list(curve(9))) and not decide(key, 20, list(curve(9, 9)))
-        assert _pruning(AshaPruner(), "s", store)(key, 20, list(curve(9, 9))), "a rung passed between two looks counts"
+        assert pruning(AshaPruner(), "s", store)(key, 20, list(curve(9, 9))), "a rung passed between two looks counts"
 
 
 def test_a_rung_of_an_earlier_attempt_is_not_decided_again(tmp_path: Path) -> None:
@@ -212,4 +297,58 @@ def test_a_rung_of_an_earlier_attempt_is_not_decided_again(tmp_path: Path) -> No
             assert store.claim(trials[0].key, "s") == attempt
             if attempt == 1:
                 store.release(trials[0].key, 1)
-        assert not _pruning(AshaPruner(), "s", store)(trials[0].key, 10, list(curve(9)))
+        assert not pruning(AshaPruner(), "s", store)(trials[0].key, 10, list(curve(9)))
+
+
+# paired
+
+
+def paired_store(folder: Path, roles: tuple[str, str], lrs: tuple[float, float] = (1e-3, 1e-3)) -> tuple[Store, str]:
+    """A baseline's trial and a variant's, far behind it, both running; returns the store and the latter's key."""
+    trials = [trial(0, lr=lrs[0]), trial(1, lr=lrs[1])]
+    store = Store.open(folder)
+    record = {"baseline": "b", "variants": [{"name": "b"}, {"name": "v"}]}
+    store.save_study("s", record, "")
+    names = zip(trials, ("b", "v"), roles, lrs, strict=True)
+    store.add_trials("s", [Row(each, name, role, {"lr": lr}, 0) for each, name, role, lr in names])
+    for each in trials:
+        assert store.claim(each.key, "s") == 1
+    validated(store, trials[0], BASE)
+    validated(store, trials[1], behind(0.3))
+    return store, trials[1].key
+
+
+@pytest.mark.parametrize(
+    ("roles", "lrs", "expected"),
+    [
+        pytest.param(("tune", "tune"), (1e-3, 1e-3), True, id="at the same rate"),
+        pytest.param(("tune", "tune"), (1e-3, 2e-3), False, id="not at another rate"),
+        pytest.param(("repeat", "repeat"), (1e-3, 2e-3), True, id="repeats, each at its own rate"),
+        pytest.param(("search", "search"), (1e-3, 1e-3), False, id="nothing of a search"),
+    ],
+)
+def test_paired_compares_with_the_baselines_trial(
+    tmp_path: Path, roles: tuple[str, str], lrs: tuple[float, float], expected: bool
+) -> None:
+    store, key = paired_store(tmp_path, roles, lrs)
+    with store:
+        decide, history = pruning(PairedPruner(), "s", store), list(behind(0.3))
+        assert not decide(key, 50, history), "the baseline's trial is on its way"
+        store.finish(trial(0, lr=lrs[0]).key, 1, "complete", {"validation": {"loss": 3.0}})
+        assert decide(key, 50, history) is expected, "judged as soon as it is whole"
+        again = pruning(PairedPruner(), "s", store)
+        assert again(key, 50, history) is expected, "whenever it is asked"
+
+
+def test_paired_compares_nothing_with_another_seed_or_with_itself(tmp_path: Path) -> None:
+    store, key = paired_store(tmp_path, ("repeat", "repeat"))
+    with store:
+        other = Trial({"number": 1}, trial(1, lr=1e-3).recipe, "text", 1)
+        store.add_trials("s", [Row(other, "v", "repeat", {"lr": 1e-3}, 1)])
+        assert store.claim(other.key, "s") == 1
+        validated(store, other, behind(0.3))
+        store.finish(trial(0, lr=1e-3).key, 1, "complete", {"validation": {"loss": 3.0}})
+        decide = pruning(PairedPruner(), "s", store)
+        assert not decide(other.key, 50, list(behind(0.3)))
+        assert not decide(trial(0, lr=1e-3).key, 50, list(BASE[:5]))
+        assert decide(key, 50, list(behind(0.3)))

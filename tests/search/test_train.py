@@ -158,7 +158,7 @@ def test_a_trial_leaves_its_result_its_lines_and_its_weights(whole, data_root):
     }  # fmt: skip
     assert sorted(entry.name for entry in whole.iterdir()) == [
         "checkpoint-12.pt", "checkpoint-12.pt.sha256", "metrics.jsonl", "result.json", "test_documents.npz",
-        "trial.json",
+        "trial.json", "windows-0.f32",
     ]  # fmt: skip
 
 

@@ -1,0 +1,134 @@
+"""Which trials of a study a pruner holds against which, from the table and the trials' own files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from search.noise import known_noise, noise_key
+from search.progress import steps_of
+from search.prune import History, Pruner, Seen
+from search.recipe import load_recipe
+from search.selection import with_baselines
+from search.store import Store
+from search.trial import Trial, canonical_json
+from search.watch import read_metrics, validation_history
+from search.windows import paired_error, read_windows
+
+
+def pruning(pruner: Pruner, study: str, store: Store) -> Callable[[str, int, list[tuple[int, float]]], bool]:
+    """Compares a trial's validation losses with those of the study's others of the same data and recipe but the rate.
+
+    Each validation is judged once, the ones of earlier attempts by earlier runs; under a paired pruner every one that
+    the baseline's trial allows to judge, as these judgements do not depend on when they are made.
+    """
+    return _Pruning(pruner, study, store).should_prune
+
+
+class _Pruning:
+    """What is known of trials and their kinds, so that nothing is read twice."""
+
+    def __init__(self, pruner: Pruner, study: str, store: Store) -> None:
+        self.pruner, self.study, self.store = pruner, study, store
+        self.kinds: dict[str, tuple[str, int, int]] = {}
+        self.judged: dict[str, set[int]] = {}
+        self.whole: dict[str, History] = {}
+
+    def should_prune(self, key: str, step: int, history: list[tuple[int, float]]) -> bool:
+        """Whether the trial of `key` is to end, given its validations so far."""
+        if key in self.judged and all(at in self.judged[key] for at, _ in history):
+            return False
+        rows = self.store.study_trials(self.study)
+        mine = [row for row in rows if row["key"] == key]
+        if not mine or (not self.pruner.paired and any(row["role"] == "repeat" for row in mine)):
+            return False  # repeats are what the table reports: only what is paired with the baseline prunes them
+        base = self._baseline(mine, rows) if self.pruner.paired else None
+        if self.pruner.paired and base is None:
+            return False
+        fresh = self._fresh(mine[0], history)
+        if not fresh:
+            return False
+        self.judged[key].update(at for at, _ in history)
+        seen = self._seen(mine[0], rows, base)
+        return any(self.pruner.decide(seen(history[:end])) for end in fresh)
+
+    def _fresh(self, row: dict[str, Any], history: History) -> list[int]:
+        """How long the history was at each validation that is not judged yet."""
+        if row["key"] not in self.judged:
+            earlier = [] if self.pruner.paired else read_metrics(Path(row["folder"]))
+            self.judged[row["key"]] = {
+                line["step"] for line in earlier if "validation_loss" in line and line["attempt"] < row["attempt"]
+            }
+        return [end for end, (at, _) in enumerate(history, 1) if at not in self.judged[row["key"]]]
+
+    def _seen(
+        self, row: dict[str, Any], rows: list[dict[str, Any]], base: dict[str, Any] | None
+    ) -> Callable[[History], Seen]:
+        key, (kind, steps, windows) = row["key"], self._kind(row["key"])
+        if base is None:
+            others = {each["key"]: each for each in rows if each["key"] != key and each["role"] != "repeat"}
+            histories = {
+                other: validation_history(Path(each["folder"]))
+                for other, each in others.items()
+                if self._kind(other)[0] == kind
+            }
+            return lambda history: Seen(key, history, histories, steps)
+        curve = self._curve(base)
+        errors = dict(self._errors(row, base, windows))
+        seed_sd = self._seed_sd(row["variant"])
+        return lambda history: Seen(key, history, {}, steps, curve, errors, seed_sd)
+
+    def _baseline(self, mine: list[dict[str, Any]], rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+        """The baseline's complete trial with the same seed and recipe: at the same rate, or for a repeat its own."""
+        record = with_baselines(self.store.study(self.study))
+        bases = {variant["name"]: variant["baseline"] for variant in record["variants"]}
+        row = next((each for each in mine if each["role"] == "repeat"), mine[0])
+        base = bases.get(row["variant"])
+        kind = self._kind(row["key"])
+        found = [
+            each
+            for each in rows
+            if each["variant"] == base != row["variant"]
+            and each["seed"] == row["seed"]
+            and each["state"] == "complete"
+            and each["role"] in ("tune", "repeat")
+            and self._kind(each["key"]) == kind
+        ]
+        alike = [each for each in found if each["settings"].get("lr") == row["settings"].get("lr")]
+        reported = [each for each in found if each["role"] == row["role"] == "repeat"]
+        return next(iter([*alike, *reported]), None)
+
+    def _curve(self, base: dict[str, Any]) -> History:
+        if base["key"] not in self.whole:
+            self.whole[base["key"]] = validation_history(Path(base["folder"]))
+        return self.whole[base["key"]]
+
+    def _errors(self, row: dict[str, Any], base: dict[str, Any], windows: int) -> Iterator[tuple[int, float]]:
+        """By step what the choice of windows adds to the noise of a difference, in the first stage."""
+        ours, theirs = (read_windows(Path(each["folder"]), windows) for each in (row, base))
+        losses = dict(self._curve(base))
+        for step in ours.keys() & theirs.keys() & losses.keys():
+            yield step, paired_error(ours[step], theirs[step], losses[step])
+
+    def _seed_sd(self, variant: str) -> float:
+        """The seeds' noise at this scale and data as far as the store's studies have told."""
+        record = self.store.study(self.study)
+        mine = [each for each in record["variants"] if each["name"] == variant and "batches" in each]
+        noise = known_noise(self.store, noise_key(mine[0])) if mine else None
+        return noise.variance**0.5 if noise else 0.0
+
+    def _kind(self, key: str) -> tuple[str, int, int]:
+        """What trials must share to be compared, the optimizer steps of such a trial, the windows of its curve."""
+        if key not in self.kinds:
+            trial = Trial.from_json(self.store.spec(key))
+            recipe = {name: value for name, value in trial.recipe.items() if name != "lr"}
+            windows = self._windows(trial) if self.pruner.paired else 0
+            self.kinds[key] = canonical_json([trial.data, recipe]), steps_of(trial.recipe) or 0, windows
+        return self.kinds[key]
+
+    @staticmethod
+    def _windows(trial: Trial) -> int:
+        from search.loop import curve_windows  # which imports torch
+
+        return curve_windows(load_recipe(trial.recipe))
