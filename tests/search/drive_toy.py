@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from search import postgres
+from search import database, postgres
 from search.driver import drive
 from search.executor import InlineExecutor
 from search.stop import EXIT_TRY_AGAIN, leave
@@ -17,6 +17,7 @@ def main(job):
     folder, study = Path(job["folder"]), job.get("study", "s")
     rows = rows_of(*map(Trial.from_json, job["trials"]), until=job.get("until"))
     postgres.PATIENCE_S = job.get("patience_s", postgres.PATIENCE_S)
+    database.BUSY_TIMEOUT_S = job.get("busy_timeout_s", database.BUSY_TIMEOUT_S)
     try:
         store = make_store(folder, study)
     except StoreError as error:  # as the command line does

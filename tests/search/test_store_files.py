@@ -1,17 +1,20 @@
 """The folder of a store: whole, or refused with file and reason; private; brought over from older versions."""
 
 import json
+import shutil
 import sqlite3
 import stat
 import subprocess
 import sys
+import time
+from contextlib import closing, suppress
 
 import pytest
 
 from search import database
 from search.lock import StudyLock
 from search.store import Store, StoreError, StoreFull
-from tests.search.study_kit import ROOT, make_store, rows_of, toy
+from tests.search.study_kit import ROOT, Driver, make_store, results, rows_of, steps_run, toy, until
 
 
 def test_a_store_is_private(tmp_path):
@@ -87,6 +90,109 @@ def test_a_full_disk_under_the_table_is_told_apart_and_loses_nothing(tmp_path):
     with pytest.raises(StoreFull, match="free some space"):
         store.save_study("t", {"x": "y" * 10**6}, "")
     assert [each["name"] for each in store.studies()] == ["s"]
+
+
+@pytest.mark.slow
+def test_a_driver_waits_for_a_table_that_is_locked_for_eight_seconds(tmp_path):
+    trials = [toy(x, steps=4, step_s=0.05) for x in range(4)]
+    driver = Driver(tmp_path / "store", trials)
+    until(lambda: steps_run(tmp_path / "store")[1], 60)
+    with closing(sqlite3.connect(tmp_path / "store" / "trials.db", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        time.sleep(8)
+        running = driver.process.poll() is None
+        other.execute("ROLLBACK")
+    code, output = driver.end()
+    assert running and code == 0, output
+    assert set(steps_run(tmp_path / "store")[0].values()) == {1}
+
+
+@pytest.mark.slow
+def test_a_table_that_is_locked_for_longer_is_said_and_the_same_command_goes_on(tmp_path):
+    trials = [toy(x, steps=4, step_s=0.05) for x in range(4)]
+    driver = Driver(tmp_path / "store", trials, busy_timeout_s=1.0)
+    until(lambda: steps_run(tmp_path / "store")[1], 60)
+    with closing(sqlite3.connect(tmp_path / "store" / "trials.db", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        code, output = driver.end()
+        other.execute("ROLLBACK")
+    assert (code, "trials.db is locked by another process" in output) == (75, True), output
+    code, output = Driver(tmp_path / "store", trials).end()
+    assert code == 0, output
+    assert set(steps_run(tmp_path / "store")[0].values()) == {1}
+
+
+@pytest.mark.slow
+def test_a_backup_that_is_taken_in_a_sweep_holds_nothing_up_and_is_a_whole_store(tmp_path):
+    trials = [toy(x, steps=4, step_s=0.02) for x in range(8)]
+    driver = Driver(tmp_path / "store", trials)
+    until(lambda: len(steps_run(tmp_path / "store")[1]) > 1, 60)
+    shutil.copytree(tmp_path / "store", tmp_path / "copy", ignore=shutil.ignore_patterns("trials.db*", ".*"))
+    with (
+        closing(sqlite3.connect(tmp_path / "store" / "trials.db")) as source,
+        closing(sqlite3.connect(tmp_path / "copy" / "trials.db")) as target,
+    ):
+        source.backup(target, pages=1, sleep=0.05)  # slowly, while it is written to
+    code, output = driver.end()
+    assert code == 0, output
+    code, output = Driver(tmp_path / "copy", trials).end()
+    assert code == 0, output
+    with Store.open(tmp_path / "store") as first, Store.open(tmp_path / "copy") as second:
+        assert results(first) == results(second)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of a megabyte, which only root can make."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True)
+    if made.returncode:
+        pytest.skip("no file system can be mounted here: a full disk under the table is not tested")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_under_the_table_stops_the_run_and_loses_nothing(tmp_path, small_disk):
+    trials = [toy(x, steps=4, step_s=0.05) for x in range(4)]
+    driver = Driver(small_disk / "store", trials)
+    until(lambda: len(steps_run(small_disk / "store")[1]) > 1, 60)
+    filler = small_disk / "filler"
+    with open(filler, "wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"x" * 512)
+    code, output = driver.end()
+    assert (code, "Traceback" in output) == (75, False), output
+    filler.unlink()
+    code, output = Driver(small_disk / "store", trials).end()
+    assert code == 0, output
+    with Store.open(small_disk / "store") as store:
+        assert {state for state, _ in results(store).values()} == {"complete"}
+
+
+@pytest.mark.slow
+def test_a_creation_that_is_killed_leaves_nothing_or_all(tmp_path):
+    command = [sys.executable, "-c", f"from search.store import Store; Store.open({str(tmp_path / 'store')!r})"]
+    for delay in range(20):
+        shutil.rmtree(tmp_path / "store", ignore_errors=True)
+        process = subprocess.Popen(command, cwd=ROOT)
+        until((tmp_path / "store").exists)
+        time.sleep(0.0005 * delay)
+        process.kill()
+        process.wait()
+        with make_store(tmp_path / "store", rows=rows_of(toy())) as store:
+            assert store.claim(toy().key, "s") == 1
+
+
+def test_reading_leaves_nothing_open_that_would_hold_up_a_writer(tmp_path):
+    store = make_store(tmp_path / "store", rows=rows_of(*map(toy, range(50))))
+    store.study_trials("s"), store.studies(), store.known([toy(1).key]), store.events()
+    with closing(sqlite3.connect(tmp_path / "store" / "trials.db", timeout=0.0)) as other:
+        busy, *_ = other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    assert not busy
+    assert (tmp_path / "store" / "trials.db-wal").stat().st_size == 0
+    store.close()
 
 
 def test_the_status_path_imports_neither_torch_nor_ray_nor_pandas():
