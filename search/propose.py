@@ -73,12 +73,13 @@ class Proposer:
     `given` has the base's values of the paths in `space.needs`. `known` has the proposals that the trial table knows,
     by number; those between that it does not know are drawn again and handed out by `ask` first. `goals` says how many
     values are told, `worst` what an untrained proposal counts as before anything was trained. `base` is a digest of
-    what the proposals change. Raises SpecError when the study began with another space or base.
+    what the proposals change. Without a `store_root` there is no copy. Raises SpecError when the study began with
+    another space or base.
     """
 
     def __init__(
         self,
-        store_root: Path,
+        store_root: Path | None,
         study_name: str,
         space: Space,
         sampler: Sampler | None = None,
@@ -92,6 +93,7 @@ class Proposer:
     ) -> None:
         import optuna
 
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._space, self._sampler, self._seed = space, sampler or TpeSampler(), seed
         self._given, self._worst = dict(given or {}), worst
         missing = [
@@ -103,8 +105,9 @@ class Proposer:
         if missing:
             raise SpecError(missing)
         known = known or {}
-        self._copy = _Copy(store_root, study_name, goals)
-        self._copy.check(space, base, (each.values for each in known.values()))
+        self._copy = None if store_root is None else _Copy(store_root, study_name, goals)
+        if self._copy:
+            self._copy.check(space, base, (each.values for each in known.values()))
         self._live = optuna.create_study(directions=["minimize"] * goals)
         self._asked: list[optuna.Trial] = []
         self._endings: dict[int, Ending] = {}
@@ -114,7 +117,8 @@ class Proposer:
             if each and each.ending:
                 self._told(number, each.ending)
         self._again = [number for number in range(len(self._asked)) if number not in known]
-        self._copy.bring_up(self._live, self._endings, afresh=True)
+        if self._copy:
+            self._copy.bring_up(self._live, self._endings, afresh=True)
 
     def ask(self) -> tuple[int, dict[str, Any]]:
         """The number of the next proposal and its {path: value}; an axis whose condition does not hold is left out."""
@@ -133,7 +137,8 @@ class Proposer:
         """
         if number not in self._endings:
             self._told(number, ending)
-            self._copy.bring_up(self._live, self._endings)
+            if self._copy:
+                self._copy.bring_up(self._live, self._endings)
 
     def proposals(self) -> dict[int, dict[str, Any]]:
         """Every proposal so far by its number, told or not."""
@@ -151,15 +156,14 @@ class Proposer:
 
     def _draw(self, number: int, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The values of a new proposal, the next one: drawn by the sampler, or `known` from the trial table."""
-        import optuna
 
         self._live.sampler = seeded(self._sampler, self._seed, number)
         if known is not None:
-            if not self._sampler.stateful:  # what it would draw leaves no traces, and may take long
-                self._live.sampler = optuna.samplers.RandomSampler(seed=0)
             axes = self._space.axes
             self._live.enqueue_trial({path: encode(axes[path], value) for path, value in known.items()})
-        trial = _alone(self._live.ask)
+        trial = self._live.ask()
+        if known is None or self._sampler.stateful:
+            _sample(trial)  # for what is known it is asked for its notes alone
         values: dict[str, Any] = {}
         for path, axis in self._space.ordered():
             if self._space.active(path, values, self._given):
@@ -185,7 +189,7 @@ class Proposer:
         elif not ending.complete:
             state = TrialState.PRUNED if ending.state == "pruned" and goals == 1 else TrialState.FAIL
         if state is not TrialState.FAIL:
-            for name, value in ending.excess.items():
+            for name, value in ending.excess.items() if self._sampler.constraints else ():
                 trial.set_constraint(name, value)
         if state is TrialState.PRUNED:
             for step, loss in ending.history:
@@ -278,14 +282,14 @@ def fits(space: Space, values: Mapping[str, Any]) -> bool:
     return all(path in space.axes and space.axes[path].holds(value) for path, value in values.items())
 
 
-def _alone(ask: Any) -> Any:
-    """Asks on one thread of torch, in which a Gaussian process computes the same bits wherever it runs."""
+def _sample(trial: optuna.Trial) -> None:
+    """Lets the sampler draw all axes at once, on one thread, where a Gaussian process has the same bits each time."""
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return ask()
+        _ = trial.relative_params
     finally:
         torch.set_num_threads(threads)
 

@@ -7,6 +7,7 @@ its own, so that a proposal depends on what was told before and on nothing else.
 from __future__ import annotations
 
 import hashlib
+import warnings
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from arch_dsl.spec import Count, Family, Range
@@ -24,6 +25,7 @@ class Sampler(Family):
     noun = "sampler"
     # Whether it keeps notes beside the trials (generations, a covariance): who goes on has to repeat its steps.
     stateful: ClassVar[bool] = False
+    constraints: ClassVar[bool] = True  # whether it is told by how much they are broken
 
     def build(self, seed: int) -> optuna.samplers.BaseSampler:
         """Optuna's sampler."""
@@ -145,15 +147,17 @@ class Nsga3Sampler(_Evolution):
         """See Sampler."""
         import optuna
 
-        return optuna.samplers.NSGAIIISampler(
-            population_size=self.population,
-            mutation_prob=None,
-            crossover=optuna.samplers.nsgaii.UniformCrossover(self.swap),
-            crossover_prob=self.crossover,
-            swapping_prob=self.swap,
-            dividing_parameter=self.divisions,
-            seed=seed,
-        )
+        with warnings.catch_warnings():  # Optuna calls its interface experimental
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            return optuna.samplers.NSGAIIISampler(
+                population_size=self.population,
+                mutation_prob=None,
+                crossover=optuna.samplers.nsgaii.UniformCrossover(self.swap),
+                crossover_prob=self.crossover,
+                swapping_prob=self.swap,
+                dividing_parameter=self.divisions,
+                seed=seed,
+            )
 
 
 @Sampler.register("cmaes")
@@ -164,6 +168,7 @@ class CmaEsSampler(Sampler):
     """
 
     stateful: ClassVar[bool] = True
+    constraints: ClassVar[bool] = False
     population: Population | None = None
 
     def build(self, seed: int) -> optuna.samplers.BaseSampler:
