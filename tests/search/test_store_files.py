@@ -197,8 +197,9 @@ def test_reading_leaves_nothing_open_that_would_hold_up_a_writer(tmp_path):
 
 def test_the_status_path_imports_neither_torch_nor_ray_nor_pandas():
     code = (
-        "import sys, search.store, search.lock, search.trial, search.driver, search.executor, search.worker;"
-        "print([name for name in ('torch', 'ray', 'pandas', 'numpy', 'optuna', 'mlflow') if name in sys.modules])"
+        "import sys, search.status, search.follow, search.store, search.lock, search.executor, search.worker;"
+        "heavy = ('torch', 'ray', 'pandas', 'numpy', 'optuna', 'mlflow', 'psycopg', 'sqlalchemy');"
+        "print([name for name in heavy if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
