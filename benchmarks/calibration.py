@@ -1,6 +1,7 @@
 """How often are two copies of one variant called different, and is a planted difference found? With real trials.
 
     python benchmarks/calibration.py                   # trains 96 tiny trials, some minutes on two cores
+    python benchmarks/calibration.py --simulated       # trains nothing: draws of known laws, a minute
     python benchmarks/calibration.py --losses FILE     # takes losses, such as benchmarks/results/calibration.json
 
 A study trains one variant under 16 data seeds (`train.data_seed`) with four initialisation seeds each, and another
@@ -8,6 +9,10 @@ variant, whose feed-forward is an eighth as wide, with two. Copies of the varian
 seed, so many different initialisation seeds. They see the same batches and start from other values, so that nothing but
 chance tells them apart. Every drawn study is judged by a fixed number of seeds, and by seeds that are added until it is
 resolved (`search.seeding`), with seed noise alone: documents would only make the intervals wider.
+
+With `--simulated`, copies are draws of laws of known shape instead: normal, heavy-tailed (Student's t with 3 degrees of
+freedom), skewed (exponential), and normal with one variant twice as noisy as the others, which pooling takes them not
+to be.
 
 Printed are the shares of studies in which any copy is called better or worse, with the largest that is compatible with
 5% (99.9% of the binomial law), and how often the planted difference is found among copies. `--out` writes the losses.
@@ -19,6 +24,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +112,20 @@ def _said(analysis: Analysis) -> list[str]:
     return [decision(contrast, None) or "undecided" for contrast in analysis.contrasts[1:] if contrast is not None]
 
 
+KINDS: dict[str, Callable[[Floats], list[str]]] = {
+    "3": lambda losses: fixed(losses, 3),
+    "5": lambda losses: fixed(losses, 5),
+    "2 to 8": sequential,
+}
+
+
 def rates(losses: dict[str, Any], studies: int, seed: int = 0) -> list[dict[str, Any]]:
     """For fixed and sequential seeds, and two and four copies: the share of studies with a false alarm, the share in
     which a planted variant beside the copies is called worse, and the largest share that is compatible with 5%."""
     rng = np.random.default_rng(seed)
     copies, planted = np.array(losses["copies"]), np.array(losses["planted"])
     found = []
-    for kind, how in (("3", lambda x: fixed(x, 3)), ("5", lambda x: fixed(x, 5)), ("2 to 8", sequential)):
+    for kind, how in KINDS.items():
         for count in (2, 4):
             alarms = hits = 0
             for _ in range(studies):
@@ -138,13 +151,42 @@ def rates(losses: dict[str, Any], studies: int, seed: int = 0) -> list[dict[str,
     return found
 
 
+LAWS: dict[str, Callable[[np.random.Generator, int], Floats]] = {
+    "normal": lambda rng, copies: rng.normal(size=(copies, 8)),
+    "heavy tails": lambda rng, copies: rng.standard_t(3, size=(copies, 8)),
+    "skewed": lambda rng, copies: rng.exponential(size=(copies, 8)),
+    "one noisier": lambda rng, copies: rng.normal(size=(copies, 8)) * (1 + (np.arange(copies) == 1))[:, None],
+}
+
+
+def simulated(studies: int, seed: int = 0) -> list[dict[str, Any]]:
+    """The share of studies with a false alarm by law, number of variants and kind of seeds."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for law, noise in LAWS.items():
+        for count in (2, 3, 5, 9):
+            alarms = dict.fromkeys(KINDS, 0)
+            for _ in range(studies):
+                losses = noise(rng, count) + 3 * rng.normal(size=8)
+                for kind, how in KINDS.items():
+                    alarms[kind] += any(verdict != "undecided" for verdict in how(losses))
+            found.append({"law": law, "variants": count, **{kind: n / studies for kind, n in alarms.items()}})
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--losses", type=Path, help="take these losses; train nothing")
     parser.add_argument("--out", type=Path, help="write the losses that were trained")
     parser.add_argument("--inline", action="store_true", help="train in this process, one trial after another")
     parser.add_argument("--studies", type=int, default=1000, help="studies to draw")
+    parser.add_argument("--simulated", action="store_true", help="draw from known laws; train nothing")
     options = parser.parse_args()
+    if options.simulated:
+        for row in simulated(options.studies):
+            told = ", ".join(f"{kind} seeds {row[kind]:.3f}" for kind in KINDS)
+            print(f"{row['law']:>12}, {row['variants']} variants: called different {told}")
+        return
     if options.losses:
         result = json.loads(options.losses.read_text())
     else:

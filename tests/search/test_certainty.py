@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,9 @@ def certainty() -> Any:
     """The benchmark."""
     sys.path.insert(0, str(BENCHMARKS))
     try:
-        import certainty
+        return importlib.import_module("certainty")
     finally:
         sys.path.remove(str(BENCHMARKS))
-    return certainty
 
 
 @pytest.fixture(scope="module")
