@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from search import cli_lifecycle
+from search import cli_lifecycle, cli_store
 from search.cli_kit import (
     ALLOW,
     INVALID,
@@ -413,17 +413,19 @@ def schema() -> None:
 
 
 @main.command()
+@click.argument("study", required=False, type=click.Path(exists=True, dir_okay=False))
 @STORE
 @JSON
 @verb
-def doctor(store: str | None, as_json: bool) -> None:
-    """Say what this machine has, and what it means for a study."""
+def doctor(study: str | None, store: str | None, as_json: bool) -> None:
+    """Say what this machine has, and what it means for a study: how many trials of STUDY run at once."""
     from dataclasses import asdict
 
     from search.doctor import doctor as examine
+    from search.resources import resources_in
     from search.terminal import print_findings
 
-    found = examine(store_folder(store))
+    found = examine(store_folder(store), resources_in(study) if study else None)
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in found]))
     else:
@@ -449,7 +451,7 @@ def dashboard(store: str | None, host: str, port: int | None, open_browser: bool
         fail(str(error), INVALID)
 
 
-for each in cli_lifecycle.VERBS:
+for each in (*cli_lifecycle.VERBS, *cli_store.VERBS):
     main.add_command(each)
 
 

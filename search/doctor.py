@@ -1,4 +1,4 @@
-"""What is installed here, what the store is in, and what each means for a study: the facts behind `archlab doctor`."""
+"""What is installed here, what the store is in, what a study gets: the facts behind `archlab doctor`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from search.executor import ResourcesError
 from search.machine import GIB, Finding, machine, version_of
+from search.resources import Resources, Room
+from search.servers import servers
 from search.store_files import VERSION as STORE_VERSION
 
 __all__ = ["Finding", "doctor"]
@@ -22,17 +25,34 @@ FREE_DISK_GIB = 2.0
 NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p", "afs", "ceph", "lustre", "beegfs"}
 
 
-def doctor(store_root: Path) -> list[Finding]:
-    """All findings, in the order in which they are read. Creates nothing; imports torch, and no other heavy package."""
+def doctor(store_root: Path, resources: Resources | None = None) -> list[Finding]:
+    """All findings, in the order in which they are read; `resources` are those of the study that is asked about.
+
+    Creates nothing; imports torch, and no other heavy package.
+    """
     return [
         *machine(),
+        _slots(resources or Resources()),
         *(_service(package, purpose) for package, purpose in _SERVICES.items()),
         _requirements(),
         *_import_names(),
         _store(store_root.absolute()),
         _disk(store_root.absolute()),
+        *servers(store_root.absolute()),
         *(_tool(name, commands, *meanings) for name, (commands, *meanings) in _TOOLS.items()),
     ]
+
+
+def _slots(resources: Resources) -> Finding:
+    """How many trials of a study fit here at once."""
+    room = Room.here()
+    wanted = resources.with_gpus(room.gpus)
+    try:
+        fit = wanted.slots([room])
+    except ResourcesError as error:
+        return Finding("slots", "fail", str(error), "`archlab run` refuses the study here; a cluster may have the room")
+    trials = "1 trial" if fit == 1 else f"{fit} trials"
+    return Finding("slots", "ok", f"{trials} at once, with {wanted}", f"of {room}")
 
 
 # -- what is installed -------------------------------------------------------------------------------------------------

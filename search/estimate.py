@@ -62,9 +62,9 @@ def _step_times(plan: Plan, root: Path) -> list[float]:
     """Seconds of an optimizer step of every variant, where the store remembers those of all; else []."""
     if not (root / "store.json").exists():
         return []
-    cpus = plan.study.resources.cpus
+    cpus, parallel = plan.study.resources.cpus, str(plan.study.resources.parallel)
     with Store.open(root, create=False) as store:
-        found = [store.recall("step_time", step_time_key(variant.timed, cpus)) for variant in plan.variants]
+        found = [store.recall("step_time", step_time_key(variant.timed, cpus, parallel)) for variant in plan.variants]
     return [each["seconds"] for each in found] if all(found) else []
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from arch_dsl.errors import Problem
-from arch_dsl.parse import INVALID
-from arch_dsl.source import Node
+from arch_dsl.errors import Problem, SpecError
+from arch_dsl.parse import INVALID, parse_value
+from arch_dsl.source import Node, read
 from arch_dsl.spec import Count, NotNegative, Spec
 from search import machine
 from search.executor import ResourcesError
@@ -121,3 +121,17 @@ class Resources(Spec):
         parts += [f"{self.memory.bytes / 1e9:g} GB of memory"] if self.memory else []
         told = " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
         return f"{told} for each of {self.world} processes" if self.world > 1 else told
+
+
+def resources_in(file: str) -> Resources:
+    """What a study's file asks for, whatever else it says. Raises SpecError."""
+    value = read(file).value
+    node = value.get("resources") if isinstance(value, dict) else None
+    problems: list[Problem] = []
+    found = parse_value(Resources, node, "resources", problems) if node is not None else Resources()
+    if found is not INVALID:
+        problems += found.problems()
+    if problems:
+        raise SpecError(problems)
+    asked: Resources = found
+    return asked

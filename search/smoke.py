@@ -17,6 +17,7 @@ from typing import Any, Literal
 from arch_dsl.errors import Problem, SpecError
 from search.executor import Executor, ExecutorError, Failure
 from search.planning import Plan
+from search.resources import Resources
 from search.store import Store
 from search.timing import step_time_key
 from search.variants import Variant
@@ -59,7 +60,7 @@ def smoke(
     """
     trying, now, rows = planned.variants, planned, _largest(planned.variants)
     while True:
-        found = [*_tried(trying, planned.study.study, store, workers, tell, planned.study.resources.cpus)]
+        found = [*_tried(trying, planned.study.study, store, workers, tell, planned.study.resources)]
         wrong = {each.variant: each for each in found if each.verdict == "fails"}
         starved = {each.variant for each in found if each.verdict == "out of memory"}
         rows = max((each.micro_batch for each in found if each.variant in starved), default=rows) if starved else rows
@@ -91,7 +92,7 @@ def _tried(
     store: Store,
     workers: Executor,
     tell: Callable[[dict[str, Any]], None] | None,
-    cpus: int,
+    resources: Resources,
 ) -> Iterable[Smoked]:
     """Runs the first steps of each, as many at once as trials would run, in folders that are gone afterwards."""
     root = store.root / "smoke" / study
@@ -110,7 +111,7 @@ def _tried(
             for ended in workers.wait(_TICK_S):
                 variant, _ = running.pop(ended.key)
                 found = _judged(variant, ended.outcome)
-                _remember(store, variant, found, cpus)
+                _remember(store, variant, found, resources)
                 if tell:
                     tell(found.event())
                 yield found
@@ -134,9 +135,9 @@ def _judged(variant: Variant, outcome: dict[str, Any] | Failure) -> Smoked:
     return Smoked(variant.name, verdict, outcome["reason"], rows, outcome["step_s"], outcome["peak_memory_bytes"])
 
 
-def _remember(store: Store, variant: Variant, found: Smoked, cpus: int) -> None:
+def _remember(store: Store, variant: Variant, found: Smoked, resources: Resources) -> None:
     """What `plan` estimates from. A time that is known stays, as constraints of searches were judged by it."""
-    key = step_time_key(variant.timed, cpus)
+    key = step_time_key(variant.timed, resources.cpus, str(resources.parallel))
     if found.verdict == "fits" and found.step_s and store.recall("step_time", key) is None:
         store.remember("step_time", key, {"seconds": found.step_s})
 

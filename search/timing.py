@@ -40,9 +40,10 @@ class Timed:
         return [canonical(self.model), sizes, canonical(recipe.objective), canonical(recipe.optimizer)]
 
 
-def step_time_key(timed: Timed, cpus: int) -> str:
-    """Under what a store remembers the seconds of a step ("step_time")."""
-    return hashlib.sha256(canonical_json([timed.facts(), cpus]).encode()).hexdigest()
+def step_time_key(timed: Timed, cpus: int, parallel: str = "none") -> str:
+    """Under what a store remembers the seconds of a step ("step_time"); `parallel` is how processes divide it."""
+    facts = [timed.facts(), cpus, *([] if parallel == "none" else [parallel])]
+    return hashlib.sha256(canonical_json(facts).encode()).hexdigest()
 
 
 class Timings:

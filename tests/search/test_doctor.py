@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import http.server
 import json
 import os
 import platform
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from arch_dsl import SpecError
 from search import machine
 from search.doctor import doctor, filesystem_of, foreign_providers, unmet
+from search.resources import resources_in
+from search.servers import servers
 
 GIB = 2**30
 
@@ -154,3 +160,53 @@ def test_interpreted_triton_is_a_warning(monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert machine._triton(gpu=False).status == "warn"
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """Says a version at /version to whoever has the password."""
+
+    def do_GET(self):
+        allowed = self.headers["Authorization"] == "Basic " + base64.b64encode(b"lab:s3cret").decode()
+        self.send_response(200 if allowed and self.path == "/ml/version" else 401)
+        self.end_headers()
+        self.wfile.write(b"3.17.0" if allowed else b"no")
+
+    def log_message(self, *_):
+        """Tests are quiet."""
+
+
+def test_servers_that_answer_and_servers_that_do_not_are_told_without_their_passwords(tmp_path, monkeypatch):
+    with http.server.HTTPServer(("127.0.0.1", 0), Server) as there:
+        thread = threading.Thread(target=there.serve_forever)
+        thread.start()
+        monkeypatch.setenv("ARCHLAB_MLFLOW", f"http://lab:s3cret@127.0.0.1:{there.server_port}/ml")
+        monkeypatch.setenv("ARCHLAB_DATABASE", "postgresql://lab:s3cret@127.0.0.1:1/trials")
+        found = {each.name: each for each in servers(tmp_path)}
+        there.shutdown()
+        thread.join()
+    assert (found["mlflow server"].status, "version 3.17.0" in found["mlflow server"].detail) == ("ok", True)
+    assert found["postgresql"].status == "fail"
+    assert "refused" in found["postgresql"].detail
+    assert not any("s3cret" in str(each) for each in found.values())
+    (tmp_path / "mlflow.url").write_text("http://127.0.0.1:1")
+    (tmp_path / "mlflow.url").chmod(0o644)
+    monkeypatch.delenv("ARCHLAB_MLFLOW")
+    assert "others can read it" in next(each for each in servers(tmp_path) if each.name == "mlflow server").detail
+    (tmp_path / "mlflow.url").chmod(0o600)
+    assert next(each for each in servers(tmp_path) if each.name == "mlflow server").status == "warn"
+
+
+def test_slots_are_those_of_the_studys_resources(tmp_path):
+    file = tmp_path / "study.yaml"
+    file.write_text("resources: {cpus: 1, parallel: {data: 999}}\n")
+    slots = {each.name: each for each in doctor(tmp_path, resources_in(str(file)))}["slots"]
+    assert slots.status == "fail"
+    assert slots.detail.startswith("each trial asks for 1 core for each of 999 processes; this machine has")
+    file.write_text("study: x\n")
+    slots = {each.name: each for each in doctor(tmp_path, resources_in(str(file)))}["slots"]
+    assert slots.detail.startswith(f"{machine.usable_cores()} trial")
+    file.write_text("resources: {gpus: 1.5}\n")
+    with pytest.raises(
+        SpecError, match=r"study.yaml:1:19: resources.gpus: must be a share of one GPU"
+    ):
+        resources_in(str(file))
