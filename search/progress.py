@@ -271,6 +271,8 @@ def line_of(event: dict[str, Any], name: str, quiet: bool = False) -> str:
         return f"smoke     {event['variant']}: {told}" + (f": {event['reason']}" if event["reason"] else "")
     if kind == "plugin":
         return f"plug-in   {event['message']}"
+    if kind == "edited":
+        return f"edited    {event['message']}"
     if kind == "stop":
         return f"stopping: {event['message']} (trials write a checkpoint first; Ctrl-C stops at once)"
     return ""

@@ -13,6 +13,7 @@ from search import plugin_files
 from search import smoke as smoking
 from search.budget import limits_of
 from search.driver import drive
+from search.edits import edits
 from search.executor import Executor, InlineExecutor, ResourcesError
 from search.in_use import in_use
 from search.lock import StudyLock
@@ -115,6 +116,8 @@ def _drive(
     if on_event:
         for told in plugin_files.changed(_earlier(store, study.study), record, store.root):
             on_event({"event": "plugin", "message": told})
+        for told in edits(planned, store):
+            on_event({"event": "edited", "message": told})
     store.save_study(study.study, record, _text(study))
     summary = drive(
         store,

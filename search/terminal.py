@@ -19,6 +19,7 @@ from arch_dsl.identity import brief_text
 from search.budget import Spent, limits_of, spent_of, standing
 from search.design_text import LONGEST, component_lines, design_lines
 from search.doctor import Finding
+from search.edits import edits
 from search.estimate import estimate
 from search.noise import Resolution, resolution
 from search.planning import Plan, spelt
@@ -80,6 +81,7 @@ def plan_json(planned: Plan, root: Path, slots: int | None = None) -> dict[str, 
     spent = _spent(planned, root)
     told = {
         "resolution": asdict(found) if found else None,
+        "edits": _edits(planned, root),
         "spent": {"trials": len(spent.trials), "tokens": spent.tokens, "gpu_hours": round(spent.gpu_s / 3600, 4)},
     }
     return {**planned.record(), "trials": planned.trials, "done": done, "estimate": guess, **told}
@@ -168,9 +170,19 @@ def print_plan(planned: Plan, root: Path, slots: int | None = None) -> None:
     console.print(f"{size(guess.memory_bytes)} of memory for the tensors of the largest trial, or somewhat more")
     if found := _resolution(planned, root):
         console.print(Text(str(found)))
+    for line in _edits(planned, root):
+        console.print(Text(f"edited: {line}"))
     if budget := standing(limits_of(study.budget), _spent(planned, root)):
         console.print(Text(budget))
     console.print("nothing was trained")
+
+
+def _edits(planned: Plan, root: Path) -> list[str]:
+    """What was edited since the study was run."""
+    if not (root / "store.json").exists():
+        return []
+    with Store.open(root, create=False) as store:
+        return edits(planned, store)
 
 
 def _spent(planned: Plan, root: Path) -> Spent:

@@ -1,0 +1,91 @@
+"""A study that was edited between runs: what is kept, what is new and what is left out is said; nothing is lost."""
+
+import pytest
+
+from search.edits import edits
+from search.lock import StudyLock, StudyLocked
+from search.planning import plan
+from search.running import run
+from search.store import Store
+from search.study import load_study
+from search.terminal import print_plan
+from tests.search.study_files import SECTIONS, write_study
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """A folder with a study that was run."""
+    folder = tmp_path_factory.mktemp("study")
+    assert run(write_study(folder), folder / "store", executor="inline", track=False).exit_code == 0
+    return folder
+
+
+def said(folder, **sections):
+    """What a plan says of the study with other sections."""
+    planned = plan(load_study(write_study(folder, "edited.yaml", **sections)), folder / "store" / "data")
+    with Store.open(folder / "store") as store:
+        return edits(planned, store)
+
+
+def train(*changes):
+    text = SECTIONS["train"]
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after)
+    return text
+
+
+LEFT_OUT = (
+    "{} trials are no part of the study any more ({}): they stay in the store, and another study or the file as it was "
+    "takes them up again"
+)
+CASES = [
+    pytest.param({}, [], id="nothing"),
+    pytest.param({"study": "study: another"}, [], id="a study that is new"),
+    pytest.param({"seeds": "seeds: 3"}, [], id="a seed more"),
+    pytest.param({"variants": f"{SECTIONS['variants']}\n  wide: {{block.ffn.width: 200}}"}, [], id="a variant more"),
+    pytest.param(
+        {"question": "question: Or not?"},
+        ["the question was 'Does a gate help?', now it is 'Or not?'"],
+        id="another question",
+    ),
+    pytest.param({"seeds": "seeds: 1"}, [LEFT_OUT.format(2, "1 of baseline, 1 of gated")], id="a seed less"),
+    pytest.param(
+        {"variants": "variants:\n  baseline: {}"}, [LEFT_OUT.format(2, "2 of gated")], id="a variant less"
+    ),
+    pytest.param(
+        {"components": "components:\n  gate: {block.attention.gate: {position: value}}"},
+        [LEFT_OUT.format(2, "2 of gated")],
+        id="a variant of another kind",
+    ),
+    pytest.param(
+        {"train": train(("tokens: 1k", "tokens: 2k"), ("lr: 1e-3", "lr: 2e-3"))},
+        ["the recipe has another tokens, lr than before", LEFT_OUT.format(4, "2 of baseline, 2 of gated")],
+        id="another recipe",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sections", "lines"), CASES)
+def test_a_plan_says_what_was_edited(ran, sections, lines):
+    assert said(ran, **sections) == lines
+
+
+def test_what_an_edit_leaves_out_is_listed_and_comes_back_with_the_file_as_it_was(ran, capsys):
+    store, events = ran / "store", []
+    path = write_study(ran, "edited.yaml", seeds="seeds: 1")
+    print_plan(plan(load_study(path), store / "data"), store)
+    assert "edited: 2 trials are no part of the study any more" in capsys.readouterr().out
+    run(path, store, executor="inline", track=False, on_event=events.append)
+    (event,) = (event for event in events if event["event"] == "edited")
+    assert event["message"].startswith("2 trials are no part")
+    with Store.open(store) as opened:
+        assert len(opened.study_trials("gates", orphaned=True)) == 2
+    summary = run(ran / "study.yaml", store, executor="inline", track=False)
+    assert summary.counts == {"complete": 4, "reused": 4}
+
+
+def test_a_file_that_is_edited_while_it_runs_is_refused_until_the_run_has_ended(ran):
+    path = write_study(ran, "edited.yaml", seeds="seeds: 3")
+    with StudyLock(ran / "store", "gates"), pytest.raises(StudyLocked, match="already being run by process"):
+        run(path, ran / "store", executor="inline", track=False)
