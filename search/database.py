@@ -97,7 +97,7 @@ class Sqlite:
     def _connection(self) -> sqlite3.Connection:
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
-            connection = self._local.connection = _connect(self.path, self._version)
+            connection = self._local.connection = connect(self.path, self._version)
             self._connections.append(connection)
         return connection
 
@@ -113,7 +113,8 @@ class _SqliteChanges:
         self._connection.executemany(sql, rows)
 
 
-def _connect(path: Path, version: int) -> sqlite3.Connection:
+def connect(path: Path, version: int) -> sqlite3.Connection:
+    """A connection to a table of that version. Raises StoreError for one of another, sqlite3.Error for trouble."""
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
         connection.row_factory = sqlite3.Row

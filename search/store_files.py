@@ -151,7 +151,7 @@ def _create(root: Path, marker: Path, table: Path, url: str | None) -> None:
             return
         says: dict[str, Any] = {"version": VERSION}
         if url is not None:
-            says |= {"database": "postgresql", "id": _create_on_server(root, url)}
+            says |= {"database": "postgresql", "id": create_on_server(root, url)}
         elif not table.exists():
             _create_table(root, table)
         write_whole(marker, json.dumps(says) + "\n")
@@ -171,7 +171,7 @@ def _create_table(root: Path, table: Path) -> None:
     os.replace(temporary, table)
 
 
-def _create_on_server(root: Path, url: str) -> str:
+def create_on_server(root: Path, url: str) -> str:
     """Makes our schema in one transaction and returns its id. One that is there is taken if it is ours or empty."""
     from search.postgres import SCHEMA as NAME
     from search.postgres import Postgres
@@ -246,7 +246,7 @@ def _version(marker: Path) -> int:
 def _other_kind(root: Path) -> StoreRefused:
     return StoreRefused(
         f"the trial table of {root} is the file trials.db, and a server is named as well: unset {DATABASE} (or remove "
-        f"{root}/database.url), or move the table there with archlab.search.store_move"
+        f"{root}/database.url), or move the table there with `archlab move`"
     )
 
 
