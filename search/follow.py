@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from search.faults import RETRIES
+from search.lock import is_study_name
 from search.status import standing
 from search.stop import EXIT_TRY_AGAIN, Summary, count, summarise
 from search.store import TERMINAL, Store
@@ -36,7 +37,7 @@ def follow(root: Path, study: str, shown: Watcher, poll_s: float = POLL_S) -> Su
     """
     with Store.open(root, create=False) as store:
         while not any(each["name"] == study for each in store.studies()):
-            if store.holder(study) is None:
+            if not is_study_name(study) or store.holder(study) is None:
                 store.study(study)  # says which there are
             time.sleep(poll_s)
         follower = Follower(store, study)

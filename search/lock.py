@@ -43,9 +43,14 @@ def name_of(holder: dict[str, Any]) -> str:
     return f"process {holder['pid']} on {holder['host']} since {holder['since']}" if holder else "another process"
 
 
+def is_study_name(text: str) -> bool:
+    """Whether a study may be called so; nothing else becomes a part of a path."""
+    return bool(STUDY_NAME.fullmatch(text)) and ".." not in text
+
+
 def lock_path(root: Path, study: str) -> Path:
     """The lock file of a study. Raises ValueError for a name that could leave the folder."""
-    if not STUDY_NAME.fullmatch(study) or ".." in study:
+    if not is_study_name(study):
         raise ValueError(
             f"study name {study!r}: 1 to 63 of a-z, 0-9, '.', '_', '-' are allowed, "
             "the first a letter or digit, without '..'"

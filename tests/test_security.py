@@ -1,0 +1,145 @@
+"""What a store, a study or a stranger could do to a machine: leave the folder, run code, be listened to, be read."""
+
+import ast
+import os
+import signal
+import stat
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from search.cli import main
+from search.lock import lock_path
+from search.store import Store
+from tests.search.processes import descendants, listeners
+from tests.search.study_files import write_study
+from tests.search.study_kit import ROOT, make_store, rows_of, toy, until
+from tests.search.test_cli import TINY
+
+NAMES = ["../../x", "a/../../x", "/tmp/x", "", "x" * 600, "é", "a\0b", "..", "-rf", ".hidden", "a b"]
+LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
+
+
+def archlab(*arguments):
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+def everything_below(folder):
+    return sorted(path.relative_to(folder) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: repr(name[:20]))
+def test_no_study_is_named_so_that_it_leaves_the_store(tmp_path, name):
+    place = tmp_path / "inside"
+    place.mkdir()
+    study = write_study(place, **TINY | {"study": f"study: {name!r}" if "\0" not in name else 'study: "a\\0b"'})
+    before = everything_below(tmp_path)
+    result = archlab("run", study, "--inline", "--no-track", "--store", place / "store")
+    assert result.exit_code == 2, result.output
+    assert [path for path in everything_below(tmp_path) if path.parts[:2] != ("inside", "store")] == before
+    with pytest.raises(ValueError, match="study name"):
+        lock_path(place, name)
+
+
+@pytest.mark.parametrize("verb", ["status", "watch", "stop", "retry", "report"])
+def test_no_verb_follows_a_name_out_of_the_store(tmp_path, verb):
+    store = tmp_path / "store"
+    make_store(store, rows=rows_of(toy())).close()
+    (tmp_path / "x.lock").write_text("theirs")
+    before = everything_below(tmp_path)
+    result = archlab(verb, "../../x", "--store", store)
+    assert result.exit_code == 2 and "no study" in result.output, result.output
+    assert everything_below(tmp_path) == before and (tmp_path / "x.lock").read_text() == "theirs"
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
+    """Else who can write there once could have any file of ours emptied, as a lock is emptied when it is freed."""
+    study = write_study(tmp_path, **TINY)
+    make_store(tmp_path / "store").close()
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    os.symlink(victim, lock_path(tmp_path / "store", "gates"))
+    result = archlab("run", study, "--inline", "--no-track", "--store", tmp_path / "store")
+    assert result.exit_code == 75, result.output
+    assert victim.read_text() == "precious"
+
+
+def test_all_that_a_run_leaves_is_for_its_owner_alone(tmp_path):
+    study = write_study(tmp_path, **TINY)
+    before = os.umask(0)
+    try:
+        assert archlab("run", study, "--inline", "--no-track", "--store", tmp_path / "store").exit_code == 0
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o700
+    open_to_all = [path for path in (tmp_path / "store").iterdir() if path.is_file() and path.stat().st_mode & 0o077]
+    assert open_to_all == []
+
+
+def calls():
+    """(file, line, dotted name, call) of every call in our packages."""
+    for package in ("arch_dsl", "kernels", "search", "dashboards"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call):
+                    yield path.relative_to(ROOT), node.lineno, ast.unparse(node.func), node
+
+
+def says(call, name, value):
+    return any(each.arg == name and getattr(each.value, "value", None) is value for each in call.keywords)
+
+
+def test_nothing_that_is_read_can_run_code():
+    """No pickle, no tag of YAML, no eval; the two places that execute Python execute a plug-in that was allowed."""
+    forbidden = {
+        "eval",
+        "pickle.load",
+        "pickle.loads",
+        "marshal.loads",
+        "cloudpickle.loads",
+        "yaml.load",
+        "yaml.unsafe_load",
+    }
+    found = [f"{file}:{line}: {name}" for file, line, name, _ in calls() if name in forbidden]
+    found += [
+        f"{file}:{line}"
+        for file, line, name, call in calls()
+        if name == "torch.load" and not says(call, "weights_only", True)
+    ]
+    found += [
+        f"{file}:{line}" for file, line, name, call in calls() if name == "np.load" and says(call, "allow_pickle", True)
+    ]
+    assert found == []
+    executes = {
+        str(file) for file, _, name, _ in calls() if name in ("exec", "os.system") or name.endswith("exec_module")
+    }
+    assert executes <= {"arch_dsl/plugins.py", "search/worker.py"}, executes
+
+
+def test_the_dashboard_listens_on_loopback_alone(tmp_path):
+    Store.open(tmp_path / "store").close()
+    code = "from search.cli import main; main()"
+    command = [sys.executable, "-c", code, "dashboard", "--store", tmp_path / "store", "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            line = next(line for line in process.stdout if "http://" in line)
+            assert "http://127.0.0.1:" in line
+            found = until(lambda: listeners({process.pid, *descendants(process.pid)}), 60, "its socket")
+            assert found <= LOOPBACK
+        finally:
+            process.send_signal(signal.SIGKILL)
+
+
+def test_nothing_of_a_run_is_told_to_anybody(tmp_path):
+    """Telemetry is off before what would send it is imported."""
+    code = (
+        "import os, sys, search.ray_start, search.sinks.mlflow_sink as sink;"
+        "search.ray_start.set_environment(local=True); assert not {'ray', 'mlflow'} & set(sys.modules);"
+        "print(sink.SETTINGS['MLFLOW_DISABLE_TELEMETRY'], os.environ.get('RAY_USAGE_STATS_ENABLED'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.split() == ["true", "0"]
