@@ -153,13 +153,13 @@ class PairedPruner(Pruner):
 
     With g_i the difference of the two validation losses at curve point i, on the same windows, it ends at point m if
 
-        g_m - z sqrt(w^2 + 2 seed_sd^2 + s^2) > catch_up * (b_m - b_end),   s^2 = mean((g_i - g_(i-1))^2) / 2 (i <= m),
+        g_m - z sqrt(w^2 + 2 seed_sd^2 + s^2) > catch_up * (b_m - b_end),   s^2 = mean((g_i - g_(i-1))^2) / 2,
 
-    where w is the standard error of g_m over the windows, s that of its moves along the curve (von Neumann, 1941), z
-    the normal quantile of `level`, and b the baseline's losses: it may make up `catch_up` times what the baseline still
-    improved. Nothing is pruned in the first `warmup` of the steps, nor before the baseline's trial is whole,
-    which runs first. As both curves are functions of their trials, the decision does not depend on timing. Repeats are
-    pruned too; then the variant is given up, and says so in the table.
+    where w is the standard error of g_m over the windows, s that of its moves along the later half of the points so far
+    (J. von Neumann, 1941), z the normal quantile of `level`, and b the baseline's losses: it may make up `catch_up`
+    times what the baseline still improved. Nothing is pruned in the first `warmup` of the steps, nor before the
+    baseline's trial is whole, which runs first. As both curves are functions of their trials, the decision does not
+    depend on timing. Repeats are pruned too; then the variant is given up, and says so in the table.
     """
 
     paired = True
@@ -178,7 +178,8 @@ class PairedPruner(Pruner):
         gaps = [ours - theirs for ours, theirs in points if math.isfinite(ours) and math.isfinite(theirs)]
         if step not in base or len(gaps) < 3 or not (math.isfinite(loss) and math.isfinite(base[step])):
             return False
-        moves = [(after - before) ** 2 / 2 for before, after in pairwise(gaps)]
+        late = gaps[-max(3, len(gaps) // 2 + 1) :]
+        moves = [(after - before) ** 2 / 2 for before, after in pairwise(late)]
         variance = seen.errors.get(step, 0.0) ** 2 + 2 * seen.seed_sd**2 + sum(moves) / len(moves)
         left = max(base[step] - base[seen.steps], 0.0)
         return gaps[-1] - NormalDist().inv_cdf(self.level) * math.sqrt(variance) > self.catch_up * left
