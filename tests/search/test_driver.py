@@ -528,6 +528,20 @@ def test_a_study_killed_at_any_moment_ends_with_the_same_results(tmp_path, unint
     assert sum(steps_run(tmp_path)[0].values()) <= 4 * 6 + 1  # at most the step that was not yet in a checkpoint
 
 
+@pytest.mark.parametrize("steps", [2, 7])
+def test_a_study_killed_while_its_trials_go_to_their_pauses_repeats_at_most_a_step(tmp_path, uninterrupted, steps):
+    driver = Driver(tmp_path, TRIALS, until=3)
+    until(lambda: sum(steps_run(tmp_path)[0].values()) >= steps)
+    driver.process.kill()
+    driver.end()
+    code, output = Driver(tmp_path, TRIALS, until=3).end()
+    assert (code, json.loads(output)["counts"]) == (0, {"paused": 4, "reused": 0})
+    assert max(step for _, step in steps_run(tmp_path)[0]) == 2  # the third step
+    assert Driver(tmp_path, TRIALS).end()[0] == 0
+    assert results(make_store(tmp_path)) == uninterrupted
+    assert sum(steps_run(tmp_path)[0].values()) <= 4 * 6 + 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_leaves_checkpoints_and_planned_rows(tmp_path, uninterrupted, number):
     driver = Driver(tmp_path, TRIALS)

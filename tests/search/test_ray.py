@@ -62,6 +62,17 @@ def test_trials_get_the_results_that_they_get_inline(executor, tmp_path):
     assert results(there) == results(here)
 
 
+def test_trials_pause_and_go_on_to_the_same_results(executor, tmp_path):
+    trials = [toy(x) for x in range(1, 4)]
+    here, there = make_store(tmp_path / "inline"), make_store(tmp_path / "ray")
+    drive(here, "s", lambda _: rows_of(*trials), InlineExecutor(ENTRY, tmp_path))
+    paused = drive(there, "s", lambda _: rows_of(*trials, until=2), executor)
+    assert paused.counts == {"paused": 3, "reused": 0}
+    assert {row["result"]["step"] for row in there.study_trials("s")} == {2}
+    assert run(executor, there, *trials).exit_code == 0
+    assert results(there) == results(here)
+
+
 def test_each_trial_has_a_process_and_a_core_of_its_own(executor, tmp_path):
     run(executor, make_store(tmp_path), *(toy(x, step_s=0.1) for x in range(1, 5)))
     lines = [line.split(maxsplit=4) for line in (executor._data_root / "steps.log").read_text().splitlines()]
