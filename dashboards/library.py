@@ -67,7 +67,8 @@ class Study:
     @property
     def expected(self) -> int:
         """Trials in all: those that are known, or what the grid and the seeds add up to while the tuning goes on."""
-        tuned, seeds = tuned_paths(self.record), len(self.record["seeds"])
+        least = (self.record.get("sequential") or {}).get("min")
+        tuned, seeds = tuned_paths(self.record), least or len(self.record["seeds"])
         per_variant = math.prod(map(len, tuned.values())) + seeds - 1 if tuned else seeds
         return max(sum(self.counts.values()), per_variant * len(self.record["variants"]))
 
