@@ -1,0 +1,80 @@
+"""A study that tunes with brackets and grows its grid, with the real trainer: killed on the way, it ends the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from search.comparison import load_comparison
+from search.reporting import report
+from search.store import Store
+from tests.search.study_files import write_study
+from tests.search.study_kit import ROOT
+
+RUN = """\
+import json, sys, torch
+torch.set_num_threads(1)
+from search.running import run
+tell = lambda event: event["event"] == "tick" or print(json.dumps(event), flush=True)
+print(run(sys.argv[1], sys.argv[2], executor="inline", track=False, on_event=tell).exit_code)
+"""
+# the event that the driver is killed at, of which kind the trial is, and how many of them it lives to see
+KILLED_AT = [("launched", "tune", 2), ("paused", None, 1), ("launched", "tune", 3), ("finished", None, 2)]
+CLOCK = {"tokens_per_s", "train_s", "peak_memory_bytes", "folder", "attempt", "reused"}
+
+
+def drive(study: Path, store: Path, event: str = "", role: str | None = None, times: int = 0) -> int | None:
+    """Runs the study in a process; None where that was killed at the given event."""
+    with subprocess.Popen(
+        [sys.executable, "-c", RUN, str(study), str(store)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        last = ""
+        for line in process.stdout:
+            last = line.strip()
+            told = json.loads(last)
+            if times and told != 0 and told["event"] == event and role in (None, told.get("role")):
+                times -= 1
+                if not times:
+                    process.kill()
+                    return None
+    return int(last)
+
+
+def plain(store: Path) -> dict[str, Any]:
+    """The report as JSON, without what the clock says."""
+    with Store.open(store) as opened:
+        found = json.loads(report(load_comparison(opened, "gates"), "json"))
+    for part in ("table", "trials"):
+        found[part] = [{name: value for name, value in row.items() if name not in CLOCK} for row in found[part]]
+    found["notes"] = [note for note in found["notes"] if "reused" not in note]
+    return found
+
+
+@pytest.mark.slow
+def test_a_tuned_study_killed_on_the_way_ends_with_the_table_of_one_that_was_not(tmp_path: Path) -> None:
+    tune = "tune: {lr: {grid: 1-2-5, from: 5e-4, to: 5e-3}}"
+    train = "train: {data: {text: corpus.txt}, tokens: 8k, context: 32, batch: 4, lr: 1e-3}"
+    study = write_study(tmp_path, tune=tune, train=train, seeds="seeds: 3")
+    assert drive(study, tmp_path / "calm") == 0
+    for event, role, times in KILLED_AT:
+        assert drive(study, tmp_path / "killed", event, role, times) is None
+    assert drive(study, tmp_path / "killed") == 0
+    calm, killed = plain(tmp_path / "calm"), plain(tmp_path / "killed")
+    assert killed == calm
+    states = {(row["variant"], row["lr"]): row["state"] for row in calm["rates"]}
+    assert {"paused", "complete"} == set(states.values()), "some ended early"
+    assert max(lr for _, lr in states) > 5e-3, "the grid grew"
+    with Store.open(tmp_path / "killed") as store:
+        attempts = {row["key"]: row["attempt"] for row in store.study_trials("gates")}
+    assert any(count > 2 for count in attempts.values()), "a trial that had waited was killed and went on"
+    assert all(row["n"] == 3 for row in calm["table"])
