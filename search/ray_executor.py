@@ -17,7 +17,14 @@ from search.executor import ExecutorError, Failure, Finished, ResourcesError
 from search.forkserver import ForkServer
 from search.ranks import Ends
 from search.ray_cluster import blame_machines, check_machines, launch_gang, of_all
-from search.ray_start import only_what_trials_need, set_environment, signals_as_they_are, started_at, tree_naming
+from search.ray_start import (
+    head_is_dead,
+    only_what_trials_need,
+    set_environment,
+    signals_as_they_are,
+    started_at,
+    tree_naming,
+)
 from search.ray_task import run_attempt, warm
 from search.resources import Resources, Room
 from search.shipping import ours, runtime_environment
@@ -133,6 +140,8 @@ class RayExecutor:
         if self._boot_error is not None:
             where = f"Ray at {self._cluster}" if self._cluster else "Ray"
             raise ExecutorError(f"{where} can't be used: {self._boot_error}") from self._boot_error
+        if self._folder is not None and head_is_dead():
+            raise ExecutorError("Ray's head, its GCS, has died")
         return self._ray
 
     @property

@@ -41,6 +41,16 @@ def set_environment(local: bool) -> None:
         os.environ.pop(_LOOPBACK, None)
 
 
+def head_is_dead() -> bool:
+    """Whether the GCS of the Ray that this process started has ended.
+
+    Calls that need it would block for a minute, and Ray would then end this process with 1.
+    """
+    node = getattr(importlib.import_module("ray._private.worker"), "_global_node", None)
+    servers = getattr(node, "all_processes", {}).get("gcs_server", [])
+    return any(server.process.poll() is not None for server in servers)
+
+
 @contextmanager
 def only_what_trials_need() -> Iterator[None]:
     """Keeps Ray from starting its dashboard, autoscaler and log monitor, which it does even when told not to.
