@@ -232,15 +232,12 @@ class Store:
                 (study, time.time(), key),
             )
             for row in rows:
+                self._write_trial_json(key, row["spec"])  # before anybody sees that it runs
                 _event(db, "running", study, key, row["attempt"])
             return rows
 
         rows = self._write(take)
-        if not rows:
-            return None
-        self._write_trial_json(key, rows[0]["spec"])
-        attempt: int = rows[0]["attempt"]
-        return attempt
+        return int(rows[0]["attempt"]) if rows else None
 
     def finish(
         self,

@@ -30,6 +30,7 @@ from search import checkpoint
 from search.data.dataset import Dataset
 from search.evaluate import Arrays, evaluate
 from search.journal import Journal, events, note_event
+from search.keep import told
 from search.loop import Before, Diverged, Interrupted, Loop, Paused, rungs, tokens_at
 from search.plugin_files import load_kept
 from search.recipe import Recipe, load_recipe
@@ -64,7 +65,6 @@ def split_seed(seed: int) -> Seeds:
     return Seeds(*(int.from_bytes(word[:8], "big") >> 1 for word in words))
 
 
-def build_model(trial: Trial, recipe: Recipe, device: torch.device) -> nn.Module:
 def seeds_of(trial: Trial, recipe: Recipe) -> Seeds:
     """What the trial's seed splits into, but for what the recipe holds fixed."""
     found = split_seed(trial.seed)
@@ -75,6 +75,7 @@ def seeds_of(trial: Trial, recipe: Recipe) -> Seeds:
     return found
 
 
+def build_model(trial: Trial, recipe: Recipe, device: torch.device) -> nn.Module:
     """The trial's spec compiled for a device, with the initial values of its seed."""
     dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
     seed = seeds_of(trial, recipe).init
@@ -129,7 +130,7 @@ def train(
         if team.leads:
             text = json.dumps(result, indent=1, allow_nan=False).encode()
             checkpoint.write_atomically(finished, lambda file: file.write(text))
-            checkpoint.remove_older(folder, keep=1 if result["state"] == "complete" else 0)
+            checkpoint.remove_older(folder, keep=int(result["state"] == "complete" and told(folder)["final"]))
     return result
 
 
