@@ -38,6 +38,7 @@ _SESSION = (
     "set_config('idle_in_transaction_session_timeout', '60s', false), set_config('tcp_keepalives_idle', '30', false), "
     "set_config('tcp_keepalives_interval', '10', false), set_config('tcp_keepalives_count', '3', false)"
 )
+_ENDED = ("08", "57P", "25P03")  # the states in which the server has ended the session
 _PASSING = ("starting up", "shutting down", "recovery", "too many clients", "connection slots", "consistent")
 
 _log = logging.getLogger("archlab.store")
@@ -68,8 +69,9 @@ def connect(url: str) -> psycopg.Connection[dict[str, Any]]:
 class Postgres:
     """A schema of a server's database. Each thread has a connection of its own."""
 
-    def __init__(self, url: str, patience_s: float = PATIENCE_S) -> None:
-        self._url, self.name, self._patience_s = url, shown(url), patience_s
+    def __init__(self, url: str, patience_s: float | None = None) -> None:
+        self._url, self.name = url, shown(url)
+        self._patience_s = PATIENCE_S if patience_s is None else patience_s
         self._local = threading.local()
         self._connections: list[psycopg.Connection[dict[str, Any]]] = []
         weakref.finalize(self, _close, self._connections)  # one that is forgotten leaves no session on the server
@@ -138,6 +140,8 @@ class Postgres:
     def _is_away(self, error: psycopg.Error) -> bool:
         """Whether another connection may help. A server that was reached and refuses us will go on doing so."""
         connection = getattr(self._local, "connection", None)
+        if connection is not None and (error.sqlstate or "").startswith(_ENDED):
+            connection.close()  # it may not know yet
         if connection is not None and connection.closed:
             return True
         if connection is not None and error.sqlstate is not None:
@@ -167,15 +171,14 @@ class PostgresLock:
     it meanwhile. When the server itself was restarted, whoever had the lock has some seconds to come back for it.
     """
 
-    def __init__(self, url: str, name: str, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, url: str, name: str) -> None:
         self._url, self.name, self._token = url, name, secrets.token_hex(16)
-        self._patience_s = patience_s
         self._database: Postgres | None = None
         self._holding: psycopg.Connection[dict[str, Any]] | None = None
 
     def acquire(self, patience_s: float) -> dict[str, Any] | None:
         """None when it is ours now; else who holds it, {} when that is not known, after `patience_s`."""
-        self._database = Postgres(self._url, self._patience_s)
+        self._database = Postgres(self._url)
         deadline = time.monotonic() + patience_s
         while not self._database.lasting(self._take):
             if time.monotonic() > deadline:
@@ -197,7 +200,7 @@ class PostgresLock:
         database = self._database
         if database is None:
             return False
-        deadline = time.monotonic() + self._patience_s
+        deadline = time.monotonic() + PATIENCE_S
         while not database.lasting(self._hold):
             rows = database.query("SELECT token FROM holder WHERE name = ?", (self.name,))
             # with our token there, it is our own dead session that the server has not given up yet

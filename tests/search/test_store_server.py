@@ -144,6 +144,21 @@ def test_a_creation_that_was_killed_leaves_nothing_or_all(tmp_path, url, postgre
         assert store.claim(toy().key, "s") == 1
 
 
+def test_the_dashboard_shows_what_a_server_holds_as_it_changes(tmp_path, url):
+    from dashboards.library import Library
+    from tests.dashboards import generate
+
+    with generate.make_store(tmp_path / "store") as store:
+        plan = generate.make_study(store, generate.Plan(rates=(1e-3,), seeds=(0,), points=10), finish=False)
+        library = Library(tmp_path / "store")
+        assert library.study(plan.name).counts == {"planned": 6}
+        for key in generate.planned(store, plan)[:2]:
+            generate.run_trial(store, plan, key)
+        assert library.study(plan.name).counts == {"complete": 2, "planned": 4}
+        with StudyLock(tmp_path / "store", plan.name):
+            assert library.study(plan.name).holder["pid"] == os.getpid()
+
+
 # the lock of a study
 
 
@@ -274,6 +289,24 @@ def test_a_server_that_stays_away_is_said_after_a_while_and_nothing_is_lost(tmp_
         postgres.start()
     assert store.claim(toy().key, "s") == 1
     store.close()
+
+
+def test_a_server_that_does_not_come_back_ends_the_run_and_the_next_one_commits_what_has_a_result(
+    tmp_path, url, postgres
+):
+    trials = [toy(x, steps=8, step_s=0.05) for x in range(4)]
+    driver = Driver(tmp_path / "store", trials, patience_s=1.0)
+    until(lambda: len(steps_run(tmp_path / "store")[1]) >= 2, 60)
+    postgres.stop(signal.SIGKILL)
+    try:
+        code, output = driver.end(60)
+    finally:
+        postgres.start()
+    assert (code, "has not answered" in output) == (75, True), output
+    code, output = Driver(tmp_path / "store", trials).end(120)
+    assert code == 0, output
+    steps, _ = steps_run(tmp_path / "store")
+    assert len(steps) == 32 and set(steps.values()) == {1}
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
