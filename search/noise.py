@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from search.dunnett import dunnett_critical
-from search.losses import Layout, lay_out
 from search.seeding import most, with_documents
 from search.selection import select, with_baselines
-from search.sequential import TUNED_AT, always_valid_critical
-from search.statistics import MINIMUM_SEEDS, simultaneous_critical, unbalanced_residual_variance
 from search.store import Store
 from search.trial import canonical_json
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what needs scipy is imported where it is used: most commands ask for none of it
+    from search.losses import Layout
     from search.planning import Plan
 
 KIND = "noise"
@@ -79,6 +76,8 @@ def noise_key(variant: dict[str, Any]) -> str:
 
 def remember_noise(store: Store, study: str) -> None:
     """Keeps what a study's finished trials tell of the noise; a study that ran before replaces what it told then."""
+    from search.losses import lay_out
+
     record = with_baselines(store.study(study))
     if any("batches" not in variant for variant in record["variants"]):
         return
@@ -97,6 +96,8 @@ def remember_noise(store: Store, study: str) -> None:
 
 def _told(layout: Layout, rows: list[int]) -> dict[str, Any] | None:
     """What rows with equal batches tell, each trial once; None where they tell nothing of the seeds' noise."""
+    from search.statistics import unbalanced_residual_variance
+
     losses, seen = layout.losses[rows].copy(), set[str]()
     for row, keys in zip(losses, layout.keys[rows], strict=True):
         row[[key is not None and key in seen for key in keys]] = np.nan
@@ -131,6 +132,10 @@ def resolution(planned: Plan, store: Store | None) -> Resolution | None:
 
     With sequential seeds it is the half-width at the most seeds. Where a grid has several scales, the first variant's.
     """
+    from search.dunnett import dunnett_critical
+    from search.sequential import TUNED_AT, always_valid_critical
+    from search.statistics import MINIMUM_SEEDS, simultaneous_critical
+
     variants = planned.variants
     groups = {variant.batches for variant in variants}
     comparisons = sum(variant.name != variant.baseline for variant in variants)

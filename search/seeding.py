@@ -6,17 +6,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from arch_dsl.errors import Problem
 from arch_dsl.parse import INVALID, parse_record, parse_value
 from arch_dsl.source import Node
 from arch_dsl.spec import Positive, Range, Spec
-from search.losses import DamagedDocuments, Layout, lay_out, read_documents
 from search.selection import Selection, select, with_baselines
-from search.sequential import analyse_always
-from search.statistics import Analysis, Contrast, analyse
 from search.store import TERMINAL
+
+if TYPE_CHECKING:  # what needs scipy is imported where it is used: most commands only read `seeds`
+    from search.losses import Layout
+    from search.statistics import Analysis, Contrast
 
 MAX_SEEDS = 1000
 
@@ -107,6 +108,8 @@ def wanted_seeds(record: dict[str, Any], trials: list[dict[str, Any]]) -> dict[s
 
 def undecided(record: dict[str, Any], selections: list[Selection]) -> list[str]:
     """The variants whose difference to their baseline more seeds may resolve. Needs a record with baselines."""
+    from search.losses import lay_out
+
     analysis = analysed(record, lay_out(record, selections))
     margin = record["sequential"]["margin"]
     names = [selection.variant for selection in selections]
@@ -119,6 +122,9 @@ def undecided(record: dict[str, Any], selections: list[Selection]) -> list[str]:
 
 def analysed(record: dict[str, Any], layout: Layout) -> Analysis:
     """The comparisons of a study, with the intervals that its way of choosing seeds needs."""
+    from search.sequential import analyse_always
+    from search.statistics import analyse
+
     how = analyse_always if record.get("sequential") else analyse
     return how(layout.losses, layout.bases, layout.documents, layout.batches, layout.keys)
 
@@ -175,6 +181,8 @@ def _documents(trial: dict[str, Any]) -> dict[str, Any] | None:
 @lru_cache(maxsize=256)
 def _kept_documents(folder: str) -> dict[str, Any] | None:
     """A complete trial's documents, which don't change. Damaged ones count as none here: the report names the file."""
+    from search.losses import DamagedDocuments, read_documents
+
     try:
         return read_documents(Path(folder))
     except DamagedDocuments:
