@@ -204,7 +204,7 @@ class CmaEsSampler(Sampler):
 
 def _idle_start(startup: int, trials: int, what: str) -> str | None:
     """That a search would be over before a sampler begins to learn."""
-    return None if startup < trials else f"has {trials} trials, and {what} alone would be {startup}"
+    return None if startup < trials else f"the search has {trials} trials, and {what} alone would be {startup}"
 
 
 def seeded(sampler: Sampler, seed: int, number: int) -> optuna.samplers.BaseSampler:

@@ -98,6 +98,7 @@ class Seeker:
         while len(self.proposer.waiting()) < self.slots and self._asks(len(proposals)):
             number, values = self.proposer.ask()
             proposals[number] = self._row(number, values)
+        self._refuse_hopeless(len(proposals))
         if (len(proposals), len(self.proposer.waiting())) != before:
             self._record()
             self.store.save_study(self.plan.study.study, self.plan.record(), self._yaml())
@@ -111,6 +112,14 @@ class Seeker:
         """Whether there are to be more proposals: those that break a constraint are no trials, but are bounded too."""
         trials = sum(not judged.broken for judged in self.judged.values())
         return trials < self.search.trials and proposals < self.search.most
+
+    def _refuse_hopeless(self, proposals: int) -> None:
+        """Raises SpecError where all proposals that may be drawn break a constraint: there is nothing to train."""
+        if proposals < self.search.most or not all(judged.broken and judged.reason for judged in self.judged.values()):
+            return
+        nearest = min(self.judged.values(), key=lambda judged: sum(max(each, 0.0) for each in judged.excess.values()))
+        message = f"none of {proposals} proposals keeps to them; the nearest: {nearest.reason}"
+        raise SpecError.of("search.constraints", message, self.search.mark("constraints"))
 
     def _row(self, number: int, values: dict[str, Any]) -> Row | None:
         """The row of a proposal; None where it is refused, which is noted once."""

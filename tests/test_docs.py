@@ -24,10 +24,11 @@ from arch_dsl.model import DecoderModel, EncoderDecoderModel
 from arch_dsl.parse import parse, parse_value
 from arch_dsl.source import read_text
 from arch_dsl.spec import Family, FieldType, Spec, alternatives, families, fields_of
+from search.axes import KINDS
 from search.cli import main
 from search.prune import Pruner
 from search.recipe import Recipe
-from search.space import Choice, Floats, Integers
+from search.samplers import Sampler
 from search.study import Study, load_study
 from tests.docs_kit import (
     PAGES,
@@ -109,6 +110,7 @@ CHOICES = ("data", "tokenizer", "objective", "optimizer", "schedule")
 FAMILIES: dict[str, tuple[Path, type[Family]]] = {
     **{f"train.{name}": (STUDIES, families(fields_of(Recipe)[name].annotation)[0]) for name in CHOICES},
     "prune": (STUDIES, Pruner),
+    "search.sampler": (STUDIES, Sampler),
 }
 
 
@@ -146,14 +148,13 @@ def test_every_site_of_a_branch_is_documented() -> None:
 
 def test_every_axis_of_a_space_is_documented() -> None:
     documented = documented_members(STUDIES)["space"]
-    kinds = {"choice": Choice, "int": Integers, "float": Floats}
-    for name, kind in kinds.items():
+    for name, kind in KINDS.items():
         said = {key: default for (who, key), default in documented.items() if who in (name, "all")}
         assert sorted(said) == sorted(kind.keys)
         for key, item in fields_of(kind).items():
             if key in said:
                 assert_default(said[key], item)
-    assert {who for who, _ in documented} == {*kinds, "all"}
+    assert {who for who, _ in documented} == {*KINDS, "all"}
 
 
 def test_every_knob_is_documented() -> None:

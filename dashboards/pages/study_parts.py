@@ -13,6 +13,7 @@ from dashboards.library import Study
 from dashboards.parts import choice, progress_bar
 from dashboards.view import METRICS, SMOOTHING, TRIALS, X_AXES, View
 from search.render.blocks import Block, build_page
+from search.render.search_blocks import search_blocks
 
 CONTROLS = {"metric": "Show", "x": "Over", "smooth": "Smoothing", "trials": "Trials"}
 """What can be chosen of the curves: key of the address, label."""
@@ -75,13 +76,11 @@ def notes(study: Study) -> list[Component]:
     if page.notes:
         found.append(html.Ul([html.Li(note) for note in page.notes]))
     found.append(html.P(page.provenance, className="provenance"))
-    if len(study.comparison.search):
-        found.append(_searched(page.blocks[-1]))
-    return found
+    return found + [_searched(block) for block in search_blocks(study.comparison)]
 
 
 def _searched(block: Block) -> Component:
-    """The best trials of a search, as the report prints them."""
+    """A table of a search, as the report prints it."""
     header = html.Tr([html.Th(column.header) for column in block.columns])
     lines = zip(*(column.cells for column in block.columns), strict=True)
     body = [html.Tr([html.Td(html.B(cell.text) if cell.strong else cell.text) for cell in line]) for line in lines]
