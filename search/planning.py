@@ -39,6 +39,7 @@ class Plan:
     _known: int = 0
     searched: dict[str, Any] = field(default_factory=dict)  # what a search tells the record
     _rows: dict[str, tuple[object, tuple[list[Row], list[Row]]]] = field(default_factory=dict, repr=False)
+    _ordered: list[Variant] = field(default_factory=list, repr=False)
     _trials: dict[tuple[str, str, int], Trial] = field(default_factory=dict, repr=False)
     _record: dict[str, Any] | None = field(default=None, repr=False)
 
@@ -161,7 +162,9 @@ class Plan:
         return self._trials[key]
 
     def _order(self) -> list[Variant]:
-        """The variants as their rows are wanted."""
+        """The variants as their rows are wanted; sorted anew only when a search has added one."""
+        if len(self._ordered) == len(self.variants):
+            return self._ordered
         first = (
             {variant.baseline for variant in self.variants} if self.study.prune and self.study.prune.paired else set()
         )
@@ -169,7 +172,8 @@ class Plan:
         def place(variant: Variant) -> tuple[bool, float]:
             return variant.name not in first, -variant.flops_per_token * float(variant.recipe.all_tokens)
 
-        return sorted(self.variants, key=place)
+        self._ordered = sorted(self.variants, key=place)
+        return self._ordered
 
     def _wanted(self, trials: list[dict[str, Any]]) -> dict[str, list[int]]:
         """The seeds that each variant should have by now, where their number depends on the results."""
