@@ -98,7 +98,7 @@ class Loop:
         count = curve_windows(recipe)
         self.curve = held_out(dataset, "validation", recipe.context, recipe.objective, self.encoder, count)
         self.fingerprint = fingerprint(str(self.device)) | team.facts
-        self.log2 = told(folder)["log2"]
+        (self.log2,) = team.agree(told(folder)["log2"])
         self.step = before.steps
         self.train_s = before.train_s
         self.pending = 0  # steps since the last line

@@ -14,6 +14,7 @@ from arch_dsl.model import resolve
 from arch_dsl.patch import apply
 from arch_dsl.source import read_text
 from search.objectives import positions, refusals
+from search.parallel.rules import problems as divided
 from search.study import Study, asked_variants, load_study
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -107,7 +108,7 @@ def examine(study: Study) -> None:
         if problems := recipe.problems("train"):
             raise SpecError(problems)
         model = resolve(model, vocab=recipe.vocab(257), max_positions=positions(recipe, model))
-        if problems := list(refusals(recipe, model)):
+        if problems := list(refusals(recipe, model)) + divided(study.resources.parallel, model, recipe):
             raise SpecError(problems)
 
 
