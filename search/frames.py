@@ -16,7 +16,8 @@ NAN = float("nan")
 def rates_frame(selections: list[Selection]) -> pd.DataFrame:
     """A row per variant and tuned setting, rates ascending: the curve beside the table.
 
-    `setting` names it: the rate alone where nothing else is tuned. `share` is how far a trial came, of its steps.
+    `setting` names it: the rate alone where nothing else is tuned. `share` is how far a trial came, of its steps;
+    `along` is whether all but the rate is as it was chosen.
     """
     rows = []
     names = {name for s in selections for t in s.tuned if t["role"] == "tune" for name in t["settings"]}
@@ -39,10 +40,16 @@ def rates_frame(selections: list[Selection]) -> pd.DataFrame:
                     "best": trial["settings"] == selection.settings and value is not None,
                     "setting": f"{lr:g}" if alone and lr is not None else spelled(trial["settings"]),
                     "share": step / whole if step and whole else NAN,
+                    "along": _others(trial["settings"]).items() <= (selection.settings or trial["settings"]).items(),
                 }
             )
-    columns = ["variant", "lr", "seed", "state", "validation_loss", "validation_perplexity", "best", "setting", "share"]
+    measured = ["validation_loss", "validation_perplexity", "best"]
+    columns = ["variant", "lr", "seed", "state", *measured, "setting", "share", "along"]
     return pd.DataFrame(rows, columns=columns)
+
+
+def _others(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name != "lr"}
 
 
 def domains_frame(record: dict[str, Any], selections: list[Selection]) -> pd.DataFrame:
@@ -124,7 +131,7 @@ def provenance(record: dict[str, Any], selections: list[Selection]) -> dict[str,
             name: sorted({variant.get(name, record[name]) for variant in record["variants"]})
             for name in ("tokens", "context")
         },
-        "seeds": list(record["seeds"]),
+        "seeds": sorted({n for s in selections for n in s.reported}) if record.get("sequential") else record["seeds"],
         "versions": {name: found for name, found in versions.items() if found},
         "published": record.get("published"),
         "match": record.get("match"),

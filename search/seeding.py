@@ -12,7 +12,7 @@ from arch_dsl.errors import Problem
 from arch_dsl.parse import INVALID, parse_record, parse_value
 from arch_dsl.source import Node
 from arch_dsl.spec import Positive, Range, Spec
-from search.selection import Selection, select, with_baselines
+from search.selection import Selection, loss, select, with_baselines
 from search.store import TERMINAL
 
 if TYPE_CHECKING:  # what needs scipy is imported where it is used: most commands only read `seeds`
@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # what needs scipy is imported where it is used: most command
     from search.statistics import Analysis, Contrast
 
 MAX_SEEDS = 1000
+_KEPT = 64
+_DECIDED: dict[tuple[object, ...], list[str]] = {}
 
 
 class Sequential(Spec):
@@ -92,13 +94,13 @@ def wanted_seeds(record: dict[str, Any], trials: list[dict[str, Any]]) -> dict[s
     record = with_baselines(record)
     bases = {variant["name"]: variant["baseline"] for variant in record["variants"]}
     counts = dict.fromkeys(bases, min(options["min"], len(seeds)))
-    selections = [with_documents(selection) for selection in select(record, trials)]
+    selections = select(record, trials)
     while True:
         wanted = {name: seeds[:count] for name, count in counts.items()}
         if not all(_ended(selection, wanted[selection.variant]) for selection in selections):
             return wanted
         seen = [_restricted(selection, wanted[selection.variant]) for selection in selections]
-        growing = [name for name in undecided(record, seen) if counts[name] < len(seeds)]
+        growing = [name for name in _undecided_once(record, seen) if counts[name] < len(seeds)]
         if not growing:
             return wanted
         for name in growing:
@@ -106,11 +108,27 @@ def wanted_seeds(record: dict[str, Any], trials: list[dict[str, Any]]) -> dict[s
             counts[bases[name]] = max(counts[bases[name]], counts[name])
 
 
+def _undecided_once(record: dict[str, Any], selections: list[Selection]) -> list[str]:
+    """What `undecided` says, remembered: all earlier decisions are replayed whenever a trial ends."""
+    variants = tuple((v["name"], v["baseline"], v.get("batches"), v.get("test")) for v in record["variants"])
+    seen = tuple(
+        (selection.variant, seed, trial["key"], trial["state"], loss(trial, "test"))
+        for selection in selections
+        for seed, trial in sorted(selection.reported.items())
+    )
+    asked = (variants, seen, record["sequential"]["margin"])
+    if asked not in _DECIDED:
+        while len(_DECIDED) >= _KEPT:
+            del _DECIDED[next(iter(_DECIDED))]
+        _DECIDED[asked] = undecided(record, selections)
+    return _DECIDED[asked]
+
+
 def undecided(record: dict[str, Any], selections: list[Selection]) -> list[str]:
     """The variants whose difference to their baseline more seeds may resolve. Needs a record with baselines."""
     from search.losses import lay_out
 
-    analysis = analysed(record, lay_out(record, selections))
+    analysis = analysed(record, lay_out(record, [with_documents(selection) for selection in selections]))
     margin = record["sequential"]["margin"]
     names = [selection.variant for selection in selections]
     return [
