@@ -9,12 +9,15 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from search.executor import ResourcesError
 from search.machine import GIB, Finding, machine, version_of
-from search.resources import Resources, Room
 from search.servers import servers
 from search.store_files import VERSION as STORE_VERSION
+
+if TYPE_CHECKING:
+    from search.resources import Resources
 
 __all__ = ["Finding", "doctor"]
 
@@ -32,7 +35,7 @@ def doctor(store_root: Path, resources: Resources | None = None) -> list[Finding
     """
     return [
         *machine(),
-        _slots(resources or Resources()),
+        _slots(resources),
         *(_service(package, purpose) for package, purpose in _SERVICES.items()),
         _requirements(),
         *_import_names(),
@@ -43,8 +46,11 @@ def doctor(store_root: Path, resources: Resources | None = None) -> list[Finding
     ]
 
 
-def _slots(resources: Resources) -> Finding:
+def _slots(resources: Resources | None) -> Finding:
     """How many trials of a study fit here at once."""
+    from search.resources import Resources, Room
+
+    resources = resources or Resources()
     room = Room.here()
     wanted = resources.with_gpus(room.gpus)
     try:
