@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from arch_dsl.errors import Problem
 from arch_dsl.spec import Count, Spec, fields_of
 from search.resources import Memory
 from search.samplers import Sampler, TpeSampler
 from search.study_values import Duration
-
-if TYPE_CHECKING:
-    from search.variants import Variant
 
 Goal = Literal[
     "perplexity",
@@ -23,15 +20,14 @@ Goal = Literal[
     "step_time",
     "peak_memory",
 ]
-_MOMENTS = {"adamw": 2, "adam": 2, "lion": 1, "muon": 1, "adafactor": 0}  # float32 numbers kept per parameter
 _MOST = 10  # proposals per trial, where a study says nothing
 
 
 class Limits(Spec):
     """What a proposal may cost at most. One that costs more is not trained, and no trial is counted for it.
 
-    `memory` is what training is estimated to take at most, in one process; `step_time` is measured, once for each
-    model. The others follow from the model alone.
+    `memory` is an estimate of what training keeps in one process; `step_time` is measured, once for each model. The
+    others follow from the model alone.
     """
 
     title: ClassVar[str] = "constraints"
@@ -107,16 +103,3 @@ def study_problems(study: Any) -> Iterator[Problem]:
         head, *rest = path.split(".")
         if head == "train" and rest and rest[0] in reasons:
             yield Problem(f"space.{path}", reasons[rest[0]], space.mark(path) or study.mark("space"))
-
-
-def costs(variant: Variant) -> dict[str, float]:
-    """What a variant costs, as far as its model and recipe tell: numbers, FLOPs, bytes."""
-    return {"parameters": variant.parameters, **variant.figures, "memory": training_bytes(variant)}
-
-
-def training_bytes(variant: Variant) -> int:
-    """The most that training takes in one process in float32: weights, gradients, moments of the optimizer, and what
-    the forward pass keeps of a micro-batch without recomputation."""
-    moments = _MOMENTS.get(variant.recipe.optimizer.type, 2)
-    kept = variant.figures["activation_bytes"] * variant.recipe.micro_batch
-    return 4 * variant.parameters * (2 + moments) + kept

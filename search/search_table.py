@@ -88,6 +88,7 @@ def search_summary(record: Mapping[str, Any], frame: pd.DataFrame) -> Summary:
         "senseless": sum(not each.get("infeasible") for each in refused),
         "broken": dict(broken),
         "asked": search["trials"],
+        "most": search["most"],
         "importances": search.get("importances", {}),
     }
     complete = frame[(frame["state"] == "complete") & frame["feasible"]]
@@ -118,6 +119,8 @@ def search_notes(summary: Summary) -> list[str]:
     if count := summary["senseless"]:
         notes.append(f"search: {count} proposal{'s make' if count > 1 else ' makes'} no sense, and counts as a trial")
     drawn = summary["trials"] + summary["senseless"]
-    if summary["infeasible"] and drawn < summary["asked"]:
-        notes.append(f"search: {drawn} of {summary['asked']} trials, as {summary['proposals']} proposals had no more")
+    if summary["proposals"] >= summary["most"] and drawn < summary["asked"]:
+        notes.append(
+            f"search: {drawn} of {summary['asked']} trials: of {summary['most']} proposals no more were feasible"
+        )
     return notes

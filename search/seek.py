@@ -13,7 +13,7 @@ from typing import Any
 from arch_dsl.errors import SpecError
 from arch_dsl.identity import canonical
 from arch_dsl.model import resolve
-from search.goals import costs
+from search.estimate import memory_bytes
 from search.importance import importances
 from search.objectives.checks import positions
 from search.pareto import spanning
@@ -149,7 +149,8 @@ class Seeker:
             except SpecError as error:
                 self.judged[number] = _Judged(reason=str(error))
                 return self.judged[number]
-            known = costs(variant)
+            known: dict[str, float] = {"parameters": variant.parameters, **variant.figures}
+            known["memory"] = memory_bytes(variant)
             if "step_time" in self.limits and not any(each > 0 for each in excess(self.limits, known).values()):
                 known["step_time"] = self._step_time(variant)
             over = excess(self.limits, known)
@@ -186,11 +187,11 @@ class Seeker:
 
     def _step_time(self, variant: Variant) -> float:
         """Seconds of one optimizer step, measured once for each model and recipe in a store."""
-        cpus = self.plan.study.resources.cpus
-        key = step_time_key(variant.timed, cpus)
+        resources = self.plan.study.resources
+        key = step_time_key(variant.timed, resources.cpus, str(resources.parallel))
         known = self.store.recall("step_time", key)
         if known is None:
-            found = measure(variant.timed, variant.timed, cpus)
+            found = measure(variant.timed, variant.timed, resources.cpus)
             known = {"seconds": found["seconds"], "fingerprint": found["fingerprint"]}
             self.store.remember("step_time", key, known)
         return float(known["seconds"])

@@ -229,7 +229,10 @@ def _trials(planned: Plan) -> str:
     most = "" if isinstance(planned.study.seeds, int) else "at most "
     text = f"{len(planned.variants)} variants x {how}: {most}{planned.trials} trials of {each}"
     if search := planned.study.search:
-        text += f"; {search.trials} of them proposed by {search.sampler.type} as results come in"
+        text += f"; {search.trials} of them proposed by {search.sampler.type} as results come in, for less "
+        text += " and ".join(goal.replace("_", " ") for goal in search.minimize)
+        limits = [f"{value:,.10g} {name.replace('_', ' ')}" for name, value in search.constraints.values().items()]
+        text += f", each with at most {' and '.join(limits)}" if limits else ""
     return text
 
 
