@@ -173,7 +173,7 @@ def _forest_height(study: Study) -> int:
 def _rate_curve(study: Study) -> figures.Figure:
     if study.comparison is None:
         return figures.empty(study.problem or "")
-    rows = study.comparison.rates.to_dict("records")
+    rows = [row for row in study.comparison.rates.to_dict("records") if row["along"]]
     return figures.rate_curve(rows, _colours(study), study.comparison.baseline)
 
 
