@@ -13,7 +13,7 @@ BASE := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help study dashboard docs test test-slow check bench venv venv-dev
+.PHONY: help study dashboard docs test test-slow storm check bench venv venv-dev
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test: $(DEV) ## run the tests, without the slow ones (PYTEST_ARGS="-x -k gate")
 
 test-slow: $(DEV) ## run the slow tests
 	$(BIN)/python -m pytest -q -m slow
+
+storm: $(DEV) ## kill whatever runs a study, at random moments, in twenty studies (STORM_ARGS="--seeds 2")
+	$(BIN)/python -m tests.search.storm $(STORM_ARGS)
 
 check: $(DEV) ## format, lint and types
 	$(BIN)/ruff format --check .

@@ -9,18 +9,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
 
 from search.cli import main
-from search.comparison import load_comparison
 from search.lock import holder_of
-from search.reporting import FORMATS, report
+from search.reporting import FORMATS
 from search.running import run
 from search.store import Store
 from search.track import unsent
+from tests.search.oracle import PLACES, TIMINGS, curves_of, same, table_of
 from tests.search.processes import alive, descendants
 from tests.search.study_kit import ROOT, until
 
@@ -49,10 +48,6 @@ seeds: 3
 TRIALS = 8  # 2 variants: 2 rates, and 2 more seeds at the better one
 LONGER = {"train.tokens": 26_000}  # a trial takes about a second, long enough to be hit
 
-# What depends on the clock, the machine or the place, by part of the report. All else must agree to the last digit.
-TIMINGS = {"table": {"tokens_per_s"}, "trials": {"train_s", "tokens_per_s", "peak_memory_bytes"}}
-PLACES = {"trials": {"folder"}}
-HISTORY = {"trials": {"attempt"}}  # how often a trial was started: more than once only after an interruption
 # Ray's agents look for its raylet, then for half a minute or more for someone to tell; they have no part in a trial.
 AGENTS = "ray::DashboardAgent", "ray::RuntimeEnvAgent"
 
@@ -88,38 +83,6 @@ def whole(study, tmp_path_factory):
     summary = run(study, root, executor="inline", track=False)
     assert (summary.exit_code, summary.counts) == (0, {"complete": TRIALS, "reused": 0})
     return root
-
-
-def table_of(root, *ignored, study="tiny"):
-    """The report as JSON without the keys named in `ignored`."""
-    with Store.open(root) as store:
-        found = json.loads(report(load_comparison(store, study), "json"))
-    for keys in ignored:
-        for part, names in keys.items():
-            for row in found[part]:
-                for name in names:
-                    del row[name]
-    return found
-
-
-def curves_of(root, study="tiny"):
-    """Per trial all lines of metrics.jsonl without what the clock says, and the loss of every test document."""
-    clock = {"time", "attempt", "tokens_per_s"}
-    found = {}
-    with Store.open(root) as store:
-        for row in store.study_trials(study):
-            folder = Path(row["folder"])
-            lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-            kept = [{name: value for name, value in line.items() if name not in clock} for line in lines]
-            with np.load(folder / "test_documents.npz") as documents:
-                found[row["key"]] = kept, {name: documents[name].tolist() for name in documents}
-    return found
-
-
-def same(one, other):
-    """Whether two stores hold the same table, curves and documents, whatever it took to get there."""
-    ignored = TIMINGS, PLACES, HISTORY
-    return table_of(one, *ignored) == table_of(other, *ignored) and curves_of(one) == curves_of(other)
 
 
 def cli(*arguments):

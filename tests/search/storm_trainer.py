@@ -1,0 +1,41 @@
+"""The real trainer, with a checkpoint after every step, which leaves a line per step that it has really trained."""
+
+import os
+import time
+
+from search.checkpoint import steps_in
+from search.progress import total_steps
+from search.train import Interrupted
+from search.train import train as really_train
+
+__all__ = ["Interrupted", "train"]
+
+
+def train(folder, data_root, attempt, should_stop, **options):
+    """See search.train."""
+    done, total = max(steps_in(folder), default=0), total_steps(folder)
+    log = os.open(data_root.parent / "steps.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def note(what, step):
+        os.write(log, f"{folder.name} {attempt} {what} {step} {time.time()}\n".encode())
+
+    def counted():
+        nonlocal done
+        done += 1
+        if done <= total:  # it is asked after every step, and again while evaluating
+            note("step", done)
+        return should_stop()
+
+    note("start", done)
+    try:
+        return really_train(folder, data_root, attempt, counted, checkpoint_s=0.0, **options)
+    finally:
+        os.close(log)
+
+
+if __name__ == "__main__":
+    import search.running
+    from search.cli import main
+
+    search.running.ENTRY = "tests.search.storm_trainer:train"
+    main()
