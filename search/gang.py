@@ -1,6 +1,6 @@
 """A gang is the processes that train one trial together: how many share what (`parallel:`), and who a process is.
 
-This file is all that plans and launchers need; what a process does with it is in `search.parallel` and imports torch.
+This file is all that plans and launchers need; what a process does with it is in `search.parallel`.
 """
 
 from __future__ import annotations

@@ -126,6 +126,9 @@ HEAVY = {"torch", "ray", "optuna", "mlflow", "pandas", "scipy", "dash", "triton"
         pytest.param("search.cli", HEAVY, id="command-line"),
         pytest.param("search.doctor", HEAVY, id="doctor"),
         pytest.param("dashboards", {"torch", "ray", "mlflow", "optuna"}, id="dashboards"),
+        pytest.param(
+            "search.train", {"search.parallel", "torch.distributed.fsdp", "ray", "mlflow", "optuna"}, id="train"
+        ),
     ],
 )
 def test_import_leaves_out(modules, stay_out):

@@ -220,6 +220,8 @@ def lives(tmp_path_factory, root):
         "moved again": Job(base / "moved", TENSOR, 3),
         "staged": Job(make(base / "staged", **STAGES), SHARD),
         "diverged": Job(make(base / "diverged", lr=1e38, clip=None, schedule="constant"), SHARD, options=single),
+        "bf16 in tensor 2": Job(make(base / "bf16 tensor", precision="bf16"), TENSOR, options=single),
+        "bf16 in pipeline 2": Job(make(base / "bf16 pipeline", precision="bf16"), PIPELINE, options=single),
         "listening": Job(make(base / "listening"), PIPELINE, options={"build": quiet}),
     }
     results = run_together(list(jobs.values()), root)
@@ -265,6 +267,13 @@ def test_all_processes_see_a_divergence(lives):
     folder, ranks = lives["diverged"]
     assert [(rank["state"], rank["step"]) for rank in ranks] == [("diverged", ranks[0]["step"])] * 2
     assert json.loads((folder / "result.json").read_text())["state"] == "diverged"
+
+
+def test_layouts_agree_under_bf16(lives, root, tmp_path):
+    folder = make(tmp_path / "alone", precision="bf16")
+    alone = run(Job(folder, Parallel(), options={"build": build_model}), root)["validation"]["loss"]
+    for name in ("bf16 in tensor 2", "bf16 in pipeline 2"):
+        assert lives[name][1][0]["validation"]["loss"] == pytest.approx(alone, abs=2e-3), name
 
 
 def test_no_process_listens_beyond_its_machine(lives):
