@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from search.seeding import most, with_documents
+from search.seeding import with_documents
+from search.seeds import most
 from search.selection import select, with_baselines
 from search.store import Store
 from search.trial import canonical_json

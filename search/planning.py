@@ -12,7 +12,8 @@ from arch_dsl.identity import brief_text, canonical
 from arch_dsl.patch import Setting
 from search import plugin_files
 from search.design import ALL
-from search.seeding import most, sequential_record, wanted_seeds
+from search.seeding import wanted_seeds
+from search.seeds import most, sequential_record
 from search.selection import group, is_over
 from search.store import Row, Store
 from search.study import Asked, Study, asked_variants

@@ -29,7 +29,7 @@ from search.plugin_files import load_listed
 from search.prune import Pruner
 from search.recipe import Recipe
 from search.resources import Resources
-from search.seeding import Seeds
+from search.seeds import Seeds
 from search.space import Space
 from search.study_values import Axis, Duration, Patch
 from search.tune import Tune, short
