@@ -17,6 +17,7 @@ import pytest
 from search import postgres as server
 from search.addresses import DATABASE, shown
 from search.lock import StudyLock, StudyLocked, StudyLost, holder_of
+from search.recovery import settle
 from search.store import Store, StoreAway, StoreError, StoreRefused
 from search.store_files import open_database
 from tests.search.study_kit import ROOT, Driver, make_store, results, rows_of, steps_run, toy, until
@@ -216,6 +217,22 @@ def test_after_a_restart_of_the_server_a_living_holder_comes_back_first(tmp_path
         with pytest.raises(StudyLocked, match=f"process {os.getpid()} on"):
             StudyLock(tmp_path / "store", "s").acquire()
         first.check()
+
+
+def test_a_driver_that_has_lost_its_study_to_another_commits_nothing_more(tmp_path, url, postgres, monkeypatch):
+    monkeypatch.setattr(server, "RETURN_S", 0.0)
+    driver = Driver(tmp_path / "store", [toy(x, steps=6, step_s=0.2) for x in range(3)])
+    until(lambda: steps_run(tmp_path / "store")[1], 60)
+    driver.process.send_signal(signal.SIGSTOP)  # a host that sleeps, whose connection the network gives up
+    with Store.open(tmp_path / "store") as store:
+        cut(postgres, backend(postgres))
+        with StudyLock(tmp_path / "store", "s"):
+            assert settle(store, "s", lambda: 0) == []
+            before = store.study_trials("s"), store.events()
+            driver.process.send_signal(signal.SIGCONT)
+            code, output = driver.end()
+            assert (code, "somebody else has taken the study" in output) == (75, True), output
+            assert (store.study_trials("s"), store.events()) == before
 
 
 # a server that goes away
