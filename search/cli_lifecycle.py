@@ -6,7 +6,7 @@ import json
 
 import click
 
-from search.cli_kit import JSON, STORE, TRY_AGAIN, fail, store_folder, study_name, verb
+from search.cli_kit import INTERRUPTED, JSON, STORE, TRY_AGAIN, fail, store_folder, study_name, verb
 from search.stop import leave
 
 _STUDY = click.argument("study")
@@ -38,8 +38,11 @@ def watch(study: str, store: str | None, as_json: bool) -> None:
     from search.follow import follow
     from search.progress import make_progress
 
-    with make_progress(as_json=as_json) as progress:
-        summary = follow(store_folder(store), study_name(study), progress)
+    try:
+        with make_progress(as_json=as_json) as progress:
+            summary = follow(store_folder(store), study_name(study), progress)
+    except KeyboardInterrupt:
+        fail(f"no longer watched; who runs {study_name(study)} goes on", INTERRUPTED)
     if as_json:
         event = {"event": "summary", "exit_code": summary.exit_code, "counts": summary.counts}
         click.echo(json.dumps({**event, "message": summary.message}))

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from search.follow import Follower, follow
 from search.lock import StudyLock, holder_of, lock_path
 from search.progress import JsonProgress, LineProgress
 from search.status import lines, status_of
-from tests.search.study_kit import Driver, make_store, results, rows_of, steps_run, toy, until
+from tests.search.study_kit import ROOT, Driver, make_store, results, rows_of, steps_run, toy, until
 
 SLOW = [toy(x, steps=25, step_s=0.05) for x in range(1, 4)]
 
@@ -180,3 +181,13 @@ def test_the_time_left_is_that_of_the_budget_where_it_ends_first(tmp_path):
     progress.plan({"study": "s", "variants": variants, "budget": {"wall_s": 30}}, 12)
     progress.pace.ended("small", 10.0)
     assert 0 < progress.left_s() <= 30
+
+
+def test_ctrl_c_ends_watching_and_not_what_is_watched(tmp_path, driver):
+    watch = [sys.executable, "-c", "from search.cli import main; main()", "watch", "s", "--store", str(tmp_path)]
+    with subprocess.Popen(watch, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        until(lambda: "start" in watching.stderr.readline(), 60, "the first line")
+        watching.send_signal(signal.SIGINT)
+        _, told = watching.communicate(timeout=60)
+    assert (watching.returncode, told.splitlines()[-1]) == (130, "no longer watched; who runs s goes on")
+    assert driver.end()[0] == 0
