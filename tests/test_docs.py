@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import typing
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -58,7 +59,8 @@ def keys_of(cls: type[Spec], prefix: str = "") -> Iterator[tuple[str, FieldType]
     """Path and field of every key of a section and of the sections in it; a model has a page of its own."""
     for name, item in fields_of(cls).items():
         yield f"{prefix}{name}", item
-        for kind in alternatives(item.annotation):
+        annotated = typing.get_origin(item.annotation) is typing.Annotated
+        for kind in alternatives(typing.get_args(item.annotation)[0] if annotated else item.annotation):
             section = isinstance(kind, type) and issubclass(kind, Spec) and not issubclass(kind, Family)
             if section and (getattr(kind, "short_forms", ()) or not hasattr(kind, "parse_node")):
                 yield from keys_of(kind, f"{prefix}{name}.")
