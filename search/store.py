@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from search.database import Changes, Database, Found, StoreAway, StoreError, StoreFull, StoreRefused
+from search.kept import Kept, log_event
 from search.lock import holder_of
 from search.store_files import open_database, write_whole
 from search.trial import Trial, canonical_json
@@ -17,7 +18,6 @@ from search.trial import Trial, canonical_json
 __all__ = ["TERMINAL", "Row", "StaleAttempt", "Store", "StoreAway", "StoreError", "StoreFull", "StoreRefused"]
 
 _MANY = 500  # values in one question
-T = TypeVar("T")
 TERMINAL = ("complete", "pruned", "failed", "diverged")
 
 
@@ -39,7 +39,7 @@ class StaleAttempt(Exception):
     """Someone who no longer holds the trial tried to change it; the newer attempt stands."""
 
 
-class Store:
+class Store(Kept):
     """planned -> running(attempt) -> complete | pruned | failed | diverged.
 
     running -> planned on interruption; running -> paused at the step up to which a trial is wanted, and on from there.
@@ -48,7 +48,8 @@ class Store:
     """
 
     def __init__(self, root: Path, database: Database) -> None:
-        self.root, self.database = root, database
+        super().__init__(database)
+        self.root = root
 
     @classmethod
     def open(cls, root: Path | str, create: bool = True) -> Store:
@@ -233,7 +234,7 @@ class Store:
             )
             for row in rows:
                 self._write_trial_json(key, row["spec"])  # before anybody sees that it runs
-                _event(db, "running", study, key, row["attempt"])
+                log_event(db, "running", study, key, row["attempt"])
             return rows
 
         rows = self._write(take)
@@ -284,7 +285,7 @@ class Store:
                 now = db.execute("SELECT state, attempt FROM trial WHERE key = ?", (key,))
                 stands = f"it is {now[0]['state']} at attempt {now[0]['attempt']}" if now else "there is no such trial"
                 raise StaleAttempt(f"trial {key[:12]}: attempt {attempt} can't make it {state}, {stands}")
-            _event(db, left[0]["state"], left[0]["owner"], key, attempt, detail)
+            log_event(db, left[0]["state"], left[0]["owner"], key, attempt, detail)
 
         self._write(leave)
 
@@ -327,7 +328,7 @@ class Store:
                     "WHERE key = ? AND state = ? RETURNING key",
                     (time.time(), row["key"], row["state"]),
                 ):
-                    _event(db, "reset", study, row["key"])
+                    log_event(db, "reset", study, row["key"])
                     keys.append(row["key"])
             return keys
 
@@ -339,64 +340,6 @@ class Store:
             "SELECT key, attempt FROM trial WHERE state = 'running' AND owner = ? ORDER BY key", (study,)
         )
         return [{"key": row["key"], "attempt": row["attempt"], "folder": self.trial_folder(row["key"])} for row in rows]
-
-    # what was decided and measured
-
-    def decide(self, study: str, name: str, compute: Callable[[], Any]) -> Any:
-        """The study's decision of that name, JSON: computed and stored when first asked for, replayed ever after."""
-        found = self._value("decision", study, name)
-        if found is None:
-            decided = (study, name, json.dumps(compute()), time.time())
-            self._write(
-                lambda db: db.execute(
-                    "INSERT INTO decision (place, name, value, updated) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
-                    decided,
-                )
-            )
-            found = self._value("decision", study, name)
-            assert found is not None
-        return json.loads(found)
-
-    def decided(self, study: str, name: str) -> Any:
-        """The study's decision of that name; None where none was made."""
-        found = self._value("decision", study, name)
-        return None if found is None else json.loads(found)
-
-    def recall(self, kind: str, key: str) -> Any:
-        """What was remembered last under this kind and key, by whichever study; None where nothing was."""
-        found = self._value("memory", kind, key)
-        return None if found is None else json.loads(found)
-
-    def remember(self, kind: str, key: str, value: Any) -> None:
-        """Keeps JSON for all studies of the store, such as a noise floor; the newest stands."""
-        values = (kind, key, json.dumps(value), time.time())
-        self._write(
-            lambda db: db.execute(
-                "INSERT INTO memory (place, name, value, updated) VALUES (?, ?, ?, ?) ON CONFLICT (place, name) "
-                "DO UPDATE SET value = excluded.value, updated = excluded.updated",
-                values,
-            )
-        )
-
-    def _value(self, table: str, place: str, name: str) -> str | None:
-        rows = self._query(f"SELECT value FROM {table} WHERE place = ? AND name = ?", (place, name))
-        text: str | None = rows[0]["value"] if rows else None
-        return text
-
-    # events
-
-    def add_event(
-        self, kind: str, study: str | None = None, key: str | None = None, attempt: int | None = None, **detail: Any
-    ) -> None:
-        """Records a decision or a mishap; `detail` must be JSON."""
-        self._write(lambda db: _event(db, kind, study, key, attempt, detail))
-
-    def events(self, study: str | None = None, key: str | None = None) -> list[dict[str, Any]]:
-        """id, time (unix s), study, key, attempt, kind, detail; oldest first, of one study or trial if given."""
-        asked = [(name, value) for name, value in (("study", study), ("key", key)) if value is not None]
-        where = " AND ".join(["id > 0", *(f"{name} = ?" for name, _ in asked)])
-        rows = self._query(f"SELECT * FROM event WHERE {where} ORDER BY id", [value for _, value in asked])
-        return [{**row, "detail": json.loads(row["detail"])} for row in rows]
 
     # files and connections
 
@@ -413,26 +356,6 @@ class Store:
         for each in (folder.parent, folder):
             each.mkdir(mode=0o700, exist_ok=True)
         write_whole(path, text, durable=False)
-
-    def _query(self, sql: str, values: Sequence[Any] = ()) -> Found:
-        return self.database.query(sql, values)
-
-    def _write(self, body: Callable[[Changes], T]) -> T:
-        return self.database.write(body)
-
-
-def _event(
-    db: Changes,
-    kind: str,
-    study: str | None,
-    key: str | None,
-    attempt: int | None = None,
-    detail: dict[str, Any] | None = None,
-) -> None:
-    db.execute(
-        "INSERT INTO event (time, study, key, attempt, kind, detail) VALUES (?, ?, ?, ?, ?, ?)",
-        (time.time(), study, key, attempt, kind, json.dumps(detail or {})),
-    )
 
 
 def _row_dict(row: dict[str, Any], folder: str) -> dict[str, Any]:

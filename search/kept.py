@@ -1,0 +1,94 @@
+"""What a store keeps besides its trials: what happened, what was decided once, and what all studies may use."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from search.database import Changes, Database, Found
+
+T = TypeVar("T")
+
+
+class Kept:
+    """Events, decisions and memory, in any database."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def decide(self, study: str, name: str, compute: Callable[[], Any]) -> Any:
+        """The study's decision of that name, JSON: computed and stored when first asked for, replayed ever after."""
+        found = self._value("decision", study, name)
+        if found is None:
+            decided = (study, name, json.dumps(compute()), time.time())
+            self._write(
+                lambda db: db.execute(
+                    "INSERT INTO decision (place, name, value, updated) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                    decided,
+                )
+            )
+            found = self._value("decision", study, name)
+            assert found is not None
+        return json.loads(found)
+
+    def decided(self, study: str, name: str) -> Any:
+        """The study's decision of that name; None where none was made."""
+        found = self._value("decision", study, name)
+        return None if found is None else json.loads(found)
+
+    def recall(self, kind: str, key: str) -> Any:
+        """What was remembered last under this kind and key, by whichever study; None where nothing was."""
+        found = self._value("memory", kind, key)
+        return None if found is None else json.loads(found)
+
+    def remember(self, kind: str, key: str, value: Any) -> None:
+        """Keeps JSON for all studies of the store, such as a noise floor; the newest stands."""
+        values = (kind, key, json.dumps(value), time.time())
+        self._write(
+            lambda db: db.execute(
+                "INSERT INTO memory (place, name, value, updated) VALUES (?, ?, ?, ?) ON CONFLICT (place, name) "
+                "DO UPDATE SET value = excluded.value, updated = excluded.updated",
+                values,
+            )
+        )
+
+    def _value(self, table: str, place: str, name: str) -> str | None:
+        rows = self._query(f"SELECT value FROM {table} WHERE place = ? AND name = ?", (place, name))
+        text: str | None = rows[0]["value"] if rows else None
+        return text
+
+    def add_event(
+        self, kind: str, study: str | None = None, key: str | None = None, attempt: int | None = None, **detail: Any
+    ) -> None:
+        """Records a decision or a mishap; `detail` must be JSON."""
+        self._write(lambda db: log_event(db, kind, study, key, attempt, detail))
+
+    def events(self, study: str | None = None, key: str | None = None) -> list[dict[str, Any]]:
+        """id, time (unix s), study, key, attempt, kind, detail; oldest first, of one study or trial if given."""
+        asked = [(name, value) for name, value in (("study", study), ("key", key)) if value is not None]
+        where = " AND ".join(["id > 0", *(f"{name} = ?" for name, _ in asked)])
+        rows = self._query(f"SELECT * FROM event WHERE {where} ORDER BY id", [value for _, value in asked])
+        return [{**row, "detail": json.loads(row["detail"])} for row in rows]
+
+    def _query(self, sql: str, values: Sequence[Any] = ()) -> Found:
+        return self.database.query(sql, values)
+
+    def _write(self, body: Callable[[Changes], T]) -> T:
+        return self.database.write(body)
+
+
+def log_event(
+    db: Changes,
+    kind: str,
+    study: str | None,
+    key: str | None,
+    attempt: int | None = None,
+    detail: dict[str, Any] | None = None,
+) -> None:
+    """Records what happened, in the transaction in which it happens."""
+    db.execute(
+        "INSERT INTO event (time, study, key, attempt, kind, detail) VALUES (?, ?, ?, ?, ?, ?)",
+        (time.time(), study, key, attempt, kind, json.dumps(detail or {})),
+    )
