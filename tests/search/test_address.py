@@ -74,7 +74,7 @@ def head(tmp_path):
             start_new_session=True,
         )
     try:
-        until(lambda: "Ray runtime started" in (tmp_path / "head.txt").read_text(), 120, "the head")
+        until(lambda: "Ray runtime started" in (tmp_path / "head.txt").read_text(), 240, "the head")
         yield f"127.0.0.1:{port}", clean, session
     finally:
         children = [process.pid, *descendants(process.pid)]
@@ -98,7 +98,7 @@ def test_a_study_runs_on_a_cluster_that_has_neither_its_code_nor_its_folder(head
     )
     assert refused.returncode == 75, refused
     assert "oken" in refused.stdout + refused.stderr
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done
     results = [json.loads(path.read_text()) for path in (tmp_path / "store" / "trials").rglob("result.json")]
     assert [result["state"] for result in results] == ["complete"] * 2

@@ -33,12 +33,12 @@ def driver_with_steps(folder, steps):
     """A driver under Ray that has run this many steps of the study in all, and its processes."""
     before = sum(steps_run(folder)[0].values())
     driver = Driver(folder, TRIALS, "ray")
-    until(lambda: sum(steps_run(folder)[0].values()) >= before + steps, 60, "the first steps")
+    until(lambda: sum(steps_run(folder)[0].values()) >= before + steps, 180, "the first steps")
     return driver, descendants(driver.process.pid)
 
 
 def until_gone(processes):
-    until(lambda: not any(map(alive, processes)), 60, "the driver's processes to end")
+    until(lambda: not any(map(alive, processes)), 180, "the driver's processes to end")
 
 
 @pytest.mark.slow
@@ -55,13 +55,13 @@ def test_sigkill_then_ctrl_c_then_an_undisturbed_run_give_the_results_of_one(tmp
 
     driver, second = driver_with_steps(tmp_path, 10)
     driver.group_signal(signal.SIGINT)
-    code, output = driver.end(30)
+    code, output = driver.end(120)
     assert (code, output.count("\n")) == (130, 1), output
     store = make_store(tmp_path)
     assert {row["state"] for row in store.study_trials("s")} <= {"complete", "planned"}
     assert "planned" in {row["state"] for row in store.study_trials("s")}
 
-    code, output = Driver(tmp_path, TRIALS, "inline").end()
+    code, output = Driver(tmp_path, TRIALS, "inline").end(240)
     assert code == 0, output
     assert results(store) == uninterrupted
     steps, starts = steps_run(tmp_path)
@@ -75,11 +75,11 @@ def test_when_ray_dies_nothing_is_charged_and_the_next_run_completes(tmp_path, u
     driver, processes = driver_with_steps(tmp_path, 5)
     raylet = next(pid for pid, command in processes.items() if "/raylet/raylet " in command)
     os.kill(raylet, signal.SIGKILL)
-    code, output = driver.end(90)
+    code, output = driver.end(240)
     assert code == 75, output
     store = make_store(tmp_path)
     assert {row["state"] for row in store.study_trials("s")} <= {"complete", "planned", "running"}
-    assert Driver(tmp_path, TRIALS, "ray").end()[0] == 0
+    assert Driver(tmp_path, TRIALS, "ray").end(240)[0] == 0
     assert results(store) == uninterrupted
     until_gone(processes)
 
@@ -89,10 +89,10 @@ def test_the_driver_ends_even_when_ray_hangs_on_shutdown(tmp_path):
     driver, processes = driver_with_steps(tmp_path, 5)
     stopped = [pid for pid, command in processes.items() if "/raylet/raylet " in command or "/gcs_server " in command]
     driver.process.send_signal(signal.SIGTERM)
-    until(lambda: not any("search.forkserver" in command for command in descendants(driver.process.pid).values()), 30)
+    until(lambda: not any("search.forkserver" in command for command in descendants(driver.process.pid).values()), 120)
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
-    code, output = driver.end(90)
+    code, output = driver.end(240)
     assert (code, output.count("\n")) == (143, 1), output
     until_gone(processes)
 
@@ -102,12 +102,12 @@ def test_when_the_head_of_ray_dies_the_driver_ends_and_the_next_run_completes(tm
     driver, processes = driver_with_steps(tmp_path, 5)
     head = next(pid for pid, command in processes.items() if "/gcs_server " in command)
     os.kill(head, signal.SIGKILL)
-    code, output = driver.end(120)
+    code, output = driver.end(240)
     assert code in (0, 75), output  # 0 where the trials were done before Ray noticed
     store = make_store(tmp_path)
     assert {row["state"] for row in store.study_trials("s")} <= {"complete", "planned", "running"}
     assert not [row["reason"] for row in store.study_trials("s") if (row["reason"] or "").startswith("crash")]
-    assert Driver(tmp_path, TRIALS, "ray").end()[0] == 0
+    assert Driver(tmp_path, TRIALS, "ray").end(240)[0] == 0
     assert results(store) == uninterrupted
     until_gone(processes)
 
@@ -120,7 +120,7 @@ def test_a_trial_that_eats_the_memory_is_ended_and_its_neighbour_lives(tmp_path,
         pytest.skip("needs 8 GB of free memory")
     monkeypatch.setenv("ARCHLAB_MEMORY_LEFT", str((available - 1.5e9) / total))
     hungry = toy(1, steps=80, step_s=0.05, fault={"kind": "grow", "step": 0})
-    code, output = Driver(tmp_path, [hungry, toy(2, steps=40, step_s=0.05)], "ray").end(120)
+    code, output = Driver(tmp_path, [hungry, toy(2, steps=40, step_s=0.05)], "ray").end(240)
     assert code == 0, output
     store = make_store(tmp_path)
     assert [row["attempt"] for row in store.study_trials("s")] == [2, 1]
@@ -129,7 +129,7 @@ def test_a_trial_that_eats_the_memory_is_ended_and_its_neighbour_lives(tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after_s", [0.3, 1.5, 3.0])
+@pytest.mark.parametrize("after_s", [0.3, 2.0])
 def test_sigterm_while_ray_starts_ends_the_run_in_a_line(tmp_path, after_s):
     """Through the command line, as the signals are taken there; Ray's own handler would print a stack trace."""
     study = write_study(tmp_path)
@@ -139,7 +139,7 @@ def test_sigterm_while_ray_starts_ends_the_run_in_a_line(tmp_path, after_s):
     time.sleep(after_s)
     processes = descendants(run.pid)
     run.send_signal(signal.SIGTERM)
-    output, _ = run.communicate(timeout=120)
+    output, _ = run.communicate(timeout=240)
     assert run.returncode == 143, output
     assert "SIGTERM received" not in output, output
     assert "Traceback" not in output, output

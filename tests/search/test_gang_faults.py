@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from search.budget import Limits
 from search.driver import drive
 from search.executor import LOST
 from search.forkserver import ForkServer
@@ -176,7 +177,7 @@ def test_a_pruned_gang_frees_its_cores(executor, tmp_path):
 @pytest.mark.slow
 def test_a_gang_that_is_asked_to_stop_leaves_a_checkpoint_and_goes_on(executor, tmp_path):
     store, trial = make_store(tmp_path), toy(1, steps=30, step_s=0.05)
-    assert run(executor, store, trial, budget_wall_s=1.0).exit_code == 3
+    assert run(executor, store, trial, limits=Limits(wall_s=1.0)).exit_code == 3
     (row,) = store.study_trials("s")
     assert row["state"] == "planned"
     assert run(executor, store, trial).exit_code == 0

@@ -298,7 +298,7 @@ def test_a_machine_of_a_cluster_that_dies_costs_its_trials_nothing(tmp_path, wha
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert found.returncode == 0, found.stdout + found.stderr
     store = make_store(tmp_path)
