@@ -24,7 +24,7 @@ def address(root: Path, variable: str) -> str | None:
     path = root / _FILES[variable]
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise StoreRefused(f"{path} can't be read ({error.strerror}): it should be a file with one URL") from error

@@ -63,6 +63,12 @@ def test_an_absent_store_is_made_only_on_request(tmp_path):
     assert not (tmp_path / "store").exists()
 
 
+def test_a_store_that_is_no_folder_is_said(tmp_path):
+    (tmp_path / "store").write_text("")
+    with pytest.raises(StoreError, match=r"can't make a store at .*/store: "):
+        Store.open(tmp_path / "store")
+
+
 @pytest.mark.parametrize("left", [".trials.db.tmp", "trials.db"])
 def test_a_creation_that_was_killed_half_way_is_completed(tmp_path, left):
     make_store(tmp_path / "whole").close()
