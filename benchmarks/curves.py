@@ -10,10 +10,10 @@ well (B_v). Above its largest stable rate a trial diverges. A trial of seed s sh
 
     y = m + beta_s(u) + (alpha_vs(u) + eps_v,lr,s(u)) / sqrt(2),
 
-of which the batches' noise beta_s is common to all trials of a seed and drops out of differences, alpha is the variant's
-own and eps the trial's; alpha and eps have the standard deviation `noise`, beta twice that. Noise is a stationary
-Gaussian process in ln u with correlation exp(-|difference|): losses at neighbouring steps are alike. The test loss has a
-fifth of `noise` on top. Everything is a pure function of the library's seed and of what is asked.
+of which the batches' noise beta_s is common to all trials of a seed and drops out of differences, alpha is the
+variant's own and eps the trial's; alpha and eps have the standard deviation `noise`, beta twice that. Noise is a
+stationary Gaussian process in ln u with correlation exp(-|difference|): losses at neighbouring steps are alike. The
+test loss has a fifth of `noise` on top. Everything is a pure function of the library's seed and of what is asked.
 """
 
 from __future__ import annotations
