@@ -13,13 +13,16 @@ from search.comparison import load_comparison
 from search.executor import InlineExecutor
 from search.importance import importances
 from search.pareto import front
+from search.planning import plan
 from search.reporting import report
 from search.running import run
 from search.space import Space
 from search.store import Store
+from search.study import load_study
 from tests.search.study_files import write_study
 from tests.search.test_seek import SMALL, Killed, asked, kept, rows_of
 
+SMALL_SEARCH = Path(__file__).parents[2] / "studies" / "search-small.yaml"
 WIDTHS = "space:\n  block.ffn.width: {int: [8, 64], step: 8}\n  block.attention.heads: {choice: [2, 4]}"
 COMPONENTS = """\
 components:
@@ -137,10 +140,9 @@ space:
     assert any("train.optimizer.betas" in each for each in settings), "a condition on two axes holds at times"
     with Store.open(store, create=False) as opened:
         found = opened.study("gates")["variants"][-1]
-    best = asked(
-        [row for row in rows_of(store) if row["key"] in {r["key"] for r in rows_of(store) if r["variant"] == "found"}]
-    )
-    (chosen,) = best.values()
+    rows = rows_of(store)
+    (key,) = (row["key"] for row in rows if row["variant"] == "found")
+    _, chosen = min(asked([row for row in rows if row["key"] == key]).items())
     on = {
         "qk_norm": chosen["qk_norm"] == "on",
         **{name: chosen.get("gate") == name for name in ("sdpa_gate", "value_gate")},
@@ -175,6 +177,15 @@ def test_step_times_are_measured_once_for_each_model(tmp_path: Path, monkeypatch
             tmp_path, text.replace("60s", "0.0001ms").replace("5", "2", 1), study="study: quick", space=space
         )
         run(quick, store, executor="inline", track=False)
+
+
+def test_the_small_search_can_be_planned(tmp_path: Path) -> None:
+    write_study(tmp_path)  # for its corpus
+    changed = {"train.data": {"text": str(tmp_path / "corpus.txt")}, "train.context": 32, "train.batch": 4}
+    planned = plan(load_study(SMALL_SEARCH, changed), tmp_path / "data")
+    assert planned.trials == 2 + 32 + 3, "two seeds of the base, the search, a second seed of three of the front"
+    (base,) = planned.variants
+    assert base.parameters < planned.study.search.constraints.parameters  # type: ignore[union-attr,operator]
 
 
 def test_importances_name_the_axis_that_matters() -> None:
