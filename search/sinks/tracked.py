@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,11 +35,12 @@ class Tracked:
     result: dict[str, Any] | None
     reused: bool
     wanted: bool
+    spec: Callable[[str], str]  # the text of trial.json by key, which has no file before the trial starts
 
     @cached_property
     def trial(self) -> Trial:
-        """What is trained, from trial.json."""
-        return Trial.from_json((self.folder / "trial.json").read_text(encoding="utf-8"))
+        """What is trained."""
+        return Trial.from_json(self.spec(self.key))
 
     @property
     def metrics(self) -> Path:
@@ -88,6 +89,7 @@ def tracked(store: Store, study: str, closing: bool = False) -> list[Tracked]:
                 result=row["result"],
                 reused=row["reused"],
                 wanted=any(wanted for _, wanted in group),
+                spec=store.spec,
             )
         )
     return found

@@ -198,6 +198,15 @@ def test_it_is_also_an_optuna_trial(store: Store) -> None:
     assert second.params["variant"] == "baseline"
 
 
+def test_trials_that_have_not_started_hold_nobody_up(store: Store) -> None:
+    finished(store, row())
+    store.add_trials("gates", [row(), row(seed=1, lr=4e-3)])
+    assert not (store.trial_folder(row(seed=1, lr=4e-3).trial.key) / "trial.json").exists()
+    assert sync(store.root) == {"gates": 0}
+    (only,) = recorded(store)
+    assert only.distributions["lr"].high == 4e-3  # of all that will come
+
+
 @pytest.mark.parametrize("lost", ["everything", "the last note", "the database of notes"])
 def test_sending_twice_changes_nothing(store: Store, lost: str) -> None:
     """A kill between sending and noting the answer, at any point, is a replay."""
@@ -441,7 +450,7 @@ def test_close_keeps_its_time_limit_when_a_server_hangs(store: Store, monkeypatc
 
 def test_one_refused_trial_does_not_hold_the_others(store: Store) -> None:
     bad, good = finished(store, row()), finished(store, row(seed=1))
-    (store.trial_folder(bad) / "trial.json").write_text("{")
+    store.database.write(lambda db: db.execute("UPDATE trial SET spec = '{' WHERE key = ?", (bad,)))
     left = sync(store.root)["gates"]
     assert left > 0
     assert runs(store).keys() == {good}
