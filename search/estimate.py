@@ -30,7 +30,8 @@ class Estimate:
 
 def estimate(plan: Plan, root: Path, slots: int, done: int = 0) -> Estimate:
     """The time of the trials that are left when `done` have a result; training takes three forward passes' FLOPs."""
-    per_variant = plan.trials / len(plan.variants)
+    saved = plan.study.tune.saved if plan.study.tune else 0.0
+    per_variant = plan.trials / len(plan.variants) - saved
     left = 1 - done / plan.trials
     if steps := _step_times(plan, root):
         train_s = sum(v.recipe.all_steps * s * per_variant for v, s in zip(plan.variants, steps, strict=True))

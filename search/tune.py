@@ -135,6 +135,15 @@ class Tune(Spec):
     def _all(self) -> list[tuple[Any, ...]]:
         return [axis.values for axis in self.axes.values()]
 
+    @property
+    def saved(self) -> float:
+        """How many whole trials the brackets save of a variant's points; less where neighbours go on after all."""
+        standing, saved = len(self.points), 0.0
+        for rung in self.brackets.rungs if self.brackets else ():
+            going = math.ceil(self.brackets.keep * standing) if self.brackets else standing
+            saved, standing = saved + (standing - going) * (1 - rung), going
+        return saved
+
     def record(self) -> dict[str, Any]:
         """What the store keeps: values by path (`lr` for train.lr), and the options where they do something."""
         found: dict[str, Any] = {short(path): list(axis.values) for path, axis in self.axes.items()}

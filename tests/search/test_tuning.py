@@ -328,3 +328,15 @@ def test_reports_show_the_curve_and_what_ended_early(tmp_path: Path) -> None:
     (selection, *_) = select(record, trials)
     assert any("ended early, being behind" in note for note in tuning_notes(selection))
     assert not selection.missing_points
+
+
+@pytest.mark.parametrize(
+    ("options", "saved"),
+    [
+        ("lr: [1e-3, 2e-3]", 0.0),
+        ("lr: {grid: 1-2-5, from: 1e-3, to: 2e-2}", 2 * 0.8),  # 3 of 5 go on from a fifth
+        ("lr: [1e-3, 2e-3, 3e-3, 4e-3], brackets: {rungs: [0.2, 0.5], keep: 0.5}", 2 * 0.8 + 1 * 0.5),
+    ],
+)
+def test_what_brackets_save_is_known_beforehand(options: str, saved: float) -> None:
+    assert tune_of(f"{{{options}}}").saved == pytest.approx(saved)
