@@ -141,7 +141,7 @@ def test_too_few_seeds_resolve_nothing_and_one_variant_compares_nothing(tmp_path
 
 def test_sequential_seeds_run_until_they_resolve_and_no_further(tmp_path: Path) -> None:
     """The whole way: a study whose variants differ clearly and not at all, with real trials."""
-    train = SECTIONS["train"].replace("lr: 1e-3", "lr: 1e-2").replace("tokens: 1k", "tokens: 6k")
+    train = SECTIONS["train"].replace("lr: 1e-3", "lr: 1e-2").replace("tokens: 1k", "tokens: 4k")
     variants = """\
 variants:
   baseline: {}

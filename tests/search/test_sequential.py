@@ -124,7 +124,7 @@ def false_alarms(studies: int, variants: int, noise: Noise, documents: float) ->
 def test_equal_variants_are_rarely_told_apart_at_any_number_of_seeds(
     variants: int, noise: Noise, documents: float
 ) -> None:
-    studies = 300
+    studies = 160
     found = false_alarms(studies, variants, noise, documents)
     assert found <= stats.binom.ppf(0.999, studies, 0.05) / studies
 
