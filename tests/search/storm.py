@@ -21,6 +21,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
+from search.faults import RETRIES
 from search.store import Store, StoreError
 from search.worker import read_attempt
 from tests.search.oracle import assert_sent, assert_whole, journal_points, mlflow_points, whole_of
@@ -132,6 +133,7 @@ class Storm:
         self.done: list[tuple[float, str, dict[str, int]]] = []  # unix s, kind, attempt by trial complete before
         self.complete: dict[str, int] = {}  # attempt by trial that was seen complete
         self.runs, self.waits = 0, True
+        self.hits, self.aimed = Counter(), ""  # kills of a trial's own process, by trial
         self.struck: set[str] = set()  # kinds killed in this run
         self.down: dict[str, float] = {}  # when which server comes back
 
@@ -191,6 +193,7 @@ class Storm:
             if victim is None:
                 return False
             self.see_complete()
+            self.hits[self.aimed] += kind == "worker"
             with suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)
         self.struck.add(self.kills.pop())
@@ -204,8 +207,15 @@ class Storm:
             named = {"raylet": "/raylet/raylet ", "gcs": "/gcs_server "}[kind]
             return next((pid for pid, command in descendants(driver).items() if named in command), None)
         for path in self.root.glob("trials/*/*/attempt.json"):
-            pid = read_attempt(path.parent).get("pid")
-            if pid and not (path.parent / "result.json").exists() and alive(pid) and pid in descendants(driver):
+            pid, self.aimed = read_attempt(path.parent).get("pid"), path.parent.name
+            spared = self.hits[self.aimed] >= RETRIES["crash"]  # one crash more would be its last
+            if (
+                pid
+                and not spared
+                and not (path.parent / "result.json").exists()
+                and alive(pid)
+                and pid in descendants(driver)
+            ):
                 return int(pid)
         return None
 
