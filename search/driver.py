@@ -135,7 +135,7 @@ class _Driver:
             self.shipper.start()
         try:
             self.executor.start()
-            forget_request(self.store.root, self.study)
+            forget_request(self.store, self.study)
             self.notice(*settle(self.store, self.study, lambda: self.executor.gpus))
             if self.account.limits.of_life:
                 self.account.spent = spent_of(self.store, self.study)
@@ -176,6 +176,9 @@ class _Driver:
         if elsewhere:
             owners = {owner for owner in elsewhere.values() if owner not in (None, self.study)}
             self.notice(*take_over(self.store, owners, lambda: self.executor.gpus))
+        if self.study in elsewhere.values():  # started by a driver that had lost the study, and nobody's now
+            self.notice(*settle(self.store, self.study, lambda: self.executor.gpus, but=self.running))
+            self.planner.changed = True
         self.watch()
         self.emit("tick", running={key: each.folder for key, each in self.running.items()})
         return True
@@ -203,6 +206,7 @@ class _Driver:
     def launch_one(self, row: dict[str, Any], until: int | None, tokens: int) -> None:
         """Claims a trial and submits it, unless another study was faster."""
         key, folder = row["key"], Path(row["folder"])
+        self.holds()  # planning may have taken long
         attempt = self.store.claim(key, self.study)
         if attempt is None:
             self.table.elsewhere[key], self.planner.changed = None, True
@@ -254,9 +258,10 @@ class _Driver:
         self.emit("finished", key=key, attempt=running.attempt, state=state, reason=reason, result=result)
 
     def release(self, key: str, running: _Running, reason: str) -> None:
-        """running -> planned, or paused: it waits for a place again."""
+        """running -> planned, or paused: it waits for a place again, if it is still wanted."""
         self.store.release(key, running.attempt, reason, self.spent(key, running))
-        self.table.waiting.appendleft(running.row)
+        if key in self.table.until:
+            self.table.waiting.appendleft(running.row)
 
     def spent(self, key: str, running: _Running) -> dict[str, Any]:
         """What an attempt that ended took, which the account notes."""

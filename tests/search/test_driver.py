@@ -463,6 +463,25 @@ def test_what_is_not_the_trials_fault_is_never_charged(tmp_path, kind):
     assert store.study_trials("s")[0]["attempt"] == 9
 
 
+def test_a_trial_that_is_not_wanted_any_more_does_not_come_back(tmp_path, monkeypatch):
+    """Its process is lost while another trial's result has changed what the planner wants, and the planner rests."""
+    monkeypatch.setattr("search.table.REST", math.inf)
+    store, rows = make_store(tmp_path), rows_of(toy(1), toy(2))
+    endings = [{"state": "complete"}, Failure("node", "gone"), {"state": "complete"}]
+
+    class InTurn(ByHand):
+        def wait(self, timeout):
+            key, _, attempt = self.submitted.pop(0)
+            return [Finished(key, attempt, endings.pop(0))]
+
+    def plan(known):
+        return rows[:1] if any(row["state"] == "complete" for row in known) else rows
+
+    assert drive(store, "s", plan, InTurn()).counts == {"complete": 1, "reused": 0}
+    (dropped,) = store.study_trials("s", orphaned=True)
+    assert (dropped["key"], dropped["state"], dropped["attempt"]) == (toy(2).key, "planned", 1)
+
+
 def test_when_the_executor_dies_rows_stay_running_and_nothing_is_charged(tmp_path):
     store, executor, rows = make_store(tmp_path), ByHand(), rows_of(toy(1), toy(2), toy(3))
     executor.wait = lambda timeout: [Finished(toy(1).key, 1, Failure("infra", "the raylet died"))]
