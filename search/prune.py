@@ -25,7 +25,7 @@ class Seen:
     """What a pruner is told of the trial `key`, which was validated just now, and whose full length is `steps`.
 
     `others` are the histories of comparable trials by key. `baseline` is that of the baseline's trial on the same
-    batches, whole, at the same rate where there is one; `errors` is by step the standard error of the difference to
+    batches, whole, at the same settings where there is one; `errors` is by step the standard error of the difference to
     it that comes from the few windows of the validation curve. `seed_sd` is the noise of one trial's seed, 0 where no
     study has told. Losses are in nats per token.
     """
@@ -158,8 +158,9 @@ class PairedPruner(Pruner):
     where w is the standard error of g_m over the windows, s that of its moves along the later half of the points so far
     (J. von Neumann, 1941), z the normal quantile of `level`, and b the baseline's losses: it may make up `catch_up`
     times what the baseline still improved. Nothing is pruned in the first `warmup` of the steps, nor before the
-    baseline's trial is whole, which runs first. As both curves are functions of their trials, the decision does not
-    depend on timing. Repeats are pruned too; then the variant is given up, and says so in the table.
+    baseline's trial is whole, which starts first. As both curves are functions of their trials, so is what is found at
+    a point; a trial that ends before the baseline's stays whole. Repeats are pruned too; then the variant is given up,
+    and says so in the table.
     """
 
     paired = True

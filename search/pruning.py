@@ -16,6 +16,8 @@ from search.trial import Trial, canonical_json
 from search.watch import read_metrics, validation_history
 from search.windows import paired_error, read_windows
 
+SEED_SD = "seed_sd"  # the study's decisions of this name: the noise that paired pruning goes by
+
 
 def pruning(pruner: Pruner, study: str, store: Store) -> Callable[[str, int, list[tuple[int, float]]], bool]:
     """Compares a trial's validation losses with those of the study's others of the same data and recipe but the rate.
@@ -34,6 +36,9 @@ class _Pruning:
         self.kinds: dict[str, tuple[str, int, int]] = {}
         self.judged: dict[str, set[int]] = {}
         self.whole: dict[str, History] = {}
+        self.noise: dict[str, float] = {}
+        for variant in self._variants() if pruner.paired else ():
+            self._seed_sd(variant)
 
     def should_prune(self, key: str, step: int, history: list[tuple[int, float]]) -> bool:
         """Whether the trial of `key` is to end, given its validations so far."""
@@ -76,11 +81,11 @@ class _Pruning:
             return lambda history: Seen(key, history, histories, steps)
         curve = self._curve(base)
         errors = dict(self._errors(row, base, windows))
-        seed_sd = self._seed_sd(row["variant"])
+        seed_sd = next((self._seed_sd(each) for each in self._variants() if each["name"] == row["variant"]), 0.0)
         return lambda history: Seen(key, history, {}, steps, curve, errors, seed_sd)
 
     def _baseline(self, mine: list[dict[str, Any]], rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-        """The baseline's complete trial with the same seed and recipe: at the same rate, or for a repeat its own."""
+        """The baseline's complete trial of the same seed and recipe: at the same settings, or for a repeat its own."""
         record = with_baselines(self.store.study(self.study))
         bases = {variant["name"]: variant["baseline"] for variant in record["variants"]}
         row = next((each for each in mine if each["role"] == "repeat"), mine[0])
@@ -95,9 +100,13 @@ class _Pruning:
             and each["role"] in ("tune", "repeat")
             and self._kind(each["key"]) == kind
         ]
-        alike = [each for each in found if each["settings"].get("lr") == row["settings"].get("lr")]
+        alike = [each for each in found if each["settings"] == row["settings"]]
         reported = [each for each in found if each["role"] == row["role"] == "repeat"]
         return next(iter([*alike, *reported]), None)
+
+    def _variants(self) -> list[dict[str, Any]]:
+        variants: list[dict[str, Any]] = self.store.study(self.study)["variants"]
+        return variants
 
     def _curve(self, base: dict[str, Any]) -> History:
         if base["key"] not in self.whole:
@@ -111,11 +120,19 @@ class _Pruning:
         for step in ours.keys() & theirs.keys() & losses.keys():
             yield step, paired_error(ours[step], theirs[step], losses[step])
 
-    def _seed_sd(self, variant: str) -> float:
-        """The seeds' noise at this scale and data as far as the store's studies have told."""
-        record = self.store.study(self.study)
-        mine = [each for each in record["variants"] if each["name"] == variant and "batches" in each]
-        noise = known_noise(self.store, noise_key(mine[0])) if mine else None
+    def _seed_sd(self, variant: dict[str, Any]) -> float:
+        """The seeds' noise at a variant's scale and data, 0 where no study has told it.
+
+        Decided once for the study: what it tells itself meanwhile must not change what a later run of it prunes.
+        """
+        if "batches" not in variant:
+            return 0.0
+        if (key := noise_key(variant)) not in self.noise:
+            self.noise[key] = self.store.decide(self.study, f"{SEED_SD} {key}", lambda: self._told(key))
+        return self.noise[key]
+
+    def _told(self, key: str) -> float:
+        noise = known_noise(self.store, key)
         return noise.variance**0.5 if noise else 0.0
 
     def _kind(self, key: str) -> tuple[str, int, int]:

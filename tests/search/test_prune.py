@@ -14,6 +14,7 @@ from arch_dsl.errors import SpecError
 from arch_dsl.parse import parse_value
 from arch_dsl.source import Node
 from benchmarks.pruners import Noise, paired
+from search.noise import noise_key
 from search.prune import AshaPruner, History, HyperbandPruner, MedianPruner, PairedPruner, Pruner, Seen
 from search.pruning import pruning
 from search.store import Row, Store
@@ -352,3 +353,34 @@ def test_paired_compares_nothing_with_another_seed_or_with_itself(tmp_path: Path
         assert not decide(other.key, 50, list(behind(0.3)))
         assert not decide(trial(0, lr=1e-3).key, 50, list(BASE[:5]))
         assert decide(key, 50, list(behind(0.3)))
+
+
+def test_paired_compares_with_the_baseline_at_the_same_settings_whatever_else_is_tuned(tmp_path: Path) -> None:
+    """Two trials of the baseline share the rate; which of them is whole first must not matter."""
+    wide, narrow = ({"lr": 1e-3, "block.attention.head_dim": size} for size in (64, 32))
+    trials = [trial(number, lr=1e-3) for number in range(3)]
+    with Store.open(tmp_path) as store:
+        store.save_study("s", {"baseline": "b", "variants": [{"name": "b"}, {"name": "v"}]}, "")
+        told = zip(trials, ("b", "b", "v"), (wide, narrow, narrow), strict=True)
+        store.add_trials("s", [Row(each, name, "tune", settings, 0) for each, name, settings in told])
+        for each, history in zip(trials, (BASE, behind(0.3), behind(0.3)), strict=True):
+            assert store.claim(each.key, "s") == 1
+            validated(store, each, history)
+        store.finish(trials[0].key, 1, "complete", {"validation": {"loss": 3.0}})
+        assert not pruning(PairedPruner(), "s", store)(trials[2].key, 50, list(behind(0.3)))
+
+
+def test_what_a_study_tells_of_its_noise_changes_nothing_for_its_next_run(tmp_path: Path) -> None:
+    store, key = paired_store(tmp_path, ("repeat", "repeat"))
+    with store:
+        variants = [{"name": name, "batches": "text", "parameters": 1000} for name in ("b", "v")]
+        store.save_study("s", {"baseline": "b", "variants": variants}, "")
+        store.finish(trial(0, lr=1e-3).key, 1, "complete", {"validation": {"loss": 3.0}})
+        pruning(PairedPruner(), "s", store)
+        told = {"variance": 1.0, "df": 9, "documents": None, "trials": 12, "keys": []}
+        store.remember("noise", noise_key(variants[1]), {"s": told})
+        assert pruning(PairedPruner(), "s", store)(key, 50, list(behind(0.3)))
+        store.save_study("new", {"baseline": "b", "variants": variants}, "")
+        trials = [Row(trial(n, lr=1e-3), name, "repeat", {"lr": 1e-3}, 0) for n, name in enumerate("bv")]
+        store.add_trials("new", trials)
+        assert not pruning(PairedPruner(), "new", store)(key, 50, list(behind(0.3)))
