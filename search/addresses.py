@@ -12,6 +12,7 @@ from search.database import StoreRefused
 
 DATABASE, MLFLOW = "ARCHLAB_DATABASE", "ARCHLAB_MLFLOW"
 _FILES = {DATABASE: "database.url", MLFLOW: "mlflow.url"}
+UNREADABLE = "a URL that can't be read"
 
 
 def address(root: Path, variable: str) -> str | None:
@@ -44,9 +45,9 @@ def shown(url: str) -> str:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
     except ValueError:
-        return "a URL that can't be read"
-    if not parts.scheme:
-        return "a URL that can't be read"
+        return UNREADABLE
+    if not parts.scheme or "@" in parts.path + parts.query + parts.fragment:  # of a password with a bare / ? or #
+        return UNREADABLE
     user = f"{parts.username}:***@" if parts.password else f"{parts.username}@" if parts.username else ""
     return f"{parts.scheme}://{user}{host}{f':{port}' if port else ''}{parts.path}"
 

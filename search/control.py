@@ -43,9 +43,17 @@ def stop_requested(root: Path, study: str) -> bool:
     return _request(root, study).exists()
 
 
-def forget_request(root: Path, study: str) -> None:
-    """Removes a request that was meant for a driver before."""
-    _request(root, study).unlink(missing_ok=True)
+def forget_request(store: Store, study: str) -> None:
+    """Removes a request that was meant for a driver before; one that came while this one was starting stays."""
+    path = _request(store.root, study)
+    try:
+        asked = json.loads(path.read_text())
+    except FileNotFoundError:
+        return
+    except ValueError:  # after a power cut
+        asked = {}
+    if asked.get("holder") != store.holder(study):
+        path.unlink(missing_ok=True)
 
 
 def retry(store: Store, study: str, variants: Collection[str] = ()) -> dict[str, int]:

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from search.addresses import shown
+from search.addresses import UNREADABLE, shown
 from search.database import Changes, Found, StoreAway, StoreError, StoreFull, StoreRefused
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ def connect(url: str) -> psycopg.Connection[dict[str, Any]]:
     """A connection of its own, without a transaction open. Raises psycopg.Error, StoreRefused for what is no URL."""
     library = _psycopg()
     try:
+        if shown(url) == UNREADABLE:  # errors of the library would tell parts of it
+            raise library.ProgrammingError
         library.conninfo.conninfo_to_dict(url)
     except library.ProgrammingError:  # its text repeats the URL
         raise StoreRefused(
@@ -86,9 +88,10 @@ class Postgres:
 
         def attempt(connection: psycopg.Connection[dict[str, Any]]) -> T:
             if unsure:
-                number, found = unsure.pop()
+                number, found = unsure[-1]
                 if _committed(connection, number):
                     return found
+                unsure.clear()
             changes = _PostgresChanges(connection)
             with connection.transaction():
                 begun = changes.execute(
@@ -282,7 +285,10 @@ def _close(connections: list[psycopg.Connection[dict[str, Any]]]) -> None:
 def _committed(connection: psycopg.Connection[dict[str, Any]], number: str) -> bool:
     """Whether a transaction whose answer was lost has been committed; one that is under way is waited for."""
     while True:
-        row = connection.execute("SELECT pg_xact_status(%s::xid8) AS status", [number]).fetchone()
+        try:
+            row = connection.execute("SELECT pg_xact_status(%s::xid8) AS status", [number]).fetchone()
+        except _psycopg().errors.InvalidParameterValue:  # a server that crashed has forgotten that it began
+            return False
         if row is None or row["status"] != "in progress":
             return row is not None and row["status"] == "committed"
         time.sleep(0.05)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from search.budget import attempt_spent
 from search.lock import StudyLock, StudyLocked
@@ -10,11 +10,16 @@ from search.store import Store
 from search.worker import read_result
 
 
-def settle(store: Store, study: str, gpus: Callable[[], float]) -> list[str]:
-    """Under that study's lock its running rows run no more; each had so many GPUs. Returns the keys with a result."""
+def settle(store: Store, study: str, gpus: Callable[[], float], but: Container[str] = ()) -> list[str]:
+    """Under that study's lock its running rows run no more, but for those that who has the lock runs himself.
+
+    Each had so many GPUs. Returns the keys with a result.
+    """
     done = []
     for orphan in store.orphans(study):
         key, attempt = orphan["key"], orphan["attempt"]
+        if key in but:
+            continue
         result = read_result(orphan["folder"])
         spent = attempt_spent(orphan["folder"], attempt, gpus())
         if result is not None:

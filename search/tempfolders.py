@@ -6,13 +6,14 @@ import os
 import re
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 
 def private_folder(kind: str) -> Path:
     """A new folder of mode 0700, /tmp/archlab-<kind>-<pid>-...; removes those of `kind` whose process is gone."""
     for left in left_over(kind):
-        shutil.rmtree(left, ignore_errors=True)  # another process may be removing it too
+        shutil.rmtree(left, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"archlab-{kind}-{os.getpid()}-"))
 
 
@@ -21,8 +22,9 @@ def left_over(kind: str = "[a-z]+") -> list[Path]:
     found = []
     for path in Path(tempfile.gettempdir()).glob("archlab-*-*-*"):
         match = re.fullmatch(rf"archlab-{kind}-(\d+)-.*", path.name)
-        if match and not _alive(int(match[1])) and path.stat().st_uid == os.getuid():
-            found.append(path)
+        with suppress(FileNotFoundError):  # another process may be removing it too
+            if match and not _alive(int(match[1])) and path.stat().st_uid == os.getuid():
+                found.append(path)
     return found
 
 

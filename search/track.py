@@ -212,4 +212,4 @@ def _reason(error: BaseException) -> str:
     parts = [f"{type(error).__name__}: {error}".splitlines()[0]]
     if error.__cause__ is not None:
         parts.append(f"{type(error.__cause__).__name__}: {error.__cause__}".splitlines()[0])
-    return re.sub(r"://[^/@\s]*@", "://***@", " <- ".join(parts))[:500]
+    return re.sub(r"://\S*@", "://***@", " <- ".join(parts))[:500]

@@ -14,7 +14,7 @@ from search.budget import Limits
 from search.driver import drive
 from search.executor import Failure, Finished, InlineExecutor
 from search.faults import Breaker, Retries
-from search.lock import StudyLock, StudyLocked
+from search.lock import StudyLock, StudyLocked, StudyLost
 from search.store import Row, StoreFull
 from tests.search.study_kit import ENTRY, ROOT, Driver, make_store, results, rows_of, steps_run, toy, until
 
@@ -266,6 +266,30 @@ def test_a_trial_that_a_dead_study_left_running_is_taken_over(tmp_path):
     make_store(tmp_path, "s").close()
     assert drive_inline(store, rows_of(toy())).exit_code == 0
     assert store.study_trials("s")[0]["attempt"] == 2
+
+
+def test_a_trial_that_a_driver_started_after_it_had_lost_the_study_is_planned_again(tmp_path):
+    store = make_store(tmp_path)
+    lost = []
+
+    def plan(rows):
+        if rows and not lost:
+            lost.append(store.claim(toy(1).key, "s"))
+        return rows_of(toy(1), toy(2))
+
+    assert drive_inline(store, plan).exit_code == 0
+    assert [row["attempt"] for row in store.study_trials("s")] == [2, 1]
+
+
+def test_who_has_lost_a_study_while_planning_starts_nothing(tmp_path):
+    class Lost(StudyLock):
+        def check(self):
+            raise StudyLost("somebody else has it")
+
+    store = make_store(tmp_path)
+    with Lost(tmp_path, "s") as lock, pytest.raises(StudyLost):
+        drive_inline(store, rows_of(toy()), lock=lock)
+    assert results(store)[toy().key] == ("planned", None)
 
 
 def test_a_study_is_driven_once_at_a_time(tmp_path):

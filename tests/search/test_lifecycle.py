@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from search.cli import main
-from search.control import stop_study
+from search.control import forget_request, stop_requested, stop_study
 from search.follow import Follower, follow
 from search.lock import StudyLock, holder_of, lock_path
 from search.progress import JsonProgress, LineProgress
@@ -72,6 +72,20 @@ def test_a_process_that_does_not_hold_the_lock_is_never_signalled(tmp_path):
             assert stop_study(tmp_path, "s", wait_s=0.2)["how"] == "request"
         finally:
             other.kill()
+
+
+def test_a_request_that_comes_while_its_driver_starts_is_not_forgotten(tmp_path):
+    store = make_store(tmp_path, rows=rows_of(toy()))
+    request = lock_path(tmp_path, "s").with_suffix(".stop")
+    with StudyLock(tmp_path, "s"):
+        request.write_text(json.dumps({"holder": holder_of(tmp_path, "s")}))
+        forget_request(store, "s")
+        assert stop_requested(tmp_path, "s")
+        for other in (json.dumps({"holder": {"host": "elsewhere", "pid": 1, "since": "2026"}}), ""):
+            request.write_text(other)
+            forget_request(store, "s")
+            assert not stop_requested(tmp_path, "s")
+    store.close()
 
 
 def test_stopping_what_nobody_runs_says_so(tmp_path):

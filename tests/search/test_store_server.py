@@ -60,6 +60,7 @@ def test_a_password_is_never_said_whatever_is_wrong_with_the_address(tmp_path, p
         postgres.url("nowhere", password=postgres.PASSWORD): "does not exist",
         postgres.url("lab").replace("open%3Asesame", "s3cret%zz"): "is no address of PostgreSQL",
         "s3cret": "a URL that can't be read is no address",
+        postgres.url("lab", password="s3cret/12"): "a URL that can't be read is no address",
     }
     postgres.emptied()
     for address, message in wrong.items():
@@ -102,6 +103,8 @@ def test_an_address_in_a_file_is_read_only_where_nobody_else_can(tmp_path, postg
         ("postgresql:///d?host=/run", "postgresql:///d"),
         ("http://token@h/x#p", "http://token@h/x"),
         ("postgresql://u:p@[::1/d", "a URL that can't be read"),
+        ("postgresql://u:12/34@h/d", "a URL that can't be read"),
+        ("postgresql://u:12#34@h/d", "a URL that can't be read"),
     ],
 )
 def test_what_is_shown_of_an_address(address, said):
@@ -239,11 +242,11 @@ def test_a_driver_that_has_lost_its_study_to_another_commits_nothing_more(tmp_pa
 
 
 class Proxy:
-    """Stands between a client and the server, and cuts the line around the next COMMIT."""
+    """Stands between a client and the server, and cuts the line around the next COMMIT, then before `also` if given."""
 
     def __init__(self, port):
         self._server, self._socket = port, socket.create_server(("127.0.0.1", 0))
-        self.port, self.cut = self._socket.getsockname()[1], None
+        self.port, self.cut, self.also = self._socket.getsockname()[1], None, None
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
@@ -266,6 +269,9 @@ class Proxy:
                             real.recv(65536)  # the server has said that it is done
                         self.cut = None
                         return
+                    if ready is client and self.also and self.also in data:
+                        self.also = None
+                        return
                     (real if ready is client else client).sendall(data)
 
     def close(self):
@@ -287,6 +293,22 @@ def test_a_commit_whose_answer_was_lost_happens_once(tmp_path, url, postgres, mo
         store.finish(toy().key, 1, "complete", {"x": 1})
         assert [event["kind"] for event in store.events("s")] == ["running", "complete"]
     proxy.close()
+
+
+def test_a_commit_whose_answer_was_lost_twice_happens_once(tmp_path, url, postgres, monkeypatch):
+    make_store(tmp_path / "store", rows=rows_of(toy())).close()
+    proxy = Proxy(postgres.port)
+    monkeypatch.setenv(DATABASE, re.sub(r":\d+/lab", f":{proxy.port}/lab", url))
+    with Store.open(tmp_path / "store") as store:
+        proxy.cut, proxy.also = "after", b"pg_xact_status"
+        assert store.claim(toy().key, "s") == 1
+        assert (proxy.cut, proxy.also) == (None, None)
+    proxy.close()
+
+
+def test_a_commit_that_a_crashed_server_has_no_trace_of_did_not_happen(url):
+    with contextlib.closing(server.connect(url)) as connection:
+        assert not server._committed(connection, str(2**40))
 
 
 def test_a_server_that_stays_away_is_said_after_a_while_and_nothing_is_lost(tmp_path, url, postgres, monkeypatch):
