@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from search.selection import Selection, loss, select, with_baselines
+from search.selection import Selection, is_lost, loss, select, with_baselines
 from search.store import TERMINAL
 
 if TYPE_CHECKING:  # what needs scipy is imported where it is used: most commands only read `seeds`
@@ -35,9 +35,9 @@ def wanted_seeds(record: dict[str, Any], trials: list[dict[str, Any]]) -> dict[s
     selections = select(record, trials)
     while True:
         wanted = {name: seeds[:count] for name, count in counts.items()}
-        if not all(_ended(selection, wanted[selection.variant]) for selection in selections):
-            return wanted
         seen = [_restricted(selection, wanted[selection.variant]) for selection in selections]
+        if not all(each.pruned or _ended(now, wanted[now.variant]) for each, now in zip(selections, seen, strict=True)):
+            return wanted
         growing = [name for name in _undecided_once(record, seen) if counts[name] < len(seeds)]
         if not growing:
             return wanted
@@ -111,7 +111,7 @@ def _ended(selection: Selection, seeds: Iterable[int]) -> bool:
     if selection.has_no_mean:
         return True
     if selection.settings is None and selection.tuned:
-        return all(trial["state"] in TERMINAL for trial in selection.tuned)
+        return all(trial["state"] in TERMINAL or is_lost(trial) for trial in selection.tuned)
     return all(seed in selection.reported and selection.reported[seed]["state"] in TERMINAL for seed in seeds)
 
 

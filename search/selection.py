@@ -41,11 +41,6 @@ class Selection:
         return {s: t for s, t in self.reported.items() if t["state"] == "complete" and loss(t, "test") is not None}
 
     @property
-    def stopped(self) -> list[dict[str, Any]]:
-        """The tuned trials that ended early on the way to the best one."""
-        return [t for t in self.tuned if t["state"] == "paused"]
-
-    @property
     def diverged(self) -> bool:
         """A reported seed diverged, or every tried rate did: the variant has no mean."""
         if any(t["state"] == "diverged" for t in self.reported.values()):
@@ -118,7 +113,7 @@ def choose(record: dict[str, Any], variant: str, mine: list[dict[str, Any]]) -> 
         settings = repeats[0]["settings"] if repeats else None
         reported = {t["seed"]: t for t in repeats}
     searched = any(t["role"] == "search" for t in tuned)
-    hopeless = settings is None and bool(tuned) and all(t["state"] in TERMINAL for t in tuned)
+    hopeless = settings is None and bool(tuned) and all(is_lost(t) or t["state"] in TERMINAL for t in tuned)
     given_up = any(t["state"] == "pruned" for t in repeats)
     wanted_seeds = list(reported) if searched or hopeless or given_up else record["seeds"]
     return Selection(
@@ -150,6 +145,14 @@ def is_over(trial: dict[str, Any]) -> bool:
         return trial["state"] in TERMINAL
     until = trial.get("until")
     return until is not None and bool(trial["result"]["step"] >= until)
+
+
+def is_lost(trial: dict[str, Any]) -> bool:
+    """Whether a trial waits where its loss is not finite: from there none goes on."""
+    if trial["state"] != "paused" or not is_over(trial):
+        return False
+    value = trial["result"]["validation"]["loss"]
+    return value is None or not math.isfinite(value)
 
 
 def is_number(value: Any) -> bool:

@@ -98,6 +98,26 @@ def test_a_variant_that_has_no_mean_asks_for_nothing_and_holds_nobody_up() -> No
     assert counts(record, trials) == dict.fromkeys(EFFECTS, 2)
 
 
+def test_a_seed_that_nobody_asked_for_ends_no_waiting() -> None:
+    """It diverged when a study's `max` was larger; seed 1 is on its way."""
+    record, trials = study(), trained(study())
+    more = [make_trial("worse", "repeat", {}, 5, 9.0)]
+    end_as(more, "diverged")
+    pick(trials, "worse", seed=1)[0]["state"] = "running"
+    assert counts(record, trials + more) == dict.fromkeys(EFFECTS, 2)
+
+
+def test_a_variant_whose_values_all_wait_without_a_loss_holds_nobody_up() -> None:
+    record = study(rates=(1e-3, 2e-3))
+    tuned = [make_trial(n, "tune", {"lr": lr}, 0, e + lr * 10) for n, e in EFFECTS.items() for lr in (1e-3, 2e-3)]
+    repeats = [make_trial(n, "repeat", {"lr": 1e-3}, seed, e) for n, e in EFFECTS.items() for seed in (0, 1)]
+    rest = [t for t in repeats if t["variant"] != "worse"]
+    for loss, expected in ((None, 3), (2.5, 2)):
+        for trial in pick(tuned, "worse"):
+            trial |= {"state": "paused", "until": 50, "result": {"step": 50, "validation": {"loss": loss}}}
+        assert counts(record, tuned + rest)["same"] == expected
+
+
 def test_each_cell_keeps_its_own_baseline_up() -> None:
     effects = {"a": 0.0, "a2": 0.0, "b": 1.0, "b2": 1.5}
     record = study(effects=effects)
