@@ -110,6 +110,8 @@ def _ended(selection: Selection, seeds: Iterable[int]) -> bool:
     """Whether nothing more is to come of these seeds: all ended, or the variant has no mean whatever they say."""
     if selection.has_no_mean:
         return True
+    if selection.tuned and selection.missing_points:
+        return False  # what is chosen by now may be chosen otherwise
     if selection.settings is None and selection.tuned:
         return all(trial["state"] in TERMINAL or is_lost(trial) for trial in selection.tuned)
     return all(seed in selection.reported and selection.reported[seed]["state"] in TERMINAL for seed in seeds)

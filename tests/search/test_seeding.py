@@ -134,6 +134,9 @@ def test_tuning_comes_first() -> None:
     assert counts(record, tuned) == dict.fromkeys(EFFECTS, 2)
     repeats = [make_trial(n, "repeat", {"lr": 1e-3}, seed, e) for n, e in EFFECTS.items() for seed in (0, 1)]
     assert counts(record, tuned + repeats)["same"] == 3
+    for missing in ([], [pick(tuned, "worse", lr=2e-3)[0] | {"state": "planned", "result": None}]):
+        rest = [t for t in tuned if (t["variant"], t["settings"]["lr"]) != ("worse", 2e-3)]
+        assert counts(record, [*rest, *missing, *repeats]) == dict.fromkeys(EFFECTS, 2), "a value that came later"
     end_as(pick(tuned, "same"), "diverged")
     alive = [t for t in repeats if t["variant"] != "same"]
     assert counts(record, tuned + alive)["same"] == 2
