@@ -16,7 +16,7 @@ from typing import Any
 from dashboards.curves import CurveFile, stamp_of
 from search.comparison import Comparison, load_comparison
 from search.lock import STUDY_NAME, holder_of
-from search.selection import tuned_paths
+from search.selection import is_over, tuned_paths
 from search.store import Store, StoreError
 
 STATES = ("complete", "running", "paused", "planned", "failed", "diverged", "pruned")
@@ -63,6 +63,12 @@ class Study:
         """Distinct trials by state, in the order in which they are shown; states without a trial are left out."""
         found = Counter({trial["key"]: trial["state"] for trial in self.trials}.values())
         return {state: found[state] for state in STATES if found[state]}
+
+    @property
+    def done(self) -> int:
+        """Trials that have come as far as every row of theirs wants them: to an end, or to where values stop."""
+        waiting = {trial["key"] for trial in self.trials if not is_over(trial)}
+        return len({trial["key"] for trial in self.trials} - waiting)
 
     @property
     def expected(self) -> int:

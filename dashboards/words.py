@@ -86,20 +86,18 @@ def listed(names: Sequence[str]) -> str:
 def progress(study: Study) -> str:
     """12 of 21 trials · 2 running · 7 waiting."""
     counts = study.counts
-    done = sum(counts.get(state, 0) for state in ("complete", "failed", "diverged", "pruned"))
     words = STATE_WORDS if study.holder is not None else {**STATE_WORDS, "running": "interrupted"}
     extra = [f"{counts[s]} {words[s]}" for s in ("running", "paused", "failed", "diverged", "pruned") if s in counts]
-    return " · ".join([f"{done} of {study.expected} trials", *extra])
+    return " · ".join([f"{study.done} of {study.expected} trials", *extra])
 
 
 def activity(study: Study) -> tuple[str, str]:
     """(kind, sentence): is it training now, stopped on the way, or done? Kinds: live, stopped, done."""
     counts = study.counts
-    open_trials = study.expected - sum(counts.get(s, 0) for s in ("complete", "failed", "diverged", "pruned"))
     if study.holder is not None:
         who = f" by process {study.holder['pid']} on {study.holder['host']}" if study.holder else ""
         return "live", f"training now{who}"
-    if open_trials > 0:
+    if study.done < study.expected:
         return "stopped", "not running; the command below goes on where it stopped"
     if counts.get("failed"):
         return "stopped", "ended, with failed trials; archlab retry runs them again"

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from dashboards import PortTaken, make_app
+from dashboards import PortTaken, make_app, words
 from dashboards.library import Library, NotFound
 from dashboards.server import listen
 from search.comparison import load_comparison
@@ -136,6 +136,22 @@ def test_a_locked_store_is_a_card_and_opens_again(tmp_path):
     assert "Where should attention be gated?" in client.page("/")
 
 
+@pytest.mark.parametrize("until, sentence", [(37, "finished"), (None, "not running")])
+def test_a_trial_that_waits_where_it_was_to_is_done(tmp_path, until, sentence):
+    plan = Plan(effects={"baseline": 0.0}, rates=(1e-3, 2e-3), seeds=(0,))
+    with make_store(tmp_path) as made:
+        make_study(made, plan, finish=False)
+        slow, *others = planned(made, plan)
+        for key in others:
+            run_trial(made, plan, key)
+        attempt = run_trial(made, plan, slow, fraction=0.1)
+        made.finish(slow, attempt, "paused", {"state": "paused", "step": 37, "tokens": 9, "validation": {"loss": 3.0}})
+        made.add_trials(plan.name, [row._replace(until=until) for row in rows(plan) if row.trial.key == slow])
+    study = Library(tmp_path).study(plan.name)
+    assert words.progress(study) == f"{1 if until is None else 2} of 2 trials · 1 paused"
+    assert words.activity(study)[1].startswith(sentence)
+
+
 def test_a_damaged_result_costs_the_table_but_not_the_page(tmp_path):
     root = tmp_path / ".archlab"
     with make_store(root) as made:
@@ -230,7 +246,7 @@ def test_an_explicit_port_that_is_taken_is_refused_and_else_the_next_is_used(tmp
 
 def test_the_dashboard_needs_none_of_the_heavy_packages():
     code = "import sys, dashboards.app; print([m for m in ('torch', 'ray', 'mlflow', 'optuna') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout.strip() == "[]"
 
 
@@ -261,7 +277,7 @@ def test_only_requests_that_are_meant_for_it_are_answered(tmp_path, listening, a
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     try:
         name = asked.format(port=server.port, own=socket.gethostname())
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=240)
         connection.putrequest("GET", "/", skip_host=True)
         connection.putheader("Host", name)
         connection.endheaders()
