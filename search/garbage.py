@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from arch_dsl import plugins
-from search import plugin_files, tempfolders
+from search import plugin_files, prefixes, tempfolders
 from search.in_use import in_use
 from search.keep import WEIGHTS, union
 from search.shared_stages import beginning
 from search.store import Store
 from search.trial import Trial
 
-_SHARED = ("stages", "data", "plug-ins")  # which a study that is being planned may be about to use
+_SHARED = ("stages", "prefixes", "data", "plug-ins")  # which a study that is being planned may be about to use
 _ABANDONED_S = 3600.0  # a temporary file this old belongs to a process that was killed
 
 
@@ -61,6 +61,7 @@ def find(store: Store) -> list[Waste]:
     found = [*_checkpoints(known), *_temporary(store.root, known)]
     wanted = [each.trial for each in known if each.wishes]
     found += _stages(store.root / "stages", wanted)
+    found += _prefixes(store.root / prefixes.FOLDER, wanted)
     found += _data(store.root / "data", wanted)
     found += _plugins(store.root / plugin_files.FOLDER, [each.trial for each in known])
     return found
@@ -169,6 +170,13 @@ def _stages(root: Path, wanted: list[Trial]) -> Iterator[Waste]:
         yield _waste("stages", "ends of stages that no wanted trial begins with", left)
 
 
+def _prefixes(root: Path, wanted: list[Trial]) -> Iterator[Waste]:
+    kinds = _folders(root)
+    used = {prefixes.kind(trial) for trial in wanted} if kinds else set()
+    if left := [folder for folder in kinds if folder.name not in used]:
+        yield _waste("prefixes", "ends of trials that no wanted one is like but for its length", left)
+
+
 def _data(root: Path, wanted: list[Trial]) -> Iterator[Waste]:
     """Prepared text. What was streamed from the hub is left, as it may not be there a second time."""
     used = {trial.data for trial in wanted}
@@ -191,9 +199,9 @@ def _waste(kind: str, why: str, paths: list[Path], trial: tuple[str, str] | None
 
 def _size(path: Path) -> int:
     """Bytes of a file, or of all files in a folder; nothing of what is gone meanwhile."""
-    if path.is_dir() and not path.is_symlink():
-        return sum(_size(child) for child in path.iterdir())
     try:
+        if path.is_dir() and not path.is_symlink():
+            return sum(_size(child) for child in path.iterdir())
         return path.lstat().st_size
     except FileNotFoundError:
         return 0

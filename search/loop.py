@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,9 @@ from search.recipe import Recipe
 from search.routers import health
 from search.team import ALONE, Noted, Team
 from search.windows import write_windows
+
+if TYPE_CHECKING:
+    from search.prefixes import Prefixes
 
 LOG_LINES = 400
 CURVE_POINTS = 10
@@ -99,6 +102,8 @@ class Loop:
         self.curve = held_out(dataset, "validation", recipe.context, recipe.objective, self.encoder, count)
         self.fingerprint = fingerprint(str(self.device)) | team.facts
         (self.log2,) = team.agree(told(folder)["log2"])
+        self.prefixes: Prefixes | None = None  # where it leaves what longer trials go on from
+        self.continued: dict[str, Any] | None = None  # key and step of the shorter trial that it went on from
         self.step = before.steps
         self.train_s = before.train_s
         self.pending = 0  # steps since the last line
@@ -130,6 +135,8 @@ class Loop:
                 self.validate(journal)
             if self.log2 and is_power_of_two(self.step):
                 self.keep_weights(journal)
+            if self.prefixes and self.step == self.prefixes.step:
+                self.keep_prefix(self.prefixes, journal)
             pause = self.step == until
             stop, due = self.team.agree(should_stop() and not last, time.monotonic() - saved >= checkpoint_s)
             if stop or last or pause or due:
@@ -282,6 +289,16 @@ class Loop:
             checkpoint.save(folder, self.step, state, keep=sys.maxsize)
         self._clock = time.perf_counter()
 
+    def keep_prefix(self, prefixes: Prefixes, journal: Journal) -> None:
+        """Keeps all of this step for longer trials."""
+        self.check()
+        self.elapsed()
+        state = self.state()
+        if self.team.leads:
+            journal.sync()
+            prefixes.keep(self, state, journal)
+        self._clock = time.perf_counter()
+
     def state(self, whole: bool = True) -> dict[str, Any]:
         """What continuing needs; the place in the data is the step. Without `whole`, what evaluating needs."""
         state: dict[str, Any] = {
@@ -291,6 +308,7 @@ class Loop:
             "fingerprint": self.fingerprint,
             "model": self.team.model_state(self.model),
             "stages": list(self.before.stages),
+            "continued": self.continued,
         }
         if not whole:
             return state
@@ -309,7 +327,7 @@ class Loop:
         if state["key"] != self.key:
             raise ValueError(f"the checkpoint in {self.folder} belongs to trial {state['key']}, this is {self.key}")
         self.team.load_model(self.model, state["model"])
-        self.step, self.train_s = state["step"], state["train_s"]
+        self.step, self.train_s, self.continued = state["step"], state["train_s"], state.get("continued")
         if "optimizer" not in state:
             return
         self.team.load_optimizer(self.optimizer, state["optimizer"])

@@ -100,6 +100,11 @@ def gather_notes(
     reused = sum(bool(t["reused"]) for s in selections for t in s.trials)
     if reused:
         notes.append(f"{reused} finished trial{'s were' if reused > 1 else ' was'} reused, from another study or run")
+    longer = sum("continued" in (t["result"] or {}) for s in selections for t in s.trials)
+    if longer:
+        notes.append(
+            f"{longer} trial{'s' if longer > 1 else ''} went on from shorter ones, which had the same beginning"
+        )
     return [*notes, *_fingerprint_notes(selections)]
 
 

@@ -35,6 +35,10 @@ class Schedule(Family):
         """The factor at `step` of the `steps` that follow the warm-up."""
         raise NotImplementedError
 
+    def stable(self, steps: int) -> int:
+        """The step up to which a longer trial may have the same rates, past the warm-up; 0 for none."""
+        return 0
+
     def complaint(self) -> str | None:
         """What is wrong with the fields taken together, or None."""
         return None
@@ -46,6 +50,9 @@ class Constant(Schedule):
 
     def after(self, step: int, steps: int) -> float:
         return 1.0
+
+    def stable(self, steps: int) -> int:
+        return steps
 
 
 @Schedule.register("cosine")
@@ -113,6 +120,9 @@ class WarmupStableDecay(Schedule):
 
     def after(self, step: int, steps: int) -> float:
         return 1.0
+
+    def stable(self, steps: int) -> int:
+        return steps - _part(self.decay, steps)
 
     def complaint(self) -> str | None:
         total = self.warmup + self.decay

@@ -23,6 +23,7 @@ from search.edits import edits
 from search.estimate import estimate
 from search.noise import Resolution, resolution
 from search.planning import Plan, spelt
+from search.prefixes import GoingOn, going_on
 from search.resources import Room
 from search.stage_plans import stage_lines
 from search.start import start_lines
@@ -82,6 +83,7 @@ def plan_json(planned: Plan, root: Path, slots: int | None = None) -> dict[str, 
     told = {
         "resolution": asdict(found) if found else None,
         "edits": _edits(planned, root),
+        "going_on": asdict(longer) if (longer := _going_on(planned, root)) else None,
         "spent": {"trials": len(spent.trials), "tokens": spent.tokens, "gpu_hours": round(spent.gpu_s / 3600, 4)},
     }
     return {**planned.record(), "trials": planned.trials, "done": done, "estimate": guess, **told}
@@ -151,6 +153,8 @@ def print_plan(planned: Plan, root: Path, slots: int | None = None) -> None:
     done = _done(planned, root)
     known = f"; {done} of them have a result, {planned.trials - done} are left" if done else ""
     console.print(Text(_trials(planned) + known))
+    if longer := _going_on(planned, root):
+        console.print(Text(str(longer)))
     data = first.dataset.record()
     each = first.recipe.epochs(first.dataset)
     epochs = f"{each[0]:.2g} epochs" if len(each) == 1 else f"{len(each)} domains"
@@ -183,6 +187,14 @@ def _edits(planned: Plan, root: Path) -> list[str]:
         return []
     with Store.open(root, create=False) as store:
         return edits(planned, store)
+
+
+def _going_on(planned: Plan, root: Path) -> GoingOn | None:
+    """What goes on from shorter trials."""
+    if not (root / "store.json").exists():
+        return None
+    with Store.open(root, create=False) as store:
+        return going_on(planned, store)
 
 
 def _spent(planned: Plan, root: Path) -> Spent:

@@ -33,6 +33,7 @@ from search.journal import Journal, events, note_event
 from search.keep import told
 from search.loop import Before, Diverged, Interrupted, Loop, Paused, rungs, tokens_at
 from search.plugin_files import load_kept
+from search.prefixes import FOLDER, Prefixes, take_over
 from search.recipe import Recipe, load_recipe
 from search.shared_stages import keep_stage, load_stage, shared_stage
 from search.stages import Part, parts
@@ -119,9 +120,7 @@ def train(
         found = checkpoint.Loaded(team.given(found.state), found.discarded)
         started = found.state["step"] if found.state else 0
         with team.journal(folder / "metrics.jsonl", attempt, started) as journal:
-            run = Run(
-                folder, data_root, attempt, trial, device, build, team, journal, should_stop, checkpoint_s, until
-            )
+            run = Run(folder, data_root, attempt, trial, device, build, team, journal, should_stop, checkpoint_s, until)
             try:
                 result = run.through(found)
             except Paused:
@@ -181,7 +180,10 @@ class Run:
                 continue
             own = found if index == len(past) else None
             if index == len(recipe.stages):
-                result = self.stage(self.loop(part, recipe, before, weights, own))
+                loop = self.loop(part, recipe, before, weights, own)
+                if not recipe.stages:
+                    self.go_on(loop)
+                result = self.stage(loop)
                 break
             with self.place(index) as place:
                 kept = load_stage(place) if place else None
@@ -197,6 +199,17 @@ class Run:
             before = before.then(part.recipe, kept["ended"], kept["train_s"])
         ended = [*before.stages, _ended(len(before.stages), result)]
         return result | {"stages": ended} if recipe.stages else result
+
+    def go_on(self, loop: Loop) -> None:
+        """Has a trial that begins go on from the longest shorter one, and leave what longer ones can go on from."""
+        loop.prefixes = Prefixes.of(self.data_root.parent / FOLDER, self.trial, loop)
+        if loop.step or self.until is not None or loop.log2:
+            return
+        state = self.team.given(loop.prefixes.load() if self.team.leads else None)
+        if state is not None:
+            take_over(state, loop, self.journal)
+            if self.team.leads:
+                note_event(self.folder, self.attempt, "continued", **loop.continued or {})
 
     def stage(self, loop: Loop) -> dict[str, Any]:
         """Trains and evaluates a stage."""
@@ -333,6 +346,7 @@ def _result(loop: Loop, state: str, step: int, reason: str | None, measures: dic
             for event in happened
             if event["event"] == "discarded"
         ],
+        **({"continued": loop.continued} if loop.continued else {}),
     }
 
 

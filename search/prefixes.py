@@ -1,0 +1,165 @@
+"""What shorter trials leave for longer ones, which are equal but for `tokens` and `schedule`, at the same rates so far.
+
+A step is a pure function of the trial and the step before. So two trials of one kind, whose learning rates and rows are
+the same in all steps up to one, have the same bits after it, and the longer one goes on from there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from search import checkpoint
+from search.journal import Journal, events
+from search.loop import Loop, curve_points
+from search.recipe import Recipe, load_recipe
+from search.trial import Trial, canonical_json
+from search.windows import read_windows, write_windows
+
+if TYPE_CHECKING:
+    from search.planning import Plan
+    from search.store import Store
+
+FOLDER = "prefixes"  # of a store
+
+
+def kind(trial: Trial) -> str:
+    """What trials share that are equal but for their tokens and schedules: 32 digits of a hash."""
+    recipe = {name: value for name, value in trial.recipe.items() if name not in ("tokens", "schedule")}
+    return replace(trial, recipe=recipe).key[:32]
+
+
+def beginning(recipe: Recipe, step: int) -> str:
+    """16 digits of a hash of the learning rates and rows of the first `step` steps."""
+    found = hashlib.sha256()
+    for each in range(step):
+        found.update(struct.pack("<dq", recipe.lr_at(each), recipe.rows_before(each + 1)))
+    return found.hexdigest()[:16]
+
+
+def fitting(root: Path, trial: Trial, recipe: Recipe) -> list[tuple[int, Path]]:
+    """The steps and places from which a trial could go on, on one machine or another, the last step first."""
+    folder = root / kind(trial)
+    if recipe.stages or not folder.is_dir():
+        return []
+    places = [(int(place.name.partition("-")[0]), place) for place in folder.iterdir()]
+    own = {step: beginning(recipe, step) for step in {step for step, _ in places} if step < recipe.steps}
+    return sorted((each for each in places if each[1].name.split("-")[1] == own.get(each[0])), reverse=True)
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """Those in `root` of the kind of a trial without stages, of machines and layouts like the loop's."""
+
+    root: Path
+    trial: Trial
+    recipe: Recipe
+    machine: str
+
+    @classmethod
+    def of(cls, root: Path, trial: Trial, loop: Loop) -> Prefixes:
+        """Those that a loop can go on from and may add to."""
+        alike = {name: value for name, value in loop.fingerprint.items() if name not in ("commit", "platform")}
+        machine = hashlib.sha256(canonical_json(alike).encode()).hexdigest()[:16]
+        return cls(root, trial, loop.recipe, machine)
+
+    @property
+    def step(self) -> int:
+        """The step after which the trial keeps its state: the last one that a longer trial can share; 0 for none."""
+        return self.recipe.schedule.stable(self.recipe.steps)
+
+    def keep(self, loop: Loop, state: dict[str, Any], journal: Journal) -> None:
+        """Keeps the state after `step`, unless one is there; not of a trial that has moved between machines."""
+        if any(event.get("changed") for event in events(loop.folder)):
+            return
+        name = f"{self.step}-{beginning(self.recipe, self.step)}-{self.machine}"
+        windows = read_windows(loop.folder, len(loop.curve))
+        told = {
+            "lines": journal.lines(0, self.step),
+            "windows": {step: torch.from_numpy(sums) for step, sums in windows.items()},
+        }
+        with _locked(self.root / kind(self.trial) / name, fcntl.LOCK_EX) as folder:
+            if folder and not checkpoint.steps_in(folder):
+                checkpoint.save(folder, self.step, state | told)
+
+    def load(self) -> dict[str, Any] | None:
+        """What `keep` was given, of the longest trial that is whole; None if there is none."""
+        for _, place in fitting(self.root, self.trial, self.recipe):
+            if place.name.endswith(f"-{self.machine}"):
+                with _locked(place, fcntl.LOCK_SH) as folder:
+                    state = checkpoint.load_newest(folder).state if folder else None
+                if state is not None:
+                    return state
+        return None
+
+
+def take_over(state: dict[str, Any], loop: Loop, journal: Journal) -> None:
+    """Has a loop go on from what a shorter trial kept; writes its lines, but for points that its curve lacks."""
+    continued = {"key": state["key"], "step": state["step"]}
+    loop.restore(state | {"key": loop.key, "continued": continued})
+    if not loop.team.leads:
+        return
+    points = sorted(curve_points(loop.recipe.steps))
+    shared = {step: sums for step, sums in state["windows"].items() if step in points and len(sums) == len(loop.curve)}
+    for step, sums in shared.items():
+        write_windows(loop.folder, 0, points.index(step), step, np.asarray(sums))
+    for line in state["lines"]:
+        if "validation_loss" not in line or line["step"] in shared:
+            journal.write(**line | {"attempt": 0})  # no attempt of this trial has spent anything on it
+
+
+@dataclass(frozen=True)
+class GoingOn:
+    """How many trials can go on from shorter ones, the last step from which one does, and how many are new."""
+
+    trials: int
+    step: int
+    new: int
+
+    def __str__(self) -> str:
+        goes = (
+            "1 trial goes on from a shorter one"
+            if self.trials == 1
+            else f"{self.trials} trials go on from shorter ones"
+        )
+        new = "1 is new" if self.new == 1 else f"{self.new} are new"
+        return f"{goes} (at most to step {self.step:,}, on machines alike); {new}"
+
+
+def going_on(planned: Plan, store: Store) -> GoingOn | None:
+    """Which of a plan's trials that have not begun can go on from shorter ones; None when none can."""
+    root = store.root / FOLDER
+    if planned.study.keep.log2 or not root.is_dir():
+        return None
+    rows = {row.trial.key: row for row in planned.rows(store.study_trials(planned.study.study))}
+    known = store.known(rows)
+    fresh = [row for key, row in rows.items() if key not in known or _is_untouched(known[key], store.trial_folder(key))]
+    ways = [fitting(root, row.trial, load_recipe(row.trial.recipe)) for row in fresh if row.until is None]
+    steps = [found[0][0] for found in ways if found]
+    return GoingOn(len(steps), max(steps), len(fresh) - len(steps)) if steps else None
+
+
+def _is_untouched(known: dict[str, Any], folder: Path) -> bool:
+    return known["state"] == "planned" and not (folder.is_dir() and checkpoint.steps_in(folder))
+
+
+@contextmanager
+def _locked(folder: Path, how: int) -> Iterator[Path | None]:
+    """The folder, made if need be, locked for a writer or for readers; None while others have it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+        else:
+            yield folder
