@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from arch_dsl import canonical
 from search.checkpoint import steps_in
 from search.cli import main
+from search.fingerprint import fingerprint
 from search.gang import Parallel
 from search.garbage import find, remove
 from search.journal import events
@@ -171,6 +172,13 @@ def test_other_machines_and_what_moved_between_machines_are_left_out(tmp_path, s
     assert computed["moved"] == [0, 1, 2]
     assert run(moved, store, 2)["bit_exact"] is False
     assert not list(store.parent.glob("prefixes/*/40-*"))
+
+
+def test_another_commit_of_this_code_goes_on(tmp_path, store, computed, monkeypatch):
+    run(make(tmp_path / "short", **of_steps(20)), store)
+    monkeypatch.setattr("search.loop.fingerprint", lambda device: fingerprint(device) | {"commit": "another"})
+    run(make(tmp_path / "long", **of_steps(40)), store)
+    assert computed["long"] == list(range(20, 40))
 
 
 @pytest.mark.parametrize("stops", [[3], [1, 7]], ids=str)
