@@ -22,7 +22,7 @@ from search.tuning import Point, tuned
 from search.variants import Builder, Variant
 from search.watch import validation_history
 
-_ENDED_WITHOUT = ("diverged", "failed", "pruned")
+_ENDED_WITHOUT = ("failed", "pruned")
 
 
 @dataclass
@@ -138,9 +138,15 @@ class Tuner:
         return found
 
     def _losses(self, row: dict[str, Any] | None, steps: list[int]) -> Sequence[float | None]:
-        """A trial's losses at the rungs and at its end."""
+        """A trial's losses at the rungs and at its end.
+
+        One that diverged keeps those that it had, so that what went on at a rung because of it stays decided.
+        """
         if row is None:
             return [None] * (len(steps) + 1)
+        if row["state"] == "diverged":
+            known = {step: _number(value) for step, value in _history(row)} if steps else {}
+            return [*(known.get(step, math.inf) for step in steps), math.inf]
         final = loss(row, "validation")
         if row["state"] in _ENDED_WITHOUT or (row["state"] == "complete" and final is None):
             return [math.inf] * (len(steps) + 1)
@@ -158,8 +164,7 @@ class Tuner:
             known.setdefault(result["step"], _number(result["validation"]["loss"]))
         reached = steps[-1] if row["state"] == "complete" else result["step"]
         if steps and any(step <= reached and step not in known for step in steps):
-            curve = row["curve"] if "curve" in row else _history(row)
-            known.update({step: _number(value) for step, value in curve})
+            known.update({step: _number(value) for step, value in _history(row)})
         return known
 
 
@@ -176,6 +181,9 @@ def rung_steps(tune: Tune, recipe: Recipe) -> list[int]:
 
 
 def _history(row: dict[str, Any]) -> list[tuple[int, float]]:
+    """The validation curve, read where the row doesn't bring it."""
+    if "curve" in row:
+        return list(row["curve"])
     return validation_history(Path(row["folder"])) if row.get("folder") else []
 
 

@@ -192,6 +192,21 @@ def test_a_plan_goes_on_from_any_table(tmp_path: Path) -> None:
         assert sorted(map(repr, simulate(again, valley(2e-2, over=1e-1), begun))) == sorted(map(repr, whole))
 
 
+def test_a_value_that_diverges_after_a_rung_changes_nothing_at_the_rung(tmp_path: Path) -> None:
+    """Else who is trained how far would hang on when it diverges, beside which others."""
+    rates = "[1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 6e-3]"
+    made = made_plan(tmp_path, f"{{lr: {rates}, brackets: {{rungs: [0.2, 0.5], keep: 0.5}}}}")
+
+    def loss(variant: str, settings: dict[str, Any], seed: int, share: float) -> float:
+        return math.inf if share > 0.6 and settings["lr"] == 6e-3 else 9 - share - 100 * float(settings["lr"])
+
+    for order in range(4):
+        trials = [t for t in simulate(made, loss, seed=order) if t["role"] == "tune" and t["variant"] == "gated"]
+        mine = sorted(trials, key=lambda t: t["settings"]["lr"])
+        assert [t["state"] for t in mine] == ["paused"] * 3 + ["complete"] * 2 + ["diverged"]
+        assert {t["result"]["step"] for t in mine[:3]} == {2}, "as before it diverged"
+
+
 def test_a_model_axis_is_tuned_with_its_sizes(tmp_path: Path) -> None:
     made = made_plan(tmp_path, "{lr: [1e-3, 2e-3], block.ffn.width: [64, 128], extend: 1}")
 
