@@ -17,7 +17,7 @@ from werkzeug.serving import BaseWSGIServer, make_server
 from dashboards import PortTaken, make_app
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 DEFAULT_PORT = 8050
 TRIES = 50

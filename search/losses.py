@@ -91,8 +91,9 @@ def _documents(ours: Selection, base: Selection, seeds: list[int], unit: str) ->
     scale, size = (1.0, "tokens") if unit == "nats/token" else (1 / math.log(2), "bytes")
     sides = []
     for selection in (ours, base):
-        found = [selection.reported[seed].get("documents") for seed in seeds]
-        if any(d is None or len(d["nll"]) != len(found[0]["nll"]) for d in found):
+        known = (selection.reported[seed].get("documents") for seed in seeds)
+        found = [documents for documents in known if documents is not None]
+        if len(found) < len(seeds) or len({len(documents["nll"]) for documents in found}) > 1:
             return None
         sides.append(np.mean([np.asarray(d["nll"], np.float64) * scale for d in found], axis=0))
         sides.append(np.mean([np.asarray(d[size], np.float64) for d in found], axis=0))
