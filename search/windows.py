@@ -17,7 +17,7 @@ def write_windows(folder: Path, before: int, place: int, step: int, sums: npt.ND
     A record has its place in the file, so that a step which is trained again writes the same bytes again.
     """
     record = np.concatenate([[step], sums]).astype("<f4").tobytes()
-    file = os.open(folder / _NAME.format(before), os.O_WRONLY | os.O_CREAT, 0o644)
+    file = os.open(folder / _NAME.format(before), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.pwrite(file, record, place * len(record))
     finally:

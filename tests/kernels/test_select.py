@@ -152,7 +152,7 @@ except RuntimeError as error:
 else:
     raise AssertionError("called what is not there")
 """
-    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=240)
 
 
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)

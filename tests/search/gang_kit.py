@@ -130,7 +130,7 @@ def run_together(jobs: list[Job], root: Path, environment: dict[int, dict[str, s
         return _answers(answers, world, len(jobs))
     finally:
         for rank in ranks:
-            rank.join(timeout=10)
+            rank.join(timeout=60)
             rank.kill()
 
 

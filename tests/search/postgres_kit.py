@@ -29,14 +29,14 @@ class Cluster:
     def __init__(self, folder):
         self.folder, self.bin, self.process = Path(folder), programs(), None
         self._databases = 0
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
         os.chmod(folder, 0o755)
         if os.geteuid() == 0:
             shutil.chown(folder, self._owner())
         (self.folder / "password").write_text("open:sesame\n")
         self._run("initdb", "-D", "data", "-U", "lab", "-A", "scram-sha-256", "--pwfile=password", "-E", "UTF8")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
         settings = f"listen_addresses = '127.0.0.1'\nport = {self.port}\nunix_socket_directories = ''\nfsync = off\n"
         with open(self.folder / "data" / "postgresql.conf", "a") as file:
             file.write(settings)
@@ -74,7 +74,7 @@ class Cluster:
                 env={"PATH": os.environ["PATH"], "LC_ALL": "C", "HOME": str(self.folder)},
                 **self._as_owner(),
             )
-        until(self.answers, 60, "PostgreSQL to start")
+        until(self.answers, what="PostgreSQL to start")
 
     def answers(self):
         """Whether somebody can connect."""
@@ -92,9 +92,9 @@ class Cluster:
         if self.process is not None:
             children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
             self.process.send_signal(number)
-            self.process.wait(60)
+            self.process.wait(240)
             if number == signal.SIGKILL:  # its children see that, and end, a moment later
-                until(lambda: not any(Path("/proc", pid).exists() for pid in children), 60)
+                until(lambda: not any(Path("/proc", pid).exists() for pid in children))
                 (self.folder / "data" / "postmaster.pid").unlink(missing_ok=True)
             self.process = None
 

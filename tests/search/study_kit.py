@@ -53,7 +53,7 @@ def results(store, study="s"):
     return {row["key"]: (row["state"], row["result"]) for row in store.study_trials(study)}
 
 
-def until(true, timeout=30.0, what="the condition"):
+def until(true, timeout=120.0, what="the condition"):
     """Waits until `true()`, and fails the test after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not (found := true()):
@@ -80,7 +80,7 @@ class Driver:
         """What a terminal does on Ctrl-C: everyone in the foreground group gets it."""
         os.killpg(self.process.pid, number)
 
-    def end(self, timeout=60.0):
+    def end(self, timeout=240.0):
         """Exit code and output."""
         try:
             output, _ = self.process.communicate(timeout=timeout)

@@ -88,7 +88,7 @@ for arguments in (["--help"], ["--version"], ["run", "--help"], ["status"]):
 heavy = {"torch", "ray", "optuna", "mlflow", "pandas", "numpy", "scipy", "dash", "triton"} & set(sys.modules)
 sys.exit(f"imported {sorted(heavy)}" if heavy else 0)
 """
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=240)
 
 
 @pytest.mark.parametrize(

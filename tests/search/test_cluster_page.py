@@ -36,7 +36,7 @@ def test_the_script_sends_the_job_back_when_it_was_terminated(tmp_path):
         with subprocess.Popen(["bash", "-c", text], stdout=subprocess.PIPE, text=True, cwd=tmp_path) as job:
             assert job.stdout.readline() == "ready\n"
             job.terminate()
-            job.communicate(timeout=60)
+            job.communicate(timeout=240)
         assert job.returncode == code
         assert (tmp_path / "requeued").exists() == requeued
 

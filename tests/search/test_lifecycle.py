@@ -63,7 +63,7 @@ def test_a_process_that_does_not_hold_the_lock_is_never_signalled(tmp_path):
     """The number in a lock may by now be that of any process: here this very one."""
     make_store(tmp_path, rows=rows_of(toy()))
     ours = {"host": socket.gethostname(), "pid": os.getpid(), "since": "2026-01-01T00:00:00+00:00"}
-    holds = "import fcntl, sys, time; f = open(sys.argv[1], 'r+'); fcntl.flock(f, fcntl.LOCK_EX); time.sleep(60)"
+    holds = "import fcntl, sys, time; f = open(sys.argv[1], 'r+'); fcntl.flock(f, fcntl.LOCK_EX); time.sleep(600)"
     lock_path(tmp_path, "s").write_text(json.dumps(ours))
     with subprocess.Popen([sys.executable, "-c", holds, str(lock_path(tmp_path, "s"))]) as other:
         try:
@@ -202,6 +202,6 @@ def test_ctrl_c_ends_watching_and_not_what_is_watched(tmp_path, driver):
     with subprocess.Popen(watch, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
         until(lambda: "start" in watching.stderr.readline(), 60, "the first line")
         watching.send_signal(signal.SIGINT)
-        _, told = watching.communicate(timeout=60)
+        _, told = watching.communicate(timeout=240)
     assert (watching.returncode, told.splitlines()[-1]) == (130, "no longer watched; who runs s goes on")
     assert driver.end()[0] == 0

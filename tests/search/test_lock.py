@@ -14,7 +14,7 @@ from tests.search.study_kit import ROOT
 
 HOLD = (
     "import sys, time; from pathlib import Path; from search.lock import StudyLock\n"
-    "with StudyLock(Path(sys.argv[1]), 's'): print('held', flush=True); time.sleep(60)"
+    "with StudyLock(Path(sys.argv[1]), 's'): print('held', flush=True); time.sleep(600)"
 )
 
 
@@ -29,11 +29,11 @@ def holder(tmp_path):
     process.stdout.close()
 
 
-def test_a_second_driver_is_refused_within_a_second_with_the_name_of_the_first(tmp_path, holder):
+def test_a_second_driver_is_refused_at_once_with_the_name_of_the_first(tmp_path, holder):
     start = time.monotonic()
     with pytest.raises(StudyLocked) as caught:
         StudyLock(tmp_path, "s").acquire()
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 30  # and does not wait for its end
     assert caught.value.holder["pid"] == holder.pid
     assert caught.value.holder["host"] == socket.gethostname()
     for word in (str(holder.pid), socket.gethostname(), caught.value.holder["since"], "study 's'"):

@@ -83,7 +83,7 @@ def test_a_process_that_takes_more_memory_than_it_may_has_a_memory_error():
         "try:\n    bytearray(500_000_000)\nexcept MemoryError:\n    print('refused')"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=240)
     assert done.stdout == "refused\n", done
 
 

@@ -201,7 +201,7 @@ def test_processes_that_make_one_store_at_once_all_succeed(tmp_path):
         )
         for n in range(4)
     ]
-    errors = [process.communicate(timeout=30)[1].decode() for process in started]
+    errors = [process.communicate(timeout=240)[1].decode() for process in started]
     assert errors == [""] * 4
     with Store.open(tmp_path / "store", create=False) as store:
         assert sorted(each["name"] for each in store.studies()) == ["0", "1", "2", "3"]

@@ -372,7 +372,7 @@ def test_the_trials_of_a_search_are_left_to_its_proposer(store: Store) -> None:
 
 
 def wait_until(store: Store, count: int, name: str = "loss") -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while len(points(store, name)) < count:
         assert time.monotonic() < deadline, f"{len(points(store, name))} of {count} points arrived"
         time.sleep(0.05)
@@ -395,7 +395,7 @@ def test_the_thread_ships_while_the_trial_runs_and_leaves_no_run_running(store: 
         write(store, key, lines(3, STEPS))
         wait_until(store, STEPS + 1)
         store.finish(key, attempt, "complete", result())
-        assert shipper.close(20) == 0
+        assert shipper.close(120) == 0
     assert {k: run.info.status for k, run in runs(store).items()} == {key: "FINISHED", other: "KILLED"}
     assert runs(store)[other].data.tags["archlab.state"] == "interrupted"
 
@@ -417,12 +417,12 @@ def test_a_server_that_is_down_costs_delay_and_one_warning(
     shipper.start()
     finished(store, row())
     shipper.notice()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while shipper.trouble is None and time.monotonic() < deadline:
         time.sleep(0.02)
     assert shipper.trouble is not None
     time.sleep(0.5)
-    assert shipper.close(20) == POINTS + 1
+    assert shipper.close(120) == POINTS + 1
     warned = [each.getMessage() for each in caplog.records if each.name == "archlab.track"]
     assert len(warned) == 1
     assert "MLflow takes nothing now, it is sent later" in warned[0]
@@ -445,7 +445,7 @@ def test_close_keeps_its_time_limit_when_a_server_hangs(store: Store, monkeypatc
         shipper.start()
         assert shipper.close(0.5) >= POINTS
         assert shipper._thread.is_alive()  # it was not waited for
-        shipper.close(20)
+        shipper.close(120)
 
 
 def test_one_refused_trial_does_not_hold_the_others(store: Store) -> None:
@@ -510,5 +510,5 @@ def test_a_database_is_made_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_importing_the_tracking_is_light() -> None:
     heavy = "{'mlflow', 'optuna', 'ray', 'torch', 'pandas', 'numpy', 'sqlalchemy'}"
     script = f"import sys, search.track; print({heavy} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=240)
     assert done.stdout.strip() == "set()"

@@ -95,7 +95,7 @@ def test_a_driver_that_is_stopped_and_continued_goes_on(tmp_path):
     driver.process.send_signal(signal.SIGSTOP)
     time.sleep(0.5)
     driver.process.send_signal(signal.SIGCONT)
-    code, output = driver.end(60)
+    code, output = driver.end()
     assert code == 0, output
     assert set(steps_run(tmp_path)[0].values()) == set(steps_run(tmp_path)[1].values()) == {1}
     assert [state for state, _ in results(make_store(tmp_path)).values()] == ["complete"] * 3
