@@ -216,10 +216,15 @@ class Run:
         return _outcome(loop, self.journal, self.should_stop, self.checkpoint_s, self.until)
 
     def paused(self) -> dict[str, Any]:
-        """What is told of a trial that waits after step `until`. Raises ValueError without the curve's point there."""
+        """What is told of a trial that waits after step `until`. Raises ValueError without the curve's point there.
+
+        One that went on from a shorter trial has no loss where that one was not validated.
+        """
         step = self.until or 0
         self.journal.sync()
         losses = [line["validation_loss"] for line in self.journal.lines(step - 1, step) if "validation_loss" in line]
+        if not losses and any(event["event"] == "continued" for event in events(self.folder)):
+            losses = [None]
         if not losses:
             raise ValueError(f"{self.folder}/metrics.jsonl has no validation loss at step {step}, though it was there")
         tokens = tokens_at(load_recipe(self.trial.recipe, "recipe"), step)

@@ -197,6 +197,16 @@ def test_a_longer_trial_that_is_killed_goes_on_from_its_own_checkpoint(tmp_path,
     assert (weights(long), lines(long), measures(long)) == (weights(whole), lines(whole), measures(whole))
 
 
+def test_one_that_is_to_wait_where_the_shorter_one_was_not_validated_waits_without_a_loss(tmp_path, store):
+    run(make(tmp_path / "short", **of_steps(20)), store)
+    long = make(tmp_path / "long", **of_steps(30))
+    with pytest.raises(Interrupted):
+        run(long, store, 1, stop_after(3))
+    waiting = run(long, store, 2, until=9)
+    assert (waiting["state"], waiting["step"], waiting["validation"]) == ("paused", 9, {"loss": None})
+    assert run(long, store, 3)["state"] == "complete"
+
+
 def test_lines_of_an_attempt_that_left_no_checkpoint_are_written_once(tmp_path, store):
     run(make(tmp_path / "short", **of_steps(20)), store)
     long = make(tmp_path / "long", **of_steps(40))
