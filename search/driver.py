@@ -15,6 +15,7 @@ from search.executor import Executor, ExecutorError, Failure, Finished, request_
 from search.faults import Breaker, Retries
 from search.keep import Keep, tell
 from search.lock import StudyLock
+from search.progress import total_steps
 from search.recovery import settle, take_over
 from search.stop import (
     EXIT_BUDGET,
@@ -30,7 +31,7 @@ from search.stop import (
 )
 from search.store import StaleAttempt, Store, StoreFull
 from search.table import NextRows, Planner, Table
-from search.watch import Watch, validation_history
+from search.watch import Watch, read_metrics, validation_history
 from search.worker import read_result
 
 TICK_S = 0.5
@@ -319,6 +320,8 @@ class _Driver:
         history = validation_history(running.folder)
         if not history or key in self.pruned or not should_prune(key, history[-1][0], history):
             return
+        if _is_whole(running.folder):
+            return  # its result stands, or is on the way
         self.pruned.add(key)  # planned again by a study that wants it whole, it is left alone
         running.watch.pruned = True
         self.store.add_event("prune", self.study, key, running.attempt, history=history)
@@ -371,3 +374,11 @@ class _Driver:
         found = summarise(table.states, self.before, self.stop, len(table.waiting) + len(table.elsewhere))
         self.emit("summary", exit_code=found.exit_code, counts=found.counts, message=found.message)
         return found
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a trial has come to its last step: looked at anew, as judging it may have taken long."""
+    if read_result(folder) is not None:
+        return True
+    steps = total_steps(folder)
+    return steps is not None and any(line["step"] >= steps for line in read_metrics(folder))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -412,6 +413,28 @@ def prunable(folder):
     store = make_store(folder, rows=rows_of(toy()))
     (made(store.trial_folder(toy().key)) / "metrics.jsonl").write_text('{"step": 2, "validation_loss": 3.5}\n')
     return store
+
+
+@pytest.mark.parametrize("last", ["line", "result"])
+def test_a_trial_that_came_to_its_end_while_it_was_judged_is_not_pruned(tmp_path, last):
+    trial = replace(toy(), recipe={**toy().recipe, "tokens": 8, "batch": 1, "context": 2})
+    store, executor, asked = make_store(tmp_path, rows=rows_of(trial)), ByHand(), []
+    folder = made(store.trial_folder(trial.key))
+    (folder / "metrics.jsonl").write_text('{"step": 2, "validation_loss": 3.5}\n')
+
+    def should_prune(key, step, history):
+        asked.append(step)
+        if last == "line":
+            with open(folder / "metrics.jsonl", "a") as file:
+                file.write('{"step": 4, "tokens": 8, "loss": 3.4}\n')
+        else:
+            (folder / "result.json").write_text('{"state": "complete"}')
+        executor.ended.append(Finished(key, 1, {"state": "complete"}))
+        return True
+
+    summary = drive(store, "s", lambda _: rows_of(trial), executor, should_prune=should_prune)
+    assert (summary.counts, asked, executor.cancelled) == ({"complete": 1, "reused": 0}, [2], [])
+    assert "prune" not in [event["kind"] for event in store.events("s")]
 
 
 def test_pruning_a_trial_that_someone_took_over_kills_ours_and_leaves_theirs(tmp_path):
