@@ -210,6 +210,8 @@ def _check(study: Study) -> Iterator[Problem]:
         message = f"names the variant to match under one of {', '.join(KINDS)}; found {found}"
         yield Problem("match", message, study.mark("match"))
         return
+    if study.match and not study.match.by:
+        yield Problem("match.by", "is an empty list: name the integer fields to solve", study.match.mark("by"))
     yield from study.resources.problems()
     yield from _check_names(study)
     yield from _check_tuned(study)
