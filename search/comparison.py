@@ -103,7 +103,7 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
         question=record.get("question") or "",
         baseline=record["baseline"],
         table=table,
-        rates=rates_frame(selections),
+        rates=rates_frame(record, selections),
         trials=trials_frame(selections, trials),
         search=searched,
         noise=noise,

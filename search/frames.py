@@ -13,19 +13,23 @@ from search.selection import Selection, choose, group, loss, rate, spelled
 NAN = float("nan")
 
 
-def rates_frame(selections: list[Selection]) -> pd.DataFrame:
+def rates_frame(record: dict[str, Any], selections: list[Selection]) -> pd.DataFrame:
     """A row per variant and tuned setting, rates ascending: the curve beside the table.
 
-    `setting` names it: the rate alone where nothing else is tuned. `share` is how far a trial came, of its steps;
-    `along` is whether all but the rate is as it was chosen.
+    `setting` names it: the rate alone where nothing else is tuned. `step` is how far a trial came, `share` that of its
+    steps; `settled` is whether the variant's tuning is over, else one that is paused waits for the others; `along` is
+    whether all but the rate is as it was chosen.
     """
     rows = []
+    batches = {variant["name"]: variant.get("batches") for variant in record["variants"]}
+    first = record["variants"][0]["name"]
     names = {name for s in selections for t in s.tuned if t["role"] == "tune" for name in t["settings"]}
     alone = names <= {"lr"} or not names
     for selection in selections:
         tuned = [(rate(t), t) for t in selection.tuned if t["role"] == "tune"]
         ends = [t["result"].get("step") for _, t in tuned if t["state"] == "complete"]
-        whole = max((end for end in ends if end), default=None)
+        planned = record.get("steps") if batches[selection.variant] == batches[first] else None
+        whole = max((end for end in ends if end), default=planned)
         for lr, trial in sorted(tuned, key=lambda pair: pair[0] or 0.0):
             value = loss(trial, "validation")
             step = (trial["result"] or {}).get("step")
@@ -39,12 +43,14 @@ def rates_frame(selections: list[Selection]) -> pd.DataFrame:
                     "validation_perplexity": NAN if value is None else trial["result"]["validation"]["perplexity"],
                     "best": trial["settings"] == selection.settings and value is not None,
                     "setting": f"{lr:g}" if alone and lr is not None else spelled(trial["settings"]),
+                    "step": step or NAN,
                     "share": step / whole if step and whole else NAN,
+                    "settled": selection.settled,
                     "along": _others(trial["settings"]).items() <= (selection.settings or trial["settings"]).items(),
                 }
             )
     measured = ["validation_loss", "validation_perplexity", "best"]
-    columns = ["variant", "lr", "seed", "state", *measured, "setting", "share", "along"]
+    columns = ["variant", "lr", "seed", "state", *measured, "setting", "step", "share", "settled", "along"]
     return pd.DataFrame(rows, columns=columns)
 
 

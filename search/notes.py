@@ -284,7 +284,7 @@ def _variant_notes(record: dict[str, Any], selection: Selection) -> Iterable[str
 
 
 def tuning_notes(selection: Selection) -> Iterable[str]:
-    """What of a variant's tuning is missing, and what ended early."""
+    """What of a variant's tuning is missing, and what ended early or waits."""
     tuned = [t for t in selection.tuned if t["role"] == "tune"]
     if missing := selection.missing_points:
         begun = {trial["key"] for trial in tuned if not is_over(trial)}
@@ -300,7 +300,8 @@ def tuning_notes(selection: Selection) -> Iterable[str]:
             steps[trial["result"]["step"]] = steps.get(trial["result"]["step"], 0) + 1
     if steps:
         told = ", ".join(f"{count} at step {step:,}" for step, count in sorted(steps.items()))
-        yield f"{sum(steps.values())} of {len(tuned)} settings ended early, being behind: {told}"
+        what = "ended early, being behind" if selection.settled else "wait until the others are as far"
+        yield f"{sum(steps.values())} of {len(tuned)} settings {what}: {told}"
 
 
 def _at(trial: dict[str, Any]) -> str:

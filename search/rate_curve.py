@@ -84,10 +84,10 @@ def fit(curve: Curve) -> tuple[float, float, float] | None:
 
 
 def stable(curve: Curve) -> tuple[float, float]:
-    """The largest rate below any that diverged, and the smallest that did; NaN where there is none."""
+    """The largest rate that came to its end below any that diverged, and the smallest that did; NaN where none is."""
     diverged = min((r for r, value in zip(curve.rates, curve.losses, strict=True) if value == math.inf), default=NAN)
-    below = [r for r in curve.rates if math.isnan(diverged) or r < diverged]
-    return max(below, default=NAN), diverged
+    ended = [r for r, value in zip(curve.rates, curve.losses, strict=True) if math.isfinite(value)]
+    return max((r for r in ended if not r >= diverged), default=NAN), diverged
 
 
 def sensitivity(curve: Curve, start: float) -> tuple[float, float, float]:

@@ -53,6 +53,12 @@ class Selection:
         return any(t["state"] == "pruned" for t in self.reported.values())
 
     @property
+    def settled(self) -> bool:
+        """Whether the tuning is over: nothing is missing, and a value is chosen or none can be any more."""
+        lost = all(is_lost(t) or t["state"] in TERMINAL for t in self.tuned)
+        return not self.missing_points and (self.settings is not None or lost)
+
+    @property
     def has_no_mean(self) -> bool:
         """Whether some of its seeds have no loss and never will."""
         return self.diverged or self.pruned

@@ -191,7 +191,8 @@ def _curve(comparison: Comparison) -> Block:
         shown = {"complete": number(row["validation_perplexity"], ".3f"), "planned": DASH}
         text = shown.get(row["state"], row["state"]) + ("^" if row["best"] and edges[row["variant"]] else "")
         if row["state"] == "paused":
-            text = "ended early" if math.isnan(row["share"]) else f"to {row['share']:.0%}"
+            where = f"step {row['step']:g}" if math.isnan(row["share"]) else f"{row['share']:.0%}"
+            text = f"{'ended early' if row['settled'] else 'waits'} at {where}"
         labels.setdefault(row["setting"], row["lr"])
         cells[row["variant"], row["setting"]] = Cell(text, row["best"])
     names = list(dict.fromkeys(comparison.rates["variant"]))
@@ -200,8 +201,11 @@ def _curve(comparison: Comparison) -> Block:
         columns.append(Column(printable(label), [cells.get((name, label), Cell(DASH)) for name in names]))
     seed = ", ".join(str(s) for s in sorted(set(comparison.rates["seed"])))
     legend = "* chosen" + ("; ^ at the edge of those tried" if comparison.table["lr_at_edge"].any() else "")
-    if (comparison.rates["state"] == "paused").any():
-        legend += "; to n%: ended at n% of the steps, being behind"
+    paused = comparison.rates[comparison.rates["state"] == "paused"]
+    if paused["settled"].any():
+        legend += "; ended early: at this share of the steps, being behind"
+    if not paused["settled"].all():
+        legend += "; waits: at this share of the steps, until the others are as far"
     only_rates = all(label == f"{lr:g}" for label, lr in labels.items())
     what = "learning rate" if only_rates else "what was tuned"
     return Block(f"Validation perplexity by {what} (seed {seed})", columns, legend)
@@ -230,11 +234,12 @@ def _tuning(comparison: Comparison) -> Block:
         column("curvature", lambda row: number(row["curvature"], ".3f")),
         column("largest stable", stable),
         column("sensitivity", spread),
-        column("verdict", lambda row: row["verdict"] or DASH, "l"),
+        column("with one seed", lambda row: row["verdict"] or DASH, "l"),
     ]
     legend = (
         "fitted: lowest point of a parabola in ln(rate), curvature in nats/token per unit of it; sensitivity: mean "
-        "excess over the best, in nats/token; verdict: whether a difference to the baseline hangs on the rate"
+        "excess over the best, in nats/token; largest stable: of those that came to their end; with one seed: whether "
+        "a difference to the baseline hangs on the rate, from one pair of seeds, not corrected; not the verdict above"
     )
     return Block("Learning rates on validation", columns, legend)
 
@@ -278,9 +283,10 @@ def _provenance(comparison: Comparison) -> str:
     data = found["data"]
     sizes = [f"{data[k]:,} {k.removesuffix('_tokens')}" for k in data if k.endswith("_tokens")]
     versions = [f"{name} {'/'.join(values)}" for name, values in found["versions"].items()]
+    seeds = f", seeds {' '.join(str(s) for s in found['seeds'])}" if found["seeds"] else ""
     return (
         f"data {data['identity'][:12]} ({data['source']}, {data['tokenizer']}; {' / '.join(sizes)} tokens); "
         f"{' / '.join(f'{n:,}' for n in found['tokens'])} tokens per trial, "
-        f"context {' / '.join(str(n) for n in found['context'])}, "
-        f"seeds {' '.join(str(s) for s in found['seeds'])}; {', '.join(versions) or 'no finished trial'}"
+        f"context {' / '.join(str(n) for n in found['context'])}{seeds}; "
+        f"{', '.join(versions) or 'no finished trial'}"
     )

@@ -299,6 +299,7 @@ def test_the_largest_stable_rate_is_below_what_diverged() -> None:
     assert stable(curve(1e-3, {1e-3: 2.0, 2e-3: 2.1, 4e-3: math.inf, 8e-3: 2.2})) == (2e-3, 4e-3)
     low, none = stable(curve(1e-3, {1e-3: 2.0, 2e-3: 2.1}))
     assert low == 2e-3 and math.isnan(none)
+    assert stable(curve(1e-3, {1e-3: 2.0, 2e-3: math.nan, 4e-3: math.inf})) == (1e-3, 4e-3), "2e-3 ended early"
 
 
 def test_sensitivity_is_the_mean_excess_with_what_diverged_as_if_untrained() -> None:
@@ -339,10 +340,29 @@ def test_reports_show_the_curve_and_what_ended_early(tmp_path: Path) -> None:
     for form in FORMATS:
         assert "fitted_lr" in report(found, form) if form == "json" else report(found, form)
     text = report(found)
-    assert "to 25%" in text and "Learning rates on validation" in text
+    assert "ended early at 25%" in text and "Learning rates on validation" in text and "waits" not in text
+    assert "with one seed" in text.split("Learning rates on validation")[1]
     (selection, *_) = select(record, trials)
     assert any("ended early, being behind" in note for note in tuning_notes(selection))
-    assert not selection.missing_points
+    assert not selection.missing_points and selection.settled
+
+
+@pytest.mark.parametrize("ends", [1, 3, 5])
+def test_a_rate_that_waits_for_the_others_has_not_ended_early(ends: int, tmp_path: Path) -> None:
+    made = made_plan(tmp_path, "{lr: [1e-3, 2e-3, 5e-3, 1e-2, 2e-2], brackets: {rungs: [0.2], keep: 0.4}}")
+    trials = simulate(made, valley(2e-3), ends=ends)
+    assert any(trial["state"] == "paused" for trial in trials)
+    found = compare(made.record(), trials)
+    text = report(found)
+    assert "waits at 25%" in text and "ended early" not in text and "settings wait until the others are as far" in text
+    text = report(compare(made.record(), simulate(made, valley(2e-3), trials)))
+    assert "ended early at 25%" in text and "waits" not in text and "wait until" not in text
+
+
+def test_a_report_without_a_finished_trial_names_no_seeds(tmp_path: Path) -> None:
+    made = made_plan(tmp_path, "{lr: [1e-3, 2e-3]}", seeds="seeds: {min: 2, max: 4, until: resolved}")
+    assert report(compare(made.record(), simulate(made, valley(2e-3), ends=0))).endswith("; no finished trial\n")
+    assert "seeds ;" not in report(compare(made.record(), simulate(made, valley(2e-3), ends=0)))
 
 
 @pytest.mark.parametrize(
