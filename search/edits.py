@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from search.planning import Plan
-from search.store import Row, Store
+from search.store import Store
 
 _NAMED = 6  # variants that a line lists
 
@@ -18,7 +18,7 @@ def edits(planned: Plan, store: Store) -> list[str]:
     if name not in {each["name"] for each in store.studies()}:
         return []
     trials = store.study_trials(name)
-    return [*_changed(store.study(name), planned.record()), *_left_out(planned.rows(trials), trials)]
+    return [*_changed(store.study(name), planned.record()), *_left_out(planned, trials)]
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
@@ -37,13 +37,18 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]
             yield f"the search had another `{part}`: what it proposed before is told to the sampler as far as it fits"
 
 
-def _left_out(wanted: Iterable[Row], trials: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """The trials that the table loses, by variant: another model, recipe, data or seed makes another trial."""
-    members = {(row.trial.key, row.variant, row.role) for row in wanted}
-    lost: Counter[str] = Counter()
+def _left_out(planned: Plan, trials: list[dict[str, Any]]) -> Iterator[str]:
+    """The trials that the table loses, by variant: another model, recipe, data or seed makes another trial.
+
+    What is wanted only once other results are there is not lost.
+    """
+    members = {(row.trial.key, row.variant, row.role) for row in planned.rows(trials)}
+    gone: dict[tuple[str, str], None] = {}
     for row in trials:
-        if row["role"] != "search" and (row["key"], row["variant"], row["role"]) not in members:
-            lost[row["variant"]] += 1
+        in_table = (row["key"], row["variant"], row["role"]) in members
+        if row["role"] != "search" and not in_table and not planned.may_want(row):
+            gone[row["key"], row["variant"]] = None
+    lost = Counter(variant for _, variant in gone)
     if lost:
         named = [f"{count} of {variant}" for variant, count in sorted(lost.items())[:_NAMED]]
         more = f" and {len(lost) - _NAMED} more variants" if len(lost) > _NAMED else ""

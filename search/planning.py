@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,6 +161,17 @@ class Plan:
             point = {name: settings[name] for name in names}
             self._trials[key] = self.tuner.trial(variant, point, seed) if self.tuner else variant.trial(seed)
         return self._trials[key]
+
+    def may_want(self, row: Mapping[str, Any]) -> bool:
+        """Whether a stored row could be one of the study's, given results that are still to come."""
+        variant = next((each for each in self.variants if each.name == row["variant"]), None)
+        if variant is None:
+            return self.study.search is not None and row["variant"].partition("-")[0] == "found"
+        if row["seed"] not in self.seeds or (row["role"] == "tune" and self.tuner is None):
+            return False
+        if self.tuner is not None and not self.tuner.reaches(variant, row["settings"]):
+            return False
+        return bool(self._trial(variant, row["settings"], row["seed"]).key == row["key"])
 
     def _order(self) -> list[Variant]:
         """The variants as their rows are wanted; sorted anew only when a search has added one."""

@@ -17,7 +17,7 @@ from search.selection import choose, loss
 from search.store import Row
 from search.study import Asked
 from search.trial import Trial, canonical_json
-from search.tune import RATE, Tune
+from search.tune import RATE, Tune, short
 from search.tuning import Point, tuned
 from search.variants import Builder, Variant
 from search.watch import validation_history
@@ -73,6 +73,15 @@ class Tuner:
             assert at is not None, "rows are made of points that are possible"
             self.trials[key] = at.trial(key[2], settings.get("lr"))
         return self.trials[key]
+
+    def reaches(self, variant: Variant, settings: Mapping[str, Any]) -> bool:
+        """Whether settings are among the values, or among those beyond, and make sense in a variant."""
+        for path, axis in self.tune.axes.items():
+            steps = self.tune.steps(path)
+            if settings.get(short(path)) not in (*axis.values, *axis.beyond(False, steps), *axis.beyond(True, steps)):
+                return False
+        point = {short(path): settings[short(path)] for path in self.tune.axes}
+        return self.at(variant, point) is not None
 
     def at(self, variant: Variant, settings: Mapping[str, Any]) -> Variant | None:
         """The variant at these settings, but for the learning rate; None where it makes no sense."""

@@ -85,6 +85,14 @@ def test_what_an_edit_leaves_out_is_listed_and_comes_back_with_the_file_as_it_wa
     assert summary.counts == {"complete": 4, "reused": 4}
 
 
+def test_a_repeat_that_waits_for_a_new_value_of_the_grid_is_not_left_out(tmp_path):
+    tune = "tune: {lr: [1e-3, 2e-3]}"
+    run(write_study(tmp_path, tune=tune), tmp_path / "store", executor="inline", track=False)
+    assert said(tmp_path, tune="tune: {lr: [1e-3, 2e-3, 4e-3]}") == []
+    (line,) = said(tmp_path, tune="tune: {lr: [4e-3, 8e-3]}")
+    assert line.startswith("6 trials are no part of the study any more (3 of baseline, 3 of gated)")
+
+
 def test_a_file_that_is_edited_while_it_runs_is_refused_until_the_run_has_ended(ran):
     path = write_study(ran, "edited.yaml", seeds="seeds: 3")
     with StudyLock(ran / "store", "gates"), pytest.raises(StudyLocked, match="already being run by process"):
