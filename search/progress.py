@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from search.pace import Pace, Part
+from search.selection import terse
 
 _TAIL_BYTES = 8192  # holds dozens of lines
 _LINES_S = 30.0  # between two looks of plain progress
@@ -93,6 +94,7 @@ class Progress:
         self.pace = Pace()
         self.most: int | None = None  # trials that the budget lets start
         self.ends: float | None = None  # when the budget of time is spent, on the monotonic clock
+        self.paused: dict[str, int] = {}  # the step from which each goes on that paused in this run
         self._launched: set[str] = set()
 
     def __enter__(self) -> Progress:
@@ -123,8 +125,11 @@ class Progress:
             self._launch(key, event)
         elif kind in ("finished", "paused", "retry"):
             gone = self.running.pop(key, None)
+            self.paused.pop(key, None)
             if kind == "finished":
                 self.states[key] = event["state"]
+            elif kind == "paused":
+                self.paused[key] = event["result"]["step"]
             if gone is not None and kind != "retry":
                 self.pace.ended(gone.variant, time.monotonic() - gone.launched, gone.share(kind == "finished"))
         elif kind == "tick":
@@ -136,8 +141,7 @@ class Progress:
     def _launch(self, key: str, event: dict[str, Any]) -> None:
         """A trial was launched, or was found running since `since` (unix s)."""
         folder = Path(event["folder"])
-        settings = " ".join(f"{name}={value}" for name, value in event["settings"].items())
-        name = " ".join(filter(None, (event["variant"], settings, f"seed {event['seed']}")))
+        name = " ".join(filter(None, (event["variant"], *terse(event["settings"]), f"seed {event['seed']}")))
         launched = time.monotonic() - max(0.0, time.time() - event.get("since", time.time()))
         self.running[key] = RunningTrial(name, folder, total_steps(folder), event["variant"], launched)
         self.pace.width = max(self.pace.width, len(self.running))
@@ -210,7 +214,8 @@ class LineProgress(Progress):
         """See Progress."""
         name = self.running[event["key"]].name if event.get("key") in self.running else ""
         super().event(event)
-        told = line_of(event, name or (self.running[event["key"]].name if event.get("key") in self.running else ""))
+        name = name or (self.running[event["key"]].name if event.get("key") in self.running else "")
+        told = line_of(event, name, step=self.paused.get(event.get("key", "")))
         if event["event"] == "tick" and time.monotonic() >= self._next:
             self._next = time.monotonic() + _LINES_S
             shown = [*self.running.values()][:_SHOWN]
@@ -253,11 +258,14 @@ def make_progress(as_json: bool = False) -> Progress:
     return LiveProgress(console) if console.is_terminal else LineProgress(sys.stderr)
 
 
-def line_of(event: dict[str, Any], name: str, quiet: bool = False) -> str:
-    """An event in a line for people, "" for one that needs none; `quiet` leaves out what goes well."""
+def line_of(event: dict[str, Any], name: str, quiet: bool = False, step: int | None = None) -> str:
+    """An event in a line for people, "" for one that needs none; `quiet` leaves out what goes well.
+
+    `step` is the one from which a trial goes on that paused.
+    """
     kind = event["event"]
     if kind == "launched" and not quiet:
-        return f"start     {name} (attempt {event['attempt']})"
+        return f"start     {name} (" + (f"attempt {event['attempt']})" if step is None else f"from step {step})")
     if kind == "finished":
         loss = ((event["result"] or {}).get("validation") or {}).get("loss")
         told = event["reason"] or ("" if loss is None else f"validation loss {loss:.4f}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,6 +170,35 @@ def spelled(settings: dict[str, Any]) -> str:
     """Settings for people, each by the last step of its path."""
     texts = {name: f"{value:g}" if is_number(value) else json.dumps(value) for name, value in settings.items()}
     return ", ".join(f"{name.rsplit('.', 1)[-1]} {text}" for name, text in texts.items())
+
+
+def terse(settings: Mapping[str, Any], beside: Iterable[str] = ()) -> list[str]:
+    """What a table says of settings: `width=256` by the fewest last steps of a path, floats with 3 digits.
+
+    `beside` are paths of other rows that a name must differ from too. A proposal's number and a rate's second name are
+    left out.
+    """
+    kept = {"lr" if name == "train.lr" else name: value for name, value in settings.items() if name != "number"}
+    paths = {*kept, *beside}
+    return [f"{shortest(name, paths)}={_brief(value)}" for name, value in kept.items()]
+
+
+def shortest(path: str, paths: Iterable[str]) -> str:
+    """The fewest last steps of a path that tell it from the others."""
+    steps = path.split(".")
+    ends = [".".join(steps[-count:]) for count in range(1, len(steps) + 1)]
+    others = [f".{other}" for other in paths if other != path]
+    return next((end for end in ends if not any(other.endswith(f".{end}") for other in others)), path)
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, int | str) and not isinstance(value, bool):
+        return str(value)
+    from arch_dsl.identity import brief_text  # which imports torch, and most settings are numbers
+
+    return brief_text(value)
 
 
 def rate(trial: dict[str, Any]) -> float | None:

@@ -30,6 +30,7 @@ from search.prune import Pruner
 from search.recipe import Recipe
 from search.resources import Resources
 from search.seeds import Seeds
+from search.selection import shortest
 from search.space import Space
 from search.study_values import Axis, Duration, Patch
 from search.tune import Tune, short
@@ -291,17 +292,9 @@ def asked_variants(study: Study) -> list[Asked]:
     ]
 
 
-def _shortest(path: str, paths: Iterable[str]) -> str:
-    """The fewest last steps of a path that tell it from the others."""
-    steps = path.split(".")
-    ends = [".".join(steps[-count:]) for count in range(1, len(steps) + 1)]
-    others = [f".{other}" for other in paths if other != path]
-    return next((end for end in ends if not any(other.endswith(f".{end}") for other in others)), path)
-
-
 def _cells(study: Study, path: str) -> list[tuple[str, Setting]]:
     """The values of one axis, each with the text that names it."""
-    short, mark = _shortest(path, study.grid), study.mark(f"grid.{path}")
+    short, mark = shortest(path, study.grid), study.mark(f"grid.{path}")
     nodes = study.grid[path].nodes
     return [(f"{short}={brief_text(node.plain())}", Setting(path, node, "the grid", mark)) for node in nodes]
 

@@ -26,12 +26,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """`align` is "l", "r" or "c"; of a table too wide for its medium, the highest `keep` is kept first (0 always)."""
+    """`align` is "l", "r" or "c"; of a table too wide for its medium, the highest `keep` is kept first (0 always).
+
+    `room`: from so many characters on a terminal leaves out the middle of a text.
+    """
 
     header: str
     cells: list[Cell]
     align: str = "r"
     keep: int = 0
+    room: int = 40
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,7 @@ def _main(comparison: Comparison) -> Block:
     components = list(dict.fromkeys(name for row in rows for name in row["components"]))
     matched = not any(math.isnan(row["mismatch"]) for row in rows)
     several = len({round(row["bytes_per_token"], 4) for row in rows if row["bytes_per_token"] > 0}) > 1
+    goal = "flops_per_token" in comparison.searched.get("minimize", ())
     sparse = any(row["active_parameters"] < row["parameters"] for row in rows)
     columns = [
         column("variant", lambda r: r["variant"], "l"),
@@ -126,7 +131,7 @@ def _main(comparison: Comparison) -> Block:
         *([column("active", lambda r: short_count(r["active_parameters"]), keep=7)] if sparse else []),
         *([column("mismatch", lambda r: number(100 * r["mismatch"], "+.2f") + "%", keep=4)] if matched else []),
         *([column("max load", lambda r: number(r["router_load_max"], ".2f"), keep=4)] if sparse else []),
-        column("FLOPs/token", lambda r: short_count(r["flops_per_token"]), keep=3),
+        column("FLOPs/token", lambda r: short_count(r["flops_per_token"]), keep=0 if goal else 3),
         column("tokens/s", lambda r: DASH if math.isnan(r["tokens_per_s"]) else short_count(r["tokens_per_s"]), keep=2),
     ]
     legend = "perplexity, bits/byte and Δ on test, mean ± standard deviation over n seeds; * best and not within noise"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from search.render.blocks import SEARCH_ROWS, Block, Cell, Column, number, printable, short_count
+from search.selection import terse
 
 if TYPE_CHECKING:
     from search.comparison import Comparison
 
+_ROOM = 70  # characters of settings on a terminal, beside the other columns
 _HEADERS = {"flops_per_token": "FLOPs/token", "cache_bytes_per_token": "cache/token", "active_parameters": "active"}
 
 
@@ -32,11 +34,11 @@ def _best(comparison: Comparison) -> Block:
         Column("trial", [Cell(str(r["number"])) for r in rows]),
         Column("perplexity ↓", [Cell(number(p := r["validation_perplexity"], ".3f"), p == best) for r in rows]),
         Column("state", [Cell(r["state"]) for r in rows], "l"),
-        Column("settings", [Cell(printable(_settings(r["settings"]))) for r in rows], "l"),
+        _settings(rows),
     ]
     total = len(comparison.search)
     shown = f"the best {len(rows)} of {total} trials" if total > len(rows) else f"{total} trials"
-    return Block(f"Search, validation ({shown})", columns, "* best")
+    return Block(f"Search, validation ({shown})", columns, "* best" + _repeated(comparison))
 
 
 def _front(comparison: Comparison) -> Block:
@@ -54,7 +56,7 @@ def _front(comparison: Comparison) -> Block:
             columns.append(Column(header, [Cell(_shown(goal, r[goal]), r["front"]) for r in rows]))
     columns += [
         Column("place", [Cell(_place(r)) for r in rows], "l"),
-        Column("settings", [Cell(printable(_settings(r["settings"]))) for r in rows], "l"),
+        _settings(rows),
     ]
     count, total = int(ordered["front"].sum()), len(ordered)
     legend = "* on the front: no other trial is as good in all goals and better in one"
@@ -64,7 +66,7 @@ def _front(comparison: Comparison) -> Block:
             f"; hypervolume {summary['hypervolume']:.4g} in natural logarithms, reference: the worst of the complete "
             f"trials, {worst}"
         )
-    return Block(f"Search, validation (front of {count} of {total} trials)", columns, legend)
+    return Block(f"Search, validation (front of {count} of {total} trials)", columns, legend + _repeated(comparison))
 
 
 def _place(row: Mapping[Any, Any]) -> str:
@@ -103,5 +105,15 @@ def _importances(comparison: Comparison) -> Block:
     return Block(f"Importance of the axes ({complete} trials)", columns, legend)
 
 
-def _settings(settings: dict[str, Any]) -> str:
-    return ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in settings.items())
+def _settings(rows: list[dict[Hashable, Any]]) -> Column:
+    paths = {path for row in rows for path in row["settings"]} - {"train.lr"}
+    return Column("settings", [Cell(printable(", ".join(terse(r["settings"], paths)))) for r in rows], "l", room=_ROOM)
+
+
+def _repeated(comparison: Comparison) -> str:
+    """Which variants of the table are trials of the search, and what these have: whole, as a cell may be cut."""
+    proposals = {row["key"]: row for row in comparison.search.to_dict("records")}
+    repeats = comparison.trials[comparison.trials["role"].str.contains("repeat")].to_dict("records")
+    found = {row["variant"]: proposals[row["key"]] for row in repeats if row["key"] in proposals}
+    told = [f"; {name} is trial {row['number']} ({', '.join(terse(row['settings']))})" for name, row in found.items()]
+    return printable("".join(told))

@@ -59,14 +59,14 @@ def _fitted(column: Column) -> list[str]:
     """Header and cells, all of one width; a mark stands right of the aligned numbers."""
     marked = any(cell.strong for cell in column.cells)
     texts = [column.header + " " * marked]
-    texts += [_shorten(cell.text) + ("*" if cell.strong else " " * marked) for cell in column.cells]
+    texts += [_shorten(cell.text, column.room) + ("*" if cell.strong else " " * marked) for cell in column.cells]
     width = max(_cells(t) for t in texts)
     return [_pad(t, width, column.align) for t in texts]
 
 
-def _shorten(text: str) -> str:
+def _shorten(text: str, room: int) -> str:
     """Long names and settings lose their middle."""
-    return text if len(text) <= 40 else f"{text[:24]}…{text[-15:]}"
+    return text if len(text) <= room else f"{text[: room - 16]}…{text[-15:]}"
 
 
 def _pad(text: str, width: int, align: str) -> str:

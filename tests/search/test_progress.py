@@ -83,6 +83,25 @@ def test_a_log_gets_a_line_per_event_and_no_control_characters(folder):
     assert (progress.done, progress.headline().split(",")[0]) == (4, "gates: 4/12 trials")
 
 
+def test_a_trial_that_paused_goes_on_from_its_step_and_has_not_failed(folder):
+    file = io.StringIO()
+    progress = LineProgress(file)
+    begin(progress)
+    settings = {"number": 3, "lr": 0.0079048901, "train.lr": 0.0079048901, "block.ffn.width": 64}
+    first = {**launched(folder), "settings": settings}
+    failed = {"event": "retry", "key": "k", "attempt": 2, "kind": "crash", "message": "killed"}
+    pause = {"event": "paused", "key": "k", "attempt": 1, "result": {"state": "paused", "step": 20}}
+    for event in (first, pause, {**first, "attempt": 2}, failed, {**first, "attempt": 3}):
+        progress.event(event)
+    name = "G1 lr=0.0079 width=64 seed 0"
+    assert file.getvalue().splitlines() == [
+        f"start     {name} (attempt 1)",
+        f"start     {name} (from step 20)",
+        f"retry     {name}: crash: killed",
+        f"start     {name} (attempt 3)",
+    ]
+
+
 def test_json_progress_is_one_object_per_line(folder):
     file = io.StringIO()
     progress = JsonProgress(file)

@@ -14,6 +14,7 @@ import pytest
 from search.comparison import Comparison, compare
 from search.render.blocks import DASH, build_page, short_count
 from search.reporting import FORMATS, report, to_plain
+from search.selection import terse
 from tests.search.compare_kit import end_as, make_study, make_trial, pick
 
 EFFECTS = {"baseline": 0.0, "sdpa": -0.05, "value": 0.0005, "dense": 0.05}
@@ -216,6 +217,45 @@ def test_search_prints_its_best_trials() -> None:
     assert block[0].split()[0] == "0"
     assert block[0].endswith("heads=0")
     assert all("complete" in line for line in block)
+
+
+def test_settings_of_a_search_are_short_and_whole() -> None:
+    record, _ = make_study({"base": 0.0, "found": -0.1}, seeds=1, rates=())
+    mask = {"type": "sliding_window", "window": 64}
+    settings = {
+        "number": 7,
+        "lr": 0.007904890123456789,
+        "train.lr": 0.007904890123456789,
+        "block.attention.kv_heads": 2,
+        "block.attention.mask": mask,
+    }
+    shown = "lr=0.0079, kv_heads=2, mask={type: sliding_window, window: 64}"
+    best = make_trial("search", "search", settings, 0, -0.1)
+    repeat = {**best, "variant": "found", "role": "repeat", "settings": {"lr": settings["lr"]}}
+    trials = [make_trial("base", "repeat", {"lr": 1e-3}, 0, 0.0), best, repeat]
+    record["search"] = {
+        "sampler": "tpe",
+        "minimize": ["perplexity"],
+        "constraints": {},
+        "proposals": [],
+        "trials": 1,
+        "most": 10,
+    }
+    text = report(compare(record, trials))
+    block = text.split("Search, validation (1 trials)")[1]
+    assert block.splitlines()[3].endswith(f"  {shown}")
+    assert f"found is trial 7 ({shown})" in " ".join(block.split())
+    assert f"found is trial 7 ({shown.replace('_', chr(92) + '_')})" in report(compare(record, trials), "md")
+    record["search"]["minimize"] = ["perplexity", "flops_per_token"]
+    for variant in record["variants"]:
+        variant["components"] = {f"component_{place}": True for place in range(9)}
+    assert "FLOPs/token" in report(compare(record, trials)).split("Search, validation")[0].split("left out")[0]
+
+
+def test_settings_are_named_by_the_fewest_steps_that_tell_them_apart() -> None:
+    paths = {"block.ffn.width": 64, "block.attention.width": 0.12345, "lr": 1e-5, "d_model": True}
+    assert terse(paths) == ["ffn.width=64", "attention.width=0.123", "lr=1e-05", "d_model=true"]
+    assert terse({"a.width": 1}, ["b.width"]) == ["a.width=1"]
 
 
 def test_a_study_that_has_not_begun_prints_in_every_format() -> None:
