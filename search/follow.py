@@ -43,7 +43,9 @@ def follow(root: Path, study: str, shown: Watcher, poll_s: float = POLL_S) -> Su
         follower = Follower(store, study)
         record = store.study(study)
         held = store.holder(study) is not None
-        shown.plan(record, int(record.get("trials") or len({row["key"] for row in follower.rows})), follower.rows)
+        wanted = len({row["key"] for row in follower.rows})
+        over = not held and not follower.left()  # what a plan took at most was not needed
+        shown.plan(record, wanted if over else int(record.get("trials") or wanted), follower.rows)
         while True:
             for event in follower.news():
                 shown.event(event)
@@ -83,10 +85,14 @@ class Follower:
         running = {key: Path(row["folder"]) for key, row in rows.items() if self.states[key] == "running"}
         yield {"event": "tick", "running": running}
 
+    def left(self) -> set[str]:
+        """The trials that go on when the study is run again."""
+        waiting = {row["key"] for row in self.rows if goes_on(row, row["until"])}
+        return waiting | {key for key, state in self.states.items() if state == "interrupted"}
+
     def summary(self) -> Summary:
         """How the study stands with nobody running it."""
-        left = {row["key"] for row in self.rows if goes_on(row, row["until"])}
-        left |= {key for key, state in self.states.items() if state == "interrupted"}
+        left = self.left()
         found = summarise(self.states, set(), None, len(left))
         if not left:
             return found

@@ -38,12 +38,15 @@ class Pace:
         self.done += share * self.work.get(variant, 1.0)
 
     def left_s(self, waiting: int, running: Iterable[Part]) -> float | None:
-        """Seconds until `waiting` mean trials and the running ones have ended, at the rate so far; None without one."""
+        """Seconds until `waiting` mean trials and the running ones have ended, at the rate so far.
+
+        None without a rate, or with nothing left.
+        """
         seconds, done, left, longest = self.seconds, self.done, float(waiting), 0.0
         for part in running:
             work = self.work.get(part.variant, 1.0)
             seconds, done = seconds + part.took_s, done + part.done * work
             left, longest = left + part.left * work, max(longest, part.left * work)
-        if done <= 0.0 or seconds <= 0.0:
+        if done <= 0.0 or seconds <= 0.0 or left <= 0.0:
             return None
         return seconds / done * max(left / max(self.width, 1), longest)

@@ -38,6 +38,7 @@ class Plan:
     omitted: dict[str, str] = field(default_factory=dict)  # combinations of a design that make no sense, and why
     tuner: Tuner | None = None
     _known: int = 0
+    _missing: int | None = None  # of the trials that are known to be wanted, once `done` has looked
     searched: dict[str, Any] = field(default_factory=dict)  # what a search tells the record
     _rows: dict[str, tuple[object, tuple[list[Row], list[Row]]]] = field(default_factory=dict, repr=False)
     _ordered: list[Variant] = field(default_factory=list, repr=False)
@@ -212,8 +213,14 @@ class Plan:
                 if key in known
             ]
         over = {trial["key"] for trial in trials if trial["state"] not in ("failed", "pruned") and is_over(trial)}
-        self._known = len({row.trial.key for row in self.rows(trials)})
+        keys = {row.trial.key for row in self.rows(trials)}
+        ended = {trial["key"] for trial in trials if trial["state"] == "pruned"} if self.study.prune else set()
+        self._known, self._missing = len(keys), len(keys - over - ended)
         return len(over)
+
+    def left(self, done: int) -> int:
+        """How many trials are left as far as is known, after `done` has said how many have a result."""
+        return 0 if self._missing == 0 and not self.study.search else self.trials - done
 
     def frame(self) -> pd.DataFrame:
         """One row per variant: its changes, parameters, those that one token meets, mismatch, FLOPs per token."""

@@ -77,7 +77,8 @@ def duration(seconds: float) -> str:
 def plan_json(planned: Plan, root: Path, slots: int | None = None) -> dict[str, Any]:
     """A plan as JSON: its record, the number of trials, how many have a result, and the estimate in seconds."""
     done = _done(planned, root)
-    guess = asdict(estimate(planned, root, slots or _here(planned), done))
+    left = planned.left(done)
+    guess = asdict(estimate(planned, root, slots or _here(planned), done if left else planned.trials))
     found = _resolution(planned, root)
     spent = _spent(planned, root)
     told = {
@@ -86,7 +87,7 @@ def plan_json(planned: Plan, root: Path, slots: int | None = None) -> dict[str, 
         "going_on": asdict(longer) if (longer := _going_on(planned, root)) else None,
         "spent": {"trials": len(spent.trials), "tokens": spent.tokens, "gpu_hours": round(spent.gpu_s / 3600, 4)},
     }
-    return {**planned.record(), "trials": planned.trials, "done": done, "estimate": guess, **told}
+    return {**planned.record(), "trials": planned.trials, "done": done, "left": left, "estimate": guess, **told}
 
 
 def _resolution(planned: Plan, root: Path) -> Resolution | None:
@@ -151,7 +152,10 @@ def print_plan(planned: Plan, root: Path, slots: int | None = None) -> None:
         for line in stage_lines(variant.name, variant.stages):
             console.print(Text(line))
     done = _done(planned, root)
-    known = f"; {done} of them have a result, {planned.trials - done} are left" if done else ""
+    left = planned.left(done)
+    known = f"; {done} of them have a result, {left} are left, as far as is known" if done else ""
+    if done and not left:
+        known = f"; all that are wanted have a result ({done})"
     console.print(Text(_trials(planned) + known))
     if longer := _going_on(planned, root):
         console.print(Text(str(longer)))
@@ -166,7 +170,7 @@ def print_plan(planned: Plan, root: Path, slots: int | None = None) -> None:
     console.print(Text(read))
     for row, read_times in zip(data.get("domains", ()), each, strict=False):
         console.print(Text(f"  {row['name']}: {row['share']:.1%} of the rows, {read_times:.2g} epochs"))
-    guess = estimate(planned, root, slots or _here(planned), done)
+    guess = estimate(planned, root, slots or _here(planned), done if left else planned.trials)
     console.print(
         f"about {duration(guess.wall_s)} on {guess.slots} cores ({duration(guess.core_s)} of one core; "
         f"from {guess.source})"
@@ -238,7 +242,9 @@ def _trials(planned: Plan) -> str:
         how = f"{_tuning(planned.study.tune)} with one seed, then the best with {_seeds(planned)}"
     else:
         how = _seeds(planned)
-    most = "" if isinstance(planned.study.seeds, int) else "at most "
+    tune = planned.study.tune
+    grows = tune is not None and any(tune.steps(path) for path in tune.axes)
+    most = "" if isinstance(planned.study.seeds, int) else "about " if grows else "at most "
     text = f"{len(planned.variants)} variants x {how}: {most}{planned.trials} trials of {each}"
     if search := planned.study.search:
         text += f"; {search.trials} of them proposed by {search.sampler.type} as results come in, for less "

@@ -1,10 +1,14 @@
 """A study that was edited between runs: what is kept, what is new and what is left out is said; nothing is lost."""
 
+import io
+
 import pytest
 
 from search.edits import edits
+from search.follow import follow
 from search.lock import StudyLock, StudyLocked
 from search.planning import plan
+from search.progress import LineProgress
 from search.running import run
 from search.store import Store
 from search.study import load_study
@@ -91,6 +95,18 @@ def test_a_repeat_that_waits_for_a_new_value_of_the_grid_is_not_left_out(tmp_pat
     assert said(tmp_path, tune="tune: {lr: [1e-3, 2e-3, 4e-3]}") == []
     (line,) = said(tmp_path, tune="tune: {lr: [4e-3, 8e-3]}")
     assert line.startswith("6 trials are no part of the study any more (3 of baseline, 3 of gated)")
+
+
+def test_a_finished_study_has_nothing_left_though_fewer_seeds_were_needed_than_it_may_take(tmp_path, capsys):
+    seeds = "seeds: {min: 3, max: 4, until: resolved, margin: 1e9}"
+    path, root = write_study(tmp_path, seeds=seeds), tmp_path / "store"
+    assert run(path, root, executor="inline", track=False).counts["complete"] == 6
+    print_plan(plan(load_study(path), root / "data"), root)
+    told = capsys.readouterr().out
+    assert "at most 8 trials" in told and "all that are wanted have a result (6)" in told
+    file = io.StringIO()
+    follow(root, "gates", LineProgress(file))
+    assert "gates: 6/6 trials" in file.getvalue() and " left" not in file.getvalue()
 
 
 def test_a_file_that_is_edited_while_it_runs_is_refused_until_the_run_has_ended(ran):
