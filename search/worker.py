@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import resource
 import socket
 import time
 import traceback
@@ -68,17 +69,23 @@ def _train(
     except interrupted as error:
         return Failure("interrupted", str(error) or "asked to stop")
     except MemoryError:
-        return Failure("oom", "out of memory")
+        return Failure("oom", f"out of memory{_limit()}")
     except OSError as error:
         return _os_failure(error, folder, rank)
     except (Exception, SystemExit) as error:
         if kind := _kind(error):
             first = str(error).splitlines()[0][:_MESSAGE_CHARACTERS]
-            return Failure(kind, f"{LOST}: {first}" if kind == "crash" else first)
+            return Failure(kind, f"{LOST}: {first}" if kind == "crash" else f"{first}{_limit()}")
         return _user_failure(folder, f"{type(error).__name__}: {error}", rank)
     finally:
         if rank == 0:
             stop_flag(folder, attempt).unlink(missing_ok=True)
+
+
+def _limit() -> str:
+    """What `resources.memory` allows this process, where that is what was too little."""
+    most, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    return "" if most == resource.RLIM_INFINITY else f" (resources.memory allows {most / 1e9:.3g} GB)"
 
 
 def _kind(error: BaseException) -> FailureKind | None:

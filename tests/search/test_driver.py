@@ -92,6 +92,22 @@ def test_a_failure_costs_the_retries_of_its_kind(tmp_path, kind, state, starts, 
     assert steps_run(tmp_path)[1]["1/0"] == starts
 
 
+def test_a_trial_out_of_memory_says_what_it_was_allowed(tmp_path):
+    store, rows = make_store(tmp_path), rows_of(toy(fault={"kind": "memory", "step": 1}))
+    store.add_trials("s", rows)
+    code = (
+        "import resource, sys; from pathlib import Path; from search.worker import run_trial\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (900_000_000, 900_000_000))\n"
+        "print(run_trial(sys.argv[1], Path(sys.argv[2]), Path('.'), 1).message)"
+    )
+    folder = store.trial_folder(rows[0].trial.key)
+    store.claim(rows[0].trial.key, "s")
+    told = subprocess.run(
+        [sys.executable, "-c", code, ENTRY, folder], capture_output=True, text=True, timeout=240, cwd=ROOT
+    )
+    assert told.stdout == "out of memory (resources.memory allows 0.9 GB)\n", told.stderr
+
+
 def test_trials_pause_where_their_rows_say_and_go_on_as_the_planner_decides(tmp_path):
     """Three trials to step 2, the best of them on to step 3 and the best of all to its end: successive halving."""
     store, trials = make_store(tmp_path), [toy(x) for x in (1, 2, 3)]
