@@ -98,12 +98,12 @@ def test_a_trial_out_of_memory_says_what_it_was_allowed(tmp_path):
     code = (
         "import resource, sys; from pathlib import Path; from search.worker import run_trial\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (900_000_000, 900_000_000))\n"
-        "print(run_trial(sys.argv[1], Path(sys.argv[2]), Path('.'), 1).message)"
+        "print(run_trial(sys.argv[1], *map(Path, sys.argv[2:]), 1).message)"
     )
     folder = store.trial_folder(rows[0].trial.key)
     store.claim(rows[0].trial.key, "s")
     told = subprocess.run(
-        [sys.executable, "-c", code, ENTRY, folder], capture_output=True, text=True, timeout=240, cwd=ROOT
+        [sys.executable, "-c", code, ENTRY, folder, tmp_path], capture_output=True, text=True, timeout=240, cwd=ROOT
     )
     assert told.stdout == "out of memory (resources.memory allows 0.9 GB)\n", told.stderr
 
