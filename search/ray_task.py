@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from contextlib import suppress
 from typing import Any
 
 from search import shipping
@@ -36,14 +37,10 @@ def run_attempt(job: dict[str, Any], address: str, meeting: str = "", rank: int 
     if wrong := shipping.differs(job.get("ours")):
         return {"failure": "infra", "message": wrong}
     jobs = _jobs(job, meeting, rank)
-    if address:
-        try:
-            return ask(address, jobs)
-        except ConnectionRefusedError:
-            pass  # it died: a server of our own does as well
-        except ConnectionError as error:
-            return {"failure": "crash", "message": str(error)}
     try:
+        if address:
+            with suppress(ConnectionRefusedError):  # it died: a server of our own does as well
+                return ask(address, jobs)
         return ask(_own_server(job).address, jobs)
     except ConnectionError as error:
         return {"failure": "crash", "message": str(error)}

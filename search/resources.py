@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from arch_dsl.errors import Problem, SpecError
+from arch_dsl.errors import Mark, Problem, SpecError
 from arch_dsl.parse import INVALID, parse_value
-from arch_dsl.source import Node, read
+from arch_dsl.source import read
 from arch_dsl.spec import Count, NotNegative, Spec
 from search import machine
 from search.executor import ResourcesError
 from search.gang import Parallel
-
-SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]i?)B")
-_BYTES = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-
-
-@dataclass(frozen=True)
-class Memory:
-    """An amount of memory: `8GB`, `500MB`, `1.5GiB`."""
-
-    bytes: int
-
-    @classmethod
-    def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
-        """From a number with a unit."""
-        match = SIZE.fullmatch(node.value) if isinstance(node.value, str) else None
-        if match is None or not float(match[1]):
-            found = f"'{node.value}'" if isinstance(node.value, str) else node.plain() or node.kind
-            problems.append(Problem(path, f"must be a size such as 8GB or 500MB, found {found}", node.mark))
-            return INVALID
-        return cls(int(float(match[1]) * _BYTES[match[2]]))
+from search.study_values import Memory
 
 
 @dataclass(frozen=True)
@@ -81,7 +61,7 @@ class Resources(Spec):
             message = f"processes of one trial ({self.parallel}) cannot share a GPU, found {gpus:g} of one for each"
             yield Problem(f"{path}.gpus", message, self._at())
 
-    def _at(self) -> Any:
+    def _at(self) -> Mark | None:
         return self.mark("gpus") or self.mark()
 
     def with_gpus(self, available: float) -> Resources:

@@ -15,11 +15,10 @@ from search.data.cleaning import CleaningStage
 from search.data.mixture import Domain
 from search.data.sources import Source
 from search.data.tokenizers import Tokenizer
-from search.resources import SIZE, Memory
 from search.space import Space
 from search.start import Start
 from search.study import Study
-from search.study_values import Axis, Duration, Patch
+from search.study_values import SIZE, Axis, Duration, Memory, Patch
 from search.tune import GRIDS, Brackets, Tune
 
 DRAFT = "http://json-schema.org/draft-07/schema#"  # the newest that editors' YAML servers know in full

@@ -22,7 +22,7 @@ from search.doctor import Finding
 from search.edits import edits
 from search.estimate import estimate
 from search.noise import Resolution, resolution
-from search.planning import Plan, spelt
+from search.planning import Plan, Variant, spelt
 from search.prefixes import GoingOn, going_on
 from search.resources import Room
 from search.stage_plans import stage_lines
@@ -113,10 +113,36 @@ def _here(planned: Plan) -> int:
 def print_plan(planned: Plan, root: Path, slots: int | None = None) -> None:
     """A row per variant, then what would be trained and how long that takes with so many trials at once."""
     console = plain_console()
-    study, first = planned.study, planned.variants[0]
-    console.print(Text.assemble((study.study, "bold"), f"  {study.question}"))
+    console.print(Text.assemble((planned.study.study, "bold"), f"  {planned.study.question}"))
+    _print_variants(console, planned)
+    done = _done(planned, root)
+    left = planned.left(done)
+    known = f"; {done} of them have a result, {left} are left, as far as is known" if done else ""
+    if done and not left:
+        known = f"; all that are wanted have a result ({done})"
+    console.print(Text(_trials(planned) + known))
+    if longer := _going_on(planned, root):
+        console.print(Text(str(longer)))
+    _print_data(console, planned.variants[0])
+    guess = estimate(planned, root, slots or _here(planned), done if left else planned.trials)
+    console.print(
+        f"about {duration(guess.wall_s)} on {guess.slots} cores ({duration(guess.core_s)} of one core; "
+        f"from {guess.source})"
+    )
+    console.print(f"{size(guess.memory_bytes)} of memory for the tensors of the largest trial, or somewhat more")
+    if found := _resolution(planned, root):
+        console.print(Text(str(found)))
+    for line in _edits(planned, root):
+        console.print(Text(f"edited: {line}"))
+    if budget := standing(limits_of(planned.study.budget), _spent(planned, root)):
+        console.print(Text(budget))
+    console.print("nothing was trained")
+
+
+def _print_variants(console: Console, planned: Plan) -> None:
+    """A row per variant, with its components or changes and its sizes; below it what the columns mean."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    matched = bool(study.match)
+    matched = bool(planned.study.match)
     ticked = _ticked(planned)
     room = console.width - _FIGURES - max(len(variant.name) for variant in planned.variants[:_ROWS])
     numbered = sum(len(name) + 2 for name in ticked) > room
@@ -151,14 +177,10 @@ def print_plan(planned: Plan, root: Path, slots: int | None = None) -> None:
             console.print(Text(line))
         for line in stage_lines(variant.name, variant.stages):
             console.print(Text(line))
-    done = _done(planned, root)
-    left = planned.left(done)
-    known = f"; {done} of them have a result, {left} are left, as far as is known" if done else ""
-    if done and not left:
-        known = f"; all that are wanted have a result ({done})"
-    console.print(Text(_trials(planned) + known))
-    if longer := _going_on(planned, root):
-        console.print(Text(str(longer)))
+
+
+def _print_data(console: Console, first: Variant) -> None:
+    """What the first variant reads, and how often."""
     data = first.dataset.record()
     each = first.recipe.epochs(first.dataset)
     epochs = f"{each[0]:.2g} epochs" if len(each) == 1 else f"{len(each)} domains"
@@ -170,19 +192,6 @@ def print_plan(planned: Plan, root: Path, slots: int | None = None) -> None:
     console.print(Text(read))
     for row, read_times in zip(data.get("domains", ()), each, strict=False):
         console.print(Text(f"  {row['name']}: {row['share']:.1%} of the rows, {read_times:.2g} epochs"))
-    guess = estimate(planned, root, slots or _here(planned), done if left else planned.trials)
-    console.print(
-        f"about {duration(guess.wall_s)} on {guess.slots} cores ({duration(guess.core_s)} of one core; "
-        f"from {guess.source})"
-    )
-    console.print(f"{size(guess.memory_bytes)} of memory for the tensors of the largest trial, or somewhat more")
-    if found := _resolution(planned, root):
-        console.print(Text(str(found)))
-    for line in _edits(planned, root):
-        console.print(Text(f"edited: {line}"))
-    if budget := standing(limits_of(study.budget), _spent(planned, root)):
-        console.print(Text(budget))
-    console.print("nothing was trained")
 
 
 def _edits(planned: Plan, root: Path) -> list[str]:

@@ -21,7 +21,8 @@ from search.machine import usable_cores
 from search.pinning import pin
 from search.ranks import ask
 from search.ray_executor import RayExecutor
-from search.resources import Memory, Resources
+from search.resources import Resources
+from search.study_values import Memory
 from search.worker import read_attempt
 from tests.search.processes import alive, descendants, listeners
 from tests.search.study_kit import ENTRY, HERE, ROOT, make_store, results, rows_of, steps_run, toy, until
