@@ -17,6 +17,7 @@ from search.executor import ExecutorError
 
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # at 0 every socket of Ray is on 127.0.0.1, on Linux too
 _SIGACTION_BYTES = 256  # more than struct sigaction takes
+_SET_HANDLERS = "_ZN3ray6RayLog27InstallFailureSignalHandlerEPKcb"  # ray::RayLog::InstallFailureSignalHandler(argv0, chain)
 _UNUSED_STARTERS = ("start_api_server", "start_monitor", "start_log_monitor")
 
 
@@ -86,11 +87,28 @@ def signals_as_they_are() -> Iterator[None]:
     kept = {number: ctypes.create_string_buffer(_SIGACTION_BYTES) for number in (signal.SIGINT, signal.SIGTERM)}
     for number, action in kept.items():
         libc.sigaction(int(number), None, action)
-    try:
-        yield
-    finally:
+
+    def put_back() -> None:
         for number, action in kept.items():
             libc.sigaction(int(number), action, None)
+
+    try:
+        _take_signals_now()
+        put_back()
+        yield
+    finally:
+        put_back()
+
+
+def _take_signals_now() -> None:
+    """Has Ray's native part set its handlers before it starts, rather than at some moment in the seconds that it takes.
+
+    It sets them once per process; until they are put back, a SIGTERM ends the process by SIGABRT, three seconds later.
+    A Ray without this function sets them while it starts.
+    """
+    native = ctypes.CDLL(importlib.import_module("ray._raylet").__file__)
+    with suppress(AttributeError):
+        getattr(native, _SET_HANDLERS)(None, False)
 
 
 def tree_naming(text: str) -> dict[int, str]:

@@ -127,7 +127,7 @@ def test_a_trial_that_eats_the_memory_is_ended_and_its_neighbour_lives(tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after_s", [0.3, 2.0])
+@pytest.mark.parametrize("after_s", [0.3, 2.0, 3.2])
 def test_sigterm_while_ray_starts_ends_the_run_in_a_line(tmp_path, after_s):
     """Through the command line, as the signals are taken there; Ray's own handler would print a stack trace."""
     study = write_study(tmp_path)
