@@ -17,7 +17,7 @@ from search.executor import ExecutorError
 
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # at 0 every socket of Ray is on 127.0.0.1, on Linux too
 _SIGACTION_BYTES = 256  # more than struct sigaction takes
-_SET_HANDLERS = "_ZN3ray6RayLog27InstallFailureSignalHandlerEPKcb"  # ray::RayLog::InstallFailureSignalHandler(argv0, chain)
+_SET_HANDLERS = "_ZN3ray6RayLog27InstallFailureSignalHandlerEPKcb"  # of ray::RayLog, with argv0 and whether to chain
 _UNUSED_STARTERS = ("start_api_server", "start_monitor", "start_log_monitor")
 
 
