@@ -1,7 +1,8 @@
-"""Compiles every Triton kernel with every set of its flags for sm_80 and sm_90 on a machine without a GPU.
+"""Compiles every Triton kernel with the sets of its flags for four generations of cards on a machine without a GPU.
 
-`python -m kernels.aot [file]` writes the report: registers per thread, stack (what did not fit into registers) and
-shared memory of each. Run it in a process without TRITON_INTERPRET, under which kernels are not compiled at all.
+`python -m kernels.aot [file]` writes the report: registers per thread, stack (what did not fit into registers), shared
+memory, and instructions on tensor cores of each. Run it in a process without TRITON_INTERPRET, under which kernels are
+not compiled at all.
 """
 
 import argparse
@@ -19,24 +20,28 @@ from typing import Any
 import torch
 
 from kernels import interpret
-from kernels.launch import Build
+from kernels.launch import Build, compiling_for
 from kernels.op import OPS
 
 REPORT = Path(__file__).with_name("aot_report.json")
-CAPABILITIES = (80, 90)
-SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}
+# Of each capability (A100; RTX 30; L4, RTX 40; H100, H200) the shared memory that one block can have, in bytes.
+SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
+CAPABILITIES = tuple(SHARED_BYTES)
 
 
 @dataclass(frozen=True)
 class Compiled:
     """What one kernel takes on one architecture: 32-bit registers per thread, bytes of stack per thread and of shared
-    memory per block."""
+    memory per block, and how many instructions it has for tensor cores: `hgmma` for those of sm_90, `hmma` for older.
+    """
 
     name: str
     capability: int
     registers: int
     stack_bytes: int
     shared_bytes: int
+    hgmma: int
+    hmma: int
 
 
 class _Driver:
@@ -71,21 +76,25 @@ def compile_for(build: Build, capability: int) -> Compiled:
     driver.set_active(_Driver(capability))
     arguments = [torch.empty(1, dtype=a) if isinstance(a, torch.dtype) else a for a in build.arguments]
     kernel = build.kernel.warmup(*arguments, grid=(1,), **build.meta)
-    registers, stack = _resources(kernel.asm["cubin"])
-    return Compiled(build.name, capability, registers, stack, int(kernel.metadata.shared))
+    found = _resources(kernel.asm["cubin"])
+    return Compiled(build.name, capability, shared_bytes=int(kernel.metadata.shared), **found)
 
 
-def _resources(cubin: bytes) -> tuple[int, int]:
-    """Registers and stack as the bundled cuobjdump reads them from the binary."""
+def _resources(cubin: bytes) -> dict[str, int]:
+    """What the bundled cuobjdump reads from the binary."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+        usage, code = (
+            subprocess.run([tool, what, file.name], capture_output=True, text=True, check=True).stdout
+            for what in ("-res-usage", "-sass")
+        )
     found = dict(re.findall(r"(REG|STACK):(\d+)", usage))
-    return int(found["REG"]), int(found["STACK"])
+    products = {name.lower(): len(re.findall(rf"\b{name}\b", code)) for name in ("HGMMA", "HMMA")}
+    return {"registers": int(found["REG"]), "stack_bytes": int(found["STACK"]), **products}
 
 
 def report(capabilities: Sequence[int]) -> dict[str, Any]:
@@ -94,7 +103,11 @@ def report(capabilities: Sequence[int]) -> dict[str, Any]:
 
     if interpret.active():
         raise RuntimeError("TRITON_INTERPRET=1 is set: kernels are not compiled in this process")
-    rows = [compile_for(b, capability) for b in builds() for capability in capabilities]
+    rows = []
+    for capability in capabilities:
+        with compiling_for(capability):
+            rows += [compile_for(build, capability) for build in builds()]
+    rows.sort(key=lambda row: (row.name, row.capability))
     return {"triton": triton.__version__, "kernels": [asdict(row) for row in rows]}
 
 

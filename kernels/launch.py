@@ -1,9 +1,13 @@
-"""What the Triton kernels share: tensors as rows, tile sizes, and the list of what is compiled ahead of time."""
+"""What the Triton kernels share: tensors as rows, tiles for the card, and what is compiled ahead of time."""
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +17,7 @@ from kernels import interpret
 from kernels.op import Ask
 
 OLDEST = (8, 0)
+WINNERS = Path(__file__).with_name("tuned")  # <card>.json: what `archlab bench --tune` found to be fastest there
 # Triton 3.10 turns fused multiply-add off by default: every launch says it, so that versions agree.
 OPTIONS = {"enable_fp_fusion": True}
 
@@ -25,6 +30,77 @@ class Build:
     kernel: Any
     arguments: tuple[torch.dtype | int | float, ...]
     meta: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Tunable:
+    """A kernel whose tiles are worth measuring: `call` is a launch of it, forward or backward, at a real size."""
+
+    kernel: str
+    key: Mapping[str, int | bool]
+    candidates: Sequence[Mapping[str, int]]
+    call: Callable[[], object]
+
+
+_tried: dict[str, Mapping[str, int]] = {}
+_target: list[int] = []
+
+
+def capability() -> int:
+    """The compute capability that kernels are built for, as 90: of the card here, or the one compiled for; else 90."""
+    if _target:
+        return _target[-1]
+    if not torch.cuda.is_available():
+        return 90
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor
+
+
+def tuned(kernel: str, key: Mapping[str, int | bool], default: Mapping[str, int]) -> dict[str, Any]:
+    """The tiles, `num_warps` and `num_stages` of a kernel: the committed winner on this card for the key, or `default`.
+
+    Nothing is measured here: a model's first step takes no longer for it.
+    """
+    won: Mapping[str, int] = {} if _target else _winners(card()).get(kernel, {}).get(label(key), {})
+    return {**(_tried.get(kernel) or won or default), **OPTIONS}
+
+
+def label(key: Mapping[str, int | bool]) -> str:
+    """A key as it stands in the tables of winners: `D=64 decay=1`."""
+    return " ".join(f"{name}={int(value)}" for name, value in sorted(key.items()))
+
+
+def card() -> str:
+    """The name of the CUDA device here as a file's name, such as `nvidia-h200`; empty where there is none."""
+    if not torch.cuda.is_available():
+        return ""
+    return re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
+
+
+@cache
+def _winners(name: str) -> dict[str, dict[str, dict[str, int]]]:
+    file = WINNERS / f"{name}.json"
+    return json.loads(file.read_text())["winners"] if name and file.exists() else {}
+
+
+@contextmanager
+def trying(kernel: str, tiles: Mapping[str, int]) -> Iterator[None]:
+    """Inside it one kernel has these tiles, whatever the tables say."""
+    _tried[kernel] = tiles
+    try:
+        yield
+    finally:
+        del _tried[kernel]
+
+
+@contextmanager
+def compiling_for(target: int) -> Iterator[None]:
+    """Inside it kernels choose their tiles for a card of this capability, which need not be here."""
+    _target.append(target)
+    try:
+        yield
+    finally:
+        _target.pop()
 
 
 def missing() -> str | None:
