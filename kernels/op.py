@@ -61,7 +61,8 @@ class Case:
 
     def fixed(self, device: torch.device | str = "cpu") -> dict[str, Any]:
         """All arguments but the tensors that have a shape alone."""
-        return {**self.arguments, **{name: torch.tensor(rows, device=device) for name, rows in self.integers.items()}}
+        own = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in self.arguments.items()}
+        return {**own, **{name: torch.tensor(rows, device=device) for name, rows in self.integers.items()}}
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class Op:
     derives them from the arguments of a call. `flops` and `bytes` take the arguments of a call, whose tensors may be
     on the meta device, and count the floating-point operations of the forward pass and the bytes that it must move if
     it reads and writes everything once. `tolerances` bound the relative RMS error of outputs and gradients against
-    float64.
+    float64. `wide` are the outputs that are in at least float32, where others have the dtype of the call: None for all
+    after the first.
     """
 
     name: str
@@ -91,6 +93,7 @@ class Op:
         default_factory=lambda: {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 2e-3}
     )
     domains: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    wide: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
