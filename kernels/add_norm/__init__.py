@@ -1,0 +1,76 @@
+"""add_norm: stream + update and the norm of the sum, in one pass; the residual sum between two branches."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import launch
+from kernels.add_norm import reference, torch_ops
+from kernels.add_norm.reference import Kind
+from kernels.op import Call, Case, Implementation, Op
+
+
+def _ask(
+    stream: Tensor, update: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, kind: Kind, scale: float
+) -> dict[str, Any]:
+    return {"kind": kind, "weight": weight is not None, "bias": bias is not None}
+
+
+def _load_triton() -> Call:
+    from kernels.add_norm.triton import add_norm
+
+    return add_norm
+
+
+def _flops(
+    stream: Tensor, update: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, kind: Kind, scale: float
+) -> int:
+    """The sum and what its norm needs: see rms_norm and layer_norm."""
+    per_element = 1 + (3 if kind == "rms" else 5) + (weight is not None) + (bias is not None)
+    return (per_element + (scale != 1.0)) * stream.numel()
+
+
+def _bytes(
+    stream: Tensor, update: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, kind: Kind, scale: float
+) -> int:
+    """Two are read, two are written in the wider dtype."""
+    size = max(stream.element_size(), update.element_size())
+    terms = stream.numel() * (stream.element_size() + update.element_size() + 2 * size)
+    return terms + sum(t.numel() * t.element_size() for t in (weight, bias) if t is not None)
+
+
+def _case(name: str, shape: tuple[int, ...], kind: Kind, parts: tuple[str, ...], scale: float = 1.0) -> Case:
+    absent = {own: None for own in ("weight", "bias") if own not in parts}
+    shapes = {"stream": shape, "update": shape} | {own: shape[-1:] for own in parts}
+    return Case(name, shapes, {**absent, "eps": 1e-6, "kind": kind, "scale": scale})
+
+
+ADD_NORM = Op(
+    name="add_norm",
+    version=1,
+    reference=reference.add_norm,
+    implementations={
+        "triton": Implementation(
+            "triton", _load_triton, "sum and norm in one pass", launch.unsupported, launch.slow, launch.missing
+        ),
+        "torch": Implementation("torch", lambda: torch_ops.add_norm, "a sum, then torch's own norm"),
+    },
+    cases=(
+        _case("added", (2, 9, 24), "rms", ("weight",)),
+        _case("added_plain", (2, 9, 24), "rms", ()),
+        _case("added_biased", (3, 7, 67), "rms", ("weight", "bias")),
+        _case("added_layer", (7, 67), "layer", ("weight", "bias")),
+        _case("added_layer_no_bias", (2, 9, 24), "layer", ("weight",)),
+        _case("added_layer_bare", (5, 40), "layer", ()),
+        _case("added_scaled", (2, 9, 24), "layer", ("weight", "bias"), 1.7),
+        _case("added_length_1", (1, 1, 24), "rms", ("weight",)),
+        _case("added_wide", (3, 1100), "layer", ("bias",), 0.5),
+    ),
+    options={"kind": ("rms", "layer"), "weight": (True, False), "bias": (False, True)},
+    ask=_ask,
+    flops=_flops,
+    bytes=_bytes,
+    tolerances={torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3},  # torch sums dw in the dtype of w
+    wide=(),
+)

@@ -1,0 +1,74 @@
+"""rotary: queries or keys turned by their positions, with the norm of each head before that in the same pass."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import launch
+from kernels.op import Call, Case, Implementation, Op
+from kernels.rotary import reference, torch_ops
+from kernels.rotary.reference import Pairs
+
+
+def _ask(
+    x: Tensor, cos: Tensor, sin: Tensor, pairs: Pairs, weight: Tensor | None = None, eps: float | None = None
+) -> dict[str, Any]:
+    norm = "none" if eps is None else "plain" if weight is None else "weight"
+    return {"pairs": pairs, "norm": norm}
+
+
+def _load_triton() -> Call:
+    from kernels.rotary.triton import rotary
+
+    return rotary
+
+
+def _flops(
+    x: Tensor, cos: Tensor, sin: Tensor, pairs: Pairs, weight: Tensor | None = None, eps: float | None = None
+) -> int:
+    """Four products and two sums for each pair that is turned, and what the norm needs."""
+    turned = 3 * x.numel() // x.shape[-1] * 2 * cos.shape[-1]
+    return turned + (0 if eps is None else (3 + (weight is not None)) * x.numel())
+
+
+def _bytes(
+    x: Tensor, cos: Tensor, sin: Tensor, pairs: Pairs, weight: Tensor | None = None, eps: float | None = None
+) -> int:
+    return 2 * x.numel() * x.element_size() + cos.nbytes + sin.nbytes + (0 if weight is None else weight.nbytes)
+
+
+def _case(name: str, shape: tuple[int, ...], turned: int, pairs: Pairs, norm: str = "none") -> Case:
+    angles = torch.arange(shape[1])[:, None] * 100.0 ** (-torch.arange(turned // 2) / (turned // 2))
+    arguments = {"cos": angles.cos(), "sin": angles.sin(), "pairs": pairs}
+    if norm == "weight":
+        return Case(name, {"x": shape, "weight": shape[-1:]}, {**arguments, "eps": 1e-6})
+    return Case(name, {"x": shape}, {**arguments, "weight": None, "eps": 1e-3 if norm == "plain" else None})
+
+
+ROTARY = Op(
+    name="rotary",
+    version=1,
+    reference=reference.rotary,
+    implementations={
+        "triton": Implementation(
+            "triton", _load_triton, "norm and rotation in one pass", launch.unsupported, launch.slow, launch.missing
+        ),
+        "torch": Implementation("torch", lambda: torch_ops.rotary, "elementwise torch, in the dtype of its input"),
+    },
+    cases=(
+        _case("turned", (2, 5, 3, 16), 16, "half"),
+        _case("turned_interleaved", (2, 5, 3, 16), 16, "interleaved"),
+        _case("turned_partly", (2, 7, 3, 24), 12, "half"),
+        _case("turned_partly_interleaved", (1, 7, 2, 20), 6, "interleaved"),
+        _case("turned_length_1", (2, 1, 1, 8), 8, "half"),
+        _case("turned_normed", (2, 5, 3, 16), 16, "half", "weight"),
+        _case("turned_normed_plain", (2, 5, 3, 16), 16, "interleaved", "plain"),
+        _case("turned_normed_partly", (1, 37, 2, 24), 12, "half", "weight"),
+        _case("turned_normed_interleaved", (2, 9, 2, 20), 6, "interleaved", "weight"),
+    ),
+    options={"pairs": ("half", "interleaved"), "norm": ("none", "plain", "weight")},
+    ask=_ask,
+    flops=_flops,
+    bytes=_bytes,
+)
