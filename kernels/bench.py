@@ -1,0 +1,168 @@
+"""How fast the ops are on this machine: its ceilings, sizes worth measuring, and calls timed in turns.
+
+Nothing is timed that is wrong: `trusted` holds an implementation to the op's cases in float64 first.
+"""
+
+import statistics
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.attention import Pattern
+from kernels.device import Device
+from kernels.op import OPS, Ask, Case, Op, select
+
+Function = Callable[..., Any]
+_Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the machine does at best: bytes per second of a large copy, FLOPs per second of a large product by dtype."""
+
+    bytes_per_s: float
+    flops_per_s: Mapping[torch.dtype, float]
+
+
+def ceilings(device: Device) -> Ceilings:
+    """Measured here, in a second or two."""
+    size = 2**28 if device.kind == "cuda" else 2**24
+    source = torch.randn(size, device=device.kind)
+    target = torch.empty_like(source)
+    copied = 2 * source.nbytes / in_turns({"copy": lambda: target.copy_(source)}, device)["copy"]
+    flops = {}
+    side = 8192 if device.kind == "cuda" else 512
+    for dtype in (torch.float32, torch.bfloat16):
+        square = torch.randn(side, side, device=device.kind, dtype=dtype)
+        flops[dtype] = 2 * side**3 / in_turns({"product": lambda x=square: x @ x}, device)["product"]  # type: ignore[misc]
+    return Ceilings(copied, flops)
+
+
+def in_turns(calls: Mapping[str, Callable[[], object]], device: Device, rounds: int = 10) -> dict[str, float]:
+    """Seconds of each call: the median of rounds in which all take turns, so that a drift of the machine hits all.
+
+    On CUDA a round is Triton's `do_bench`, which clears the cache between calls; on the CPU it is processor time.
+    """
+    for call in calls.values():
+        call()
+    if device.kind == "cuda":
+        from triton import testing
+
+        measure: Function = testing.do_bench
+        return {name: min(measure(call, return_mode="median") / 1e3 for _ in range(2)) for name, call in calls.items()}
+    took: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.process_time()
+            call()
+            took[name].append(time.process_time() - start)
+    return {name: statistics.median(times) for name, times in took.items()}
+
+
+def inputs(op: Op, case: Case, device: Device, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Normal tensors within the op's domains, the same for a case's name on every machine, ready for gradients."""
+    generator = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
+    drawn = {name: torch.randn(shape, generator=generator) for name, shape in case.shapes.items()}
+    return {
+        name: op.domains.get(name, _as_it_is)(x).to(device.kind, dtype).requires_grad_() for name, x in drawn.items()
+    }
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def outputs(function: Function, tensors: Mapping[str, Tensor], fixed: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors that a call gives, one or several."""
+    found = function(**tensors, **fixed)
+    return list(found) if isinstance(found, tuple) else [found]
+
+
+def with_gradients(function: Function, tensors: Mapping[str, Tensor], fixed: Mapping[str, Any]) -> list[Tensor]:
+    """What a call gives, and the gradients of all its tensors for the same random ones of its outputs."""
+    found = outputs(function, tensors, fixed)
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(x.shape, generator=generator).to(x) for x in found]
+    return [*found, *torch.autograd.grad(found, list(tensors.values()), given, allow_unused=True)]
+
+
+def serves(op: Op, name: str, case: Case, device: Device, dtype: torch.dtype) -> str | None:
+    """Why an implementation cannot compute a case here; None if it can."""
+    implementation = op.implementations[name]
+    meta = {key: torch.empty(shape, device="meta") for key, shape in case.shapes.items()}
+    ask = Ask(device, dtype, op.ask(**meta, **case.fixed()))
+    return implementation.missing() or implementation.supports(ask)
+
+
+def trusted(op: Op, name: str, device: Device, dtype: torch.dtype) -> str | None:
+    """The first of the op's cases that an implementation gets wrong, with its error; None if it gets all right."""
+    function = op.implementations[name].load()
+    for case in op.cases:
+        if serves(op, name, case, device, dtype):
+            continue
+        tensors = inputs(op, case, device, dtype)
+        exact = {key: x.detach().double().requires_grad_() for key, x in tensors.items()}
+        got = with_gradients(function, tensors, case.fixed(device.kind))
+        want = with_gradients(op.reference, exact, case.fixed(device.kind))
+        for a, b in zip(got, want, strict=True):
+            if b is None:
+                continue
+            error = float((a.detach().double() - b.detach()).norm() / b.detach().norm().clamp(min=1e-12))
+            if not error <= op.tolerances[dtype]:
+                return f"{case.name}: relative error {error:.1e} beyond {op.tolerances[dtype]:.0e}"
+    return None
+
+
+def chosen(op: Op, case: Case, device: Device, dtype: torch.dtype) -> str:
+    """The name of the implementation that a model gets for a case."""
+    meta = {key: torch.empty(shape, device="meta") for key, shape in case.shapes.items()}
+    choice = select(op.name, device, dtype, **op.ask(**meta, **case.fixed()))
+    return next((n for n, i in op.implementations.items() if choice.reason.startswith(i.why)), "reference")
+
+
+def workloads(device: Device) -> Iterator[tuple[Op, Case]]:
+    """Each op at sizes of a training step: on a card those of a 1B model, on a CPU those of a model of a million."""
+    large = device.kind == "cuda"
+    batch, time_, heads, width = (4, 4096, 16, 128) if large else (4, 512, 4, 32)
+    for name, cases in _sizes(batch, time_, heads, width, 32_000 if large else 4_096).items():
+        if name in OPS:
+            yield from ((OPS[name], case) for case in cases)
+
+
+def _sizes(batch: int, time_: int, heads: int, width: int, vocab: int) -> dict[str, list[Case]]:
+    tokens, d_model = batch * time_, heads * width
+    qkv = dict.fromkeys("qkv", (batch, heads, time_, width))
+    stream = (tokens, d_model)
+    rows: _Shapes = {"x": stream}
+    both: _Shapes = dict.fromkeys(("stream", "update"), stream)
+    weight: _Shapes = {"weight": (d_model,)}
+    turned: _Shapes = dict.fromkeys("qkv", (batch, time_, heads, width))
+    ends = tuple(tokens * (expert + 1) // 8 for expert in range(8))
+    return {
+        "attention": [
+            Case("causal", qkv, {}),
+            Case("forget_gate", qkv | {"decay": (batch, heads, time_)}, {}),
+            Case("relative", qkv | {"relative": (heads, 2 * time_ - 1)}, {}),
+            Case("window", qkv, {"pattern": Pattern(window=time_ // 4)}),
+            Case("sinks", qkv | {"sinks": (heads,)}, {}),
+        ],
+        "rms_norm": [Case("stream", rows | weight, {"eps": 1e-6})],
+        "layer_norm": [Case("stream", rows | weight | {"bias": (d_model,)}, {"eps": 1e-5})],
+        "add_norm": [Case("stream", both | weight, {"bias": None, "eps": 1e-6, "kind": "rms", "scale": 1.0})],
+        "gate": [Case("elementwise", {"y": stream, "g": stream}, {"activation": "sigmoid", "combine": "multiply"})],
+        "glu": [Case("swiglu", dict.fromkeys("ab", (tokens, 8 * d_model // 3)), {"activation": "silu"})],
+        "linear_recurrence": [
+            Case("scalar", turned | {"log_decay": (batch, time_, heads)}, {}),
+            Case("channel", turned | {"log_decay": (batch, time_, heads, width)}, {}),
+            Case("delta", turned | dict.fromkeys(("log_decay", "beta"), (batch, time_, heads)), {}),
+        ],
+        "experts": [Case("experts", rows | {"weight": (8, d_model, d_model)}, {}, {"ends": ends})],
+        "linear_cross_entropy": [
+            Case("loss", {"hidden": stream, "table": (vocab, d_model)}, {}, {"targets": (0,) * tokens})
+        ],
+    }
