@@ -7,6 +7,7 @@ from typing import ClassVar, Literal, Self
 
 from torch import nn
 
+from arch_dsl import fused
 from arch_dsl.context import BuildContext, Cost
 from arch_dsl.errors import Problem
 from arch_dsl.layers import Site
@@ -211,7 +212,7 @@ def place_of(ctx: BuildContext) -> str:
 def build_site(items: tuple[Primitive, ...], ctx: BuildContext, name: str) -> Site:
     """The primitives of one site as a module."""
     place = ctx.where(site=name)
-    return Site([(item.type, build_shared(item, place.at(f"{name}.{item.type}"))) for item in items])
+    return fused.site([(item.type, build_shared(item, place.at(f"{name}.{item.type}"))) for item in items], name, place)
 
 
 def site_cost(items: tuple[Primitive, ...], ctx: BuildContext, name: str, tokens: int) -> Cost:

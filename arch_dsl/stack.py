@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from arch_dsl import fused
 from arch_dsl.block import Block, Branches, block_cost
 from arch_dsl.context import BuildContext, Call, Cost
 from arch_dsl.errors import Problem, SpecError
@@ -176,6 +177,7 @@ class StackModule(nn.Module):
         places = ((depth, block) for depth, block in enumerate(spec.layers()))
         self.block = nn.ModuleList(Branches(block, ctx.at(f"block.{depth}", depth=depth)) for depth, block in places)
         self.final = build_site(spec.final, ctx, "final")
+        fused.sums(self, self.block, ctx)
         parts = (part for block in spec.layers() for _, part in walk(block))
         self.keeps_documents_apart = any(getattr(part, "documents", False) for part in parts)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
+from arch_dsl import fused
 from arch_dsl.context import BuildContext, Call, Cost
 from arch_dsl.errors import Problem
 from arch_dsl.families import Join, Norm, build_shared, shared_cost
@@ -21,6 +24,8 @@ class Add(Join):
 
 
 class _Add(nn.Module):
+    plain = True  # nothing but the sum, so that the next norm can be computed with it
+
     def forward(self, stream: Tensor, update: Tensor, call: Call) -> Tensor:
         return stream + update
 
@@ -86,6 +91,12 @@ class NormJoin(Join):
         """The module of the norm."""
         return build_shared(self.norm, ctx.at(self.norm.type))
 
+    def summed(self, ctx: BuildContext, scale: float = 1.0) -> nn.Module:
+        """scale stream + update and then the norm, in one pass where a kernel does it."""
+        norm = self.inner(ctx)
+        add_norm = fused.sum_with(norm, f"{ctx.path}.{self.norm.type}", "with the sum before it", ctx)
+        return _AddNorm(norm, scale) if add_norm is None else _OnePass(norm, scale, add_norm)
+
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         return shared_cost(self.norm, ctx.at(f"join.{self.norm.type}"), tokens)
 
@@ -104,7 +115,7 @@ class AddNorm(NormJoin):
     examples = ({}, {"norm": "layernorm"})
 
     def build(self, ctx: BuildContext) -> nn.Module:
-        return _AddNorm(self.inner(ctx))
+        return self.summed(ctx)
 
 
 @Join.register("deepnorm")
@@ -115,7 +126,7 @@ class DeepNorm(NormJoin):
     """
 
     def build(self, ctx: BuildContext) -> nn.Module:
-        return _AddNorm(self.inner(ctx), float((2 * ctx.n_layers) ** 0.25))
+        return self.summed(ctx, float((2 * ctx.n_layers) ** 0.25))
 
 
 class _AddNorm(nn.Module):
@@ -126,6 +137,16 @@ class _AddNorm(nn.Module):
     def forward(self, stream: Tensor, update: Tensor, call: Call) -> Tensor:
         joined: Tensor = self.norm(torch.add(update, stream, alpha=self.scale), call)
         return joined
+
+
+class _OnePass(_AddNorm):
+    def __init__(self, norm: nn.Module, scale: float, add_norm: Callable[..., tuple[Tensor, Tensor]]) -> None:
+        super().__init__(norm, scale)
+        self.add_norm = add_norm
+
+    def forward(self, stream: Tensor, update: Tensor, call: Call) -> Tensor:
+        kind, weight, bias, eps = self.norm.factors()  # type: ignore[operator]
+        return self.add_norm(stream, update, weight, bias, eps, kind, self.scale)[1]
 
 
 @Join.register("residual_dual")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
 from arch_dsl.context import BuildContext, Call, Cost
 from arch_dsl.errors import Problem
 from arch_dsl.families import Norm
+from arch_dsl.fused import Factors
 from arch_dsl.layers import constant, parameter
 from arch_dsl.spec import Positive, added
 
@@ -102,6 +103,15 @@ class _RMSNorm(nn.Module):
         flat = x.flatten(-2) if self.joined else x
         return self.norm(flat, weight, self.eps).view_as(x)
 
+    def factors(self) -> Factors:
+        """What a kernel needs that computes this norm with its neighbour."""
+        weight = self.weight if self.weight is None or not self.offset else self.offset + self.weight
+        return Factors("rms", weight, None, self.eps)
+
+    def asked(self) -> dict[str, Any]:
+        """What such a kernel is asked for."""
+        return {"kind": "rms", "weight": self.weight is not None, "bias": False}
+
 
 @Norm.register("layernorm")
 class LayerNorm(HeadNorm):
@@ -115,6 +125,7 @@ class LayerNorm(HeadNorm):
         {"weight": False, "per_head": True},
     )
 
+    ops: ClassVar[tuple[str, ...]] = ("layer_norm",)
     statistics: ClassVar[int] = 2
     keeps_normed: ClassVar[bool] = False
     eps: Positive = 1e-5
@@ -133,13 +144,22 @@ class _LayerNorm(nn.Module):
         self.weight = weights(spec.shape(ctx), 1.0) if spec.weight else None
         self.bias = weights(spec.shape(ctx), 0.0) if spec.bias else None
         self.eps, self.per_head, self.joined = spec.eps, spec.per_head, spec.over == "heads"
+        given = {"weight": spec.weight and not spec.per_head, "bias": spec.bias and not spec.per_head}
+        self.norm: Callable[..., Tensor] = ctx.select("layer_norm", **given)
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
         if self.per_head:
-            normed = nn.functional.layer_norm(x, x.shape[-1:], eps=self.eps)
-            return affine(normed, self.weight, self.bias)
+            return affine(self.norm(x, None, None, self.eps), self.weight, self.bias)
         flat = x.flatten(-2) if self.joined else x
-        return nn.functional.layer_norm(flat, flat.shape[-1:], self.weight, self.bias, self.eps).view_as(x)
+        return self.norm(flat, self.weight, self.bias, self.eps).view_as(x)
+
+    def factors(self) -> Factors:
+        """What a kernel needs that computes this norm with its neighbour."""
+        return Factors("layer", self.weight, self.bias, self.eps)
+
+    def asked(self) -> dict[str, Any]:
+        """What such a kernel is asked for."""
+        return {"kind": "layer", "weight": self.weight is not None, "bias": self.bias is not None}
 
 
 Norm.alias("groupnorm", type="layernorm", per_head=True)  # a group per head

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from arch_dsl import fused
 from arch_dsl.context import BuildContext, Call, Cost
 from arch_dsl.errors import Problem
 from arch_dsl.families import Rotary
+from arch_dsl.fused import Factors
 from arch_dsl.primitives.rope_scaling import RopeScaling, frequencies
 from arch_dsl.spec import Fraction, Positive, added
-
-Turn = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @Rotary.register("rope")
@@ -31,6 +31,7 @@ class Rope(Rotary):
         {"fraction": 0.5, "theta": 100.0, "pairs": "interleaved", "scaling": {"type": "linear", "factor": 2.0}},
     )
 
+    ops: ClassVar[tuple[str, ...]] = ("rotary",)
     theta: Positive = 10_000.0
     fraction: Fraction = 1.0
     pairs: Literal["half", "interleaved"] = added("half")
@@ -67,7 +68,8 @@ class _Rope(nn.Module):
     def __init__(self, spec: Rope, ctx: BuildContext) -> None:
         super().__init__()
         self.dims, self.theta, self.scaling = spec.dims(ctx.width), spec.theta, spec.scaling
-        self.turn = TURNS[spec.pairs]
+        self.pairs = spec.pairs
+        self.rotary: Callable[..., Tensor] = ctx.select("rotary", pairs=spec.pairs)
         whole = spec.scaling is not None and spec.scaling.by_length
         cos, sin = self._computed(torch.arange(0 if whole else ctx.max_positions or 0))
         self.register_buffer("cos", cos, persistent=False)
@@ -75,8 +77,22 @@ class _Rope(nn.Module):
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
         # x: [batch, time, heads, head_dim]
-        cos, sin = (table[:, None, :].to(x.dtype) for table in self._tables(x, call))
-        return self.turn(x, cos, sin)
+        cos, sin = self._tables(x, call)
+        return self.rotary(x, cos, sin, self.pairs)
+
+    def takes(self, norm: Any, node: str, ctx: BuildContext) -> bool:
+        """Whether the norm before it, whose path is `node`, is computed in the same pass."""
+        if norm.per_head or norm.joined or norm.asked()["kind"] != "rms":
+            return False
+        asked = {"pairs": self.pairs, "norm": "plain" if norm.weight is None else "weight"}
+        call = fused.one_pass(ctx, node, "rotary", "that of rope after it", **asked)
+        self.rotary = call or self.rotary
+        return call is not None
+
+    def after(self, norm: Factors, x: Tensor, call: Call) -> Tensor:
+        """x `[batch, time, heads, head_dim]` normed, then rotated."""
+        cos, sin = self._tables(x, call)
+        return self.rotary(x, cos, sin, self.pairs, norm.weight, norm.eps)
 
     def _tables(self, x: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         """cos and sin `[time, dims / 2]`: from the tables for positions that the recipe trains on, else computed."""
@@ -102,6 +118,7 @@ class XPos(Rotary):
     Channels 2i and 2i + 1 are a pair.
     """
 
+    ops: ClassVar[tuple[str, ...]] = ("rotary",)
     theta: Positive = 10_000.0
     scale_base: Positive = 512.0
 
@@ -131,6 +148,7 @@ class _XPos(nn.Module):
         super().__init__()
         self.theta, self.dims = spec.theta, ctx.width
         self.power = (1 if ctx.site == "query" else -1) / spec.scale_base
+        self.rotary: Callable[..., Tensor] = ctx.select("rotary", pairs="interleaved")
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
         # x: [batch, time, heads, head_dim]
@@ -139,27 +157,9 @@ class _XPos(nn.Module):
         channels = torch.arange(0, self.dims, 2, device=x.device, dtype=torch.float32) / self.dims
         base = (channels + _SHIFT) / (1 + _SHIFT)
         factor = base ** (positions[:, None].float() * self.power)
-        cos, sin = ((factor * part)[:, None, :].to(x.dtype) for part in (turned.cos(), turned.sin()))
-        return interleaved(x, cos, sin)
+        return self.rotary(x, factor * turned.cos(), factor * turned.sin(), "interleaved")
 
 
 def angles(positions: Tensor, per_position: Tensor) -> Tensor:
     """`[time, dims / 2]` angles of positions `[time]`, in float32 at least."""
     return positions[:, None].float() * per_position
-
-
-def half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns channel i with channel i + dims / 2, where cos and sin are `[…, dims / 2]`."""
-    size = cos.shape[-1]
-    a, b, rest = x.split([size, size, x.shape[-1] - 2 * size], dim=-1)
-    return torch.cat([a * cos - b * sin, a * sin + b * cos, rest], dim=-1)
-
-
-def interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns channel 2i with channel 2i + 1."""
-    turned, rest = x.split([2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], dim=-1)
-    a, b = turned.unflatten(-1, (-1, 2)).unbind(-1)
-    return torch.cat([torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2), rest], dim=-1)
-
-
-TURNS: dict[str, Turn] = {"half": half, "interleaved": interleaved}

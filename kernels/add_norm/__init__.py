@@ -42,7 +42,7 @@ def _bytes(
 
 def _case(name: str, shape: tuple[int, ...], kind: Kind, parts: tuple[str, ...], scale: float = 1.0) -> Case:
     absent = {own: None for own in ("weight", "bias") if own not in parts}
-    shapes = {"stream": shape, "update": shape} | {own: shape[-1:] for own in parts}
+    shapes = {"stream": shape, "update": shape} | dict.fromkeys(parts, shape[-1:])
     return Case(name, shapes, {**absent, "eps": 1e-6, "kind": kind, "scale": scale})
 
 

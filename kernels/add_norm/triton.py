@@ -1,4 +1,4 @@
-"""Sum and norm in Triton: stream and update are read once, sum and normed written once (kernels/norm_rows.py).
+"""Sum and norm in Triton: stream and update are read once, sum and normed written once (kernels/norm_rows).
 
 Backward reads the sum and the gradients of both outputs once, and writes one gradient that both terms share; two where
 their dtypes differ or the stream was scaled.
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import norm_rows
 from kernels.add_norm.reference import Kind
 from kernels.launch import Build
-from kernels.norm_rows import Statistics
+from kernels.norm_rows import triton as norm_rows
+from kernels.norm_rows.triton import Statistics
 
 
 @torch.library.custom_op("archlab::add_norm", mutates_args=())

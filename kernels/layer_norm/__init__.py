@@ -35,7 +35,7 @@ def _cases() -> tuple[Case, ...]:
     return tuple(
         Case(
             f"{name}_{kind}",
-            {"x": shape} | {own: shape[-1:] for own in parts},
+            {"x": shape} | dict.fromkeys(parts, shape[-1:]),
             {own: None for own in ("weight", "bias") if own not in parts} | {"eps": 1e-5 if parts else 1e-3},
         )
         for name, shape in shapes.items()

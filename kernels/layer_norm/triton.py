@@ -1,4 +1,4 @@
-"""Layer norm in Triton: one pass forward that keeps mean and deviation, one pass backward (kernels/norm_rows.py)."""
+"""Layer norm in Triton: one pass forward that keeps mean and deviation, one pass backward (kernels/norm_rows)."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import norm_rows
 from kernels.launch import Build
-from kernels.norm_rows import Statistics
+from kernels.norm_rows import triton as norm_rows
+from kernels.norm_rows.triton import Statistics
 
 
 @torch.library.custom_op("archlab::layer_norm", mutates_args=())

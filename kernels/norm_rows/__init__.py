@@ -1,0 +1,1 @@
+"""What the norms share: rows normed in one pass (triton.py)."""
