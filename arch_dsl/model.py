@@ -16,6 +16,7 @@ from arch_dsl.families import Rotary, Scale, site_cost
 from arch_dsl.notation import StdNotation
 from arch_dsl.parse import parse_record
 from arch_dsl.primitives.positions import Learned, Sinusoidal
+from arch_dsl.primitives.scales import logit_form
 from arch_dsl.shortform import parse_with_knobs
 from arch_dsl.source import Node
 from arch_dsl.spec import Count, Positive, Spec, added, walk
@@ -281,6 +282,8 @@ def cost(model: Model, tokens: int = 1024, source_tokens: int | None = None) -> 
     inner = width if width and model.unembedding.tied else model.d_model
     chunk = min(tokens, max(LOSS_CHUNK // vocab, 1))
     kept = tokens * inner + chunk * vocab
+    if chunk < tokens and logit_form(model.logits, model.d_model):
+        kept += tokens * (inner + 1)  # the stream's gradient and log Z: the table's is that of a parameter
     logits = Cost.product(tokens, inner, vocab, model.unembedding.bias).keeping(kept)
     if model.unembedding.tied:
         logits = dataclasses.replace(logits, parameters=vocab if model.unembedding.bias else 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -15,8 +16,11 @@ from arch_dsl.context import BuildContext, Call, NodeChoice
 from arch_dsl.families import build_site
 from arch_dsl.layers import Linear, constant, initialize, normal, parameter, table
 from arch_dsl.model import DecoderModel, EncoderDecoderModel, Model, resolve
+from arch_dsl.primitives.scales import logit_form
 from arch_dsl.stack import StackModule
 from kernels.activations import at_least_float32
+
+CUDA_CHUNKS = 4  # times LOSS_CHUNK on a GPU: gradients of the table are added up once for each chunk
 
 
 class LanguageModel(nn.Module):
@@ -27,6 +31,7 @@ class LanguageModel(nn.Module):
     """
 
     separator: int | None = None
+    fused_loss: bool = False
 
     def add_input(self, spec: Model, ctx: BuildContext) -> None:
         """Builds the table of tokens."""
@@ -43,7 +48,19 @@ class LanguageModel(nn.Module):
             self.unembedding.weight.table = True  # type: ignore[attr-defined]
         self.bias = parameter((ctx.vocab,), constant(0.0)) if spec.unembedding.bias else None
         self.logit_maps = build_site(spec.logits, dataclasses.replace(ctx, width=spec.d_model), "logits")
+        self.logit_form = logit_form(spec.logits, spec.d_model)
+        self.linear_cross_entropy = self._chosen_loss(spec, ctx.at("loss"))
         self.choices: list[NodeChoice] = ctx.choices
+
+    def _chosen_loss(self, spec: Model, ctx: BuildContext) -> Callable[..., tuple[Tensor, Tensor]] | None:
+        """The op for the loss; None where chunks of the formula are computed, and again for the gradient."""
+        if self.logit_form is None:
+            ctx.note("linear_cross_entropy", "reference", "the formula in chunks: logits have other maps than a cap")
+            return None
+        asked = {"bias": spec.unembedding.bias, "softcap": self.logit_form[1] is not None}
+        call = ctx.select("linear_cross_entropy", **asked)
+        self.fused_loss = ctx.choices[-1].implementation == "triton"
+        return None if ctx.choices[-1].implementation == "reference" else call
 
     def embedded(self, tokens: Tensor) -> Tensor:
         """The embeddings `[batch, time, d_model]` of token ids `[batch, time]`."""
@@ -56,10 +73,13 @@ class LanguageModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits `[..., vocab]` of a stream `[..., d_model]`."""
-        table = self.embedding if self.unembedding is None else self.unembedding.weight
-        if self.unembedding_projection is not None:
-            hidden = self.unembedding_projection(hidden)
+        hidden, table = self._last(hidden)
         return self.logit_maps(nn.functional.linear(hidden, table, self.bias), Call(), iter(()))  # type: ignore[no-any-return]
+
+    def _last(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What logits are the product of: the stream, in the width of the table, and the table."""
+        table = self.embedding if self.unembedding is None else self.unembedding.weight
+        return hidden if self.unembedding_projection is None else self.unembedding_projection(hidden), table
 
     def forward(self, tokens: Tensor, call: Call | None = None) -> Tensor:
         """Logits `[batch, time, vocab]` for the token after each of `tokens` `[batch, time]`."""
@@ -75,21 +95,35 @@ class LanguageModel(nn.Module):
     ) -> Tensor:
         """Cross-entropy in nats: the mean over targets that are not -100, or `[batch, time]` (0 where ignored).
 
-        At most LOSS_CHUNK logits are held at a time; more are computed in chunks and again for the gradient. With
+        At most LOSS_CHUNK logits are held at a time; with more, gradients are computed with the forward pass. With
         `z_loss` the mean of z_loss log^2 Z over the same targets, Z = sum exp(logits) (arXiv:2204.02311, section 5),
         is left in `call.losses`.
         """
         call = call or Call()
-        losses, squares = self.losses(self.hidden(tokens, call), targets, bool(z_loss))
-        count = (targets != -100).sum()
+        hidden, count = self.hidden(tokens, call), (targets != -100).sum()
+        if reduction == "none":
+            found, squares = self.losses(hidden, targets, bool(z_loss))
+        else:
+            found, squares = self.loss_sums(hidden, targets, z_loss)
         if squares is not None:
             call.losses["z_loss"] = z_loss * squares.sum() / count
-        return losses if reduction == "none" else losses.sum() / count
+        return found if reduction == "none" else found / count
+
+    def loss_sums(self, hidden: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor | None]:
+        """The sum of the cross-entropies of a stream's targets, and that of log^2 Z if it is weighted."""
+        if self.takes_op(targets):
+            total, square = self._by_op(hidden, targets, z_loss, "sum")
+            return total, square if z_loss else None
+        losses, squares = self.losses(hidden, targets, bool(z_loss))
+        return losses.sum(), None if squares is None else squares.sum()
 
     def losses(self, hidden: Tensor, targets: Tensor, squares: bool = False) -> tuple[Tensor, Tensor | None]:
         """The cross-entropy `[batch, time]` of every target, 0 where it is -100, from a stream; log^2 Z if asked."""
+        if self.takes_op(targets):
+            losses, found = self._by_op(hidden, targets, 0.0, "none")
+            return losses.view_as(targets), found if squares else None
         rows, wanted = hidden.flatten(0, 1), targets.flatten()
-        most = max(models.LOSS_CHUNK // self.embedding.shape[0], 1)
+        most = self.rows_at_once
         one = self._row_losses_and_squares if squares else self._row_losses
         if rows.shape[0] <= most:
             found = one(rows, wanted)
@@ -99,6 +133,24 @@ class LanguageModel(nn.Module):
         if not squares:
             return found.view_as(targets), None
         return found[0].view_as(targets), found[1]
+
+    @property
+    def rows_at_once(self) -> int:
+        """How many rows of logits are held at a time."""
+        return max(models.LOSS_CHUNK // self.embedding.shape[0], 1)
+
+    def takes_op(self, targets: Tensor) -> bool:
+        """Whether the loss is the op's: a Triton kernel's always, else where there is more than one chunk."""
+        return self.linear_cross_entropy is not None and (self.fused_loss or targets.numel() > self.rows_at_once)
+
+    def _by_op(self, hidden: Tensor, targets: Tensor, z: float, reduction: str) -> tuple[Tensor, Tensor]:
+        assert self.linear_cross_entropy is not None and self.logit_form is not None
+        rows, table = self._last(hidden.flatten(0, 1))
+        scale, softcap = self.logit_form
+        most = self.rows_at_once * (CUDA_CHUNKS if hidden.is_cuda else 1)
+        return self.linear_cross_entropy(
+            rows, table, targets.flatten(), self.bias, scale, softcap, z=z, reduction=reduction, rows=most
+        )
 
     def _row_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         return nn.functional.cross_entropy(at_least_float32(self.logits(hidden)), targets, reduction="none")
@@ -194,8 +246,8 @@ class EncoderDecoder(LanguageModel):
         own = self.with_documents(own, self.encoder, tokens)
         source = self.encoder.through(self.source_embedded(tokens), own)
         if call.source_targets is not None:
-            losses, _ = self.losses(source, call.source_targets)
-            call.losses["encoder"] = losses.sum() / (call.source_targets != -100).sum().clamp(min=1)
+            total, _ = self.loss_sums(source, call.source_targets)
+            call.losses["encoder"] = total / (call.source_targets != -100).sum().clamp(min=1)
         return source
 
     def source_embedded(self, tokens: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -112,3 +113,20 @@ class _Softcap(nn.Module):
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
         return self.cap * torch.tanh(x / self.cap)
+
+
+def logit_form(maps: Sequence[Scale], width: int) -> tuple[float, float | None] | None:
+    """Scale s and cap c of logits c tanh(s x / c), or s x without a cap; None where the maps are no such form.
+
+    A factor f after the cap is one before it and on it: f c tanh(s x / c) = (f c) tanh(f s x / (f c)).
+    """
+    scale, cap = 1.0, None
+    for item in maps:
+        if type(item) is Factor:
+            factor = item.by * float(width**item.width_power)
+            scale, cap = scale * factor, None if cap is None else cap * abs(factor)
+        elif type(item) is Softcap and cap is None:
+            cap = item.cap
+        else:
+            return None
+    return scale, cap
