@@ -158,15 +158,15 @@ def gate(y: Tensor, g: Tensor, activation: str, combine: Combine) -> Tensor:
 
 
 def builds() -> Iterator[Build]:
-    """Every activation and combination: elementwise for the width of a model, headwise for that of a head."""
+    """Every activation elementwise and headwise, and both ways to combine once: activations are code of their own."""
     dtype = torch.bfloat16
-    for name in ACTIVATIONS:
-        for combine in ("multiply", "add"):
-            for headwise, width, g_stride in ((True, 64, 1), (False, 2048, 2048)):
-                label = f"{'headwise' if headwise else 'elementwise'}-{combine}-{name}"
-                flags = {"ACTIVATION": name, "MULTIPLY": combine == "multiply", **_tile(width)}
-                forward = (*(dtype,) * 3, 4096, width, width, g_stride)
-                backward = (*(dtype,) * 5, 4096, width, width, width, g_stride)
-                kernel = _backward_headwise if headwise else _backward_elementwise
+    for name, combine in (*((name, "multiply") for name in ACTIVATIONS), ("silu", "add")):
+        for headwise, width, g_stride in ((True, 64, 1), (False, 2048, 2048)):
+            label = f"{'headwise' if headwise else 'elementwise'}-{combine}-{name}"
+            flags = {"ACTIVATION": name, "MULTIPLY": combine == "multiply", **_tile(width)}
+            forward = (*(dtype,) * 3, 4096, width, width, g_stride)
+            backward = (*(dtype,) * 5, 4096, width, width, width, g_stride)
+            kernel = _backward_headwise if headwise else _backward_elementwise
+            if name == "silu":
                 yield Build(f"gate-forward-{label}", _forward, forward, flags | {"HEADWISE": headwise})
-                yield Build(f"gate-backward-{label}", kernel, backward, flags)
+            yield Build(f"gate-backward-{label}", kernel, backward, flags)
