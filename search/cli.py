@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from search import cli_lifecycle, cli_store
+from search import cli_eval, cli_lifecycle, cli_store
 from search.cli_kit import (
     ALLOW,
     INVALID,
@@ -451,7 +451,7 @@ def dashboard(store: str | None, host: str, port: int | None, open_browser: bool
         fail(str(error), INVALID)
 
 
-for each in (*cli_lifecycle.VERBS, *cli_store.VERBS):
+for each in (*cli_lifecycle.VERBS, *cli_store.VERBS, *cli_eval.VERBS):
     main.add_command(each)
 
 

@@ -117,14 +117,16 @@ def retry(study: str, store: str | None, failed: bool, variants: tuple[str, ...]
 @verb
 def gc(store: str | None, apply: bool, as_json: bool) -> None:
     """List what a store could do without, and how much that frees. Results and journals always stay."""
-    from search.garbage import find, remove, summed
+    from search.garbage import final_weights, find, remove, summed
     from search.store import Store
 
     with Store.open(store_folder(store), create=False) as opened:
         going, stayed = remove(opened) if apply else (find(opened), [])
+        trials, held = final_weights(opened)
     if as_json:
         kept = [{"files": list(map(str, waste.paths)), "reason": reason} for waste, reason in stayed]
-        click.echo(json.dumps({"applied": apply, "what": summed(going), "kept": kept}))
+        weights = {"trials": trials, "bytes": held}
+        click.echo(json.dumps({"applied": apply, "what": summed(going), "kept": kept, "final_weights": weights}))
         return
     lines = [
         f"{each['kind']:<12} {megabytes(each['bytes']):>10}  {each['files']:,} {each['why']}" for each in summed(going)
@@ -137,6 +139,8 @@ def gc(store: str | None, apply: bool, as_json: bool) -> None:
         click.echo(f"freed {megabytes(total)}")
     elif lines:
         click.echo(f"{megabytes(total)} in all; nothing was removed: archlab gc --apply removes it")
+    if trials:
+        click.echo(f"{trials:,} complete trials have their final weights, {megabytes(held)}, for archlab eval")
 
 
 def megabytes(size: int) -> str:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from search.findings import findings
 from search.frames import NAN, domains_frame, provenance, rates_frame, trials_frame
 from search.losses import Layout, lay_out, read_documents
+from search.measure_frames import curves_frame, measures_frame
 from search.notes import NO_DIFFERENCE, gather_notes, lossy_of, method_sentence, objective_of, tested_on
 from search.rate_curve import tuning_frame
 from search.search_table import search_frame, search_notes, search_summary
@@ -43,6 +45,8 @@ class Comparison:
     tuning: a row per variant that tuned its learning rate: fitted optimum, largest stable rate, sensitivity, verdict
         (search/rate_curve.py).
     domains: of a mixture a row per variant and domain with the TEST perplexity and loss, means over the seeds.
+    measures, curves: what `evaluate` asked of the final weights: a row per variant and number, and per variant, curve
+        and place (search/measure_frames.py).
     """
 
     study: str
@@ -58,6 +62,8 @@ class Comparison:
     domains: pd.DataFrame = field(default_factory=pd.DataFrame)
     tuning: pd.DataFrame = field(default_factory=pd.DataFrame)
     searched: dict[str, Any] = field(default_factory=dict)
+    measures: pd.DataFrame = field(default_factory=lambda: measures_frame([]))
+    curves: pd.DataFrame = field(default_factory=lambda: curves_frame([]))
 
 
 def load_comparison(store: Store, study: str) -> Comparison:
@@ -68,7 +74,9 @@ def load_comparison(store: Store, study: str) -> Comparison:
     record = store.study(study)
     trials = store.study_trials(study)
     chosen = {t["key"] for selection in select(record, trials) for t in selection.complete.values()}
+    found = findings(store, chosen)
     for trial in trials:
+        trial["measures"] = found.get(trial["key"], [])
         trial["documents"] = read_documents(store.trial_folder(trial["key"])) if trial["key"] in chosen else None
     return compare(record, trials)
 
@@ -111,6 +119,8 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
         provenance=provenance(record, selections),
         domains=domains_frame(record, selections),
         searched=summary,
+        measures=measures_frame(selections),
+        curves=curves_frame(selections),
         tuning=tuning_frame(
             record, selections, noise["seed_sd"], comparable if noise["unit"] == "nats/token" else set()
         ),

@@ -99,6 +99,13 @@ def summed(found: Iterable[Waste]) -> list[dict[str, Any]]:
     return [{"kind": kind, "why": why, "files": n, "bytes": size} for (kind, why), (n, size) in sums.items()]
 
 
+def final_weights(store: Store) -> tuple[int, int]:
+    """How many complete trials have their final weights, and the bytes of these: what evaluating needs."""
+    folders = [store.trial_folder(each["key"]) for each in store.everything() if each["state"] == "complete"]
+    sizes = [sum(map(_size, folder.glob("checkpoint-*.pt"))) for folder in folders]
+    return sum(size > 0 for size in sizes), sum(sizes)
+
+
 def _remove_of_trial(store: Store, waste: Waste) -> str:
     """Removes files of a trial unless it is trained, or is not as it was when they were found; says so then."""
     assert waste.trial is not None
@@ -153,7 +160,7 @@ def _temporary(root: Path, known: Iterable[_Known]) -> Iterator[Waste]:
     """What killed processes left: files on their way to another name, and private folders."""
     why, old = "of processes that were killed", time.time() - _ABANDONED_S
     loose = [path for folder in (root, root / "locks", root / "data") for path in folder.glob(".*.tmp")]
-    loose += (root / "data").glob(".new-*")
+    loose += [*(root / "data").glob(".new-*"), *(root / "evaluations").glob("*-*")]
     loose = [path for path in loose if _changed(path) < old]
     if left := [*loose, *tempfolders.left_over()]:
         yield _waste("temporary", why, left)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from search.database import Changes, Database, Found
 
 T = TypeVar("T")
+MANY = 500  # values in one question
 
 
 class Kept:
@@ -53,6 +54,29 @@ class Kept:
                 values,
             )
         )
+
+    def names(self, kinds: Iterable[str]) -> dict[str, dict[str, float]]:
+        """kind -> {key: when (unix s)} of all that is remembered under these kinds."""
+        found: dict[str, dict[str, float]] = {}
+        for row in self._remembered("updated", kinds):
+            found.setdefault(row["place"], {})[row["name"]] = row["updated"]
+        return found
+
+    def recall_all(self, kinds: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """kind -> {key: value} of all that is remembered under these kinds."""
+        found: dict[str, dict[str, Any]] = {}
+        for row in self._remembered("value", kinds):
+            found.setdefault(row["place"], {})[row["name"]] = json.loads(row["value"])
+        return found
+
+    def _remembered(self, column: str, kinds: Iterable[str]) -> Iterator[dict[str, Any]]:
+        wanted = list(kinds)
+        for start in range(0, len(wanted), MANY):
+            some = wanted[start : start + MANY]
+            marks = ", ".join("?" * len(some))
+            yield from self._query(
+                f"SELECT place, name, {column} FROM memory WHERE place IN ({marks}) ORDER BY place, name", some
+            )
 
     def _value(self, table: str, place: str, name: str) -> str | None:
         rows = self._query(f"SELECT value FROM {table} WHERE place = ? AND name = ?", (place, name))

@@ -12,6 +12,7 @@ from arch_dsl.identity import brief_text, canonical
 from arch_dsl.patch import Setting
 from search import plugin_files
 from search.design import ALL
+from search.measures import About
 from search.seeding import wanted_seeds
 from search.seeds import most, sequential_record
 from search.selection import group, is_over
@@ -82,6 +83,7 @@ class Plan:
             "steps": first.recipe.all_steps,
             "trials": self.trials,
             "keep": self.study.keep.record(),
+            **({"evaluate": canonical(self.study.evaluate)} if self.study.evaluate.evaluated else {}),
             "budget": {"wall_s": budget.wall.seconds if budget.wall else None, "trials": budget.trials},
             **({"design": self.design()} if self.study.design else {}),
             **({"search": self.searched} if self.searched else {}),
@@ -196,8 +198,8 @@ class Plan:
             self._record = self.record()
         return wanted_seeds(self._record, trials)
 
-    def done(self, store: Store) -> int:
-        """How many of the trials that are known to be wanted have a result in this store, by whichever study."""
+    def known(self, store: Store) -> list[dict[str, Any]]:
+        """The rows of those trials that are known to be wanted and stand in this store, by whichever study."""
         trials: list[dict[str, Any]] = []
         wanted: set[tuple[str, str, int | None]] = set()
         while True:  # the first rungs; where these are known the next ones, then the repeats, seed by seed
@@ -212,6 +214,11 @@ class Plan:
                 for (key, _), row in rows.items()
                 if key in known
             ]
+        return trials
+
+    def done(self, store: Store) -> int:
+        """How many of the trials that are known to be wanted have a result in this store, by whichever study."""
+        trials = self.known(store)
         over = {trial["key"] for trial in trials if trial["state"] not in ("failed", "pruned") and is_over(trial)}
         keys = {row.trial.key for row in self.rows(trials)}
         ended = {trial["key"] for trial in trials if trial["state"] == "pruned"} if self.study.prune else set()
@@ -293,6 +300,8 @@ def plan(study: Study, data_root: Path, micro_batch: int | None = None) -> Plan:
     built.sort(key=lambda variant: places[variant.name])
     omitted = {item.name: _brief(error.problems[0]) for item, error in impossible}
     kept = _without_twins(built, study, {item.name for item in asked if item.impossible != "refuse"}, omitted)
+    if problems := [*study.evaluate.problems(lambda: (About.of(each.trial(0), data_root) for each in kept))]:
+        raise SpecError(problems)
     tuner = Tuner(study.tune, builder, made, 0) if study.tune else None
     if tuner and any(path != RATE for path in tuner.tune.axes):
         wrong = Mistakes(len(kept))

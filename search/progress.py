@@ -277,6 +277,9 @@ def line_of(event: dict[str, Any], name: str, quiet: bool = False, step: int | N
         figures += [f"{event['peak_memory_bytes'] / 1e9:.2f} GB"] if event["peak_memory_bytes"] else []
         told = ", ".join([f"{event['verdict']} in micro-batches of {event['micro_batch']}", *figures])
         return f"smoke     {event['variant']}: {told}" + (f": {event['reason']}" if event["reason"] else "")
+    if kind == "evaluation":
+        told = [f"measured  {event['name']}: {', '.join(event['found'])}"] if event["found"] and not quiet else []
+        return "\n".join([*told, *([f"failed    {event['name']}: {event['wrong']}"] if event["wrong"] else [])])
     if kind == "plugin":
         return f"plug-in   {event['message']}"
     if kind == "edited":

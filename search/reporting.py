@@ -26,7 +26,7 @@ def report(comparison: Comparison, format: str = "text") -> str:
 
     text (at most 110 columns), md and latex hold the table, the learning-rate curve, a search's best trials, and below
     them how the intervals were made, what the table could have resolved, notes and provenance. csv holds the table
-    alone, json every frame; the numbers of both are exact.
+    alone with what else was measured, json every frame; the numbers of both are exact.
     """
     if format not in FORMATS:
         near = get_close_matches(format, FORMATS, n=1)
@@ -46,6 +46,8 @@ def to_plain(comparison: Comparison) -> dict[str, Any]:
         "tuning": _rows(comparison.tuning),
         "trials": _rows(comparison.trials),
         "search": _rows(comparison.search),
+        "measures": _rows(comparison.measures),
+        "curves": _curves(comparison.curves),
         "searched": _plain(comparison.searched),
         "noise": _plain(comparison.noise),
         "notes": list(comparison.notes),
@@ -55,6 +57,16 @@ def to_plain(comparison: Comparison) -> dict[str, Any]:
 
 def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return [_plain(row) for row in frame.to_dict("records")]
+
+
+def _curves(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """A row per variant and curve, with lists along it."""
+    along = ["x", "mean", "std", "targets"]
+    return [
+        {"variant": variant, "measure": measure, "name": name, "n": int(curve["n"].iloc[0])}
+        | {column: _plain(curve[column].tolist()) for column in along}
+        for (variant, measure, name), curve in frame.groupby(["variant", "measure", "name"], sort=False)
+    ]
 
 
 def _plain(value: Any) -> Any:
@@ -71,8 +83,9 @@ def _json(comparison: Comparison) -> str:
 
 
 def _csv(comparison: Comparison) -> str:
-    """The table, a column per component; a missing number is an empty field. `mismatch` needs a `match`, and active
-    parameters and the load of experts a model that has some."""
+    """The table, a column per component and per number that was measured; a missing number is an empty field.
+
+    `mismatch` needs a `match`, and active parameters and the load of experts a model that has some."""
     rows = _rows(comparison.table)
     names = list(dict.fromkeys(name for row in rows for name in row["components"]))
     unmatched = comparison.table["mismatch"].isna().all()
@@ -82,9 +95,15 @@ def _csv(comparison: Comparison) -> str:
     plain = [column for column in comparison.table.columns if column not in left_out]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*plain, *(f"component.{name}" for name in names)])
+    measures = {(row["variant"], row["name"]): row for row in _rows(comparison.measures)}
+    measured = list(dict.fromkeys(name for _, name in measures))
+    heads = [f"measure.{name}_{kind}" for name in measured for kind in ("mean", "std")]
+    writer.writerow([*plain, *(f"component.{name}" for name in names), *heads])
     for row in rows:
-        writer.writerow([*(row[column] for column in plain), *(bool(row["components"].get(name)) for name in names)])
+        own = [measures.get((row["variant"], name), {}) for name in measured]
+        numbers = [each.get(kind) for each in own for kind in ("mean", "std")]
+        has = [bool(row["components"].get(name)) for name in names]
+        writer.writerow([*(row[column] for column in plain), *has, *numbers])
     return out.getvalue()
 
 

@@ -17,6 +17,7 @@ from search.edits import edits
 from search.executor import Executor, InlineExecutor, ResourcesError
 from search.in_use import in_use
 from search.lock import StudyLock
+from search.measuring import measure_study
 from search.noise import remember_noise
 from search.planning import Plan, plan
 from search.pruning import pruning
@@ -133,7 +134,7 @@ def _drive(
         keep=study.keep,
     )
     remember_noise(store, study.study)
-    return summary
+    return measure_study(store, study, workers, summary, on_event, track)
 
 
 def tokens_left(store: Store) -> Callable[[str, int | None], int]:

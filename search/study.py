@@ -9,7 +9,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from arch_dsl.errors import Problem, SpecError, nearest, unknown
 from arch_dsl.identity import brief_text
@@ -25,6 +25,7 @@ from search.goals import Search
 from search.goals import study_problems as search_problems
 from search.keep import Keep
 from search.match import KINDS, Match
+from search.measures import Measures, Perplexity
 from search.plugin_files import load_listed
 from search.prune import Pruner
 from search.recipe import Recipe
@@ -81,7 +82,7 @@ class Study(Spec):
     train: Recipe
     tune: Tune | None = None
     seeds: Seeds = 3
-    evaluate: tuple[Literal["perplexity"], ...] = ("perplexity",)
+    evaluate: Measures = Measures((Perplexity(),))
     search: Search | None = None
     space: Space | None = None
     prune: Pruner | None = None
@@ -192,8 +193,10 @@ def _check(study: Study) -> Iterator[Problem]:
         yield Problem("study", message, study.mark("study"))
     if not (study.variants or study.design or study.ablate):
         yield Problem("variants", "holds none: a study compares at least one variant", study.mark("variants"))
-    if not study.evaluate:
-        yield Problem("evaluate", "must hold perplexity, which the table is made of", study.mark("evaluate"))
+    if not study.keep.final and study.evaluate.evaluated:
+        names = ", ".join(measure.label for measure in study.evaluate.evaluated)
+        message = f"must be true for what `evaluate` measures of the final weights: {names}"
+        yield Problem("keep.final", message, study.keep.mark("final"))
     if (study.search is None) != (study.space is None):
         given, missing = ("search", "space") if study.search else ("space", "search")
         yield Problem(given, f"needs `{missing}:` beside it", study.mark(given))

@@ -15,6 +15,7 @@ from search.data.cleaning import CleaningStage
 from search.data.mixture import Domain
 from search.data.sources import Source
 from search.data.tokenizers import Tokenizer
+from search.measures import ALL, Measure, Measures
 from search.space import Space
 from search.start import Start
 from search.study import Study
@@ -41,6 +42,7 @@ def study_schema() -> dict[str, Any]:
             Model: _model,
             Ablate: _ablate,
             Start: _start,
+            Measures: _measures,
         }
     )
     root = writer.record(Study)
@@ -203,6 +205,13 @@ def _source(writer: Writer) -> Schema:
 def _tokenizer(writer: Writer) -> Schema:
     """A tokenizer by name, with its type, or as `{pretrained: name}`."""
     return _choice(writer, Tokenizer, "name", {})
+
+
+def _measures(writer: Writer) -> Schema:
+    """`all`, a measure by name or as `{perplexity: {context: 64}}`, or a list of these."""
+    mains = {name: member.main for name, member in Measure.members.items()}
+    one = either([{"const": ALL}, _choice(writer, Measure, "", mains)])
+    return either([one, {"type": "array", "items": one, "minItems": 1}])
 
 
 def _choice(writer: Writer, kind: type[Family], main: str, mains: dict[str, str]) -> Schema:

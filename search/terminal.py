@@ -21,6 +21,7 @@ from search.design_text import LONGEST, component_lines, design_lines
 from search.doctor import Finding
 from search.edits import edits
 from search.estimate import estimate
+from search.measure_plan import to_measure
 from search.noise import Resolution, resolution
 from search.planning import Plan, Variant, spelt
 from search.prefixes import GoingOn, going_on
@@ -84,6 +85,7 @@ def plan_json(planned: Plan, root: Path, slots: int | None = None) -> dict[str, 
     told = {
         "resolution": asdict(found) if found else None,
         "edits": _edits(planned, root),
+        "measuring": asdict(to_measure(planned, root)),
         "going_on": asdict(longer) if (longer := _going_on(planned, root)) else None,
         "spent": {"trials": len(spent.trials), "tokens": spent.tokens, "gpu_hours": round(spent.gpu_s / 3600, 4)},
     }
@@ -132,6 +134,8 @@ def print_plan(planned: Plan, root: Path, slots: int | None = None) -> None:
     console.print(f"{size(guess.memory_bytes)} of memory for the tensors of the largest trial, or somewhat more")
     if found := _resolution(planned, root):
         console.print(Text(str(found)))
+    for line in to_measure(planned, root).lines():
+        console.print(Text(line))
     for line in _edits(planned, root):
         console.print(Text(f"edited: {line}"))
     if budget := standing(limits_of(planned.study.budget), _spent(planned, root)):

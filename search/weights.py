@@ -93,7 +93,7 @@ def weights_of(source: str, store: Path) -> tuple[Model, Mapping[str, Tensor]]:
         step = path.stem.rpartition("-")[2]
         folder = path.parent.parent if path.parent.name == WEIGHTS else path.parent
         return _of_trial(folder, int(step) if step.isdigit() else None, path.parent)
-    return _of_trial(path if (path / "trial.json").is_file() else _folder_of(source, store), None)
+    return _of_trial(path if (path / "trial.json").is_file() else folder_of(source, store), None)
 
 
 def _of_trial(folder: Path, step: int | None, held: Path | None = None) -> tuple[Model, Mapping[str, Tensor]]:
@@ -114,7 +114,7 @@ def _of_trial(folder: Path, step: int | None, held: Path | None = None) -> tuple
     return arch_dsl.resolve(arch_dsl.load(trial.model)), state["model"]
 
 
-def _folder_of(source: str, store: Path) -> Path:
+def folder_of(source: str, store: Path) -> Path:
     """The folder of `STUDY/VARIANT[/SEED]`, or of the trial whose key starts so."""
     with Store.open(store, create=False) as opened:
         study, slash, rest = source.partition("/")

@@ -61,7 +61,9 @@ class Page:
 
 def build_page(comparison: Comparison) -> Page:
     """All that text, Markdown and LaTeX print."""
-    from search.render.search_blocks import search_blocks  # which is made of what is defined here
+    # both are made of what is defined here
+    from search.render.measure_blocks import measure_blocks
+    from search.render.search_blocks import search_blocks
 
     blocks = [_main(comparison)]
     if len(comparison.rates):
@@ -71,6 +73,7 @@ def build_page(comparison: Comparison) -> Page:
     blocks += search_blocks(comparison)
     if len(comparison.domains):
         blocks.append(_by_domain(comparison))
+    blocks += measure_blocks(comparison)
     return Page(
         study=printable(comparison.study),
         question=printable(comparison.question),

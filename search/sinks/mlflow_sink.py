@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from search.addresses import MLFLOW, address
 from search.sinks.database import create_whole
-from search.sinks.run_facts import final_metrics, params_of, run_name, standing_tags, state_tags
+from search.sinks.run_facts import final_metrics, measured_points, params_of, run_name, standing_tags, state_tags
 from search.sinks.spool import Shipped, Spool
 from search.sinks.tracked import Line, Position, Tracked, new_lines, span_s, values_of
 from search.trial import canonical_json
@@ -164,6 +164,9 @@ class MlflowSink:
         final, step = final_metrics(trial)
         metrics = [Metric(name, value, end_ms or 0, step) for name, value in final.items()]
         client.log_batch(run.info.run_id, metrics=metrics, tags=_tags(state_tags(trial)))
+        points = [Metric(name, value, round(when * 1000), at) for name, value, when, at in measured_points(trial, step)]
+        for start in range(0, len(points), MAX_BATCH):
+            client.log_batch(run.info.run_id, metrics=points[start : start + MAX_BATCH])
         status = _STATUS.get(trial.state, "KILLED")
         if status in ("RUNNING", "SCHEDULED"):
             client.update_run(run.info.run_id, status=status)
@@ -256,4 +259,5 @@ def _tags(tags: dict[str, str]) -> list[Any]:
 
 def _news(trial: Tracked) -> str:
     """What is told apart from the metrics; when it changes the run is told again."""
-    return canonical_json([trial.state, trial.attempt, trial.variant, trial.roles, trial.reused, trial.wanted])
+    told = [trial.state, trial.attempt, trial.variant, trial.roles, trial.reused, trial.wanted]
+    return canonical_json([*told, *([trial.measured] if trial.measured else [])])

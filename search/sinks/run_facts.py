@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,16 @@ def final_metrics(trial: Tracked) -> tuple[dict[str, float], int]:
             found[f"final_{split}_loss" if name == "loss" else f"{split}_{name}"] = value
     found |= {name: result[name] for name in ("train_s", "peak_memory_bytes") if result.get(name) is not None}
     return {name: _finite_or_nan(value) for name, value in found.items()}, int(result.get("step", 0))
+
+
+def measured_points(trial: Tracked, step: int) -> Iterator[tuple[str, float, float, int]]:
+    """Name, value, when (unix s) and step of what was measured of a finished trial; of curves, x is the step."""
+    for each in trial.findings(trial.key) if trial.measured else ():
+        for name, value in each["values"].items():
+            yield _name(name), _finite_or_nan(value), each["time"], step
+        for name, curve in each["curves"].items():
+            for x, y in zip(curve["x"], curve["y"], strict=True):
+                yield _name(name), _finite_or_nan(y), each["time"], x
 
 
 @cache

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from search.findings import findings, measured
 from search.store import TERMINAL, Store
 from search.trial import Trial
 
@@ -36,6 +37,8 @@ class Tracked:
     reused: bool
     wanted: bool
     spec: Callable[[str], str]  # the text of trial.json by key, which has no file before the trial starts
+    measured: tuple[tuple[str, float], ...] = ()  # digests of what was measured of it, and when (unix s)
+    findings: Callable[[str], list[dict[str, Any]]] = lambda _: []  # these, by key: search/findings.py
 
     @cached_property
     def trial(self) -> Trial:
@@ -67,6 +70,7 @@ def tracked(store: Store, study: str, closing: bool = False) -> list[Tracked]:
     merged: dict[str, list[tuple[dict[str, Any], bool]]] = {}
     for row, wanted in rows:
         merged.setdefault(row["key"], []).append((row, wanted))
+    known = measured(store, [key for key, group in merged.items() if group[0][0]["state"] == "complete"])
     found = []
     for key, group in merged.items():
         row = group[0][0]
@@ -90,6 +94,8 @@ def tracked(store: Store, study: str, closing: bool = False) -> list[Tracked]:
                 reused=row["reused"],
                 wanted=any(wanted for _, wanted in group),
                 spec=store.spec,
+                measured=tuple(sorted(known.get(key, {}).items())),
+                findings=lambda key: findings(store, [key]).get(key, []),
             )
         )
     return found

@@ -1,0 +1,130 @@
+"""The verb that measures finished trials: eval."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from search.cli_kit import JSON, PLUGIN, STORE, TRY_AGAIN, fail, store_folder, study_name, verb
+from search.stop import leave
+
+if TYPE_CHECKING:
+    from search.measures import Measures
+    from search.store import Store
+
+_KEY_DIGITS = 12
+
+
+@click.command("eval")
+@click.argument("target", metavar="STUDY|TRIAL")
+@click.option("--measure", "named", multiple=True, metavar="NAME", help="A measure, as `evaluate:` has it; or all.")
+@click.option("--again", is_flag=True, help="Evaluate what is known too, and replace it.")
+@click.option("--no-track", is_flag=True, help="Do not send anything to MLflow.")
+@STORE
+@PLUGIN
+@JSON
+@verb
+def eval_(target: str, named: tuple[str, ...], again: bool, no_track: bool, store: str | None, as_json: bool) -> None:
+    """Measure finished trials from the weights that they ended with. Nothing is trained.
+
+    STUDY is a study's name or file: the trials of its table. TRIAL is STUDY/VARIANT[/SEED], or the start of a trial's
+    key. Without --measure what the study's `evaluate:` asks for, or else all. What is known is not evaluated again.
+    Exits with 1 when an evaluation went wrong or has no weights.
+    """
+    from search.executor import ExecutorError
+    from search.in_use import in_use
+    from search.measuring import evaluate, wanted, without_weights
+    from search.progress import line_of
+    from search.running import make_executor
+    from search.store import Store
+    from search.track import sync
+
+    def tell(event: dict[str, Any]) -> None:
+        click.echo(json.dumps(event) if as_json else line_of(event, ""), err=not as_json)
+
+    root = store_folder(store).absolute()
+    with Store.open(root, create=False) as opened, in_use(root):
+        study, trials, measures = _asked(opened, target, named)
+        missing = wanted(opened, measures, trials, again)
+        workers = make_executor("inline", root)
+        try:
+            outcome = evaluate(opened, None, missing, workers, tell)
+        except ExecutorError as error:
+            fail(f"{error}; what was measured by then is kept", TRY_AGAIN)
+        if outcome.kept and not no_track:
+            sync(root, study)
+        _print_found(opened, trials, as_json)
+    lost = without_weights(missing)
+    for line in [*outcome.wrong, *lost]:
+        click.echo(line, err=True)
+    leave(outcome.code or int(bool(lost)))
+
+
+def _asked(store: Store, target: str, named: tuple[str, ...]) -> tuple[str | None, list[dict[str, Any]], Measures]:
+    """The study if it is one, the finished trials, and the measures. Raises SpecError for what means nothing."""
+    from arch_dsl import SpecError
+    from search.measures import ALL
+    from search.measuring import about_of, standing
+    from search.trial import Trial
+    from search.weights import folder_of
+
+    name: str | None = study_name(target)
+    asked: list[Any] = [ALL]
+    if Path(target).suffix in (".yaml", ".yml") or name in {each["name"] for each in store.studies()}:
+        assert name is not None
+        record = store.study(name)
+        trials, asked = standing(record, store.study_trials(name)), record.get("evaluate") or asked
+        if not trials:
+            raise SpecError.of(target, "has no finished trial in its table yet")
+    else:
+        name, key = None, folder_of(target, store.root).name
+        if store.known([key])[key]["state"] != "complete":
+            raise SpecError.of(target, "is not complete: only a trial that came to its end is measured")
+        trials = [{"key": key, "variant": key[:_KEY_DIGITS], "seed": Trial.from_json(store.spec(key)).seed}]
+    measures = _measures(named, asked)
+    specs = [Trial.from_json(store.spec(trial["key"])) for trial in trials]
+    if problems := [*measures.problems(lambda: (about_of(spec, store.root / "data") for spec in specs))]:
+        raise SpecError(problems)
+    return name, trials, measures
+
+
+def _measures(named: tuple[str, ...], asked: list[Any]) -> Measures:
+    """Those that the command line names, in the notation of `evaluate:`, or else those that are asked for."""
+    from arch_dsl import SpecError
+    from arch_dsl.errors import Problem
+    from arch_dsl.source import Node, read_text
+    from search.measures import Measures
+
+    nodes = [read_text(text, "--measure") for text in named] or [Node.of(each) for each in asked]
+    problems: list[Problem] = []
+    found = Measures.parse_node(Node(nodes, None), "evaluate", problems)
+    if problems:
+        raise SpecError(problems)
+    measures: Measures = found
+    return measures
+
+
+def _print_found(store: Store, trials: list[dict[str, Any]], as_json: bool) -> None:
+    """What is known of the trials now."""
+    from search.findings import findings
+
+    known = findings(store, [trial["key"] for trial in trials])
+    for trial in trials:
+        found = known.get(trial["key"], [])
+        if as_json:
+            told = {name: trial[name] for name in ("key", "variant", "seed")}
+            click.echo(json.dumps({"event": "measures", **told, "measures": found}))
+            continue
+        click.echo(f"{trial['variant']} seed {trial['seed']}")
+        for each in found:
+            for name, value in each["values"].items():
+                click.echo(f"  {name:<28} {'-' if value is None else format(value, '.6g')}")
+            for name, curve in each["curves"].items():
+                ends = [f"{y:.4g} at {x}" for x, y in zip(curve["x"], curve["y"], strict=True) if y is not None]
+                click.echo(f"  {name:<28} {' to '.join(ends[:: max(len(ends) - 1, 1)])}")
+
+
+VERBS = (eval_,)

@@ -1,0 +1,48 @@
+"""What was measured of finished trials, as a store keeps it.
+
+A finding is kept under its trial and the digest of the measure, its options and version, and the data. It is JSON:
+measure (label), version, data, values {name: number}, curves {name: {x, y, n}},
+seconds it took, fingerprint, time (unix s).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from search.store import Store
+from search.store_files import write_whole
+
+_KIND = "measure "
+
+
+def kind_of(key: str) -> str:
+    """Under which a store remembers the findings of a trial."""
+    return _KIND + key
+
+
+def measured(store: Store, keys: Iterable[str]) -> dict[str, dict[str, float]]:
+    """key -> {digest: when (unix s)} of the trials of which something was measured."""
+    found = store.names(map(kind_of, keys))
+    return {kind.removeprefix(_KIND): names for kind, names in found.items()}
+
+
+def findings(store: Store, keys: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+    """key -> what was measured of it, each measure by its newest version, by name."""
+    found = {}
+    for kind, kept in store.recall_all(map(kind_of, keys)).items():
+        newest = sorted(kept.values(), key=lambda each: each["version"])
+        by_label = {each["measure"]: each for each in newest}
+        found[kind.removeprefix(_KIND)] = [by_label[label] for label in sorted(by_label)]
+    return found
+
+
+def keep_finding(store: Store, key: str, digest: str, finding: dict[str, Any]) -> None:
+    """Keeps a finding in the store, and its numbers in the trial's result.json too, for whoever looks there."""
+    store.remember(kind_of(key), digest, finding)
+    path = store.trial_folder(key) / "result.json"
+    if path.exists():
+        result = json.loads(path.read_text())
+        told = {each["measure"]: each["values"] for each in findings(store, [key])[key]}
+        write_whole(path, json.dumps(result | {"measures": told}, indent=1, allow_nan=False))

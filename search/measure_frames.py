@@ -1,0 +1,62 @@
+"""The frames of what was measured of the trials that stand in a table."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from search.selection import Selection
+
+
+def measures_frame(selections: list[Selection]) -> pd.DataFrame:
+    """A row per variant and number that was measured: mean and standard deviation (n - 1) over its n seeds.
+
+    Trials are those of the table, with what was found under `measures`; a variant without a mean has no row.
+    """
+    rows = []
+    for selection in selections:
+        values: dict[tuple[str, str], list[float]] = {}
+        for trial in _standing(selection):
+            for each in trial.get("measures") or ():
+                for name, value in each["values"].items():
+                    number = math.nan if value is None else float(value)
+                    values.setdefault((each["measure"], name), []).append(number)
+        rows += [
+            {
+                "variant": selection.variant,
+                "measure": measure,
+                "name": name,
+                "mean": float(np.mean(found)),
+                "std": float(np.std(found, ddof=1)) if len(found) > 1 else math.nan,
+                "n": len(found),
+            }
+            for (measure, name), found in values.items()
+        ]
+    return pd.DataFrame(rows, columns=["variant", "measure", "name", "mean", "std", "n"])
+
+
+def curves_frame(selections: list[Selection]) -> pd.DataFrame:
+    """A row per variant, curve and place `x`: mean and standard deviation over n seeds, each of so many `targets`."""
+    frames = []
+    for selection in selections:
+        curves: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for trial in _standing(selection):
+            for each in trial.get("measures") or ():
+                for name, curve in each["curves"].items():
+                    curves.setdefault((each["measure"], name), []).append(curve)
+        for (measure, name), found in curves.items():
+            y = np.array([curve["y"] for curve in found], dtype=np.float64)  # None becomes NaN
+            spread = y.std(axis=0, ddof=1) if len(found) > 1 else np.full(y.shape[1], np.nan)
+            told = {"variant": selection.variant, "measure": measure, "name": name, "x": found[0]["x"]}
+            frames.append(
+                pd.DataFrame(told | {"mean": y.mean(0), "std": spread, "n": len(found), "targets": found[0]["n"]})
+            )
+    columns = ["variant", "measure", "name", "x", "mean", "std", "n", "targets"]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
+
+
+def _standing(selection: Selection) -> list[dict[str, Any]]:
+    return [] if selection.has_no_mean else list(selection.complete.values())

@@ -1,0 +1,59 @@
+"""What a plan says of measuring: what is missing of finished trials, what is lost, and the disk that weights take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from search.measuring import standing, wanted, without_weights
+from search.store import Store
+
+if TYPE_CHECKING:
+    from search.planning import Plan
+
+_FLOAT32 = 4  # bytes; weights are kept so under bf16 too
+
+
+@dataclass(frozen=True)
+class ToMeasure:
+    """`measures`: those that take the final weights. `missing`: how many findings of `trials` finished trials are not
+    known yet. `lost`: the sentence about those whose weights are gone. `weights_bytes`: of all trials together."""
+
+    measures: tuple[str, ...]
+    missing: int
+    trials: int
+    lost: tuple[str, ...]
+    weights_bytes: int
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        if self.measures:
+            yield f"then measured, from the final weights of the trials in the table: {', '.join(self.measures)}"
+        if self.missing:
+            yield (
+                f"{self.missing} of these are missing for {self.trials} finished trial{'s' * (self.trials > 1)}: "
+                "archlab run evaluates them and trains nothing for it"
+            )
+        yield from self.lost
+        if self.weights_bytes:
+            megabytes = f"{self.weights_bytes / 1e6:,.1f} MB"
+            yield f"final weights take about {megabytes} of disk; keep: {{final: false}} keeps none"
+        else:
+            yield "no final weights are kept: nothing more can be measured of a trial once it has ended"
+
+
+def to_measure(planned: Plan, root: Path) -> ToMeasure:
+    """What a plan would measure, given what its store has. Evaluates nothing."""
+    study = planned.study
+    mean = sum(variant.parameters for variant in planned.variants) / len(planned.variants)
+    kept = round(_FLOAT32 * mean * planned.trials) if study.keep.final else 0
+    names = tuple(measure.label for measure in study.evaluate.evaluated)
+    if not names or not (root / "store.json").exists():
+        return ToMeasure(names, 0, 0, (), kept)
+    with Store.open(root, create=False) as store:
+        missing = wanted(store, study.evaluate, standing(planned.record(), planned.known(store)))
+    can = [each for each in missing if each.why is None]
+    count = sum(len(each.measures) for each in can)
+    return ToMeasure(names, count, len(can), tuple(without_weights(missing)), kept)

@@ -1,0 +1,262 @@
+"""Measures finished trials: what of a study's `evaluate:` is missing, and its evaluation. Nothing here trains.
+
+Every evaluation is a job of the executor that trains, in a process of its own. What was found is kept as soon as a job
+ends, so that a kill loses only the jobs that ran, and the same command goes on with the others.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from arch_dsl.identity import canonical
+from search import checkpoint
+from search.control import stop_requested
+from search.executor import Executor, ExecutorError, Failure, request_stop
+from search.findings import keep_finding, measured
+from search.measures import About, Measure
+from search.measures.job import ASKED
+from search.selection import select
+from search.stop import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TRY_AGAIN, Summary, on_signals
+from search.store import Store
+from search.study import Study
+from search.track import sync
+from search.trial import Trial, canonical_json
+from search.watch import Watch
+
+ENTRY = "search.measures.job:evaluate"
+FOLDER = "evaluations"  # of a store: where the jobs write
+HANG_S = 300.0
+_TICK_S = 0.5
+_NAMED = 5  # trials that a sentence names
+_GO_ON = "the same command goes on from here"
+
+Events = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A finished trial, and those of the measures that are not known of it. `why` it cannot be evaluated, if so."""
+
+    key: str
+    variant: str
+    seed: int
+    data: str
+    measures: tuple[Measure, ...]
+    why: str | None = None
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.variant} seed {self.seed}"
+
+
+@dataclass
+class Outcome:
+    """How an evaluation went: how many findings were kept, and what went wrong."""
+
+    kept: int = 0
+    wrong: list[str] = field(default_factory=list)
+    stopped: int | None = None  # the exit code of who stopped it
+    left: int = 0  # findings that nobody looked for, as it was stopped
+
+    @property
+    def code(self) -> int:
+        """The exit code of a command that did nothing else."""
+        return self.stopped or (EXIT_FAILED if self.wrong else 0)
+
+    def told(self, summary: Summary, missing: Sequence[Wanted]) -> str:
+        """In a sentence, after what a run says of its training."""
+        if self.stopped is not None:
+            return f"interrupted while measuring; {_GO_ON}"
+        parts = [summary.message]
+        parts += [f"{_times(self.kept, 'measure')} evaluated"] if self.kept else []
+        parts += [f"{_times(len(self.wrong), 'evaluation')} went wrong: {self.wrong[0]}"] if self.wrong else []
+        return "; ".join([*parts, *without_weights(missing)])
+
+
+def _times(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"
+
+
+def without_weights(missing: Sequence[Wanted]) -> list[str]:
+    """Of which trials something is missing that cannot be measured any more, in a sentence, if of any."""
+    lost = [each.name for each in missing if each.why is not None]
+    more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+    told = f"not measured, as their weights are not kept any more: {', '.join(lost[:_NAMED])}{more}"
+    return [f"{told}; they are never trained anew for it"] if lost else []
+
+
+def standing(record: dict[str, Any], trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The finished trials that stand in the table of a study, each once: those that are measured."""
+    chosen = (trial for selection in select(record, trials) for trial in selection.complete.values())
+    return list({trial["key"]: trial for trial in chosen}.values())
+
+
+def wanted(
+    store: Store, measures: Iterable[Measure], trials: Iterable[dict[str, Any]], again: bool = False
+) -> list[Wanted]:
+    """What is missing of these measures, by trial, or with `again` all of it, but for what means nothing there."""
+    evaluated = [measure for measure in measures if not measure.in_result]
+    if not evaluated:
+        return []
+    rows, found = list(trials), []
+    known = measured(store, [row["key"] for row in rows])
+    for row in rows:
+        trial = Trial.from_json(store.spec(row["key"]))
+        data = last_data(trial)
+        have = {} if again else known.get(row["key"], {})
+        mine = [measure for measure in evaluated if measure.digest(data) not in have]
+        if not mine:
+            continue
+        about = about_of(trial, store.root / "data")
+        if mine := [measure for measure in mine if not measure.refusal(about)]:
+            why = None if has_weights(store.trial_folder(row["key"])) else "its weights are not kept any more"
+            found.append(Wanted(row["key"], row["variant"], row["seed"], data, tuple(mine), why))
+    return found
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a finished trial still has its final weights."""
+    return folder.is_dir() and bool(checkpoint.steps_in(folder))
+
+
+def last_data(trial: Trial) -> str:
+    """The identity of the data that a trial was tested on: that of its last stage."""
+    own = [stage["prepared"] for stage in trial.recipe.get("stages", ()) if stage.get("prepared")]
+    return own[-1] if own else trial.data
+
+
+def about_of(trial: Trial, data_root: Path) -> About:
+    """What a trial ended as, read once for all seeds."""
+    return _about(canonical_json([trial.model, trial.recipe, trial.data]), data_root)
+
+
+@lru_cache(maxsize=64)
+def _about(text: str, data_root: Path) -> About:
+    model, recipe, data = json.loads(text)
+    return About.of(Trial(model, recipe, data, 0), data_root)
+
+
+def evaluate(
+    store: Store, study: str | None, missing: Sequence[Wanted], workers: Executor, tell: Events | None = None
+) -> Outcome:
+    """Evaluates what has weights, as many trials at once as the executor has places, and keeps what was found.
+
+    A first signal, or `archlab stop` on the study, lets what runs end with the measures that it has; a second signal
+    ends at once. Raises ExecutorError when the machine is to blame: what was kept stays.
+    """
+    jobs = _Jobs(store, study, deque(each for each in missing if each.why is None), workers, tell or (lambda _: None))
+    with on_signals(jobs.stop) as take_signals:
+        take_signals()
+        jobs.run()
+    return jobs.outcome
+
+
+def measure_study(
+    store: Store, study: Study, workers: Executor, summary: Summary, tell: Events | None, track: bool
+) -> Summary:
+    """Evaluates what is missing of a study that has just run, unless that was stopped; how it all ended."""
+    name = study.study
+    if summary.exit_code not in (0, EXIT_FAILED) or not study.evaluate.evaluated:
+        return summary
+    missing = wanted(store, study.evaluate, standing(store.study(name), store.study_trials(name)))
+    if not missing:
+        return summary
+    try:
+        outcome = evaluate(store, name, missing, workers, tell)
+    except ExecutorError as error:
+        ended = replace(summary, exit_code=EXIT_TRY_AGAIN, message=f"measuring stopped: {error}; {_GO_ON}")
+    else:
+        if track and outcome.kept:
+            sync(store.root, name)
+        ended = replace(summary, exit_code=outcome.code or summary.exit_code, message=outcome.told(summary, missing))
+    if tell:
+        tell({"event": "summary", "exit_code": ended.exit_code, "counts": ended.counts, "message": ended.message})
+    return ended
+
+
+@dataclass
+class _Jobs:
+    """Evaluations that wait, and those that run: key to what is wanted, and the watch over its folder."""
+
+    store: Store
+    study: str | None
+    waiting: deque[Wanted]
+    workers: Executor
+    tell: Events
+    running: dict[str, tuple[Wanted, Path, Watch]] = field(default_factory=dict)
+    outcome: Outcome = field(default_factory=Outcome)
+
+    def run(self) -> None:
+        """Until nothing waits or runs."""
+        try:
+            while self.running or (self.waiting and self.outcome.stopped is None):
+                while self.waiting and self.outcome.stopped is None and len(self.running) < self.workers.slots:
+                    self.submit(self.waiting.popleft())
+                for ended in self.workers.wait(_TICK_S):
+                    if ended.key in self.running:
+                        self.commit(*self.running.pop(ended.key)[:2], ended.outcome)
+                for key, (_, _, watch) in self.running.items():
+                    if watch.hangs():
+                        self.workers.cancel(key)
+                asked = self.study is not None and stop_requested(self.store.root, self.study)
+                if asked and self.outcome.stopped is None:
+                    self.stop(EXIT_INTERRUPTED)
+        finally:
+            self.outcome.left += sum(len(each.measures) for each in self.waiting)
+            for _, folder, _ in self.running.values():
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def submit(self, job: Wanted) -> None:
+        """Starts a job in a folder of its own."""
+        folder = self.store.root / FOLDER / f"{job.key}-{secrets.token_hex(4)}"
+        folder.mkdir(mode=0o700, parents=True)
+        (folder / "trial.json").write_text(self.store.spec(job.key))
+        (folder / ASKED).write_text(json.dumps([canonical(measure) for measure in job.measures]))
+        self.running[job.key] = job, folder, Watch(folder, 1, HANG_S)
+        self.workers.submit(job.key, folder, 1, entry=ENTRY)
+
+    def commit(self, job: Wanted, folder: Path, outcome: dict[str, Any] | Failure) -> None:
+        """Keeps what a job found."""
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(outcome, Failure):
+            if outcome.kind in ("node", "infra", "disk"):
+                raise ExecutorError(outcome.message)
+            if outcome.kind == "interrupted":
+                self.outcome.left += len(job.measures)
+                return
+            hung = f"no progress for {HANG_S:.0f} s" if outcome.kind == "cancelled" else outcome.message
+            self.outcome.wrong.append(f"{job.name}: {hung}")
+            self.tell({"event": "evaluation", "key": job.key, "name": job.name, "found": [], "wrong": hung})
+            return
+        found, wrong = outcome["found"], outcome["wrong"]
+        for measure in job.measures:
+            if measure.label in found:
+                about = {"measure": measure.label, "version": measure.numbers(), "data": job.data}
+                finding = about | found[measure.label] | {"time": round(time.time(), 3)}
+                keep_finding(self.store, job.key, measure.digest(job.data), finding)
+        self.outcome.kept += len(found)
+        self.outcome.left += len(job.measures) - len(found) - len(wrong)
+        told = [f"{label}: {message}" for label, message in wrong.items()]
+        self.outcome.wrong += [f"{job.name}: {text}" for text in told]
+        event = {"event": "evaluation", "key": job.key, "name": job.name, "found": [*found]}
+        self.tell(event | {"wrong": "; ".join(told) or None})
+
+    def stop(self, exit_code: int) -> None:
+        """Starts no more jobs and asks what runs to end; the second time, ends at once."""
+        if self.outcome.stopped is not None:
+            raise KeyboardInterrupt
+        self.outcome.stopped = exit_code
+        for _, folder, _ in self.running.values():
+            with suppress(OSError):
+                request_stop(folder, 1)

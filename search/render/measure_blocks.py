@@ -1,0 +1,65 @@
+"""What was measured of the final weights, as tables: numbers, and losses by octaves of their position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from search.render.blocks import DASH, Block, Cell, Column, number, printable
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from search.comparison import Comparison
+
+_SHOWN = 8  # octaves of a curve, the last ones
+
+
+def measure_blocks(comparison: Comparison) -> Iterator[Block]:
+    """A table of each measure's numbers, and one of each loss along a window."""
+    variants = list(comparison.table["variant"])
+    names = Column("variant", [Cell(printable(variant)) for variant in variants], "l")
+    rows: list[dict[str, Any]] = comparison.measures.to_dict("records")  # type: ignore[assignment]
+    for measure in dict.fromkeys(row["measure"] for row in rows):
+        own = {(row["name"], row["variant"]): row for row in rows if row["measure"] == measure}
+        columns = [
+            Column(printable(name), [_spread(own.get((name, variant))) for variant in variants])
+            for name in dict.fromkeys(name for name, _ in own)
+        ]
+        legend = "mean ± standard deviation over the seeds of the table"
+        yield Block(f"Measured on test: {printable(measure)}", [names, *columns], legend)
+    curves = comparison.curves
+    for name in dict.fromkeys(map(str, curves["name"])):
+        if name.startswith("loss_by_position"):
+            columns = _octaves(curves[curves["name"] == name], variants)
+            legend = "nats/token, means over the places of a window that a column names"
+            yield Block(f"Measured on test: {printable(name)}", [names, *columns], legend)
+
+
+def _spread(row: dict[str, Any] | None) -> Cell:
+    if row is None or not math.isfinite(row["mean"]):
+        return Cell(DASH)
+    return Cell(number(row["mean"], ".4g") + (f" ± {row['std']:.2g}" if row["std"] >= 0 else ""))
+
+
+def _octaves(frame: pd.DataFrame, variants: list[str]) -> list[Column]:
+    """The mean over places 1, 2, 3 to 4, 5 to 8, …, weighted by their targets."""
+    last = int(frame["x"].max())
+    ends = sorted({min(2**power, last) for power in range(math.ceil(math.log2(last)) + 1)})
+    own = {variant: frame[frame["variant"] == variant] for variant in variants}
+    columns = []
+    for before, end in list(zip([0, *ends[:-1]], ends, strict=True))[-_SHOWN:]:
+        cells = [Cell(number(_mean(own[variant], before, end), ".4f")) for variant in variants]
+        columns.append(Column(f"{before + 1}" if end == before + 1 else f"{before + 1}-{end}", cells))
+    return columns
+
+
+def _mean(curve: pd.DataFrame, before: int, end: int) -> float:
+    """Over the places after one up to another; NaN where there is none."""
+    x, mean = np.asarray(curve["x"], int), np.asarray(curve["mean"], float)
+    there = (x > before) & (x <= end) & np.isfinite(mean)
+    targets = np.asarray(curve["targets"], float)[there]
+    return float(np.average(mean[there], weights=targets)) if targets.sum() else math.nan
