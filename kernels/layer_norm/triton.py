@@ -71,7 +71,7 @@ def builds() -> Iterator[Build]:
     """With weight and bias, with one of them, with neither."""
     flags, widest = {"ADDED": False, "CENTERED": True}, norm_rows.WIDEST
     for name, weighted, biased, widths in (
-        ("affine", True, True, (64, norm_rows.WIDEST_CENTRED, widest)),
+        ("affine", True, True, (64, norm_rows.WIDEST_KEPT, widest)),
         ("bias_alone", False, True, (128,)),
         ("bare", False, False, (1024,)),
     ):

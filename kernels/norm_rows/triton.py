@@ -4,8 +4,7 @@ A program holds whole rows. Forward, a row is read once and written once, with t
 and update are read, sum and normed are written. Backward, a row, its gradient (and that of the sum) are read once and
 the gradient of the input is written once. Each program walks over its share of the rows and keeps its part of the
 gradients of weight and bias in registers; the parts `[P, D]` are summed by torch, so that the result is the same on
-every run and every card. Centred rows of more than 8192 leave no registers for these: torch computes them then, in more
-passes.
+every run and every card. Where rows of more than 8192 leave no registers for these, torch computes them instead.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,7 @@ from kernels.launch import OPTIONS, Build, as_rows, on_device_of, power_of_2
 
 interpret.apply()
 WIDEST = 16384
-WIDEST_CENTRED = 8192  # whose gradients of weight and bias fit into registers
+WIDEST_KEPT = 8192
 PROGRAMS = 512
 
 
@@ -105,6 +104,11 @@ def _tile(width: int) -> dict[str, int]:
     return {"ROWS": max(1, 2048 // columns), "COLUMNS": columns, "num_warps": warps, **OPTIONS}
 
 
+def _kept(width: int, centered: bool, summed: bool) -> bool:
+    """Whether the gradients of weight and bias fit into registers."""
+    return width <= WIDEST_KEPT or not (centered or summed)
+
+
 class Statistics(NamedTuple):
     """What the backward pass needs of each row, `[...]` in float32; `mean` is empty where rows are not centred."""
 
@@ -184,7 +188,7 @@ def backward(
         return Gradients(dx, dupdate, *(x.new_zeros(n, dtype=torch.float32) for n in lengths))
     douts, xs = as_rows(dout), as_rows(x)
     dsums = douts if dsum is None else as_rows(dsum)
-    tile, kept = _tile(width), not centered or width <= WIDEST_CENTRED
+    tile, kept = _tile(width), _kept(width, centered, dsum is not None)
     programs = min(PROGRAMS, triton.cdiv(xs.shape[0], tile["ROWS"]))
     dw, db = (x.new_empty((programs, n), dtype=torch.float32) for n in lengths)
     w = xs if weight is None else weight.contiguous()
@@ -196,7 +200,8 @@ def backward(
             xs.shape[0], width, *strides, scale, *flags, **tile,
         )  # fmt: skip
     if not kept:
-        normed = (xs.float() - stats.mean.reshape(-1, 1)) * stats.rstd.reshape(-1, 1)
+        centred = xs.float() - stats.mean.reshape(-1, 1) if centered else xs.float()
+        normed = centred * stats.rstd.reshape(-1, 1)
         dw = douts.float() * normed if weight is not None else dw
         db = douts.float() if biased else db
     return Gradients(dx, dupdate, dw.sum(0), db.sum(0))
@@ -211,7 +216,7 @@ def builds_of(label: str, flags: Mapping[str, bool], widths: tuple[int, ...], ap
         yield Build(
             f"{label}-forward-{width}", _forward, first, ahead | {"ADDED": flags["ADDED"], "BIASED": flags["BIASED"]}
         )
-        kept = not flags["CENTERED"] or width <= WIDEST_CENTRED
+        kept = _kept(width, flags["CENTERED"], flags["ADDED"])
         back = ahead | {"SUMMED": flags["ADDED"], "APART": apart, "BIASED": flags["BIASED"], "KEPT": kept}
         second = (*(dtype,) * 3, wide, wide, wide, dtype, dtype, wide, wide, 4096, width, width, width, width, 1.0)
         yield Build(f"{label}-backward-{width}", _backward, second, back)
