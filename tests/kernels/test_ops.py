@@ -16,12 +16,15 @@ LAID_OUT = (
     "heads", "causal_grouped", "bias_per_head", "wide_values", "cached_keys", "everything",
     "decay_grouped", "channels", "delta_decay", "uneven", "expert_without_rows", "loss_rows", "loss_sum_everything",
     "scan", "wkv",
+    "odd_affine", "added_layer", "turned_normed_partly", "turned_interleaved", "opened_groups", "opened_headwise",
+    "shifted_documents",
 )  # fmt: skip
 COMPILED = (
     "headwise_multiply", "elementwise_gelu", "heads", "odd_no_weight", "silu", "bias_window", "causal_grouped",
     "everything", "documents", "blocks", "strided", "prefix", "decay_grouped", "delta_decay",
     "uneven", "expert_without_rows", "loss_rows_everything", "loss_sum_everything",
     "scan_long", "wkv_long",
+    "heads_affine", "added_scaled", "turned_normed", "opened", "shifted",
 )  # fmt: skip
 
 
