@@ -18,7 +18,7 @@ from arch_dsl.context import BuildContext, Call, NodeChoice
 from arch_dsl.layers import Site
 
 HANDED = "normed"  # the copy that the next branch reads, in what a call carries
-NORMS = ("rms_norm", "layer_norm")
+ALONE = ("rms_norm", "layer_norm", "gate")
 
 
 class Factors(NamedTuple):
@@ -31,13 +31,13 @@ class Factors(NamedTuple):
 
 
 def one_pass(ctx: BuildContext, node: str, op: str, why: str, **ask: Any) -> Callable[..., Any] | None:
-    """The kernel that computes the norm at the path `node` with its neighbour, if there is one: then it is what the
-    norm's choice says."""
+    """The kernel that computes the norm or gate at the path `node` with its neighbour, if there is one: then it is what
+    the node's choice says."""
     force = "" if ctx.backend == "auto" else ctx.backend
     choice = kernels.select(op, ctx.device, ctx.dtype, force=force, **ask)
     if choice.implementation != "triton":
         return None
-    mine = [at for at, found in enumerate(ctx.choices) if found.path == node and found.op in NORMS]
+    mine = [at for at, found in enumerate(ctx.choices) if found.path == node and found.op in ALONE]
     for at in mine:
         ctx.choices[at] = NodeChoice(node, op, choice.implementation, f"{choice.reason}, {why}")
     return choice.call

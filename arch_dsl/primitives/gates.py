@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
+from arch_dsl import fused
 from arch_dsl.context import BuildContext, Call, Cost
 from arch_dsl.errors import Problem
 from arch_dsl.families import Gate
 from arch_dsl.formula import function_of
+from arch_dsl.fused import Factors
 from arch_dsl.kept import kept_of
 from arch_dsl.layers import Linear, constant, parameter
 from arch_dsl.notation import Activation
@@ -105,12 +107,29 @@ class _Gate(nn.Module):
         kind = spec.activation if named else "function"
         options = {"granularity": granularity, "activation": kind, "combine": spec.combine}
         self.gate: Callable[..., Tensor] = ctx.select("gate", **options)
+        self.path, self.asked = ctx.path, options
+        self.norm_gate: Callable[..., Tensor] | None = None
 
     def forward(self, y: Tensor, call: Call, projected: Tensor | None = None) -> Tensor:
         scores = self.constant if projected is None else projected.unflatten(-1, self.shape)
         if self.shared:
             scores = scores.mean(-2, keepdim=True)
         return self.gate(y, scores, self.activation, self.combine)
+
+    def takes(self, norm: Any, node: str, ctx: BuildContext) -> bool:
+        """Whether the norm before it, whose path is `node`, is computed in the same pass."""
+        if ctx.heads is None or norm.joined or self.asked["granularity"] == "other" or callable(self.activation):
+            return False
+        asked = {**self.asked, "kind": norm.asked()["kind"]}
+        for place, why in ((node, "that of the gate after it"), (self.path, "that of the norm before it")):
+            self.norm_gate = fused.one_pass(ctx, place, "norm_gate", why, **asked)
+        return self.norm_gate is not None
+
+    def after(self, norm: Factors, y: Tensor, call: Call, projected: Tensor) -> Tensor:
+        """y `[batch, time, heads, head_dim]` normed, then gated."""
+        assert self.norm_gate is not None
+        scores, (kind, weight, bias, eps) = projected.unflatten(-1, self.shape), norm
+        return self.norm_gate(y, scores, weight, bias, eps, kind, self.activation, self.combine)
 
 
 @Gate.register("activation")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.decoding import shifted
+from arch_dsl.decoding import opens_document, shifted
 from arch_dsl.families import Carry
 from arch_dsl.layers import constant, parameter
 
@@ -21,6 +22,7 @@ class TokenShift(Carry):
     Before the first token stands zero, and before that of a document where the branch keeps documents apart.
     """
 
+    ops: ClassVar[tuple[str, ...]] = ("token_shift",)
     start: float = 0.5
 
     def build(self, ctx: BuildContext) -> nn.Module:
@@ -39,11 +41,24 @@ class _TokenShift(nn.Module):
         self.mix = parameter(shape, constant(spec.start))
         self.mix.decay = False  # type: ignore[attr-defined]  # shares by nature, whatever their shape
         self.path, self.documents = ctx.path, ctx.documents
+        kernel = ctx.select("token_shift", starts=ctx.documents)
+        self.kernel = kernel if ctx.choices[-1].implementation == "triton" else None
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
         # x: [batch, time, width] or [batch, time, heads, head_dim]
+        if self.kernel is not None and call.held is None:
+            mixed: Tensor = self.kernel(x.flatten(2), self.mix.flatten(), self.starts(call))
+            return mixed.view_as(x)
         before = shifted(x.flatten(2), call, self.path, self.documents)
         return torch.lerp(before.view_as(x), x, self.mix.to(x.dtype))
+
+    def starts(self, call: Call) -> Tensor | None:
+        """Where nothing stands before a token `[batch, time]`: padding, or another document."""
+        found = None if call.padding is None else nn.functional.pad(call.padding[:, :-1], (1, 0))
+        if not self.documents or call.documents is None:
+            return found
+        opens = opens_document(call, self.path)
+        return opens if found is None else found | opens
 
 
 def shifted_size(width: int, tokens: int) -> int:
