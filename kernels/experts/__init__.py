@@ -4,12 +4,19 @@ from typing import Any
 
 from torch import Tensor
 
+from kernels import launch
 from kernels.experts import reference, torch_ops
-from kernels.op import Case, Implementation, Op
+from kernels.op import Call, Case, Implementation, Op
 
 
 def _ask(x: Tensor, weight: Tensor, ends: Tensor) -> dict[str, Any]:
     return {}
+
+
+def _load_triton() -> Call:
+    from kernels.experts.triton import experts
+
+    return experts
 
 
 def _flops(x: Tensor, weight: Tensor, ends: Tensor) -> int:
@@ -46,6 +53,14 @@ EXPERTS = Op(
     version=1,
     reference=reference.experts,
     implementations={
+        "triton": Implementation(
+            "triton",
+            _load_triton,
+            "one launch for the rows of all experts, forward and backward",
+            launch.unsupported,
+            launch.slow,
+            launch.missing,
+        ),
         "torch": Implementation(
             "torch", lambda: torch_ops.experts, "one matrix product per expert, an operator to captured graphs"
         ),

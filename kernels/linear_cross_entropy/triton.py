@@ -5,6 +5,7 @@ A program holds one row and walks over it in blocks. The sum of exponentials gro
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import triton
@@ -12,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import interpret
-from kernels.launch import OPTIONS, Build, on_device_of, power_of_2
+from kernels.launch import Build, on_device_of, power_of_2, tuned
 from kernels.linear_cross_entropy.chunks import Form, Rows
 from kernels.linear_cross_entropy.operators import run
 
@@ -81,15 +82,16 @@ def _rows(
             tl.store(logits_ptr + column, gradient.to(logits_ptr.dtype.element_ty), mask=column < V)
 
 
-def _tile(vocab: int) -> dict[str, int]:
+def _tile(vocab: int, dtype: torch.dtype) -> dict[str, Any]:
     """Blocks of a row, with 16 elements of it for a thread."""
     block = min(BLOCK, max(128, power_of_2(vocab)))
-    return {"BLOCK": block, "num_warps": max(1, min(8, block // 512)), **OPTIONS}
+    default = {"BLOCK": block, "num_warps": max(1, min(8, block // 512))}
+    return tuned("linear_cross_entropy", {"vocab": power_of_2(vocab), "float32": dtype == torch.float32}, default)
 
 
 def measure(logits: Tensor, targets: Tensor, form: Form, gradient: bool) -> tuple[Tensor, Tensor]:
     """As `Rows` says; a target outside the table has the loss NaN."""
-    (rows, vocab), tile = logits.shape, _tile(logits.shape[1])
+    (rows, vocab), tile = logits.shape, _tile(logits.shape[1], logits.dtype)
     losses, log_z = (logits.new_empty(rows, dtype=torch.float32) for _ in range(2))
     capped = form.softcap is not None
     with on_device_of(logits):
@@ -102,7 +104,7 @@ def measure(logits: Tensor, targets: Tensor, form: Form, gradient: bool) -> tupl
 
 def differentiate(logits: Tensor, targets: Tensor, log_z: Tensor, push: Tensor, pull: Tensor, form: Form) -> None:
     """As `Rows` says."""
-    (rows, vocab), tile = logits.shape, _tile(logits.shape[1])
+    (rows, vocab), tile = logits.shape, _tile(logits.shape[1], logits.dtype)
     capped = form.softcap is not None
     with on_device_of(logits):
         _rows[(rows,)](
@@ -135,6 +137,6 @@ def builds() -> Iterator[Build]:
     uses = {"loss": (True, False), "both": (True, True), "gradient": (False, True)}
     for use, (measured, differentiated) in uses.items():
         for capped, dtype, vocab in ((False, torch.bfloat16, 32000), (True, torch.bfloat16, 256), (True, wide, 32000)):
-            flags = {"MEASURE": measured, "DIFFERENTIATE": differentiated, "CAPPED": capped, **_tile(vocab)}
+            flags = {"MEASURE": measured, "DIFFERENTIATE": differentiated, "CAPPED": capped, **_tile(vocab, dtype)}
             name = f"linear_cross_entropy-{use}-{'softcap' if capped else 'plain'}-{str(dtype)[6:]}-{vocab}"
             yield Build(name, _rows, (dtype, index, wide, wide, wide, wide, vocab, 1.0, 30.0, 1e-4), flags)
