@@ -23,7 +23,7 @@ from search.objectives import Causal, Objective, has_encoder
 from search.routers import KINDS, health
 from search.team import ALONE, Team
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["auto", "fp32", "bf16"]  # left open: as the weights are
 Arrays = dict[str, npt.NDArray[Any]]
 
 _CAUSAL = Causal()

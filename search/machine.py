@@ -114,15 +114,23 @@ def _cgroup_limit(name: str) -> float | None:
     return None if value == "max" else float(value) / (float(period[0]) if period else 1.0)
 
 
+def compiler() -> tuple[str | None, list[str]]:
+    """The C++ compiler that torch.compile takes, None where it cannot build; what it misses."""
+    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    found, header = shutil.which(name), Path(sysconfig.get_paths()["include"]) / "Python.h"
+    wanted = f"{name} (or a C++ compiler that CXX names)"
+    missing = [what for what, there in ((wanted, found), (str(header), header.exists())) if not there]
+    return (None if missing else found), missing
+
+
 def _compiler() -> Finding:
     """What torch.compile and Triton need on the host: a C++ compiler and Python's headers."""
-    compiler = next((path for name in ("g++", "clang++", "c++") if (path := shutil.which(name))), None)
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    missing = [what for what, there in (("a C++ compiler", compiler), (str(header), header.exists())) if not there]
+    found, missing = compiler()
     if missing:
         detail = f"{' and '.join(missing)} not found"
-        return Finding("compiler", "warn", detail, "torch.compile and Triton cannot build here: models train slower")
-    return Finding("compiler", "ok", str(compiler), "torch.compile can build for this CPU")
+        meaning = "torch.compile and Triton cannot build here: `compile: blocks` trains uncompiled, and slower"
+        return Finding("compiler", "warn", detail, meaning)
+    return Finding("compiler", "ok", str(found), "torch.compile can build for this CPU")
 
 
 def _torch() -> Finding:

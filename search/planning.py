@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from search.measures import About
 from search.seeding import wanted_seeds
 from search.seeds import most, sequential_record
 from search.selection import group, is_over
+from search.settled import AUTO, Settled, kept_in, settle
 from search.store import Row, Store
 from search.study import Asked, Study, asked_variants
 from search.trial import Trial, canonical_json
@@ -92,7 +94,7 @@ class Plan:
                 {**variant.record(), "added": added[variant.name], **self._tuned_sizes(variant)}
                 for variant in self.variants
             ],
-            "recipe": canonical(first.recipe),
+            "recipe": first.recipe.told(),
             "data": first.dataset.record(),
             "file": str(self.study.file) if self.study.file else None,
             **({"plugins": used} if used else {}),
@@ -262,6 +264,7 @@ def plan(study: Study, data_root: Path, micro_batch: int | None = None) -> Plan:
     """
     builder = Builder(study, data_root, micro_batch)
     asked = asked_variants(study)
+    builder.settled = _settled(builder, asked)
     mistakes = Mistakes(len(asked))
     built: list[Variant] = []
     targets: dict[str, Variant] = {}
@@ -310,6 +313,26 @@ def plan(study: Study, data_root: Path, micro_batch: int | None = None) -> Plan:
         if problems := [*wrong.problems()]:
             raise SpecError(problems)
     return Plan(study, builder, kept, omitted, tuner)
+
+
+def _settled(builder: Builder, asked: list[Asked]) -> Settled | None:
+    """What the study's store has settled, or else what its baselines settle; None where no recipe leaves it open."""
+    study = builder.study
+    set_ = {setting.path for each in asked for setting in each.settings}
+    set_ |= {*(study.space.axes if study.space else ()), *(study.tune.axes if study.tune else ())}
+    open_ = AUTO in (study.train.precision, study.train.compile)
+    if not open_ and not set_ & {"train.precision", "train.compile"}:
+        return None
+    found = kept_in(builder.data_root.parent, study.study)
+    return found or settle(_baselines(builder, asked), study.resources)
+
+
+def _baselines(builder: Builder, asked: list[Asked]) -> Iterator[Variant]:
+    """What the others are compared with, in every cell, as far as it can be built."""
+    for item in asked:
+        if item.base == builder.study.report.baseline:
+            with suppress(SpecError):  # told when all are built
+                yield builder.variant(item, None)
 
 
 def _as_written(item: Asked) -> Asked:

@@ -284,6 +284,8 @@ def line_of(event: dict[str, Any], name: str, quiet: bool = False, step: int | N
         return f"plug-in   {event['message']}"
     if kind == "edited":
         return f"edited    {event['message']}"
+    if kind == "settled":
+        return str(event["message"])
     if kind == "stop":
         return f"stopping: {event['message']} (trials write a checkpoint first; Ctrl-C stops at once)"
     return ""

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from arch_dsl.errors import Problem, SpecError
+from arch_dsl.identity import canonical
 from arch_dsl.parse import INVALID, parse, parse_record
 from arch_dsl.source import Node
 from arch_dsl.spec import Count, NotNegative, Positive, Range, Spec, added, marks_of
@@ -47,8 +48,10 @@ class Recipe(Spec):
     `recompute: layers` keeps of each layer only its input for the backward pass: less memory, a third more work.
     A trial's seed gives its initial values and the order of its batches; `init_seed` or `data_seed` holds one of them
     fixed, at what it is under that seed, while the other varies from trial to trial.
-    `clip` bounds the global L2 norm of the gradients; `bf16` is autocast with float32 weights. Where a recipe is
-    written, the key `recipe` names a published one of the zoo, whose fields it takes over but for those beside it.
+    `clip` bounds the global L2 norm of the gradients; `bf16` is autocast with float32 weights, and `compile: blocks`
+    trains each layer as code made by torch.compile, which rounds otherwise. What is `auto` a study settles once, for
+    all its variants, by the machine, the model and the length of training. Where a recipe is written, the key `recipe`
+    names a published one of the zoo, whose fields it takes over but for those beside it.
     """
 
     title: ClassVar[str] = "recipe"
@@ -67,7 +70,8 @@ class Recipe(Spec):
     lr: Positive
     schedule: Schedule = Cosine()
     clip: Positive | None = 1.0
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    compile: Literal["auto", "off", "blocks"] = added(default="auto")
     init: Start | None = added(None)
     z_loss: NotNegative = added(0.0)
     recompute: Literal["none", "layers"] = added(default="none")
@@ -83,6 +87,11 @@ class Recipe(Spec):
             node = expand_recipe(node, path, problems)
         recipe = parse_record(cls, node, path, problems)
         return INVALID if len(problems) > before else recipe
+
+    def told(self) -> dict[str, Any]:
+        """Its canonical form without `compile: off`, which trials had before there was a choice."""
+        plain: dict[str, Any] = canonical(self)
+        return {name: value for name, value in plain.items() if (name, value) != ("compile", "off")}
 
     @property
     def sequences(self) -> int:

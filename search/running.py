@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from arch_dsl.identity import dump
-from search import plugin_files
+from search import plugin_files, settled
 from search import smoke as smoking
 from search.budget import limits_of
 from search.driver import drive
@@ -114,7 +114,11 @@ def _drive(
         next_rows = Seeker(planned, store, workers.slots).rows
     plugin_files.keep(store.root)
     record = planned.record()
+    if planned.builder.settled:
+        settled.keep(store, study.study, planned.builder.settled)
     if on_event:
+        for told in settled.lines(planned.builder.settled, (variant.recipe for variant in planned.variants)):
+            on_event({"event": "settled", "message": told})
         for told in plugin_files.changed(_earlier(store, study.study), record, store.root):
             on_event({"event": "plugin", "message": told})
         for told in edits(planned, store):

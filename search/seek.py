@@ -235,7 +235,7 @@ class Seeker:
         model = resolve(study.model, vocab=study.train.vocab(dataset.vocab), max_positions=needed)
         rate = self.space.axes.get("train.lr")
         left_out = {"data", "tokenizer", *(["lr"] if rate and not rate.when else [])}
-        recipe = {name: value for name, value in canonical(study.train).items() if name not in left_out}
+        recipe = {name: value for name, value in builder.settle(study.train).told().items() if name not in left_out}
         target = self._target()
         matched = study.match.goal(target.size, target.trial(0).key) if study.match and target else None
         facts = [canonical(model), dataset.identity, recipe, matched]

@@ -6,12 +6,14 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from search.compiling import compiling
 from search.loop import Before, Diverged, Interrupted, Loop
 from search.plugin_files import load_kept
 from search.recipe import load_recipe
@@ -47,8 +49,12 @@ def train(
     recipe = load_recipe(trial.recipe, "recipe")
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     found: dict[str, Any] = {"state": "complete", "reason": None, "step_s": 0.0}
-    with deterministic(device), team_of(gang, device) as team, team.journal(folder / "lines", attempt, 0) as journal:
+    with ExitStack() as context:
+        context.enter_context(deterministic(device))
+        team = context.enter_context(team_of(gang, device))
+        journal = context.enter_context(team.journal(folder / "lines", attempt, 0))
         run = Run(folder, data_root, attempt, trial, device, build_model, team, journal, should_stop, CHECKPOINT_S)
+        context.enter_context(compiling(trial.recipe, data_root.parent, journal.pulse))
         for part in parts(recipe, trial):
             whole = replace(part, recipe=part.recipe.replace(ramp=None))
             loop = run.loop(whole, recipe, Before(), {}, None)

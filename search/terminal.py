@@ -26,6 +26,7 @@ from search.noise import Resolution, resolution
 from search.planning import Plan, Variant, spelt
 from search.prefixes import GoingOn, going_on
 from search.resources import Room
+from search.settled import lines as settled_lines
 from search.stage_plans import stage_lines
 from search.start import start_lines
 from search.stop import Summary
@@ -85,6 +86,7 @@ def plan_json(planned: Plan, root: Path, slots: int | None = None) -> dict[str, 
     told = {
         "resolution": asdict(found) if found else None,
         "edits": _edits(planned, root),
+        "settled": planned.builder.settled.record() if planned.builder.settled else None,
         "measuring": asdict(to_measure(planned, root)),
         "going_on": asdict(longer) if (longer := _going_on(planned, root)) else None,
         "spent": {"trials": len(spent.trials), "tokens": spent.tokens, "gpu_hours": round(spent.gpu_s / 3600, 4)},
@@ -134,6 +136,8 @@ def print_plan(planned: Plan, root: Path, slots: int | None = None) -> None:
     console.print(f"{size(guess.memory_bytes)} of memory for the tensors of the largest trial, or somewhat more")
     if found := _resolution(planned, root):
         console.print(Text(str(found)))
+    for line in settled_lines(planned.builder.settled, (variant.recipe for variant in planned.variants)):
+        console.print(Text(line))
     for line in to_measure(planned, root).lines():
         console.print(Text(line))
     for line in _edits(planned, root):

@@ -36,7 +36,8 @@ class Timed:
     def facts(self) -> list[Any]:
         """The same as plain data; the tokens that are read do not matter, how many there are does."""
         recipe = self.recipe
-        sizes = [recipe.context, recipe.sequences, recipe.accumulate, recipe.precision, recipe.recompute]
+        sizes: list[Any] = [recipe.context, recipe.sequences, recipe.accumulate, recipe.precision, recipe.recompute]
+        sizes += ["compiled"] if recipe.compile == "blocks" else []
         return [canonical(self.model), sizes, canonical(recipe.objective), canonical(recipe.optimizer)]
 
 
@@ -60,7 +61,10 @@ class Timings:
         name = hashlib.sha256(canonical_json(facts).encode()).hexdigest()
         path = self._folder / f"{name}.json"
         if not path.exists():
-            self._keep(path, measure(ours, other, self._threads))
+            from search.compiling import compiling  # which imports torch
+
+            with compiling({"compile": ours.recipe.compile}, self._folder.parent):
+                self._keep(path, measure(ours, other, self._threads))
         found: float = json.loads(path.read_text())["ratio"]
         return found
 
@@ -111,6 +115,7 @@ def _loop(timed: Timed, folder: Path) -> Loop:
     """A loop at its first step, which writes nothing."""
     import torch
 
+    from search.compiling import cannot_compile, compile_blocks
     from search.loop import Loop
     from search.train import build_model
 
@@ -118,6 +123,8 @@ def _loop(timed: Timed, folder: Path) -> Loop:
     recipe = timed.recipe.replace(stages=())
     model = build_model(Trial(canonical(timed.model), {}, timed.dataset.identity, 0), recipe, device)
     model.separator = timed.dataset.eod  # type: ignore[assignment]
+    if recipe.compile == "blocks" and not cannot_compile():
+        compile_blocks(model, recipe.micro_batch)
     return Loop(folder, "", 0, recipe, timed.dataset, model, 0)
 
 

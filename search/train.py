@@ -27,6 +27,7 @@ from torch import Tensor, nn
 import arch_dsl
 from arch_dsl.stack import StackModule
 from search import checkpoint
+from search.compiling import cannot_compile, compile_blocks, compiled_with, compiling
 from search.data.dataset import Dataset
 from search.evaluate import Arrays, evaluate
 from search.journal import Journal, events, note_event
@@ -122,7 +123,8 @@ def train(
         with team.journal(folder / "metrics.jsonl", attempt, started) as journal:
             run = Run(folder, data_root, attempt, trial, device, build, team, journal, should_stop, checkpoint_s, until)
             try:
-                result = run.through(found)
+                with compiling(trial.recipe, data_root.parent, journal.pulse):
+                    result = run.through(found)
             except Paused:
                 return team.told(run.paused)
             journal.sync()
@@ -270,9 +272,12 @@ class Run:
             load_start(model, recipe.init, self.data_root)
         part.take_over(model, weights)
         torch.manual_seed(seeds.noise + len(before.stages))
+        if part.recipe.compile == "blocks" and not cannot_compile():
+            compile_blocks(model, part.recipe.micro_batch)
         key = self.trial.key
         order = seeds.data + len(before.stages)  # else a stage would read again what the first one read first
         loop = Loop(self.folder, key, self.attempt, part.recipe, dataset, model, order, before, self.team)
+        loop.fingerprint |= compiled_with(part.recipe)
         if found is not None:
             loop.resume(found)
         return loop

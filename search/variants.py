@@ -30,6 +30,7 @@ from search.objectives.checks import positions, refusals
 from search.optimizers import unmatched
 from search.parallel.rules import refuse
 from search.recipe import Recipe
+from search.settled import Settled
 from search.space import Space, probes
 from search.stage_plans import StagePlan, plan_stages
 from search.stages import Stage, prompts
@@ -75,7 +76,7 @@ class Variant:
         """This variant under one seed, at its recipe's learning rate or at another one."""
         recipe = self.recipe if lr is None else self.recipe.replace(lr=lr)
         spelled = ("data", "tokenizer")  # how the data is written down; what it is, its identity says
-        plain = {name: value for name, value in canonical(recipe).items() if name not in spelled}
+        plain = {name: value for name, value in recipe.told().items() if name not in spelled}
         if recipe.init:
             plain["init"] = {"sha256": recipe.init.sha256}
         for stage, own in zip(plain.get("stages", ()), recipe.stages, strict=True):
@@ -150,6 +151,7 @@ class Builder:
     def __init__(self, study: Study, data_root: Path, micro_batch: int | None = None) -> None:
         """`micro_batch` is what the store has decided that all variants are computed with at most, in sequences."""
         self.study, self.data_root, self.micro_batch = study, data_root, micro_batch
+        self.settled: Settled | None = None
         self.datasets: dict[str, Dataset] = {}
         self.bases: dict[tuple[int, int], Model] = {}
         self.built: dict[str, Built] = {}
@@ -165,7 +167,7 @@ class Builder:
         if problems := written.problems("train"):
             raise SpecError(problems)
         recipe = self.kept(written)
-        recipe = at_most(recipe, self.micro_batch) if self.micro_batch else recipe
+        recipe = self.settle(at_most(recipe, self.micro_batch) if self.micro_batch else recipe)
         dataset = self.dataset(recipe)
         built = self.build(asked, target if matched else None, dataset, recipe)
         refuse_idle_groups(recipe, built.model)
@@ -192,6 +194,10 @@ class Builder:
             repaired=built.repaired,
             stages=stages,
         )
+
+    def settle(self, recipe: Recipe) -> Recipe:
+        """The recipe with what it leaves open as it was settled for the study, once it was."""
+        return self.settled.apply(recipe) if self.settled else recipe
 
     def started(self, recipe: Recipe, built: Built) -> Started | None:
         """What a variant takes from the weights that its recipe starts from. Raises SpecError."""

@@ -69,11 +69,18 @@ class SublayerModule(nn.Module):
         """The update `[batch, time, d_model]` from the products of `reads`."""
         raise TypeError(f"{type(self).__name__} transforms nothing")
 
+    def maps(self) -> list[Linear]:
+        """All maps of the normed copy, in the order in which they are taken."""
+        return [*self.reads(), *self.post.projections()]
+
+    def from_products(self, products: Iterator[Tensor], call: Call) -> Tensor:
+        """What this branch would add to the stream, from the products of `maps`."""
+        return self.post(self.transform(products, call), call, products)  # type: ignore[no-any-return]
+
     def update(self, stream: Tensor, call: Call) -> Tensor:
         """What this branch would add to the stream."""
         hidden = self.pre(stream, call, iter(()))
-        products = iter(self.products(hidden, [*self.reads(), *self.post.projections()]))
-        return self.post(self.transform(products, call), call, products)  # type: ignore[no-any-return]
+        return self.from_products(iter(self.products(hidden, self.maps())), call)
 
     def forward(self, stream: Tensor, call: Call) -> Tensor:
         return self.join(stream, self.update(stream, call), call)  # type: ignore[no-any-return]

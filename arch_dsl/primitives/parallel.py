@@ -10,6 +10,7 @@ from arch_dsl.block import Block, parse_branches
 from arch_dsl.context import BuildContext, Call, Cost
 from arch_dsl.errors import Problem
 from arch_dsl.families import Branch, Norm, Scale, build_shared, shared_cost
+from arch_dsl.layers import Linear
 from arch_dsl.parse import INVALID, parse_value
 from arch_dsl.primitives.branch import Sublayer, SublayerModule
 from arch_dsl.primitives.joins import Add
@@ -84,12 +85,32 @@ class Parallel(Sublayer):
 
 
 class _Parallel(SublayerModule):
+    """Where all members read the group's norm as it is, their maps are planned together: one product for attention and
+    feed-forward, where products are merged."""
+
     def __init__(self, spec: Parallel, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
         members = {name: build_shared(member, ctx.at(name)) for name, member in spec.branches.items()}
         self.members = nn.ModuleDict(members)
+        self.joined = all(_reads_as_it_is(spec.branches[name], member) for name, member in members.items())
 
     def update(self, stream: Tensor, call: Call) -> Tensor:
         hidden = self.pre(stream, call, iter(()))
-        updates = [member.update(hidden, call) for member in self.members.values()]  # type: ignore[operator]
+        updates = self.together(hidden, call) if self.joined else self.one_by_one(hidden, call)
         return self.post(sum(updates[1:], updates[0]), call, iter(()))  # type: ignore[no-any-return]
+
+    def one_by_one(self, hidden: Tensor, call: Call) -> list[Tensor]:
+        """The update of each member, with products of its own."""
+        return [member.update(hidden, call) for member in self.members.values()]  # type: ignore[operator]
+
+    def together(self, hidden: Tensor, call: Call) -> list[Tensor]:
+        """The update of each member, from products that were planned for all."""
+        maps: list[list[Linear]] = [member.maps() for member in self.members.values()]  # type: ignore[operator]
+        products = iter(self.products(hidden, [item for own in maps for item in own]))
+        return [member.from_products(products, call) for member in self.members.values()]  # type: ignore[operator]
+
+
+def _reads_as_it_is(spec: Branch, module: nn.Module) -> bool:
+    """Whether a member's maps read what the group reads: it has no site `pre`, and nothing of its own before them."""
+    own = type(module).update is not SublayerModule.update  # type: ignore[attr-defined]
+    return not own and isinstance(spec, Sublayer) and not spec.pre

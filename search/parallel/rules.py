@@ -28,7 +28,7 @@ def problems(parallel: Parallel, model: Model, recipe: Recipe) -> list[Problem]:
         return []
     found: dict[tuple[str, str], None] = {}
     for own, recipe_of in _stages(model, recipe):
-        for rule in (_rows, _optimizer, _experts, _tensor, _pipeline):
+        for rule in (_rows, _compiled, _optimizer, _experts, _tensor, _pipeline):
             found |= dict.fromkeys(rule(parallel, own, recipe_of))
     return [Problem(f"{WHERE}.{name}", message, parallel.mark(name)) for name, message in found]
 
@@ -69,6 +69,13 @@ def _batches(recipe: Recipe) -> set[int]:
         if recipe.sequences in found:
             break
     return found
+
+
+def _compiled(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
+    """Layers are compiled as one process has them."""
+    if recipe.compile == "blocks":
+        name = next(name for name in ("data", "shard", "tensor", "pipeline") if getattr(parallel, name) > 1)
+        yield name, "train.compile: blocks is for trials of one process; say `compile: off`"
 
 
 def _optimizer(parallel: Parallel, model: Model, recipe: Recipe) -> Found:

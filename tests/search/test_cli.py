@@ -234,7 +234,7 @@ def test_run_prints_json_lines_alone_and_trains_nothing_twice(trained: Path) -> 
     result = archlab("run", "study.yaml", "--inline", "--no-track", "--json")
     events = [json.loads(line) for line in result.stdout.splitlines()]
     assert (result.exit_code, result.stderr) == (0, "")
-    assert [event["event"] for event in events] == ["plan", "study", "summary"]
+    assert [event["event"] for event in events] == ["plan", "settled", "study", "summary"]
     assert events[-1]["counts"] == {"complete": 4, "reused": 4}
 
 

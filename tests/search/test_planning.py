@@ -173,6 +173,7 @@ OTHER = {
     "schedule": "linear",
     "clip": "null",
     "precision": "bf16",
+    "compile": "blocks",
     "objective": "prefix",
     "z_loss": "1e-4",
     "init_seed": "0",

@@ -25,7 +25,7 @@ def test_short_recipe_is_completed_with_defaults_and_survives_its_canonical_form
     assert data["optimizer"] == {"type": "adamw", "betas": [0.9, 0.95], "weight_decay": 0.1, "eps": 1e-8}
     assert data["schedule"] == {"type": "linear", "warmup": 0.02, "final": 0.1}
     assert (data["context"], data["batch"], data["accumulate"], data["clip"]) == (256, 16, 1, 1.0)
-    assert (data["objective"], data["precision"], data["tokenizer"]["type"]) == ("causal", "fp32", "bytes")
+    assert (data["objective"], data["precision"], data["tokenizer"]["type"]) == ("causal", "auto", "bytes")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,168 @@
+"""What `precision: auto` and `compile: auto` mean for a study: decided once, for all its variants, and then kept.
+
+The rule reads the machine, the model and the FLOPs of a trial, and times nothing: a busy machine decides as an idle
+one does. Where its numbers come from is in docs/performance.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from search import machine
+from search.recipe import Recipe
+from search.store import Store
+
+if TYPE_CHECKING:
+    from search.resources import Resources
+    from search.variants import Variant
+
+DECISION = "precision and compile"
+AUTO = "auto"
+CORE_FLOPS = 5e10  # of a core in float32, small models: 45 to 65 GFLOP/s measured
+BF16_FASTER = 2.0  # times, on a core with bfloat16 units
+GPU_FLOPS = 5e13
+SHORT_S = 60.0  # below it a trial is mostly its start, its evaluation and its checkpoints
+NARROW = 64  # d_model below which casts cost what bfloat16 products save
+COMPILE_S = 25.0  # the first time that a distinct layer is compiled
+PAYS_S = 180.0  # of training per distinct layer, of which compiled code saves a tenth to a third
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The precision and compilation of all recipes that leave them open, each with what decided it."""
+
+    precision: str
+    compile: str
+    why_precision: str
+    why_compile: str
+
+    def apply(self, recipe: Recipe) -> Recipe:
+        """The recipe with both said: as it says them, or else as they were settled."""
+        open_ = {name: getattr(self, name) for name in ("precision", "compile") if getattr(recipe, name) == AUTO}
+        return recipe.replace(**open_) if open_ else recipe
+
+    def __str__(self) -> str:
+        return f"precision {self.precision}: {self.why_precision}; compile {self.compile}: {self.why_compile}"
+
+    def record(self) -> dict[str, str]:
+        """For the store, and for a plan as JSON."""
+        return asdict(self)
+
+
+PLAIN = Settled("fp32", "off", "", "")
+
+
+def kept(store: Store, study: str) -> Settled | None:
+    """What was settled for a study of a store; where its trials were begun before anything was, what they have."""
+    if found := store.decided(study, DECISION):
+        return Settled(**found)
+    if all(each["name"] != study for each in store.studies()):
+        return None
+    if all(row["attempt"] == 0 for row in store.study_trials(study)):
+        return None
+    recipe, why = store.study(study).get("recipe", {}), "so its trials were begun"
+    return Settled(recipe.get("precision", "fp32"), recipe.get("compile", "off"), why, why)
+
+
+def kept_in(root: Path, study: str) -> Settled | None:
+    """The same of the store in a folder; None where there is none."""
+    if not (root / "store.json").exists():
+        return None
+    with Store.open(root, create=False) as store:
+        return kept(store, study)
+
+
+def keep(store: Store, study: str, settled: Settled) -> None:
+    """Has every later run and plan of the study settle it alike."""
+    store.decide(study, DECISION, settled.record)
+
+
+def lines(settled: Settled | None, recipes: Iterable[Recipe]) -> Iterator[str]:
+    """What `plan` and `run` say: what was settled and why, and where this machine cannot do what is asked."""
+    from search.compiling import cannot_compile
+
+    if settled:
+        yield str(settled)
+    if any(recipe.compile == "blocks" for recipe in recipes) and (missing := cannot_compile()):
+        yield f"compile blocks: here {missing}, so trials that train here run uncompiled, which rounds otherwise"
+
+
+def settle(variants: Iterable[Variant], resources: Resources) -> Settled:
+    """By the longest trial among some variants, as they were built with nothing settled."""
+    found = [*variants]
+    if not found:  # what is wrong with them, a plan says
+        return PLAIN
+    gpus = machine.usable_gpus() if resources.gpus is None else int(resources.gpus > 0)
+    longest = max(found, key=_training_flops)
+    flops, width = _training_flops(longest), longest.model.d_model
+    rate = GPU_FLOPS if gpus else CORE_FLOPS * resources.cpus
+    units = gpu_units() if gpus else cpu_units()
+    precision, why = _precision(flops / rate, width, units)
+    halved = precision == "bf16" if longest.recipe.precision == AUTO else longest.recipe.precision == "bf16"
+    seconds = flops / rate / (BF16_FASTER if halved and not gpus else 1.0)
+    layers = len({block for stack in longest.model.stacks().values() for block in stack.layers()})
+    compiled, why_compile = _compile(seconds, layers, bool(gpus), resources)
+    return Settled(precision, compiled, why, why_compile)
+
+
+def _training_flops(variant: Variant) -> float:
+    return 3.0 * variant.flops_per_token * variant.recipe.all_tokens
+
+
+def _precision(seconds: float, width: int, units: str | None) -> tuple[str, str]:
+    if units is None:
+        return "fp32", "no bfloat16 units are known where trials run"
+    if seconds < SHORT_S:
+        return "fp32", f"a trial takes about {seconds:.0f} s in float32, too short for bfloat16 to matter"
+    if width < NARROW:
+        return "fp32", f"at d_model {width} casts cost what bfloat16 products save"
+    return "bf16", f"{units}, and a step is mostly matrix products"
+
+
+def _compile(seconds: float, layers: int, gpu: bool, resources: Resources) -> tuple[str, str]:
+    from search.compiling import cannot_compile
+
+    distinct = f"{layers} distinct layers" if layers > 1 else "its layer"
+    cost = f"a trial takes about {seconds:.0f} s, compiling {distinct} {COMPILE_S * layers:.0f} s"
+    if gpu:
+        return "off", "not measured on a GPU"
+    if resources.world > 1:
+        return "off", "a trial is divided among processes"
+    if missing := cannot_compile():
+        return "off", missing
+    return ("blocks" if seconds >= PAYS_S * layers else "off"), cost
+
+
+@cache
+def cpu_units() -> str | None:
+    """What this CPU multiplies bfloat16 with, in words; None where it does so by float32."""
+    import torch
+
+    flags = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    found = [name for flag, name in _UNITS.items() if flags.get(flag) or flag in _cpu_flags()]
+    return f"this CPU has {' and '.join(found)}" if found else None
+
+
+_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512_BF16"}
+
+
+def _cpu_flags() -> frozenset[str]:
+    """The processor's flags, as Linux lists them."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    return frozenset(next((line.split(":", 1)[1] for line in lines if line.startswith("flags")), "").split())
+
+
+@cache
+def gpu_units() -> str | None:
+    """The same of the first GPU here: from compute capability 8.0 on."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability(0)
+    return f"the GPU is sm_{major}{minor}" if major >= 8 else None

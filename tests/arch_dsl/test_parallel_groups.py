@@ -1,0 +1,64 @@
+"""Parallel groups: members that read one norm take their products from one plan, to the same bits as one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import arch_dsl
+from arch_dsl.context import Call
+from arch_dsl.families import Branch
+from arch_dsl.layers import merged
+from arch_dsl.primitives.branch import Sublayer
+from arch_dsl.primitives.parallel import Parallel
+
+MEMBERS = [
+    pytest.param(name, example, id=f"{name}-{index}")
+    for name, kind in Branch.members.items()
+    if issubclass(kind, Sublayer) and not issubclass(kind, Parallel) and name != "cross_attention"
+    for index, example in enumerate(kind.examples)
+]
+
+
+def group(first, second=None, pre=("rmsnorm",)):
+    """A model of one layer, whose branches are two members of a group; and the group."""
+    members = [{"name": "one", **first}, {"name": "two", **(second or {"type": "glu", "width": 20})}]
+    spec = arch_dsl.load({"d_model": 16, "n_layers": 1, "block": {"parallel": {"pre": list(pre), "branches": members}}})
+    model = arch_dsl.compile(arch_dsl.resolve(spec, vocab=11, max_positions=8), seed=0)
+    return model, model.block[0].parallel
+
+
+@pytest.mark.parametrize(("name", "example"), MEMBERS)
+def test_every_branch_takes_its_products_and_no_others(name, example):
+    _, module = group({"type": name, **example, "pre": [], "post": ["gate"]})
+    call = Call()
+    hidden = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
+    apart = module.one_by_one(hidden, call)
+    if module.joined:
+        for own, other in zip(module.together(hidden, call), apart, strict=True):
+            assert torch.equal(own, other)
+    else:
+        assert name in ("moe", "rwkv4", "channel_mix")  # which do more with what the group reads than to map it
+
+
+def test_one_product_for_attention_and_feed_forward_where_products_are_merged(monkeypatch):
+    model, module = group({"type": "attention", "heads": 4, "kv_heads": 2, "sdpa": ["gate"]})
+    tokens = torch.arange(8)[None]
+    before = model(tokens)
+    linear, shapes = torch.nn.functional.linear, []
+    monkeypatch.setattr(
+        torch.nn.functional, "linear", lambda x, w, b=None: shapes.append(tuple(w.shape)) or linear(x, w, b)
+    )
+    module.products = merged
+    for member in module.members.values():
+        member.products = merged
+    after = model(tokens)
+    # query, key, value, the gate and the two inputs of the feed-forward; then what maps back, and the logits
+    assert shapes[0] == (16 + 8 + 8 + 16 + 20 + 20, 16)
+    assert len(shapes) == 4
+    torch.testing.assert_close(after, before)
+
+
+def test_members_with_a_norm_of_their_own_are_computed_one_by_one():
+    _, module = group({"type": "attention", "heads": 4, "pre": ["rmsnorm"]}, pre=())
+    assert not module.joined
