@@ -120,6 +120,17 @@ def test_loss_by_position_is_the_mean_over_windows_and_averages_to_the_loss(
     assert by_context.y[2] == pytest.approx(math.exp(sum(first) / len(first)), rel=1e-5)
 
 
+def test_loss_by_position_of_another_objective_averages_to_its_loss(dataset: Dataset) -> None:
+    asked = subject(about(dataset, objective="prefix"), scale=20.0)
+    recipe = asked.about.recipe
+    table, documents = evaluate(asked.model, dataset, "test", CONTEXT, recipe.micro_batch, objective=recipe.objective)
+    curve = LossByPosition().compute(asked).curves["loss_by_position"]
+    known = [(y, n) for y, n in zip(curve.y, curve.n, strict=True) if y is not None]
+    assert sum(curve.n) == documents["tokens"].sum()
+    assert curve.n[0] == 0, "what is given is not asked for"
+    assert sum(y * n for y, n in known) / sum(curve.n) == pytest.approx(table["loss"], rel=1e-9)
+
+
 def test_positions_that_no_target_has_are_none(dataset: Dataset) -> None:
     long = len(dataset.split("test")) + 50
     curve = LossByPosition(context=long).compute(subject(about(dataset))).curves[f"loss_by_position_{long}"]

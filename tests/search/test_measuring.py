@@ -22,8 +22,10 @@ from search.cli import main
 from search.comparison import load_comparison
 from search.control import _request
 from search.findings import findings
+from search.gang import Gang, Parallel
 from search.garbage import final_weights
 from search.measures import LossByPosition
+from search.measures.job import evaluate
 from search.running import run
 from search.sinks.tracked import tracked
 from search.store import Store
@@ -170,6 +172,25 @@ def test_a_measure_is_no_part_of_a_trial_and_changes_no_bit_of_it(trained: Path,
             for root in (trained, tmp_path)
         )
         assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+def test_a_trial_in_stages_is_measured_as_it_ended(tmp_path: Path) -> None:
+    stages = "  stages: [{tokens: 128, lr: 1e-3, context: 16}]"
+    measures = "evaluate: [{perplexity: [16, 32]}, loss_by_position]"
+    one = {"variants": "variants: {baseline: {}}", "components": None, "seeds": "seeds: 1"}
+    write_study(tmp_path, train=f"{RECIPE}\n{stages}", evaluate=measures, **one)
+    assert again(tmp_path)[0].message == "every trial has a result; 2 measures evaluated"
+    ((_, _, result),) = training(tmp_path).values()
+    ((curve, numbers),) = known(tmp_path).values()
+    assert numbers["values"]["perplexity_16"] == result["test"]["perplexity"]
+    assert numbers["values"]["perplexity_32"] != result["test"]["perplexity"]
+    assert len(curve["curves"]["loss_by_position"]["x"]) == 16
+
+
+def test_of_several_processes_the_first_one_evaluates(folder: Path) -> None:
+    gang = Gang(rank=1, world=2, address="127.0.0.1:1", parallel=Parallel(data=2))
+    found = evaluate(folder, folder / "store" / "data", 1, lambda: False, gang=gang)
+    assert found == {"state": "complete", "found": {}, "wrong": {}}
 
 
 def test_only_what_is_new_is_evaluated_and_another_study_has_it_too(folder: Path) -> None:

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from search.addresses import DATABASE
+from search.kept import MANY
 from search.store import TERMINAL, Row, StaleAttempt, Store, StoreError
 from tests.search.study_kit import ROOT, make_store, rows_of, toy
 
@@ -234,6 +235,22 @@ def test_a_decision_is_made_once_and_replayed_and_what_is_remembered_is_the_newe
         assert again.decide("s", "nothing", lambda: pytest.fail("computed twice")) is None
         assert again.decide("other", "rung 1", lambda: "b") == "b"
         assert (again.recall("noise", "1M"), again.recall("noise", "2M")) == ({"sd": 2.5}, None)
+
+
+def test_what_is_remembered_under_many_kinds_is_read_at_once(tmp_path):
+    store = make_store(tmp_path / "store")
+    kinds = [f"measure {number}" for number in range(MANY + 2)]
+    for kind in (kinds[0], kinds[-1]):
+        store.remember(kind, "b", {"x": kind})
+        store.remember(kind, "a", 1)
+    store.remember("other", "a", 2)
+    assert store.recall_all(kinds) == {kind: {"a": 1, "b": {"x": kind}} for kind in (kinds[0], kinds[-1])}
+    before = store.names(kinds)
+    assert {kind: [*names] for kind, names in before.items()} == {kind: ["a", "b"] for kind in (kinds[0], kinds[-1])}
+    store.remember(kinds[0], "a", 3)
+    assert store.names(kinds)[kinds[0]]["a"] > before[kinds[0]]["a"]
+    assert store.names(kinds)[kinds[0]]["b"] == before[kinds[0]]["b"]
+    assert store.names([]) == store.recall_all([]) == {}
 
 
 @pytest.mark.parametrize("harm", [os.remove, lambda path: path.write_text("")], ids=["removed", "emptied"])
