@@ -142,6 +142,9 @@ def _sizes(batch: int, time_: int, heads: int, width: int, vocab: int) -> dict[s
     both: _Shapes = dict.fromkeys(("stream", "update"), stream)
     weight: _Shapes = {"weight": (d_model,)}
     turned: _Shapes = dict.fromkeys("qkv", (batch, time_, heads, width))
+    heads_ = batch, time_, heads, width
+    tables = dict.fromkeys(("cos", "sin"), torch.full((time_, width // 2), 0.5**0.5))
+    opened = {"bias": None, "eps": 1e-6, "kind": "rms", "activation": "silu", "combine": "multiply"}
     ends = tuple(tokens * (expert + 1) // 8 for expert in range(8))
     return {
         "attention": [
@@ -156,6 +159,9 @@ def _sizes(batch: int, time_: int, heads: int, width: int, vocab: int) -> dict[s
         "add_norm": [Case("stream", both | weight, {"bias": None, "eps": 1e-6, "kind": "rms", "scale": 1.0})],
         "gate": [Case("elementwise", {"y": stream, "g": stream}, {"activation": "sigmoid", "combine": "multiply"})],
         "glu": [Case("swiglu", dict.fromkeys("ab", (tokens, 8 * d_model // 3)), {"activation": "silu"})],
+        "rotary": [Case("normed", {"x": heads_, "weight": (width,)}, {**tables, "pairs": "half", "eps": 1e-6})],
+        "norm_gate": [Case("heads", {"x": heads_, "g": heads_, "weight": (width,)}, opened)],
+        "token_shift": [Case("stream", {"x": (batch, time_, d_model), "mix": (d_model,)}, {"starts": None})],
         "linear_recurrence": [
             Case("scalar", turned | {"log_decay": (batch, time_, heads)}, {}),
             Case("channel", turned | {"log_decay": (batch, time_, heads, width)}, {}),
