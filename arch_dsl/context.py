@@ -14,12 +14,15 @@ import kernels
 
 @dataclasses.dataclass(frozen=True)
 class NodeChoice:
-    """Which implementation one node of a model got, and why."""
+    """Which implementation one node of a model got, why, what it asked for beside the op's defaults, and whether it
+    fell back from one that is faster on the device."""
 
     path: str
     op: str
     implementation: str
     reason: str
+    asked: str = ""
+    fallback: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +87,8 @@ class BuildContext:
         """The implementation of an op for this device and dtype; the choice and its reason are noted in `choices`."""
         force = "" if self.backend == "auto" else self.backend
         choice = kernels.select(op, self.device, self.dtype, force=force, **ask)
-        self.note(op, choice.implementation, choice.reason)
+        found = NodeChoice(self.path, op, choice.implementation, choice.reason, choice.asked, choice.fallback)
+        self.choices.append(found)
         return choice.call
 
 

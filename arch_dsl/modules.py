@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Literal
 
@@ -19,6 +20,7 @@ from arch_dsl.model import DecoderModel, EncoderDecoderModel, Model, resolve
 from arch_dsl.primitives.scales import logit_form
 from arch_dsl.stack import StackModule
 from kernels.activations import at_least_float32
+from kernels.op import forced
 
 CUDA_CHUNKS = 4  # times LOSS_CHUNK on a GPU: gradients of the table are added up once for each chunk
 
@@ -272,11 +274,15 @@ def compile(
     """The module of a resolved spec, with initial values that are a pure function of (seed, parameter path).
 
     `backend` forces an implementation of all ops (`reference`, `torch`, `triton`) or leaves the choice to each node
-    (`auto`). `dtype` is the one computed in (that of autocast, where that is used); parameters are float32.
+    (`auto`), unless ARCHLAB_KERNELS forces one. Of a node that falls back from what is faster on the device is warned,
+    once for each op in a process. `dtype` is the one computed in (that of autocast, where that is used); parameters are
+    float32.
     Raises SpecError if the spec is not resolved or makes no sense.
     """
     spec = resolve(spec)
+    backend = (forced() or backend) if backend == "auto" else backend
     model = build(spec, spec.context(kernels.Device.parse(torch.device(device).type), dtype, backend))
+    _warn(model.choices)
     initialize(model, seed)
     return model.to(device)
 
@@ -284,4 +290,24 @@ def compile(
 def kernel_choices(spec: Model, device: kernels.Device, dtype: torch.dtype = torch.float32) -> list[NodeChoice]:
     """Which implementation each node of a model would get on a device, which need not be present."""
     with torch.device("meta"):
-        return build(resolve(spec), spec.context(device, dtype)).choices
+        return build(resolve(spec), spec.context(device, dtype, forced() or "auto")).choices
+
+
+class SlowerKernel(UserWarning):
+    """A node of a model is computed in a slower way than its op has for the device."""
+
+
+def fallbacks(choices: list[NodeChoice]) -> dict[str, NodeChoice]:
+    """By op, the first node that fell back from what its op has for the device."""
+    return {choice.op: choice for choice in reversed(choices) if choice.fallback}
+
+
+_TOLD: set[str] = set()  # ops that this process has warned of
+
+
+def _warn(choices: list[NodeChoice]) -> None:
+    for op, choice in fallbacks(choices).items():
+        if op not in _TOLD:
+            _TOLD.add(op)
+            message = f"{op} at {choice.path} is computed by {choice.implementation}: {choice.reason}"
+            warnings.warn(message, SlowerKernel, stacklevel=3)

@@ -15,6 +15,7 @@ Family = Literal["torch", "triton"]
 Call = Callable[..., Any]
 T = TypeVar("T")
 FORCE = "ARCHLAB_KERNELS"
+FAMILIES = ("reference", "torch", "triton")
 
 
 @dataclass(frozen=True)
@@ -98,11 +99,17 @@ class Op:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a node gets: `implementation` is reference, torch or triton; `call` takes the arguments of the op."""
+    """What a node gets: `implementation` is reference, torch or triton; `call` takes the arguments of the op.
+
+    `asked` are the options that are not the defaults. `fallback` says that the op has a faster family for this device
+    which cannot serve what was asked; one that is slower for it is none.
+    """
 
     implementation: str
     call: Call
     reason: str
+    asked: str = ""
+    fallback: bool = False
 
 
 OPS: dict[str, Op] = {}
@@ -116,43 +123,69 @@ def register(op: Op) -> Op:
     return op
 
 
+def forced() -> str:
+    """The implementation that ARCHLAB_KERNELS names, or ''. Raises ValueError for a word that is none of them."""
+    found = os.environ.get(FORCE, "")
+    if found not in ("", *FAMILIES):
+        raise ValueError(f"{FORCE} must be reference, torch or triton; received {found!r}")
+    return found
+
+
 def select(op_name: str, device: Device, dtype: torch.dtype, *, force: str = "", **options: Any) -> Choice:
     """The implementation of an op for a device (which need not be present), a compute dtype and the op's options.
 
-    `force`, or else the environment's ARCHLAB_KERNELS, names one: reference, torch or triton. Raises ValueError for an
-    unknown op, option or value, and for a forced implementation that cannot serve.
+    `force` names one: reference, torch or triton. Raises ValueError for an unknown op, option or value, and for a
+    forced implementation that cannot serve.
     """
     op = _named(op_name, OPS, "op")
     ask = Ask(device, dtype, _checked(op, options))
-    forced = force or os.environ.get(FORCE, "")
-    if forced not in ("", "reference", "torch", "triton"):
-        raise ValueError(f"{FORCE} must be reference, torch or triton; received {forced!r}")
-    if forced == "reference":
-        return Choice("reference", op.reference, "forced")
-    notes = ["forced"] if forced else []
+    if force not in ("", *FAMILIES):
+        raise ValueError(f"an implementation must be reference, torch or triton; received {force!r}")
+    if force == "reference":
+        return Choice("reference", op.reference, "forced", _asked(op, ask))
+    fast = "" if force else _fast_family(op, device)
+    notes = ["forced"] if force else []
     able: list[Implementation] = []
     for name, implementation in op.implementations.items():
-        if forced not in ("", implementation.family):
+        if force not in ("", implementation.family):
             continue
         objection = _absence(implementation, device) or implementation.supports(ask)
         if objection is None:
             able.append(implementation)
             objection = implementation.declines(ask)
         if objection is None:
-            return _choice(implementation, notes)
+            return _choice(implementation, notes, _asked(op, ask), _falls_back(fast, [*able, implementation]))
         notes.append(f"{name}: {objection}")
-    if forced and able:
-        return _choice(able[0], notes)
-    if forced:
-        why = f"{forced} is forced, but there is no {forced} implementation of {op_name} that serves"
+    if force and able:
+        return _choice(able[0], notes, _asked(op, ask))
+    if force:
+        why = f"{force} is forced, but there is no {force} implementation of {op_name} that serves"
         raise ValueError("; ".join([why, *notes[1:]]))
-    return Choice("reference", op.reference, "; ".join(["the formula", *notes]))
+    reason = "; ".join(["the formula", *notes])
+    return Choice("reference", op.reference, reason, _asked(op, ask), _falls_back(fast, able))
 
 
-def _choice(implementation: Implementation, notes: list[str]) -> Choice:
+def _fast_family(op: Op, device: Device) -> str:
+    """The fastest family that an op has for a kind of device; '' where it is the formula alone."""
+    families = {implementation.family for implementation in op.implementations.values()}
+    wanted = ("triton", "torch") if device.kind == "cuda" else ("torch",)
+    return next((family for family in wanted if family in families), "")
+
+
+def _falls_back(fast: str, able: list[Implementation]) -> bool:
+    return bool(fast) and all(implementation.family != fast for implementation in able)
+
+
+def _asked(op: Op, ask: Ask) -> str:
+    given = {name: value for name, value in ask.options.items() if value != op.options[name][0]}
+    said = {True: "", False: "no "}
+    return ", ".join(f"{said[v]}{name}" if isinstance(v, bool) else f"{name} {v}" for name, v in given.items())
+
+
+def _choice(implementation: Implementation, notes: list[str], asked: str, fallback: bool = False) -> Choice:
     absent = implementation.missing()
     call = _unavailable(absent) if absent else implementation.load()
-    return Choice(implementation.family, call, "; ".join([implementation.why, *notes]))
+    return Choice(implementation.family, call, "; ".join([implementation.why, *notes]), asked, fallback)
 
 
 def _absence(implementation: Implementation, device: Device) -> str | None:

@@ -19,6 +19,8 @@ def fingerprint(device: str = "cpu") -> dict[str, str]:
     """
     import torch
 
+    from kernels.op import forced
+
     found = {
         "archlab": _version("archlab") or "not installed",
         "commit": commit(Path(__file__).resolve().parent.parent),
@@ -31,6 +33,7 @@ def fingerprint(device: str = "cpu") -> dict[str, str]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
         "device": torch.device(device).type,
+        "kernels": forced(),
     }
     if found["device"] == "cuda":
         major, minor = torch.cuda.get_device_capability(device)

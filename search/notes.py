@@ -321,3 +321,8 @@ def _fingerprint_notes(selections: list[Selection]) -> Iterable[str]:
         found = sorted({str(p[name]) for p in prints if name in p})
         if len(found) > 1:
             yield f"the compared trials ran under different {name}: {', '.join(found)}"
+    forced = sorted({str(p.get("kernels", "each node's own")) for p in prints if p})
+    if len(forced) > 1:
+        yield f"the compared trials ran under different kernels (ARCHLAB_KERNELS): {', '.join(forced)}"
+    for slower in sorted({str(p["slower_kernels"]) for p in prints if "slower_kernels" in p}):
+        yield f"some nodes had slower kernels than this device allows: {slower}; `archlab show --kernels` says why"

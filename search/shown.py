@@ -159,21 +159,27 @@ def summary(cost: Cost, context: int) -> str:
 
 
 def print_kernels(model: Shown, device: str | None, as_json: bool) -> None:
-    """Which implementation each node gets; layers in which a node gets the same are one row."""
+    """Which implementation each node gets, for what; layers in which a node asks for and gets the same are one row."""
     try:
         target = kernels.Device.parse(device) if device else kernels.Device.current()
     except ValueError as error:
         raise SpecError.of("--device", str(error)) from error
     dtype = torch.bfloat16 if model.precision == "bf16" else torch.float32
-    choices = arch_dsl.kernel_choices(model.model, target, dtype)
+    try:
+        choices = arch_dsl.kernel_choices(model.model, target, dtype)
+    except ValueError as error:
+        if isinstance(error, SpecError):
+            raise
+        raise SpecError.of("ARCHLAB_KERNELS", str(error)) from error
     if as_json:
         print(json.dumps([asdict(choice) for choice in choices]))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("node", "op", "implementation", "reason"):
+    for column in ("node", "op", "asks for", "implementation", "reason"):
         table.add_column(column)
     for path, choice in _by_layers(choices):
-        table.add_row(Text(path), choice.op, choice.implementation, Text(choice.reason))
+        said = f"slower than this device allows: {choice.reason}" if choice.fallback else choice.reason
+        table.add_row(Text(path), choice.op, Text(choice.asked), choice.implementation, Text(said))
     console = plain_console()
     console.print(Text(f"{model.name} on {target}, {str(dtype).removeprefix('torch.')}"))
     console.print(table)
@@ -186,13 +192,20 @@ def _by_layers(choices: list[NodeChoice]) -> Iterator[tuple[str, NodeChoice]]:
     for choice in choices:
         place = _LAYER.fullmatch(choice.path)
         name = f"{place[1]}block{{}}{place[3]}" if place else choice.path
-        depths = found.setdefault((name, replace(choice, path=name)), [])
+        reason = _told_within(choice.reason, int(place[2])) if place else choice.reason
+        depths = found.setdefault((name, replace(choice, path=name, reason=reason)), [])
         if place and int(place[2]) not in depths:
             depths.append(int(place[2]))
             layers.setdefault(place[1], set()).add(int(place[2]))
     for (name, choice), depths in found.items():
         every = depths == sorted(layers.get(name.partition("block{}")[0], ()))
         yield name.replace("{}", "" if every else f"[{ranges(depths)}]", 1), choice
+
+
+def _told_within(reason: str, depth: int) -> str:
+    """A reason that names nodes of the same layer and of the one before without their numbers."""
+    own = re.sub(rf"\bblock\.{depth}\.", "block.", reason)
+    return re.sub(rf"\bblock\.{depth - 1}\.", "the last block.", own)
 
 
 _LAYER = re.compile(r"((?:\w+\.)?)block\.(\d+)(\..*)")

@@ -2,20 +2,17 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 
 from kernels import OPS, Case, Device, Op, select
 from kernels.attention.torch_ops import plain, sdpa
+from kernels.op import forced
 
 CPU, H200 = Device("cpu"), Device("cuda", (9, 0))
 BF16, FP32 = torch.bfloat16, torch.float32
-
-
-@pytest.fixture(autouse=True)
-def _nothing_forced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ARCHLAB_KERNELS", raising=False)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +29,11 @@ def _nothing_forced(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param("rms_norm", H200, BF16, {"weight": False}, "triton", "one pass", id="norm_cuda"),
         pytest.param("glu", H200, FP32, {"activation": "gelu"}, "triton", "fused", id="glu_cuda"),
         pytest.param("attention", H200, BF16, {"causal": True}, "torch", "scaled_dot_product", id="attention_cuda"),
+        pytest.param("attention", H200, BF16, {"bias": True}, "torch", "a matrix already", id="attention_cuda_bias"),
+        pytest.param("attention", H200, BF16, {"decay": True}, "triton", "tile by tile", id="attention_cuda_decay"),
+        pytest.param("attention", H200, BF16, {"relative": True}, "triton", "tile by tile", id="attention_cuda_alibi"),
+        pytest.param("attention", H200, BF16, {"sinks": True, "bias": True}, "triton", "tile", id="attention_sinks"),
+        pytest.param("attention", H200, BF16, {"window": True, "wide": True}, "torch", "heads wider", id="wide_heads"),
         pytest.param("attention", CPU, BF16, {}, "torch", "plain products", id="attention_cpu_bf16"),
         pytest.param("attention", CPU, FP32, {"bias": True}, "torch", "scaled_dot_product", id="attention_cpu"),
     ],
@@ -51,11 +53,11 @@ def test_attention_on_the_cpu_is_plain_only_in_bfloat16() -> None:
     assert select("attention", CPU, FP32, documents=True).call is sdpa
 
 
-@pytest.mark.parametrize("device", [CPU, H200], ids=str)
 @pytest.mark.parametrize("option", ["softcap", "sinks"])
-def test_attention_is_plain_where_sdpa_cannot(device: Device, option: str) -> None:
-    assert select("attention", device, FP32, **{option: True}).call is plain
-    in_bfloat16 = select("attention", device, BF16, **{option: True})
+def test_attention_is_plain_where_sdpa_cannot(option: str) -> None:
+    assert select("attention", H200, BF16, **{option: True}).implementation == "triton"
+    assert select("attention", CPU, FP32, **{option: True}).call is plain
+    in_bfloat16 = select("attention", CPU, BF16, **{option: True})
     assert in_bfloat16.call is (plain if option == "softcap" else OPS["attention"].reference)
     q = torch.zeros(1, 1, 4, 8)
     with pytest.raises(ValueError, match="SDPA knows no softcap and no sinks"):
@@ -63,47 +65,78 @@ def test_attention_is_plain_where_sdpa_cannot(device: Device, option: str) -> No
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_reference_can_be_forced_everywhere(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ARCHLAB_KERNELS", "reference")
-    choice = select(op, H200, BF16)
+def test_reference_can_be_forced_everywhere(op: str) -> None:
+    choice = select(op, H200, BF16, force="reference")
     assert (choice.implementation, choice.call) == ("reference", OPS[op].reference)
     assert choice.reason == "forced"
-    assert select(op, H200, BF16, force="torch").implementation == "torch", "an argument outweighs the environment"
+    assert not choice.fallback
+    assert select(op, H200, BF16, force="torch").implementation == "torch"
 
 
 @pytest.mark.parametrize(
-    ("forced", "op", "device", "implementation"),
+    ("word", "op", "device", "implementation"),
     [("torch", "gate", H200, "torch"), ("torch", "attention", CPU, "torch"), ("triton", "glu", H200, "triton")],
 )
-def test_forced_implementation_is_taken(
-    forced: str, op: str, device: Device, implementation: str, monkeypatch: pytest.MonkeyPatch
+def test_forced_implementation_is_taken(word: str, op: str, device: Device, implementation: str) -> None:
+    assert select(op, device, BF16, force=word).implementation == implementation
+
+
+@pytest.mark.parametrize("word", ["reference", "torch", "triton", ""])
+def test_the_environment_names_what_is_forced(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARCHLAB_KERNELS", word)
+    assert forced() == word
+    assert select("gate", H200, BF16).implementation == "triton", "who builds a model asks, not every node"
+    monkeypatch.setenv("ARCHLAB_KERNELS", "cuda")
+    with pytest.raises(ValueError, match="ARCHLAB_KERNELS must be reference, torch or triton; received 'cuda'"):
+        forced()
+
+
+@pytest.mark.parametrize(
+    ("op", "device", "dtype", "options", "fallback"),
+    [
+        pytest.param("gate", CPU, FP32, {}, False, id="cpu"),
+        pytest.param("gate", H200, BF16, {}, False, id="cuda"),
+        pytest.param("gate", H200, torch.float64, {}, True, id="float64"),
+        pytest.param("gate", H200, BF16, {"granularity": "other"}, True, id="cannot"),
+        pytest.param("attention", H200, BF16, {}, False, id="torch_is_faster"),
+        pytest.param("attention", CPU, BF16, {"sinks": True}, True, id="formula"),
+        pytest.param("selective_scan", CPU, FP32, {}, False, id="scan"),
+    ],
+)
+def test_a_slower_family_than_the_device_allows_is_a_fallback(
+    op: str, device: Device, dtype: torch.dtype, options: dict[str, Any], fallback: bool
 ) -> None:
-    monkeypatch.setenv("ARCHLAB_KERNELS", forced)
-    assert select(op, device, BF16).implementation == implementation
+    assert select(op, device, dtype, **options).fallback is fallback
+
+
+def test_a_choice_says_what_was_asked_beside_the_defaults() -> None:
+    options = {"granularity": "headwise", "activation": "silu"}
+    assert select("gate", CPU, FP32, **options).asked == "activation silu, granularity headwise"
+    assert select("attention", CPU, FP32, causal=False, bias=True).asked == "no causal, bias"
+    assert select("rms_norm", CPU, FP32, weight=False).asked == "no weight"
+    assert select("rms_norm", CPU, FP32, weight=True).asked == ""
 
 
 def test_triton_can_be_forced_where_it_would_only_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ARCHLAB_KERNELS", "triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert select("gate", CPU, FP32).implementation == "triton"
+    assert select("gate", CPU, FP32, force="triton").implementation == "triton"
 
 
 @pytest.mark.parametrize(
-    ("forced", "op", "device", "options", "message"),
+    ("word", "op", "device", "options", "message"),
     [
         pytest.param("triton", "gate", H200, {"granularity": "other"}, "one value per last dim", id="cannot"),
-        pytest.param("triton", "attention", H200, {}, "no triton implementation of attention", id="not_written"),
+        pytest.param("triton", "attention", H200, {"wide": True}, "heads wider than 256", id="wide_heads"),
         pytest.param("triton", "gate", CPU, {}, "in the interpreter", id="cpu_without_interpreter"),
         pytest.param("cuda", "gate", H200, {}, "must be reference, torch or triton", id="unknown"),
     ],
 )
 def test_forced_implementation_that_cannot_serve_says_why(
-    forced: str, op: str, device: Device, options: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+    word: str, op: str, device: Device, options: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ARCHLAB_KERNELS", forced)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match=message):
-        select(op, device, BF16, **options)
+        select(op, device, BF16, force=word, **options)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,73 @@
+"""Which implementations the nodes of a model get: forced when it is built, and warned of where they are slower."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import arch_dsl
+import kernels
+from arch_dsl import modules
+from search.fingerprint import differences, fingerprint
+from search.shown import _by_layers
+from search.train import slower
+
+SINKS = {"attention": {"heads": 2, "scores": "sinks"}, "ffn": {"type": "glu"}}
+
+
+def model(block: dict[str, Any], **more: Any) -> arch_dsl.model.Model:
+    data = {"d_model": 16, "n_layers": 3, "block": block, **more}
+    return arch_dsl.resolve(arch_dsl.load(data), vocab=19, max_positions=16)
+
+
+def families(choices: list[arch_dsl.context.NodeChoice]) -> set[str]:
+    return {choice.implementation for choice in choices if choice.op != "projections"}
+
+
+def test_the_environment_is_read_when_a_model_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = model({"ffn": {"type": "glu"}})
+    monkeypatch.setenv("ARCHLAB_KERNELS", "reference")
+    before = fingerprint()
+    built = arch_dsl.compile(spec)
+    assert families(built.choices) == families(arch_dsl.kernel_choices(spec, kernels.Device("cpu"))) == {"reference"}
+    assert families(arch_dsl.compile(spec, "torch").choices) == {"torch"}, "an argument outweighs the environment"
+    monkeypatch.delenv("ARCHLAB_KERNELS")
+    assert families(built.choices) == {"reference"}
+    assert families(arch_dsl.compile(spec).choices) == {"torch"}
+    assert "kernels" not in fingerprint()
+    assert differences(before, fingerprint()) == {"kernels": ["reference", ""]}
+    monkeypatch.setenv("ARCHLAB_KERNELS", "fast")
+    with pytest.raises(ValueError, match="ARCHLAB_KERNELS must be reference, torch or triton; received 'fast'"):
+        arch_dsl.compile(spec)
+
+
+def test_a_fallback_is_said_once_for_each_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modules, "_TOLD", set())
+    monkeypatch.delenv("ARCHLAB_KERNELS", raising=False)
+    spec = model(SINKS)
+    with pytest.warns(modules.SlowerKernel) as told:
+        built = arch_dsl.compile(spec, dtype=torch.bfloat16)
+    (text,) = [str(one.message) for one in told]
+    assert text.startswith("attention at block.0.attention is computed by reference: the formula; ")
+    assert slower(built) == {"slower_kernels": "attention by reference"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        arch_dsl.compile(spec, dtype=torch.bfloat16)
+        assert slower(arch_dsl.compile(spec)) == {}, "in float32 torch computes it"
+        arch_dsl.kernel_choices(spec, kernels.Device.parse("sm_90"), torch.float64)  # only asked about
+
+
+@pytest.mark.parametrize("device", ["cpu", "sm_90"])
+def test_layers_that_ask_for_different_things_are_told_apart(device: str) -> None:
+    block = {"norm": "rmsnorm", "attention": {"heads": 4}, "ffn": {"type": "glu"}}
+    alibi = {"block.attention.scores": ["alibi"]}
+    choices = arch_dsl.kernel_choices(model(block, overrides={"1::2": alibi}), kernels.Device.parse(device))
+    rows = {(path, choice.op): choice for path, choice in _by_layers(choices)}
+    assert rows["block[1].attention", "attention"].asked == "relative"
+    assert rows["block[0,2].attention", "attention"].asked == ""
+    assert ("block.ffn", "glu") in rows
+    same = [(path, op) for path, op in rows if path.endswith("ffn.pre.rmsnorm")]
+    assert len(same) in (1, 2), "the sums before them are told within the layer"
