@@ -24,11 +24,11 @@ OPTIONS = {"enable_fp_fusion": True}
 
 @dataclass(frozen=True)
 class Build:
-    """One kernel with one set of flags: tensors are given by dtype, numbers by value, `meta` are the constexprs."""
+    """One kernel with one set of flags: tensors as they are or by dtype, numbers by value, `meta` are the constexprs."""
 
     name: str
     kernel: Any
-    arguments: tuple[torch.dtype | int | float, ...]
+    arguments: tuple[Any, ...]
     meta: Mapping[str, Any]
 
 

@@ -123,24 +123,27 @@ class _Attention(MultiHeadModule):
         prefix = call.prefix if self.reads_prefix else None
         if call.held is not None and prefix is not None and bool((prefix > k_BSKD.shape[1]).any()):
             raise ValueError(f"{self.path}: a prefix is read at once, and here its end was not read yet")
-        bias = self.scores(q_BTHD, k_BSKD, call, products)
+        if self.apart and call.positions is None:
+            biases = self.scores.parts(q_BTHD, k_BSKD, call, products)
+        else:
+            biases = {"bias": self.scores(q_BTHD, k_BSKD, call, products)}
         hidden = {
             "prefix": prefix,
             "documents": call.documents if self.documents else None,
             "padding": self.key_padding(k_BTKD, k_BSKD, call),
         }
         if self.memory is not None:
-            k_BSKD, v_BSKD, bias = self.memory(q_BTHD.shape[1], k_BSKD, v_BSKD, bias, hidden)
-            hidden = {}
+            k_BSKD, v_BSKD, bias = self.memory(q_BTHD.shape[1], k_BSKD, v_BSKD, biases["bias"], hidden)
+            biases, hidden = {"bias": bias}, {}
         o_BHTD = self.attend(
             q_BTHD.transpose(1, 2),
             k_BSKD.transpose(1, 2),
             v_BSKD.transpose(1, 2),
-            bias=bias,
             pattern=self.pattern,
             scale=self.scale,
             softcap=self.scores.softcap,
             sinks=self.scores.sink_logits(),
+            **biases,
             **hidden,
         )
         return self.joined(o_BHTD, products, call)

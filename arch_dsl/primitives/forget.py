@@ -87,7 +87,10 @@ class _ForgetGate(nn.Module):
             self.bias = parameter(start.shape, _equal_to(start))
 
     def forward(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
-        return _discounts(F.logsigmoid(at_least_float32(self.bias)).expand(1, k.shape[1], -1), q.shape[1])
+        return _discounts(self.decay(q, k, call), q.shape[1])
+
+    def decay(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
+        return _sums(F.logsigmoid(at_least_float32(self.bias)).expand(1, k.shape[1], -1))
 
 
 class _HiddenForgetGate(nn.Module):
@@ -99,17 +102,24 @@ class _HiddenForgetGate(nn.Module):
         self.projection.bias = parameter((heads,), _equal_to(spec.start(heads)))
 
     def forward(self, q: Tensor, k: Tensor, call: Call, projected: Tensor) -> Tensor:
+        return _discounts(self.decay(q, k, call, projected), projected.shape[1])
+
+    def decay(self, q: Tensor, k: Tensor, call: Call, projected: Tensor) -> Tensor:
         logs = F.logsigmoid(at_least_float32(projected))
         if call.padding is not None:
             logs = logs.masked_fill(call.padding[..., None], 0)  # which forgets nothing
-        return _discounts(recent(call, self.path, logs, self.window), projected.shape[1])
+        return _sums(recent(call, self.path, logs, self.window))
 
 
 def _equal_to(start: Tensor) -> Initializer:
     return lambda value, generator: value.copy_(start)
 
 
-def _discounts(logs: Tensor, queries: int) -> Tensor:
-    """log f `[batch, keys, heads]` summed from j + 1 to i `[batch, heads, i, j]` for the last `queries` keys i."""
-    sums = logs.cumsum(1).transpose(1, 2)
+def _sums(logs: Tensor) -> Tensor:
+    """log f `[batch, keys, heads]` summed up to each key `[batch, heads, keys]`."""
+    return logs.cumsum(1).transpose(1, 2)
+
+
+def _discounts(sums: Tensor, queries: int) -> Tensor:
+    """The same from j + 1 to i `[batch, heads, i, j]` for the last `queries` keys i."""
     return sums[..., -queries:, None] - sums[..., None, :]

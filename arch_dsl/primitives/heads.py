@@ -14,7 +14,7 @@ from arch_dsl.layers import Linear
 from arch_dsl.notation import ProjectionNotation, Projections, chosen
 from arch_dsl.primitives.branch import Headed, SublayerModule
 from arch_dsl.spec import Count, Positive, added
-from kernels.attention import Pattern
+from kernels.attention import WIDEST, Pattern
 
 NAMES = ("query", "key", "value", "output")
 
@@ -138,14 +138,17 @@ class MultiHeadModule(SublayerModule):
         self.value = build_site(spec.value, shared, "value")
         self.sdpa = build_site(spec.sdpa, own, "sdpa")
         self.scores = Scores(spec.scores, own)
+        dense = getattr(spec, "memory", None) is not None
         self.attend = ctx.select(
             "attention",
             **pattern.options(),
-            bias=len(self.scores.biases) > 0 or getattr(spec, "memory", None) is not None,
+            **self.scores.asked(dense),
             softcap=self.scores.softcap is not None,
             sinks=self.scores.sinks is not None,
+            wide=spec.head_dim > WIDEST,
             **options,
         )
+        self.apart = ctx.choices[-1].implementation == "triton" and not dense
 
     def heads_of(self, product: Tensor) -> Tensor:
         """`[B, T, H, D]` of what a map gave, `[B, T, H D]`."""
@@ -184,9 +187,32 @@ class Scores(nn.Module):
             total = bias if total is None else total + bias
         return total
 
+    def asked(self, dense: bool) -> dict[str, bool]:
+        """Which biases attention is asked for: all in one matrix if they are to be dense."""
+        kinds = {_kind(item) for item in self.biases.values()}
+        if dense:
+            return {"bias": True}
+        return {name: name in kinds for name in ("bias", "relative", "decay")}
+
+    def parts(self, q: Tensor, k: Tensor, call: Call, projected: Iterator[Tensor]) -> dict[str, Tensor]:
+        """The biases by what they consist of, for a kernel that adds them tile by tile: `relative` by distance, `decay`
+        as running sums, what is neither as a matrix. Positions must be evenly spaced."""
+        found: dict[str, Tensor] = {}
+        for item in self.biases.values():
+            more = (next(projected),) if _has_projection(item) else ()
+            kind = _kind(item)
+            value = item(q, k, call, *more) if kind == "bias" else getattr(item, kind)(q, k, call, *more)
+            found[kind] = found[kind] + value if kind in found else value
+        return found
+
     def sink_logits(self) -> Tensor | None:
         """The logit of each head's sink `[heads]`."""
         return None if self.sinks is None else self.sinks.logits  # type: ignore[return-value]
+
+
+def _kind(item: nn.Module) -> str:
+    """What a module gives of its bias: `relative`, `decay`, or the whole matrix."""
+    return next((name for name in ("relative", "decay") if hasattr(item, name)), "bias")
 
 
 def _has_projection(item: nn.Module) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from arch_dsl.context import BuildContext, Call, Cost
 from arch_dsl.families import Score
 from arch_dsl.layers import parameter
+from arch_dsl.primitives.scores import distances
 
 _LEAST = 1e-2  # the learned numbers are kept above it, as in the authors' code
 
@@ -49,3 +50,8 @@ class _Kerple(nn.Module):
         distance = (positions[:, None] - keys[None, :]).abs()
         a, b = (value.clamp(min=_LEAST)[:, None, None] for value in (self.a, self.b))
         return -a * torch.log1p(b * distance)
+
+    def relative(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
+        """The bias by distance `[heads, 2 keys - 1]`."""
+        a, b = (value.clamp(min=_LEAST)[:, None] for value in (self.a, self.b))
+        return -a * torch.log1p(b * distances(k).abs().to(self.a.dtype))

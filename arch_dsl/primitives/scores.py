@@ -42,6 +42,10 @@ class _Alibi(nn.Module):
         keys = call.key_positions(positions, k.shape[1])
         return -(keys[None, :] - positions[:, None]).abs() * self.slopes[:, None, None]
 
+    def relative(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
+        """The bias by distance `[heads, 2 keys - 1]`."""
+        return -distances(k).abs().to(self.slopes.dtype) * self.slopes[:, None]
+
 
 def alibi_slopes(heads: int) -> list[float]:
     """2^(-8 h / heads) for a power of two; else that series for the next lower power, filled from the doubled one."""
@@ -96,13 +100,22 @@ class _T5Buckets(nn.Module):
     def forward(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
         positions = call.positions_of(q.shape[1], q.device)
         keys = call.key_positions(positions, k.shape[1])
-        distance = positions[:, None] - keys[None, :]
+        return nn.functional.embedding(self.bucket(positions[:, None] - keys[None, :]), self.table).permute(2, 0, 1)
+
+    def relative(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
+        """The bias by distance `[heads, 2 keys - 1]`."""
+        return nn.functional.embedding(self.bucket(distances(k)), self.table).transpose(0, 1)
+
+    def bucket(self, distance: Tensor) -> Tensor:
         if self.bidirectional:
             half = self.buckets // 2
-            buckets = t5_bucket(distance.abs(), half, self.max_distance) + half * (distance < 0)
-        else:
-            buckets = t5_bucket(distance, self.buckets, self.max_distance)
-        return nn.functional.embedding(buckets, self.table).permute(2, 0, 1)
+            return t5_bucket(distance.abs(), half, self.max_distance) + half * (distance < 0)
+        return t5_bucket(distance, self.buckets, self.max_distance)
+
+
+def distances(k: Tensor) -> Tensor:
+    """All i - j between evenly spaced keys `[batch, keys, …]`, from 1 - keys to keys - 1."""
+    return torch.arange(1 - k.shape[1], k.shape[1], device=k.device)
 
 
 def t5_bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:

@@ -6,13 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels import launch
 from kernels.attention import reference, torch_ops
 from kernels.attention.pattern import CAUSAL, CROSS, FULL, BlockLists, Blocks, Pattern, Visits
-from kernels.op import Ask, Case, Implementation, Op
+from kernels.op import Ask, Call, Case, Implementation, Op
 
 __all__ = ["ATTENTION", "CAUSAL", "CROSS", "FULL", "BlockLists", "Blocks", "Pattern", "Visits"]
 
-OPTIONAL = ("bias", "softcap", "sinks", "prefix", "documents", "padding")
+OPTIONAL = ("bias", "softcap", "sinks", "prefix", "documents", "padding", "relative", "decay")
+WIDEST = 256
 
 
 def _ask(
@@ -27,9 +29,33 @@ def _ask(
     prefix: Tensor | None = None,
     documents: Tensor | None = None,
     padding: Tensor | None = None,
+    relative: Tensor | None = None,
+    decay: Tensor | None = None,
+    prune: float | None = None,
 ) -> dict[str, Any]:
-    given = (bias, softcap, sinks, prefix, documents, padding)
-    return pattern.options() | {name: value is not None for name, value in zip(OPTIONAL, given, strict=True)}
+    given = (bias, softcap, sinks, prefix, documents, padding, relative, decay)
+    found = {name: value is not None for name, value in zip(OPTIONAL, given, strict=True)}
+    return pattern.options() | found | {"wide": max(q.shape[-1], v.shape[-1]) > WIDEST}
+
+
+def _load_triton() -> Call:
+    from kernels.attention.triton import attention
+
+    return attention
+
+
+def _cannot_in_triton(ask: Ask) -> str | None:
+    return launch.unsupported(ask) or (f"heads wider than {WIDEST}" if ask.options["wide"] else None)
+
+
+def _leaves_to_sdpa(ask: Ask) -> str | None:
+    """SDPA knows plain causal and full attention by itself, and takes a bias that is a matrix already."""
+    if _beyond_sdpa(ask):
+        return launch.slow(ask)
+    if ask.options["bias"]:
+        return "SDPA takes a bias that is a matrix already"
+    more = ("window", "strided", "blocks", "prefix", "documents", "relative", "decay")
+    return launch.slow(ask) or (None if any(map(ask.options.get, more)) else "plain attention is SDPA's")
 
 
 def _beyond_sdpa(ask: Ask) -> str | None:
@@ -70,6 +96,9 @@ def _flops(
     prefix: Tensor | None = None,
     documents: Tensor | None = None,
     padding: Tensor | None = None,
+    relative: Tensor | None = None,
+    decay: Tensor | None = None,
+    prune: float | None = None,
 ) -> int:
     """The two products over the pairs of the pattern, whatever the call hides or adds; the softmax is not counted."""
     return 2 * q.shape[0] * q.shape[1] * pattern.pairs(q.shape[-2], k.shape[-2]) * (q.shape[-1] + v.shape[-1])
@@ -87,10 +116,18 @@ def _bytes(
     prefix: Tensor | None = None,
     documents: Tensor | None = None,
     padding: Tensor | None = None,
+    relative: Tensor | None = None,
+    decay: Tensor | None = None,
+    prune: float | None = None,
 ) -> int:
     out = q.numel() // q.shape[-1] * v.shape[-1] * q.element_size()
-    given = (q, k, v, bias, sinks, prefix, documents, padding)
+    given = (q, k, v, bias, sinks, prefix, documents, padding, relative, decay)
     return out + sum(x.numel() * x.element_size() for x in given if x is not None)
+
+
+def _running_sum(x: Tensor) -> Tensor:
+    """Of the logarithms of a forget gate: it falls from key to key."""
+    return (x.sigmoid() * 0.5).log().cumsum(-1) / 4
 
 
 def _case(name: str, arguments: Mapping[str, Any], length: int = 19, heads: int = 4, **given: Any) -> Case:
@@ -143,7 +180,7 @@ def _cases() -> tuple[Case, ...]:
         _case("sinks", causal, sinks=(4,)),
         _case("sinks_full", full, sinks=(4,)),
         _case("sinks_bias_window", window, bias=(1, 19, 19), sinks=(4,)),
-        _case("sinks_length_1", causal, length=1, sinks=(4,)),
+        _case("sinks_length_1", cross, q=(2, 4, 7, 8), k=(2, 2, 1, 8), v=(2, 2, 1, 8), sinks=(4,)),
         _case("prefix", causal, integers=prefix),
         _case("prefix_window", window, integers=prefix),
         _case("padding", causal, integers=padded),
@@ -155,6 +192,15 @@ def _cases() -> tuple[Case, ...]:
         _case("documents_window", window, integers=apart, heads=2),
         _case("documents_prefix_padding", causal, integers={**apart, **prefix, **padded}),
         _case("everything", {**window, "softcap": 1.5}, integers=apart, **both),
+        _case("relative", causal, relative=(4, 37)),
+        _case("relative_full", full, relative=(4, 37)),
+        _case("relative_shared_window_sinks", window, relative=(1, 37), sinks=(4,)),
+        _case("relative_cached_softcap", capped, q=(2, 4, 3, 8), relative=(4, 37)),
+        _case("decay", causal, decay=(2, 4, 19)),
+        _case("decay_shared_sinks_window", window, decay=(1, 4, 19), sinks=(4,)),
+        _case("decay_cached", causal, q=(2, 4, 3, 8), decay=(2, 4, 19)),
+        _case("decay_relative_bias", causal, decay=(2, 4, 19), relative=(4, 37), bias=(4, 19, 19)),
+        _case("decay_documents_padding", causal, integers={**apart, **padded}, decay=(2, 4, 19)),
     )
 
 
@@ -163,6 +209,14 @@ ATTENTION = Op(
     version=1,
     reference=reference.attention,
     implementations={
+        "triton": Implementation(
+            "triton",
+            _load_triton,
+            "tile by tile, biases and masks included: no matrix of all pairs in memory, forward or backward",
+            _cannot_in_triton,
+            _leaves_to_sdpa,
+            launch.missing,
+        ),
         "torch_plain": Implementation(
             "torch",
             lambda: torch_ops.plain,
@@ -175,8 +229,10 @@ ATTENTION = Op(
         ),
     },
     cases=_cases(),
-    options={"causal": (True, False)} | dict.fromkeys(("window", "strided", "blocks", *OPTIONAL), (False, True)),
+    options={"causal": (True, False)}
+    | dict.fromkeys(("window", "strided", "blocks", *OPTIONAL, "wide"), (False, True)),
     ask=_ask,
     flops=_flops,
     bytes=_bytes,
+    domains={"decay": _running_sum},
 )

@@ -19,6 +19,9 @@ def attention(
     prefix: Tensor | None = None,
     documents: Tensor | None = None,
     padding: Tensor | None = None,
+    relative: Tensor | None = None,
+    decay: Tensor | None = None,
+    prune: float | None = None,
 ) -> Tensor:
     """q `[B,Hq,T,D]`, k `[B,Hkv,S,D]`, v `[B,Hkv,S,Dv]` give `[B,Hq,T,Dv]` in q's dtype (arXiv:1706.03762 eq. 1).
 
@@ -27,7 +30,14 @@ def attention(
     logits l into softcap tanh(l / softcap) before the bias (arXiv:2408.00118, section 2). `sinks` `[Hq]` are logits
     that each head's softmax counts beside those of the keys, with the value 0 (arXiv:2508.10925, section 2.2).
     `pattern` says which pairs are visible, and what `prefix` `[B]`, `documents` `[B,T]` and `padding` `[B,S]` change.
+
+    Two biases are given by what they consist of: `relative` `[Hq or 1, 2 S - 1]` adds relative[h, i - j + S - 1] to the
+    logit of query i and key j (ALiBi, T5's buckets, KERPLE; the last query stands at the last key); `decay`
+    `[B or 1, Hq, S]` adds c_i - c_j with c = decay, the running sum of log f of a forget gate (arXiv:2503.02130,
+    eq. 11-13). `prune` lets an implementation leave out pairs whose weights sum to less than it for every query
+    (arXiv:2504.06949); the formula leaves out none.
     """
+    expected(q, k, pattern, bias, relative, decay, prune)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     groups = q.shape[1] // k.shape[1]
     with torch.autocast(q.device.type, enabled=False):
@@ -35,6 +45,7 @@ def attention(
         logits = (at_least_float32(q) * factor) @ keys.transpose(-2, -1)
         if softcap is not None:
             logits = softcap * (logits / softcap).tanh()
+        bias = added(q, k, bias, relative, decay)
         if bias is not None:
             logits = logits + bias
         seen = pattern.dense(q.shape[-2], k.shape[-2], q.device, prefix, documents, padding)
@@ -44,3 +55,44 @@ def attention(
             sink = at_least_float32(sinks)[:, None, None].expand(*logits.shape[:-1], 1)
             return (torch.cat([logits, sink], -1).softmax(-1)[..., :-1] @ values).to(q.dtype)
         return (logits.softmax(-1) @ values).to(q.dtype)
+
+
+def added(q: Tensor, k: Tensor, bias: Tensor | None, relative: Tensor | None, decay: Tensor | None) -> Tensor | None:
+    """The biases of all pairs, summed, as a tensor that broadcasts to `[B,Hq,T,S]`; None if there are none."""
+    queries, keys = q.shape[-2], k.shape[-2]
+    total = bias
+    if relative is not None:
+        i, j = torch.arange(keys - queries, keys, device=q.device)[:, None], torch.arange(keys, device=q.device)
+        far = at_least_float32(relative)[:, i - j + keys - 1]
+        total = far if total is None else total + far
+    if decay is not None:
+        sums = at_least_float32(decay)
+        between = sums[..., keys - queries :, None] - sums[..., None, :]
+        total = between if total is None else total + between
+    return total
+
+
+def expected(
+    q: Tensor,
+    k: Tensor,
+    pattern: Pattern,
+    bias: Tensor | None,
+    relative: Tensor | None,
+    decay: Tensor | None,
+    prune: float | None,
+) -> None:
+    """Raises ValueError for a relative bias or a decay of another shape, or for what cannot be pruned."""
+    heads, keys = q.shape[1], k.shape[-2]
+    if relative is not None and (relative.ndim != 2 or relative.shape[0] not in (1, heads)):
+        raise ValueError(f"relative must be [1 or {heads} heads, {2 * keys - 1}]; received {tuple(relative.shape)}")
+    if relative is not None and relative.shape[1] != 2 * keys - 1:
+        raise ValueError(f"relative needs a bias for {2 * keys - 1} distances; received {relative.shape[1]}")
+    if decay is not None and (decay.ndim != 3 or decay.shape[0] not in (1, q.shape[0])):
+        raise ValueError(f"decay must be [1 or {q.shape[0]}, {heads}, {keys}]; received {tuple(decay.shape)}")
+    if decay is not None and decay.shape[1:] != (heads, keys):
+        raise ValueError(f"decay needs {heads} heads and {keys} keys; received {tuple(decay.shape[1:])}")
+    if prune is None:
+        return
+    if prune <= 0 or decay is None or bias is not None or pattern.order != "causal":
+        what = "prune is above 0 and needs a decay, a causal pattern and no dense bias"
+        raise ValueError(f"{what}; received prune={prune}, {pattern.order} order")

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from kernels.activations import at_least_float32
 from kernels.attention.pattern import CAUSAL, Pattern
+from kernels.attention.reference import added, expected
 
 
 def sdpa(
@@ -20,6 +21,9 @@ def sdpa(
     prefix: Tensor | None = None,
     documents: Tensor | None = None,
     padding: Tensor | None = None,
+    relative: Tensor | None = None,
+    decay: Tensor | None = None,
+    prune: float | None = None,
 ) -> Tensor:
     """`scaled_dot_product_attention`; shapes as in the reference. Plain causal attention needs no mask at all.
 
@@ -27,6 +31,8 @@ def sdpa(
     """
     if softcap is not None or sinks is not None:
         raise ValueError("SDPA knows no softcap and no sinks; select the op with softcap=True or sinks=True")
+    expected(q, k, pattern, bias, relative, decay, prune)
+    bias = added(q, k, bias, relative, decay)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     alone = bias is None and prefix is None and documents is None and padding is None
     fast = alone and pattern == CAUSAL and q.shape[-2] == k.shape[-2]
@@ -43,8 +49,8 @@ def _mask(q: Tensor, k: Tensor, bias: Tensor | None, seen: Tensor | None) -> Ten
     """Booleans where there is no bias, else the bias with -inf at hidden pairs, in q's dtype and four dimensions."""
     if bias is None:
         return seen
-    added = bias if seen is None else torch.where(seen, bias, float("-inf"))
-    return added.to(q.dtype).reshape((1,) * (4 - added.ndim) + tuple(added.shape))
+    total = bias if seen is None else torch.where(seen, bias, float("-inf"))
+    return total.to(q.dtype).reshape((1,) * (4 - total.ndim) + tuple(total.shape))
 
 
 def plain(
@@ -59,12 +65,17 @@ def plain(
     prefix: Tensor | None = None,
     documents: Tensor | None = None,
     padding: Tensor | None = None,
+    relative: Tensor | None = None,
+    decay: Tensor | None = None,
+    prune: float | None = None,
 ) -> Tensor:
     """Products in the dtype of the inputs; shapes as in the reference.
 
     Plain causal attention has the scale and the mask in the first product, and its softmax reads and writes the dtype
     of the inputs (it computes in float32). A bias may be large, so it is added in float32, as everything else is.
     """
+    expected(q, k, pattern, bias, relative, decay, prune)
+    bias = added(q, k, bias, relative, decay)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     (batch, heads, length, width), keys, kv_heads = q.shape, k.shape[-2], k.shape[1]
     grouped = q.reshape(batch * kv_heads, -1, width)
@@ -72,12 +83,12 @@ def plain(
     seen = pattern.dense(*_sizes(q, k), prefix, documents, padding)
     mask = q.new_zeros(1, 1) if seen is None else q.new_zeros(seen.shape).masked_fill(~seen, float("-inf"))
     if bias is None and softcap is None and sinks is None and mask.ndim == 2:
-        added = mask if seen is None else mask.repeat(heads // kv_heads, 1)
-        weights = torch.baddbmm(added.expand(batch * kv_heads, -1, -1), grouped, turned, alpha=factor).softmax(-1)
+        hidden = mask if seen is None else mask.repeat(heads // kv_heads, 1)
+        weights = torch.baddbmm(hidden.expand(batch * kv_heads, -1, -1), grouped, turned, alpha=factor).softmax(-1)
     else:
-        added = at_least_float32(mask) if bias is None else at_least_float32(bias) + mask
+        total = at_least_float32(mask) if bias is None else at_least_float32(bias) + mask
         products = (grouped @ turned).view(batch, heads, length, keys)
-        logits = _logits(products, added, factor, softcap)
+        logits = _logits(products, total, factor, softcap)
         weights = logits.softmax(-1).view(batch * kv_heads, -1, keys)
     out = (weights.to(v.dtype) @ v.reshape(batch * kv_heads, keys, -1)).view(batch, heads, length, -1)
     if sinks is not None:
@@ -87,8 +98,8 @@ def plain(
     return out.to(q.dtype)
 
 
-def _logits(products: Tensor, added: Tensor, factor: float, softcap: float | None) -> Tensor:
+def _logits(products: Tensor, biases: Tensor, factor: float, softcap: float | None) -> Tensor:
     """Scaled, capped if asked, and then biased."""
     if softcap is None:
-        return torch.add(added, products, alpha=factor)
-    return torch.add(added, (at_least_float32(products) * (factor / softcap)).tanh(), alpha=softcap)
+        return torch.add(biases, products, alpha=factor)
+    return torch.add(biases, (at_least_float32(products) * (factor / softcap)).tanh(), alpha=softcap)

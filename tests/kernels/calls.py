@@ -65,13 +65,39 @@ def _every() -> Iterator[Call]:
                     yield from (Call(op, name, case, device, dtype) for dtype in DTYPES)
 
 
+# A case of attention takes the interpreter half a second: these cover its features by pairs, the rest are slow.
+ATTENTION = {
+    torch.float32: (
+        "wide_values", "strided", "fixed", "padding_blocks", "cross_padding_alone", "relative_full", "everything",
+        "documents_prefix_padding", "relative_shared_window_sinks", "relative_cached_softcap", "decay_cached",
+        "decay_shared_sinks_window", "decay_relative_bias", "decay_documents_padding", "length_1",
+    ),
+    torch.bfloat16: ("decay_relative_bias", "everything"),
+}  # fmt: skip
+
+# One of linear_recurrence takes a second or two: one for each kind of decay and rule.
+LINEAR_RECURRENCE = {
+    torch.float32: ("sum_state", "decay_grouped", "decay_stateless", "decay_length_1", "channels", "delta_decay"),
+    torch.bfloat16: ("decay_grouped", "delta_decay"),
+}
+IN_MAKE_TEST = {"attention": ATTENTION, "linear_recurrence": LINEAR_RECURRENCE}
+
+
+def _marks(call: Call) -> list[Any]:
+    if call.device.kind == "cuda":
+        return [pytest.mark.gpu]
+    table = IN_MAKE_TEST.get(call.op.name) if call.is_triton else None
+    slow = table is not None and call.case.name not in table.get(call.dtype, ())
+    return [pytest.mark.slow] if slow else []
+
+
 def calls(dtypes: tuple[torch.dtype, ...] = DTYPES, cases: tuple[str, ...] | None = None) -> list[Any]:
     """pytest parameters for all calls that this machine can serve, those on CUDA marked `gpu`."""
     return [
         pytest.param(
             call,
             id=f"{call.op.name}-{call.implementation}-{call.case.name}-{call.device}-{str(call.dtype)[6:]}",
-            marks=[pytest.mark.gpu] if call.device.kind == "cuda" else [],
+            marks=_marks(call),
         )
         for call in _every()
         if call.dtype in dtypes and (cases is None or call.case.name in cases) and _serves(call)

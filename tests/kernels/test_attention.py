@@ -1,0 +1,105 @@
+"""What the Triton kernels of attention promise beyond the cases of the op: many tiles, pruning, whole models."""
+
+from typing import Any
+
+import pytest
+import torch
+from calls import DEVICES
+from torch import Tensor
+
+from kernels import OPS, launch
+from kernels.attention import CAUSAL, FULL, Blocks, Pattern
+
+ATTENTION = OPS["attention"]
+DEVICE = torch.device(DEVICES[-1].kind)
+pytestmark = pytest.mark.skipif(launch.missing() is not None, reason="Triton is not installed")
+
+
+def inputs(length: int, heads: int = 2, width: int = 16, **shapes: tuple[int, ...]) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(length)
+    every = {"q": (1, heads, length, width), "k": (1, 1, length, width), "v": (1, 1, length, width), **shapes}
+    drawn = {name: torch.randn(shape, generator=generator) for name, shape in every.items()}
+    if "decay" in drawn:
+        drawn["decay"] = (drawn["decay"].sigmoid() * 0.9).log().cumsum(-1)
+    return {name: x.to(DEVICE).requires_grad_() for name, x in drawn.items()}
+
+
+def outcome(function: Any, tensors: dict[str, Tensor], **given: Any) -> list[Tensor]:
+    out = function(**tensors, **given)
+    weights = torch.linspace(-1, 1, out.numel(), device=out.device, dtype=out.dtype).view_as(out)
+    return [out, *torch.autograd.grad((out * weights).sum(), list(tensors.values()))]
+
+
+def close(got: list[Tensor], want: list[Tensor], tolerance: float) -> None:
+    for position, (a, b) in enumerate(zip(got, want, strict=True)):
+        error = float((a.detach().double() - b.detach().double()).norm() / b.detach().double().norm())
+        assert error <= tolerance, f"result {position}: {error:.1e}"
+
+
+DOCUMENTS = torch.tensor([[0] * 41 + [1] * 30 + [2] * 29])
+LONG = [
+    pytest.param(
+        {"relative": (2, 199)}, {"pattern": Pattern("full", blocks=Blocks(8, random=1))}, id="blocks_relative"
+    ),
+    pytest.param(
+        {"relative": (1, 199), "decay": (1, 2, 100), "sinks": (2,)}, {"pattern": Pattern(window=37)}, id="window"
+    ),
+    pytest.param({"decay": (1, 2, 100)}, {"pattern": CAUSAL, "documents": DOCUMENTS}, id="documents"),
+    pytest.param({"relative": (2, 199)}, {"pattern": FULL, "documents": DOCUMENTS}, id="full_documents"),
+    pytest.param({"relative": (2, 199)}, {"pattern": Pattern(window=9), "prefix": torch.tensor([50])}, id="prefix"),
+    pytest.param({"bias": (2, 100, 100)}, {"pattern": Pattern("full", window=20), "softcap": 2.0}, id="around"),
+    pytest.param({"q": (1, 2, 40, 16), "relative": (2, 199), "decay": (1, 2, 100)}, {"pattern": CAUSAL}, id="cached"),
+]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "given"),
+    [LONG[0], LONG[1], *(pytest.param(*p.values, id=p.id, marks=pytest.mark.slow) for p in LONG[2:])],
+)
+def test_many_tiles_agree_with_float64(shapes: dict[str, tuple[int, ...]], given: dict[str, Any]) -> None:
+    given = {name: x.to(DEVICE) if isinstance(x, Tensor) else x for name, x in given.items()}
+    tensors = inputs(100, **shapes)
+    wide = {name: x.detach().double().requires_grad_() for name, x in tensors.items()}
+    triton = ATTENTION.implementations["triton"].load()
+    close(outcome(triton, tensors, **given), outcome(ATTENTION.reference, wide, **given), 1e-5)
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_pruning_leaves_out_tiles_whose_weights_are_below_its_tolerance(relative: bool) -> None:
+    from kernels.attention.plan import Plan, encoded
+
+    tensors = inputs(96, heads=1, decay=(1, 1, 96), **({"relative": (1, 191)} if relative else {}))
+    plan = Plan(
+        *(tensors[name] for name in "qkv"), None, tensors.get("relative"), tensors["decay"], *(None,) * 4,
+        encoded(CAUSAL), 0.1, 0.0, 1e-6,
+    )  # fmt: skip
+    tiles = {"QUERIES": 32, "KEYS": 32}
+    by_query, by_key = (plan.visits(tiles, by_key=kind).bounds for kind in (False, True))
+    assert by_query is not None and by_key is not None
+    assert (by_query[0, :, -1, 0] > 0).all(), "the last queries start after keys that are forgotten"
+    assert (by_key[0, :, 0, 1] < 96).all(), "the first keys end before queries that forgot them"
+    triton = ATTENTION.implementations["triton"].load()
+    whole = outcome(triton, tensors, scale=0.1)
+    pruned = outcome(triton, tensors, scale=0.1, prune=1e-6)
+    close(pruned, whole, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"prune": 1e-6}, "needs a decay"),
+        ({"prune": -1.0, "decay": (1, 2, 8)}, "above 0"),
+        ({"relative": (2, 14)}, "15 distances; received 14"),
+        ({"relative": (3, 15)}, r"\[1 or 2 heads, 15\]"),
+        ({"decay": (1, 2, 7)}, "2 heads and 8 keys"),
+        ({"decay": (2, 2, 8)}, r"\[1 or 1, 2, 8\]"),
+    ],
+)
+@pytest.mark.parametrize("implementation", ["reference", "torch", "torch_plain", "triton"])
+def test_pieces_of_another_shape_are_refused(implementation: str, given: dict[str, Any], message: str) -> None:
+    shapes = {name: value for name, value in given.items() if isinstance(value, tuple)}
+    rest = {name: value for name, value in given.items() if name not in shapes}
+    op = ATTENTION.implementations
+    function = ATTENTION.reference if implementation == "reference" else op[implementation].load()
+    with pytest.raises(ValueError, match=message):
+        function(**inputs(8, **shapes), **rest)
