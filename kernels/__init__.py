@@ -11,7 +11,7 @@ from kernels.layer_norm import LAYER_NORM
 from kernels.linear_cross_entropy import LINEAR_CROSS_ENTROPY
 from kernels.linear_recurrence import LINEAR_RECURRENCE
 from kernels.norm_gate import NORM_GATE
-from kernels.op import OPS, Ask, Case, Choice, Implementation, Op, register, select
+from kernels.op import OPS, Ask, Case, Choice, Implementation, Op, forced, register, select
 from kernels.rms_norm import RMS_NORM
 from kernels.rotary import ROTARY
 from kernels.selective_scan import SELECTIVE_SCAN
@@ -24,4 +24,4 @@ for _op in (
 ):  # fmt: skip
     register(_op)
 
-__all__ = ["ACTIVATIONS", "OPS", "Ask", "Case", "Choice", "Device", "Implementation", "Op", "select"]
+__all__ = ["ACTIVATIONS", "OPS", "Ask", "Case", "Choice", "Device", "Implementation", "Op", "forced", "select"]

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import arch_dsl
+from arch_dsl.modules import fallbacks
 from arch_dsl.stack import StackModule
 from search import checkpoint
 from search.compiling import cannot_compile, compile_blocks, compiled_with, compiling
@@ -86,6 +87,12 @@ def build_model(trial: Trial, recipe: Recipe, device: torch.device) -> nn.Module
         if isinstance(stack, StackModule):
             stack.recompute = recipe.recompute == "layers"
     return model
+
+
+def slower(model: nn.Module) -> dict[str, str]:
+    """What a fingerprint says of nodes that fell back from the kernels that their ops have for the device."""
+    found = fallbacks(getattr(model, "choices", []))
+    return {"slower_kernels": ", ".join(f"{op} by {found[op].implementation}" for op in sorted(found))} if found else {}
 
 
 def train(
@@ -277,7 +284,7 @@ class Run:
         key = self.trial.key
         order = seeds.data + len(before.stages)  # else a stage would read again what the first one read first
         loop = Loop(self.folder, key, self.attempt, part.recipe, dataset, model, order, before, self.team)
-        loop.fingerprint |= compiled_with(part.recipe)
+        loop.fingerprint |= compiled_with(part.recipe) | slower(model)
         if found is not None:
             loop.resume(found)
         return loop
