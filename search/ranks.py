@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 import selectors
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 from search.executor import LOST
@@ -18,6 +20,7 @@ _WORST = ("node", "infra", "oom", "crash", "disk", "user", "cancelled", "interru
 # From the first failure to the end of all: who lost a neighbour often says so before the neighbour's death is known.
 FAILED_S = 2.0
 LED_S = 5.0  # from the end of rank 0, who had the others do their part, to the end of all
+_FIRST_PORT = 20_000  # above those that Ray gives to its workers
 
 
 class Ends:
@@ -66,8 +69,10 @@ def ask(address: str, jobs: list[dict[str, Any]]) -> Answer:
             connection = stack.enter_context(connected(address))
             connection.sendall(json.dumps(job).encode() + b"\n")
             selector.register(connection, selectors.EVENT_READ, (rank, bytearray()))
-        while not ends.over():
-            for key, _ in selector.select(timeout=0.1):
+        ready: list[Any] = []
+        while selector.get_map() and (ready or not ends.over()):  # what was said is heard, however late we look
+            ready = selector.select(timeout=0.1)
+            for key, _ in ready:
                 rank, said = key.data
                 if answer := _read(key.fileobj, said, address):
                     ends.add(rank, answer)
@@ -97,8 +102,17 @@ def _hang_up(connection: Any) -> None:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+    """A port of loopback that nobody listens on now, and that the kernel gives to nobody who asks for any.
+
+    One of the kernel's own choice may be the near end of somebody's connection by the time it is listened on.
+    """
+    low = _FIRST_PORT
+    with suppress(OSError, ValueError):
+        low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    wanted = [random.SystemRandom().randrange(_FIRST_PORT, low) for _ in range(50)] if low > _FIRST_PORT + 1000 else []
+    for port in [*wanted, 0]:
+        with socket.socket() as found, suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            bound: int = found.getsockname()[1]
+            return bound
+    raise OSError("no port of loopback is free")

@@ -4,6 +4,7 @@ One torch thread, as each trial has: small models are no faster on more, and two
 """
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,11 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+# A shell that runs the tests in the background has them ignore Ctrl-C, and what they start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

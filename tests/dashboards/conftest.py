@@ -70,9 +70,9 @@ def chromium(tmp_path_factory):
     if path is None:
         pytest.skip("no chromium on this machine: `apt-get install chromium` lets this test run")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, headless=True, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=path, headless=True, args=FLAGS, timeout=240_000)
         context = browser.new_context(viewport={"width": 1280, "height": 900})
-        context.set_default_timeout(60_000)
+        context.set_default_timeout(240_000)
         yield context
         browser.close()
 

@@ -14,9 +14,10 @@ from search.driver import drive
 from search.gang import Parallel
 from search.ray_executor import RayExecutor
 from search.resources import Resources
-from tests.search.study_kit import ENTRY, make_store, rows_of, steps_run, toy, until
+from tests.search.study_kit import ENTRY, go, make_store, rows_of, steps_run, toy, until
 
 STEPS_BEFORE = 10
+HELD = {"trials": 8, "gangs": 12}  # where each of two trials, or the only one, waits for the machine to die
 
 
 def run(cluster, folder, entry, resources, trials, victim):
@@ -27,8 +28,9 @@ def run(cluster, folder, entry, resources, trials, victim):
     assert executor._ray.nodes(), "the driver is not on the cluster"
 
     def kill():
-        until(lambda: sum(steps_run(folder)[0].values()) > STEPS_BEFORE, 60, "the first steps")
+        until(lambda: sum(steps_run(folder)[0].values()) > STEPS_BEFORE, what="the first steps")
         cluster.remove_node(victim(executor), allow_graceful=False)
+        go(folder, *HELD.values())
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -56,10 +58,10 @@ def main(folder, what):
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     nodes = [cluster.add_node(num_cpus=1) for _ in range(1 if what == "trials" else 2)]
     if what == "trials":
-        trials = [toy(x, steps=30, step_s=0.1) for x in range(1, 4)]
+        trials = [toy(x, steps=16, step_s=0.1, holds=[HELD[what]]) for x in range(1, 4)]
         code = run(cluster, folder, ENTRY, Resources(), trials, lambda _: nodes[0])
     else:
-        resources, trials = Resources(parallel=Parallel(data=2)), [toy(1, steps=40, step_s=0.1)]
+        resources, trials = Resources(parallel=Parallel(data=2)), [toy(1, steps=20, step_s=0.1, holds=[HELD[what]])]
         code = run(cluster, folder, "tests.search.toy_gang:train", resources, trials, node_of_the_gang(cluster))
     cluster.shutdown()
     return code

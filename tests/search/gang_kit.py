@@ -5,7 +5,6 @@ import json
 import multiprocessing
 import os
 import queue
-import socket
 import time
 import traceback
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from search import checkpoint
 from search.data.dataset import write
 from search.data.tokenizers import Bytes
 from search.gang import Gang, Parallel
+from search.ranks import free_port
 from search.recipe import load_recipe
 from search.train import Interrupted, build_model, train
 from search.trial import Trial
@@ -147,12 +147,6 @@ def _answers(answers, world: int, jobs: int):
         assert fault is None, f"rank {rank}:\n{fault}"
         found[rank].append(result)
     return list(zip(*found, strict=True))
-
-
-def free_port() -> int:
-    """A port on the loopback that nothing listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def weights(folder: Path):

@@ -4,13 +4,14 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from search.ranks import free_port
+from tests.search.processes import alive
 from tests.search.study_kit import until
 
 
@@ -34,9 +35,7 @@ class Cluster:
             shutil.chown(folder, self._owner())
         (self.folder / "password").write_text("open:sesame\n")
         self._run("initdb", "-D", "data", "-U", "lab", "-A", "scram-sha-256", "--pwfile=password", "-E", "UTF8")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         settings = f"listen_addresses = '127.0.0.1'\nport = {self.port}\nunix_socket_directories = ''\nfsync = off\n"
         with open(self.folder / "data" / "postgresql.conf", "a") as file:
             file.write(settings)
@@ -94,7 +93,7 @@ class Cluster:
             self.process.send_signal(number)
             self.process.wait(240)
             if number == signal.SIGKILL:  # its children see that, and end, a moment later
-                until(lambda: not any(Path("/proc", pid).exists() for pid in children))
+                until(lambda: not any(map(alive, children)))
                 (self.folder / "data" / "postmaster.pid").unlink(missing_ok=True)
             self.process = None
 

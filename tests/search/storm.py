@@ -11,7 +11,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from search.faults import RETRIES
+from search.ranks import free_port
 from search.store import Store, StoreError
 from search.worker import read_attempt
 from tests.search.oracle import assert_sent, assert_whole, journal_points, mlflow_points, whole_of
@@ -39,7 +39,7 @@ NAMES = {
     "postgres": "PostgreSQL's server",
 }
 EXTRA = 3  # kills per storm beyond one of each kind
-END_S = 600.0  # guard: a run that takes longer hangs
+END_S = 1800.0  # guard: a run that takes longer hangs
 STUDY = """\
 study: tiny
 model:
@@ -63,9 +63,7 @@ class Servers:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.mlflow: subprocess.Popen | None = None
         self.postgres = None
         if programs() is not None:

@@ -22,6 +22,12 @@ def toy(x=1, seed=0, steps=4, step_s=0.0, **recipe):
     return Trial({"x": x}, {"steps": steps, "step_s": step_s, **recipe}, "none", seed)
 
 
+def go(folder, *steps):
+    """Lets the trials of a store go on that hold before these steps."""
+    for step in steps:
+        (Path(folder) / f"go-{step}").touch()
+
+
 def rows_of(*trials, role="repeat", until=None):
     """One row per trial, each of which pauses after step `until` if that is given."""
     return [Row(trial, f"v{trial.model['x']}", role, {}, trial.seed, until) for trial in trials]

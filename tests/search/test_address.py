@@ -5,7 +5,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from search import shipping
+from search.ranks import free_port
 from search.shipping import differs, examine, ours
 from tests.search.processes import alive, descendants
 from tests.search.study_files import write_study
@@ -60,9 +60,7 @@ def head(tmp_path):
     names = ("PYTHONPATH", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
     clean = {name: value for name, value in os.environ.items() if name not in names}
     clean |= {"RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [BIN / "ray", "start", "--head", f"--port={port}", "--node-ip-address=127.0.0.1", "--num-cpus=2"]
     with open(tmp_path / "head.txt", "w") as output:
         process = subprocess.Popen(
@@ -79,7 +77,7 @@ def head(tmp_path):
     finally:
         children = [process.pid, *descendants(process.pid)]
         process.send_signal(signal.SIGTERM)
-        until(lambda: process.poll() is not None, 60, "the head to end")
+        until(lambda: process.poll() is not None, 240, "the head to end")
         for pid in filter(alive, children):
             os.kill(pid, signal.SIGKILL)
         shutil.rmtree(session, ignore_errors=True)

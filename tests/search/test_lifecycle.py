@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 from click.testing import CliRunner
@@ -17,9 +18,10 @@ from search.follow import Follower, follow
 from search.lock import StudyLock, holder_of, lock_path
 from search.progress import JsonProgress, LineProgress
 from search.status import lines, status_of
-from tests.search.study_kit import ROOT, Driver, make_store, results, rows_of, steps_run, toy, until
+from tests.search.study_kit import ROOT, Driver, go, make_store, results, rows_of, steps_run, toy, until
 
-SLOW = [toy(x, steps=25, step_s=0.05) for x in range(1, 4)]
+SLOW = [toy(x, steps=25, step_s=0.05, holds=[4 + x]) for x in range(1, 4)]
+HOLDS = (5, 6, 7)
 
 
 def archlab(*arguments):
@@ -28,7 +30,7 @@ def archlab(*arguments):
 
 @pytest.fixture
 def driver(tmp_path):
-    """A driver that trains, and is killed at the end whatever the test did."""
+    """A driver that trains until its first trial holds, and is killed at the end whatever the test did."""
     driver = Driver(tmp_path, SLOW)
     until(lambda: sum(steps_run(tmp_path)[0].values()) > 2, what="the first steps")
     yield driver
@@ -45,6 +47,7 @@ def test_stop_lets_a_driver_of_this_machine_checkpoint_and_end(tmp_path, driver)
     code, output = driver.end()
     assert code == 130 and "the same command goes on" in output
     assert told["counts"] == {"planned": 3}
+    go(tmp_path, *HOLDS)
     assert Driver(tmp_path, SLOW).end()[0] == 0
     assert max(steps_run(tmp_path)[0].values()) == 1  # each step once: it went on from its checkpoint
 
@@ -52,10 +55,19 @@ def test_stop_lets_a_driver_of_this_machine_checkpoint_and_end(tmp_path, driver)
 def test_a_driver_of_another_machine_reads_the_request_in_the_store(tmp_path, driver):
     holder = {"host": "elsewhere", "pid": driver.process.pid, "since": "2026-01-01T00:00:00+00:00"}
     lock_path(tmp_path, "s").write_text(json.dumps(holder))
+
+    def when_asked():
+        until(lock_path(tmp_path, "s").with_suffix(".stop").exists, what="the request")
+        go(tmp_path, 5)  # a driver that trains in its own process reads it after the trial
+
+    thread = threading.Thread(target=when_asked)
+    thread.start()
     done = archlab("stop", "s", "--store", tmp_path)
+    thread.join()
     assert done.exit_code == 0 and "s has stopped: 3 trials: " in done.stdout, done.output
     code, output = driver.end()
     assert code == 130 and "archlab stop" in output
+    go(tmp_path, *HOLDS)
     assert Driver(tmp_path, SLOW).end()[0] == 0  # the request was for the one before
 
 
@@ -107,6 +119,7 @@ def test_after_a_kill_status_says_interrupted_and_what_to_do(tmp_path, driver):
 
 
 def test_status_tells_how_long_a_running_study_takes(tmp_path, driver):
+    go(tmp_path, 5)  # the first trial ends, and tells how long one takes
     until(lambda: status_of(tmp_path)[0]["left_s"], what="a rate")
     (found,) = status_of(tmp_path)
     assert 0 < found["left_s"] < 1000
@@ -115,7 +128,14 @@ def test_status_tells_how_long_a_running_study_takes(tmp_path, driver):
 
 def test_watch_tells_what_the_driver_tells_until_it_ends(tmp_path, driver):
     file = io.StringIO()
-    summary = follow(tmp_path, "s", JsonProgress(file), poll_s=0.05)
+
+    class Watching(JsonProgress):
+        def event(self, event):
+            super().event(event)
+            if event["event"] == "launched":  # it goes on when it was seen
+                go(tmp_path, 4 + int(event["variant"][1:]))
+
+    summary = follow(tmp_path, "s", Watching(file), poll_s=0.05)
     assert driver.end()[0] == 0
     assert (summary.exit_code, summary.counts["complete"]) == (0, 3)
     events = [json.loads(line) for line in file.getvalue().splitlines()]
@@ -200,8 +220,9 @@ def test_the_time_left_is_that_of_the_budget_where_it_ends_first(tmp_path):
 def test_ctrl_c_ends_watching_and_not_what_is_watched(tmp_path, driver):
     watch = [sys.executable, "-c", "from search.cli import main; main()", "watch", "s", "--store", str(tmp_path)]
     with subprocess.Popen(watch, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
-        until(lambda: "start" in watching.stderr.readline(), 60, "the first line")
+        until(lambda: "start" in watching.stderr.readline(), what="the first line")
         watching.send_signal(signal.SIGINT)
         _, told = watching.communicate(timeout=240)
     assert (watching.returncode, told.splitlines()[-1]) == (130, "no longer watched; who runs s goes on")
+    go(tmp_path, *HOLDS)
     assert driver.end()[0] == 0

@@ -14,7 +14,7 @@ import pytest
 from search import database
 from search.lock import StudyLock
 from search.store import Store, StoreError, StoreFull
-from tests.search.study_kit import ROOT, Driver, make_store, results, rows_of, steps_run, toy, until
+from tests.search.study_kit import ROOT, Driver, go, make_store, results, rows_of, steps_run, toy, until
 
 
 def test_a_store_is_private(tmp_path):
@@ -98,13 +98,20 @@ def test_a_full_disk_under_the_table_is_told_apart_and_loses_nothing(tmp_path):
     assert [each["name"] for each in store.studies()] == ["s"]
 
 
+def locked(root):
+    """A connection that holds the table, as a backup does."""
+    other = sqlite3.connect(root / "trials.db", timeout=120.0, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    return other
+
+
 @pytest.mark.slow
 def test_a_driver_waits_for_a_table_that_is_locked_for_eight_seconds(tmp_path):
-    trials = [toy(x, steps=4, step_s=0.05) for x in range(4)]
+    trials = [toy(x, steps=4, step_s=0.05, holds=[2]) for x in range(4)]
     driver = Driver(tmp_path / "store", trials)
-    until(lambda: steps_run(tmp_path / "store")[1], 60)
-    with closing(sqlite3.connect(tmp_path / "store" / "trials.db", isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")
+    until(lambda: steps_run(tmp_path / "store")[1])
+    with closing(locked(tmp_path / "store")) as other:
+        go(tmp_path / "store", 2)
         time.sleep(8)
         running = driver.process.poll() is None
         other.execute("ROLLBACK")
@@ -115,11 +122,11 @@ def test_a_driver_waits_for_a_table_that_is_locked_for_eight_seconds(tmp_path):
 
 @pytest.mark.slow
 def test_a_table_that_is_locked_for_longer_is_said_and_the_same_command_goes_on(tmp_path):
-    trials = [toy(x, steps=4, step_s=0.05) for x in range(4)]
+    trials = [toy(x, steps=4, step_s=0.05, holds=[2]) for x in range(4)]
     driver = Driver(tmp_path / "store", trials, busy_timeout_s=1.0)
-    until(lambda: steps_run(tmp_path / "store")[1], 60)
-    with closing(sqlite3.connect(tmp_path / "store" / "trials.db", isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")
+    until(lambda: steps_run(tmp_path / "store")[1])
+    with closing(locked(tmp_path / "store")) as other:
+        go(tmp_path / "store", 2)
         code, output = driver.end()
         other.execute("ROLLBACK")
     assert (code, "trials.db is locked by another process" in output) == (75, True), output
@@ -132,8 +139,8 @@ def test_a_table_that_is_locked_for_longer_is_said_and_the_same_command_goes_on(
 def test_a_backup_that_is_taken_in_a_sweep_holds_nothing_up_and_is_a_whole_store(tmp_path):
     trials = [toy(x, steps=4, step_s=0.02) for x in range(8)]
     driver = Driver(tmp_path / "store", trials)
-    until(lambda: len(steps_run(tmp_path / "store")[1]) > 1, 60)
-    shutil.copytree(tmp_path / "store", tmp_path / "copy", ignore=shutil.ignore_patterns("trials.db*", ".*"))
+    until(lambda: len(steps_run(tmp_path / "store")[1]) > 1)
+    shutil.copytree(tmp_path / "store", tmp_path / "copy", ignore=shutil.ignore_patterns("trials.db*", ".*", "*.tmp"))
     with (
         closing(sqlite3.connect(tmp_path / "store" / "trials.db")) as source,
         closing(sqlite3.connect(tmp_path / "copy" / "trials.db")) as target,
@@ -161,13 +168,16 @@ def small_disk(tmp_path):
 
 @pytest.mark.slow
 def test_a_disk_that_fills_up_under_the_table_stops_the_run_and_loses_nothing(tmp_path, small_disk):
-    trials = [toy(x, steps=4, step_s=0.05) for x in range(4)]
+    trials = [toy(x, steps=4, step_s=0.05, holds=[2] if x else []) for x in range(4)]
     driver = Driver(small_disk / "store", trials)
-    until(lambda: len(steps_run(small_disk / "store")[1]) > 1, 60)
+    until(lambda: len(steps_run(small_disk / "store")[1]) > 1)
+    held = small_disk / "store" / "held"
+    held.touch()
     filler = small_disk / "filler"
     with open(filler, "wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(b"x" * 512)
+    held.rename(held.with_name("go-2"))  # which takes no space
     code, output = driver.end()
     assert (code, "Traceback" in output) == (75, False), output
     filler.unlink()

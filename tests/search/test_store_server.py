@@ -20,7 +20,7 @@ from search.lock import StudyLock, StudyLocked, StudyLost, holder_of
 from search.recovery import settle
 from search.store import Store, StoreAway, StoreError, StoreRefused
 from search.store_files import open_database
-from tests.search.study_kit import ROOT, Driver, make_store, results, rows_of, steps_run, toy, until
+from tests.search.study_kit import ROOT, Driver, go, make_store, results, rows_of, steps_run, toy, until
 
 pytestmark = pytest.mark.slow
 
@@ -224,7 +224,7 @@ def test_after_a_restart_of_the_server_a_living_holder_comes_back_first(tmp_path
 
 def test_a_driver_that_has_lost_its_study_to_another_commits_nothing_more(tmp_path, url, postgres, monkeypatch):
     monkeypatch.setattr(server, "RETURN_S", 0.0)
-    driver = Driver(tmp_path / "store", [toy(x, steps=6, step_s=0.2) for x in range(3)])
+    driver = Driver(tmp_path / "store", [toy(x, steps=6, step_s=0.2, holds=[3]) for x in range(3)])
     until(lambda: steps_run(tmp_path / "store")[1])
     driver.process.send_signal(signal.SIGSTOP)  # a host that sleeps, whose connection the network gives up
     with Store.open(tmp_path / "store") as store:
@@ -233,6 +233,7 @@ def test_a_driver_that_has_lost_its_study_to_another_commits_nothing_more(tmp_pa
             assert settle(store, "s", lambda: 0) == []
             before = store.study_trials("s"), store.events()
             driver.process.send_signal(signal.SIGCONT)
+            go(tmp_path / "store", 3)
             code, output = driver.end()
             assert (code, "somebody else has taken the study" in output) == (75, True), output
             assert (store.study_trials("s"), store.events()) == before
@@ -333,10 +334,11 @@ def test_a_server_that_stays_away_is_said_after_a_while_and_nothing_is_lost(tmp_
 def test_a_server_that_does_not_come_back_ends_the_run_and_the_next_one_commits_what_has_a_result(
     tmp_path, url, postgres
 ):
-    trials = [toy(x, steps=8, step_s=0.05) for x in range(4)]
+    trials = [toy(x, steps=8, step_s=0.05, holds=[4] if x else []) for x in range(4)]
     driver = Driver(tmp_path / "store", trials, patience_s=1.0)
     until(lambda: len(steps_run(tmp_path / "store")[1]) >= 2)
     postgres.stop(signal.SIGKILL)
+    go(tmp_path / "store", 4)
     try:
         code, output = driver.end()
     finally:
@@ -350,10 +352,11 @@ def test_a_server_that_does_not_come_back_ends_the_run_and_the_next_one_commits_
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_a_server_that_is_restarted_in_a_sweep_is_waited_for(tmp_path, url, postgres, how):
-    trials = [toy(x, steps=8, step_s=0.05) for x in range(8)]
+    trials = [toy(x, steps=8, step_s=0.05, holds=[4] if x else []) for x in range(8)]
     driver = Driver(tmp_path / "store", trials)
     until(lambda: len(steps_run(tmp_path / "store")[1]) >= 2)
     postgres.stop(how)
+    go(tmp_path / "store", 4)
     time.sleep(0.5)
     postgres.start()
     code, output = driver.end()

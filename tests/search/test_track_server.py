@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -11,6 +10,7 @@ import optuna
 import pytest
 
 from search.addresses import DATABASE, MLFLOW
+from search.ranks import free_port
 from search.sinks import mlflow_sink
 from search.sinks.database import has_optuna, open_optuna
 from search.store import Store
@@ -33,9 +33,7 @@ class MlflowServer:
 
     def __init__(self, folder):
         self.folder = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
 
     def start(self):
         """Starts it and waits until it answers."""
@@ -114,7 +112,7 @@ def test_an_mlflow_server_that_dies_costs_delay_and_no_point(tmp_path, server, m
         shipper = Shipper(store.root, "gates", interval_s=0.1)
         shipper.start()
         shipper.notice(key)
-        until(lambda: shipper.trouble is not None, 60)
+        until(lambda: shipper.trouble is not None)
         assert "s3cret" not in shipper.trouble
         write(store, key, lines(4, 6))
         store.finish(key, attempt, "complete", {"state": "complete", "step": 6})
@@ -165,11 +163,11 @@ def test_optunas_tables_are_made_once_by_many_and_whole_after_a_kill(tmp_path, p
     command = [sys.executable, "-c", code, str(store.root)]
     killed = subprocess.Popen(command, cwd=ROOT)
     half = "SELECT to_regnamespace('archlab_optuna_new') IS NOT NULL"
-    until(lambda: postgres.run("lab", half)[0][0] or has_optuna(store.root), 60)
+    until(lambda: postgres.run("lab", half)[0][0] or has_optuna(store.root))
     killed.kill()
     killed.wait()
     started = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) for _ in range(3)]
-    errors = [process.communicate(timeout=120)[1].decode() for process in started]
+    errors = [process.communicate(timeout=240)[1].decode() for process in started]
     assert errors == [""] * 3
     assert not postgres.run("lab", half)[0][0]
     study = optuna.create_study(study_name="s", storage=storages(store.root))

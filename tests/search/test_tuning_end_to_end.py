@@ -14,14 +14,18 @@ import pytest
 from search.comparison import load_comparison
 from search.reporting import report
 from search.store import Store
+from search.worker import read_attempt
 from tests.search.study_files import write_study
-from tests.search.study_kit import ROOT
+from tests.search.study_kit import ROOT, until
 
 RUN = """\
 import json, sys, torch
 torch.set_num_threads(1)
 from search.running import run
-tell = lambda event: event["event"] == "tick" or print(json.dumps(event), flush=True)
+def tell(event):
+    if event["event"] != "tick":
+        print(json.dumps(event), flush=True)
+        sys.stdin.readline()  # goes on when that was read
 print(run(sys.argv[1], sys.argv[2], executor="inline", track=False, on_event=tell).exit_code)
 """
 # the event that the driver is killed at, of which kind the trial is, and how many of them it lives to see
@@ -29,11 +33,24 @@ KILLED_AT = [("launched", "tune", 2), ("paused", None, 1), ("launched", "tune", 
 CLOCK = {"tokens_per_s", "train_s", "peak_memory_bytes", "folder", "attempt", "reused"}
 
 
+def go_on(process: subprocess.Popen[str]) -> None:
+    """Lets the driver go on from the event that it told."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def until_begun(launched: dict[str, Any]) -> None:
+    """Waits until a trial that was launched has begun; its driver goes no further than to its end."""
+    until(lambda: read_attempt(Path(launched["folder"])).get("attempt") == launched["attempt"], what="the trial")
+
+
 def drive(study: Path, store: Path, event: str = "", role: str | None = None, times: int = 0) -> int | None:
     """Runs the study in a process; None where that was killed at the given event."""
     with subprocess.Popen(
         [sys.executable, "-c", RUN, str(study), str(store)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
@@ -45,8 +62,13 @@ def drive(study: Path, store: Path, event: str = "", role: str | None = None, ti
             if times and told != 0 and told["event"] == event and role in (None, told.get("role")):
                 times -= 1
                 if not times:
+                    if event == "launched":
+                        go_on(process)
+                        until_begun(told)
                     process.kill()
                     return None
+            if told != 0:
+                go_on(process)
     return int(last)
 
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from tests.search.toy_trainer import Interrupted, log, strike, write
+from tests.search.toy_trainer import Interrupted, hold, log, strike, write
 
 __all__ = ["Interrupted", "train"]
 
@@ -27,6 +27,8 @@ def train(folder, data_root, attempt, should_stop, *, gang, until=None):
         json.dumps({"pid": os.getpid(), "cores": sorted(os.sched_getaffinity(0)), "host": os.uname().nodename})
     )
     for step in range(state["step"], recipe["steps"]):
+        if gang.leads:
+            hold(recipe, step, data_root, should_stop)
         if gang.rank == (recipe.get("fault") or {}).get("rank"):
             strike(recipe["fault"], step, attempt, folder)
         part = torch.tensor([(state["x"] * 48271 + trial["seed"] + gang.rank) % 2147483647], dtype=torch.int64)

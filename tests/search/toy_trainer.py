@@ -13,7 +13,10 @@ class Interrupted(Exception):
 
 
 def train(folder, data_root, attempt, should_stop, *, until=None):
-    """x_{k+1} = (a x_k + seed) mod m, `steps` times of `step_s` s; `fault` {"kind", "step", "attempts"} strikes."""
+    """x_{k+1} = (a x_k + seed) mod m, `steps` times of `step_s` s; `fault` {"kind", "step", "attempts"} strikes.
+
+    Before each step of `holds` it waits until the test lets it `go` on, or somebody asks it to stop.
+    """
     trial = json.loads((folder / "trial.json").read_text())
     recipe, checkpoint = trial["recipe"], folder / "checkpoint.json"
     state = json.loads(checkpoint.read_text()) if checkpoint.exists() else {"step": 0, "x": trial["model"]["x"]}
@@ -21,6 +24,7 @@ def train(folder, data_root, attempt, should_stop, *, until=None):
     if until is not None and until <= state["step"] < recipe["steps"]:
         return paused(folder, until)
     for step in range(state["step"], recipe["steps"]):
+        hold(recipe, step, data_root, should_stop)
         strike(recipe.get("fault"), step, attempt, folder)
         state = {"step": step + 1, "x": (state["x"] * 48271 + trial["seed"]) % 2147483647}
         time.sleep(recipe["step_s"])
@@ -83,19 +87,25 @@ def strike(fault, step, attempt, folder):
             raise MemoryError
         case "disk":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "checkpoint.json"))
-        case "grow":  # a thread that takes 50 MB every 50 ms, up to 4 GB
-            threading.Thread(target=grow, daemon=True).start()
+        case "grow":
+            grow()
         case "hang":
             time.sleep(600)
 
 
 def grow():
-    """Takes memory, and touches it."""
+    """Takes 6 GB, 50 MB at a time, and touches them."""
     kept = []
-    for _ in range(80):
+    for _ in range(120):
         kept.append(bytearray(os.urandom(1) * 50_000_000))
         time.sleep(0.05)
-    time.sleep(60)
+    time.sleep(600)
+
+
+def hold(recipe, step, data_root, should_stop):
+    """Waits before a step, so that nothing a test does meanwhile comes too late."""
+    while step in recipe.get("holds", ()) and not (Path(data_root) / f"go-{step}").exists() and not should_stop():
+        time.sleep(0.02)
 
 
 def log(data_root, trial, step, what):
