@@ -2,6 +2,7 @@
 
     python benchmarks/certainty.py                  # 500 studies at each noise level, some minutes
     python benchmarks/certainty.py --studies 50
+    python benchmarks/certainty.py --known          # in a store whose studies have told the noise of a trial's seed
 
 Every study draws a library of learning curves with known truth (benchmarks/curves.py), and is planned by what plans
 real ones: `search.planning.Plan.rows` is asked again and again what should exist, and the library's curves fill in what
@@ -149,8 +150,10 @@ def judged(outcome: Outcome, library: Library) -> dict[str, float]:
     return {"right": right, "ordered": float(np.mean(ordered)) if ordered else math.nan, "cost": outcome.cost}
 
 
-def summary(planned: Plan, studies: int, noise: float) -> dict[str, Any]:
-    """Both ways over so many studies."""
+def summary(planned: Plan, studies: int, noise: float, known: bool = False) -> dict[str, Any]:
+    """Both ways over so many studies; `known` is whether the planner knows the noise of a trial's seed."""
+    if planned.tuner:
+        planned.tuner.noise = lambda _: noise if known else 0.0
     found: dict[str, list[dict[str, float]]] = {"engine": [], "grid": []}
     for seed in range(studies):
         library = make_library(seed, VARIANTS, SPREAD, noise)
@@ -167,12 +170,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--studies", type=int, default=500)
     parser.add_argument("--noise", type=float, nargs="+", default=NOISES, help="standard deviations in nats/token")
+    parser.add_argument("--known", action="store_true", help="the noise of a trial's seed is known when it begins")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each noise level")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         planned = make_plan(Path(folder))
         for noise in options.noise:
-            row = summary(planned, options.studies, noise)
+            row = summary(planned, options.studies, noise, options.known)
             if options.json:
                 print(json.dumps(row), flush=True)
                 continue

@@ -16,7 +16,7 @@ from typing import Any
 from dashboards.curves import CurveFile, stamp_of
 from search.comparison import Comparison, load_comparison
 from search.lock import STUDY_NAME, holder_of
-from search.selection import is_over, tuned_paths
+from search.selection import is_over, select, tuned_paths
 from search.store import Store, StoreError
 
 STATES = ("complete", "running", "paused", "planned", "failed", "diverged", "pruned")
@@ -72,11 +72,17 @@ class Study:
 
     @property
     def expected(self) -> int:
-        """Trials in all: those that are known, or what the grid and the seeds add up to while the tuning goes on."""
+        """Trials in all: those that are known, or what the grid and the seeds add up to while the tuning goes on.
+
+        A variant that is given up, as all its values were lost or a seed was pruned, gets no more than it has.
+        """
         least = (self.record.get("sequential") or {}).get("min")
         tuned, seeds = tuned_paths(self.record), least or len(self.record["seeds"])
         per_variant = math.prod(map(len, tuned.values())) + seeds - 1 if tuned else seeds
-        return max(sum(self.counts.values()), per_variant * len(self.record["variants"]))
+        selections = select(self.record, self.trials)
+        over = [each for each in selections if each.settled and not each.missing_seeds and each.has_no_mean]
+        given_up = sum(len(each.trials) for each in over)
+        return max(sum(self.counts.values()), per_variant * (len(selections) - len(over)) + given_up)
 
 
 class Library:

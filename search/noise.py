@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ if TYPE_CHECKING:  # what needs scipy is imported where it is used: most command
     from search.planning import Plan
 
 KIND = "noise"
+TUNE_SD = "tune_sd"  # the study's decisions of this name: the noise that its tuning goes by
 _KEYS = 1000  # of trials, the lowest: enough to tell whether studies share some
 _READ = 8  # variants whose documents are read: all of them would take long in a study of thousands
 
@@ -168,3 +170,36 @@ def _affordable(planned: Plan) -> int:
         trials.append(budget.tokens // planned.variants[0].recipe.all_tokens)
     over = max(planned.trials - min(trials), 0) if trials else 0
     return max(asked - -(-over // len(planned.variants)), 0)
+
+
+def hear(planned: Plan, store: Store, decide: bool = False) -> None:
+    """Tells a plan's tuning the seeds' noise at each variant's scale, as far as the store's studies had told it when
+    the study first ran: decided once, so that what it tells itself meanwhile changes nothing.
+
+    It is 0 for a study that had tuned before that, and where the budget has no trial of each variant to spare.
+    """
+    tuner, study = planned.tuner, planned.study.study
+    if tuner is None:
+        return
+    tuner.noise = lambda _: 0.0
+    spare, known = _spares(planned), dict[str, float]()
+    fresh = not any(row["role"] == "tune" for row in store.study_trials(study))
+
+    def told(key: str) -> float:
+        noise = known_noise(store, key) if fresh and spare else None
+        return math.sqrt(noise.variance) if noise else 0.0
+
+    keys = {variant.name: noise_key(variant.record()) for variant in planned.variants}
+    for key in dict.fromkeys(keys.values()):
+        name = f"{TUNE_SD} {key}"
+        found = store.decide(study, name, partial(told, key)) if decide else store.decided(study, name)
+        known[key] = told(key) if found is None else float(found)
+    tuner.noise = lambda variant: known.get(keys.get(variant.name, ""), 0.0)
+    planned.forget()
+
+
+def _spares(planned: Plan) -> bool:
+    """Whether a trial more of every variant is within the budget."""
+    budget, trials = planned.study.budget, planned.trials + len(planned.variants)
+    tokens = sum(variant.recipe.all_tokens for variant in planned.variants) * trials / len(planned.variants)
+    return trials <= (budget.trials or math.inf) and tokens <= (budget.tokens or math.inf)

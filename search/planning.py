@@ -59,9 +59,14 @@ class Plan:
         return self.study.tune.points if self.study.tune else []
 
     @property
+    def contested(self) -> int:
+        """Trials of a variant at a second value, where its noise is known and may hide which value is the best."""
+        return int(self.tuner is not None and any(self.tuner.noise(variant) for variant in self.variants))
+
+    @property
     def trials(self) -> int:
         """How many trials the study takes when all of them run to their end, with what is known to be added."""
-        per_variant = max(len(self.points) - 1, 0) + len(self.seeds)
+        per_variant = max(len(self.points) - 1, 0) + len(self.seeds) + self.contested
         search = self.study.search
         searched = search.trials + search.found * (len(self.seeds) - 1) if search else 0
         return max(per_variant * len(self.variants) + searched, self._known)
@@ -136,6 +141,10 @@ class Plan:
         ]
         return [row for phase in zip(*found, strict=True) for rows in phase for row in rows]
 
+    def forget(self) -> None:
+        """Has all rows made anew: what they depend on has changed."""
+        self._rows.clear()
+
     def rows_of(
         self, variant: Variant, known: list[dict[str, Any]], wanted: list[int] | None = None
     ) -> tuple[list[Row], list[Row]]:
@@ -202,6 +211,9 @@ class Plan:
 
     def known(self, store: Store) -> list[dict[str, Any]]:
         """The rows of those trials that are known to be wanted and stand in this store, by whichever study."""
+        from search.noise import hear  # which looks at plans
+
+        hear(self, store)
         trials: list[dict[str, Any]] = []
         wanted: set[tuple[str, str, int | None]] = set()
         while True:  # the first rungs; where these are known the next ones, then the repeats, seed by seed
@@ -305,7 +317,7 @@ def plan(study: Study, data_root: Path, micro_batch: int | None = None) -> Plan:
     kept = _without_twins(built, study, {item.name for item in asked if item.impossible != "refuse"}, omitted)
     if problems := [*study.evaluate.problems(lambda: (About.of(each.trial(0), data_root) for each in kept))]:
         raise SpecError(problems)
-    tuner = Tuner(study.tune, builder, made, 0) if study.tune else None
+    tuner = Tuner(study.tune, builder, made, 0, 1 if most(study.seeds) > 1 else None) if study.tune else None
     if tuner and any(path != RATE for path in tuner.tune.axes):
         wrong = Mistakes(len(kept))
         for variant in kept:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from search.pace import Pace, Part
-from search.selection import terse
+from search.selection import terse, tuned_paths
 
 _TAIL_BYTES = 8192  # holds dozens of lines
 _LINES_S = 30.0  # between two looks of plain progress
@@ -96,6 +96,8 @@ class Progress:
         self.ends: float | None = None  # when the budget of time is spent, on the monotonic clock
         self.paused: dict[str, int] = {}  # the step from which each goes on that paused in this run
         self._launched: set[str] = set()
+        self._record: dict[str, Any] = {}
+        self._tuned: dict[str, set[str]] = {}  # the values that each variant tries
 
     def __enter__(self) -> Progress:
         return self
@@ -106,8 +108,9 @@ class Progress:
     def plan(self, record: dict[str, Any], trials: int, rows: Iterable[dict[str, Any]] = ()) -> None:
         """What is about to run: the study's record, how many trials it will have, and the rows that the store has."""
         self.study, self.total = record["study"], trials
-        self.pace = Pace.of(record)
+        self.pace, self._record = Pace.of(record), record
         for row in rows:
+            self._grow(row)
             if row["state"] == "complete" and row["result"].get("train_s"):
                 self.pace.ended(row["variant"], row["result"]["train_s"] + row["result"].get("evaluate_s", 0.0))
         budget = record.get("budget") or {}
@@ -138,8 +141,20 @@ class Progress:
             for trial in self.running.values():
                 trial.look()
 
+    def _grow(self, row: dict[str, Any]) -> None:
+        """Counts a value beyond those of the plan, by which a variant's grid has grown, among the trials."""
+        paths = tuned_paths(self._record)
+        if row.get("role") != "tune" or not paths or self._record.get("search"):
+            return
+        planned = math.prod(map(len, paths.values()))
+        self._tuned.setdefault(row["variant"], set()).add(json.dumps(row["settings"], sort_keys=True))
+        grown = sum(max(0, len(values) - planned) for values in self._tuned.values())
+        least = len(self._record["variants"]) * (planned - 1 + len(self._record["seeds"]))
+        self.total = max(self.total, least + grown)
+
     def _launch(self, key: str, event: dict[str, Any]) -> None:
         """A trial was launched, or was found running since `since` (unix s)."""
+        self._grow(event)
         folder = Path(event["folder"])
         name = " ".join(filter(None, (event["variant"], *terse(event["settings"]), f"seed {event['seed']}")))
         launched = time.monotonic() - max(0.0, time.time() - event.get("since", time.time()))

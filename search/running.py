@@ -18,7 +18,7 @@ from search.executor import Executor, InlineExecutor, ResourcesError
 from search.in_use import in_use
 from search.lock import StudyLock
 from search.measuring import measure_study
-from search.noise import remember_noise
+from search.noise import hear, remember_noise
 from search.planning import Plan, plan
 from search.pruning import pruning
 from search.recipe import load_recipe
@@ -123,6 +123,8 @@ def _drive(
             on_event({"event": "plugin", "message": told})
         for told in edits(planned, store):
             on_event({"event": "edited", "message": told})
+    hear(planned, store, decide=True)
+    record["trials"] = planned.trials
     store.save_study(study.study, record, _text(study))
     summary = drive(
         store,

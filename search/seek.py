@@ -98,10 +98,10 @@ class Seeker:
         while len(self.proposer.waiting()) < self.slots and self._asks(len(proposals)):
             number, values = self.proposer.ask()
             proposals[number] = self._row(number, values)
-        self._refuse_hopeless(len(proposals))
         if (len(proposals), len(self.proposer.waiting())) != before:
             self._record()
             self.store.save_study(self.plan.study.study, self.plan.record(), self._yaml())
+        self._refuse_hopeless(len(proposals))
         wanted = [row for row in proposals.values() if row]
         ended = all(number in done and done[number]["state"] in TERMINAL for number, row in proposals.items() if row)
         if ended and not self._asks(len(proposals)):

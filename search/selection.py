@@ -42,10 +42,11 @@ class Selection:
 
     @property
     def diverged(self) -> bool:
-        """A reported seed diverged, or every tried rate did: the variant has no mean."""
+        """A reported seed diverged, or every tried rate did or waits where it has no loss: the variant has no mean."""
         if any(t["state"] == "diverged" for t in self.reported.values()):
             return True
-        return self.settings is None and bool(self.tuned) and all(t["state"] == "diverged" for t in self.tuned)
+        lost = all(t["state"] == "diverged" or is_lost(t) for t in self.tuned)
+        return self.settings is None and bool(self.tuned) and lost
 
     @property
     def pruned(self) -> bool:
@@ -106,15 +107,17 @@ def group(trials: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 def choose(record: dict[str, Any], variant: str, mine: list[dict[str, Any]]) -> Selection:
     """The choice for one variant from its own trials."""
-    tuned = [t for t in mine if t["role"] in ("tune", "search")]
+    first = min((t["seed"] for t in mine if t["role"] == "tune"), default=None)
+    again = [t for t in mine if t["role"] == "tune" and t["seed"] != first]  # of values that one seed can't tell apart
+    tuned = [t for t in mine if t["role"] == "search" or (t["role"] == "tune" and t["seed"] == first)]
     repeats = [t for t in mine if t["role"] == "repeat"]
     axes = tuned_paths(record)
     settings: dict[str, Any] | None
     if tuned or axes:
         ends = [(loss(t, "validation"), rate(t) or 0.0, i) for i, t in enumerate(tuned) if t.get("until") is None]
         stable = [(value, lr, i) for value, lr, i in ends if value is not None]
-        settings = tuned[min(stable)[2]]["settings"] if stable else None
-        reported = {t["seed"]: t for t in [*tuned, *repeats] if t["settings"] == settings}
+        settings = tuned[min(_over_seeds(stable, tuned, again))[2]]["settings"] if stable else None
+        reported = {t["seed"]: t for t in [*tuned, *again, *repeats] if t["settings"] == settings}
     else:
         settings = repeats[0]["settings"] if repeats else None
         reported = {t["seed"]: t for t in repeats}
@@ -129,8 +132,22 @@ def choose(record: dict[str, Any], variant: str, mine: list[dict[str, Any]]) -> 
         settings=settings,
         reported=reported,
         missing_seeds=tuple(s for s in wanted_seeds if reported.get(s, {}).get("state") not in TERMINAL),
-        missing_points=tuple(_missing(axes, [t for t in tuned if t["role"] == "tune"])),
+        missing_points=tuple(_missing(axes, [t for t in [*tuned, *again] if t["role"] == "tune"])),
     )
+
+
+def _over_seeds(
+    stable: list[tuple[float, float, int]], tuned: list[dict[str, Any]], again: list[dict[str, Any]]
+) -> list[tuple[float, float, int]]:
+    """The mean losses of the values that ended with the most seeds: those that were held against each other again."""
+    losses = {place: [value] for value, _, place in stable}
+    for trial in again:
+        value = loss(trial, "validation")
+        for place in losses:
+            if value is not None and tuned[place]["settings"] == trial["settings"]:
+                losses[place].append(value)
+    most = max(map(len, losses.values()))
+    return [(sum(losses[i]) / most, lr, i) for _, lr, i in stable if len(losses[i]) == most]
 
 
 def _missing(axes: dict[str, list[Any]], tuned: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -17,7 +17,8 @@ def status_of(root: Path, study: str | None = None) -> list[dict[str, Any]]:
     """name, question, counts by state, updated (unix s), holder (who runs it, or None) and left_s, newest first.
 
     A trial whose driver has died is `interrupted`, not running. left_s, the seconds that a running study still takes,
-    is None where nothing tells. Raises StoreError if there is no store, or no such study in it.
+    is None where nothing tells. `refused` is how many proposals of a study without trials were refused. Raises
+    StoreError if there is no store, or no such study in it.
     """
     with Store.open(root, create=False) as store:
         if study:
@@ -26,6 +27,8 @@ def status_of(root: Path, study: str | None = None) -> list[dict[str, Any]]:
         for row in found:
             row["holder"] = store.holder(row["name"])
             row["left_s"] = None
+            if not row["counts"]:
+                row["refused"] = sum(event["kind"] == "refused" for event in store.events(row["name"]))
             if row["holder"] is not None or row["counts"].get("running"):
                 _look_closer(store, row)
     return found
@@ -64,7 +67,13 @@ def lines(found: list[dict[str, Any]]) -> list[str]:
     if not found:
         return ["no studies yet; archlab run STUDY.yaml"]
     width = max(len(row["name"]) for row in found)
-    return [f"{row['name']:<{width}}  {told(row['counts'])}  {_who(row)}" for row in found]
+    return [f"{row['name']:<{width}}  {told(row['counts'])}{_refused(row)}  {_who(row)}" for row in found]
+
+
+def _refused(row: dict[str, Any]) -> str:
+    """Why a search has no trials."""
+    count = row.get("refused")
+    return f", {count} proposals refused (they break a constraint, or make no sense)" if count else ""
 
 
 def told(counts: dict[str, int]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from arch_dsl.patch import Setting
 from arch_dsl.source import Node
 from search.recipe import Recipe
 from search.selection import choose, loss
-from search.store import Row
+from search.store import TERMINAL, Row
 from search.study import Asked
 from search.trial import Trial, canonical_json
 from search.tune import RATE, Tune, short
@@ -22,17 +22,20 @@ from search.tuning import Point, tuned
 from search.variants import Builder, Variant
 from search.watch import validation_history
 
-_ENDED_WITHOUT = ("failed", "pruned")
+_ENDED_WITHOUT = ("failed", "pruned", "diverged")
 
 
 @dataclass
 class Tuner:
-    """Makes the tune rows of variants. `asked` has what each variant was made of, and what it was matched to."""
+    """Makes the tune rows of variants. `asked` has what each variant was made of, and what it was matched to; `seed` is
+    the one that tunes."""
 
     tune: Tune
     builder: Builder
     asked: Mapping[str, tuple[Asked, Variant | None]]
     seed: int
+    second: int | None = None  # the seed that tells values apart which the first one can't
+    noise: Callable[[Variant], float] = lambda _: 0.0  # of a trial's seed, nats/token; 0 where it is not known
     variants: dict[tuple[str, str], Variant | None] = field(default_factory=dict)
     trials: dict[tuple[str, str, int], Trial] = field(default_factory=dict)
     curves: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -53,9 +56,29 @@ class Tuner:
             rows.append(Row(self.trial(variant, point), variant.name, "tune", settings, self.seed, until))
         if not found.settled:
             return rows, None
+        again = self._again(variant, list(found.points.values()), rows, present)
+        rows += again
+        if any(present.get(row.trial.key, {}).get("state") not in TERMINAL for row in again):
+            return rows, None
         ended = [row for row in rows if row.until is None and row.trial.key in present]
         mine = [{**present[row.trial.key], "settings": row.settings, "until": None} for row in ended]
         return rows, choose({"tune": self.tune.record(), "seeds": []}, variant.name, mine).settings
+
+    def _again(
+        self, variant: Variant, points: list[Point], rows: list[Row], present: Mapping[str, dict[str, Any]]
+    ) -> list[Row]:
+        """The best value and the second one with a second seed, where the first one cannot tell them apart.
+
+        That is where their losses differ by no more than the standard deviation of such a difference, sqrt(2) times
+        the noise of a trial's seed. A second seed of the best one is one of its repeats, so that this costs a trial.
+        """
+        ended = [(loss(present[row.trial.key], "validation"), i) for i, row in enumerate(rows) if row.until is None]
+        best = sorted((value, i) for value, i in ended if value is not None)[:2]
+        noise = self.noise(variant)
+        if self.second is None or len(best) < 2 or not best[1][0] - best[0][0] <= math.sqrt(2) * noise or not noise:
+            return []
+        trials = [(self.trial(variant, points[i], self.second), rows[i].settings) for _, i in best]
+        return [Row(trial, variant.name, "tune", settings, self.second) for trial, settings in trials]
 
     def rungs(self, variant: Variant) -> list[int]:
         """The steps at which values may stop."""
@@ -149,18 +172,18 @@ class Tuner:
     def _losses(self, row: dict[str, Any] | None, steps: list[int]) -> Sequence[float | None]:
         """A trial's losses at the rungs and at its end.
 
-        One that diverged keeps those that it had, so that what went on at a rung because of it stays decided.
+        One that ended without a loss keeps those that it had, so that what went on at a rung because of it stays
+        decided.
         """
         if row is None:
             return [None] * (len(steps) + 1)
-        if row["state"] == "diverged":
-            known = {step: _number(value) for step, value in _history(row)} if steps else {}
-            return [*(known.get(step, math.inf) for step in steps), math.inf]
         final = loss(row, "validation")
         if row["state"] in _ENDED_WITHOUT or (row["state"] == "complete" and final is None):
-            return [math.inf] * (len(steps) + 1)
+            known = {step: _number(value) for step, value in _history(row)} if steps else {}
+            return [*(known.get(step, math.inf) for step in steps), math.inf]
         if final is not None:
-            return [*(self._curve(row, steps).get(step, final) for step in steps), final]
+            curve = self._curve(row, steps) if steps else {}
+            return [*(_between(curve, step, final) for step in steps), final]
         reached = (row["result"] or {}).get("step", 0)
         there = self._curve(row, steps) if steps and reached >= steps[0] else {}
         return [*(there.get(step, math.inf) if step <= reached else None for step in steps), None]
@@ -194,6 +217,21 @@ def _history(row: dict[str, Any]) -> list[tuple[int, float]]:
     if "curve" in row:
         return list(row["curve"])
     return validation_history(Path(row["folder"])) if row.get("folder") else []
+
+
+def _between(curve: Mapping[int, float], step: int, final: float) -> float:
+    """The loss at a step. Where a trial that went on from a shorter one has none there, it lies on the line through
+    its neighbours in the log of the step; before the first one it is the first one's."""
+    if step in curve:
+        return curve[step]
+    before, after = (
+        max((s for s in curve if 0 < s < step), default=None),
+        min((s for s in curve if s > step), default=None),
+    )
+    if before is None or after is None:
+        return final if after is None else curve[after]
+    share = math.log(step / before) / math.log(after / before)
+    return curve[before] + share * (curve[after] - curve[before])
 
 
 def _number(value: float | None) -> float:

@@ -102,6 +102,21 @@ def test_a_trial_that_paused_goes_on_from_its_step_and_has_not_failed(folder):
     ]
 
 
+def test_trials_beyond_the_plan_count_when_a_grid_grows(folder):
+    variants = [{"name": name, "flops_per_token": 1, "tokens": 10} for name in ("G1", "G2")]
+    record = {"study": "gates", "variants": variants, "seeds": [0, 1], "tune": {"lr": [1, 2]}}
+    progress = LineProgress(io.StringIO())
+    progress.plan(
+        record, 6, [{"role": "tune", "variant": "G1", "settings": {"lr": lr}, "state": "planned"} for lr in (1, 2)]
+    )
+    assert progress.total == 6
+    for number, lr in enumerate((2, 4, 4)):
+        progress.event({**launched(folder, f"k{number}"), "settings": {"lr": lr}})
+    assert progress.total == 7, "the rate of 4 is one more, whichever attempt"
+    progress.plan(record, 7)
+    assert progress.total == 7, "which a later plan knows"
+
+
 def test_json_progress_is_one_object_per_line(folder):
     file = io.StringIO()
     progress = JsonProgress(file)

@@ -17,6 +17,7 @@ from search.planning import plan
 from search.reporting import report
 from search.running import run
 from search.space import Space
+from search.status import lines, status_of
 from search.store import Store
 from search.study import load_study
 from tests.search.study_files import write_study
@@ -99,6 +100,12 @@ def test_a_search_without_anything_feasible_ends_before_it_trains(tmp_path: Path
     ):
         run(study, store, executor="inline", track=False)
     assert not any(row["state"] != "planned" for row in rows_of(store))
+    with Store.open(store) as opened:
+        name = opened.studies()[0]["name"]
+        notes = load_comparison(opened, name).notes
+    assert any("9 proposals break a constraint and were not trained (parameters 9)" in note for note in notes), notes
+    (line,) = lines(status_of(store, name))
+    assert "0 trials: none yet, 9 proposals refused (they break a constraint, or make no sense)" in line
 
 
 @pytest.mark.slow

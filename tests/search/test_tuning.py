@@ -375,3 +375,147 @@ def test_a_report_without_a_finished_trial_names_no_seeds(tmp_path: Path) -> Non
 )
 def test_what_brackets_save_is_known_beforehand(options: str, saved: float) -> None:
     assert tune_of(f"{{{options}}}").saved == pytest.approx(saved)
+
+
+# trials that end in other ways
+
+
+@pytest.mark.parametrize("state", ["failed", "pruned", "diverged"])
+def test_a_trial_that_ended_without_a_loss_keeps_those_that_it_had_at_rungs(tmp_path: Path, state: str) -> None:
+    """What it stood at a rung for stays decided: the best at the first rung fails, and nobody takes its place there."""
+    made = made_plan(tmp_path, "{lr: {grid: 1-2-5, from: 1e-3, to: 2e-2}, brackets: {rungs: [0.2, 0.5], keep: 0.5}}")
+    assert made.tuner is not None
+    table = simulate(made, valley(5e-3), ends=6)
+    first = made.tuner.rungs(made.variants[0])[0]
+    best = min((row for row in table if row["variant"] == "baseline"), key=lambda row: dict(row["curve"]).get(first, 9))
+    before = made.tuner._losses(best, made.tuner.rungs(made.variants[0]))
+    ended = {**best, "state": state, "result": None}
+    after = made.tuner._losses(ended, made.tuner.rungs(made.variants[0]))
+    assert after[0] == before[0] and math.isfinite(before[0] or math.nan)
+    assert after[-1] == math.inf
+
+
+def test_a_trial_that_went_on_from_a_shorter_one_stands_at_a_rung_between_its_neighbours(tmp_path: Path) -> None:
+    made = made_plan(tmp_path, "{lr: {grid: 1-2-5, from: 1e-3, to: 2e-2}}")
+    assert made.tuner is not None
+    measured = {"loss": 2.0, "perplexity": math.exp(2), "bits_per_byte": 2 / math.log(2)}
+    result = {"step": 80, "validation": measured}
+    row = {"key": "k", "state": "complete", "result": result, "curve": [(10, 4.0), (40, 3.0), (80, 2.0)]}
+    assert list(made.tuner._losses(row, [10, 20])) == [4.0, pytest.approx(3.5), 2.0]
+    assert list(made.tuner._losses({**row, "key": "l"}, [5])) == [4.0, 2.0]
+
+
+def test_a_variant_whose_values_all_wait_without_a_loss_has_diverged(tmp_path: Path) -> None:
+    made = made_plan(tmp_path, "{lr: {grid: 1-2-5, from: 1e-3, to: 2e-2}}")
+    table = simulate(made, lambda variant, *_: math.inf if variant == "gated" else 3.0)
+    for row in table:
+        if row["variant"] == "gated":
+            row |= {"state": "paused", "until": 1, "result": {"step": 1, "validation": {"loss": None}}}
+    gated = next(each for each in select(made.record(), table) if each.variant == "gated")
+    assert gated.settled and gated.diverged
+    found = compare(made.record(), table).table.set_index("variant")
+    assert found.loc["gated", "verdict"] == "diverged"
+
+
+def test_a_variant_that_is_given_up_is_expected_to_have_no_more_trials(tmp_path: Path) -> None:
+    from dashboards.library import Study
+
+    made = made_plan(tmp_path, "{lr: {grid: 1-2-5, from: 1e-3, to: 2e-2}}", seeds="seeds: 3")
+    table = simulate(made, lambda variant, *_: math.inf if variant == "gated" else 3.0)
+    study = Study("gates", "", made.record(), table, None, None, None, {})
+    assert study.done == study.expected == len({row["key"] for row in table})
+    begun = simulate(made, valley(5e-3), ends=1)
+    assert Study("gates", "", made.record(), begun, None, None, None, {}).expected == made.trials
+
+
+# values that one seed cannot tell apart
+
+
+def misled(variant: str, settings: dict[str, Any], seed: int, share: float) -> float:
+    """A valley at 5e-3, in which the first seed shows 1e-2 as better by less than the noise, and the second one not."""
+    lost = 0.006 if (settings["lr"], seed) == (1e-2, 0) else 0.0
+    return 2 + abs(math.log(float(settings["lr"]) / 5e-3)) / 200 - lost + (1 - share) + 0.001 * seed
+
+
+def chosen(made: Plan, table: list[dict[str, Any]]) -> dict[str, float]:
+    return {each.variant: (each.settings or {})["lr"] for each in select(made.record(), table)}
+
+
+def test_values_within_the_noise_of_a_seed_are_tried_with_a_second_one(tmp_path: Path) -> None:
+    made = made_plan(tmp_path, "{lr: {grid: 1-2-5, from: 1e-3, to: 2e-2}}", seeds="seeds: 3")
+    assert made.tuner is not None
+    alone, planned = simulate(made, misled), made.trials
+    assert set(chosen(made, alone).values()) == {1e-2}
+    made.tuner.noise = lambda variant: 0.01
+    assert made.trials == planned + 2
+    tables = [simulate(made_again(made), misled, seed=order) for order in range(4)]
+    for table in tables:
+        assert set(chosen(made, table).values()) == {5e-3}
+        assert len({row["key"] for row in table}) == len({row["key"] for row in alone}) + 2, "a trial of each variant"
+        again = {(row["variant"], row["settings"]["lr"]) for row in table if row["role"] == "tune" and row["seed"] == 1}
+        assert again == {(variant, lr) for variant in ("baseline", "gated") for lr in (5e-3, 1e-2)}
+    assert len({tuple(sorted((r["key"], r["role"], r["until"] or 0) for r in table)) for table in tables}) == 1
+    made.tuner.noise = lambda variant: 0.001
+    assert set(chosen(made, simulate(made_again(made), misled)).values()) == {1e-2}, "these lie further apart"
+
+
+def made_again(made: Plan) -> Plan:
+    """The plan with nothing remembered."""
+    if made.tuner:
+        made.tuner.curves.clear()
+    return Plan(made.study, made.builder, made.variants, tuner=made.tuner)
+
+
+def test_a_second_seed_that_is_lost_leaves_its_value_behind(tmp_path: Path) -> None:
+    made = made_plan(tmp_path, "{lr: {grid: 1-2-5, from: 1e-3, to: 2e-2}}", seeds="seeds: 2")
+    assert made.tuner is not None
+    made.tuner.noise = lambda variant: 0.01
+
+    def unstable(variant: str, settings: dict[str, Any], seed: int, share: float) -> float:
+        lost = settings["lr"] == 1e-2 and seed == 1 and share > 0.5
+        return math.inf if lost else misled(variant, settings, seed, share)
+
+    table = simulate(made, unstable)
+    assert set(chosen(made, table).values()) == {5e-3}
+
+
+def test_the_noise_is_decided_when_a_study_first_runs(tmp_path: Path) -> None:
+    from search.noise import KIND, hear, noise_key
+    from search.store import Store
+
+    made = made_plan(tmp_path, "{lr: {grid: 1-2-5, from: 1e-3, to: 2e-2}}", seeds="seeds: 3")
+    assert made.tuner is not None
+    key, variant = noise_key(made.variants[0].record()), made.variants[0]
+    told = {"variance": 1e-4, "df": 8, "documents": None, "trials": 12, "keys": []}
+    with Store.open(tmp_path / "store") as store:
+        store.remember(KIND, key, {"other": told})
+        hear(made, store)
+        assert made.tuner.noise(variant) == pytest.approx(0.01)
+        store.save_study("gates", made.record(), "")
+        hear(made, store, decide=True)
+        store.remember(KIND, key, {"other": {**told, "variance": 1.0}})
+        store.add_trials("gates", made.rows([]))
+        hear(made, store, decide=True)
+        assert made.tuner.noise(variant) == pytest.approx(0.01), "what was decided stands"
+    with Store.open(tmp_path / "old") as store:
+        store.remember(KIND, key, {"other": told})
+        store.save_study("gates", made.record(), "")
+        store.add_trials("gates", made.rows([]))
+        hear(made, store, decide=True)
+        assert made.tuner.noise(variant) == 0.0, "a study that had tuned before goes on as it was"
+
+
+@pytest.mark.parametrize(("budget", "noise"), [("{trials: 14}", 0.0), ("{trials: 16}", 0.01), ("{tokens: 14k}", 0.0)])
+def test_a_second_seed_needs_room_in_the_budget(tmp_path: Path, budget: str, noise: float) -> None:
+    from search.noise import KIND, hear, noise_key
+    from search.store import Store
+
+    grid = "{lr: {grid: 1-2-5, from: 1e-3, to: 2e-2}}"
+    made = made_plan(tmp_path, grid, seeds="seeds: 3", budget=f"budget: {budget}")
+    assert made.tuner is not None and made.trials == 14
+    told = {"variance": 1e-4, "df": 8, "documents": None, "trials": 12, "keys": []}
+    with Store.open(tmp_path / "store") as store:
+        store.remember(KIND, noise_key(made.variants[0].record()), {"other": told})
+        hear(made, store)
+        hear(made, store)
+    assert made.tuner.noise(made.variants[0]) == pytest.approx(noise)
