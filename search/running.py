@@ -117,7 +117,8 @@ def _drive(
     if planned.builder.settled:
         settled.keep(store, study.study, planned.builder.settled)
     if on_event:
-        for told in settled.lines(planned.builder.settled, (variant.recipe for variant in planned.variants)):
+        recipes = [variant.recipe for variant in planned.variants]
+        for told in settled.lines(planned.builder.settled, planned.study.train, recipes):
             on_event({"event": "settled", "message": told})
         for told in plugin_files.changed(_earlier(store, study.study), record, store.root):
             on_event({"event": "plugin", "message": told})

@@ -45,8 +45,15 @@ class Settled:
         open_ = {name: getattr(self, name) for name in ("precision", "compile") if getattr(recipe, name) == AUTO}
         return recipe.replace(**open_) if open_ else recipe
 
+    def told(self) -> dict[str, str]:
+        """Each of the two in words."""
+        return {
+            "precision": f"precision {self.precision}: {self.why_precision}",
+            "compile": f"compile {self.compile}: {self.why_compile}",
+        }
+
     def __str__(self) -> str:
-        return f"precision {self.precision}: {self.why_precision}; compile {self.compile}: {self.why_compile}"
+        return "; ".join(self.told().values())
 
     def record(self) -> dict[str, str]:
         """For the store, and for a plan as JSON."""
@@ -81,12 +88,15 @@ def keep(store: Store, study: str, settled: Settled) -> None:
     store.decide(study, DECISION, settled.record)
 
 
-def lines(settled: Settled | None, recipes: Iterable[Recipe]) -> Iterator[str]:
-    """What `plan` and `run` say: what was settled and why, and where this machine cannot do what is asked."""
+def lines(settled: Settled | None, written: Recipe, recipes: Iterable[Recipe]) -> Iterator[str]:
+    """What `plan` and `run` say: what was settled of what a study's recipe leaves open as it is `written` (or of what
+    its variants do), and why; and where this machine cannot do what is asked.
+    """
     from search.compiling import cannot_compile
 
     if settled:
-        yield str(settled)
+        told = settled.told()
+        yield "; ".join([text for name, text in told.items() if getattr(written, name) == AUTO] or told.values())
     if any(recipe.compile == "blocks" for recipe in recipes) and (missing := cannot_compile()):
         yield f"compile blocks: here {missing}, so trials that train here run uncompiled, which rounds otherwise"
 

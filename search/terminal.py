@@ -136,7 +136,8 @@ def print_plan(planned: Plan, root: Path, slots: int | None = None) -> None:
     console.print(f"{size(guess.memory_bytes)} of memory for the tensors of the largest trial, or somewhat more")
     if found := _resolution(planned, root):
         console.print(Text(str(found)))
-    for line in settled_lines(planned.builder.settled, (variant.recipe for variant in planned.variants)):
+    recipes = [variant.recipe for variant in planned.variants]
+    for line in settled_lines(planned.builder.settled, planned.study.train, recipes):
         console.print(Text(line))
     for line in to_measure(planned, root).lines():
         console.print(Text(line))

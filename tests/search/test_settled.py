@@ -67,7 +67,9 @@ def test_a_machine_without_units_or_compiler_computes_in_float32_as_it_is(tmp_pa
         "precision fp32: no bfloat16 units are known where trials run; compile off: g++ not found"
     )
     print_plan(made(tmp_path, "1k", "compile: blocks"), tmp_path / "store")
-    assert "here g++ not found, so trials that train here run uncompiled" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "here g++ not found, so trials that train here run uncompiled" in told
+    assert "precision fp32:" in told and "compile off:" not in told
 
 
 @pytest.mark.parametrize(("tokens", "said"), [("1k", ("fp32", "off")), ("1B", ("bf16", "blocks"))])
