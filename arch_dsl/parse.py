@@ -28,6 +28,7 @@ from arch_dsl.spec import (
 
 S = TypeVar("S", bound=Spec)
 
+_NO_NOUNS = frozenset({"combine", "compile", "counted", "impossible", "normalize", "over", "recompute", "until"})
 _UNITS = {"k": 1_000, "M": 1_000_000, "B": 1_000_000_000, "T": 1_000_000_000_000}
 _LARGEST = sys.float_info.max
 _WITH_UNIT = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kMBT])$")
@@ -120,7 +121,8 @@ def _scalar(options: tuple[Any, ...], node: Node, path: str, problems: list[Prob
         return value
     if words:
         *_, owner, name = ("", *path.split("."))
-        noun = f"value of {owner}" if name.isdigit() else f"value of {name}" if name.endswith("s") else name
+        named = owner if name.isdigit() else name
+        noun = f"value of {named}" if name.isdigit() or name.endswith("s") or name in _NO_NOUNS else name
         found = value if isinstance(value, str | int | float) and not isinstance(value, bool) else _shown(node)
         return _refuse(problems, path, unknown(found, noun, words), node.mark)
     names = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from search import cli_eval, cli_lifecycle, cli_store
+from search import cli_bench, cli_eval, cli_lifecycle, cli_store
 from search.cli_kit import (
     ALLOW,
     INVALID,
@@ -84,6 +84,7 @@ def plan(
     address: str | None,
 ) -> None:
     """Show what a study would run: variants, sizes, trials, an estimate of the time. Trains nothing."""
+    from search.estimate import refuse_too_little
     from search.planning import plan as make_plan
     from search.running import slots_at, store_root
     from search.smoke import decided
@@ -93,6 +94,8 @@ def plan(
     root, loaded = store_root(store).absolute(), load_study(study, parsed(overrides), allow_plugins)
     slots = slots_at(address, root, loaded.resources)
     planned = make_plan(loaded, root / "data", decided(root, loaded.study))
+    if address is None:
+        refuse_too_little(planned)
     if as_json:
         click.echo(json.dumps(plan_json(planned, root, slots)))
     else:
@@ -451,7 +454,7 @@ def dashboard(store: str | None, host: str, port: int | None, open_browser: bool
         fail(str(error), INVALID)
 
 
-for each in (*cli_lifecycle.VERBS, *cli_store.VERBS, *cli_eval.VERBS):
+for each in (*cli_lifecycle.VERBS, *cli_store.VERBS, *cli_eval.VERBS, *cli_bench.VERBS):
     main.add_command(each)
 
 

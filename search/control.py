@@ -22,15 +22,17 @@ WAIT_S = 180.0  # for a driver to end: trials get a minute to write their checkp
 def stop_study(root: Path, study: str, wait_s: float = WAIT_S) -> dict[str, Any]:
     """Asks who runs the study to let its trials write a checkpoint and to end; waits for that up to `wait_s` seconds.
 
-    A driver of this machine gets SIGINT, which is Ctrl-C: a second call ends it at once. Another one reads a request
-    in the store. Returns study, holder (None: nobody ran it), how ("signal", "request" or None) and ended.
+    A driver of this machine gets SIGINT, which is Ctrl-C; another one reads a request in the store. A second call ends
+    either at once. Returns study, holder (None: nobody ran it), how ("signal", "request" or None) and ended.
     """
     holder = holder_of(root, study)
     if holder is None:
         return {"study": study, "holder": None, "how": None, "ended": True}
     how = "signal" if _signalled(root, study, holder) else "request"
     if how == "request":
-        asked = {"host": socket.gethostname(), "pid": os.getpid(), "holder": holder}
+        before = _read(root, study)
+        times = before.get("times", 1) + 1 if before.get("holder") == holder else 1
+        asked = {"host": socket.gethostname(), "pid": os.getpid(), "holder": holder, "times": times}
         write_whole(_request(root, study), json.dumps(asked), durable=False)
     deadline = time.monotonic() + wait_s
     while (ended := holder_of(root, study) != holder) is False and time.monotonic() < deadline:
@@ -38,21 +40,20 @@ def stop_study(root: Path, study: str, wait_s: float = WAIT_S) -> dict[str, Any]
     return {"study": study, "holder": holder, "how": how, "ended": ended}
 
 
+def stop_requests(root: Path, study: str) -> int:
+    """How often someone of another host asked the study's driver to stop since it began."""
+    return int(_read(root, study).get("times", 1)) if _request(root, study).exists() else 0
+
+
 def stop_requested(root: Path, study: str) -> bool:
-    """Whether someone asked the study's driver to stop since it began."""
-    return _request(root, study).exists()
+    """Whether anyone did."""
+    return stop_requests(root, study) > 0
 
 
 def forget_request(store: Store, study: str) -> None:
     """Removes a request that was meant for a driver before; one that came while this one was starting stays."""
     path = _request(store.root, study)
-    try:
-        asked = json.loads(path.read_text())
-    except FileNotFoundError:
-        return
-    except ValueError:  # after a power cut
-        asked = {}
-    if asked.get("holder") != store.holder(study):
+    if path.exists() and _read(store.root, study).get("holder") != store.holder(study):
         path.unlink(missing_ok=True)
 
 
@@ -73,6 +74,15 @@ def retry(store: Store, study: str, variants: Collection[str] = ()) -> dict[str,
 
 def _request(root: Path, study: str) -> Path:
     return lock_path(root, study).with_suffix(".stop")
+
+
+def _read(root: Path, study: str) -> dict[str, Any]:
+    """The request that is there; {} without one, or for one that a power cut left empty."""
+    try:
+        asked: dict[str, Any] = json.loads(_request(root, study).read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return asked
 
 
 def _signalled(root: Path, study: str, holder: dict[str, Any]) -> bool:

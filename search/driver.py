@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from search.budget import Account, Limits, attempt_spent, spent_of
-from search.control import forget_request, stop_requested
+from search.control import forget_request, stop_requests
 from search.executor import Executor, ExecutorError, Failure, Finished, request_stop
 from search.faults import Breaker, Retries
 from search.keep import Keep, tell
@@ -53,6 +53,9 @@ class Shipper(Protocol):
 
     def close(self) -> object:
         """Ships what is left, within its own time limit."""
+
+    def leave(self) -> None:
+        """Ends at once; the next run ships what is left."""
 
 
 @dataclass
@@ -123,6 +126,7 @@ class _Driver:
     holds: Callable[[], None] = lambda: None  # raises StudyLost when the study is another driver's by now
     keep: dict[str, bool] = field(default_factory=Keep().record)
     stop: Stop | None = None
+    heard: int = 0  # requests to stop
     running: dict[str, _Running] = field(default_factory=dict)
     table: Table = field(default_factory=Table)
     before: set[str] = field(default_factory=set)
@@ -137,7 +141,7 @@ class _Driver:
         try:
             self.executor.start()
             forget_request(self.store, self.study)
-            self.notice(*settle(self.store, self.study, lambda: self.executor.gpus))
+            self.notice(*settle(self.store, self.study))
             if self.account.limits.of_life:
                 self.account.spent = spent_of(self.store, self.study)
             self.replan()
@@ -147,7 +151,9 @@ class _Driver:
             while self.step():
                 pass
         except KeyboardInterrupt:
-            self.shipper = None  # the trackers aren't waited for; the next run ships what is left
+            if self.shipper is not None:
+                self.shipper.leave()
+            self.shipper = None  # the trackers aren't waited for
             code = self.stop.exit_code if self.stop and self.stop.exit_code == EXIT_TERMINATED else EXIT_INTERRUPTED
             self.stop = Stop(code, "stopped at once; the same command goes on from the last checkpoints")
         except StoreFull as error:
@@ -176,9 +182,9 @@ class _Driver:
             self.commit(each)
         if elsewhere:
             owners = {owner for owner in elsewhere.values() if owner not in (None, self.study)}
-            self.notice(*take_over(self.store, owners, lambda: self.executor.gpus))
+            self.notice(*take_over(self.store, owners))
         if self.study in elsewhere.values():  # started by a driver that had lost the study, and nobody's now
-            self.notice(*settle(self.store, self.study, lambda: self.executor.gpus, but=self.running))
+            self.notice(*settle(self.store, self.study, but=self.running))
             self.planner.changed = True
         self.watch()
         self.emit("tick", running={key: each.folder for key, each in self.running.items()})
@@ -208,7 +214,7 @@ class _Driver:
         """Claims a trial and submits it, unless another study was faster."""
         key, folder = row["key"], Path(row["folder"])
         self.holds()  # planning may have taken long
-        attempt = self.store.claim(key, self.study)
+        attempt = self.store.claim(key, self.study, self.executor.gpus)
         if attempt is None:
             self.table.elsewhere[key], self.planner.changed = None, True
             return
@@ -301,8 +307,7 @@ class _Driver:
                 self.executor.cancel(key)
             elif self.should_prune is not None and self.stop is None:
                 self.prune(key, running, self.should_prune)
-        if self.stop is None and stop_requested(self.store.root, self.study):
-            self.ask_stop(EXIT_INTERRUPTED, "asked to stop by archlab stop; the same command goes on from here")
+        self.hear_requests()
         if self.stop is None and (over := self.account.over(each.seconds for each in self.running.values())):
             self.ask_stop(EXIT_BUDGET, over)
         if self.stop is None:
@@ -337,6 +342,15 @@ class _Driver:
             raise KeyboardInterrupt
         how = "terminated" if exit_code == EXIT_TERMINATED else "interrupted"
         self.ask_stop(exit_code, f"{how}; the same command goes on from here")
+
+    def hear_requests(self) -> None:
+        """`archlab stop` on another host is what a signal is here: the second time ends it."""
+        asked, before = stop_requests(self.store.root, self.study), self.heard
+        self.heard = asked
+        if asked > before and (self.stop is not None or asked > 1):
+            raise KeyboardInterrupt
+        if asked > before:
+            self.ask_stop(EXIT_INTERRUPTED, "asked to stop by archlab stop; the same command goes on from here")
 
     def ask_stop(self, exit_code: int, message: str) -> None:
         """Starts nothing more and asks what runs to write a checkpoint and end. The first reason stands."""

@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from arch_dsl.errors import SpecError
+from search.machine import usable_gpus
 from search.planning import Plan, Variant
 from search.store import Store
 from search.timing import step_time_key
@@ -14,6 +16,7 @@ from search.timing import step_time_key
 _SHARE = (
     0.25  # of the rate of a large matrix product that small models reach; replaced by measurements when there are any
 )
+_LIBRARIES = 300_000_000  # bytes that torch maps for itself alone
 _START_S = 3.0  # a trial's process: its imports, its model, its final evaluation
 
 
@@ -44,8 +47,22 @@ def estimate(plan: Plan, root: Path, slots: int, done: int = 0) -> Estimate:
     return Estimate(core_s, core_s / slots, slots, source, max(map(memory_bytes, plan.variants)))
 
 
-def memory_bytes(variant: Variant) -> int:
-    """What training keeps at once: weights, gradients, the optimizer's moments, activations of a micro-batch.
+def refuse_too_little(plan: Plan) -> None:
+    """Raises SpecError where `resources.memory` is surely less than a variant takes on a CPU, a row at a time."""
+    resources = plan.study.resources
+    if resources.memory is None or resources.world > 1 or (usable_gpus() if resources.gpus is None else resources.gpus):
+        return
+    least = {variant.name: memory_bytes(variant, rows=1) + _LIBRARIES for variant in plan.variants}
+    name = max(least, key=least.__getitem__)
+    if resources.memory.bytes < least[name]:
+        message = f"{name} takes {least[name] / 1e9:.2g} GB at least, {_LIBRARIES / 1e9:g} GB of them for torch"
+        found = f"found {resources.memory.bytes / 1e9:.2g} GB"
+        raise SpecError.of("resources.memory", f"{message}; {found}", resources.mark("memory") or resources.mark())
+
+
+def memory_bytes(variant: Variant, rows: int | None = None) -> int:
+    """What training keeps at once: weights, gradients, the optimizer's moments, activations of so many rows (None: of a
+    micro-batch).
 
     What a process takes is more: libraries, buffers of kernels, what an allocator holds back. Under bf16 activations
     are counted with two bytes; with recomputation those of one layer, and what each layer reads.
@@ -56,7 +73,7 @@ def memory_bytes(variant: Variant) -> int:
         layers = sum(stack.n_layers for stack in variant.model.stacks().values())
         activations = activations // layers + 4 * layers * recipe.context * variant.model.d_model
     half = 2 if recipe.precision == "bf16" else 1
-    return 4 * variant.parameters * (2 + recipe.optimizer.moments) + activations * recipe.micro_batch // half
+    return 4 * variant.parameters * (2 + recipe.optimizer.moments) + activations * (rows or recipe.micro_batch) // half
 
 
 def _step_times(plan: Plan, root: Path) -> list[float]:

@@ -11,6 +11,10 @@ from search.database import Changes, Database, Found
 
 T = TypeVar("T")
 MANY = 500  # values in one question
+_REMEMBER = (
+    "INSERT INTO memory (place, name, value, updated) VALUES (?, ?, ?, ?) ON CONFLICT (place, name) "
+    "DO UPDATE SET value = excluded.value, updated = excluded.updated"
+)
 
 
 class Kept:
@@ -47,13 +51,17 @@ class Kept:
     def remember(self, kind: str, key: str, value: Any) -> None:
         """Keeps JSON for all studies of the store, such as a noise floor; the newest stands."""
         values = (kind, key, json.dumps(value), time.time())
-        self._write(
-            lambda db: db.execute(
-                "INSERT INTO memory (place, name, value, updated) VALUES (?, ?, ?, ?) ON CONFLICT (place, name) "
-                "DO UPDATE SET value = excluded.value, updated = excluded.updated",
-                values,
-            )
-        )
+        self._write(lambda db: db.execute(_REMEMBER, values))
+
+    def amend(self, kind: str, key: str, name: str, value: Any) -> None:
+        """Sets one entry of a remembered mapping, and leaves those that others set meanwhile."""
+
+        def change(db: Changes) -> None:
+            rows = db.execute("SELECT value FROM memory WHERE place = ? AND name = ?", (kind, key))
+            whole = {**(json.loads(rows[0]["value"]) if rows else {}), name: value}
+            db.execute(_REMEMBER, (kind, key, json.dumps(whole), time.time()))
+
+        self._write(change)
 
     def names(self, kinds: Iterable[str]) -> dict[str, dict[str, float]]:
         """kind -> {key: when (unix s)} of all that is remembered under these kinds."""

@@ -10,6 +10,7 @@ import shutil
 import sys
 import sysconfig
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, Literal
 Status = Literal["ok", "warn", "fail"]
 
 GIB = 2**30
+_GROUPS, _GROUPS_OF = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # of control groups, and which are ours
 # A trial's process holds torch and a small model (0.5 to 0.8 GiB measured); below this per core, trials may be killed.
 MEMORY_PER_TRIAL_GIB = 1.0
 
@@ -63,8 +65,7 @@ def _python() -> Finding:
 def usable_cores() -> int:
     """The cores that this process may use: the affinity mask, or a container's quota where that is less."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cgroup_limit("cpu.max")
-    return allowed if quota is None else max(1, min(allowed, math.floor(quota)))
+    return max(1, min([allowed, *map(math.floor, _quotas())]))
 
 
 def _cores() -> Finding:
@@ -80,9 +81,8 @@ def memory() -> tuple[int, int]:
     meminfo = Path("/proc/meminfo")
     match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.M) if meminfo.exists() else None
     available = int(match[1]) * 1024 if match else total
-    limit = _cgroup_limit("memory.max")
-    if limit is not None:
-        total, available = min(total, int(limit)), min(available, int(limit))
+    for limit, used in _memory_limits():
+        total, available = min(total, limit), min(available, max(limit - used, 0))
     return available, total
 
 
@@ -105,22 +105,56 @@ def _memory() -> Finding:
     return Finding("memory", "ok", detail, "enough for one small trial on every core")
 
 
-def _cgroup_limit(name: str) -> float | None:
-    """A limit of the container, None where there is none: cores for `cpu.max`, bytes for `memory.max` (cgroup v2)."""
-    path = Path("/sys/fs/cgroup") / name
-    if not path.exists():
-        return None
-    value, *period = path.read_text().split()
-    return None if value == "max" else float(value) / (float(period[0]) if period else 1.0)
+def _groups(controller: str) -> Iterator[tuple[Path, int]]:
+    """The folders of this process's control groups that limit a resource, from its own up, and the version (1 or 2).
+
+    In a container the path may be that of the machine, where there is none: then the root says what the container has.
+    """
+    lines = _GROUPS_OF.read_text().splitlines() if _GROUPS_OF.exists() else ["0::/"]
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = _GROUPS / controllers if controllers else _GROUPS
+        own = root / path.lstrip("/")
+        yield from ((each, 1 if controllers else 2) for each in (own, *own.parents) if each.is_relative_to(root))
+
+
+def _quotas() -> Iterator[float]:
+    """Cores that control groups allow."""
+    for group, version in _groups("cpu"):
+        quota, *period = _said(group / "cpu.max") if version == 2 else _said(group / "cpu.cfs_quota_us")
+        period = period or _said(group / "cpu.cfs_period_us")
+        if quota not in ("", "max", "-1") and period[0]:
+            yield int(quota) / int(period[0])
+
+
+def _memory_limits() -> Iterator[tuple[int, int]]:
+    """Bytes that control groups allow, and those of them in use that the kernel could not take back."""
+    names = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"), 2: ("memory.max", "memory.current", "")}
+    for group, version in _groups("memory"):
+        limit, used, prefix = names[version]
+        (most, *_), (now, *_) = _said(group / limit), _said(group / used)
+        if most not in ("", "max"):
+            words = _said(group / "memory.stat")
+            stat = dict(zip(words[::2], words[1::2], strict=False))
+            cached = sum(int(stat.get(f"{prefix}{name}", 0)) for name in ("active_file", "inactive_file"))
+            yield int(most), max(int(now or 0) - cached, 0)
+
+
+def _said(path: Path) -> list[str]:
+    """The words of a file; one empty word where it is not there or may not be read."""
+    try:
+        return path.read_text().split() or [""]
+    except OSError:
+        return [""]
 
 
 def compiler() -> tuple[str | None, list[str]]:
-    """The C++ compiler that torch.compile takes, None where it cannot build; what it misses."""
-    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    found, header = shutil.which(name), Path(sysconfig.get_paths()["include"]) / "Python.h"
-    wanted = f"{name} (or a C++ compiler that CXX names)"
-    missing = [what for what, there in ((wanted, found), (str(header), header.exists())) if not there]
-    return (None if missing else found), missing
+    """The C++ compiler of this host, and what torch.compile and Triton need here and do not find."""
+    found = next((path for name in ("g++", "clang++", "c++") if (path := shutil.which(name))), None)
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    return found, [what for what, there in (("a C++ compiler", found), (str(header), header.exists())) if not there]
 
 
 def _compiler() -> Finding:

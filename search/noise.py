@@ -54,7 +54,8 @@ class Resolution:
         """A sentence for a plan."""
         seeds = f"{self.seeds} seed{'s' if self.seeds != 1 else ''}"
         if self.factor is None:
-            return f"{seeds}: too few for an interval"
+            few = f"{seeds}: too few for an interval"
+            return few if self.seeds else "nothing: the budget has no trial of every variant"
         if self.noise is None or self.difference is None:
             return (
                 f"{seeds} resolve differences of {self.factor:.2g} times the noise of one trial's seed, which no study "
@@ -94,7 +95,7 @@ def remember_noise(store: Store, study: str) -> None:
     for key, rows in groups.items():
         told = _told(layout, rows)
         if told is not None:
-            store.remember(KIND, key, {**(store.recall(KIND, key) or {}), study: told})
+            store.amend(KIND, key, study, told)
 
 
 def _told(layout: Layout, rows: list[int]) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Container, Iterable
 
 from search.budget import attempt_spent
 from search.lock import StudyLock, StudyLocked
@@ -10,10 +10,10 @@ from search.store import Store
 from search.worker import read_result
 
 
-def settle(store: Store, study: str, gpus: Callable[[], float], but: Container[str] = ()) -> list[str]:
+def settle(store: Store, study: str, but: Container[str] = ()) -> list[str]:
     """Under that study's lock its running rows run no more, but for those that who has the lock runs himself.
 
-    Each had so many GPUs. Returns the keys with a result.
+    What they took is the study's, on the GPUs that they were started with. Returns the keys with a result.
     """
     done = []
     for orphan in store.orphans(study):
@@ -21,7 +21,7 @@ def settle(store: Store, study: str, gpus: Callable[[], float], but: Container[s
         if key in but:
             continue
         result = read_result(orphan["folder"])
-        spent = attempt_spent(orphan["folder"], attempt, gpus())
+        spent = attempt_spent(orphan["folder"], attempt, _gpus(store, study, key, attempt))
         if result is not None:
             store.finish(key, attempt, result["state"], result, result.get("reason"), spent)
             done.append(key)
@@ -30,13 +30,19 @@ def settle(store: Store, study: str, gpus: Callable[[], float], but: Container[s
     return done
 
 
-def take_over(store: Store, studies: Iterable[str], gpus: Callable[[], float]) -> list[str]:
+def _gpus(store: Store, study: str, key: str, attempt: int) -> float:
+    """How many GPUs an attempt was started with."""
+    started = [each for each in store.events(study, key) if (each["kind"], each["attempt"]) == ("running", attempt)]
+    return float(started[-1]["detail"].get("gpus", 0.0)) if started else 0.0
+
+
+def take_over(store: Store, studies: Iterable[str]) -> list[str]:
     """Frees the rows of those studies whose driver is dead: nobody else would. Returns the keys that had a result."""
     done = []
     for study in studies:
         try:
             with StudyLock(store.root, study):
-                done += settle(store, study, gpus)
+                done += settle(store, study)
         except StudyLocked:
             continue
     return done

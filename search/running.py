@@ -14,6 +14,7 @@ from search import smoke as smoking
 from search.budget import limits_of
 from search.driver import drive
 from search.edits import edits
+from search.estimate import refuse_too_little
 from search.executor import Executor, InlineExecutor, ResourcesError
 from search.in_use import in_use
 from search.lock import StudyLock
@@ -28,6 +29,7 @@ from search.stop import Summary
 from search.store import Store
 from search.study import Study, load_study
 from search.track import Shipper
+from search.track_process import ShipperProcess
 from search.trial import Trial
 
 ENTRY = "search.train:train"
@@ -94,6 +96,8 @@ def run(
         try:
             workers.start()
             planned = plan(study, root / "data", smoking.decided(root, study.study))
+            if executor == "ray" and address is None:
+                refuse_too_little(planned)
             if smoke:
                 plugin_files.keep(root)
                 again = partial(plan, study, root / "data")
@@ -127,12 +131,13 @@ def _drive(
     hear(planned, store, decide=True)
     record["trials"] = planned.trials
     store.save_study(study.study, record, _text(study))
+    shipper = Shipper if isinstance(workers, InlineExecutor) else ShipperProcess
     summary = drive(
         store,
         study.study,
         next_rows,
         workers,
-        shipper=Shipper(store.root, study.study) if track else None,
+        shipper=shipper(store.root, study.study) if track else None,
         on_event=on_event,
         limits=limits_of(study.budget),
         tokens_of=tokens_left(store) if study.budget.tokens else None,

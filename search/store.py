@@ -223,8 +223,11 @@ class Store(Kept):
 
     # transitions
 
-    def claim(self, key: str, study: str) -> int | None:
-        """planned or paused -> running for the driver of `study`: the attempt number, or None: not ours to start."""
+    def claim(self, key: str, study: str, gpus: float = 0.0) -> int | None:
+        """planned or paused -> running for the driver of `study`: the attempt number, or None: not ours to start.
+
+        The event about it keeps how many GPUs the trial has.
+        """
 
         def take(db: Changes) -> Found:
             rows = db.execute(
@@ -234,7 +237,7 @@ class Store(Kept):
             )
             for row in rows:
                 self._write_trial_json(key, row["spec"])  # before anybody sees that it runs
-                log_event(db, "running", study, key, row["attempt"])
+                log_event(db, "running", study, key, row["attempt"], {"gpus": gpus} if gpus else {})
             return rows
 
         rows = self._write(take)

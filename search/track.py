@@ -30,6 +30,7 @@ SHORTEST_S = 1.0  # between two looks however much notice is given
 CLOCK_GRAIN_S = 0.05  # a file's time is taken from a coarser clock
 LONGEST_START_S = 60.0  # after this even a study without a step is shipped
 FIRST_RETRY_S, LAST_RETRY_S = 10.0, 300.0  # between two attempts at a tracker that is down
+CLOSE_S = 30.0  # for what is left when the trials are done
 
 _log = logging.getLogger("archlab.track")
 
@@ -55,7 +56,7 @@ class Shipper:
         self._root, self._study, self._record = Path(store_root).absolute(), study, record
         self._interval_s = interval_s
         self._started = 0.0  # unix s
-        self._closing = threading.Event()
+        self._closing, self._left = threading.Event(), False
         self._woken = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"ship {study}", daemon=True)
         self.trouble: str | None = None  # what keeps points from arriving, for the progress display
@@ -69,7 +70,13 @@ class Shipper:
         """A trial changed its state: look now. The table says which."""
         self._woken.set()
 
-    def close(self, timeout: float = 30.0) -> int:
+    def leave(self) -> None:
+        """Ends without sending what is left; the next run does."""
+        self._left = True
+        self._closing.set()
+        self._woken.set()
+
+    def close(self, timeout: float = CLOSE_S) -> int:
         """Sends what is left, for at most `timeout` seconds. Returns how many points and news are left for `sync`."""
         deadline = time.monotonic() + timeout
         self._closing.set()
@@ -79,12 +86,21 @@ class Shipper:
         return unsent(self._root, self._study)
 
     def _run(self) -> None:
+        """Ships to the end. Where the store is away, or another process still ships the study, it tries again."""
+        last = False
+        while not self._shipped() and not last:
+            last = self._closing.wait(FIRST_RETRY_S)
+
+    def _shipped(self) -> bool:
+        """Whether the study was shipped to its end."""
         try:
             with _one_shipper(self._root, self._study) as alone:
                 if alone:
                     self._loop()
-        except Exception as error:  # the store itself is unreadable: the driver will say so; shipping must not
-            self._complain(f"nothing is sent to the trackers: {_reason(error)}")
+                return alone
+        except Exception as error:  # the store can't be read: the driver will say so if that lasts; shipping must not
+            self._complain(f"nothing is sent to the trackers for now: {_reason(error)}")
+            return False
 
     def _loop(self) -> None:
         with Store.open(self._root, create=False) as store, Spool(self._root) as spool:
@@ -99,7 +115,8 @@ class Shipper:
                     self._complain(f"nothing is sent to the trackers for now: {_reason(error)}")
                 self._closing.wait(min(self._interval_s, SHORTEST_S))
                 self._woken.wait(self._interval_s)
-            self._ship(sinks, tracked(store, self._study, closing=True), now=None)
+            if not self._left:
+                self._ship(sinks, tracked(store, self._study, closing=True), now=None)
 
     def _await_first_step(self, store: Store) -> None:
         """Keeps the processor free for what leads to the first step: the trackers' libraries take seconds to import."""

@@ -158,7 +158,9 @@ def _user_failure(folder: Path, message: str, rank: int = 0) -> Failure:
     try:
         write_whole(folder / (f"error-{rank}.txt" if rank else "error.txt"), traceback.format_exc())
     except OSError as error:
-        return _os_failure(error, folder)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return _os_failure(error, folder)
+        message += f" (error.txt can't be written: {error})"
     return Failure("user", message[:_MESSAGE_CHARACTERS])
 
 

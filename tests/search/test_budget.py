@@ -66,14 +66,25 @@ def test_what_another_study_trained_is_free(tmp_path):
 def test_what_a_dead_driver_has_trained_is_spent(tmp_path):
     store = make_store(tmp_path, rows=rows_of(toy()))
     folder = store.trial_folder(toy().key)
-    attempt = store.claim(toy().key, "s")
+    attempt = store.claim(toy().key, "s", gpus=2.0)
     (folder / "attempt.json").write_text(json.dumps({"attempt": attempt, "started": 1000.0}))
     lines = [{"step": n, "attempt": attempt, "time": 1000.0 + 50 * n, "tokens": 7 * n} for n in (1, 2)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "tok')
     assert attempt_spent(folder, attempt, gpus=2.0) == {"tokens": 14, "gpu_s": 200.0}
     drive_inline(store, rows_of(toy()))
     released = next(event for event in store.events("s") if event["kind"] == "planned")
-    assert released["detail"] == {"reason": "its driver ended", "spent": {"tokens": 14, "gpu_s": 0.0}}
+    assert released["detail"] == {"reason": "its driver ended", "spent": {"tokens": 14, "gpu_s": 200.0}}
+
+
+def test_what_is_taken_over_is_spent_by_who_started_it(tmp_path):
+    store = make_store(tmp_path, "other", rows=rows_of(toy()))
+    make_store(tmp_path, "s", rows=rows_of(toy())).close()
+    folder, attempt = store.trial_folder(toy().key), store.claim(toy().key, "other", gpus=4.0)
+    (folder / "attempt.json").write_text(json.dumps({"attempt": attempt, "started": 1000.0}))
+    line = {"step": 1, "attempt": attempt, "time": 1050.0, "tokens": 7}
+    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    assert drive_inline(store, rows_of(toy()), "s").exit_code == 0
+    assert (spent_of(store, "other").gpu_s, spent_of(store, "s").gpu_s) == (200.0, 0.0)
 
 
 def test_running_trials_are_stopped_at_a_checkpoint_when_the_gpu_hours_run_out(tmp_path, monkeypatch):

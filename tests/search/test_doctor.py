@@ -208,3 +208,44 @@ def test_slots_are_those_of_the_studys_resources(tmp_path):
     file.write_text("resources: {gpus: 1.5}\n")
     with pytest.raises(SpecError, match=r"study.yaml:1:19: resources.gpus: must be a share of one GPU"):
         resources_in(str(file))
+
+
+V2 = {"memory.max": "4000\n", "memory.current": "3000\n", "memory.stat": "anon 5\nactive_file 700\ninactive_file 300\n"}
+V1 = {
+    "memory.limit_in_bytes": "4000\n",
+    "memory.usage_in_bytes": "3000\n",
+    "memory.stat": "active_file 1\ntotal_active_file 700\ntotal_inactive_file 300\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "cpus"),
+    [
+        pytest.param(
+            "0::/a/b\n", {"a/b": {"memory.max": "max\n"}, "a": V2 | {"cpu.max": "150000 100000\n"}}, 1, id="v2"
+        ),
+        pytest.param("0::/\n", {"": V2}, None, id="a container, v2"),
+        pytest.param("4:memory:/a/b\n1:cpu:/a\n", {"memory/a/b": V1}, None, id="v1"),
+        pytest.param(
+            "4:memory:/docker/1\n1:cpu:/docker/1\n",
+            {"memory": V1, "cpu": {"cpu.cfs_quota_us": "100000\n", "cpu.cfs_period_us": "100000\n"}},
+            1,
+            id="a container, v1, by the path of the machine",
+        ),
+    ],
+)
+def test_memory_and_cores_are_what_control_groups_leave(groups, files, cpus, tmp_path, monkeypatch):
+    own = tmp_path / "own"
+    own.write_text(groups)
+    for folder, found in files.items():
+        for name, text in found.items():
+            place = tmp_path / "groups" / folder / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text)
+    allowed = machine.usable_cores()
+    monkeypatch.setattr(machine, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(machine, "_GROUPS_OF", own)
+    assert machine.memory() == (2000, 4000)
+    assert machine.usable_cores() == (cpus or len(os.sched_getaffinity(0)))
+    monkeypatch.setattr(machine, "_GROUPS", tmp_path / "none")
+    assert machine.memory()[1] > 4000 and machine.usable_cores() >= allowed

@@ -17,6 +17,7 @@ from search.executor import Failure, Finished, InlineExecutor
 from search.faults import Breaker, Retries
 from search.lock import StudyLock, StudyLocked, StudyLost
 from search.store import Row, StoreFull
+from search.worker import run_trial
 from tests.search.study_kit import ENTRY, ROOT, Driver, go, make_store, results, rows_of, steps_run, toy, until
 
 
@@ -106,6 +107,11 @@ def test_a_trial_out_of_memory_says_what_it_was_allowed(tmp_path):
         [sys.executable, "-c", code, ENTRY, folder, tmp_path], capture_output=True, text=True, timeout=240, cwd=ROOT
     )
     assert told.stdout == "out of memory (resources.memory allows 0.9 GB)\n", told.stderr
+
+
+def test_a_trial_whose_folder_is_gone_fails_by_what_was_wrong(tmp_path):
+    failure = run_trial(ENTRY, tmp_path / "gone", tmp_path, 1)
+    assert failure.kind == "user" and "gone" in failure.message and "error.txt can't be written" in failure.message
 
 
 def test_trials_pause_where_their_rows_say_and_go_on_as_the_planner_decides(tmp_path):

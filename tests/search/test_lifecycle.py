@@ -14,11 +14,13 @@ from click.testing import CliRunner
 
 from search.cli import main
 from search.control import forget_request, stop_requested, stop_study
+from search.driver import drive
+from search.executor import InlineExecutor
 from search.follow import Follower, follow
 from search.lock import StudyLock, holder_of, lock_path
 from search.progress import JsonProgress, LineProgress
 from search.status import lines, status_of
-from tests.search.study_kit import ROOT, Driver, go, make_store, results, rows_of, steps_run, toy, until
+from tests.search.study_kit import ENTRY, ROOT, Driver, go, make_store, results, rows_of, steps_run, toy, until
 
 SLOW = [toy(x, steps=25, step_s=0.05, holds=[4 + x]) for x in range(1, 4)]
 HOLDS = (5, 6, 7)
@@ -69,6 +71,23 @@ def test_a_driver_of_another_machine_reads_the_request_in_the_store(tmp_path, dr
     assert code == 130 and "archlab stop" in output
     go(tmp_path, *HOLDS)
     assert Driver(tmp_path, SLOW).end()[0] == 0  # the request was for the one before
+
+
+def test_a_second_request_from_another_machine_ends_the_driver_at_once(tmp_path):
+    store, trials = make_store(tmp_path), rows_of(toy(1), toy(2))
+
+    def twice(event):
+        if event["event"] == "launched":
+            lock_path(tmp_path, "s").write_text(json.dumps({"host": "elsewhere", "pid": 1, "since": "2026"}))
+            assert [stop_study(tmp_path, "s", wait_s=0)["how"] for _ in range(2)] == ["request", "request"]
+
+    def run(on_event=None):
+        return drive(store, "s", lambda _: trials, InlineExecutor(ENTRY, tmp_path), on_event=on_event)
+
+    summary = run(twice)
+    assert (summary.exit_code, summary.counts["planned"]) == (130, 1)
+    assert "stopped at once" in summary.message
+    assert run().exit_code == 0  # the requests were for the one before
 
 
 def test_a_process_that_does_not_hold_the_lock_is_never_signalled(tmp_path):

@@ -36,6 +36,9 @@ class Told:
     def remember(self, kind: str, key: str, value: Any) -> None:
         self.kept[kind, key] = value
 
+    def amend(self, kind: str, key: str, name: str, value: Any) -> None:
+        self.kept[kind, key] = {**self.kept.get((kind, key), {}), name: value}
+
     def recall(self, kind: str, key: str) -> Any:
         return self.kept.get((kind, key))
 
@@ -134,6 +137,8 @@ def test_the_budget_bounds_the_seeds(sections: dict[str, str], seeds: int, tmp_p
 def test_too_few_seeds_resolve_nothing_and_one_variant_compares_nothing(tmp_path: Path) -> None:
     found = resolution(planned(tmp_path), None)
     assert found is not None and found.factor is None and str(found) == "2 seeds: too few for an interval"
+    found = resolution(planned(tmp_path, budget="budget: {tokens: 1k}"), None)
+    assert str(found) == "nothing: the budget has no trial of every variant"
     assert resolution(planned(tmp_path, variants="variants: {baseline: {}}"), None) is None
     lonely = "variants:\n  baseline: {}\n  longer: {train.tokens: 2k}"
     assert resolution(planned(tmp_path, variants=lonely), None) is None

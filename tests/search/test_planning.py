@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from arch_dsl.errors import SpecError
 from arch_dsl.source import read_text
 from arch_dsl.spec import fields_of
-from search.estimate import memory_bytes
+from search.cli import main
+from search.estimate import memory_bytes, refuse_too_little
 from search.optimizers import Lion
 from search.planning import Plan, plan
 from search.recipe import Recipe
+from search.running import run
 from search.study import asked_variants, load_study, parse_study
 from search.terminal import print_plan
 from tests.search.study_files import SECTIONS, write_study
@@ -359,3 +362,14 @@ def test_the_memory_of_a_trial_counts_weights_gradients_moments_and_activations(
     deep = replace(variant, model=variant.model.replace(n_layers=8), recipe=recipe.replace(recompute="layers"))
     kept = (variant.figures["activation_bytes"] // 8 + 4 * 8 * 32 * variant.model.d_model) * recipe.micro_batch
     assert memory_bytes(deep) == 16 * variant.parameters + kept
+
+
+def test_memory_that_is_surely_too_little_is_refused_with_its_place(tmp_path):
+    study = write_study(tmp_path, resources="resources: {memory: 200MB, gpus: 0}")
+    refused = CliRunner().invoke(main, ["plan", str(study), "--store", str(tmp_path / "store")])
+    assert refused.exit_code == 2
+    assert "study.yaml:" in refused.output and "resources.memory: gated takes 0.3 GB at least" in refused.output
+    with pytest.raises(SpecError, match=r"resources\.memory"):
+        run(study, tmp_path / "store")
+    for asked in ("{memory: 400MB, gpus: 0}", "{memory: 200MB, gpus: 1}"):
+        refuse_too_little(plan(load_study(write_study(tmp_path, resources=f"resources: {asked}")), tmp_path / "data"))

@@ -261,3 +261,18 @@ def test_trial_json_that_was_lost_is_written_again_when_the_trial_starts(tmp_pat
     harm(path)
     store.claim(toy().key, "s")
     assert json.loads(path.read_text()) == json.loads(toy().to_json())
+
+
+def test_entries_of_a_memory_that_several_set_at_once_all_stand(tmp_path):
+    with Store.open(tmp_path) as store:
+
+        def tell(who):
+            for turn in range(20):
+                store.amend("noise", "key", f"{who}", turn)
+
+        threads = [threading.Thread(target=tell, args=(who,)) for who in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert store.recall("noise", "key") == {str(who): 19 for who in range(4)}

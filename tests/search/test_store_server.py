@@ -230,7 +230,7 @@ def test_a_driver_that_has_lost_its_study_to_another_commits_nothing_more(tmp_pa
     with Store.open(tmp_path / "store") as store:
         cut(postgres, backend(postgres))
         with StudyLock(tmp_path / "store", "s"):
-            assert settle(store, "s", lambda: 0) == []
+            assert settle(store, "s") == []
             before = store.study_trials("s"), store.events()
             driver.process.send_signal(signal.SIGCONT)
             go(tmp_path / "store", 3)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -24,8 +26,10 @@ from search.sinks.database import create_whole, open_optuna
 from search.sinks.spool import Shipped, Spool
 from search.sinks.tracked import START, Line, Position, new_lines, tracked
 from search.store import Row, Store
-from search.track import Shipper, sync, unsent
+from search.track import Shipper, _one_shipper, sync, unsent
+from search.track_process import NICEST, ShipperProcess
 from search.trial import Trial
+from tests.search.processes import alive
 
 pytestmark = [
     # mlflow and what it imports warn about each other
@@ -440,6 +444,81 @@ def test_close_keeps_its_time_limit_when_a_server_hangs(store: Store, monkeypatc
         assert shipper.close(0.5) >= POINTS
         assert shipper._thread.is_alive()  # it was not waited for
     shipper.close(120)  # who listened is gone, and with it the answer that was waited for
+
+
+def test_what_is_away_when_a_run_begins_is_tried_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("search.track.FIRST_RETRY_S", 0.05)
+    finished(store, row())
+    table = store.root / "trials.db"
+    away = table.rename(store.root / "away.db")
+    shipper = Shipper(store.root, "gates", RECORD, interval_s=0.02)
+    with _one_shipper(store.root, "gates") as alone:  # the shipper of a driver that was killed may still be there
+        assert alone
+        shipper.start()
+        time.sleep(0.2)
+        assert shipper._thread.is_alive() and shipper.trouble is None
+    deadline = time.monotonic() + 120
+    while shipper.trouble is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert "trials.db" in str(shipper.trouble)
+    away.rename(table)
+    assert shipper.close(120) == 0
+    assert len([each for each in caplog.records if each.name == "archlab.track"]) == 1
+
+
+def test_left_at_once_a_shipper_sends_nothing_more(store: Store) -> None:
+    finished(store, row())
+    for shipper in (Shipper(store.root, "gates", RECORD), ShipperProcess(store.root, "gates")):
+        shipper.start()
+        shipper.leave()
+    assert unsent(store.root, "gates") == POINTS + 2
+
+
+def test_a_process_that_gives_way_ships_all(store: Store) -> None:
+    shipper = ShipperProcess(store.root, "gates")
+    shipper.start()
+    process = shipper._process
+    assert process is not None
+    deadline = time.monotonic() + 120
+    while os.getpriority(os.PRIO_PROCESS, process.pid) != NICEST and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == NICEST
+    key = finished(store, row())
+    shipper.notice(key)
+    assert shipper.close(240) == 0
+    assert process.returncode is not None
+    assert {k: run.info.status for k, run in runs(store).items()} == {key: "FINISHED"}
+
+
+def test_a_process_that_gets_no_time_is_followed_by_one_that_does(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("search.track_process._GIVES_WAY_S", 0.1)
+    finished(store, row())
+    shipper = ShipperProcess(store.root, "gates")
+    shipper.start()
+    assert shipper._process is not None
+    os.kill(shipper._process.pid, signal.SIGSTOP)
+    assert shipper.close(240) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells a child of its parent's death on Linux alone")
+def test_a_shipping_process_dies_with_who_started_it(store: Store) -> None:
+    script = (
+        "import sys, time; from search.track_process import ShipperProcess; from pathlib import Path;"
+        "shipper = ShipperProcess(Path(sys.argv[1]), 'gates'); shipper.start();"
+        "print(shipper._process.pid, flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, store.root], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 120
+    while alive(child) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not alive(child)
 
 
 def test_one_refused_trial_does_not_hold_the_others(store: Store) -> None:
