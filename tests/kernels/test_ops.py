@@ -209,6 +209,14 @@ def test_experts_write_all_memory_and_keep_the_rules_of_torch_library(case: Case
     torch.library.opcheck(torch_ops._product, (*inputs.values(), case.fixed()["ends"]))
 
 
+def test_experts_in_one_launch_keep_the_rules_of_torch_library() -> None:
+    from kernels.experts import triton
+
+    case = next(case for case in OPS["experts"].cases if case.name == "expert_without_rows")
+    inputs = made(OPS["experts"], case, DEVICES[-1], torch.float32)
+    torch.library.opcheck(triton._experts, (*inputs.values(), case.fixed(DEVICES[-1].kind)["ends"]))
+
+
 def test_experts_cast_their_weights_as_under_autocast() -> None:
     op, case = OPS["experts"], OPS["experts"].cases[1]
     inputs = made(op, case, DEVICES[0], torch.bfloat16)
