@@ -1,43 +1,27 @@
-"""What is compiled ahead of time of the attention kernels: the combinations of features that models have, by pairs."""
+"""What is compiled ahead of time of the attention kernels: what forget gates, T5 and GPT-OSS ask for."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from kernels.attention.pattern import CAUSAL, FULL, Blocks, Pattern
+from kernels.attention.pattern import CAUSAL, Pattern
 from kernels.attention.plan import Launch, Plan, delta_launch, encoded, forward_launch, keys_launch, queries_launch
 from kernels.launch import Build
 
 LENGTH = 256
-WINDOW, BIGBIRD = Pattern(window=128), Pattern("full", blocks=Blocks(32, heads=4))
+WINDOW = Pattern(window=128)
 FEATURES: dict[str, tuple[Pattern, tuple[str, ...]]] = {
     "decay": (CAUSAL, ("decay",)),
     "relative-learned": (CAUSAL, ("relative", "learned")),
-    "relative-full-padding": (FULL, ("relative", "learned", "padding")),
     "window-sinks": (WINDOW, ("sinks",)),
-    "window-softcap": (WINDOW, ("softcap",)),
-    "decay-documents": (CAUSAL, ("decay", "documents")),
-    "prefix-relative": (CAUSAL, ("prefix", "relative")),
-    "bigbird-padding": (BIGBIRD, ("padding",)),
-    "fixed-decay": (Pattern(stride=64, columns=8), ("decay",)),
-    "strided-bias": (Pattern(window=64, stride=64), ("bias", "biased")),
-    "decay-relative-softcap-sinks-window": (WINDOW, ("decay", "relative", "learned", "softcap", "sinks")),
 }
-AT_64 = ("decay", "relative-learned", "window-sinks", "bigbird-padding")
-AT_OTHERS = ("decay", "decay-relative-softcap-sinks-window")
 
 
 def builds() -> Iterator[Build]:
-    """All features with heads of 128, the most used with 64, the least and the most demanding with 16, 256, float32."""
+    """Heads of 128 in bfloat16."""
     for name in FEATURES:
         yield from _of(name, 128, torch.bfloat16)
-    for name in AT_64:
-        yield from _of(name, 64, torch.bfloat16)
-    for name in AT_OTHERS:
-        yield from _of(name, 16, torch.bfloat16)
-        yield from _of(name, 256, torch.bfloat16)
-        yield from _of(name, 128, torch.float32)
 
 
 def _of(name: str, width: int, dtype: torch.dtype) -> Iterator[Build]:

@@ -24,12 +24,15 @@ def tile(
         queries = keys = LIST
     elif learned:
         queries = keys = min(queries, keys)
+        if launch.capability() < 90:
+            queries, keys, warps = 32, 32, 4
     chosen = {"QUERIES": queries, "KEYS": keys, "num_warps": warps, "num_stages": stages}
     return launch.tuned(f"attention_{kind}", key, chosen)
 
 
 def _default(kind: str, wide: int, bits: int, crowded: bool) -> Tile:
-    """On sm_90 tiles of 64 rows or more, which its tensor cores need; other cards have less shared memory."""
+    """On sm_90 products of 64 rows or more where registers allow it, as its tensor cores need; others have less
+    shared memory."""
     if bits == 32:
         return _FLOAT32[kind][wide]
     return (_HOPPER if launch.capability() >= 90 else _OTHERS)[kind, crowded and kind == "keys"][wide]
@@ -37,14 +40,14 @@ def _default(kind: str, wide: int, bits: int, crowded: bool) -> Tile:
 
 _HOPPER: dict[tuple[str, bool], dict[int, Tile]] = {
     ("forward", False): {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)},
-    ("keys", False): {64: (32, 128, 8, 2), 128: (32, 128, 8, 2), 256: (16, 64, 8, 1)},
-    ("keys", True): {64: (32, 128, 8, 2), 128: (16, 64, 8, 1), 256: (16, 64, 8, 1)},
-    ("queries", False): {64: (128, 64, 8, 2), 128: (64, 64, 8, 2), 256: (64, 64, 8, 1)},
+    ("keys", False): {64: (32, 128, 8, 2), 128: (32, 128, 8, 2), 256: (32, 32, 8, 1)},
+    ("keys", True): {64: (32, 128, 8, 2), 128: (16, 64, 8, 1), 256: (32, 32, 8, 1)},
+    ("queries", False): {64: (128, 64, 8, 2), 128: (64, 64, 8, 2), 256: (32, 32, 8, 1)},
 }
 _OTHERS: dict[tuple[str, bool], dict[int, Tile]] = {
-    ("forward", False): {64: (64, 64, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 1)},
-    ("keys", False): {64: (32, 64, 8, 1), 128: (32, 64, 8, 2), 256: (16, 32, 8, 1)},
-    ("keys", True): {64: (32, 64, 8, 1), 128: (32, 64, 8, 2), 256: (16, 32, 8, 1)},
+    ("forward", False): {64: (64, 64, 8, 1), 128: (64, 64, 8, 1), 256: (64, 32, 8, 1)},
+    ("keys", False): {64: (32, 64, 8, 1), 128: (32, 64, 8, 2), 256: (32, 32, 8, 1)},
+    ("keys", True): {64: (32, 64, 8, 1), 128: (32, 64, 8, 2), 256: (32, 32, 8, 1)},
     ("queries", False): {64: (64, 64, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 1)},
 }
 _FLOAT32: dict[str, dict[int, Tile]] = {

@@ -103,3 +103,45 @@ def test_pieces_of_another_shape_are_refused(implementation: str, given: dict[st
     function = ATTENTION.reference if implementation == "reference" else op[implementation].load()
     with pytest.raises(ValueError, match=message):
         function(**inputs(8, **shapes), **rest)
+
+
+MODEL = {
+    "d_model": 32, "n_layers": 2, "vocab": 17,
+    "block": {
+        "attention": {"pre": ["rmsnorm"], "heads": 2, "kv_heads": 1, "scores": ["forget_gate", "sinks"]},
+        "ffn": {"type": "glu", "pre": ["rmsnorm"], "width": 32},
+    },
+    "overrides": {
+        "1": {
+            "block.attention.scores": [{"type": "t5_buckets", "buckets": 8, "max_distance": 20}, "sinks"],
+            "block.attention.mask": {"type": "window", "size": 20},
+        }
+    },
+    "final": ["rmsnorm"],
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="compares the interpreter with the CPU")
+def test_models_train_alike_on_triton_and_torch() -> None:
+    import arch_dsl
+
+    after, curves = [], []
+    for backend in ("torch", "triton"):
+        module = arch_dsl.compile(arch_dsl.load(MODEL), backend=backend, seed=1)
+        start = {name: x.detach().clone() for name, x in module.named_parameters()}
+        optimizer, generator, losses = torch.optim.SGD(module.parameters(), lr=0.5), torch.Generator(), []
+        generator.manual_seed(0)
+        for _ in range(3):
+            tokens = torch.randint(17, (2, 41), generator=generator)
+            loss = module.loss(tokens[:, :-1], tokens[:, 1:])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        curves.append(losses)
+        after.append({name: x.detach() - start[name] for name, x in module.named_parameters()})
+    assert curves[1] == pytest.approx(curves[0], rel=1e-6)
+    for name, moved in after[0].items():
+        assert moved.norm() > 0, name
+        assert (after[1][name] - moved).norm() <= 1e-3 * moved.norm(), name
