@@ -75,8 +75,9 @@ def _backward(
     dw = tl.zeros((ROWS, COLUMNS), tl.float32)
     db = tl.zeros((ROWS, COLUMNS), tl.float32)
     for tile in range(tl.program_id(0) * ROWS, M, tl.num_programs(0) * ROWS):
-        row = tl.cast(tile, tl.int64) + tl.arange(0, ROWS)[:, None]
-        batch, time, real = row // T, row % T, row < M
+        token = tile + tl.arange(0, ROWS)[:, None]
+        row, batch, time = token.to(tl.int64), (token // T).to(tl.int64), (token % T).to(tl.int64)
+        real = token < M
         inside = real & (column < D)
         x_start = x_ptr + batch * x_batch + time * x_time + head * x_head
         g_start = g_ptr + batch * g_batch + time * g_time + head * g_head
