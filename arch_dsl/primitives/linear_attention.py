@@ -34,6 +34,7 @@ from arch_dsl.notation import Activation, ProjectionNotation, Projections, SizeN
 from arch_dsl.primitives.branch import Headed, SublayerModule
 from arch_dsl.spec import Count, Positive
 from kernels.activations import at_least_float32
+from kernels.linear_recurrence import width_class
 
 NAMES = ("query", "key", "value", "output")
 
@@ -275,7 +276,8 @@ class _LinearAttention(SublayerModule):
         self.beta = function_of(spec.beta)
         self.heads, self.key_heads, self.scale = sizes.heads, sizes.key_heads, keys.logit_scale
         self.path, self.documents = ctx.path, spec.documents
-        self.recur = ctx.select("linear_recurrence", decay=spec.kind, delta=spec.rule == "delta")
+        asked = {"decay": spec.kind, "delta": spec.rule == "delta", "keys": width_class(sizes.head_dim)}
+        self.recur = ctx.select("linear_recurrence", **asked)
 
     def reads(self) -> list[Linear]:
         maps = (self.query_projection, self.key_projection, self.value_projection, self.beta_projection)

@@ -6,10 +6,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels import launch
 from kernels.linear_recurrence import reference, torch_ops
-from kernels.op import Ask, Case, Implementation, Op
+from kernels.op import Ask, Call, Case, Implementation, Op
 
 DECAYS = ("none", "constant", "token", "channel")
+WIDTHS = (64, 128, 256)  # channels of a key: at most that many, and more than 128
+
+
+def width_class(keys: int) -> int:
+    """What `select` is asked about keys of so many channels."""
+    return next((width for width in WIDTHS if keys <= width), WIDTHS[-1])
 
 
 def _ask(
@@ -24,7 +31,32 @@ def _ask(
     return {
         "decay": DECAYS[{0: 0, 1: 1, 3: 2, 4: 3}[0 if log_decay is None else log_decay.ndim]],
         "delta": beta is not None,
+        "keys": width_class(q.shape[-1]),
     }
+
+
+def _load_triton() -> Call:
+    from kernels.linear_recurrence.triton import linear_recurrence
+
+    return linear_recurrence
+
+
+def _unsupported(ask: Ask) -> str | None:
+    """A program holds all channels of a key, in registers: fewer where each has decays of its own."""
+    by_channel = bool(ask.options["decay"] == "channel")
+    if by_channel and ask.options["delta"]:
+        return "has no delta rule with a decay per channel"
+    widest = 64 if by_channel else 128
+    if ask.options["keys"] > widest:
+        return f"holds keys of at most {widest} channels{' with a decay for each' if by_channel else ''}"
+    return launch.unsupported(ask)
+
+
+def _slower(ask: Ask) -> str | None:
+    if ask.device.capability is not None and ask.device.capability < (9, 0):
+        return "its tiles are for sm_90: on older cards they do not fit into registers"
+    wide = "in float32 its products do not run on tensor cores" if ask.dtype == torch.float32 else None
+    return launch.slow(ask) or wide
 
 
 def _slower_than_chunks(ask: Ask) -> str | None:
@@ -112,13 +144,21 @@ LINEAR_RECURRENCE = Op(
     version=1,
     reference=reference.linear_recurrence,
     implementations={
+        "triton": Implementation(
+            "triton",
+            _load_triton,
+            "chunks of 64 tokens, states between them in registers",
+            _unsupported,
+            _slower,
+            launch.missing,
+        ),
         "torch": Implementation("torch", lambda: torch_ops.chunked, "chunks in parallel, states between them in order"),
         "torch_parallel": Implementation(
             "torch", lambda: torch_ops.parallel, "one chunk", declines=_slower_than_chunks
         ),
     },
     cases=_cases(),
-    options={"decay": DECAYS, "delta": (False, True)},
+    options={"decay": DECAYS, "delta": (False, True), "keys": WIDTHS},
     ask=_ask,
     flops=_flops,
     bytes=_bytes,

@@ -222,14 +222,83 @@ def test_shapes_that_do_not_fit_are_refused(changed: dict[str, tuple[int, ...]],
             call(**given)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"decay": "token"}, {"decay": "channel", "delta": True}, {"decay": "constant"}], ids=str
-)
-def test_models_get_the_chunked_form(options: dict[str, Any]) -> None:
-    for device in (Device("cpu"), Device("cuda", (9, 0))):
-        choice = select("linear_recurrence", device, torch.bfloat16, **options)
-        assert choice.call is chunked
-        assert "chunks in parallel" in choice.reason
+KEPT = [
+    pytest.param({}, "", id="none"),
+    pytest.param({"decay": "token", "keys": 128}, "", id="token"),
+    pytest.param({"decay": "constant", "delta": True}, "", id="delta"),
+    pytest.param({"decay": "channel"}, "", id="channel"),
+    pytest.param({"decay": "channel", "delta": True}, "no delta rule with a decay per channel", id="both"),
+    pytest.param({"decay": "channel", "keys": 128}, "at most 64 channels with a decay for each", id="wide_channel"),
+    pytest.param({"decay": "token", "keys": 256}, "at most 128 channels", id="wide"),
+]
+
+
+@pytest.mark.parametrize(("options", "objection"), KEPT)
+def test_models_get_triton_on_cuda_where_it_serves_and_else_chunks(options: dict[str, Any], objection: str) -> None:
+    cpu = select("linear_recurrence", Device("cpu"), torch.bfloat16, **options)
+    assert cpu.call is chunked and "chunks in parallel" in cpu.reason
+    h200 = select("linear_recurrence", Device("cuda", (9, 0)), torch.bfloat16, **options)
+    assert h200.implementation == ("torch" if objection else "triton")
+    assert objection in h200.reason
+    for device, dtype in ((Device("cuda", (9, 0)), torch.float32), (Device("cuda", (8, 0)), torch.bfloat16)):
+        assert select("linear_recurrence", device, dtype, **options).call is chunked
+
+
+@pytest.mark.parametrize(("decay", "delta"), [("none", True), pytest.param("token", False, marks=pytest.mark.slow),
+                                              pytest.param("channel", False, marks=pytest.mark.slow),
+                                              pytest.param("token", True, marks=pytest.mark.slow)])  # fmt: skip
+def test_triton_gives_the_same_by_a_walk_and_by_stored_states(
+    decay: str, delta: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernels.linear_recurrence import triton
+
+    given = made(70, decay, delta, torch.float32, groups=4)
+    want = results(linear_recurrence, {n: _doubled(x) for n, x in given.items()})
+    outs = []
+    for fills in (1, 1000):
+        monkeypatch.setattr(triton, "_fills", lambda x, fills=fills: fills)
+        assert_equal(results(triton.linear_recurrence, given), want, 1e-5)
+        with torch.no_grad():
+            outs.append(triton.linear_recurrence(**given))
+    for walked, stored in zip(*outs, strict=True):
+        torch.testing.assert_close(walked, stored)
+
+
+def _doubled(x: Any) -> Any:
+    return x.detach().double().requires_grad_() if isinstance(x, Tensor) else x
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strength", [lambda x: torch.full(x.shape, -20.0), _mixed, _with_resets])
+@pytest.mark.parametrize(("decay", "delta"), [("token", False), ("channel", False), ("token", True)])
+def test_triton_is_exact_under_strong_decays_and_resets(
+    decay: str, delta: bool, strength: Callable[[Tensor], Tensor]
+) -> None:
+    from kernels.linear_recurrence.triton import linear_recurrence as ours
+
+    given = made(70, decay, delta, torch.float32)
+    given["log_decay"] = strength(given["log_decay"]).float().requires_grad_()
+    assert_equal(results(ours, given), results(linear_recurrence, {n: _doubled(x) for n, x in given.items()}), 1e-5)
+
+
+def test_triton_refuses_what_its_programs_do_not_hold() -> None:
+    from kernels.linear_recurrence.triton import linear_recurrence as ours
+
+    x, wide = torch.zeros(1, 3, 1, 8), torch.zeros(1, 3, 1, 80)
+    with pytest.raises(ValueError, match="at most 128; received 160"):
+        ours(wide.repeat(1, 1, 1, 2), wide.repeat(1, 1, 1, 2), x)
+    with pytest.raises(ValueError, match="at most 64; received 80"):
+        ours(wide, wide, x, wide)
+    with pytest.raises(ValueError, match="no delta rule with a decay per channel"):
+        ours(x, x, x, x, x[..., 0])
+
+
+def test_triton_keeps_the_rules_of_torch_library() -> None:
+    from kernels.linear_recurrence import triton
+
+    given = {n: x.detach().requires_grad_() for n, x in made(5, "token", True, torch.float32, groups=4).items()
+             if isinstance(x, Tensor)}  # fmt: skip
+    torch.library.opcheck(triton._recur, (*given.values(), 0.3, True))
 
 
 @pytest.mark.parametrize("case", OPS["linear_recurrence"].cases, ids=lambda case: case.name)

@@ -1,0 +1,232 @@
+"""The linear recurrence's Triton kernels of the backward pass: one walk from the last chunk to the first, then all
+chunks at once.
+
+Of a chunk, u is what it writes (v, or with the delta rule the solution), dS the gradient of the state after it. No sum
+is a difference of larger ones: the gradient of a log decay is the sum of all products that it is a factor of.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.linear_recurrence.forward import (
+    RESET,
+    channel_decays,
+    join,
+    load,
+    load_column,
+    load_next,
+    pair_decays,
+    store,
+    sums,
+)  # fmt: skip
+
+
+@triton.jit
+def walk_back(
+    q, k, g, beta, inverse, weights, dout, dlast, dstates, dwritten, dfirst, T, H, SHARED, DK, DV, N,
+    q_stride, k_stride, g_stride, beta_stride, dout_stride, scale,
+    DECAY: tl.constexpr, DELTA: tl.constexpr, CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """The gradients of the states after all chunks, and those of what is written: du = A^T do + (k exp(c_last - c)) dS.
+
+    With the delta rule u = (I + L)^-1 r, and the gradient of r is stored.
+    """
+    program, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BV
+    batch, head = program // H, program % H
+    q_head = head // SHARED
+    dheld = load(dlast + column, program * DK, DV, DK, DV - column, BK, BV).to(tl.float32)
+    for step in range(0, N):
+        chunk = N - 1 - step
+        row, rows = batch * T + chunk * CHUNK, T - chunk * CHUNK
+        tile = program * N + chunk
+        store(dstates + column, dheld, tile * DK, DV, DK, DV - column, BK, BV)
+        queries = load(q + q_head * DK, row, q_stride, rows, DK, CHUNK, BK)
+        keys = load(k + q_head * DK, row, k_stride, rows, DK, CHUNK, BK)
+        narrow = queries.dtype
+        dread = (scale * load(dout + head * DV + column, row, dout_stride, rows, DV - column, CHUNK, BV)).to(narrow)
+        if DECAY == 2:
+            into, rest, total = channel_decays(g + head * DK, row, g_stride, rows, DK, CHUNK, BK)
+            du = tl.dot((keys * rest).to(narrow), dheld.to(narrow), input_precision="ieee")
+            queries = (queries * into).to(narrow)
+            dheld *= total[:, None]
+        else:
+            du = tl.dot(keys, dheld.to(narrow), input_precision="ieee")
+            if DECAY:
+                log_decay = load_column(g + head, row, g_stride, rows, CHUNK)
+                rest = tl.exp(tl.cumsum(load_next(g + head, row, g_stride, rows, CHUNK), 0, reverse=True))
+                into = tl.exp(tl.cumsum(log_decay, 0))
+                du *= rest[:, None]
+                dheld *= tl.exp(tl.sum(log_decay, 0))
+        among = load(weights, tile * CHUNK, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK)
+        du += tl.dot(tl.trans(among), dread, input_precision="ieee")
+        if DELTA:
+            solve = load(inverse, tile * CHUNK, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK)
+            du = tl.dot(tl.trans(solve), du.to(narrow), input_precision="ieee")
+        store(dwritten + head * DV + column, du, row, H * DV, rows, DV - column, CHUNK, BV)
+        if DELTA:
+            derased = load_column(beta + head, row, beta_stride, rows, CHUNK)[:, None] * du
+            if DECAY:
+                derased *= into[:, None]
+            dheld -= tl.dot(tl.trans(keys), derased.to(narrow), input_precision="ieee")
+        if DECAY == 1:
+            dread = (dread * into[:, None]).to(narrow)
+        dheld += tl.dot(tl.trans(queries), dread, input_precision="ieee")
+    store(dfirst + column, dheld, program * DK, DV, DK, DV - column, BK, BV)
+
+
+@triton.jit
+def gradients(
+    q, k, v, g, beta, weights, written, dout, states, dstates, dwritten, dq, dk, dv, dg, dbeta, T, H, SHARED, DK, DV, N,
+    q_stride, k_stride, v_stride, g_stride, beta_stride, written_stride, dout_stride, scale,
+    DECAY: tl.constexpr, DELTA: tl.constexpr,
+    CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """The gradients of q, k, log decay and beta of one chunk of one head, and of v with the delta rule.
+
+    The decay is one per token or none; dq and dk are those of each head of v.
+    """
+    program, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    batch, head = program // H, program % H
+    q_head = head // SHARED
+    row, rows = batch * T + chunk * CHUNK, T - chunk * CHUNK
+    tile = program * N + chunk
+    queries = load(q + q_head * DK, row, q_stride, rows, DK, CHUNK, BK)
+    keys = load(k + q_head * DK, row, k_stride, rows, DK, CHUNK, BK)
+    narrow = queries.dtype
+    i = tl.arange(0, CHUNK)
+    into, rest = tl.full((CHUNK,), 1.0, tl.float32), tl.full((CHUNK,), 1.0, tl.float32)
+    if DECAY:
+        log_decay = load_column(g + head, row, g_stride, rows, CHUNK)
+        into = tl.exp(tl.cumsum(log_decay, 0))
+        rest = tl.exp(tl.cumsum(load_next(g + head, row, g_stride, rows, CHUNK), 0, reverse=True))
+    if DELTA:
+        betas = load_column(beta + head, row, beta_stride, rows, CHUNK)
+        dlower = tl.zeros((CHUNK, CHUNK), tl.float32)
+        dbetas = tl.zeros((CHUNK,), tl.float32)
+    dpairs = tl.zeros((CHUNK, CHUNK), tl.float32)
+    dinto, drest, dtotal = tl.zeros((CHUNK,), tl.float32), tl.zeros((CHUNK,), tl.float32), 0.0
+    for column in range(0, DV, BV):
+        columns = DV - column
+        u = load(written + head * DV + column, row, written_stride, rows, columns, CHUNK, BV)
+        dread = scale * load(dout + head * DV + column, row, dout_stride, rows, columns, CHUNK, BV)
+        dpairs += tl.dot(dread.to(narrow), tl.trans(u), input_precision="ieee")
+        if DECAY or DELTA:
+            held = load(states + column, tile * DK, DV, DK, columns, BK, BV)
+        if DECAY:
+            dheld = load(dstates + column, tile * DK, DV, DK, columns, BK, BV)
+            dtotal += tl.sum(held.to(tl.float32) * dheld.to(tl.float32))
+            drest += tl.sum(u * rest[:, None] * tl.dot(keys, dheld, input_precision="ieee"), 1)
+        if DELTA:
+            values = load(v + head * DV + column, row, v_stride, rows, columns, CHUNK, BV)
+            dright = load(dwritten + head * DV + column, row, H * DV, rows, columns, CHUNK, BV)
+            dlower -= tl.dot(dright, tl.trans(u), input_precision="ieee")
+            erased = into[:, None] * tl.dot(keys, held, input_precision="ieee")
+            dbetas += tl.sum(dright * (values - erased), 1)
+            dvalues = betas[:, None] * dright
+            store(dv + head * DV + column, dvalues, row, H * DV, rows, columns, CHUNK, BV)
+            dinto -= tl.sum(dvalues * erased, 1)
+    earlier = i[:, None] > i[None, :]
+    if DECAY:
+        among = load(weights, tile * CHUNK, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK)
+        crossing = tl.where(earlier, dpairs * among, 0.0)
+        pairs = pair_decays(log_decay, CHUNK)
+        dpairs *= pairs
+    else:
+        dpairs = tl.where(i[:, None] >= i[None, :], dpairs, 0.0)
+    if DELTA:
+        dlower = tl.where(earlier, dlower, 0.0)
+        if DECAY:
+            dlower *= pairs
+        among = dlower * tl.dot(keys, tl.trans(keys), input_precision="ieee")
+        store(dbeta + head, (dbetas + tl.sum(among, 1))[:, None], row, H, rows, 1, CHUNK, 1)
+        dlower = (betas[:, None] * dlower).to(narrow)
+        if DECAY:
+            crossing += betas[:, None] * among
+    if DECAY:
+        after = sums(tl.where(earlier, 0.0, 1.0), crossing, narrow) + drest[None, :]
+        found = tl.sum(tl.where(earlier, after, 0.0), 1) + tl.exp(tl.sum(log_decay, 0)) * dtotal
+    dweights = dpairs.to(narrow)
+    dkeys = tl.dot(tl.trans(dweights), queries, input_precision="ieee")
+    if DELTA:
+        dkeys += tl.dot(dlower, keys, input_precision="ieee")
+        dkeys += tl.dot(tl.trans(dlower), keys, input_precision="ieee")
+    dqueries = tl.zeros((CHUNK, BK), tl.float32)
+    for column in range(0, DV, BV):
+        columns = DV - column
+        u = load(written + head * DV + column, row, written_stride, rows, columns, CHUNK, BV)
+        dread = scale * load(dout + head * DV + column, row, dout_stride, rows, columns, CHUNK, BV)
+        held = load(states + column, tile * DK, DV, DK, columns, BK, BV)
+        dheld = load(dstates + column, tile * DK, DV, DK, columns, BK, BV)
+        dqueries += tl.dot((dread * into[:, None]).to(narrow), tl.trans(held), input_precision="ieee")
+        dkeys += tl.dot((u * rest[:, None]).to(narrow), tl.trans(dheld), input_precision="ieee")
+        if DELTA:
+            dright = load(dwritten + head * DV + column, row, H * DV, rows, columns, CHUNK, BV)
+            derased = (dright * (betas * into)[:, None]).to(narrow)
+            dkeys -= tl.dot(derased, tl.trans(held), input_precision="ieee")
+    if DECAY:
+        dinto += tl.sum(queries * dqueries, 1)
+        found += tl.cumsum(dinto, 0, reverse=True)
+        store(dg + head, found[:, None], row, H, rows, 1, CHUNK, 1)
+    dqueries += tl.dot(dweights, keys, input_precision="ieee")
+    store(dq + head * DK, dqueries, row, H * DK, rows, DK, CHUNK, BK)
+    store(dk + head * DK, dkeys, row, H * DK, rows, DK, CHUNK, BK)
+
+
+@triton.jit
+def channel_gradients(
+    q, k, v, g, dout, states, dstates, dq, dk, dg, T, H, SHARED, DK, DV, N,
+    q_stride, k_stride, v_stride, g_stride, dout_stride, scale,
+    CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """The gradients of BK channels of q, k and of a log decay per channel, of one chunk of one head."""
+    program, chunk, channel = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2) * BK
+    batch, head = program // H, program % H
+    row, rows = batch * T + chunk * CHUNK, T - chunk * CHUNK
+    first, channels = (program * N + chunk) * DK + channel, DK - channel
+    queries = load(q + head // SHARED * DK + channel, row, q_stride, rows, channels, CHUNK, BK)
+    keys = load(k + head // SHARED * DK + channel, row, k_stride, rows, channels, CHUNK, BK)
+    narrow = queries.dtype
+    i = tl.arange(0, CHUNK)
+    into, rest, total = channel_decays(g + head * DK + channel, row, g_stride, rows, channels, CHUNK, BK)
+    dpairs = tl.zeros((CHUNK, CHUNK), tl.float32)
+    dqueries, dkeys = tl.zeros((CHUNK, BK), tl.float32), tl.zeros((CHUNK, BK), tl.float32)
+    dtotal = tl.zeros((BK,), tl.float32)
+    for column in range(0, DV, BV):
+        columns = DV - column
+        u = load(v + head * DV + column, row, v_stride, rows, columns, CHUNK, BV)
+        dread = load(dout + head * DV + column, row, dout_stride, rows, columns, CHUNK, BV)
+        dread = (scale * dread).to(narrow)
+        held = load(states + column, first, DV, channels, columns, BK, BV)
+        dheld = load(dstates + column, first, DV, channels, columns, BK, BV)
+        dpairs += tl.dot(dread, tl.trans(u), input_precision="ieee")
+        dqueries += tl.dot(dread, tl.trans(held), input_precision="ieee")
+        dkeys += tl.dot(u, tl.trans(dheld), input_precision="ieee")
+        dtotal += tl.sum(held.to(tl.float32) * dheld.to(tl.float32), 1)
+    dqueries *= into
+    dkeys *= rest
+    until = (i[:, None] <= i[None, :]).to(tl.float32)
+    dlog_decay = sums(until, queries * dqueries, narrow) + (total * dtotal)[None, :]
+    dlog_decay += sums(1.0 - until, keys * dkeys, narrow)
+    own = tl.sum(tl.where(i[:, None] == i[None, :], dpairs, 0.0), 1)[:, None]
+    dqueries += own * keys
+    dkeys += own * queries
+    dpairs = dpairs.to(narrow)
+    log_decay = load(g + head * DK + channel, row, g_stride, rows, channels, CHUNK, BK).to(tl.float32)
+    log_decay = tl.maximum(log_decay, RESET)
+    half = 1
+    while half < CHUNK:
+        second, across, between = join(half, CHUNK)
+        decay = tl.exp(sums(between, log_decay, narrow))
+        dacross = tl.where(across, dpairs, 0.0).to(narrow)
+        reading = tl.where(second, queries * decay, 0.0).to(narrow)
+        writing = tl.where(second, 0.0, keys * decay).to(narrow)
+        dreading = decay * tl.dot(dacross, writing, input_precision="ieee")
+        dwriting = decay * tl.dot(tl.trans(dacross), reading, input_precision="ieee")
+        dqueries += dreading
+        dkeys += dwriting
+        dbetween = queries * dreading + keys * dwriting
+        dlog_decay += sums(tl.trans(between), dbetween, narrow)
+        half *= 2
+    store(dq + head * DK + channel, dqueries, row, H * DK, rows, channels, CHUNK, BK)
+    store(dk + head * DK + channel, dkeys, row, H * DK, rows, channels, CHUNK, BK)
+    store(dg + head * DK + channel, dlog_decay, row, H * DK, rows, channels, CHUNK, BK)

@@ -1,0 +1,302 @@
+"""The linear recurrence in Triton: chunks of 64 tokens, products of matrices within them, states between them.
+
+Where batch x heads fill the card, one program per head walks from chunk to chunk with the state in registers, and no
+state is ever written; else the states before all chunks are stored, and the outputs of all chunks computed at once. The
+backward pass keeps nothing but the arguments: it walks once forward for the states, once back for their gradients.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.launch import Build, as_rows, capability, on_device_of, power_of_2, tuned
+from kernels.linear_recurrence import backward, forward
+from kernels.linear_recurrence.reference import checked_groups
+
+CHUNK = 64  # the least rows of a product that sm_90 multiplies at its full rate
+UNKNOWN_CARD = 132  # programs that fill a card that is not there: an H100's multiprocessors
+
+
+def _tile(kernel: str, keys: int, values: int, decay: int, delta: bool) -> dict[str, Any]:
+    """Channels of keys and values that a program holds, its warps and its stages: a card's winners, or what fits."""
+    width, columns = max(16, power_of_2(keys)), max(16, power_of_2(values))
+    small = capability() in (86, 89)  # 99 KiB of shared memory for a block
+    warps = 8 if width > 64 or decay == 2 else 4
+    walk = {"BK": width, "BV": min(columns, 32 if small else 64), "num_warps": warps, "num_stages": 1 if small else 2}
+    default = {
+        "invert": {"BK": width, "num_warps": 4},
+        "weigh": {"BK": min(width, 64), "num_warps": warps, "num_stages": 1},
+        "walk": walk,
+        "read": {"BK": width, "BV": min(columns, 32 if small else 128), "num_warps": warps},
+        "walk_back": walk,
+        "gradients": {"BK": width, "BV": min(columns, 32 if delta or small else 64), "num_warps": 8, "num_stages": 1},
+        "channel_gradients": {"BK": 16, "BV": min(columns, 32), "num_warps": 8, "num_stages": 1},
+    }[kernel]
+    key = {"Dk": keys, "Dv": values, "decay": decay, "delta": delta}
+    return {**tuned(f"linear_recurrence-{kernel}", key, default), "CHUNK": CHUNK}
+
+
+class _Launch:
+    """The arguments of one call as the kernels take them: rows of tokens, each with its stride, and what they hold."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, scale: float) -> None:
+        self.batch, self.length, self.heads, self.values = v.shape
+        self.shared, self.keys, self.scale = self.heads // q.shape[2], q.shape[3], scale
+        self.chunks = triton.cdiv(self.length, CHUNK)
+        self.decay = 0 if g is None else 2 if g.ndim == 4 else 1
+        self.sums = "ieee" if v.dtype == torch.float32 else "tf32x3"
+        self.q, self.k, self.v = (self.rows(x) for x in (q, k, v))
+        self.g = self.q if g is None else g.contiguous()[None] if g.ndim == 1 else self.rows(g)
+        self.g_stride = 0 if g is None or g.ndim == 1 else self.g.stride(0)
+        self.beta = None if beta is None else self.rows(beta)
+        self.unused = v
+
+    @staticmethod
+    def rows(x: Tensor) -> Tensor:
+        """`[B,T,...]` as rows of tokens `[B*T,...]`, without a copy where heads lie side by side."""
+        return as_rows(x.flatten(2))
+
+    def of_tokens(self, width: int, dtype: torch.dtype) -> Tensor:
+        return self.v.new_empty((self.batch, self.length, self.heads, width), dtype=dtype)
+
+    def of_chunks(self, rows: int, columns: int) -> Tensor:
+        """A matrix for each chunk of each head, in v's dtype: an operand of products."""
+        return self.v.new_empty((self.batch, self.heads, self.chunks, rows, columns))
+
+    def tile(self, kernel: str) -> dict[str, Any]:
+        return _tile(kernel, self.keys, self.values, self.decay, self.beta is not None)
+
+    def among(self) -> tuple[Tensor, Tensor]:
+        """What is computed of the tokens of each chunk alone: (I + L)^-1 with the delta rule, and A."""
+        sizes = self.length, self.heads, self.shared, self.keys, self.chunks
+        inverse, weights = self.unused, self.of_chunks(CHUNK, CHUNK)
+        grid = (self.batch * self.heads, self.chunks)
+        if self.beta is not None:
+            inverse = self.of_chunks(CHUNK, CHUNK)
+            forward.invert[grid](
+                self.k, self.g, self.beta, inverse, *sizes, self.k.stride(0), self.g_stride, self.beta.stride(0),
+                DECAY=self.decay, SUMS=self.sums, **self.tile("invert"),
+            )  # fmt: skip
+        forward.weigh[grid](
+            self.q, self.k, self.g, weights, *sizes, self.q.stride(0), self.k.stride(0), self.g_stride,
+            DECAY=self.decay, **self.tile("weigh"),
+        )  # fmt: skip
+        return inverse, weights
+
+    def walk(
+        self, inverse: Tensor, weights: Tensor, state: Tensor | None, out: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The states before all chunks, what is written, and the last state; with `out` the outputs and the last."""
+        keep, delta = out is None, self.beta is not None
+        states = self.of_chunks(self.keys, self.values) if keep else self.unused
+        written = self.of_tokens(self.values, self.v.dtype).flatten(0, 1).flatten(1) if keep and delta else self.v
+        last = self.v.new_empty((self.batch, self.heads, self.keys, self.values), dtype=torch.float32)
+        betas, tile = self.v if self.beta is None else self.beta, self.tile("walk")
+        forward.walk[self.batch * self.heads, triton.cdiv(self.values, tile["BV"])](
+            self.q, self.k, self.v, self.g, betas, inverse, weights,
+            self.unused if state is None else state.contiguous(), self.unused if out is None else out, states, written,
+            last, *self.sizes(), *self.strides(), betas.stride(0), self.scale,
+            DECAY=self.decay, DELTA=delta, FIRST=state is not None, OUT=not keep, KEEP=keep, **tile,
+        )  # fmt: skip
+        return states, written, last
+
+    def read(self, weights: Tensor, states: Tensor, written: Tensor, out: Tensor) -> None:
+        tile, (q, _, _, g) = self.tile("read"), self.strides()
+        forward.read[self.batch * self.heads, self.chunks, triton.cdiv(self.values, tile["BV"])](
+            self.q, self.g, weights, states, written, out, *self.sizes(), q, g, written.stride(0), self.scale,
+            DECAY=self.decay, **tile,
+        )  # fmt: skip
+
+    def walk_back(
+        self, inverse: Tensor, weights: Tensor, douts: Tensor, dlast: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of the states after all chunks, of what is written (or of r), and of the first state."""
+        dstates, dwritten = self.of_chunks(self.keys, self.values), self.of_tokens(self.values, self.v.dtype)
+        dfirst = torch.empty_like(dlast, dtype=torch.float32, memory_format=torch.contiguous_format)
+        betas, tile, (q, k, _, g) = self.v if self.beta is None else self.beta, self.tile("walk_back"), self.strides()
+        backward.walk_back[self.batch * self.heads, triton.cdiv(self.values, tile["BV"])](
+            self.q, self.k, self.g, betas, inverse, weights, douts, dlast.contiguous(), dstates, dwritten, dfirst,
+            *self.sizes(), q, k, g, betas.stride(0), douts.stride(0), self.scale,
+            DECAY=self.decay, DELTA=self.beta is not None, **tile,
+        )  # fmt: skip
+        return dstates, dwritten, dfirst
+
+    def gradients(
+        self, weights: Tensor, written: Tensor, douts: Tensor, states: Tensor, dstates: Tensor, dwritten: Tensor
+    ) -> tuple[Tensor, ...]:
+        """The gradients of q and k for each head of v, of v, of the log decay and of beta."""
+        partial = self.v.dtype if self.shared == 1 else torch.float32
+        dq, dk = (self.of_tokens(self.keys, partial) for _ in range(2))
+        dg = self.of_tokens((0, 1, self.keys)[self.decay], torch.float32)
+        if self.decay == 2:
+            tile = self.tile("channel_gradients")
+            backward.channel_gradients[self.batch * self.heads, self.chunks, triton.cdiv(self.keys, tile["BK"])](
+                self.q, self.k, self.v, self.g, douts, states, dstates, dq, dk, dg,
+                *self.sizes(), *self.strides(), douts.stride(0), self.scale, **tile,
+            )  # fmt: skip
+            return dq, dk, dwritten, dg, self.v.new_empty(0)
+        delta = self.beta is not None
+        betas, dbeta = self.v if self.beta is None else self.beta, self.of_tokens(int(delta), torch.float32)
+        dv = torch.empty_like(dwritten) if delta else dwritten
+        backward.gradients[self.batch * self.heads, self.chunks](
+            self.q, self.k, self.v, self.g, betas, weights, written, douts, states, dstates, dwritten,
+            dq, dk, dv, dg, dbeta,
+            *self.sizes(), *self.strides(), betas.stride(0), written.stride(0), douts.stride(0), self.scale,
+            DECAY=self.decay, DELTA=delta, **self.tile("gradients"),
+        )  # fmt: skip
+        return dq, dk, dv, dg, dbeta
+
+    def sizes(self) -> tuple[int, ...]:
+        return self.length, self.heads, self.shared, self.keys, self.values, self.chunks
+
+    def strides(self) -> tuple[int, ...]:
+        return self.q.stride(0), self.k.stride(0), self.v.stride(0), self.g_stride
+
+
+@torch.library.custom_op("archlab::linear_recurrence", mutates_args=())
+def _recur(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, state: Tensor | None, scale: float,
+    walks: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Outputs in v's dtype and the last state in float32, by one walk or with the states of all chunks stored."""
+    with on_device_of(v):
+        launch = _Launch(q, k, v, g, beta, scale)
+        out = launch.of_tokens(launch.values, v.dtype)
+        inverse, weights = launch.among()
+        states, written, last = launch.walk(inverse, weights, state, out if walks else None)
+        if not walks:
+            launch.read(weights, states, written, out)
+    return out, last
+
+
+@_recur.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, state: Tensor | None, scale: float,
+    walks: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    last = v.new_empty((v.shape[0], v.shape[2], q.shape[3], v.shape[3]), dtype=torch.float32)
+    return torch.empty_like(v, memory_format=torch.contiguous_format), last
+
+
+@torch.library.custom_op("archlab::linear_recurrence_backward", mutates_args=())
+def _recur_backward(
+    dout: Tensor, dlast: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None,
+    state: Tensor | None, scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of all tensors in their dtypes; those of a log decay or beta that is not there are empty."""
+    with on_device_of(v):
+        launch = _Launch(q, k, v, g, beta, scale)
+        inverse, weights = launch.among()
+        states, written, _ = launch.walk(inverse, weights, state, None)
+        douts = launch.rows(dout)
+        dstates, dwritten, dfirst = launch.walk_back(inverse, weights, douts, dlast)
+        dq, dk, dv, dg, dbeta = launch.gradients(weights, written, douts, states, dstates, dwritten)
+    if launch.shared > 1:
+        dq, dk = (x.unflatten(2, (q.shape[2], -1)).sum(3).to(v.dtype) for x in (dq, dk))
+    if g is not None:
+        dg = (dg.sum((0, 1)) if g.ndim == 1 else dg).reshape(g.shape).to(g.dtype)
+    return dq, dk, dv, dg, dbeta if beta is None else dbeta.squeeze(-1).to(beta.dtype), dfirst
+
+
+@_recur_backward.register_fake
+def _(
+    dout: Tensor, dlast: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None,
+    state: Tensor | None, scale: float,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    given = (q, k, v, v.new_empty(0) if g is None else g, v.new_empty(0) if beta is None else beta, dlast)
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in given)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.scale, _ = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate(ctx: Any, dout: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
+    _, _, _, g, beta, state = ctx.saved_tensors
+    dq, dk, dv, dg, dbeta, dfirst = _recur_backward(dout, dlast, *ctx.saved_tensors, ctx.scale)
+    given = (dq, dk, dv, *(None if x is None else dx for x, dx in ((g, dg), (beta, dbeta), (state, dfirst))))
+    return (*given, None, None)
+
+
+_recur.register_autograd(_differentiate, setup_context=_save)
+
+
+def linear_recurrence(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    state: Tensor | None = None,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Arguments and results are the reference's. Raises ValueError for keys above 128 wide, or 64 with a decay per
+    channel, and for the delta rule with one.
+    """
+    checked_groups(q, k, v, log_decay, beta, state)
+    by_channel = log_decay is not None and log_decay.ndim == 4
+    if q.shape[-1] > (widest := 64 if by_channel else 128):
+        raise ValueError(f"a program holds all channels of a key: at most {widest}; received {q.shape[-1]}")
+    if beta is not None and by_channel:
+        raise ValueError("these kernels have no delta rule with a decay per channel")
+    first = None if state is None else state.float()
+    out, last = _recur(
+        q.to(v.dtype), k.to(v.dtype), v, log_decay, beta, first, scale, v.shape[0] * v.shape[2] >= _fills(v)
+    )
+    return out, last
+
+
+def _fills(x: Tensor) -> int:
+    """The programs that keep all multiprocessors busy."""
+    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else UNKNOWN_CARD
+
+
+def builds() -> Iterator[Build]:
+    """For sm_90: each decay, the delta rule, the widest keys that are served, both ways to the outputs."""
+    if capability() < 90:
+        return
+    yield from _builds("token-128", 1, False, 128, torch.bfloat16, walks=True)
+    yield from _builds("delta-token-128", 1, True, 128, torch.bfloat16, walks=True)
+    yield from _builds("channel-64", 2, False, 64, torch.bfloat16, walks=True)
+    yield from _builds("none-64", 0, False, 64, torch.float16, walks=False)
+
+
+def _builds(name: str, decay: int, delta: bool, width: int, x: torch.dtype, walks: bool) -> Iterator[Build]:
+    """The kernels of one kind of recurrence; `walks` says which of the two ways to the outputs."""
+    wide, sums, heads = torch.float32, "ieee" if x == torch.float32 else "tf32x3", 16
+    q = k = v = heads * width
+    g = q if decay == 2 else heads
+    sizes, strides = (4096, heads, 1, width, width, 64), (q, k, v, g)
+
+    def build(kernel: str, function: Any, arguments: tuple[Any, ...], **meta: Any) -> Build:
+        tile = _tile(kernel, width, width, decay, delta)
+        return Build(f"linear_recurrence-{kernel}-{name}", function, arguments, meta | tile)
+
+    flags = {"DECAY": decay, "DELTA": delta}
+    if delta:
+        few = (*sizes[:4], 64, k, g, heads)
+        yield build("invert", forward.invert, (x, wide, wide, x, *few), DECAY=decay, SUMS=sums)
+    yield build("weigh", forward.weigh, (x, x, wide, x, *sizes[:4], 64, q, k, g), DECAY=decay)
+    held = (wide, x, x, x, wide)
+    yield build(
+        "walk", forward.walk, (x, x, x, wide, wide, x, x, *held, *sizes, *strides, heads, 0.125),
+        FIRST=True, OUT=walks, KEEP=not walks, **flags,
+    )  # fmt: skip
+    if not walks:
+        yield build("read", forward.read, (x, wide, x, x, x, x, *sizes, q, g, v, 0.125), DECAY=decay)
+    yield build(
+        "walk_back", backward.walk_back,
+        (x, x, wide, wide, x, x, x, wide, x, x, wide, *sizes, q, k, g, heads, v, 0.125), **flags,
+    )  # fmt: skip
+    if decay == 2:
+        yield build(
+            "channel_gradients", backward.channel_gradients,
+            (x, x, x, wide, x, x, x, x, x, wide, *sizes, *strides, v, 0.125),
+        )  # fmt: skip
+    else:
+        tensors = (x, x, x, wide, wide, x, x, x, x, x, x, x, x, x, wide, wide)
+        yield build("gradients", backward.gradients, (*tensors, *sizes, *strides, heads, v, v, 0.125), **flags)
