@@ -198,5 +198,5 @@ def queries_launch(
         plan.q, plan.k, plan.v, dout, lse, along, dq, dbias, sums, *map(strides, (plan.q, plan.k, plan.v, dout, dq)),
         plan.scale, sizes, plan.rules, plan.biases, plan.visits(tiles, by_key=False),
     )  # fmt: skip
-    meta = {"PLAIN": plan.plain, **plan.meta(tiles)}
+    meta = {"PLAIN": plan.plain and not learned, **plan.meta(tiles)}  # two loops with sums take too many registers
     return Launch(queries_backward, (count, plan.batch * sizes.heads), arguments, meta), sums
