@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import sysconfig
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from arch_dsl.stack import StackModule
-from search.machine import compiler
 
 if TYPE_CHECKING:
     from arch_dsl.context import Call
@@ -68,7 +69,7 @@ def compiled_with(recipe: Recipe) -> dict[str, str]:
     """What the fingerprint of a trial says of its compilation: by which compiler, or that it had none."""
     if recipe.compile != "blocks":
         return {}
-    return {"compiler": "none: uncompiled" if cannot_compile() else _version(compiler()[0] or "")}
+    return {"compiler": "none: uncompiled" if cannot_compile() else _version(_compiler())}
 
 
 @cache
@@ -124,5 +125,12 @@ def private(folder: Path) -> Path:
 @cache
 def cannot_compile() -> str | None:
     """Why nothing can be compiled here; None where it can."""
-    found, missing = compiler()
-    return None if found else f"{' and '.join(missing)} not found"
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    wanted = f"{_compiler()} (or a C++ compiler that CXX names)"
+    missing = [what for what, found in ((wanted, shutil.which(_compiler())), (header, header.exists())) if not found]
+    return f"{' and '.join(map(str, missing))} not found" if missing else None
+
+
+def _compiler() -> str:
+    """The C++ compiler that torch.compile takes."""
+    return os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
