@@ -24,7 +24,7 @@ OPTIONS = {"enable_fp_fusion": True}
 
 @dataclass(frozen=True)
 class Build:
-    """One kernel with one set of flags: tensors as they are or by dtype, numbers by value, `meta` are the constexprs."""
+    """One kernel with one set of flags: tensors as they are or by dtype, numbers by value, constexprs in `meta`."""
 
     name: str
     kernel: Any

@@ -86,8 +86,8 @@ def plan_json(planned: Plan, root: Path, slots: int | None = None) -> dict[str, 
     told = {
         "resolution": asdict(found) if found else None,
         "edits": _edits(planned, root),
-        "settled": planned.builder.settled.record() if planned.builder.settled else None,
         "measuring": asdict(to_measure(planned, root)),
+        "settled": planned.builder.settled.record() if planned.builder.settled else None,
         "going_on": asdict(longer) if (longer := _going_on(planned, root)) else None,
         "spent": {"trials": len(spent.trials), "tokens": spent.tokens, "gpu_hours": round(spent.gpu_s / 3600, 4)},
     }
