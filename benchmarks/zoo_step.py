@@ -1,8 +1,8 @@
 """A training step of every architecture of the zoo: ours against torch.compile of its formulas, at its tiny size.
 
-    python benchmarks/zoo_step.py --out benchmarks/results/zoo_step.jsonl   # all of them: hours, most of it compiling
-    python benchmarks/zoo_step.py --entries bigbird mistral --rounds 3
-    python benchmarks/zoo_step.py --eager --entries t5                      # nothing is compiled, a smoke test
+    python benchmarks/zoo_step.py                           # an entry of each kind; some minutes, most of it compiling
+    python benchmarks/zoo_step.py --entries all --out benchmarks/results/zoo_step.jsonl   # hours
+    python benchmarks/zoo_step.py --eager --entries t5      # nothing is compiled, a smoke test
     python benchmarks/zoo_step.py --auto                                    # our `auto` against transformers' Llama
 
 The reference is the same model built of the ops' formulas (`backend="reference"`), compiled as a whole, as is ours;
@@ -36,6 +36,7 @@ from arch_dsl.model import EncoderDecoderModel
 from search.compiling import compile_blocks, compiled_into
 
 LENGTH, ROWS, BAR, AUTO_BAR = 512, 2, 0.95, 2.5
+EACH_KIND = ["llama", "fox_llama", "mamba2", "gated_delta_net"]
 Step = Callable[[], float]
 
 
@@ -158,7 +159,7 @@ def _on_text(model: nn.Module, text: torch.Tensor, half: bool) -> Step:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--entries", nargs="+", default=list(zoo.names()), metavar="NAME")
+    parser.add_argument("--entries", nargs="+", default=EACH_KIND, metavar="NAME")
     parser.add_argument("--modes", nargs="+", default=["whole", "blocks"], choices=["whole", "blocks", "eager"])
     parser.add_argument("--eager", action="store_true", help="compile nothing, the reference neither")
     parser.add_argument("--auto", action="store_true", help="our default against transformers' Llama, and no entries")
@@ -169,6 +170,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, help="where compiled code stays for the next run")
     parser.add_argument("--out", type=Path, help="append the rows as JSON lines")
     options = parser.parse_args()
+    entries = list(zoo.names()) if options.entries == ["all"] else options.entries
     torch.set_num_threads(1)
     clock = time.process_time if options.processor else time.perf_counter
     dtype = torch.bfloat16 if options.bf16 else torch.float32
@@ -178,7 +180,7 @@ def main() -> None:
         made = (
             [lambda: auto_row(options.rounds, options.steps, clock)]
             if options.auto
-            else [lambda name=name: row(name, modes, dtype, options.rounds, clock) for name in options.entries]
+            else [lambda name=name: row(name, modes, dtype, options.rounds, clock) for name in entries]
         )
         for make in made:
             found = make() | facts

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import kernels
 from arch_dsl.errors import Problem, SpecError
 from arch_dsl.identity import brief_text, canonical
 from arch_dsl.patch import Setting
@@ -272,8 +273,12 @@ def plan(study: Study, data_root: Path, micro_batch: int | None = None) -> Plan:
 
     `micro_batch` is what was decided for the study: how many sequences are computed at a time at most.
 
-    Raises SpecError with everything that is wrong with any variant.
+    Raises SpecError with everything that is wrong with any variant, and for kernels forced by a name of none.
     """
+    try:
+        kernels.forced()
+    except ValueError as error:
+        raise SpecError.of("environment", str(error)) from error
     builder = Builder(study, data_root, micro_batch)
     asked = asked_variants(study)
     builder.settled = _settled(builder, asked)

@@ -71,6 +71,14 @@ def test_variants_stand_in_the_studys_order_with_the_baseline_of_their_cell(tmp_
     assert record["baseline"] == "baseline [placement=pre]"
 
 
+def test_kernels_forced_by_a_name_of_none_are_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ARCHLAB_KERNELS", "trition")
+    with pytest.raises(SpecError, match="ARCHLAB_KERNELS must be reference, torch or triton; received 'trition'"):
+        planned(tmp_path)
+
+
 def test_changes_are_those_to_the_base(tmp_path: Path) -> None:
     made = planned(tmp_path, variants="variants:\n  baseline: {}\n  a: [gate, {train.batch: 2, block.ffn.width: 99}]")
     assert [str(change) for change in made.variants[0].changes] == []
