@@ -58,7 +58,9 @@ def divide_heads(model: nn.Module, mesh: DeviceMesh) -> set[str]:
         }
         plan |= {f"{name}.projection": Columns() for name in gates}
         parallelize_module(module, mesh, plan, src_data_rank=None)
-        module.products = _products(mesh)  # type: ignore[assignment]
+        group = path.rpartition(".members.")[0]
+        for owner in (module, model.get_submodule(group)) if group else (module,):
+            owner.products = _products(mesh)  # type: ignore[assignment]
         for gate in gates.values():
             heads, *rest = gate.shape  # type: ignore[misc]
             gate.shape = (heads // mesh.size(), *rest)  # type: ignore[assignment]
