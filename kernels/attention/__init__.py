@@ -35,7 +35,8 @@ def _ask(
 ) -> dict[str, Any]:
     given = (bias, softcap, sinks, prefix, documents, padding, relative, decay)
     found = {name: value is not None for name, value in zip(OPTIONAL, given, strict=True)}
-    return pattern.options() | found | {"wide": max(q.shape[-1], v.shape[-1]) > WIDEST}
+    wide = max(q.shape[-1], v.shape[-1])
+    return pattern.options() | found | {"wide": wide > WIDEST, "beyond_128": wide > 128}
 
 
 def _load_triton() -> Call:
@@ -45,7 +46,11 @@ def _load_triton() -> Call:
 
 
 def _cannot_in_triton(ask: Ask) -> str | None:
-    return launch.unsupported(ask) or (f"heads wider than {WIDEST}" if ask.options["wide"] else None)
+    if ask.options["wide"]:
+        return launch.unsupported(ask) or f"heads wider than {WIDEST}"
+    if ask.options["beyond_128"] and ask.dtype != torch.float32 and (ask.device.capability or launch.OLDEST) >= (9, 0):
+        return "sm_90's products have 64 rows, too many for the registers with heads wider than 128 in half precision"
+    return launch.unsupported(ask)
 
 
 def _leaves_to_sdpa(ask: Ask) -> str | None:
@@ -230,7 +235,7 @@ ATTENTION = Op(
     },
     cases=_cases(),
     options={"causal": (True, False)}
-    | dict.fromkeys(("window", "strided", "blocks", *OPTIONAL, "wide"), (False, True)),
+    | dict.fromkeys(("window", "strided", "blocks", *OPTIONAL, "wide", "beyond_128"), (False, True)),
     ask=_ask,
     flops=_flops,
     bytes=_bytes,

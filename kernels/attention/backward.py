@@ -7,7 +7,7 @@ twice, so that every sum has one owner and no two programs add into one place.
 import triton
 import triton.language as tl
 
-from kernels.attention.tiles import key_span, logits, of_decay, query_span, rows_of, store_rows
+from kernels.attention.tiles import key_span, list_of, listed_tile, logits, of_decay, query_span, rows_of, store_rows
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def keys_backward(
     q_strides, k_strides, v_strides, dout_strides, dk_strides, dv_strides,
     scale, sizes, rules, biases, visits,
     ORDER: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys, from all query heads that share it, and of each head its part of the decay's
     gradient `[B,H,S]`: minus the sums of ds over the queries, as its sums over the keys are 0. One loop masks all
@@ -76,9 +76,9 @@ def keys_backward(
         cj = of_decay(j[:, None], b, h, sizes, biases)
         dc = tl.zeros((KEYS,), tl.float32)
         if visits.blocks is not None:
-            place = h * visits.per_head * tl.num_programs(0) + tile
-            for index in range(0, tl.load(visits.counts + place)):
-                start = tl.load(visits.blocks + place * visits.most + index) * QUERIES
+            place = list_of(tile * KEYS, h, sizes.keys, visits, LIST)
+            for index in range(0, tl.load(visits.counts + place) * (LIST // QUERIES)):
+                start = listed_tile(index, place, visits, QUERIES, LIST)
                 dk, dv, dc = _key_step(
                     start, k, v, j, cj, dk, dv, dc, q_ptr, dout_ptr, lse_ptr, delta_ptr, q_strides, dout_strides, b, h,
                     scale, sizes, rules, biases, ORDER, QUERIES, WIDTH, VALUE_WIDTH, PRECISION,
@@ -147,7 +147,7 @@ def queries_backward(
     q_strides, k_strides, v_strides, dout_strides, dq_strides,
     scale, sizes, rules, biases, visits,
     ORDER: tl.constexpr, PLAIN: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, PRECISION: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
     """dq of a tile of queries, and of the biases: `dbias` `[B,H,T,S]` as ds, and `sums` `[B,H,tiles,2 S - 1]` of ds by
     distance, for which QUERIES is KEYS. Both start at 0, where no tile is visited."""
@@ -170,10 +170,10 @@ def queries_backward(
         tl.static_assert(QUERIES == KEYS)
         mine = sums_ptr + (tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tile) * (2 * sizes.keys - 1)
     if visits.blocks is not None:
-        place = h * visits.per_head * tl.num_programs(0) + tile
+        place = list_of(own, h, sizes.queries, visits, LIST)
         before = -KEYS
-        for index in range(0, tl.load(visits.counts + place)):
-            start = tl.load(visits.blocks + place * visits.most + index) * KEYS
+        for index in range(0, tl.load(visits.counts + place) * (LIST // KEYS)):
+            start = listed_tile(index, place, visits, KEYS, LIST)
             if sums_ptr is not None:
                 apart = start != before + KEYS
                 if apart:

@@ -1,50 +1,84 @@
-"""What is compiled ahead of time of the attention kernels: what forget gates, T5 and GPT-OSS ask for."""
+"""What is compiled ahead of time of the attention kernels.
+
+Every two features that a call may have stand together in one of the sets, and each at both usual widths of a head.
+"""
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
-from kernels.attention.pattern import CAUSAL, Pattern
+from kernels.attention.pattern import Blocks, Pattern
 from kernels.attention.plan import Launch, Plan, delta_launch, encoded, forward_launch, keys_launch, queries_launch
-from kernels.launch import Build
+from kernels.attention.tuning import widest
+from kernels.launch import Build, capability
 
 LENGTH = 256
-WINDOW = Pattern(window=128)
-FEATURES: dict[str, tuple[Pattern, tuple[str, ...]]] = {
-    "decay": (CAUSAL, ("decay",)),
-    "relative-learned": (CAUSAL, ("relative", "learned")),
-    "window-sinks": (WINDOW, ("sinks",)),
-}
+OLDER = 80, 86, 89
+SETS: tuple[tuple[int, str], ...] = (
+    (128, "decay"),
+    (128, "learned"),
+    (128, "window sinks"),
+    (128, "full softcap bias prefix"),
+    (128, "blocks learned prefix padding"),
+    (128, "full decay learned documents"),
+    (128, "full fixed sinks padding"),
+    (64, "blocks learned"),
+    (64, "blocks decay sinks bias"),
+    (128, "window decay softcap padding"),
+    (128, "window prefix documents sinks"),
+    (128, "blocks fixed softcap documents"),
+    (64, "fixed bias documents padding"),
+    (64, "full window learned bias"),
+    (64, "window decay fixed prefix"),
+    (64, "decay learned softcap sinks"),
+    (16, "learned"),
+    (256, "decay learned"),
+)
+"""Widths of heads, and what a call has: `fixed` and `learned` are relative biases without and with a gradient, `bias` a
+matrix that has one."""
 
 
 def builds() -> Iterator[Build]:
-    """Heads of 128 in bfloat16."""
-    for name in FEATURES:
-        yield from _of(name, 128, torch.bfloat16)
+    """All sets for sm_90 in bfloat16, one in float32; each of them for one of the older cards, in turn."""
+    card = capability()
+    for index, (width, names) in enumerate(SETS):
+        if width <= widest(card, 16) and (card >= 90 or OLDER[index % len(OLDER)] == card):
+            yield from _of(width, names.split(), torch.bfloat16)
+    if card >= 90:
+        yield from _of(64, ["decay"], torch.float32)
 
 
-def _of(name: str, width: int, dtype: torch.dtype) -> Iterator[Build]:
-    """The launches of a call, forward and backward."""
-    pattern, features = FEATURES[name]
+def _pattern(features: list[str]) -> Pattern:
+    order = "full" if "full" in features or "blocks" in features else "causal"
+    blocks = Blocks(16, heads=4) if "blocks" in features else None
+    return Pattern(order, 128 if "window" in features else None, blocks=blocks)  # type: ignore[arg-type]
+
+
+def _of(width: int, features: list[str], dtype: torch.dtype) -> Iterator[Build]:
+    """The launches of a call, forward and backward; those of deltas differ by width alone."""
     q = torch.empty(1, LENGTH, 4, width, dtype=dtype).transpose(1, 2)
     k = torch.empty(1, LENGTH, 2, width, dtype=dtype).transpose(1, 2)
     along = torch.empty(q.shape[:3])
-    shapes: dict[str, Any] = {
-        "bias": torch.empty(4, LENGTH, LENGTH, dtype=dtype), "relative": torch.empty(4, 2 * LENGTH - 1),
-        "decay": torch.empty(1, 4, LENGTH), "sinks": torch.empty(4), "prefix": torch.zeros(1, dtype=torch.long),
-        "documents": torch.zeros(1, LENGTH, dtype=torch.long), "padding": torch.zeros(1, LENGTH, dtype=torch.bool),
-    }  # fmt: skip
-    given: Any = [tensor if what in features else None for what, tensor in shapes.items()]
-    cap = 30.0 if "softcap" in features else 0.0
-    arguments: list[Any] = [q, k, k, *given, encoded(pattern), 0.1, cap, 0.0]
-    plan = Plan(*arguments)
-    dbias = torch.empty(1, 4, LENGTH, LENGTH, dtype=dtype) if "biased" in features else None
-    launches: dict[str, Launch] = {"forward": forward_launch(plan, q, along)}
-    if name == "decay":
+    has_bias, learned = "bias" in features, "learned" in features
+    given = (
+        torch.empty(4, LENGTH, LENGTH, dtype=dtype) if has_bias else None,
+        torch.empty(4, 2 * LENGTH - 1) if learned or "fixed" in features else None,
+        torch.empty(1, 4, LENGTH) if "decay" in features else None,
+        torch.empty(4) if "sinks" in features else None,
+        torch.zeros(1, dtype=torch.long) if "prefix" in features else None,
+        torch.zeros(1, LENGTH, dtype=torch.long) if "documents" in features else None,
+        torch.zeros(1, LENGTH, dtype=torch.bool) if "padding" in features else None,
+    )
+    plan = Plan(q, k, k, *given, encoded(_pattern(features)), 0.1, 30.0 if "softcap" in features else 0.0, 0.0)
+    dbias = torch.empty(1, 4, LENGTH, LENGTH, dtype=dtype) if has_bias else None
+    dsums = along if "decay" in features else None
+    launches: dict[str, Launch] = {
+        "forward": forward_launch(plan, q, along),
+        "keys": keys_launch(plan, q, along, along, k, k, dsums),
+        "queries": queries_launch(plan, q, along, along, q, dbias, learned)[0],
+    }
+    if features == ["decay"]:
         launches["delta"] = delta_launch(plan, q, q, along)
-    launches["keys"] = keys_launch(plan, q, along, along, k, k, along if "decay" in features else None)
-    launches["queries"] = queries_launch(plan, q, along, along, q, dbias, "learned" in features)[0]
     for kind, one in launches.items():
-        label = f"attention-{kind}-{name}-{width}" + ("-float32" if dtype == torch.float32 else "")
-        yield Build(label, one.kernel, one.arguments, one.meta)
+        label = "-".join(("attention", kind, *features, str(width)))
+        yield Build(label + "-float32" * (dtype == torch.float32), one.kernel, one.arguments, one.meta)

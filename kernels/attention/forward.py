@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from kernels.attention.tiles import key_span, logits, of_decay, rows_of, store_rows
+from kernels.attention.tiles import key_span, list_of, listed_tile, logits, of_decay, rows_of, store_rows
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def forward(
     q_ptr, k_ptr, v_ptr, sinks_ptr, out_ptr, lse_ptr, q_strides, k_strides, v_strides, out_strides,
     scale, sizes, rules, biases, visits,
     ORDER: tl.constexpr, PLAIN: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, PRECISION: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
     """out `[B,H,T,Dv]` and the logarithms in base 2 of each query's total `[B,H,T]`. PLAIN: no rules but the order, so
     that only tiles at its edge are masked. The longest rows of a causal pattern start first."""
@@ -47,9 +47,9 @@ def forward(
     total = tl.zeros((QUERIES,), tl.float32)
     out = tl.zeros((QUERIES, VALUE_WIDTH), tl.float32)
     if visits.blocks is not None:
-        place = h * visits.per_head * tl.num_programs(0) + tile
-        for index in range(0, tl.load(visits.counts + place)):
-            start = tl.load(visits.blocks + place * visits.most + index) * KEYS
+        place = list_of(tile * QUERIES, h, sizes.queries, visits, LIST)
+        for index in range(0, tl.load(visits.counts + place) * (LIST // KEYS)):
+            start = listed_tile(index, place, visits, KEYS, LIST)
             m, total, out = _step(
                 start, q, i, ci, m, total, out, k_ptr, v_ptr, k_strides, v_strides, b, h, scale, sizes, rules, biases,
                 ORDER, False, KEYS, WIDTH, VALUE_WIDTH, PRECISION,

@@ -101,8 +101,9 @@ class Plan:
 
     def tiles(self, kind: str, learned: bool = False) -> dict[str, Any]:
         """The tile and launch options of one of the kernels."""
-        crowded = self.biases.softcap is not None or self.biases.relative is not None or self.biases.bias is not None
-        return tile(kind, **self.features, listed=self.listed, learned=learned, crowded=crowded or not self.plain)
+        biased = self.biases.softcap is not None or self.biases.relative is not None or self.biases.bias is not None
+        crowded = 2 if self.rules.table is not None else int(biased or not self.plain)
+        return tile(kind, **self.features, listed=self.listed, learned=learned, crowded=crowded)
 
     def visits(self, meta: dict[str, Any], by_key: bool) -> Visits:
         """What bounds the loops of programs with such tiles: lists of a pattern's blocks, documents, closed gates."""
@@ -131,6 +132,7 @@ class Plan:
         """The constants that all kernels have."""
         precision = "ieee" if self.q.dtype == torch.float32 else "tf32"
         own = {"WIDTH": self.features["width"], "VALUE_WIDTH": self.features["value_width"], "PRECISION": precision}
+        own["LIST"] = LIST
         return {"ORDER": self.pattern.order, **own, **tiles}
 
 

@@ -60,7 +60,8 @@ class Biases(NamedTuple):
 
 class Visits(NamedTuple):
     """Which tiles a program visits: `bounds` `[B, H, tiles, 2]`, the first position and the one after the last, and
-    `blocks` `[P, tiles, most]` of which the first `counts` `[P, tiles]` are numbers of tiles; None where all are."""
+    `blocks` `[P, lists, most]` of which the first `counts` `[P, lists]` are numbers of blocks of LIST positions, for
+    which there is one list each; None where all are."""
 
     bounds: Any
     bounds_strides: tuple[int, int] | None
@@ -139,6 +140,19 @@ def logits(products, i, j, ci, cj, b, h, scale, sizes, rules, biases, ORDER: tl.
     if not WHOLE:
         s = tl.where(visible(i, j, b, h, sizes.keys, rules, ORDER), s, float("-inf"))
     return s, slope
+
+
+@triton.jit
+def list_of(start, h, positions, visits, LIST: tl.constexpr):
+    """The number of the list for a tile that starts at a position."""
+    return h * visits.per_head * tl.cdiv(positions, LIST) + start // LIST
+
+
+@triton.jit
+def listed_tile(index, place, visits, SIZE: tl.constexpr, LIST: tl.constexpr):
+    """Where the tile of SIZE positions starts that comes at an index in the blocks of a list."""
+    block = tl.load(visits.blocks + place * visits.most + index // (LIST // SIZE))
+    return block * LIST + index % (LIST // SIZE) * SIZE
 
 
 @triton.jit

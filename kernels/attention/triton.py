@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels import interpret
 from kernels.attention import plan as planned
 from kernels.attention.pattern import CAUSAL, Pattern
 from kernels.attention.plan import Plan, encoded, with_rows
 from kernels.attention.reference import expected
-from kernels.launch import on_device_of
+from kernels.attention.tuning import widest
+from kernels.launch import capability, on_device_of
 
 
 def attention(
@@ -37,8 +39,9 @@ def attention(
     Raises ValueError for heads wider than 256, and for what the reference refuses.
     """
     expected(q, k, pattern, bias, relative, decay, prune)
-    if max(q.shape[-1], v.shape[-1]) > 256:
-        raise ValueError(f"a head is at most 256 wide; received {q.shape[-1]} and values of {v.shape[-1]}")
+    most = 256 if interpret.active() else widest(capability(), 8 * q.itemsize)
+    if max(q.shape[-1], v.shape[-1]) > most:
+        raise ValueError(f"a head is at most {most} wide here; received {q.shape[-1]} and values of {v.shape[-1]}")
     if documents is not None and q.shape[-2] != k.shape[-2]:
         raise ValueError(f"documents need as many queries as keys; received {q.shape[-2]} and {k.shape[-2]}")
     if torch.is_autocast_enabled(q.device.type):
