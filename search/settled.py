@@ -7,7 +7,7 @@ one does. Where its numbers come from is in docs/performance.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,15 +64,16 @@ PLAIN = Settled("fp32", "off", "", "")
 
 
 def kept(store: Store, study: str) -> Settled | None:
-    """What was settled for a study of a store; where its trials were begun before anything was, what they have."""
+    """What was settled for a study of a store; where its trials were begun before anything was, what open meant then:
+    float32 and no compilation."""
     if found := store.decided(study, DECISION):
         return Settled(**found)
     if all(each["name"] != study for each in store.studies()):
         return None
     if all(row["attempt"] == 0 for row in store.study_trials(study)):
         return None
-    recipe, why = store.study(study).get("recipe", {}), "so its trials were begun"
-    return Settled(recipe.get("precision", "fp32"), recipe.get("compile", "off"), why, why)
+    why = "its trials were begun before anything was settled"
+    return replace(PLAIN, why_precision=why, why_compile=why)
 
 
 def kept_in(root: Path, study: str) -> Settled | None:

@@ -105,14 +105,23 @@ def test_a_study_keeps_what_was_settled_when_it_was_first_run(tmp_path, monkeypa
     assert made(tmp_path, "1B", study="study: another").variants[0].recipe.precision == "bf16"
 
 
-def test_a_study_begun_before_anything_was_settled_goes_on_as_it_was(tmp_path):
-    path = write_study(tmp_path, seeds="seeds: 1", train=train("1k", "precision: bf16", "compile: off"))
+def test_a_study_begun_before_anything_was_settled_goes_on_as_it_was(tmp_path, monkeypatch):
+    sections = {
+        "seeds": "seeds: 1",
+        "components": None,
+        "variants": "variants:\n  halved: {train.precision: bf16}\n  baseline: {}",
+    }
+    path = write_study(tmp_path, train=train("1k", "precision: fp32", "compile: off"), **sections)
     root = tmp_path / "store"
-    run(path, root, executor="inline", track=False)
+    with monkeypatch.context() as older:
+        older.setattr(settled, "keep", lambda *_: None)
+        run(path, root, executor="inline", track=False)
     with Store.open(root) as store:
         assert store.decided("gates", settled.DECISION) is None
-    planned = made(tmp_path, "1k", seeds="seeds: 1")
-    assert str(planned.builder.settled).startswith("precision bf16: so its trials were begun")
+        assert store.study("gates")["recipe"]["precision"] == "bf16", "the first variant's own"
+    planned = made(tmp_path, "1k", **sections)
+    assert str(planned.builder.settled).startswith("precision fp32: its trials were begun before")
+    assert [variant.recipe.precision for variant in planned.variants] == ["bf16", "fp32"]
     with Store.open(root) as store:
         assert planned.done(store) == 2
     summary = run(tmp_path / "study.yaml", root, executor="inline", track=False)
