@@ -46,8 +46,9 @@ class _Pruning:
             return False
         rows = self.store.study_trials(self.study)
         mine = [row for row in rows if row["key"] == key]
-        if not mine or (not self.pruner.paired and any(row["role"] == "repeat" for row in mine)):
-            return False  # repeats are what the table reports: only what is paired with the baseline prunes them
+        seeds = _tuning_seeds(rows)
+        if not mine or (not self.pruner.paired and any(_is_held(row, seeds) for row in mine)):
+            return False  # a mean lacks none of its seeds: only what is paired with the baseline prunes them
         base = self._baseline(mine, rows) if self.pruner.paired else None
         if self.pruner.paired and base is None:
             return False
@@ -72,7 +73,8 @@ class _Pruning:
     ) -> Callable[[History], Seen]:
         key, (kind, steps, windows) = row["key"], self._kind(row["key"])
         if base is None:
-            others = {each["key"]: each for each in rows if each["key"] != key and each["role"] != "repeat"}
+            seeds = _tuning_seeds(rows)
+            others = {each["key"]: each for each in rows if each["key"] != key and not _is_held(each, seeds)}
             histories = {
                 other: validation_history(Path(each["folder"]))
                 for other, each in others.items()
@@ -149,3 +151,13 @@ class _Pruning:
         from search.loop import curve_windows  # which imports torch
 
         return curve_windows(load_recipe(trial.recipe))
+
+
+def _tuning_seeds(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """Each variant's seed that tunes: its first one."""
+    return {row["variant"]: row["seed"] for row in sorted(rows, key=lambda row: -row["seed"]) if row["role"] == "tune"}
+
+
+def _is_held(row: dict[str, Any], seeds: dict[str, int]) -> bool:
+    """Whether a mean takes a trial: a repeat, or a second seed of a value that is tuned."""
+    return bool(row["role"] == "repeat" or (row["role"] == "tune" and row["seed"] != seeds[row["variant"]]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,19 @@ def test_a_trial_that_is_also_a_repeat_is_never_pruned(tmp_path: Path) -> None:
             validated(store, each, curve(1, 1, 1, 1))
         decide = pruning(MedianPruner(min_trials=2), "s", store)
         assert not decide(trials[0].key, 40, list(curve(9, 9, 9, 9)))
+
+
+@pytest.mark.parametrize(("seed", "expected"), [(0, True), (1, False)])
+def test_a_second_seed_of_a_value_is_never_pruned_by_others(tmp_path: Path, seed: int, expected: bool) -> None:
+    trials = [replace(trial(number), seed=seed if number == 0 else 0) for number in range(6)]
+    rows = [Row(each, "v", "tune", {"lr": number}, each.seed) for number, each in enumerate(trials)]
+    with Store.open(tmp_path) as store:
+        store.save_study("s", {}, "")
+        store.add_trials("s", rows)
+        for each in trials[1:]:
+            validated(store, each, curve(1, 1, 1, 1))
+        decide = pruning(pruner("median"), "s", store)
+        assert decide(trials[0].key, 40, list(curve(9, 9, 9, 9))) is expected
 
 
 def test_a_rung_is_decided_once_whoever_comes_later(tmp_path: Path) -> None:
