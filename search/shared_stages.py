@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from search import checkpoint
+from search.compiling import compiled_with
 from search.fingerprint import fingerprint
+from search.recipe import load_recipe
 from search.trial import Trial, canonical_json
 
 _WAIT_S = 0.5
@@ -20,12 +22,13 @@ _WAIT_S = 0.5
 
 @contextmanager
 def shared_stage(root: Path, trial: Trial, index: int, device: str, tick: Callable[[], None]) -> Iterator[Path]:
-    """The folder for the end of stage `index` of all trials that are alike up to it, on machines alike.
+    """The folder for the end of stage `index` of all trials that are alike up to it, on machines and compilers alike.
 
     One process at a time has it; while another one trains the stage, `tick` is called again and again, and what it
     raises ends the waiting. The lock ends with its process.
     """
-    machine = hashlib.sha256(canonical_json(fingerprint(device)).encode()).hexdigest()
+    alike = fingerprint(device) | compiled_with(load_recipe(trial.recipe, "recipe"))
+    machine = hashlib.sha256(canonical_json(alike).encode()).hexdigest()
     folder = root / f"{beginning(trial, index)}-{machine[:16]}"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:

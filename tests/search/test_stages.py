@@ -9,8 +9,9 @@ import torch
 
 from arch_dsl import canonical, load, resolve
 from arch_dsl.errors import SpecError
-from search import checkpoint
+from search import checkpoint, compiling
 from search import estimate as estimates
+from search.fingerprint import fingerprint
 from search.journal import events
 from search.loop import Loop
 from search.notes import stage_notes
@@ -20,7 +21,7 @@ from search.shared_stages import shared_stage
 from search.stages import parts
 from search.study import load_study
 from search.train import Interrupted, train
-from search.trial import Trial
+from search.trial import Trial, canonical_json
 from tests.search.study_files import write_study
 from tests.search.test_train import data_root, lines, measures, one_thread  # noqa: F401  # fixtures
 
@@ -177,6 +178,28 @@ def test_waits_for_a_stage_that_another_process_trains(tmp_path, store, whole):
         train(second, store, 1, lambda: next(asked))
     run(second, store, 2)
     assert same(second, whole)
+
+
+def test_a_compiled_stage_is_not_shared_with_one_that_is_not(tmp_path, monkeypatch):
+    def place(name, **recipe):
+        trial = Trial.from_json((make(tmp_path / name, stages=[ADAPTED], **recipe) / "trial.json").read_text())
+        with shared_stage(tmp_path / "stages", trial, 0, "cpu", lambda: None) as found:
+            return found.name
+
+    def machines(word):
+        off, blocks = place(f"{word}-off"), place(f"{word}-blocks", compile="blocks")
+        return off.split("-"), blocks.split("-")
+
+    monkeypatch.setattr(compiling, "cannot_compile", lambda: "g++ not found")
+    off, without = machines("without")
+    alike = hashlib.sha256(canonical_json(fingerprint("cpu")).encode()).hexdigest()
+    assert off[1] == alike[:16], "where nothing is compiled stages lie where they lay"
+    monkeypatch.setattr(compiling, "cannot_compile", lambda: None)
+    monkeypatch.setattr(compiling, "_version", lambda program: "g++ 13")
+    again, compiled = machines("with")
+    assert again == off
+    assert compiled[0] == without[0]
+    assert len({off[1], without[1], compiled[1]}) == 3
 
 
 STUDY = """\
