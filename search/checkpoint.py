@@ -87,8 +87,8 @@ def load_newest(folder: Path) -> Loaded:
 
 
 def remove_older(folder: Path, keep: int) -> None:
-    """Removes all but the newest `keep` checkpoints, and what an interrupted write left behind."""
-    for step in steps_in(folder)[keep:]:
+    """Removes all but the newest `keep` checkpoints, the oldest first, and what an interrupted write left behind."""
+    for step in reversed(steps_in(folder)[keep:]):
         _remove(path_of(folder, step))
     for scrap in folder.glob("*.tmp"):
         scrap.unlink(missing_ok=True)

@@ -117,6 +117,23 @@ def test_only_the_newest_checkpoints_are_kept(folder):
     assert names(folder) == ["checkpoint-10.pt", "checkpoint-10.pt.sha256"]
 
 
+def test_an_interrupted_removal_leaves_the_newest(folder, monkeypatch):
+    for step in (10, 11):
+        checkpoint.save(folder, step, state(step), keep=9)
+    remove, removed = checkpoint._remove, []
+
+    def interrupted(path):
+        if removed:
+            raise KeyboardInterrupt
+        removed.append(path)
+        remove(path)
+
+    monkeypatch.setattr(checkpoint, "_remove", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.remove_older(folder, keep=1)
+    assert checkpoint.steps_in(folder) == [11, 10, 2]
+
+
 def test_what_an_interrupted_write_left_behind_is_removed(folder):
     (folder / "checkpoint-3.pt.tmp").write_bytes(b"half")
     assert checkpoint.load_newest(folder).state["step"] == 2
