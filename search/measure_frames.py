@@ -14,13 +14,14 @@ from search.selection import Selection
 def measures_frame(selections: list[Selection]) -> pd.DataFrame:
     """A row per variant and number that was measured: mean and standard deviation (n - 1) over its n seeds.
 
-    Trials are those of the table, with what was found under `measures`; a variant without a mean has no row.
+    Trials are those of the table, with what was found under `measures`; a variant without a mean has no row. Findings
+    of another version than the newest one among the trials are left out, as if they were missing.
     """
-    rows = []
+    rows, newest = [], _newest(selections)
     for selection in selections:
         values: dict[tuple[str, str], list[float]] = {}
         for trial in _standing(selection):
-            for each in trial.get("measures") or ():
+            for each in _current(trial, newest):
                 for name, value in each["values"].items():
                     number = math.nan if value is None else float(value)
                     values.setdefault((each["measure"], name), []).append(number)
@@ -39,12 +40,15 @@ def measures_frame(selections: list[Selection]) -> pd.DataFrame:
 
 
 def curves_frame(selections: list[Selection]) -> pd.DataFrame:
-    """A row per variant, curve and place `x`: mean and standard deviation over n seeds, each of so many `targets`."""
-    frames = []
+    """A row per variant, curve and place `x`: mean and standard deviation over n seeds, each of so many `targets`.
+
+    Of the same findings as `measures_frame`.
+    """
+    frames, newest = [], _newest(selections)
     for selection in selections:
         curves: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for trial in _standing(selection):
-            for each in trial.get("measures") or ():
+            for each in _current(trial, newest):
                 for name, curve in each["curves"].items():
                     curves.setdefault((each["measure"], name), []).append(curve)
         for (measure, name), found in curves.items():
@@ -56,6 +60,20 @@ def curves_frame(selections: list[Selection]) -> pd.DataFrame:
             )
     columns = ["variant", "measure", "name", "x", "mean", "std", "n", "targets"]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
+
+
+def _newest(selections: list[Selection]) -> dict[str, int]:
+    """Each measure's newest version among the trials that stand."""
+    newest: dict[str, int] = {}
+    for selection in selections:
+        for trial in _standing(selection):
+            for each in trial.get("measures") or ():
+                newest[each["measure"]] = max(each["version"], newest.get(each["measure"], each["version"]))
+    return newest
+
+
+def _current(trial: dict[str, Any], newest: dict[str, int]) -> list[dict[str, Any]]:
+    return [each for each in trial.get("measures") or () if each["version"] == newest[each["measure"]]]
 
 
 def _standing(selection: Selection) -> list[dict[str, Any]]:

@@ -20,11 +20,11 @@ from typing import Any
 
 from arch_dsl.identity import canonical
 from search import checkpoint
-from search.control import stop_requested
+from search.control import stop_requests
 from search.executor import Executor, ExecutorError, Failure, request_stop
 from search.findings import keep_finding, measured
 from search.measures import About, Measure
-from search.measures.job import ASKED
+from search.measures.job import ASKED, FOUND
 from search.selection import select
 from search.stop import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TRY_AGAIN, Summary, on_signals
 from search.store import Store
@@ -45,12 +45,14 @@ Events = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Wanted:
-    """A finished trial, and those of the measures that are not known of it. `why` it cannot be evaluated, if so."""
+    """A trial that finished with `step`, and those of the measures that are not known of it. `why` it cannot be
+    evaluated, if so."""
 
     key: str
     variant: str
     seed: int
     data: str
+    step: int
     measures: tuple[Measure, ...]
     why: str | None = None
 
@@ -110,7 +112,8 @@ def wanted(
     if not evaluated:
         return []
     rows, found = list(trials), []
-    known = measured(store, [row["key"] for row in rows])
+    keys = [row["key"] for row in rows]
+    known, ended = measured(store, keys), store.known(keys)
     for row in rows:
         trial = Trial.from_json(store.spec(row["key"]))
         data = last_data(trial)
@@ -120,14 +123,15 @@ def wanted(
             continue
         about = about_of(trial, store.root / "data")
         if mine := [measure for measure in mine if not measure.refusal(about)]:
-            why = None if has_weights(store.trial_folder(row["key"])) else "its weights are not kept any more"
-            found.append(Wanted(row["key"], row["variant"], row["seed"], data, tuple(mine), why))
+            step = ended[row["key"]]["result"]["step"]
+            why = None if has_weights(store.trial_folder(row["key"]), step) else "its weights are not kept any more"
+            found.append(Wanted(row["key"], row["variant"], row["seed"], data, step, tuple(mine), why))
     return found
 
 
-def has_weights(folder: Path) -> bool:
-    """Whether a finished trial still has its final weights."""
-    return folder.is_dir() and bool(checkpoint.steps_in(folder))
+def has_weights(folder: Path, step: int) -> bool:
+    """Whether a trial that finished with `step` still has its final weights."""
+    return checkpoint.path_of(folder, step).exists()
 
 
 def last_data(trial: Trial) -> str:
@@ -196,6 +200,7 @@ class _Jobs:
     tell: Events
     running: dict[str, tuple[Wanted, Path, Watch]] = field(default_factory=dict)
     outcome: Outcome = field(default_factory=Outcome)
+    heard: int = 0  # requests to stop
 
     def run(self) -> None:
         """Until nothing waits or runs."""
@@ -209,9 +214,7 @@ class _Jobs:
                 for key, (_, _, watch) in self.running.items():
                     if watch.hangs():
                         self.workers.cancel(key)
-                asked = self.study is not None and stop_requested(self.store.root, self.study)
-                if asked and self.outcome.stopped is None:
-                    self.stop(EXIT_INTERRUPTED)
+                self.hear_requests()
         finally:
             self.outcome.left += sum(len(each.measures) for each in self.waiting)
             for _, folder, _ in self.running.values():
@@ -222,35 +225,48 @@ class _Jobs:
         folder = self.store.root / FOLDER / f"{job.key}-{secrets.token_hex(4)}"
         folder.mkdir(mode=0o700, parents=True)
         (folder / "trial.json").write_text(self.store.spec(job.key))
-        (folder / ASKED).write_text(json.dumps([canonical(measure) for measure in job.measures]))
+        asked = {"step": job.step, "measures": [canonical(measure) for measure in job.measures]}
+        (folder / ASKED).write_text(json.dumps(asked))
         self.running[job.key] = job, folder, Watch(folder, 1, HANG_S)
         self.workers.submit(job.key, folder, 1, entry=ENTRY)
 
     def commit(self, job: Wanted, folder: Path, outcome: dict[str, Any] | Failure) -> None:
-        """Keeps what a job found."""
+        """Keeps what a job found, that of one without an end too."""
+        found = _found(folder) if isinstance(outcome, Failure) else outcome["found"]
         shutil.rmtree(folder, ignore_errors=True)
+        self.keep(job, found)
         if isinstance(outcome, Failure):
             if outcome.kind in ("node", "infra", "disk"):
                 raise ExecutorError(outcome.message)
             if outcome.kind == "interrupted":
-                self.outcome.left += len(job.measures)
+                self.outcome.left += len(job.measures) - len(found)
                 return
             hung = f"no progress for {HANG_S:.0f} s" if outcome.kind == "cancelled" else outcome.message
             self.outcome.wrong.append(f"{job.name}: {hung}")
-            self.tell({"event": "evaluation", "key": job.key, "name": job.name, "found": [], "wrong": hung})
+            self.tell({"event": "evaluation", "key": job.key, "name": job.name, "found": [*found], "wrong": hung})
             return
-        found, wrong = outcome["found"], outcome["wrong"]
+        wrong = outcome["wrong"]
+        self.outcome.left += len(job.measures) - len(found) - len(wrong)
+        told = [f"{label}: {message}" for label, message in wrong.items()]
+        self.outcome.wrong += [f"{job.name}: {text}" for text in told]
+        event = {"event": "evaluation", "key": job.key, "name": job.name, "found": [*found]}
+        self.tell(event | {"wrong": "; ".join(told) or None})
+
+    def hear_requests(self) -> None:
+        """`archlab stop` on another host is what a signal is here: the second time ends it."""
+        asked, before = stop_requests(self.store.root, self.study) if self.study is not None else 0, self.heard
+        self.heard = asked
+        for _ in range(asked - before):  # both may come between two looks
+            self.stop(EXIT_INTERRUPTED)
+
+    def keep(self, job: Wanted, found: dict[str, Any]) -> None:
+        """Has the store remember findings."""
         for measure in job.measures:
             if measure.label in found:
                 about = {"measure": measure.label, "version": measure.numbers(), "data": job.data}
                 finding = about | found[measure.label] | {"time": round(time.time(), 3)}
                 keep_finding(self.store, job.key, measure.digest(job.data), finding)
         self.outcome.kept += len(found)
-        self.outcome.left += len(job.measures) - len(found) - len(wrong)
-        told = [f"{label}: {message}" for label, message in wrong.items()]
-        self.outcome.wrong += [f"{job.name}: {text}" for text in told]
-        event = {"event": "evaluation", "key": job.key, "name": job.name, "found": [*found]}
-        self.tell(event | {"wrong": "; ".join(told) or None})
 
     def stop(self, exit_code: int) -> None:
         """Starts no more jobs and asks what runs to end; the second time, ends at once."""
@@ -260,3 +276,10 @@ class _Jobs:
         for _, folder, _ in self.running.values():
             with suppress(OSError):
                 request_stop(folder, 1)
+
+
+def _found(folder: Path) -> dict[str, Any]:
+    """What a job had found by the time that it ended."""
+    path = folder / FOUND
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found

@@ -1,10 +1,12 @@
 """An evaluation, in a process of its own as a trial is: measures of one finished trial, from its final weights.
 
-Its folder holds the trial's `trial.json` and what is `asked`; nothing is written to the trial's own.
+Its folder holds the trial's `trial.json` and what is `asked`: the trial's last step and the measures. What is found
+is kept there too, one after another; nothing is written to the trial's own.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from collections.abc import Callable
@@ -20,15 +22,17 @@ from search.journal import Journal
 from search.loop import Interrupted
 from search.measures.family import About, Measure, Subject
 from search.plugin_files import load_kept
+from search.store_files import write_whole
 from search.train import deterministic
 from search.trial import Trial
 
 if TYPE_CHECKING:
     from search.gang import Gang
 
-__all__ = ["ASKED", "Interrupted", "evaluate"]
+__all__ = ["ASKED", "FOUND", "Interrupted", "evaluate"]
 
 ASKED = "asked.json"
+FOUND = "found.json"
 
 
 def evaluate(
@@ -42,8 +46,9 @@ def evaluate(
     """{"state": "complete", "found": {label: finding}, "wrong": {label: message}} of the measures that are asked.
 
     A finding is what a store keeps of it: values, curves, seconds and fingerprint. One that goes wrong does not keep
-    the others from being found; asked to stop, it returns those that are done. Of several processes the first one
-    evaluates. Raises ValueError for weights that are not whole, or another trial's.
+    the others from being found, nor does one that needs more memory than there is; asked to stop, it returns those that
+    are done. Of several processes the first one evaluates. Raises ValueError for weights that are not whole, not the
+    last ones, or another trial's.
     """
     found: dict[str, Any] = {"state": "complete", "found": {}, "wrong": {}}
     if gang is not None and not gang.leads:
@@ -59,9 +64,9 @@ def evaluate(
         journal.pulse()
 
     with deterministic(device), Journal(folder / "metrics.jsonl", attempt, 0) as journal:
-        weights = final_weights(data_root.parent / "trials" / trial.key[:2] / trial.key, trial)
+        weights = final_weights(data_root.parent / "trials" / trial.key[:2] / trial.key, trial, asked["step"])
         subject = Subject(About.of(trial, data_root), device, weights, tick)
-        for plain in asked:
+        for plain in asked["measures"]:
             measure = parse(Measure, plain)
             started = time.perf_counter()
             try:
@@ -70,19 +75,34 @@ def evaluate(
                 if not found["found"]:
                     raise
                 break
-            except (MemoryError, torch.OutOfMemoryError, OSError):
+            except OSError:
                 raise
             except Exception as error:  # the other measures are not to blame for what this one makes of the model
                 found["wrong"][measure.label] = f"{type(error).__name__}: {error}"
+            else:
+                found["found"][measure.label] = told | _spent(started, device)
+                write_whole(folder / FOUND, json.dumps(found["found"]))
                 continue
-            spent = {"seconds": round(time.perf_counter() - started, 3), "fingerprint": fingerprint(str(device))}
-            found["found"][measure.label] = told | spent
+            _free(device)  # here, where the error no longer holds what the measure had
     return found
 
 
-def final_weights(folder: Path, trial: Trial) -> dict[str, torch.Tensor]:
-    """The weights at the end of a trial. Raises ValueError where the checkpoint is another's, or is not whole."""
-    state = checkpoint.load(folder, checkpoint.steps_in(folder)[0])
+def _spent(started: float, device: torch.device) -> dict[str, Any]:
+    return {"seconds": round(time.perf_counter() - started, 3), "fingerprint": fingerprint(str(device))}
+
+
+def _free(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def final_weights(folder: Path, trial: Trial, step: int) -> dict[str, torch.Tensor]:
+    """The weights after the last `step` of a trial. Raises ValueError where they are not there or not whole, or
+    another trial's."""
+    if not checkpoint.path_of(folder, step).exists():
+        raise ValueError(f"{folder} has no checkpoint of step {step}, with which the trial ended")
+    state = checkpoint.load(folder, step)
     if state["key"] != trial.key:
         raise ValueError(f"the checkpoint in {folder} belongs to trial {state['key']}, this is {trial.key}")
     weights: dict[str, torch.Tensor] = state["model"]

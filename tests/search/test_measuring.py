@@ -24,11 +24,13 @@ from search.control import _request
 from search.findings import findings
 from search.gang import Gang, Parallel
 from search.garbage import final_weights
-from search.measures import LossByPosition
+from search.measures import LossByPosition, Perplexity
 from search.measures.job import evaluate
+from search.measures.job import final_weights as last_weights
 from search.running import run
 from search.sinks.tracked import tracked
 from search.store import Store
+from search.trial import Trial
 from tests.search.study_files import write_study
 from tests.search.study_kit import ROOT
 
@@ -253,17 +255,28 @@ def test_one_that_is_stopped_goes_on_with_what_is_missing(folder: Path) -> None:
     assert known(folder).items() >= first.items()
 
 
+def test_asked_twice_to_stop_it_ends_at_once(folder: Path) -> None:
+    def stop(event: Event) -> None:
+        if event["event"] == "evaluation":
+            _request(folder / "store", "gates").write_text('{"times": 2}')
+
+    with pytest.raises(KeyboardInterrupt):
+        again(folder, on_event=stop)
+    assert len(known(folder)) == 1
+
+
+@pytest.mark.parametrize("error", [ValueError("no such position"), torch.OutOfMemoryError("full"), MemoryError()])
 def test_a_measure_that_goes_wrong_leaves_the_others_and_is_tried_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def wrong(*_: object) -> None:
-        raise ValueError("no such position")
+        raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(LossByPosition, "compute", wrong)
         summary, events = again(folder)
     assert summary.exit_code == 1
-    told = "baseline seed 0: loss_by_position: ValueError: no such position"
+    told = f"baseline seed 0: loss_by_position: {type(error).__name__}: {error}"
     assert f"4 measures evaluated; 4 evaluations went wrong: {told}" in summary.message
     assert events[-1]["exit_code"] == 1
     assert {each["measure"] for mine in known(folder).values() for each in mine} == {"perplexity_8_32_48"}
@@ -301,6 +314,19 @@ def test_eval_measures_a_study_or_a_trial_and_again_if_asked(folder: Path) -> No
     assert "loss_by_position" in told
     assert progress.count("measured  ") == 1
     assert len(load_table(folder)) == 2 * 2, "what is measured by hand is in the report"
+    code, told, progress = cli("eval", folder / "study.yaml", *store)
+    assert code == 0
+    assert progress.count("measured  ") == 4, "the file asks for more than the study that ran"
+    assert told.count("perplexity_48") == 4
+
+
+def test_eval_finds_a_trial_by_the_start_of_its_key_in_the_table(folder: Path) -> None:
+    store, key = ("--store", folder / "store", "--no-track"), next(iter(training(folder)))
+    assert cli("eval", key[:8], *store, "--measure", "perplexity: 8")[0] == 0
+    (folder / "store" / "trials" / "ab" / "abcdef0123").mkdir(parents=True)
+    for start in ("abcdef0123", f"{key[:2]}*{key[3:8]}", f"{key[:7]}?"):
+        code, _, errors = cli("eval", start, *store)
+        assert (code, "not the start of one trial's key" in errors) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -316,6 +342,52 @@ def test_eval_refuses_what_is_not_there(trained: Path, arguments: list[str], tol
     code, _, errors = cli("eval", *arguments, "--store", trained / "store")
     assert code == 2
     assert told in errors
+
+
+def test_other_weights_than_the_final_ones_are_not_measured(folder: Path) -> None:
+    path = next((folder / "store" / "trials").glob("*/*/checkpoint-*.pt"))
+    for each in (path, path.with_name(f"{path.name}.sha256")):
+        each.rename(each.with_name(each.name.replace(path.stem, "checkpoint-1")))
+    summary, _ = again(folder)
+    assert summary.message.startswith("every trial has a result; 6 measures evaluated; not measured, as their weights")
+    assert path.parent.name not in known(folder)
+    trial = Trial.from_json((path.parent / "trial.json").read_text())
+    with pytest.raises(ValueError, match="has no checkpoint of step 2"):
+        last_weights(path.parent, trial, 2)
+
+
+def test_what_a_process_found_before_it_died_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(*_: object) -> None:
+        raise SystemExit(9)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Perplexity, "compute", dies)
+        summary, _ = again(folder)
+    assert summary.exit_code == 1
+    assert "4 measures evaluated; 4 evaluations went wrong: baseline seed 0: SystemExit: 9" in summary.message
+    first = known(folder)
+    assert [[each["measure"] for each in mine] for mine in first.values()] == [["loss_by_position"]] * 4
+    assert again(folder)[0].message == "every trial has a result; 4 measures evaluated"
+    assert all(known(folder)[key][0] == mine[0] for key, mine in first.items())
+
+
+def test_findings_of_an_older_version_are_not_averaged_with_newer_ones(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again(folder)
+    assert set(load_table(folder)["n"]) == {2}
+    with monkeypatch.context() as patch:
+        patch.setattr(LossByPosition, "version", LossByPosition.version + 1)
+        code, _, _ = cli("eval", "gates/gated/1", "--store", folder / "store", "--no-track")
+    assert code == 0
+    with Store.open(folder / "store", create=False) as store:
+        found = load_comparison(store, "gates")
+        (key,) = (row["key"] for row in store.study_trials("gates") if (row["variant"], row["seed"]) == ("gated", 1))
+    curve = found.curves[found.curves["name"] == "loss_by_position"]
+    assert {(row.variant, row.n) for row in curve.itertuples()} == {("gated", 1)}
+    assert curve["mean"].tolist() == known(folder)[key][0]["curves"]["loss_by_position"]["y"]
+    numbers = found.measures[found.measures["measure"] == "perplexity_8_32_48"]
+    assert set(numbers["n"]) == {2}, "another measure's version is as it was"
 
 
 @pytest.mark.slow
