@@ -113,10 +113,15 @@ def measure(
     calls = able({"ours": own, **rivals(op, case, ours, device, dtype)}, tensors, fixed)
     row: dict[str, Any] = {"op": op.name, "case": case.name, "dtype": str(dtype)[6:], "implementation": ours}
     least = max(op.bytes(**tensors, **fixed) / top.bytes_per_s, op.flops(**tensors, **fixed) / top.flops_per_s[dtype])
-    for mode, run in {"forward": bench.outputs, "full": bench.with_gradients}.items():
+    douts = bench.given(bench.outputs(own, tensors, fixed))
+    modes: dict[str, Function] = {
+        "forward": lambda call: bench.outputs(call, tensors, fixed),
+        "full": lambda call: bench.with_gradients(call, tensors, fixed, douts),
+    }
+    for mode, run in modes.items():
         if mode == "full" and not both:
             continue
-        timed = {name: (lambda f=f, run=run: run(f, tensors, fixed)) for name, f in calls.items()}
+        timed = {name: (lambda f=f, run=run: run(f)) for name, f in calls.items()}
         took = bench.in_turns(timed, device, rounds)
         row[f"{mode}_ms"] = round(took["ours"] * 1e3, 4)
         row[f"{mode}_rivals"] = {name: round(s / took["ours"], 3) for name, s in took.items() if name != "ours"}

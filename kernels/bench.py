@@ -46,22 +46,28 @@ def ceilings(device: Device) -> Ceilings:
 def in_turns(calls: Mapping[str, Callable[[], object]], device: Device, rounds: int = 10) -> dict[str, float]:
     """Seconds of each call: the median of rounds in which all take turns, so that a drift of the machine hits all.
 
-    On CUDA a round is Triton's `do_bench`, which clears the cache between calls; on the CPU it is processor time.
+    On CUDA a turn is Triton's `do_bench`, which clears the cache between calls; on the CPU it is processor time.
     """
     for call in calls.values():
         call()
-    if device.kind == "cuda":
-        from triton import testing
-
-        measure: Function = testing.do_bench
-        return {name: min(measure(call, return_mode="median") / 1e3 for _ in range(2)) for name, call in calls.items()}
     took: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            start = time.process_time()
-            call()
-            took[name].append(time.process_time() - start)
+            took[name].append(_on_card(call) if device.kind == "cuda" else _on_core(call))
     return {name: statistics.median(times) for name, times in took.items()}
+
+
+def _on_core(call: Callable[[], object]) -> float:
+    start = time.process_time()
+    call()
+    return time.process_time() - start
+
+
+def _on_card(call: Callable[[], object]) -> float:
+    from triton import testing
+
+    measure: Function = testing.do_bench
+    return float(measure(call, warmup=5, rep=20, return_mode="median")) / 1e3
 
 
 def inputs(op: Op, case: Case, device: Device, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -83,12 +89,40 @@ def outputs(function: Function, tensors: Mapping[str, Tensor], fixed: Mapping[st
     return list(found) if isinstance(found, tuple) else [found]
 
 
-def with_gradients(function: Function, tensors: Mapping[str, Tensor], fixed: Mapping[str, Any]) -> list[Tensor]:
-    """What a call gives, and the gradients of all its tensors for the same random ones of its outputs."""
-    found = outputs(function, tensors, fixed)
+def given(found: list[Tensor]) -> list[Tensor]:
+    """Random gradients of the outputs of a call, the same for outputs of the same shapes."""
     generator = torch.Generator().manual_seed(0)
-    given = [torch.randn(x.shape, generator=generator).to(x) for x in found]
-    return [*found, *torch.autograd.grad(found, list(tensors.values()), given, allow_unused=True)]
+    return [torch.randn(x.shape, generator=generator).to(x) for x in found]
+
+
+def with_gradients(
+    function: Function, tensors: Mapping[str, Tensor], fixed: Mapping[str, Any], douts: list[Tensor] | None = None
+) -> list[Tensor]:
+    """What a call gives, and the gradients of all its tensors for those of its outputs, by default random ones."""
+    found = outputs(function, tensors, fixed)
+    douts = given(found) if douts is None else douts
+    kept = [(x, dout) for x, dout in zip(found, douts, strict=True) if x.requires_grad]
+    of, by = ([pair[i] for pair in kept] for i in (0, 1))
+    return [*found, *torch.autograd.grad(of, list(tensors.values()), by, allow_unused=True)]
+
+
+def _function(op: Op, name: str) -> Function:
+    return op.reference if name == "reference" else op.implementations[name].load()
+
+
+def call(op: Op, name: str, case: Case, device: Device, dtype: torch.dtype) -> Callable[[], list[Tensor]]:
+    """A forward pass of a case by the implementation of that name, ready to be timed."""
+    function, tensors, fixed = _function(op, name), inputs(op, case, device, dtype), case.fixed(device.kind)
+    return lambda: outputs(function, tensors, fixed)
+
+
+def call_with_gradients(
+    op: Op, name: str, case: Case, device: Device, dtype: torch.dtype
+) -> Callable[[], list[Tensor]]:
+    """The same with the backward pass; the gradients of its outputs are drawn here, once."""
+    function, tensors, fixed = _function(op, name), inputs(op, case, device, dtype), case.fixed(device.kind)
+    douts = given(outputs(function, tensors, fixed))
+    return lambda: with_gradients(function, tensors, fixed, douts)
 
 
 def serves(op: Op, name: str, case: Case, device: Device, dtype: torch.dtype) -> str | None:
@@ -145,6 +179,7 @@ def _sizes(batch: int, time_: int, heads: int, width: int, vocab: int) -> dict[s
     heads_ = batch, time_, heads, width
     tables = dict.fromkeys(("cos", "sin"), torch.full((time_, width // 2), 0.5**0.5))
     opened = {"bias": None, "eps": 1e-6, "kind": "rms", "activation": "silu", "combine": "multiply"}
+    summed = {"reduction": "sum", "rows": 2**24 // vocab}  # as models call it
     ends = tuple(tokens * (expert + 1) // 8 for expert in range(8))
     return {
         "attention": [
@@ -164,11 +199,16 @@ def _sizes(batch: int, time_: int, heads: int, width: int, vocab: int) -> dict[s
         "token_shift": [Case("stream", {"x": (batch, time_, d_model), "mix": (d_model,)}, {"starts": None})],
         "linear_recurrence": [
             Case("scalar", turned | {"log_decay": (batch, time_, heads)}, {}),
-            Case("channel", turned | {"log_decay": (batch, time_, heads, width)}, {}),
+            Case("channel", _halves(turned | {"log_decay": heads_}), {}),
             Case("delta", turned | dict.fromkeys(("log_decay", "beta"), (batch, time_, heads)), {}),
         ],
         "experts": [Case("experts", rows | {"weight": (8, d_model, d_model)}, {}, {"ends": ends})],
         "linear_cross_entropy": [
-            Case("loss", {"hidden": stream, "table": (vocab, d_model)}, {}, {"targets": (0,) * tokens})
+            Case("loss", {"hidden": stream, "table": (vocab, d_model)}, summed, {"targets": (0,) * tokens})
         ],
     }
+
+
+def _halves(shapes: _Shapes) -> _Shapes:
+    """Twice the heads of half the width."""
+    return {name: (*shape[:2], 2 * shape[2], shape[3] // 2) for name, shape in shapes.items()}

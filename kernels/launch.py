@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -32,17 +32,8 @@ class Build:
     meta: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Tunable:
-    """A kernel whose tiles are worth measuring: `call` is a launch of it, forward or backward, at a real size."""
-
-    kernel: str
-    key: Mapping[str, int | bool]
-    candidates: Sequence[Mapping[str, int]]
-    call: Callable[[], object]
-
-
 _tried: dict[str, Mapping[str, int]] = {}
+_looked: list[dict[str, tuple[Mapping[str, int | bool], Mapping[str, int]]]] = []
 _target: list[int] = []
 
 
@@ -61,6 +52,8 @@ def tuned(kernel: str, key: Mapping[str, int | bool], default: Mapping[str, int]
 
     Nothing is measured here: a model's first step takes no longer for it.
     """
+    for seen in _looked:
+        seen[kernel] = key, default
     won: Mapping[str, int] = {} if _target else _winners(card()).get(kernel, {}).get(label(key), {})
     return {**(_tried.get(kernel) or won or default), **OPTIONS}
 
@@ -72,9 +65,12 @@ def label(key: Mapping[str, int | bool]) -> str:
 
 def card() -> str:
     """The name of the CUDA device here as a file's name, such as `nvidia-h200`; empty where there is none."""
-    if not torch.cuda.is_available():
-        return ""
-    return re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
+    return _card(torch.cuda.current_device()) if torch.cuda.is_available() else ""
+
+
+@cache
+def _card(index: int) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(index).lower()).strip("-")
 
 
 @cache
@@ -91,6 +87,16 @@ def trying(kernel: str, tiles: Mapping[str, int]) -> Iterator[None]:
         yield
     finally:
         del _tried[kernel]
+
+
+@contextmanager
+def looking() -> Iterator[dict[str, tuple[Mapping[str, int | bool], Mapping[str, int]]]]:
+    """What is looked up inside it: the key and the default tiles of each kernel."""
+    _looked.append({})
+    try:
+        yield _looked[-1]
+    finally:
+        _looked.pop()
 
 
 @contextmanager

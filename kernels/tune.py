@@ -4,58 +4,76 @@ The file is committed and read when a kernel is launched (`launch.tuned`), so th
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from importlib import import_module
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kernels import launch
-from kernels.launch import Tunable
-from kernels.op import OPS
 
-Timer = Callable[[Callable[[], object]], float]
-
-
-def tunables() -> Iterator[Tunable]:
-    """The kernels of all ops that have tiles worth measuring."""
-    for op in OPS.values():
-        if "triton" in op.implementations:
-            yield from getattr(import_module(f"kernels.{op.name}.triton"), "tunables", tuple)()
+Call = Callable[[], list[Tensor]]
+Timer = Callable[[Call], float]
+Tiles = dict[str, int]
+Winners = dict[str, dict[str, Tiles]]
+_LEAST = {"num_warps": 1, "num_stages": 1}
+_MOST = {"num_warps": 16, "num_stages": 5}
 
 
-def fastest(tunable: Tunable, seconds: Timer) -> tuple[dict[str, int], float]:
-    """The candidate whose call takes the fewest seconds, and these; one that does not fit the card is passed over.
+def neighbours(tiles: Mapping[str, int]) -> Iterator[Tiles]:
+    """The tiles with one number halved or doubled, or with a stage more or less."""
+    for name, value in tiles.items():
+        for other in (value - 1, value + 1) if name == "num_stages" else (value // 2, value * 2):
+            if _LEAST.get(name, 16) <= other <= _MOST.get(name, 256):
+                yield {**tiles, name: other}
 
-    Raises RuntimeError if none fits.
+
+def fastest(
+    kernel: str, default: Mapping[str, int], call: Call, seconds: Timer, tolerance: float
+) -> tuple[Tiles, float]:
+    """From the default step by step to faster neighbours, until none is: the tiles and the seconds of `call` with them.
+
+    Tiles that do not fit the card, or with which `call` gives other values than with the default, are passed over.
     """
-    took: list[tuple[float, dict[str, int]]] = []
-    failed = ""
-    for candidate in tunable.candidates:
-        with launch.trying(tunable.kernel, candidate):
-            try:
-                took.append((seconds(tunable.call), dict(candidate)))
-            except RuntimeError as error:  # Triton's OutOfResources, and what the driver says of a bad launch
-                failed = str(error).splitlines()[0]
-    if not took:
-        raise RuntimeError(f"no tiles of {tunable.kernel} ({launch.label(tunable.key)}) fit this card: {failed}")
-    best = min(took, key=lambda each: each[0])
-    return best[1], best[0]
+    want = call()
+    best, least, tried = dict(default), seconds(call), [dict(default)]
+    while True:
+        before = least
+        for tiles in neighbours(best):
+            if tiles in tried:
+                continue
+            tried.append(tiles)
+            with launch.trying(kernel, tiles):
+                try:
+                    took = seconds(call) if _agree(call(), want, tolerance) else before
+                except RuntimeError:  # Triton's OutOfResources, and what the driver says of a launch that does not fit
+                    continue
+            if took < least:
+                best, least = tiles, took
+        if least == before:
+            return best, least
 
 
-def tune(found: Iterable[Tunable], seconds: Timer, told: Callable[[str], None]) -> dict[str, dict[str, dict[str, int]]]:
-    """The winners by kernel and key."""
-    winners: dict[str, dict[str, dict[str, int]]] = {}
-    for tunable in found:
-        tiles, took = fastest(tunable, seconds)
-        winners.setdefault(tunable.kernel, {})[launch.label(tunable.key)] = tiles
-        told(f"{tunable.kernel} {launch.label(tunable.key)}: {tiles} {took * 1e6:.1f} us")
+def _agree(got: list[Tensor], want: list[Tensor], tolerance: float) -> bool:
+    pairs = [(a.detach().double(), b.detach().double()) for a, b in zip(got, want, strict=True) if b is not None]
+    return all(float((a - b).norm()) <= tolerance * float(b.norm()) for a, b in pairs)
+
+
+def tune(call: Call, seconds: Timer, tolerance: float, told: Callable[[str], None]) -> Winners:
+    """The winners by kernel and key for all kernels with tiles that a call launches."""
+    with launch.looking() as found:
+        call()
+    winners: Winners = {}
+    for kernel, (key, default) in found.items():
+        tiles, took = fastest(kernel, default, call, seconds, tolerance)
+        winners.setdefault(kernel, {})[launch.label(key)] = tiles
+        told(f"{kernel} {launch.label(key)}: {tiles}, the call takes {took * 1e6:.1f} us")
     return winners
 
 
-def write(card: str, winners: dict[str, dict[str, dict[str, int]]], folder: Path = launch.WINNERS) -> Path:
-    """The table of a card, with the versions that it was measured with; what it knew of other kernels stays."""
+def write(card: str, winners: Winners, folder: Path = launch.WINNERS) -> Path:
+    """The table of a card, with the versions that it was measured with; what it knew of others stays."""
     import triton
 
     file = folder / f"{card}.json"

@@ -51,12 +51,12 @@ def _rows(ops: tuple[str, ...]) -> Iterator[dict[str, Any]]:
             if ops and op.name not in ops:
                 continue
             name = measured.chosen(op, case, device, dtype)
-            own: Any = op.reference if name == "reference" else op.implementations[name].load()
-            tensors, fixed = measured.inputs(op, case, device, dtype), case.fixed(device.kind)
+            if name != "reference" and (wrong := measured.trusted(op, name, device, dtype)):
+                fail(f"{op.name} by {name} is wrong here, so nothing of it is timed: {wrong}", INVALID)
             calls = {
-                "forward_s": lambda: measured.outputs(own, tensors, fixed),  # noqa: B023 - called in this round
-                "full_s": lambda: measured.with_gradients(own, tensors, fixed),  # noqa: B023
-                "formula_s": lambda: measured.with_gradients(op.reference, tensors, fixed),  # noqa: B023
+                "forward_s": measured.call(op, name, case, device, dtype),
+                "full_s": measured.call_with_gradients(op, name, case, device, dtype),
+                "formula_s": measured.call_with_gradients(op, "reference", case, device, dtype),
             }
             took = measured.in_turns(calls, device, 5)
             row: dict[str, Any] = {"op": op.name, "case": case.name, "dtype": str(dtype)[6:], "implementation": name}
@@ -64,15 +64,23 @@ def _rows(ops: tuple[str, ...]) -> Iterator[dict[str, Any]]:
 
 
 def _tune(ops: tuple[str, ...]) -> None:
+    """The fastest tiles of all kernels that the workloads launch, with gradients, in bfloat16."""
+    import torch
+
     from kernels import Device, launch, tune
     from kernels import bench as measured
 
     device = Device.current()
     if device.kind != "cuda":
         fail("there is no CUDA device here: tiles are tuned on the card that they are for", INVALID)
-    found = [each for each in tune.tunables() if not ops or each.kernel.split("-")[0] in ops]
-    winners = tune.tune(found, lambda call: measured.in_turns({"it": call}, device)["it"], click.echo)
-    click.echo(f"written to {tune.write(launch.card(), winners)}")
+    for op, case in measured.workloads(device):
+        name = measured.chosen(op, case, device, torch.bfloat16)
+        if name != "triton" or (ops and op.name not in ops):
+            continue
+        call = measured.call_with_gradients(op, name, case, device, torch.bfloat16)
+        seconds = lambda timed: measured.in_turns({"it": timed}, device, 3)["it"]  # noqa: E731
+        winners = tune.tune(call, seconds, op.tolerances[torch.bfloat16], click.echo)
+        click.echo(f"{op.name} {case.name}: written to {tune.write(launch.card(), winners)}")
 
 
 VERBS = (bench,)

@@ -36,31 +36,36 @@ def test_calls_take_turns_and_have_a_time_each() -> None:
     order: list[str] = []
     took = bench.in_turns({name: lambda name=name: order.append(name) for name in "ab"}, CPU, rounds=3)  # type: ignore[misc]
     assert order == list("ab" * 4)
-    assert all(seconds >= 0 for seconds in took.values())
+    assert list(took) == ["a", "b"]
 
 
-def _sizes(tiles: list[int]) -> launch.Tunable:
-    def call() -> None:
-        if (size := launch.tuned("k", {"D": 64}, {"BM": 1})["BM"]) > 64:
-            raise RuntimeError("out of resource: shared memory")
-        tiles.append(size)
+def _launches(scale: float = 1.0) -> torch.Tensor:
+    """A call whose kernel does not fit with 128 rows, and is wrong with 16 columns."""
+    tiles = launch.tuned("k", {"D": 64}, {"BM": 32, "BN": 32, "num_warps": 4})
+    if tiles["BM"] > 64:
+        raise RuntimeError("out of resource: shared memory")
+    return torch.full((3,), scale * (2.0 if tiles["BN"] == 16 else 1.0))
 
-    return launch.Tunable("k", {"D": 64}, [{"BM": 32}, {"BM": 64}, {"BM": 128}], call)
+
+def _seconds(call: Callable[[], list[torch.Tensor]]) -> float:
+    """Fast with many rows and few columns, and with 4 warps."""
+    call()
+    tiles = launch.tuned("k", {"D": 64}, {"BM": 32, "BN": 32, "num_warps": 4})
+    return float(tiles["BN"] / tiles["BM"] + abs(tiles["num_warps"] - 4))
 
 
-def test_tuning_keeps_the_fastest_tiles_that_fit_and_what_was_known_of_others(
+def test_tuning_goes_step_by_step_to_the_fastest_tiles_that_fit_and_are_right(tmp_path: Path) -> None:
+    said: list[str] = []
+    winners = tune.tune(lambda: [_launches()], _seconds, 1e-3, said.append)
+    assert winners == {"k": {"D=64": {"BM": 64, "BN": 32, "num_warps": 4}}}
+    assert said == ["k D=64: {'BM': 64, 'BN': 32, 'num_warps': 4}, the call takes 500000.0 us"]
+
+
+def test_winners_are_looked_up_by_card_and_key_and_those_of_others_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiles: list[int] = []
-
-    def seconds(call: Callable[[], object]) -> float:
-        call()
-        return 1.0 / tiles[-1]
-
-    winners = tune.tune([_sizes(tiles)], seconds, lambda line: None)
-    assert winners == {"k": {"D=64": {"BM": 64}}}
     tune.write("some-card", {"other": {"D=1": {"BM": 1}}}, tmp_path)
-    tune.write("some-card", winners, tmp_path)
+    tune.write("some-card", {"k": {"D=64": {"BM": 64}}}, tmp_path)
     monkeypatch.setattr(launch, "WINNERS", tmp_path)
     monkeypatch.setattr(launch, "card", lambda: "some-card")
     launch._winners.cache_clear()
@@ -73,12 +78,9 @@ def test_tuning_keeps_the_fastest_tiles_that_fit_and_what_was_known_of_others(
     launch._winners.cache_clear()
 
 
-def test_a_kernel_without_tiles_that_fit_is_said() -> None:
-    tunable = dataclasses.replace(_sizes([]), candidates=[{"BM": 128}])
-
-    def seconds(call: Callable[[], object]) -> float:
-        call()
-        return 0.0
-
-    with pytest.raises(RuntimeError, match=r"no tiles of k \(D=64\) fit this card: out of resource"):
-        tune.fastest(tunable, seconds)
+def test_every_kernel_with_tiles_of_a_workload_is_found_and_keeps_its_results() -> None:
+    op = OPS["linear_cross_entropy"]
+    case = op.cases[0]
+    call = bench.call_with_gradients(op, "triton", case, CPU, torch.float32)
+    winners = tune.tune(call, lambda timed: float(len(timed())), 1e-4, lambda line: None)
+    assert list(winners) == ["linear_cross_entropy"]
