@@ -1,7 +1,4 @@
-"""What is compiled ahead of time of the attention kernels.
-
-Every two features that a call may have stand together in one of the sets, and each at both usual widths of a head.
-"""
+"""What is compiled ahead of time of the attention kernels: every two features that fit stand together in a set."""
 
 from collections.abc import Iterator
 
