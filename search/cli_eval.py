@@ -12,6 +12,7 @@ from search.cli_kit import JSON, PLUGIN, STORE, TRY_AGAIN, fail, store_folder, s
 from search.stop import leave
 
 if TYPE_CHECKING:
+    from arch_dsl.source import Node
     from search.measures import Measures
     from search.store import Store
 
@@ -66,17 +67,22 @@ def eval_(target: str, named: tuple[str, ...], again: bool, no_track: bool, stor
 def _asked(store: Store, target: str, named: tuple[str, ...]) -> tuple[str | None, list[dict[str, Any]], Measures]:
     """The study if it is one, the finished trials, and the measures. Raises SpecError for what means nothing."""
     from arch_dsl import SpecError
+    from arch_dsl.source import Node, read, read_text
     from search.measures import ALL
     from search.measuring import about_of, standing
     from search.trial import Trial
     from search.weights import folder_of
 
     name: str | None = study_name(target)
-    asked: list[Any] = [ALL]
-    if Path(target).suffix in (".yaml", ".yml") or name in {each["name"] for each in store.studies()}:
+    asked = Node.of([ALL])
+    is_file = Path(target).suffix in (".yaml", ".yml")
+    if is_file or name in {each["name"] for each in store.studies()}:
         assert name is not None
         record = store.study(name)
-        trials, asked = standing(record, store.study_trials(name)), record.get("evaluate") or asked
+        trials = standing(record, store.study_trials(name))
+        asked = Node.of(record.get("evaluate") or [ALL])
+        if is_file and isinstance(written := read(Path(target)).value, dict):
+            asked = written.get("evaluate", asked)
         if not trials:
             raise SpecError.of(target, "has no finished trial in its table yet")
     else:
@@ -84,23 +90,21 @@ def _asked(store: Store, target: str, named: tuple[str, ...]) -> tuple[str | Non
         if store.known([key])[key]["state"] != "complete":
             raise SpecError.of(target, "is not complete: only a trial that came to its end is measured")
         trials = [{"key": key, "variant": key[:_KEY_DIGITS], "seed": Trial.from_json(store.spec(key)).seed}]
-    measures = _measures(named, asked)
+    measures = _measures(Node([read_text(text, "--measure") for text in named], None) if named else asked)
     specs = [Trial.from_json(store.spec(trial["key"])) for trial in trials]
     if problems := [*measures.problems(lambda: (about_of(spec, store.root / "data") for spec in specs))]:
         raise SpecError(problems)
     return name, trials, measures
 
 
-def _measures(named: tuple[str, ...], asked: list[Any]) -> Measures:
-    """Those that the command line names, in the notation of `evaluate:`, or else those that are asked for."""
+def _measures(asked: Node) -> Measures:
+    """Those that are asked for, in the notation of `evaluate:`."""
     from arch_dsl import SpecError
     from arch_dsl.errors import Problem
-    from arch_dsl.source import Node, read_text
     from search.measures import Measures
 
-    nodes = [read_text(text, "--measure") for text in named] or [Node.of(each) for each in asked]
     problems: list[Problem] = []
-    found = Measures.parse_node(Node(nodes, None), "evaluate", problems)
+    found = Measures.parse_node(asked, "evaluate", problems)
     if problems:
         raise SpecError(problems)
     measures: Measures = found

@@ -69,7 +69,7 @@ def compiled_with(recipe: Recipe) -> dict[str, str]:
     """What the fingerprint of a trial says of its compilation: by which compiler, or that it had none."""
     if recipe.compile != "blocks":
         return {}
-    return {"compiler": "none: uncompiled" if cannot_compile() else _version(_compiler())}
+    return {"compiler": "none: uncompiled" if cannot_compile() else _version(compiler())}
 
 
 @cache
@@ -126,11 +126,11 @@ def private(folder: Path) -> Path:
 def cannot_compile() -> str | None:
     """Why nothing can be compiled here; None where it can."""
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    wanted = f"{_compiler()} (or a C++ compiler that CXX names)"
-    missing = [what for what, found in ((wanted, shutil.which(_compiler())), (header, header.exists())) if not found]
+    wanted = f"{compiler()} (or a C++ compiler that CXX names)"
+    missing = [what for what, found in ((wanted, shutil.which(compiler())), (header, header.exists())) if not found]
     return f"{' and '.join(map(str, missing))} not found" if missing else None
 
 
-def _compiler() -> str:
+def compiler() -> str:
     """The C++ compiler that torch.compile takes."""
     return os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")

@@ -45,11 +45,6 @@ def stop_requests(root: Path, study: str) -> int:
     return int(_read(root, study).get("times", 1)) if _request(root, study).exists() else 0
 
 
-def stop_requested(root: Path, study: str) -> bool:
-    """Whether anyone did."""
-    return stop_requests(root, study) > 0
-
-
 def forget_request(store: Store, study: str) -> None:
     """Removes a request that was meant for a driver before; one that came while this one was starting stays."""
     path = _request(store.root, study)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -36,6 +37,7 @@ from search.worker import read_result
 
 TICK_S = 0.5
 HANG_S = 300.0
+_SAY_S = 2.0  # after which the trackers are said to be waited for
 
 ShouldPrune = Callable[[str, int, list[tuple[int, float]]], bool]
 TokensOf = Callable[[str, int | None], int]
@@ -95,8 +97,8 @@ def drive(
     the time at most. tokens_of(key, until) says what a trial still takes, for a budget of tokens.
     should_prune(key, step, [(step, validation loss), ...]) ends a trial early; without it none is, and what was pruned
     before is trained to its end. on_event gets {"event": ...} dicts: study, launched, paused, finished, retry, stop,
-    tick, summary. `lock` is the study's lock if the caller holds it. The caller starts the executor early if it likes,
-    and closes it. Raises StudyLocked, StoreError and whatever next_rows raises.
+    tick, shipping, summary. `lock` is the study's lock if the caller holds it. The caller starts the executor early if
+    it likes, and closes it. Raises StudyLocked, StoreError and whatever next_rows raises.
     """
     with ExitStack() as stack:
         if lock is None or not lock.held:
@@ -127,6 +129,7 @@ class _Driver:
     keep: dict[str, bool] = field(default_factory=Keep().record)
     stop: Stop | None = None
     heard: int = 0  # requests to stop
+    shipping: bool = False  # nothing else is left to do
     running: dict[str, _Running] = field(default_factory=dict)
     table: Table = field(default_factory=Table)
     before: set[str] = field(default_factory=set)
@@ -161,9 +164,24 @@ class _Driver:
         except ExecutorError as error:
             self.ask_stop(EXIT_TRY_AGAIN, f"{error}; the same command goes on")
         finally:
-            if self.shipper is not None:
-                self.shipper.close()
+            self.ship_what_is_left()
         return self.summary()
+
+    def ship_what_is_left(self) -> None:
+        """Waits for the trackers; a signal leaves what has not arrived to the next run, and changes nothing else."""
+        if self.shipper is None:
+            return
+        said = threading.Timer(_SAY_S, self.emit, ["shipping"])
+        said.daemon = True
+        try:
+            self.shipping = True
+            said.start()
+            self.shipper.close()
+        except KeyboardInterrupt:
+            self.shipper.leave()
+        finally:
+            self.shipping = False
+            said.cancel()
 
     def step(self) -> bool:
         """One pass; False when there is nothing left to do or to wait for."""
@@ -338,7 +356,7 @@ class _Driver:
 
     def interrupt(self, exit_code: int = EXIT_INTERRUPTED) -> None:
         """A signal: the first asks for checkpoints, the second ends it."""
-        if self.stop is not None:
+        if self.stop is not None or self.shipping:
             raise KeyboardInterrupt
         how = "terminated" if exit_code == EXIT_TERMINATED else "interrupted"
         self.ask_stop(exit_code, f"{how}; the same command goes on from here")

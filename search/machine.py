@@ -8,7 +8,6 @@ import platform
 import re
 import shutil
 import sys
-import sysconfig
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ class Finding:
 
 def machine() -> list[Finding]:
     """The findings of this file, in the order in which they are read. Imports torch."""
-    basics = [_python(), _cores(), _memory(), _compiler()]
+    basics = [_python(), _cores(), _memory()]
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -46,7 +45,13 @@ def machine() -> list[Finding]:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     trouble = "; ".join(str(warning.message).splitlines()[0] for warning in caught)
     gpus = [_gpu(index, torch.cuda.get_device_properties(index)) for index in range(count)]
-    return [*basics, _torch(), *(gpus or [_no_gpu(trouble, torch.version.cuda is not None)]), _triton(count > 0)]
+    return [
+        *basics,
+        _compiler(),
+        _torch(),
+        *(gpus or [_no_gpu(trouble, torch.version.cuda is not None)]),
+        _triton(count > 0),
+    ]
 
 
 def version_of(distribution: str) -> str | None:
@@ -150,21 +155,14 @@ def _said(path: Path) -> list[str]:
         return [""]
 
 
-def compiler() -> tuple[str | None, list[str]]:
-    """The C++ compiler of this host, and what torch.compile and Triton need here and do not find."""
-    found = next((path for name in ("g++", "clang++", "c++") if (path := shutil.which(name))), None)
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    return found, [what for what, there in (("a C++ compiler", found), (str(header), header.exists())) if not there]
-
-
 def _compiler() -> Finding:
-    """What torch.compile and Triton need on the host: a C++ compiler and Python's headers."""
-    found, missing = compiler()
-    if missing:
-        detail = f"{' and '.join(missing)} not found"
+    """What torch.compile and Triton need on the host: the C++ compiler that training takes, and Python's headers."""
+    from search.compiling import cannot_compile, compiler
+
+    if missing := cannot_compile():
         meaning = "torch.compile and Triton cannot build here: `compile: blocks` trains uncompiled, and slower"
-        return Finding("compiler", "warn", detail, meaning)
-    return Finding("compiler", "ok", str(found), "torch.compile can build for this CPU")
+        return Finding("compiler", "warn", missing, meaning)
+    return Finding("compiler", "ok", str(shutil.which(compiler())), "torch.compile can build for this CPU")
 
 
 def _torch() -> Finding:

@@ -301,6 +301,8 @@ def line_of(event: dict[str, Any], name: str, quiet: bool = False, step: int | N
         return f"edited    {event['message']}"
     if kind == "settled":
         return str(event["message"])
+    if kind == "shipping":
+        return "sending to the trackers what is left (Ctrl-C leaves it to the next run)"
     if kind == "stop":
         return f"stopping: {event['message']} (trials write a checkpoint first; Ctrl-C stops at once)"
     return ""

@@ -209,6 +209,11 @@ class Store(Kept):
                 found[row["key"]] = {"state": row["state"], "result": result}
         return found
 
+    def keys_from(self, start: str) -> list[str]:
+        """The keys that start so, whichever study made their trials."""
+        rows = self._query("SELECT key FROM trial WHERE substr(key, 1, ?) = ? ORDER BY key", (len(start), start))
+        return [row["key"] for row in rows]
+
     def everything(self) -> list[dict[str, Any]]:
         """key, state, spec (the text of trial.json) and studies (those that want it) of every trial of the store."""
         wanted: dict[str, list[str]] = {}

@@ -1,11 +1,12 @@
 """Ships a study from a process of its own, which takes no core from a trial: MLflow and Optuna take seconds to import.
 
-It is as nice as can be while trials run. Where they leave it no time, another one sends what is left when they are
-done, at the driver's own priority.
+It is as nice as can be while trials run. Where they leave it no time, or it dies, another one sends what is left when
+they are done, at the driver's own priority.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from search.track import CLOSE_S, Shipper, unsent
 NICEST = 19
 _GIVES_WAY_S = 10.0  # how long the nice process may take for what is left
 _IN_ALL_S = 600.0  # who started it has a shorter limit
+
+_log = logging.getLogger("archlab.track")
 
 
 class ShipperProcess:
@@ -39,10 +42,10 @@ class ShipperProcess:
 
     def close(self, timeout: float = CLOSE_S) -> int:
         """Sends what is left, for `timeout` seconds and a few. Returns how many points and news are left for `sync`."""
-        if not self._ends(min(timeout, _GIVES_WAY_S)):
+        if not self._ends_well(min(timeout, _GIVES_WAY_S)):
             self.leave()
             self._process = self._launched(nice=False)
-            self._ends(timeout)
+            self._ends_well(timeout)
         self.leave()
         return unsent(self._root, self._study)
 
@@ -54,27 +57,33 @@ class ShipperProcess:
             _hang_up(self._process)
             self._process = None
 
-    def _launched(self, nice: bool) -> subprocess.Popen[bytes]:
+    def _launched(self, nice: bool) -> subprocess.Popen[bytes] | None:
+        """A child that ships; None where the machine has no process to give, which ends no run."""
         arguments = [str(self._root), self._study, str(os.getpid()), str(NICEST if nice else 0)]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "search.track_process", *arguments],
-            stdin=subprocess.PIPE,  # a line is a notice, its end of file that the trials are done
-            stdout=subprocess.DEVNULL,  # standard output is the command's
-            start_new_session=True,  # Ctrl-C in a terminal is for the driver
-            env={**os.environ, "PYTHONPATH": python_path()},
-        )
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "search.track_process", *arguments],
+                stdin=subprocess.PIPE,  # a line is a notice, its end of file that the trials are done
+                stdout=subprocess.DEVNULL,  # standard output is the command's
+                start_new_session=True,  # Ctrl-C in a terminal is for the driver
+                env={**os.environ, "PYTHONPATH": python_path()},
+            )
+        except OSError as error:
+            later = "the end of the run" if nice else "the next run, or `archlab sync`,"
+            _log.warning("nothing is sent to the trackers for now: %s; %s tries again", error, later)
+            return None
         assert process.stdin is not None
         os.set_blocking(process.stdin.fileno(), False)
         return process
 
-    def _ends(self, timeout: float) -> bool:
-        """Whether it ended by itself within so many seconds, told that nothing more comes."""
+    def _ends_well(self, timeout: float) -> bool:
+        """Whether it came to its own end within so many seconds, told that nothing more comes."""
         if self._process is None:
-            return True
+            return False
         _hang_up(self._process)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)
-        return self._process.returncode is not None
+        return self._process.returncode == 0
 
 
 def _hang_up(process: subprocess.Popen[bytes]) -> None:

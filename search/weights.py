@@ -119,11 +119,11 @@ def folder_of(source: str, store: Path) -> Path:
     with Store.open(store, create=False) as opened:
         study, slash, rest = source.partition("/")
         if not slash:
-            found = sorted(store.glob(f"trials/{source[:2]}/{source}*")) if len(source) >= _KEY_DIGITS else []
+            found = opened.keys_from(source) if len(source) >= _KEY_DIGITS else []
             if len(found) != 1:
                 message = "is no file, no folder, no STUDY/VARIANT and not the start of one trial's key"
                 raise SpecError.of(source, message)
-            return found[0]
+            return opened.trial_folder(found[0])
         opened.study(study)  # or there is none
         rows = [row for row in opened.study_trials(study) if row["role"] == "repeat" and row["state"] == "complete"]
     variant, slash, seed = rest.rpartition("/")

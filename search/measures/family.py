@@ -93,6 +93,8 @@ class About:
             return f"{objective.type} reads examples, which have their own lengths"
         if complaint := objective.complaint(context):
             return f"windows of {context} tokens: {complaint[1]}"
+        if context > (most := self.dataset.tokens["test"] - 1):
+            return f"windows of {context} tokens are longer than the test stream, which has {most} targets"
         longer = self.long(context)
         if longer != self.model and shapes_of(longer) != shapes_of(self.model):
             return f"its table of positions ends before windows of {context} tokens do"
@@ -172,6 +174,10 @@ class Measure(Family):
             if not main and not isinstance(child.value, dict | None):
                 message = f"must be a mapping of options, found {child.kind}"
                 problems.append(Problem(f"{path}.{name}", message, child.mark))
+                return INVALID
+            if isinstance(child.value, dict) and "type" in child.value and "type" not in fields:
+                message = f"stands inside of {name}, which is the type"
+                problems.append(Problem(f"{path}.{name}.type", message, child.key_marks.get("type", child.mark)))
                 return INVALID
         return parse_member((cls,), long_form(node, cls.members, main), path, problems)
 

@@ -16,8 +16,9 @@ from search.objectives import has_encoder
 
 @Measure.register("loss_by_position")
 class LossByPosition(Measure):
-    """L(i), the mean loss in nats of the i-th token of a window of the test set, i = 1 .. context, and with it
-    P(l) = exp((1/l) * sum_{i=1..l} L(i)), the perplexity at context l (arXiv:2503.02130).
+    """L(i), the mean loss in nats of the i-th token of a window of the test set over its n(i) targets, i <= `context`,
+    and with it P(l) = exp(sum_{i=1..l} n(i) L(i) / sum_{i=1..l} n(i)), the perplexity at context l. Where all windows
+    are whole that is exp of the mean of L(i) (arXiv:2503.02130).
 
     A model that uses its context has an L(i) that falls with i. Windows of `context` tokens (the recipe's without it)
     follow one another in the test stream and may begin inside of a document; the last one may be shorter, and so its

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from arch_dsl.errors import Problem
+from arch_dsl.parse import INVALID
+from arch_dsl.source import Node
 from arch_dsl.spec import Count, added
 from search.evaluate import evaluate
 from search.measures.family import About, Found, Measure, Subject
@@ -14,13 +17,23 @@ class Perplexity(Measure):
     """exp(L), L the mean loss in nats per token of the test set, with bits per byte beside it.
 
     Training ends with that of the recipe's context. With `context`, the test set is read anew in windows of l tokens
-    for each l, every token of it once: P(l) = exp((1/l) * sum_{i=1..l} L(i)), L(i) being the loss of the i-th token of
-    a window (arXiv:2503.02130). More tokens than in training are asked of models whose positions go on.
+    for each l, every token of it once: P(l) = exp(sum_{i=1..l} n(i) L(i) / sum_{i=1..l} n(i)), L(i) being the mean loss
+    of the i-th token of a window over its n(i) targets (arXiv:2503.02130, where all n(i) are equal; the last window may
+    be shorter). More tokens than in training are asked of models whose positions go on.
     Bits per byte are sum nll / (ln 2 * bytes) (arXiv:2101.00027, section 3.1), the perplexity per byte is 2 to these.
     """
 
     main: ClassVar[str] = "context"
     context: tuple[Count, ...] = added(default=())
+
+    @classmethod
+    def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
+        found = super().parse_node(node, path, problems)
+        if found is INVALID or len(set(found.context)) == len(found.context) or not isinstance(node.value, dict):
+            return found
+        twice = next(each for place, each in enumerate(found.context) if each in found.context[:place])
+        problems.append(Problem(f"{path}.context", f"names {twice} twice", node.value["context"].mark))
+        return INVALID
 
     @property
     def in_result(self) -> bool:

@@ -18,6 +18,7 @@ import torch
 
 from arch_dsl import SpecError
 from search import machine
+from search.compiling import cannot_compile
 from search.doctor import doctor, filesystem_of, foreign_providers, unmet
 from search.resources import resources_in
 from search.servers import servers
@@ -44,6 +45,14 @@ def test_facts_are_those_of_this_machine(findings):
     assert 1 <= machine.usable_cores() <= os.cpu_count()
     assert ("gpu 0" in findings) == torch.cuda.is_available()
     assert ("gpu" in findings) != torch.cuda.is_available()
+
+
+def test_the_compiler_is_the_one_that_training_takes(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    cannot_compile.cache_clear()
+    found = next(each for each in machine.machine() if each.name == "compiler")
+    cannot_compile.cache_clear()
+    assert found.status == "warn" and "no-such-compiler" in found.detail
 
 
 def test_services_are_reported_with_the_version_that_is_installed(findings):

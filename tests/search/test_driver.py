@@ -578,6 +578,29 @@ def test_the_shipper_hears_of_every_start_and_end_and_is_closed(tmp_path):
     assert heard == ["start", *[toy(1).key] * 2, *[toy(2).key] * 2, "close"]
 
 
+def test_a_signal_while_the_trackers_are_waited_for_leaves_them_and_not_the_result(tmp_path):
+    heard, seen = [], []
+
+    class Shipper:
+        def start(self):
+            heard.append("start")
+
+        def notice(self, key):
+            heard.append("notice")
+
+        def close(self):
+            signal.raise_signal(signal.SIGINT)
+            heard.append("close")
+
+        def leave(self):
+            heard.append("leave")
+
+    summary = drive_inline(make_store(tmp_path), rows_of(toy()), shipper=Shipper(), on_event=seen.append)
+    assert heard == ["start", "notice", "notice", "leave"]
+    assert summary.exit_code == 0 and summary.counts["complete"] == 1
+    assert seen[-1]["event"] == "summary"
+
+
 def test_events_tell_a_run_from_start_to_summary(tmp_path):
     seen = []
     drive_inline(make_store(tmp_path), rows_of(toy()), on_event=seen.append)

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from search.cli import main
-from search.control import forget_request, stop_requested, stop_study
+from search.control import forget_request, stop_requests, stop_study
 from search.driver import drive
 from search.executor import InlineExecutor
 from search.follow import Follower, follow
@@ -111,11 +111,11 @@ def test_a_request_that_comes_while_its_driver_starts_is_not_forgotten(tmp_path)
     with StudyLock(tmp_path, "s"):
         request.write_text(json.dumps({"holder": holder_of(tmp_path, "s")}))
         forget_request(store, "s")
-        assert stop_requested(tmp_path, "s")
+        assert stop_requests(tmp_path, "s")
         for other in (json.dumps({"holder": {"host": "elsewhere", "pid": 1, "since": "2026"}}), ""):
             request.write_text(other)
             forget_request(store, "s")
-            assert not stop_requested(tmp_path, "s")
+            assert not stop_requests(tmp_path, "s")
     store.close()
 
 

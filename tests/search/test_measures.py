@@ -213,6 +213,26 @@ def test_a_measure_is_named_with_its_options(text: str, expected: list[Measure])
     assert list(again) == expected, "a record of a study is read as it was written"
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{perplexity: {type: loss_by_position, context: 64}}", "1:15: evaluate.perplexity.type: stands inside of"),
+        ("{perplexity: [64, 32, 64]}", "1:14: evaluate.context: names 64 twice"),
+    ],
+)
+def test_what_a_measure_says_twice_is_refused_where_it_stands(text: str, told: str) -> None:
+    with pytest.raises(SpecError) as error:
+        named(text)
+    assert told in str(error.value)
+
+
+def test_a_context_longer_than_the_test_stream_is_refused(dataset: Dataset) -> None:
+    most, asked = len(dataset.split("test")) - 1, about(dataset)
+    assert asked.refusal(most) is None
+    told = asked.refusal(most + 1)
+    assert told == f"windows of {most + 1} tokens are longer than the test stream, which has {most} targets"
+
+
 def test_all_is_everything_that_needs_no_options_once() -> None:
     everything = [member() for member in Measure.members.values() if member.in_all]
     assert sorted(named("all"), key=str) == sorted(everything, key=str)

@@ -504,6 +504,28 @@ def test_a_process_that_gets_no_time_is_followed_by_one_that_does(
     assert shipper.close(240) == 0
 
 
+def test_a_process_that_dies_is_followed_by_one_that_ships(store: Store) -> None:
+    finished(store, row())
+    shipper = ShipperProcess(store.root, "gates")
+    shipper.start()
+    assert shipper._process is not None
+    shipper._process.kill()
+    shipper._process.wait()
+    assert shipper.close(240) == 0
+
+
+def test_without_a_process_to_give_a_run_goes_on_and_the_points_wait(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    finished(store, row())
+    shipper = ShipperProcess(store.root, "gates")
+    monkeypatch.setattr(sys, "executable", str(store.root / "no-python"))
+    shipper.start()
+    shipper.notice()
+    assert shipper.close(240) == POINTS + 2
+    assert [each.args[1] for each in caplog.records] == ["the end of the run", "the next run, or `archlab sync`,"]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells a child of its parent's death on Linux alone")
 def test_a_shipping_process_dies_with_who_started_it(store: Store) -> None:
     script = (
