@@ -49,12 +49,12 @@ def _unsupported(ask: Ask) -> str | None:
     widest = 64 if by_channel else 128
     if ask.options["keys"] > widest:
         return f"holds keys of at most {widest} channels{' with a decay for each' if by_channel else ''}"
+    if ask.device.capability is not None and ask.device.capability < (9, 0):
+        return f"has tiles for sm_90 alone, which are not compiled for {ask.device}"
     return launch.unsupported(ask)
 
 
 def _slower(ask: Ask) -> str | None:
-    if ask.device.capability is not None and ask.device.capability < (9, 0):
-        return "its tiles are for sm_90: on older cards they do not fit into registers"
     wide = "in float32 its products do not run on tensor cores" if ask.dtype == torch.float32 else None
     return launch.slow(ask) or wide
 

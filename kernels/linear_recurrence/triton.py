@@ -23,16 +23,15 @@ UNKNOWN_CARD = 132  # programs that fill a card that is not there: an H100's mul
 def _tile(kernel: str, keys: int, values: int, decay: int, delta: bool) -> dict[str, Any]:
     """Channels of keys and values that a program holds, its warps and its stages: a card's winners, or what fits."""
     width, columns = max(16, power_of_2(keys)), max(16, power_of_2(values))
-    small = capability() in (86, 89)  # 99 KiB of shared memory for a block
     warps = 8 if width > 64 or decay == 2 else 4
-    walk = {"BK": width, "BV": min(columns, 32 if small else 64), "num_warps": warps, "num_stages": 1 if small else 2}
+    walk = {"BK": width, "BV": min(columns, 64), "num_warps": warps, "num_stages": 2}
     default = {
         "invert": {"BK": width, "num_warps": 4},
         "weigh": {"BK": min(width, 64), "num_warps": warps, "num_stages": 1},
         "walk": walk,
-        "read": {"BK": width, "BV": min(columns, 32 if small else 128), "num_warps": warps},
+        "read": {"BK": width, "BV": min(columns, 128), "num_warps": warps},
         "walk_back": walk,
-        "gradients": {"BK": width, "BV": min(columns, 32 if delta or small else 64), "num_warps": 8, "num_stages": 1},
+        "gradients": {"BK": width, "BV": min(columns, 32 if delta else 64), "num_warps": 8, "num_stages": 1},
         "channel_gradients": {"BK": 16, "BV": min(columns, 32), "num_warps": 8, "num_stages": 1},
     }[kernel]
     key = {"Dk": keys, "Dv": values, "decay": decay, "delta": delta}

@@ -242,6 +242,8 @@ def test_models_get_triton_on_cuda_where_it_serves_and_else_chunks(options: dict
     assert objection in h200.reason
     for device, dtype in ((Device("cuda", (9, 0)), torch.float32), (Device("cuda", (8, 0)), torch.bfloat16)):
         assert select("linear_recurrence", device, dtype, **options).call is chunked
+    with pytest.raises(ValueError, match=objection or "has tiles for sm_90 alone, which are not compiled for sm_80"):
+        select("linear_recurrence", Device("cuda", (8, 0)), torch.bfloat16, force="triton", **options)
 
 
 @pytest.mark.parametrize(("decay", "delta"), [("none", True), pytest.param("token", False, marks=pytest.mark.slow),
