@@ -39,7 +39,7 @@ def one_pass(ctx: BuildContext, node: str, op: str, why: str, **ask: Any) -> Cal
         return None
     mine = [at for at, found in enumerate(ctx.choices) if found.path == node and found.op in ALONE]
     for at in mine:
-        ctx.choices[at] = NodeChoice(node, op, choice.implementation, f"{choice.reason}, {why}")
+        ctx.choices[at] = NodeChoice(node, op, choice.implementation, f"{choice.reason}, {why}", choice.asked)
     return choice.call
 
 
@@ -93,7 +93,7 @@ def sums(stack: nn.Module, layers: Iterable[Any], ctx: BuildContext) -> None:
             continue
         node = f"{then}.{name}.{label}".removeprefix(".")
         if add_norm := sum_with(norm, node, f"with the sum of {path}", ctx):
-            branch.join = _SumThenNorm(norm, add_norm)
+            branch.join = _SumThenNorm(branch.join, norm, add_norm)
             setattr(owner, name, _HandedSite(list(found.named_children())))
 
 
@@ -104,17 +104,24 @@ def sum_with(norm: Any, node: str, why: str, ctx: BuildContext) -> Callable[...,
     return one_pass(ctx, node, "add_norm", why, **norm.asked())
 
 
+def part(branch: Any) -> None:
+    """Has a branch sum alone again: the norm after it stands in another process."""
+    if isinstance(branch.join, _SumThenNorm):
+        branch.join = branch.join.alone
+
+
 class _SumThenNorm(nn.Module):
     """stream + update; its norm, that of the next branch, is handed on in the call."""
 
-    def __init__(self, norm: nn.Module, add_norm: Callable[..., Any]) -> None:
+    def __init__(self, alone: nn.Module, norm: nn.Module, add_norm: Callable[..., Any]) -> None:
         super().__init__()
+        self.alone = alone
         self.norm, self.add_norm = (norm,), add_norm  # in a tuple: it is the next branch's own
 
     def forward(self, stream: Tensor, update: Tensor, call: Call) -> Tensor:
         factors: Factors = self.norm[0].factors()  # type: ignore[operator]
         if any(hasattr(factor, "device_mesh") for factor in (factors.weight, factors.bias)):
-            return stream + update  # sharded: only its own layer gathers it
+            return self.alone(stream, update, call)  # type: ignore[no-any-return]  # sharded: only its own layer gathers it
         total: Tensor
         kind, weight, bias, eps = factors
         total, call.across[HANDED] = self.add_norm(stream, update, weight, bias, eps, kind, 1.0)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
+from arch_dsl import fused
 from arch_dsl.context import Call
 from arch_dsl.layers import Site
 from arch_dsl.modules import Decoder
@@ -36,6 +37,8 @@ def cut(model: Decoder, meeting: Meeting) -> set[str]:
     if not first:
         model.embed, model.embedding_projection = Site(()), None
     if not last:
+        for branch in [branch for layer in model.block.children() for branch in layer.children()][-1:]:
+            fused.part(branch)
         model.final, model.logit_maps = Site(()), Site(())
         model.unembedding = model.unembedding_projection = model.bias = None
     if not first and not (last and tied):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 from torch import Tensor
 
 import arch_dsl
+from arch_dsl import fused
 from arch_dsl.context import Call
 from arch_dsl.modules import LanguageModel
+from search.parallel import pipeline
 
 ATTENTION = {"heads": 2, "positional": "rope", "qk_norm": "rmsnorm", "gate": "sdpa"}
 LLAMA = {
@@ -94,12 +97,12 @@ def test_environment_forces_triton_with_the_same_loss(name: str, monkeypatch: py
 
 def test_what_is_fused_keeps_parameters_and_gradients() -> None:
     data = {**LLAMA, "n_layers": 1}
-    plain, fused = built(data, "torch"), built(data, "triton")
-    assert dict(fused.named_parameters()).keys() == dict(plain.named_parameters()).keys()
-    copied = copy.deepcopy(fused)
-    for model in (plain, fused, copied):
+    plain, joined = built(data, "torch"), built(data, "triton")
+    assert dict(joined.named_parameters()).keys() == dict(plain.named_parameters()).keys()
+    copied = copy.deepcopy(joined)
+    for model in (plain, joined, copied):
         model.loss(*batch(0)).backward()
-    for (name, a), b, c in zip(plain.named_parameters(), fused.parameters(), copied.parameters(), strict=True):
+    for (name, a), b, c in zip(plain.named_parameters(), joined.parameters(), copied.parameters(), strict=True):
         torch.testing.assert_close(b.grad, a.grad, msg=lambda said, name=name: f"{name}: {said}")
         torch.testing.assert_close(c.grad, b.grad, atol=0, rtol=0)
 
@@ -119,6 +122,21 @@ def test_a_site_whose_sum_stood_elsewhere_norms_itself() -> None:
     model, stream = built(data, "triton"), torch.randn(1, 3, 16)
     final = model.final.rmsnorm  # type: ignore[union-attr]
     assert torch.equal(model.final(stream, Call(), iter(())), final(stream, Call()))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_the_last_sum_of_a_pipeline_stage_computes_no_norm_that_nobody_reads(stage: int) -> None:
+    model = built(LLAMA, "triton")
+    meeting = SimpleNamespace(place={"pipeline": stage}, sizes={"pipeline": 2})
+    pipeline.cut(model, meeting)  # type: ignore[arg-type]
+    call, stream = Call(), torch.randn(1, 3, 16)
+    (layer,) = model.block.children()
+    attention, ffn = layer.children()
+    attention(stream, call)  # type: ignore[operator]
+    assert call.across.pop(fused.HANDED).shape == stream.shape, "within the stage the feed-forward branch reads it"
+    total = ffn(stream, call)  # type: ignore[operator]
+    assert torch.equal(total, stream + ffn.update(stream, Call()))  # type: ignore[operator]
+    assert (fused.HANDED in call.across) == (stage == 1), "the last stage has `final`"
 
 
 def test_branches_that_layers_share_keep_their_sums() -> None:

@@ -69,5 +69,15 @@ def test_layers_that_ask_for_different_things_are_told_apart(device: str) -> Non
     assert rows["block[1].attention", "attention"].asked == "relative"
     assert rows["block[0,2].attention", "attention"].asked == ""
     assert ("block.ffn", "glu") in rows
-    same = [(path, op) for path, op in rows if path.endswith("ffn.pre.rmsnorm")]
-    assert len(same) in (1, 2), "the sums before them are told within the layer"
+    first = ["block.attention"] if device == "cpu" else ["block[0].attention", "block[1-2].attention"]
+    norms = [path.removesuffix(".pre.rmsnorm") for path, _ in rows if path.endswith(".pre.rmsnorm")]
+    assert sorted(norms) == sorted([*first, "block.ffn"]), "the sums before them are told within the layer"
+
+
+def test_nodes_that_are_joined_show_what_they_ask_for() -> None:
+    attention = {"heads": 2, "positional": "rope", "qk_norm": {"type": "rmsnorm", "weight": False}}
+    spec = model({"norm": {"type": "layernorm", "bias": False}, "attention": attention, "ffn": {"type": "glu"}})
+    choices = arch_dsl.kernel_choices(spec, kernels.Device.parse("sm_90"))
+    asked = {choice.path: (choice.op, choice.asked) for choice in choices}
+    assert asked["block.0.attention.query.rmsnorm"] == ("rotary", "norm plain")
+    assert asked["block.0.ffn.pre.layernorm"] == ("add_norm", "kind layer")
