@@ -70,7 +70,8 @@ class Case:
 class Op:
     """An operation and everything that is known about it.
 
-    `version` is raised when its numbers change, and is part of every identity that depends on the op.
+    `version` is raised when its numbers change, and is part of every identity that depends on the op. Of `add_norm`,
+    `norm_gate` and `linear_cross_entropy` it is part of none: but for rounding they compute what the joined ops do.
     `implementations` are in order of preference; `reference` is the formula in plain torch, for any floating dtype.
     `domains` turn normal numbers into valid values of the arguments that they name, for the checks.
     `options` lists what `select` may be asked for with the values allowed, the first of which is the default; `ask`
