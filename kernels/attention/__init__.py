@@ -217,7 +217,7 @@ ATTENTION = Op(
         "triton": Implementation(
             "triton",
             _load_triton,
-            "tile by tile, biases and masks included: no matrix of all pairs in memory, forward or backward",
+            "tile by tile, biases and masks included: no matrix of all pairs in memory beside a learned bias's own",
             _cannot_in_triton,
             _leaves_to_sdpa,
             launch.missing,
