@@ -11,11 +11,14 @@ from torch import Tensor
 
 from kernels import interpret
 from kernels.attention import plan as planned
+from kernels.attention.builds import builds
 from kernels.attention.pattern import CAUSAL, Pattern
 from kernels.attention.plan import Plan, encoded, with_rows
 from kernels.attention.reference import expected
 from kernels.attention.tuning import widest
 from kernels.launch import capability, on_device_of
+
+__all__ = ["attention", "builds"]
 
 
 def attention(
