@@ -129,6 +129,9 @@ def _print_found(store: Store, trials: list[dict[str, Any]], as_json: bool) -> N
             for name, curve in each["curves"].items():
                 ends = [f"{y:.4g} at {x}" for x, y in zip(curve["x"], curve["y"], strict=True) if y is not None]
                 click.echo(f"  {name:<28} {' to '.join(ends[:: max(len(ends) - 1, 1)])}")
+            for name, grid in each.get("grids", {}).items():
+                size = f"{len(grid['rows'])} x {len(grid['columns'])}"
+                click.echo(f"  {name:<28} {size}, {grid['row']} by {grid['column']}")
 
 
 VERBS = (eval_,)

@@ -12,7 +12,7 @@ import pandas as pd
 from search.findings import findings
 from search.frames import NAN, domains_frame, provenance, rates_frame, trials_frame
 from search.losses import Layout, lay_out, read_documents
-from search.measure_frames import curves_frame, measures_frame
+from search.measure_frames import curves_frame, grids_frame, measures_frame
 from search.notes import NO_DIFFERENCE, gather_notes, lossy_of, method_sentence, objective_of, tested_on
 from search.rate_curve import tuning_frame
 from search.search_table import search_frame, search_notes, search_summary
@@ -45,8 +45,8 @@ class Comparison:
     tuning: a row per variant that tuned its learning rate: fitted optimum, largest stable rate, sensitivity, verdict
         (search/rate_curve.py).
     domains: of a mixture a row per variant and domain with the TEST perplexity and loss, means over the seeds.
-    measures, curves: what `evaluate` asked of the final weights: a row per variant and number, and per variant, curve
-        and place (search/measure_frames.py).
+    measures, curves, grids: what `evaluate` asked of the final weights: a row per variant and number, per variant,
+        curve and place, and per variant, grid and cell (search/measure_frames.py).
     """
 
     study: str
@@ -64,6 +64,7 @@ class Comparison:
     searched: dict[str, Any] = field(default_factory=dict)
     measures: pd.DataFrame = field(default_factory=lambda: measures_frame([]))
     curves: pd.DataFrame = field(default_factory=lambda: curves_frame([]))
+    grids: pd.DataFrame = field(default_factory=lambda: grids_frame([]))
 
 
 def load_comparison(store: Store, study: str) -> Comparison:
@@ -121,6 +122,7 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
         searched=summary,
         measures=measures_frame(selections),
         curves=curves_frame(selections),
+        grids=grids_frame(selections),
         tuning=tuning_frame(
             record, selections, noise["seed_sd"], comparable if noise["unit"] == "nats/token" else set()
         ),

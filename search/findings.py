@@ -1,8 +1,8 @@
 """What was measured of finished trials, as a store keeps it.
 
 A finding is kept under its trial and the digest of the measure, its options and version, and the data. It is JSON:
-measure (label), version, data, values {name: number}, curves {name: {x, y, n}},
-seconds it took, fingerprint, time (unix s).
+measure (label), version, data, values {name: number}, curves {name: {x, y, n}}, grids {name: {rows, columns, row,
+column, values, n}} (earlier ones have none), seconds it took, fingerprint, time (unix s).
 """
 
 from __future__ import annotations

@@ -62,6 +62,33 @@ def curves_frame(selections: list[Selection]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
 
 
+def grids_frame(selections: list[Selection]) -> pd.DataFrame:
+    """A row per variant, grid and cell, row by row: `y` is the label of its row and `x` that of its column, `row` and
+    `column` what these are; mean and standard deviation over n seeds, each of so many `cases`.
+
+    Of the same findings as `measures_frame`.
+    """
+    frames, newest = [], _newest(selections)
+    for selection in selections:
+        grids: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for trial in _standing(selection):
+            for each in _current(trial, newest):
+                for name, grid in each.get("grids", {}).items():
+                    grids.setdefault((each["measure"], name), []).append(grid)
+        for (measure, name), found in grids.items():
+            values = np.array([grid["values"] for grid in found], dtype=np.float64)  # None becomes NaN
+            spread = values.std(axis=0, ddof=1) if len(found) > 1 else np.full(values.shape[1:], np.nan)
+            first = found[0]
+            told = {"variant": selection.variant, "measure": measure, "name": name}
+            told |= {"row": first["row"], "column": first["column"]}
+            cells = pd.DataFrame([(y, x) for y in first["rows"] for x in first["columns"]], columns=["y", "x"])
+            cells = cells.astype(object)  # or the integers of one grid become the floats of another
+            means = {"mean": values.mean(0).ravel(), "std": spread.ravel(), "n": len(found), "cases": first["n"]}
+            frames.append(cells.assign(**told, **means))
+    columns = ["variant", "measure", "name", "row", "column", "y", "x", "mean", "std", "n", "cases"]
+    return pd.concat(frames, ignore_index=True)[columns] if frames else pd.DataFrame(columns=columns)
+
+
 def _newest(selections: list[Selection]) -> dict[str, int]:
     """Each measure's newest version among the trials that stand."""
     newest: dict[str, int] = {}

@@ -48,6 +48,7 @@ def to_plain(comparison: Comparison) -> dict[str, Any]:
         "search": _rows(comparison.search),
         "measures": _rows(comparison.measures),
         "curves": _curves(comparison.curves),
+        "grids": _grids(comparison.grids),
         "searched": _plain(comparison.searched),
         "noise": _plain(comparison.noise),
         "notes": list(comparison.notes),
@@ -67,6 +68,28 @@ def _curves(frame: pd.DataFrame) -> list[dict[str, Any]]:
         | {column: _plain(curve[column].tolist()) for column in along}
         for (variant, measure, name), curve in frame.groupby(["variant", "measure", "name"], sort=False)
     ]
+
+
+def _grids(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """A row per variant and grid, with its labels and a list of lists."""
+    found = []
+    for (variant, measure, name), cells in frame.groupby(["variant", "measure", "name"], sort=False):
+        first = cells.iloc[0]
+        told: dict[str, Any] = {
+            "variant": variant,
+            "measure": measure,
+            "name": name,
+            "n": int(first["n"]),
+            "cases": int(first["cases"]),
+        }
+        told |= {"row": first["row"], "column": first["column"]}
+        told |= {"rows": cells["y"].drop_duplicates().tolist(), "columns": cells["x"].drop_duplicates().tolist()}
+        wide = len(told["columns"])
+        for kind in ("mean", "std"):
+            flat = _plain(cells[kind].tolist())
+            told[kind] = [flat[start : start + wide] for start in range(0, len(flat), wide)]
+        found.append(told)
+    return found
 
 
 def _plain(value: Any) -> Any:

@@ -45,23 +45,47 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Grid:
+    """Numbers by row and column: `values[r][c]` at `rows[r]` and `columns[c]`, each the mean of so many (`n`) cases.
+
+    `row` and `column` say what these are ("layer", "head"). None where there is none.
+    """
+
+    rows: list[int] | list[float] | list[str]
+    columns: list[int] | list[float] | list[str]
+    row: str
+    column: str
+    values: list[list[float | None]]
+    n: int
+
+    def __post_init__(self) -> None:
+        if [len(each) for each in self.values] != [len(self.columns)] * len(self.rows):
+            shape = f"{len(self.rows)} x {len(self.columns)}"
+            raise ValueError(f"a grid of {shape} has as many values; received rows of {[*map(len, self.values)]}")
+
+
+@dataclass(frozen=True)
 class Found:
-    """What a measure found: numbers by name, and curves by name."""
+    """What a measure found: numbers, curves and grids, each by name."""
 
     values: dict[str, float] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
+    grids: dict[str, Grid] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
         """As JSON; a number that is not finite becomes None."""
-        curves = {
-            name: {"x": curve.x, "y": [y if y is None else _finite(y) for y in curve.y], "n": curve.n}
-            for name, curve in self.curves.items()
+        return {
+            "values": {name: _finite(value) for name, value in self.values.items()},
+            "curves": {name: {**vars(each), "y": [*map(_finite, each.y)]} for name, each in self.curves.items()},
+            "grids": {
+                name: {**vars(each), "values": [[*map(_finite, row)] for row in each.values]}
+                for name, each in self.grids.items()
+            },
         }
-        return {"values": {name: _finite(value) for name, value in self.values.items()}, "curves": curves}
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 @dataclass(frozen=True)

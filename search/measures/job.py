@@ -45,10 +45,10 @@ def evaluate(
 ) -> dict[str, Any]:
     """{"state": "complete", "found": {label: finding}, "wrong": {label: message}} of the measures that are asked.
 
-    A finding is what a store keeps of it: values, curves, seconds and fingerprint. One that goes wrong does not keep
-    the others from being found, nor does one that needs more memory than there is; asked to stop, it returns those that
-    are done. Of several processes the first one evaluates. Raises ValueError for weights that are not whole, not the
-    last ones, or another trial's.
+    A finding is what a store keeps of it: values, curves, grids, seconds and fingerprint. One that goes wrong does not
+    keep the others from being found, nor does one that needs more memory than there is; asked to stop, it returns those
+    that are done. Of several processes the first one evaluates. Raises ValueError for weights that are not whole, not
+    the last ones, or another trial's.
     """
     found: dict[str, Any] = {"state": "complete", "found": {}, "wrong": {}}
     if gang is not None and not gang.leads:

@@ -1,4 +1,4 @@
-"""What was measured of the final weights, as tables: numbers, and losses by octaves of their position."""
+"""What was measured of the final weights, as tables: numbers, losses by octaves of their position, rows of grids."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
     from search.comparison import Comparison
 
-_SHOWN = 8  # octaves of a curve, the last ones
+_SHOWN = 8  # octaves of a curve, the last ones; rows of a grid
 
 
 def measure_blocks(comparison: Comparison) -> Iterator[Block]:
-    """A table of each measure's numbers, and one of each loss along a window."""
+    """A table of each measure's numbers, one of each loss along a window, and one of each grid's rows."""
     variants = list(comparison.table["variant"])
     names = Column("variant", [Cell(printable(variant)) for variant in variants], "l")
     rows: list[dict[str, Any]] = comparison.measures.to_dict("records")  # type: ignore[assignment]
@@ -37,6 +37,25 @@ def measure_blocks(comparison: Comparison) -> Iterator[Block]:
             columns = _octaves(curves[curves["name"] == name], variants)
             legend = "nats/token, means over the places of a window that a column names"
             yield Block(f"Measured on test: {printable(name)}", [names, *columns], legend)
+    grids = comparison.grids
+    for name in dict.fromkeys(map(str, grids["name"])):
+        row, column, shown, total = _rows_of(grids[grids["name"] == name], variants)
+        legend = f"columns: {printable(row)}; means over {printable(column)}" + (
+            "" if len(shown) == total else f"; {len(shown)} of {total}, the others and every cell are in --json"
+        )
+        yield Block(f"Measured on test: {printable(name)}", [names, *shown], legend)
+
+
+def _rows_of(grid: pd.DataFrame, variants: list[str]) -> tuple[str, str, list[Column], int]:
+    """What its rows and columns are; at most eight of its rows, evenly spaced, each as a column; how many it has."""
+    labels = list(dict.fromkeys(grid["y"]))
+    kept = sorted(set(np.linspace(0, len(labels) - 1, min(len(labels), _SHOWN)).round().astype(int).tolist()))
+    means = grid.groupby(["variant", "y"], sort=False)["mean"].mean()  # of what is not NaN
+    columns = [
+        Column(printable(str(y)), [Cell(number(means.get((variant, y)), ".4g")) for variant in variants])
+        for y in (labels[place] for place in kept)
+    ]
+    return str(grid["row"].iloc[0]), str(grid["column"].iloc[0]), columns, len(labels)
 
 
 def _spread(row: dict[str, Any] | None) -> Cell:
