@@ -1,6 +1,5 @@
 """Every way to compute every op on this machine: the table that the tests of the ops run over."""
 
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import OPS, Ask, Case, Device, Op
+from kernels import OPS, Case, Device, Op, bench
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DEVICES = (Device("cpu"), *([Device.current()] if torch.cuda.is_available() else []))
@@ -36,25 +35,13 @@ class Call:
         return self.implementation == "triton"
 
     def tensors(self) -> dict[str, Tensor]:
-        return made(self.op, self.case, self.device, self.dtype)
-
-
-def made(op: Op, case: Case, device: Device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Normal inputs, within the op's domains, that depend on the case's name alone, ready for gradients."""
-    generator = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
-    drawn = {name: torch.randn(shape, generator=generator) for name, shape in case.shapes.items()}
-    return {
-        name: op.domains.get(name, lambda x: x)(x).to(device.kind, dtype).requires_grad_() for name, x in drawn.items()
-    }
+        return bench.inputs(self.op, self.case, self.device, self.dtype)
 
 
 def _serves(call: Call) -> bool:
     if call.implementation == "reference":
         return True
-    implementation = call.op.implementations[call.implementation]
-    meta = {name: torch.empty(shape, device="meta") for name, shape in call.case.shapes.items()}
-    ask = Ask(call.device, call.dtype, call.op.ask(**meta, **call.case.fixed()))
-    return implementation.missing() is None and implementation.supports(ask) is None
+    return bench.serves(call.op, call.implementation, call.case, call.device, call.dtype) is None
 
 
 def _every() -> Iterator[Call]:

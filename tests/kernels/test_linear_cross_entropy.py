@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from calls import DEVICES, made
+from calls import DEVICES
 from torch import Tensor
 
 from kernels import OPS, Case
+from kernels.bench import inputs as made
 from kernels.linear_cross_entropy import operators, torch_ops
 from kernels.linear_cross_entropy.chunks import Rows
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from calls import DEVICES, Call, calls, made
+from calls import DEVICES, Call, calls
 from torch import Tensor
 
 from kernels import ACTIVATIONS, OPS, Case, Op
+from kernels.bench import inputs as made
 
 LAID_OUT = (
     "elementwise_silu", "headwise_multiply", "shared_heads_multiply", "width_1_add", "silu", "odd", "odd_no_weight",

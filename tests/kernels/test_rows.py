@@ -22,12 +22,9 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["layer_norm", "add_norm", "rotary", "rotary_normed", "norm_gate", "token_shift", "glu"]
-)
+@pytest.mark.parametrize("name", ["layer_norm", "add_norm", "rotary", "rotary_normed", "norm_gate", "token_shift"])
 def test_ops_keep_the_rules_of_torch_library(name: str) -> None:
     from kernels.add_norm import triton as add_norm
-    from kernels.glu import triton as glu
     from kernels.layer_norm import triton as layer_norm
     from kernels.norm_gate import triton as norm_gate
     from kernels.rotary import triton as rotary
@@ -42,7 +39,6 @@ def test_ops_keep_the_rules_of_torch_library(name: str) -> None:
         "rotary_normed": (rotary._rotary, (heads, cos, sin, normal(8), 1e-6, False, False)),
         "norm_gate": (norm_gate._norm_gate, (heads, normal(2, 5, 3, 1), normal(3, 8), None, 1e-6, True, "silu", True)),
         "token_shift": (token_shift._token_shift, (x, weight, None)),
-        "glu": (glu._glu, (x, normal(2, 5, 24), "gelu")),
     }[name]
     torch.library.opcheck(op, arguments)
 
