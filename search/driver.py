@@ -32,12 +32,14 @@ from search.stop import (
 )
 from search.store import StaleAttempt, Store, StoreFull
 from search.table import NextRows, Planner, Table
+from search.track import CLOSE_S
 from search.watch import Watch, read_metrics, validation_history
 from search.worker import read_result
 
 TICK_S = 0.5
 HANG_S = 300.0
 _SAY_S = 2.0  # after which the trackers are said to be waited for
+_STOPPED_S = 2.0  # for the trackers, of a run that was asked to stop
 
 ShouldPrune = Callable[[str, int, list[tuple[int, float]]], bool]
 TokensOf = Callable[[str, int | None], int]
@@ -53,8 +55,8 @@ class Shipper(Protocol):
     def notice(self, trial: object = None) -> None:
         """The trial of this key has been started or has ended."""
 
-    def close(self) -> object:
-        """Ships what is left, within its own time limit."""
+    def close(self, timeout: float) -> object:
+        """Ships what is left, within so many seconds or its own limit."""
 
     def leave(self) -> None:
         """Ends at once; the next run ships what is left."""
@@ -168,7 +170,7 @@ class _Driver:
         return self.summary()
 
     def ship_what_is_left(self) -> None:
-        """Waits for the trackers; a signal leaves what has not arrived to the next run, and changes nothing else."""
+        """Waits for the trackers, briefly if asked to stop; a signal leaves what has not arrived to the next run."""
         if self.shipper is None:
             return
         said = threading.Timer(_SAY_S, self.emit, ["shipping"])
@@ -176,7 +178,7 @@ class _Driver:
         try:
             self.shipping = True
             said.start()
-            self.shipper.close()
+            self.shipper.close(CLOSE_S if self.stop is None else _STOPPED_S)
         except KeyboardInterrupt:
             self.shipper.leave()
         finally:

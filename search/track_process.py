@@ -41,8 +41,9 @@ class ShipperProcess:
                 os.write(self._process.stdin.fileno(), b"\n")
 
     def close(self, timeout: float = CLOSE_S) -> int:
-        """Sends what is left, for `timeout` seconds and a few. Returns how many points and news are left for `sync`."""
-        if not self._ends_well(min(timeout, _GIVES_WAY_S)):
+        """Sends what is left, for `timeout` seconds, and a few more where these are many. Returns how many points and
+        news are left for `sync`."""
+        if not self._ends_well(min(timeout, _GIVES_WAY_S)) and timeout > _GIVES_WAY_S:
             self.leave()
             self._process = self._launched(nice=False)
             self._ends_well(timeout)

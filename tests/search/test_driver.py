@@ -571,7 +571,7 @@ def test_the_shipper_hears_of_every_start_and_end_and_is_closed(tmp_path):
         def notice(self, key):
             heard.append(key)
 
-        def close(self):
+        def close(self, timeout):
             heard.append("close")
 
     drive_inline(make_store(tmp_path), rows_of(toy(1), toy(2)), shipper=Shipper())
@@ -588,7 +588,7 @@ def test_a_signal_while_the_trackers_are_waited_for_leaves_them_and_not_the_resu
         def notice(self, key):
             heard.append("notice")
 
-        def close(self):
+        def close(self, timeout):
             signal.raise_signal(signal.SIGINT)
             heard.append("close")
 
@@ -599,6 +599,29 @@ def test_a_signal_while_the_trackers_are_waited_for_leaves_them_and_not_the_resu
     assert heard == ["start", "notice", "notice", "leave"]
     assert summary.exit_code == 0 and summary.counts["complete"] == 1
     assert seen[-1]["event"] == "summary"
+
+
+def test_a_run_that_was_asked_to_stop_hardly_waits_for_the_trackers(tmp_path):
+    given = []
+
+    class Shipper:
+        def __init__(self, stops):
+            self.stops = stops
+
+        def start(self):
+            pass
+
+        def notice(self, key):
+            if self.stops:
+                self.stops = False
+                signal.raise_signal(signal.SIGINT)
+
+        def close(self, timeout):
+            given.append(timeout)
+
+    for stops in (False, True):
+        drive_inline(make_store(tmp_path / str(stops)), rows_of(toy()), shipper=Shipper(stops))
+    assert given[1] < given[0] / 5
 
 
 def test_events_tell_a_run_from_start_to_summary(tmp_path):
