@@ -125,6 +125,8 @@ class Branches(nn.Module):
         call = call.layer(self.path)
         for branch in self.children():
             stream = branch(stream, call)
+        if call.watch is not None:
+            call.watch.tell("stream", self.path, call, output=stream)
         return stream
 
 

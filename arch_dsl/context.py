@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree
 
 import kernels
+from arch_dsl.watching import Watch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +127,7 @@ class Call:
     * `losses` holds auxiliary losses by the path of their node, weighted; training adds them to its loss. `measures`
       holds what nodes tell about the call. A node sets its own entries, so that doing it twice changes nothing.
     * `earlier` holds the sums of `measures` over the micro-batches of this step that came before.
+    * `watch` is told what passes through the sites of the model (arch_dsl/watching.py); mostly nobody is.
     """
 
     positions: torch.Tensor | None = None
@@ -142,16 +144,19 @@ class Call:
     losses: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     measures: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     earlier: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    watch: Watch | None = None
 
     def fresh(self) -> Self:
         """The same call with nothing carried from layer to layer yet. Losses and measures go to this call's own."""
         return dataclasses.replace(self, across={})
 
     def layer(self, name: str) -> Self:
-        """The call as the layer `name` (`block.0`) sees it: with what its nodes hold. Itself outside decoding."""
-        if self.state is None:
+        """The call as the layer `name` (`block.0`) sees it: with what its nodes hold, and told to who watches as its
+        own. Itself where nothing is decoded and nobody watches."""
+        if self.state is None and self.watch is None:
             return self
-        return dataclasses.replace(self, held=self.state.layers.setdefault(name, {}))
+        held = self.held if self.state is None else self.state.layers.setdefault(name, {})
+        return dataclasses.replace(self, held=held, watch=None if self.watch is None else self.watch.at(name))
 
     def positions_of(self, length: int, device: torch.device) -> torch.Tensor:
         """Integer positions `[time]` of the tokens of this call."""
@@ -171,8 +176,8 @@ class Call:
 
 _pytree.register_dataclass(
     Call,
-    field_names=[item.name for item in dataclasses.fields(Call) if item.name != "state"],
-    drop_field_names=["state"],
+    field_names=[item.name for item in dataclasses.fields(Call) if item.name not in ("state", "watch")],
+    drop_field_names=["state", "watch"],
 )
 
 

@@ -50,14 +50,15 @@ def site(items: Sequence[tuple[str, nn.Module]], name: str, ctx: BuildContext) -
     for index, ((first, norm), (_, item)) in enumerate(pairs):
         if hasattr(norm, "factors") and hasattr(item, "takes") and item.takes(norm, f"{ctx.path}.{name}.{first}", ctx):
             joined.add(index)
-    return _FusedSite(items, joined) if joined else Site(items)
+    path = f"{ctx.path}.{name}".removeprefix(".")
+    return _FusedSite(items, joined, path) if joined else Site(items, path)
 
 
 class _FusedSite(Site):
     """`joined` are the places of the norms that the item after them computes."""
 
-    def __init__(self, items: Sequence[tuple[str, nn.Module]], joined: set[int]) -> None:
-        super().__init__(items)
+    def __init__(self, items: Sequence[tuple[str, nn.Module]], joined: set[int], path: str) -> None:
+        super().__init__(items, path)
         self.joined = joined
 
     def forward(self, x: Tensor, call: Call, projected: Iterator[Tensor]) -> Tensor:
@@ -70,6 +71,8 @@ class _FusedSite(Site):
                 continue
             x = item(x, call, *given) if norm is None else item.after(norm.factors(), x, call, *given)
             norm = None
+        if call.watch is not None:
+            self.tell(x, call)
         return x
 
 
@@ -94,7 +97,7 @@ def sums(stack: nn.Module, layers: Iterable[Any], ctx: BuildContext) -> None:
         node = f"{then}.{name}.{label}".removeprefix(".")
         if add_norm := sum_with(norm, node, f"with the sum of {path}", ctx):
             branch.join = _SumThenNorm(branch.join, norm, add_norm)
-            setattr(owner, name, _HandedSite(list(found.named_children())))
+            setattr(owner, name, _HandedSite(list(found.named_children()), found.path))
 
 
 def sum_with(norm: Any, node: str, why: str, ctx: BuildContext) -> Callable[..., Any] | None:
@@ -138,4 +141,6 @@ class _HandedSite(Site):
         _, *rest = self.children()
         for item in rest:
             handed = item(handed, call)
+        if call.watch is not None:
+            self.tell(handed, call)
         return handed

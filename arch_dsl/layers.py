@@ -110,8 +110,9 @@ def merged(x: Tensor, maps: Sequence[Linear]) -> list[Tensor]:
 class Site(nn.Module):
     """An ordered list of primitives at one place. Those with a `projection` receive its product as a third argument."""
 
-    def __init__(self, items: Sequence[tuple[str, nn.Module]]) -> None:
+    def __init__(self, items: Sequence[tuple[str, nn.Module]], path: str = "") -> None:
         super().__init__()
+        self.path = path
         seen: dict[str, int] = {}
         for name, item in items:
             seen[name] = seen.get(name, 0) + 1
@@ -125,4 +126,11 @@ class Site(nn.Module):
         for item in self.children():
             gated = getattr(item, "projection", None) is not None
             x = item(x, call, next(projected)) if gated else item(x, call)
+        if call.watch is not None:
+            self.tell(x, call)
         return x
+
+    def tell(self, x: Tensor, call: Call) -> None:
+        """To who watches, what the items made of it."""
+        if call.watch is not None and len(self._modules):
+            call.watch.tell("site", self.path, call, output=x)

@@ -244,7 +244,13 @@ class EncoderDecoder(LanguageModel):
         tokens = call.source_tokens
         if tokens is None:
             raise ValueError("an encoder-decoder reads a source: the call needs source_tokens")
-        own = Call(padding=call.source_padding, losses=call.losses, measures=call.measures, earlier=call.earlier)
+        own = Call(
+            padding=call.source_padding,
+            losses=call.losses,
+            measures=call.measures,
+            earlier=call.earlier,
+            watch=call.watch,
+        )
         own = self.with_documents(own, self.encoder, tokens)
         source = self.encoder.through(self.source_embedded(tokens), own)
         if call.source_targets is not None:

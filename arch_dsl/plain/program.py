@@ -337,7 +337,7 @@ class Program:
         static = inspect.getattr_static(Call, attribute, None)
         if isinstance(static, Function):
             return Val(known=Method(static, value))
-        if attribute in ("positions", "padding", "state", "held"):
+        if attribute in ("positions", "padding", "state", "held", "watch"):
             return Val(known=None)
         assert value.expr is not None
         field = next(item for item in dataclasses.fields(Call) if item.name == attribute)

@@ -146,6 +146,9 @@ class _Attention(MultiHeadModule):
             **biases,
             **hidden,
         )
+        if call.watch is not None:
+            memory = 0 if self.memory is None else len(self.memory.keys)
+            self.tell(call, q_BTHD, k_BSKD, o_BHTD, {**biases, **hidden}, memory, self.documents)
         return self.joined(o_BHTD, products, call)
 
     def key_padding(self, own: Tensor, keys: Tensor, call: Call) -> Tensor | None:

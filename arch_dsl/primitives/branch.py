@@ -55,6 +55,7 @@ class SublayerModule(nn.Module):
 
     def __init__(self, spec: Sublayer, ctx: BuildContext) -> None:
         super().__init__()
+        self.path = ctx.path
         apart = any(getattr(part, "documents", False) for _, part in walk(spec))
         self.pre = build_site(spec.pre, ctx.where(documents=apart), "pre")
         self.post = build_site(spec.post, ctx, "post")
@@ -83,7 +84,16 @@ class SublayerModule(nn.Module):
         return self.from_products(iter(self.products(hidden, self.maps())), call)
 
     def forward(self, stream: Tensor, call: Call) -> Tensor:
+        if call.watch is not None:
+            return self.watched(stream, call)
         return self.join(stream, self.update(stream, call), call)  # type: ignore[no-any-return]
+
+    def watched(self, stream: Tensor, call: Call) -> Tensor:
+        """The same, told to who watches."""
+        update = self.update(stream, call)
+        assert call.watch is not None
+        call.watch.tell("update", self.path, call, output=update)
+        return self.join(stream, update, call)  # type: ignore[no-any-return]
 
 
 def plan_products(ctx: BuildContext) -> Products:

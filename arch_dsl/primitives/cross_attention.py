@@ -80,6 +80,8 @@ class _CrossAttention(MultiHeadModule):
             sinks=self.scores.sink_logits(),
             padding=call.source_padding,
         )
+        if call.watch is not None:
+            self.tell(call, q_BTHD, k_BSKD, o_BHTD, {"padding": call.source_padding})
         return self.joined(o_BHTD, products, call)
 
     def read(self, call: Call) -> tuple[Tensor, Tensor]:

@@ -80,7 +80,7 @@ class _ForgetGate(nn.Module):
 
     def __init__(self, spec: ForgetGate, ctx: BuildContext) -> None:
         super().__init__()
-        start = spec.start(ctx.heads or 1)
+        start, self.path = spec.start(ctx.heads or 1), ctx.path
         if spec.input == "fixed":
             self.register_buffer("bias", start, persistent=False)
         else:
@@ -90,7 +90,10 @@ class _ForgetGate(nn.Module):
         return _discounts(self.decay(q, k, call), q.shape[1])
 
     def decay(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
-        return _sums(F.logsigmoid(at_least_float32(self.bias)).expand(1, k.shape[1], -1))
+        logs = F.logsigmoid(at_least_float32(self.bias))
+        if call.watch is not None:
+            call.watch.tell("decay", self.path, call, log_f=logs)
+        return _sums(logs.expand(1, k.shape[1], -1))
 
 
 class _HiddenForgetGate(nn.Module):
@@ -106,6 +109,8 @@ class _HiddenForgetGate(nn.Module):
 
     def decay(self, q: Tensor, k: Tensor, call: Call, projected: Tensor) -> Tensor:
         logs = F.logsigmoid(at_least_float32(projected))
+        if call.watch is not None:
+            call.watch.tell("decay", self.path, call, log_f=logs)
         if call.padding is not None:
             logs = logs.masked_fill(call.padding[..., None], 0)  # which forgets nothing
         return _sums(recent(call, self.path, logs, self.window))

@@ -18,7 +18,7 @@ from arch_dsl.kept import kept_of
 from arch_dsl.layers import Linear, constant, parameter
 from arch_dsl.notation import Activation
 from arch_dsl.spec import NotNegative, added
-from kernels.activations import ACTIVATIONS
+from kernels.activations import ACTIVATIONS, activation_of, at_least_float32
 
 
 @Gate.register("gate")
@@ -114,7 +114,16 @@ class _Gate(nn.Module):
         scores = self.constant if projected is None else projected.unflatten(-1, self.shape)
         if self.shared:
             scores = scores.mean(-2, keepdim=True)
-        return self.gate(y, scores, self.activation, self.combine)
+        gated = self.gate(y, scores, self.activation, self.combine)
+        if call.watch is not None:
+            self.tell(call, scores, y, gated)
+        return gated
+
+    def tell(self, call: Call, scores: Tensor, before: Tensor | None, after: Tensor) -> None:
+        """To who watches, how far it is open, and what it gated."""
+        assert call.watch is not None
+        opened = activation_of(self.activation)(at_least_float32(scores))
+        call.watch.tell("gate", self.path, call, scores=opened, before=before, after=after)
 
     def takes(self, norm: Any, node: str, ctx: BuildContext) -> bool:
         """Whether the norm before it, whose path is `node`, is computed in the same pass."""
@@ -129,7 +138,10 @@ class _Gate(nn.Module):
         """y `[batch, time, heads, head_dim]` normed, then gated."""
         assert self.norm_gate is not None
         scores, (kind, weight, bias, eps) = projected.unflatten(-1, self.shape), norm
-        return self.norm_gate(y, scores, weight, bias, eps, kind, self.activation, self.combine)
+        gated: Tensor = self.norm_gate(y, scores, weight, bias, eps, kind, self.activation, self.combine)
+        if call.watch is not None:
+            self.tell(call, scores, None, gated)
+        return gated
 
 
 @Gate.register("activation")

@@ -154,6 +154,25 @@ class MultiHeadModule(SublayerModule):
         """`[B, T, H, D]` of what a map gave, `[B, T, H D]`."""
         return product.unflatten(-1, (-1, self.head_dim))  # type: ignore[no-any-return]
 
+    def tell(
+        self,
+        call: Call,
+        q_BTHD: Tensor,
+        k_BSKD: Tensor,
+        o_BHTD: Tensor,
+        given: dict[str, Any],
+        memory: int = 0,
+        apart: bool = False,
+    ) -> None:
+        """To who watches, what the attention got and gave. `apart`: whether documents are kept apart."""
+        assert call.watch is not None
+        factors = {"pattern": self.pattern, "scale": self.scale, "softcap": self.scores.softcap}
+        given = {**factors, "sinks": self.scores.sink_logits(), **given}
+        tensors = {"query": q_BTHD.transpose(1, 2), "key": k_BSKD.transpose(1, 2), "given": given}
+        documents = call.documents if apart else None
+        call.watch.tell("attention", self.path, call, **tensors, memory=memory, documents=documents)
+        call.watch.tell("heads", self.path, call, output=o_BHTD.transpose(1, 2))
+
     def joined(self, o_BHTD: Tensor, products: Iterator[Tensor], call: Call) -> Tensor:
         """The update `[B, T, d_model]` from each head's output."""
         o_BTHD = self.sdpa(o_BHTD.transpose(1, 2), call, products)

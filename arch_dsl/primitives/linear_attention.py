@@ -292,6 +292,8 @@ class _LinearAttention(SublayerModule):
         value = next(products).unflatten(-1, (self.heads, -1))
         beta = self.beta(at_least_float32(next(products))) if self.beta_projection is not None else None
         log_f, step = self.decay(products, call) if self.decay is not None else (None, None)
+        if call.watch is not None and log_f is not None:
+            call.watch.tell("decay", f"{self.path}.decay", call, log_f=log_f)
         if key is None and log_f is not None:
             key = -torch.expm1(log_f).to(query.dtype)
         q_BTGD = self.query(query, call, products)
@@ -306,6 +308,8 @@ class _LinearAttention(SublayerModule):
         o_BTHV = self.through_time(q_BTGD, k_BTGD, written, log_f, beta, call)
         if self.skip is not None:
             o_BTHV = o_BTHV + (self.skip[:, None] * v_BTHV).to(o_BTHV.dtype)
+        if call.watch is not None:
+            call.watch.tell("heads", self.path, call, output=o_BTHV)
         o_BTHV = self.sdpa(o_BTHV, call, products)
         return self.output_projection(o_BTHV.flatten(-2))  # type: ignore[no-any-return]
 

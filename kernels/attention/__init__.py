@@ -9,9 +9,21 @@ from torch import Tensor
 from kernels import launch
 from kernels.attention import reference, torch_ops
 from kernels.attention.pattern import CAUSAL, CROSS, FULL, BlockLists, Blocks, Pattern, Visits
+from kernels.attention.probabilities import Weights, probabilities
 from kernels.op import Ask, Call, Case, Implementation, Op
 
-__all__ = ["ATTENTION", "CAUSAL", "CROSS", "FULL", "BlockLists", "Blocks", "Pattern", "Visits"]
+__all__ = [
+    "ATTENTION",
+    "CAUSAL",
+    "CROSS",
+    "FULL",
+    "BlockLists",
+    "Blocks",
+    "Pattern",
+    "Visits",
+    "Weights",
+    "probabilities",
+]
 
 OPTIONAL = ("bias", "softcap", "sinks", "prefix", "documents", "padding", "relative", "decay")
 WIDEST = 256
