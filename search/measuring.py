@@ -167,7 +167,7 @@ def evaluate(
 
 
 def measure_study(
-    store: Store, study: Study, workers: Executor, summary: Summary, tell: Events | None, track: bool
+    store: Store, study: Study, workers: Executor, summary: Summary, tell: Events, track: bool
 ) -> Summary:
     """Evaluates what is missing of a study that has just run, unless that was stopped; how it all ended."""
     name = study.study
@@ -179,14 +179,10 @@ def measure_study(
     try:
         outcome = evaluate(store, name, missing, workers, tell)
     except ExecutorError as error:
-        ended = replace(summary, exit_code=EXIT_TRY_AGAIN, message=f"measuring stopped: {error}; {_GO_ON}")
-    else:
-        if track and outcome.kept:
-            sync(store.root, name)
-        ended = replace(summary, exit_code=outcome.code or summary.exit_code, message=outcome.told(summary, missing))
-    if tell:
-        tell({"event": "summary", "exit_code": ended.exit_code, "counts": ended.counts, "message": ended.message})
-    return ended
+        return replace(summary, exit_code=EXIT_TRY_AGAIN, message=f"measuring stopped: {error}; {_GO_ON}")
+    if track and outcome.kept:
+        sync(store.root, name)
+    return replace(summary, exit_code=outcome.code or summary.exit_code, message=outcome.told(summary, missing))
 
 
 @dataclass

@@ -132,13 +132,14 @@ def _drive(
     record["trials"] = planned.trials
     store.save_study(study.study, record, _text(study))
     shipper = Shipper if isinstance(workers, InlineExecutor) else ShipperProcess
+    tell = on_event or (lambda _: None)
     summary = drive(
         store,
         study.study,
         next_rows,
         workers,
         shipper=shipper(store.root, study.study) if track else None,
-        on_event=on_event,
+        on_event=lambda event: None if event["event"] == "summary" else tell(event),  # that comes when it is measured
         limits=limits_of(study.budget),
         tokens_of=tokens_left(store) if study.budget.tokens else None,
         should_prune=pruning(study.prune, study.study, store) if study.prune else None,
@@ -146,7 +147,9 @@ def _drive(
         keep=study.keep,
     )
     remember_noise(store, study.study)
-    return measure_study(store, study, workers, summary, on_event, track)
+    ended = measure_study(store, study, workers, summary, tell, track)
+    tell({"event": "summary", "exit_code": ended.exit_code, "counts": ended.counts, "message": ended.message})
+    return ended
 
 
 def tokens_left(store: Store) -> Callable[[str, int | None], int]:

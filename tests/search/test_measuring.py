@@ -110,6 +110,8 @@ def test_a_new_measure_is_evaluated_once_and_nothing_is_trained(folder: Path) ->
     summary, events = again(folder)
     counts = Counter(event["event"] for event in events)
     assert (summary.exit_code, summary.message) == (0, "every trial has a result; 8 measures evaluated")
+    told = [event["message"] for event in events if event["event"] == "summary"]
+    assert told == [summary.message] and events[-1]["event"] == "summary"
     assert counts["evaluation"] == 4
     assert counts["launched"] == 0
     assert training(folder) == before
