@@ -70,6 +70,8 @@ class Servers:
             self.postgres = Cluster(tempfile.mkdtemp(prefix="archlab-storm-pg-"))
             self.postgres.start()
         self.start_mlflow()
+        # One that is killed while it makes its tables never starts again: MLflow's migrations are not whole or not at all.
+        until(self.mlflow_answers, 600, "MLflow to start")
 
     @property
     def uri(self) -> str:
@@ -171,7 +173,7 @@ class Storm:
                 break
             self.servers_back(at_once=process.returncode == 75)
         self.servers_back(at_once=True)
-        until(self.servers.mlflow_answers, 120, "MLflow to come back")
+        until(self.servers.mlflow_answers, 600, "MLflow to come back")
         process = self.start()
         assert process.wait(END_S) == 0, self.tail()
 
