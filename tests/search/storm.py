@@ -70,7 +70,7 @@ class Servers:
             self.postgres = Cluster(tempfile.mkdtemp(prefix="archlab-storm-pg-"))
             self.postgres.start()
         self.start_mlflow()
-        # One that is killed while it makes its tables never starts again: MLflow's migrations are not whole or not at all.
+        # One that is killed while it makes its tables never starts again: MLflow leaves them half-made.
         until(self.mlflow_answers, 600, "MLflow to start")
 
     @property

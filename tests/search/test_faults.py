@@ -36,12 +36,12 @@ def driver_with_steps(folder, steps):
     """A driver under Ray that has run this many steps of the study in all, and its processes."""
     before = sum(steps_run(folder)[0].values())
     driver = Driver(folder, TRIALS, "ray")
-    until(lambda: sum(steps_run(folder)[0].values()) >= before + steps, 180, "the first steps")
+    until(lambda: sum(steps_run(folder)[0].values()) >= before + steps, 600, "the first steps")
     return driver, descendants(driver.process.pid)
 
 
 def until_gone(processes):
-    until(lambda: not any(map(alive, processes)), 180, "the driver's processes to end")
+    until(lambda: not any(map(alive, processes)), 600, "the driver's processes to end")
 
 
 @pytest.mark.slow
