@@ -106,7 +106,7 @@ def losses(
     device = next(model.parameters()).device
     rows: list[npt.NDArray[np.float64]] = []
     sums = {} if told is None else told
-    with _evaluating(model):
+    with evaluating(model):
         for part in asked.parts(batch):
             if tick is not None:
                 tick()
@@ -141,7 +141,7 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; neither the mode nor the random state is different afterwards."""
     training = model.training
     device = next(model.parameters()).device
