@@ -13,7 +13,7 @@ from arch_dsl.spec import Count, NotNegative, Positive, Range, Spec, added, mark
 from arch_dsl.zoo import expand_recipe
 from search.data.sources import Source, Stdlib
 from search.data.tokenizers import Bytes, Tokenizer
-from search.objectives import Causal, Objective
+from search.objectives import Answers, Causal, Objective
 from search.optimizers import AdamW, Optimizer
 from search.schedules import Cosine, Schedule
 from search.stages import Stage
@@ -86,7 +86,10 @@ class Recipe(Spec):
         if isinstance(node.value, dict) and "recipe" in node.value:
             node = expand_recipe(node, path, problems)
         recipe = parse_record(cls, node, path, problems)
-        return INVALID if len(problems) > before else recipe
+        if len(problems) > before:
+            return INVALID
+        given = node.value if isinstance(node.value, dict) else {}
+        return recipe.replace(objective=Answers()) if recipe.data.holds_answers and "objective" not in given else recipe
 
     def told(self) -> dict[str, Any]:
         """Its canonical form without `compile: off`, which trials had before there was a choice."""

@@ -23,6 +23,7 @@ from arch_dsl.source import Node
 from arch_dsl.spec import Family, alternatives, marks_of, set_marks
 from search.data.dataset import HELD_OUT, Dataset
 from search.data.prepare import prepare, require
+from search.ladder import Rung
 from search.match import SCALE, Match, solve, solve_time
 from search.micro_batch import at_most
 from search.objectives import Lengths, has_encoder
@@ -61,6 +62,8 @@ class Variant:
     start: Started | None = None  # where it starts from weights
     repaired: tuple[str, ...] = ()  # the rules that changed a combination which made no sense
     stages: tuple[StagePlan, ...] = ()
+    series: str = ""  # what all rungs of a ladder have in common of its name
+    rung: str = ""  # and what is the rung's own
 
     @property
     def flops_per_token(self) -> int:
@@ -126,6 +129,7 @@ class Variant:
                 else {"objective": canonical(self.recipe.whole[-1].objective)}
             ),
             "spec": canonical(self.model, brief=True),
+            **({"series": self.series, "rung": self.rung} if self.series else {}),
             **({"start": dataclasses.asdict(self.start)} if self.start else {}),
             **({"stages": [stage.record() for stage in self.stages]} if self.stages else {}),
         }
@@ -142,7 +146,7 @@ class Built:
     figures: dict[str, int]
     matched: dict[str, int]
     repaired: tuple[str, ...]
-    sizes: tuple[int, int]  # vocabulary and positions that it needs at least
+    base: Model  # what it changes, resolved
 
 
 class Builder:
@@ -153,7 +157,7 @@ class Builder:
         self.study, self.data_root, self.micro_batch = study, data_root, micro_batch
         self.settled: Settled | None = None
         self.datasets: dict[str, Dataset] = {}
-        self.bases: dict[tuple[int, int], Model] = {}
+        self.bases: dict[tuple[Model, tuple[int, int]], Model] = {}
         self.built: dict[str, Built] = {}
         self.guess = 1 if study.match and len(study.match.by) == 1 else SCALE  # that of the variant before, later
         self.timings = Timings(data_root.parent / "timings", study.resources.cpus)
@@ -163,7 +167,7 @@ class Builder:
 
     def variant(self, asked: Asked, target: Variant | None, matched: bool = True) -> Variant:
         """One variant, if there is a `target` matched to it, or as it is written. Raises SpecError."""
-        written = self.recipe(asked.settings)
+        written = self.recipe(asked.settings, asked.rung)
         if problems := written.problems("train"):
             raise SpecError(problems)
         recipe = self.kept(written)
@@ -182,7 +186,7 @@ class Builder:
             model=built.model,
             recipe=recipe,
             dataset=dataset,
-            changes=(*built.changes, *_recipe_changes(self.study.train, written)),
+            changes=(*built.changes, *_recipe_changes(self.recipe((), asked.rung), written)),
             components=dict(asked.components),
             parameters=built.parameters,
             figures=built.figures,
@@ -193,6 +197,8 @@ class Builder:
             start=self.started(recipe, built),
             repaired=built.repaired,
             stages=stages,
+            series=asked.series,
+            rung=asked.rung.label if asked.rung else "",
         )
 
     def settle(self, recipe: Recipe) -> Recipe:
@@ -205,7 +211,7 @@ class Builder:
             return None
         key = recipe.init.sha256, built.model
         if key not in self.starts:
-            self.starts[key] = started(recipe.init, built.model, self.bases[built.sizes], self.data_root)
+            self.starts[key] = started(recipe.init, built.model, built.base, self.data_root)
         return self.starts[key]
 
     def kept(self, recipe: Recipe) -> Recipe:
@@ -232,59 +238,66 @@ class Builder:
         more = prompts(recipe.stages)
         match = self.study.match if target else None
         goal = [target.trial(0).key if match.kind == "step_time" else target.size] if match and target else []
-        changed = [(s.path, s.node.plain()) for s in settings]
+        sized = [s for s in (asked.rung.settings if asked.rung else ()) if not s.path.startswith("train.")]
+        changed = [[(s.path, s.node.plain()) for s in each] for each in (sized, settings)]
         timed = canonical(recipe) if match and match.kind == "step_time" else None
         key = json.dumps([changed, goal, dataset.vocab, asks, more, mend, timed])
         if key not in self.built:
-            model = apply(self.study.model, settings)
+            base = apply(self.study.model, sized)
+            model = apply(base, settings)
             model, repaired = rules.repaired(model) if mend else (model, [])
             lengths = recipe.objective.lengths(recipe.context, has_encoder(model))
             needed = (positions(r, model) + extra for r, extra in zip(recipe.whole, more, strict=True))
             sizes = max(r.vocab(dataset.vocab) for r in recipe.whole), max(needed)
             matched: dict[str, int] = {}
             if match and target:
-                self.refuse_own_size(model, match, asked)
+                self.refuse_own_size(model, base, match, asked)
                 model, matched = self.solved(model, match, target, sizes, lengths, Timed(model, recipe, dataset))
             model = resolve(model, vocab=sizes[0], max_positions=sizes[1])
             if problems := list(refusals(recipe, model)):
                 raise SpecError(problems)
             total = cost(model, lengths.tokens, lengths.source or None)
-            changes = self.changes(model, sizes)
+            base = self.resolved(base, sizes)
             figures = total.figures(recipe.context)  # per token of text
             size = self.study.match.counted(total, recipe.context) if self.study.match else 0
-            self.built[key] = Built(model, changes, total.parameters, size, figures, matched, tuple(repaired), sizes)
+            changes = tuple(diff(base, model))
+            self.built[key] = Built(model, changes, total.parameters, size, figures, matched, tuple(repaired), base)
         return self.built[key]
 
-    def recipe(self, settings: Iterable[Setting]) -> Recipe:
-        """The recipe with these changes, of which those that start with `train.` are its own."""
-        mine = [_below(s, "train.") for s in settings if s.path.startswith("train.")]
+    def recipe(self, settings: Iterable[Setting], rung: Rung | None = None) -> Recipe:
+        """The recipe with these changes, of which those that start with `train.` are its own, at a rung."""
+        recipe = self.study.train
         try:
-            return _one_batch(apply(self.study.train, mine), mine) if mine else self.study.train
+            for each in (rung.settings if rung else (), settings):
+                mine = [_below(s, "train.") for s in each if s.path.startswith("train.")]
+                recipe = _one_batch(apply(recipe, mine), mine) if mine else recipe
+            return recipe
         except SpecError as error:
             raise SpecError(dataclasses.replace(p, path=f"train.{p.path}") for p in error.problems) from error
 
-    def patched(self, settings: Iterable[Setting]) -> tuple[Model, Recipe]:
+    def patched(self, settings: Iterable[Setting], rung: Rung | None = None) -> tuple[Model, Recipe]:
         """The base model and the recipe with these changes. Raises SpecError with what is wrong with either."""
         mine = list(settings)
         problems: list[Problem] = []
         model, recipe = self.study.model, self.study.train
         try:
-            model = apply(model, [s for s in mine if not s.path.startswith("train.")])
+            for each in (rung.settings if rung else (), mine):
+                model = apply(model, [s for s in each if not s.path.startswith("train.")])
         except SpecError as error:
             problems += error.problems
         try:
-            recipe = self.recipe(mine)
+            recipe = self.recipe(mine, rung)
         except SpecError as error:
             problems += error.problems
         if problems:
             raise SpecError(problems)
         return model, recipe
 
-    def changes(self, model: Model, sizes: tuple[int, int]) -> tuple[Change, ...]:
-        """What a resolved variant changes in the base, whose resolved form is kept."""
-        if sizes not in self.bases:
-            self.bases[sizes] = resolve(self.study.model, vocab=sizes[0], max_positions=sizes[1])
-        return tuple(diff(self.bases[sizes], model))
+    def resolved(self, base: Model, sizes: tuple[int, int]) -> Model:
+        """What variants change, resolved for so many tokens and positions; once for each rung of a ladder."""
+        if (base, sizes) not in self.bases:
+            self.bases[base, sizes] = resolve(base, vocab=sizes[0], max_positions=sizes[1])
+        return self.bases[base, sizes]
 
     def idle_problems(self) -> Iterator[Problem]:
         """What is wrong with the parts of a study that no variant uses: spare components, the axes of a search."""
@@ -328,14 +341,14 @@ class Builder:
             return error.problems
         return ()
 
-    def refuse_own_size(self, model: Model, match: Match, asked: Asked) -> None:
+    def refuse_own_size(self, model: Model, base: Model, match: Match, asked: Asked) -> None:
         """Raises SpecError if a variant sets a field that matching solves: its value would be ignored."""
         for by in match.by:
             try:
-                own, base = (get(spec, tuple(by.split("."))) for spec in (model, self.study.model))
+                own, before = (get(spec, tuple(by.split("."))) for spec in (model, base))
             except SpecError:
                 continue  # a path by knobs or with `*`
-            if own not in (None, base):
+            if own not in (None, before):
                 setting = next((s for s in asked.settings if by.startswith(s.path)), None)
                 message = f"`match` solves {by} for this variant; the {own} that is set here would be ignored"
                 raise SpecError.of(by, message, setting.mark if setting else match.mark("by"))
@@ -418,9 +431,9 @@ class Builder:
         """The data set, if it holds what the recipe asks of it. Raises SpecError."""
         mark = recipe.mark("data") or self.study.mark("train")
         if recipe.objective.of_examples:
-            if dataset.inputs("train") is None:
-                message = "targets needs examples: data whose source says with `input` what is given"
-                raise SpecError.of(f"{path}.objective", message, recipe.objective.mark() or recipe.mark("objective"))
+            if complaint := _not_its_examples(recipe, dataset):
+                field, message = complaint
+                raise SpecError.of(f"{path}.{field}", message, recipe.mark(field) or mark)
             return dataset
         require(dataset, recipe.context, recipe.sequences, path, mark)
         for split in () if recipe.objective.every else HELD_OUT:
@@ -428,6 +441,18 @@ class Builder:
                 message = f"of {recipe.context} tokens does not fit into the {split} text, which has {found:,}"
                 raise SpecError.of(f"{path}.context", message, recipe.mark("context") or self.study.mark("train"))
         return dataset
+
+
+def _not_its_examples(recipe: Recipe, dataset: Dataset) -> tuple[str, str] | None:
+    """The field that keeps an objective of examples from these data, and why, or None."""
+    if recipe.objective.type != "answers":
+        why = "targets needs examples: data whose source says with `input` what is given"
+        return ("objective", why) if dataset.inputs("train") is None else None
+    if dataset.answers("train") is None:
+        return "objective", "answers needs a probe: data that say which of their tokens are answers"
+    if recipe.context < (longest := int(dataset.documents("train").tokens.max()) - 1):
+        return "context", f"must be at least {longest}, the length of the probe's sequences, found {recipe.context}"
+    return None
 
 
 def refuse_idle_groups(recipe: Recipe, model: Model) -> None:
@@ -525,7 +550,7 @@ def model_mistakes(study: Study) -> list[Problem]:
             continue  # left out or repaired when the study is planned
         of_model = [setting for setting in item.settings if not setting.path.startswith("train.")]
         try:
-            model, _ = builder.patched(of_model)
+            model, _ = builder.patched(of_model, item.rung)
         except SpecError as error:
             mistakes.add(error.problems, item.name)
             continue

@@ -8,8 +8,10 @@ from search.data.given_tokens import TokenFiles
 from search.data.hub import Hub
 from search.data.mixing import rows
 from search.data.mixture import Domain, Mixture
+from search.data.needle_text import Needles
 from search.data.pii import Mask
 from search.data.prepare import prepare, require
+from search.data.probes import Probe
 from search.data.quality import C4, Gopher
 from search.data.records import Jsonl, Parquet
 from search.data.sources import Document, Source, Stdlib, Text
@@ -36,9 +38,11 @@ __all__ = [
     "Mask",
     "MinHash",
     "Mixture",
+    "Needles",
     "Paragraphs",
     "Parquet",
     "Pretrained",
+    "Probe",
     "Source",
     "Spans",
     "Stdlib",

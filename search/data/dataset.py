@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from arch_dsl.parse import parse
+from search.data.given_tokens import ANSWER
 from search.data.sources import GIVEN
 from search.data.splits import NAMES
 from search.data.tokenizers import Codec, Tokenizer, Tokens
@@ -180,6 +181,13 @@ class Dataset:
             found = np.load(self.folder / f"{name}.inputs.npy")
         return found
 
+    def answers(self, name: str) -> npt.NDArray[np.bool_] | None:
+        """Which tokens of a split's stream are answers, `[tokens]`, memory-mapped; None without answers."""
+        found: npt.NDArray[np.bool_] | None = None
+        if self.header.get("answers"):
+            found = np.load(self.folder / f"{name}.answers.npy", mmap_mode="r")
+        return found
+
     def document(self, name: str, index: int) -> bytes:
         """The text of one document."""
         index_of = self.documents(name)
@@ -215,7 +223,7 @@ def write(folder: Path, codec: Codec, splits: Mapping[str, Sequence[bytes]], fac
     (folder / _STATE).write_text(codec.state())
     np.save(folder / _LENGTHS, lengths)
     has_text = facts.get("tokenizer", "") is not None
-    kind = has_text, bool(facts.get("examples"))
+    kind = has_text, bool(facts.get("examples")), bool(facts.get("answers"))
     counts = {name: _write_split(folder, name, codec, splits[name], dtype, *kind) for name in NAMES}
     sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
     header = {"format": FORMAT, "vocab": vocab, "dtype": dtype.str, "splits": counts, "files": sizes, **facts}
@@ -231,18 +239,25 @@ def _write_split(
     dtype: np.dtype[Any],
     has_text: bool,
     examples: bool,
+    answers: bool,
 ) -> dict[str, int]:
     end = np.array([codec.eod], dtype=dtype).tobytes()
     tokens = np.empty(len(texts), dtype=np.int64)
     lengths, inputs = np.zeros(len(texts), dtype=np.int64), np.zeros(len(texts), dtype=np.int64)
+    asked = [np.zeros(1, dtype=bool)]
     with (folder / f"{name}.bin").open("wb") as shard:
         shard.write(end)
         for place, (document, given, size) in enumerate(_encoded(codec, texts, examples)):
+            if answers:
+                asked.append(np.append(document >= ANSWER, False))
+                document = document % ANSWER
             shard.write(document.astype(dtype).tobytes() + end)
             tokens[place], inputs[place] = len(document) + 1, given
             lengths[place] = size if has_text else 0
     if examples:
         np.save(folder / f"{name}.inputs.npy", inputs)
+    if answers:
+        np.save(folder / f"{name}.answers.npy", np.concatenate(asked))
     starts = np.concatenate([[1], 1 + np.cumsum(tokens)[:-1]])
     np.save(folder / f"{name}.documents.npy", np.stack([starts, tokens, lengths]))
     return {"tokens": int(tokens.sum()) + 1, "documents": len(texts), "bytes": int(lengths.sum())}

@@ -6,7 +6,8 @@ import numpy as np
 
 from search.data.batches import IGNORE, epoch_order
 from search.data.dataset import DataError, Dataset
-from search.data.noise import Ints
+from search.data.given_tokens import ANSWER
+from search.data.noise import Bools, Ints
 
 
 def examples(dataset: Dataset, seed: int, first: int, count: int, context: int) -> Ints:
@@ -23,9 +24,12 @@ def read(dataset: Dataset, split: str, chosen: Ints, context: int) -> Ints:
     """Examples of a split, int64 `[examples, context + 1]`: how many tokens are given, the tokens (with the end of the
     document), then -100. One that is longer than `context` loses the beginning of what is given, then its end.
 
+    Of data with answers: the end of a document, then the tokens without one, `ANSWER` added to those that are answers.
     Raises DataError for data that holds no examples.
     """
-    inputs = dataset.inputs(split)
+    inputs, asked = dataset.inputs(split), dataset.answers(split)
+    if asked is not None:
+        return _asked(dataset, split, asked, chosen, context)
     if inputs is None:
         raise DataError(f"data {dataset.identity} holds no examples")
     stream, documents = dataset.split(split), dataset.documents(split)
@@ -35,4 +39,16 @@ def read(dataset: Dataset, split: str, chosen: Ints, context: int) -> Ints:
         lost = min(max(length - context, 0), int(inputs[index]))
         text = stream[start + lost : start + length][:context]
         row[0], row[1 : len(text) + 1] = int(inputs[index]) - lost, text
+    return rows
+
+
+def _asked(dataset: Dataset, split: str, asked: Bools, chosen: Ints, context: int) -> Ints:
+    """Sequences with answers, which are at most `context` long."""
+    stream, documents = dataset.split(split), dataset.documents(split)
+    rows = np.full((len(chosen), context + 1), IGNORE, dtype=np.int64)
+    rows[:, 0] = dataset.eod
+    for row, index in zip(rows, chosen, strict=True):
+        start, length = int(documents.starts[index]), int(documents.tokens[index]) - 1
+        own = slice(start, start + length)
+        row[1 : length + 1] = stream[own] + asked[own] * np.int64(ANSWER)
     return rows

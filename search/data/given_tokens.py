@@ -16,6 +16,7 @@ from search.data.sources import Document, Source, find_files
 from search.data.tokenizers import Tokens
 
 STORED = np.dtype("<u4")  # how a document of tokens is spelt in bytes
+ANSWER = 1 << 31  # added to a token that is an answer
 _MAGIC = b"MMIDIDX\x00\x00"
 _KINDS = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # Megatron's DType, the integers
 _AT_ONCE = 1 << 22  # tokens

@@ -36,6 +36,18 @@ class Draw:
         found[np.argsort(self._words.random_raw(places), kind="stable")[:count]] = True
         return found
 
+    def order(self, count: int) -> Ints:
+        """The numbers below `count` in an order, all orders equally likely."""
+        return np.argsort(self._words.random_raw(count), kind="stable").astype(np.int64)
+
+    def some(self, limit: int, count: int) -> Ints:
+        """`count` different numbers below `limit`, in random order."""
+        return self.order(limit)[:count]
+
+    def integers(self, limit: int, count: int) -> Ints:
+        """`count` integers from 0 to `limit - 1`, each by itself."""
+        return (self.uniforms(count) * limit).astype(np.int64)
+
     def parts(self, total: int, count: int) -> Ints:
         """Lengths of `count` parts, none empty, that make up `total`, all divisions equally likely: `[count]`."""
         cuts = 1 + np.flatnonzero(self.chosen(total - 1, count - 1))

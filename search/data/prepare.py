@@ -101,6 +101,8 @@ class Read(NamedTuple):
             facts["tokens"] = source.alphabet()
         if source.holds_examples:
             facts["examples"] = True
+        if source.holds_answers:
+            facts["answers"] = True
         if self.shares:
             facts["mixture"] = [[name, share, self.splits.domains[name]] for name, share in self.shares.items()]
         if self.cleaning:
@@ -118,6 +120,7 @@ class Read(NamedTuple):
             ranges = self.splits.domains
             found["domains"] = [{"name": n, "share": s, "documents": ranges[n]} for n, s in self.shares.items()]
         found |= {"examples": True} if self.source.holds_examples else {}
+        found |= {"answers": True} if self.source.holds_answers else {}
         return found | ({"cleaning": self.cleaning} if self.cleaning else {})
 
 
@@ -131,6 +134,9 @@ def _read(source: Source, path: str, base: Path | None, root: Path, texts: Spool
         if corpus.holds_examples and (corpus.clean or source.clean or corpus is not source):
             message = "examples are read as they are: they cannot be cleaned or mixed with other text"
             raise SpecError.of(f"{place}.input", message, corpus.mark("input"))
+        if corpus.holds_answers and corpus is not source:
+            message = "its sequences are asked one by one: they cannot be mixed with other data"
+            raise SpecError.of(place, message, corpus.mark())
         if corpus.holds_tokens and (corpus.clean or source.clean):
             raise SpecError.of(f"{place}.clean", "cleans text, and this source holds tokens", corpus.mark("clean"))
         own = together if corpus is source else Cleaner(corpus.clean)

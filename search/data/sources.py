@@ -55,6 +55,11 @@ class Source(Family):
         """Whether its documents are examples: what is given, `GIVEN`, and what is asked for."""
         return False
 
+    @property
+    def holds_answers(self) -> bool:
+        """Whether some of its tokens are answers, the only ones that the objective `answers` scores."""
+        return False
+
     @classmethod
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
         """Reads `{text: "*.txt"}` and `{text: {files: …}}` as `{type: text, files: …}`, the rest like any family."""

@@ -2,11 +2,12 @@
 
 from search.objectives.checks import positions, refusals
 from search.objectives.denoising import Denoiser, Denoisers, SpanCorruption, corrupted_lengths
-from search.objectives.examples import Targets
+from search.objectives.examples import Answers, Targets
 from search.objectives.family import Causal, Lengths, Objective, has_encoder
 from search.objectives.masking import Masked, MaskedEncoder, Prefix
 
 __all__ = [
+    "Answers",
     "Causal",
     "Denoiser",
     "Denoisers",

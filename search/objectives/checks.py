@@ -15,7 +15,7 @@ from search.objectives.family import has_encoder
 if TYPE_CHECKING:
     from search.recipe import Recipe
 
-_WITHOUT_SOURCE = ("causal", "masked")  # which have nothing to give to an encoder
+_WITHOUT_SOURCE = ("answers", "causal", "masked")  # which have nothing to give to an encoder
 _SOURCE_ONLY = ("masked_encoder",)
 
 

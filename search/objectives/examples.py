@@ -6,6 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from search.data.batches import IGNORE, Batch
+from search.data.given_tokens import ANSWER
 from search.data.noise import Draw, Ints
 from search.objectives.family import Alphabet, Lengths, Objective, Pair, Paired
 
@@ -31,3 +33,23 @@ class Targets(Paired):
         elif not given:
             source = start
         return Pair(source, text[given:], np.arange(given, len(text)))
+
+
+@Objective.register("answers")
+class Answers(Objective):
+    """The answers of generated sequences, each from what is before it; nothing else is scored. The default where the
+    data are a probe.
+
+    A row is a sequence after an end of a document, padded to the context.
+    """
+
+    of_examples: ClassVar[bool] = True
+
+    def lengths(self, context: int, encoder: bool) -> Lengths:
+        return Lengths(context)
+
+    def batch(self, rows: Ints, seed: int, first: int, vocab: int, encoder: bool, eod: int | None = None) -> Batch:
+        text = rows[:, 1:]
+        targets = np.where(text >= ANSWER, text - ANSWER, IGNORE)
+        tokens = np.maximum(rows[:, :-1], 0) % ANSWER
+        return Batch(tokens, targets, np.broadcast_to(np.arange(text.shape[1]), text.shape))

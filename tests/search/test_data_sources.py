@@ -45,7 +45,8 @@ def test_every_spelling_of_a_source_means_its_spec(written: str, meant: Source) 
     assert parse(Source, read_text(written)) == meant
 
 
-SOURCES = "(stdlib, text, tokens, jsonl, parquet, hf, mixture)"
+PROBES = "induction, selective_copy, compression, associative_recall, forgetting_recall, key_value_needle, memorisation"
+SOURCES = f"(stdlib, text, tokens, jsonl, parquet, hf, mixture, needles, {PROBES})"
 KEYS = "(clean, validation_bytes, test_bytes, files, separator)"
 MISTAKES = {
     "unknown source": (

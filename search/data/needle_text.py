@@ -1,0 +1,105 @@
+"""Needles in a haystack, as text: a sentence somewhere in other text, and a question about it at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+from arch_dsl.spec import Count, Range
+from search.data.noise import Draw
+from search.data.sources import Corpus, Document, Source, Stdlib, pieces
+
+Raw = bytes
+Mode = Literal["standard", "easy"]
+Fact = Literal["number", "san_francisco"]
+Seed = Annotated[int, Range(min=0, max=2**31)]
+
+_CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
+_BEST = "the best thing to do in San Francisco"
+_THINGS = (  # the first is arXiv:2503.02130's; the others are what else one could say
+    " eat a sandwich and sit in Dolores Park on a sunny day.",
+    " walk across the Golden Gate Bridge early in the morning.",
+    " take the ferry to Sausalito and come back at sunset.",
+    " ride a cable car up the hill and look at the bay.",
+    " visit the aquarium and watch the sea lions at the pier.",
+    " drink coffee in North Beach and read an old book.",
+    " climb the stairs to Coit Tower and count the ships.",
+    " rent a bicycle and follow the coast to Ocean Beach.",
+    " see the paintings in the museum and have tea in the garden.",
+    " listen to a concert in Golden Gate Park with friends.",
+)
+MOST = len(_THINGS)
+
+
+class Needle(NamedTuple):
+    """A fact as pieces of text, which are tokenised one by one, so that the answer has the same tokens everywhere.
+
+    `needle` stands in the haystack and goes on with the answer and a line's end; `question` comes after all other text
+    and goes on with the answer. `answers` are the right one, then wrong ones.
+    """
+
+    needle: str
+    question: str
+    answers: tuple[str, ...]
+
+
+def needle(draw: Draw, mode: Mode = "standard", fact: Fact = "number", answers: int = 1) -> Needle:
+    """A needle and `answers` answers, at most 10: of a random number of four digits that belongs to a random word, or
+    the one of arXiv:2503.02130 (after LongAlign). `standard` hides the sentence, `easy` the question before it too."""
+    if fact == "number":
+        what = f"the number of {_word(draw)}"
+        told = tuple(f" {1000 + number}." for number in draw.some(9000, answers).tolist())
+    else:
+        what, told = _BEST, _THINGS[:answers]
+    asked, said = f"\nWhat is {what}? Answer:", f"{what[0].upper()}{what[1:]} is"
+    question = f"{asked} {said}"
+    return Needle(question if mode == "easy" else f"\n{said}", question, told)
+
+
+def _word(draw: Draw) -> str:
+    """Two syllables."""
+    letters = (_CONSONANTS, _VOWELS) * 2
+    return "".join(kind[draw.below(len(kind))] for kind in letters)
+
+
+@Source.register("needles")
+class Needles(Corpus):
+    """Documents with a needle, for a domain of a mixture: pieces of a `haystack`'s documents of at most
+    `document_bytes` with a sentence about a number at a random place, and the question and answer at the end, as the
+    measure `needle` asks for it.
+
+    The first `documents` pieces are taken. Each is in the split of the text that it was made of, so that none tells of
+    another domain's held-out text.
+    """
+
+    haystack: Source = Stdlib()
+    documents: Count = 2_000
+    document_bytes: Annotated[int, Range(min=200)] = 1_000
+    mode: Mode = "standard"
+    seed: Seed = 0
+
+    def find(self, base: Path | None, path: str, root: Path | None = None) -> list[Path]:
+        """Those of the haystack."""
+        return self.haystack.find(base, f"{path}.haystack", root)
+
+    def read(self, files: Sequence[Path], path: str) -> Iterator[Document]:
+        """One needle for each of the haystack's pieces, in their order."""
+        made = 0
+        for document in self.haystack.read(files, f"{path}.haystack"):
+            for piece in pieces(document.data, self.document_bytes):
+                if made == self.documents:
+                    return
+                yield Document(self.hidden(piece.decode(), made), document.group)
+                made += 1
+
+    def hidden(self, text: str, index: int) -> Raw:
+        """A text with needle and question."""
+        draw = Draw(self.seed, index)
+        own = needle(draw, self.mode)
+        place, answer = draw.below(len(text) + 1), own.answers[0]
+        return f"{text[:place]}{own.needle}{answer}\n{text[place:]}{own.question}{answer}\n".encode()
+
+    def label(self) -> str:
+        """`needles in text: books/*.txt`"""
+        return f"needles in {self.haystack.label()}"
