@@ -11,15 +11,16 @@ Nothing is computed or kept for it where nobody watches. Kinds:
 * `heads`: `output` `[batch, time, heads, head_dim]`, what every head of a mixer gives, before its site `sdpa`.
 * `gate`: `scores`, after the activation; what was gated as `before` (None where a kernel normed it in the same pass)
   and `after`.
-* `decay`: `log_f` `[heads]`, `[batch, time, heads]` or `[batch, time, heads, channels]`, the logarithm of what a forget
-  gate or the decay of a linear recurrence keeps.
+* `decay`: `log_f` `[batch, time, heads]` or `[batch, time, heads, channels]`, with a batch of 1 where all tokens
+  have the same: the logarithm of what a forget gate or the decay of a linear recurrence keeps.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -74,5 +75,7 @@ class Watch:
 
 def watching() -> AbstractContextManager[None]:
     """The context of a call that is watched: what torch.compile made of a module does not tell anything, so the module
-    itself is run."""
+    itself is run. Where nothing was compiled, the compiler is not imported, which takes a second."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
     return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]

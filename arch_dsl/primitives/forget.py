@@ -90,10 +90,10 @@ class _ForgetGate(nn.Module):
         return _discounts(self.decay(q, k, call), q.shape[1])
 
     def decay(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
-        logs = F.logsigmoid(at_least_float32(self.bias))
+        logs = F.logsigmoid(at_least_float32(self.bias)).expand(1, k.shape[1], -1)
         if call.watch is not None:
             call.watch.tell("decay", self.path, call, log_f=logs)
-        return _sums(logs.expand(1, k.shape[1], -1))
+        return _sums(logs)
 
 
 class _HiddenForgetGate(nn.Module):

@@ -293,7 +293,7 @@ class _LinearAttention(SublayerModule):
         beta = self.beta(at_least_float32(next(products))) if self.beta_projection is not None else None
         log_f, step = self.decay(products, call) if self.decay is not None else (None, None)
         if call.watch is not None and log_f is not None:
-            call.watch.tell("decay", f"{self.path}.decay", call, log_f=log_f)
+            call.watch.tell("decay", f"{self.path}.decay", call, log_f=_each_token(log_f, value))
         if key is None and log_f is not None:
             key = -torch.expm1(log_f).to(query.dtype)
         q_BTGD = self.query(query, call, products)
@@ -323,6 +323,11 @@ class _LinearAttention(SublayerModule):
         if call.held is not None:
             call.held[self.path] = last
         return out
+
+
+def _each_token(log_f: Tensor, v: Tensor) -> Tensor:
+    """Decays `[1, time, heads]` where all tokens have the same `[heads]`, else as they are."""
+    return log_f.expand(1, v.shape[1], -1) if log_f.ndim == 1 else log_f
 
 
 def _over_tokens(log_f: Tensor | None, v: Tensor) -> Tensor:

@@ -1,22 +1,42 @@
 """What a study may measure of a finished trial: a file per measure, which `evaluate:` names."""
 
+from search.measures.activation_norms import ActivationNorms
+from search.measures.attention_entropy import AttentionEntropy
 from search.measures.bits_per_byte import BitsPerByte
+from search.measures.effective_rank import EffectiveRank
 from search.measures.family import ALL, About, Curve, Found, Grid, Measure, Measures, Subject
+from search.measures.first_token_attention import FirstTokenAttention
+from search.measures.forget_gate import ForgetGate
+from search.measures.gates import Gates
+from search.measures.gradient_norms import GradientNorms
+from search.measures.local_attention import LocalAttention
 from search.measures.loss_by_position import LossByPosition
+from search.measures.massive_activations import MassiveActivations
 from search.measures.perplexity import Perplexity
 from search.measures.perplexity_by_domain import PerplexityByDomain
+from search.measures.router_load import RouterLoad
 
 __all__ = [
     "ALL",
     "About",
+    "ActivationNorms",
+    "AttentionEntropy",
     "BitsPerByte",
     "Curve",
+    "EffectiveRank",
+    "FirstTokenAttention",
+    "ForgetGate",
     "Found",
+    "Gates",
+    "GradientNorms",
     "Grid",
+    "LocalAttention",
     "LossByPosition",
+    "MassiveActivations",
     "Measure",
     "Measures",
     "Perplexity",
     "PerplexityByDomain",
+    "RouterLoad",
     "Subject",
 ]

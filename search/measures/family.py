@@ -127,12 +127,19 @@ class About:
 
 @dataclass(frozen=True)
 class Subject:
-    """A trained model and what it is asked on. `tick` is called before each batch; what it raises ends the measure."""
+    """A trained model and what it is asked on. `tick` is called before each batch; what it raises ends the measure.
+
+    `asked` are all measures that it is asked for in one go, of which those that read the same sample share a pass, and
+    `shared` is where they keep what they found for each other. `folder` is that of the trial, with its journal.
+    """
 
     about: About
     device: torch.device
     weights: dict[str, Tensor] = field(repr=False)
     tick: Callable[[], None]
+    asked: tuple[Measure, ...] = ()
+    folder: Path | None = None
+    shared: dict[Measure, Found | None] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def model(self) -> nn.Module:

@@ -64,10 +64,11 @@ def evaluate(
         journal.pulse()
 
     with deterministic(device), Journal(folder / "metrics.jsonl", attempt, 0) as journal:
-        weights = final_weights(data_root.parent / "trials" / trial.key[:2] / trial.key, trial, asked["step"])
-        subject = Subject(About.of(trial, data_root), device, weights, tick)
-        for plain in asked["measures"]:
-            measure = parse(Measure, plain)
+        own = data_root.parent / "trials" / trial.key[:2] / trial.key
+        weights = final_weights(own, trial, asked["step"])
+        measures = tuple(parse(Measure, plain) for plain in asked["measures"])
+        subject = Subject(About.of(trial, data_root), device, weights, tick, measures, own)
+        for measure in measures:
             started = time.perf_counter()
             try:
                 told = measure.compute(subject).plain()

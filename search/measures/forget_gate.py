@@ -1,0 +1,80 @@
+"""How long a forget gate, or the decay of a linear recurrence, remembers."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from arch_dsl.primitives.forget import ForgetGate as ForgetGateScore
+from arch_dsl.primitives.linear_attention import LinearAttention
+from arch_dsl.watching import Sight
+from search.measures.by_layer import ByLayer, grids
+from search.measures.family import About, Found, Measure
+from search.measures.sample import Diagnostic, Observer, counted, parts_of, place_of
+
+LEAST = -1e4  # ln f of a gate that forgets everything
+
+
+@Measure.register("forget_gate")
+class ForgetGate(Diagnostic):
+    """Of f_t, what a head keeps from one token to the next (the forget gate of arXiv:2503.02130, eq. 11; the decay of a
+    linear recurrence): its mean over tokens, and over channels where each has its own, per layer and head, and over
+    these.
+
+    The half-life ln 2 / mean(-ln f) is in how many tokens a head forgets half, per layer and head; its median over
+    these stands for the model. The map of decays F_ij = f_(j+1) … f_i (the same, eq. 13) by distance: the mean of F_ij
+    over tokens, heads and channels for i - j = 1, 2, 4, 8, …, per layer.
+    """
+
+    def refusal(self, about: About) -> str | None:
+        found = any(
+            isinstance(part, ForgetGateScore) or (isinstance(part, LinearAttention) and part.decay is not None)
+            for part in parts_of(about)
+        )
+        return None if found else "the model has neither a forget gate nor a linear recurrence with a decay per head"
+
+    def observer(self) -> Observer:
+        return _Decays()
+
+
+class _Decays(Observer):
+    kinds: ClassVar[frozenset[str]] = frozenset({"decay"})
+
+    def __init__(self) -> None:
+        self.kept, self.rate, self.far = ByLayer(), ByLayer(), ByLayer()
+        self.distances: list[int] = []
+
+    def see(self, sight: Sight) -> None:
+        log_f: Tensor = sight.tensors["log_f"].double().clamp(min=LEAST)
+        assert sight.layer is not None
+        place, layer = place_of(sight), sight.layer
+        rows = counted(sight, log_f.shape)
+        rows = torch.ones(log_f.shape[:2], dtype=torch.bool, device=log_f.device) if rows is None else rows
+        per_token = log_f if log_f.ndim == 3 else log_f.mean(-1)
+        kept = log_f.exp() if log_f.ndim == 3 else log_f.exp().mean(-1)
+        self.kept.add(place, layer, kept[rows].sum(0), float(rows.sum()))
+        self.rate.add(place, layer, -per_token[rows].sum(0), float(rows.sum()))
+        time = log_f.shape[1]
+        sums = log_f.cumsum(1)
+        self.distances = [2**power for power in range((time - 1).bit_length())]
+        between = [(sums[:, far:] - sums[:, :-far]).exp().flatten(2).mean(-1) for far in self.distances]
+        total = [part[rows[:, far:]].sum() for part, far in zip(between, self.distances, strict=True)]
+        count = [rows[:, far:].sum() for far in self.distances]
+        self.far.add(place, layer, torch.stack(total), torch.stack(count))
+
+    def found(self, windows: int) -> Found:
+        half = {
+            key: [math.log(2) / rate if rate else math.inf for rate in rates] for key, rates in self.rate.means.items()
+        }
+        values = {
+            "forget_gate": self.kept.mean,
+            "forget_gate_half_life": statistics.median(each for row in half.values() for each in row),
+        }
+        found = self.kept.grids("forget_gate", "head", windows) | grids(half, "forget_gate_half_life", "head", windows)
+        return Found(
+            values, grids=found | grids(self.far.means, "forget_gate_map", "distance", windows, self.distances)
+        )

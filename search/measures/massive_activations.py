@@ -1,0 +1,44 @@
+"""Hidden activations that are far larger than all others."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from arch_dsl.watching import Sight
+from search.measures.family import Curve, Found, Measure
+from search.measures.sample import Diagnostic, Observer, counted, place_of
+
+
+@Measure.register("massive_activations")
+class MassiveActivations(Diagnostic):
+    """The mean over layers of max |h_l|, h_l the stream `[tokens, d_model]` after layer l (M-Act, arXiv:2505.06708,
+    section 4.3 and table 4), and max |h_l| by layer, the first one being 0."""
+
+    def observer(self) -> Observer:
+        return _Largest()
+
+
+class _Largest(Observer):
+    kinds: ClassVar[frozenset[str]] = frozenset({"stream"})
+
+    def __init__(self) -> None:
+        self.most: dict[tuple[str, int], float] = {}
+        self.tokens: dict[tuple[str, int], int] = {}
+
+    def see(self, sight: Sight) -> None:
+        stream = sight.tensors["output"]
+        kept = counted(sight, stream.shape)
+        stream = stream.flatten(0, 1) if kept is None else stream[kept]
+        assert sight.layer is not None
+        key = place_of(sight), sight.layer
+        self.most[key] = max(self.most.get(key, 0.0), float(stream.abs().amax()))
+        self.tokens[key] = self.tokens.get(key, 0) + len(stream)
+
+    def found(self, windows: int) -> Found:
+        name, curves = "massive_activations", {}
+        for stack in dict.fromkeys(stack for stack, _ in self.most):
+            layers = sorted(layer for own, layer in self.most if own == stack)
+            y: list[float | None] = [self.most[stack, layer] for layer in layers]
+            end = f"_{stack}" * bool(stack)
+            curves[f"{name}_by_layer{end}"] = Curve(layers, y, [self.tokens[stack, layer] for layer in layers])
+        return Found({name: sum(self.most.values()) / len(self.most)}, curves)

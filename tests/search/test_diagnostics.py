@@ -1,0 +1,452 @@
+"""Diagnostics against a plain computation in float64, for every variant of attention."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from arch_dsl import zoo
+from arch_dsl.model import EncoderDecoderModel
+from arch_dsl.primitives.heads import MultiHead
+from arch_dsl.spec import walk
+from search.data.batches import Batch
+from search.data.dataset import Dataset
+from search.measures import (
+    About,
+    ActivationNorms,
+    AttentionEntropy,
+    EffectiveRank,
+    FirstTokenAttention,
+    ForgetGate,
+    Gates,
+    GradientNorms,
+    LocalAttention,
+    MassiveActivations,
+    Measure,
+    RouterLoad,
+    Subject,
+)
+from search.measures.sample import Diagnostic, Sampled, sample
+from search.objectives import has_encoder
+from tests.search.diagnostics_kit import CONTEXT, Plain, make_about, make_dataset, make_subject, plainly
+
+WINDOWS = 3
+ATTENTION: dict[str, Any] = {"heads": 4, "kv_heads": 2}
+
+
+def small(attention: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    block = {"norm": "rmsnorm", "attention": ATTENTION | (attention or {}), "ffn": {"type": "mlp", "width": 24}}
+    return {"d_model": 16, "n_layers": 2, "block": block, **fields}
+
+
+def attention_of(name: str) -> Iterator[Any]:
+    """The parts of the layers of a model of the zoo."""
+    return (part for stack in zoo.load(name, "tiny").stacks().values() for _, part in walk(tuple(stack.layers())))
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "sinks": small({"scores": ["sinks"]}),
+    "softcap": small({"scores": [{"type": "softcap", "cap": 2.0}]}),
+    "alibi_sinks": small({"scores": ["alibi", "sinks"]}),
+    "t5": small({"scores": [{"type": "t5_buckets", "buckets": 8, "max_distance": 10, "share": "stack"}]}),
+    "kerple": small({"scores": ["kerple"]}),
+    "transformer_xl": small({"scores": ["transformer_xl"]}),
+    "forget_gate": small({"scores": ["forget_gate"]}),
+    "forget_gate_learned": small({"scores": [{"type": "forget_gate", "input": "learned", "t_min": 2, "t_max": 9}]}),
+    "window": small({"mask": {"type": "window", "size": 5}}),
+    "documents": small({"mask": {"type": "causal", "documents": True}}),
+    "window_documents": small({"mask": {"type": "window", "size": 5, "documents": True}}),
+    "memory": small({"memory": 3, "mask": {"type": "window", "size": 6}}),
+    "prompt": small(prompt=4),
+    "positions": small({"queries": "positions"}, max_positions=64),
+    "shared": small({"share": "stack"}),
+    "gated": small({"query": ["gate"], "sdpa": [{"type": "gate", "heads": "shared", "activation": "tanh"}]}),
+    "constant_gate": small({"sdpa": [{"type": "gate", "input": "none"}]}),
+    "layers_differ": small(overrides={"1": {"block.attention.heads": 2, "block.attention.kv_heads": 1}}),
+}
+ZOO = [name for name in zoo.names() if any(isinstance(part, MultiHead) for part in attention_of(name))]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return make_dataset(tmp_path_factory.mktemp("data"))
+
+
+def about_of(dataset: Dataset, name: str) -> About:
+    """A variant or a small model of the zoo, with an objective that can train it."""
+    spec = VARIANTS[name] if name in VARIANTS else zoo.load(name, "tiny")
+    objective = "prefix" if isinstance(spec, EncoderDecoderModel) else "masked" if name == "bigbird" else "causal"
+    return make_about(dataset, spec, objective=objective)
+
+
+def measured(subject: Subject, *measures: Measure) -> list[Any]:
+    """What each finds, all being asked together."""
+    together = make_subject(subject.about, *measures, model=subject.model)
+    return [measure.compute(together) for measure in measures]
+
+
+def seen_by(dataset: Dataset, name: str) -> tuple[Subject, Batch, Plain]:
+    """A model, the windows that it is asked about, and what passes through it by the formulas."""
+    subject = make_subject(about_of(dataset, name))
+    asked = sample(subject.about, has_encoder(subject.model), WINDOWS)
+    return subject, asked, plainly(subject.model, asked)  # type: ignore[arg-type]
+
+
+def place_of(name: str, again: int = 0) -> tuple[str, int]:
+    """Place and layer of a module; `again` counts the layers that share it."""
+    stack, _, rest = name.partition("block.")
+    layer, _, path = rest.partition(".")
+    return stack + path.replace("members.", ""), int(layer) + again
+
+
+def mean(numbers: list[float]) -> float:
+    return sum(numbers) / len(numbers) if numbers else math.nan
+
+
+def statistics_of(subject: Subject, asked: Batch, plain: Plain) -> Iterator[tuple[str, int, list[dict[str, float]]]]:
+    """Place, layer, and the statistics of each head."""
+    model: Any = subject.model
+    documents = (torch.from_numpy(asked.tokens) == subject.about.dataset.eod).cumsum(-1).tolist()
+    prompt = len(model.prompt) if getattr(model, "prompt", None) is not None else 0
+    for name, layers in plain.weights.items():
+        module = model.get_submodule(name)
+        hidden = asked.source_padding if name.startswith("encoder") else asked.padding
+        apart = documents if getattr(module, "documents", False) else [[0] * (CONTEXT + prompt)] * len(asked)
+        memory = len(module.memory.keys) if getattr(module, "memory", None) is not None else 0
+        for again, (weights, seen, _) in enumerate(layers):
+            rows = [
+                (b, i, memory + apart[b].index(apart[b][i] if i < len(apart[b]) else 0))
+                for b in range(len(asked))
+                for i in range(weights.shape[2])
+                if hidden is None or i < prompt or not hidden[b, i - prompt]
+            ]
+            cross = type(module).__name__ == "_CrossAttention"
+            heads = [
+                statistics_of_head(weights[:, h], seen[:, h], rows, memory, cross) for h in range(weights.shape[1])
+            ]
+            yield *place_of(name, again), heads
+
+
+def statistics_of_head(
+    weights: Tensor, seen: Tensor, rows: list[tuple[int, int, int]], memory: int, cross: bool
+) -> dict[str, float]:
+    """Means over queries, of which `rows` have the window, the place, and the key that comes first."""
+    found: dict[str, list[float]] = {kind: [] for kind in ("first", "even", "every", "entropy", "local", "near")}
+    for b, i, start in rows:
+        row, can = weights[b, i].tolist(), seen[b, i].tolist()
+        found["every"].append(row[start])
+        if sum(can) > 1:
+            found["first"].append(row[start])
+            found["even"].append(can[start] / sum(can))
+        found["entropy"].append(-sum(p * math.log(p) for p in [*row, 1 - sum(row)] if p > 1e-15))
+        if not cross:
+            around = [j for j in range(len(row)) if j >= memory and abs(j - memory - i) <= 2]
+            found["local"].append(sum(row[j] for j in around))
+            found["near"].append(sum(can[j] for j in around) / sum(can))
+    return {kind: mean(numbers) for kind, numbers in found.items()}
+
+
+KINDS: dict[str, Any] = {
+    "first": FirstTokenAttention(windows=WINDOWS),
+    "every": FirstTokenAttention(windows=WINDOWS, first_query=True),
+    "entropy": AttentionEntropy(windows=WINDOWS),
+    "local": LocalAttention(windows=WINDOWS),
+}
+UNIFORM = {"even": "first", "near": "local"}
+
+
+def check_attention(dataset: Dataset, name: str) -> None:
+    subject, asked, plain = seen_by(dataset, name)
+    rows = list(statistics_of(subject, asked, plain))
+    assert len(asked) == WINDOWS and rows
+    found = dict(zip(KINDS, measured(subject, *KINDS.values()), strict=True))
+    for kind in (*KINDS, *UNIFORM):
+        own = [
+            (place, layer, [head[kind] for head in heads])
+            for place, layer, heads in rows
+            if not math.isnan(heads[0][kind])
+        ]
+        measure, told = KINDS[UNIFORM.get(kind, kind)], found[UNIFORM.get(kind, kind)]
+        label = measure.type + ("_uniform" if kind in UNIFORM else "") + measure.ending
+        assert told.values[label] == pytest.approx(mean([mean(heads) for *_, heads in own]), rel=1e-9)
+        places = dict.fromkeys(place for place, _, _ in own)
+        for place in places if kind in KINDS else ():
+            grid = told.grids[
+                measure.type + (f"_{place.replace('.', '_')}" if len(places) > 1 else "") + measure.ending
+            ]
+            mine = dict(sorted((layer, heads) for other, layer, heads in own if other == place))
+            assert (grid.rows, grid.row, grid.column, grid.n) == ([*mine], "layer", "head", WINDOWS)
+            values = [[x for x in row if x is not None] for row in grid.values]
+            assert values == [pytest.approx(heads, rel=1e-9) for heads in mine.values()]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_attention_is_that_of_whole_matrices(dataset: Dataset, name: str) -> None:
+    check_attention(dataset, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ZOO)
+def test_attention_of_the_zoo_is_that_of_whole_matrices(dataset: Dataset, name: str) -> None:
+    check_attention(dataset, name)
+
+
+def check_activations(dataset: Dataset, name: str) -> None:
+    subject, asked, plain = seen_by(dataset, name)
+    measures = MassiveActivations(windows=WINDOWS), ActivationNorms(windows=WINDOWS), Gates(windows=WINDOWS)
+    massive, norms, gates = measured(subject, *measures)
+    largest, roots = [], {}
+    for module, (stream,) in plain.streams.items():
+        hidden = asked.source_padding if module.startswith("encoder") else asked.padding
+        kept = stream if hidden is None else stream[torch.from_numpy(~hidden)]
+        largest.append(float(kept.abs().max()))
+        roots[place_of(module)] = math.sqrt(float((kept**2).mean()))
+    assert massive.values[f"massive_activations_{WINDOWS}"] == pytest.approx(mean(largest), rel=1e-9)
+    curves = [y for name, curve in sorted(massive.curves.items(), reverse=True) for y in curve.y]
+    assert sorted(curves) == pytest.approx(sorted(largest), rel=1e-9)
+    for (stack, layer), root in roots.items():
+        grid = norms.grids["activation_norms" + (f"_{stack[:-1]}" if stack else "") + f"_{WINDOWS}"]
+        assert grid.values[grid.rows.index(layer)][grid.columns.index("stream")] == pytest.approx(root, rel=1e-9)
+    if not plain.gates:
+        assert Gates().refusal(subject.about) == "the model has no gates"
+        return
+    assert asked.padding is None
+    scores = [each for layers in plain.gates.values() for each in layers]
+    assert gates.values[f"gate_mean_{WINDOWS}"] == pytest.approx(
+        mean([float(opened.mean()) for opened, _, _ in scores])
+    )
+    closed = [float((opened.abs() < 0.1).double().mean()) for opened, _, _ in scores]
+    assert gates.values[f"gate_below_0.1_{WINDOWS}"] == pytest.approx(mean(closed))
+    for place, pick in (("before", 1), ("after", 2)):
+        expected = mean([float(each[pick].abs().mean()) for each in scores])
+        assert gates.values[f"gated_{place}_{WINDOWS}"] == pytest.approx(expected, rel=1e-9)
+    sparse = mean([float((after.abs() < 0.01).double().mean()) for _, _, after in scores])
+    assert gates.values[f"gated_below_0.01_{WINDOWS}"] == pytest.approx(sparse)
+    for curve in gates.curves.values():
+        assert sum(curve.y) == pytest.approx(1)
+    grid = gates.grids[f"gate_mean_{WINDOWS}"]
+    for module, layers in plain.gates.items():
+        for again, (opened, _, _) in enumerate(layers):
+            path, layer = place_of(module, again)
+            column = grid.columns.index(path.replace(".gate_2", ".gate"))
+            assert grid.values[grid.rows.index(layer)][column] == pytest.approx(float(opened.mean()), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gated", "constant_gate", "sinks", "prompt", "shared"])
+def test_activations_and_gates_are_those_of_plain_tensors(dataset: Dataset, name: str) -> None:
+    check_activations(dataset, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*zoo.names()])
+def test_activations_and_gates_of_the_zoo_are_those_of_plain_tensors(dataset: Dataset, name: str) -> None:
+    check_activations(dataset, name)
+
+
+def test_forget_gates_are_those_of_the_formula(dataset: Dataset) -> None:
+    subject, _, plain = seen_by(dataset, "forget_gate")
+    (found,) = measured(subject, ForgetGate(windows=WINDOWS))
+    logs = [layer for (layer,) in plain.forgets.values()]  # [batch, time, heads]
+    kept = [layer.exp().mean((0, 1)).tolist() for layer in logs]
+    half = [(math.log(2) / -layer.mean((0, 1))).tolist() for layer in logs]
+    assert found.grids[f"forget_gate_{WINDOWS}"].values == [pytest.approx(row, rel=1e-9) for row in kept]
+    assert found.grids[f"forget_gate_half_life_{WINDOWS}"].values == [pytest.approx(row, rel=1e-9) for row in half]
+    assert found.values[f"forget_gate_{WINDOWS}"] == pytest.approx(mean([mean(row) for row in kept]))
+    assert found.values[f"forget_gate_half_life_{WINDOWS}"] == pytest.approx(statistics.median(half[0] + half[1]))
+    decays = found.grids[f"forget_gate_map_{WINDOWS}"]
+    assert decays.columns == [1, 2, 4, 8, 16]
+    for layer, row in zip(logs, decays.values, strict=True):
+        for far, value in zip(decays.columns, row, strict=True):
+            products = [layer[:, i - far + 1 : i + 1].exp().prod(1) for i in range(far, CONTEXT)]
+            assert value == pytest.approx(float(torch.stack(products).mean()), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["retnet", "gated_delta_net", "gla"])
+def test_decays_of_recurrences_are_those_of_a_forget_gate(dataset: Dataset, name: str) -> None:
+    subject = make_subject(about_of(dataset, name))
+    (found,) = measured(subject, ForgetGate(windows=WINDOWS))
+    grid = found.grids[f"forget_gate_{WINDOWS}"]
+    assert grid.rows == [0, 1]
+    assert all(0 < value < 1 for row in grid.values for value in row)
+    if name == "retnet":
+        heads = [1 - 2.0 ** (-5 - head) for head in range(len(grid.columns))]  # arXiv:2307.08621, eq. 8
+        assert grid.values == [pytest.approx(heads, rel=1e-6)] * 2
+        decays = found.grids[f"forget_gate_map_{WINDOWS}"]
+        assert decays.values[0][4] == pytest.approx(mean([kept**16 for kept in heads]), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sinks", "layers_differ"])
+def test_effective_ranks_are_those_of_singular_values(dataset: Dataset, name: str) -> None:
+    subject, _, plain = seen_by(dataset, name)
+    (found,) = measured(subject, EffectiveRank(windows=WINDOWS))
+    expected = []
+    for ((_, _, out),) in plain.weights.values():
+        ranks = []
+        for head in range(out.shape[1]):
+            s = torch.linalg.svdvals(out[:, head].flatten(0, 1))
+            p = s / s.sum()
+            ranks.append(float((-(p * p.log()).sum()).exp()))
+        expected.append(ranks)
+    values = [[x for x in row if x is not None] for row in found.grids[f"effective_rank_{WINDOWS}"].values]
+    assert values == [pytest.approx(ranks, rel=1e-6) for ranks in expected]
+    assert found.values[f"effective_rank_{WINDOWS}"] == pytest.approx(mean([mean(ranks) for ranks in expected]))
+
+
+def test_router_load_is_the_count_of_assignments(dataset: Dataset) -> None:
+    spec = small()
+    spec["block"]["ffn"] = {"type": "moe", "experts": 4, "top_k": 2, "width": 8}
+    subject = make_subject(make_about(dataset, spec))
+    model: Any = subject.model
+    asked = sample(subject.about, False, WINDOWS)
+    counts: list[list[float]] = []
+
+    def count(module: Any, given: Any, logits: Tensor) -> None:
+        chosen = logits.topk(2).indices.flatten().tolist()
+        counts.append([4 * chosen.count(expert) / len(chosen) for expert in range(4)])
+
+    hooks = [layer.ffn.router.register_forward_hook(count) for layer in model.block]
+    with torch.no_grad():
+        model.eval().hidden(torch.from_numpy(asked.tokens))
+    for hook in hooks:
+        hook.remove()
+    (found,) = measured(subject, RouterLoad(windows=WINDOWS))
+    assert found.grids[f"router_load_{WINDOWS}"].values == [pytest.approx(row) for row in counts]
+    assert found.values[f"router_load_max_{WINDOWS}"] == pytest.approx(mean([max(row) for row in counts]))
+    assert found.values[f"router_dropped_{WINDOWS}"] == 0
+
+
+def test_gradient_norms_are_those_of_one_backward_pass(dataset: Dataset) -> None:
+    subject = make_subject(make_about(dataset, small(), batch=2))  # two passes for three windows
+    asked, model = sample(subject.about, False, WINDOWS), subject.model
+    logits = model.eval()(torch.from_numpy(asked.tokens))
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(asked.targets).flatten()).backward()
+    gradients = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
+    model.zero_grad()
+    (found,) = measured(subject, GradientNorms(windows=WINDOWS))
+    grid = found.grids[f"gradient_norms_{WINDOWS}"]
+    assert (grid.rows, grid.columns, grid.n) == ([0, 1], ["attention", "ffn"], WINDOWS)
+    for layer, row in zip(grid.rows, grid.values, strict=True):
+        for branch, value in zip(grid.columns, row, strict=True):
+            own = [grad.norm() ** 2 for name, grad in gradients.items() if name.startswith(f"block.{layer}.{branch}.")]
+            assert value == pytest.approx(float(sum(own)) ** 0.5, rel=1e-9)
+    total = sum(float(grad.norm() ** 2) for grad in gradients.values()) ** 0.5
+    assert found.values[f"gradient_norm_{WINDOWS}"] == pytest.approx(total, rel=1e-9)
+    assert found.values[f"gradient_norm_embedding_{WINDOWS}"] == pytest.approx(float(gradients["embedding"].norm()))
+    assert all(value.grad is None for value in model.parameters()), "nothing is left behind"
+
+
+def every(about: About) -> list[Sampled]:
+    """All diagnostics that mean something for a model."""
+    found = [member() for member in Measure.members.values() if issubclass(member, Sampled)]
+    return [each for each in found if each.refusal(about) is None]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compiled_layers_tell_the_same(dataset: Dataset) -> None:
+    about = about_of(dataset, "gated")
+    subject = make_subject(about)
+    model: Any = subject.model
+    diagnostics = every(about)
+    before = [each.plain() for each in measured(subject, *diagnostics)]
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    for layer in model.block:
+        layer.forward = torch.compile(layer.forward, backend=backend, fullgraph=True)
+    tokens = torch.from_numpy(sample(about, False, WINDOWS).tokens)
+    with torch.no_grad():
+        logits = model(tokens)
+    assert graphs, "layers were compiled"
+    assert [each.plain() for each in measured(subject, *diagnostics)] == before
+    count = len(graphs)
+    with torch.no_grad():
+        assert torch.equal(model(tokens), logits)
+    assert len(graphs) == count, "being watched compiles nothing anew"
+
+
+def test_what_is_asked_together_shares_one_pass(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = about_of(dataset, "gated")
+    subject = make_subject(about)
+    model: Any = subject.model
+    watched = [each for each in every(about) if isinstance(each, Diagnostic)]
+    alone = [measured(subject, each)[0].plain() for each in watched]
+    calls: list[int] = []
+    hidden = model.hidden
+
+    def counted(tokens: Tensor, call: Any) -> Tensor:
+        calls.append(len(tokens))
+        found: Tensor = hidden(tokens, call)
+        return found
+
+    monkeypatch.setattr(model, "hidden", counted)
+    found = measured(subject, Gates(windows=2), *watched)
+    assert [each.plain() for each in found[1:]] == alone
+    assert len(watched) > 5
+    assert calls == [2, *[4] * (len(calls) - 1)], "a pass for two windows, and one for all the others"
+
+
+def test_a_diagnostic_that_goes_wrong_spoils_no_other(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = make_subject(about_of(dataset, "gated"))
+    together = make_subject(subject.about, MassiveActivations(), Gates(), model=subject.model)
+    expected = measured(subject, MassiveActivations())[0].plain()
+
+    def broken(self: Any, sight: Any) -> None:
+        raise ZeroDivisionError("the gate is stuck")
+
+    monkeypatch.setattr("search.measures.gates._Gates.see", broken)
+    assert MassiveActivations().compute(together).plain() == expected
+    with pytest.raises(ZeroDivisionError, match="stuck"):
+        Gates().compute(together)
+
+
+@pytest.mark.parametrize(("windows", "count"), [(None, 4), (1, 1), (7, 7), (10_000, 29)])
+def test_a_sample_has_whole_windows_evenly_spaced(dataset: Dataset, windows: int | None, count: int) -> None:
+    asked = sample(make_about(dataset, small()), False, windows)
+    stream = np.asarray(dataset.split("test"))
+    assert len(stream) - 1 == 29 * CONTEXT + 21, "the last window is short"
+    starts = [(stream[: 29 * CONTEXT].reshape(29, CONTEXT) == row).all(1).nonzero()[0].tolist() for row in asked.tokens]
+    assert len(asked) == count and all(starts)
+    assert (asked.targets >= 0).all()
+    gaps = np.diff([places[0] for places in starts])
+    assert len(gaps) == 0 or gaps.max() - gaps.min() <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        ("gated_delta_net", {"first_token_attention", "attention_entropy", "local_attention", "router_load"}),
+        ("mamba", {"effective_rank", "forget_gate", "first_token_attention", "router_load"}),
+        ("llama", {"gates", "forget_gate", "router_load"}),
+        ("gated_attention_moe", {"forget_gate"}),
+    ],
+)
+def test_what_means_nothing_for_a_model_is_refused(dataset: Dataset, name: str, refused: set[str]) -> None:
+    about = about_of(dataset, name)
+    found = {
+        each for each, member in Measure.members.items() if issubclass(member, Sampled) and member().refusal(about)
+    }
+    assert found >= refused
+    assert not found & {"massive_activations", "activation_norms", "gradient_norms"}
+
+
+def test_options_are_in_every_name() -> None:
+    labels = [
+        each.label
+        for each in (
+            *(FirstTokenAttention(), FirstTokenAttention(windows=8), FirstTokenAttention(first_query=True)),
+            *(LocalAttention(), LocalAttention(width=9), LocalAttention(width=9, windows=8), GradientNorms(windows=8)),
+        )
+    ]
+    assert len(set(labels)) == len(labels)
+    assert labels[1:3] == ["first_token_attention_8", "first_token_attention_with_first_query"]
