@@ -175,6 +175,7 @@ def _sizes(batch: int, time_: int, heads: int, width: int, vocab: int) -> dict[s
     rows: _Shapes = {"x": stream}
     both: _Shapes = dict.fromkeys(("stream", "update"), stream)
     weight: _Shapes = {"weight": (d_model,)}
+    channels = batch, time_, d_model
     turned: _Shapes = dict.fromkeys("qkv", (batch, time_, heads, width))
     heads_ = batch, time_, heads, width
     tables = dict.fromkeys(("cos", "sin"), torch.full((time_, width // 2), 0.5**0.5))
@@ -202,11 +203,19 @@ def _sizes(batch: int, time_: int, heads: int, width: int, vocab: int) -> dict[s
             Case("channel", _halves(turned | {"log_decay": heads_}), {}),
             Case("delta", turned | dict.fromkeys(("log_decay", "beta"), (batch, time_, heads)), {}),
         ],
+        "selective_scan": [Case("mamba", _scanned(batch, time_, 2 * d_model, 16), {})],
+        "wkv4": [Case("rwkv", dict.fromkeys("kv", channels) | dict.fromkeys(("decay", "bonus"), (d_model,)), {})],
         "experts": [Case("experts", rows | {"weight": (8, d_model, d_model)}, {}, {"ends": ends})],
         "linear_cross_entropy": [
             Case("loss", {"hidden": stream, "table": (vocab, d_model)}, summed, {"targets": (0,) * tokens})
         ],
     }
+
+
+def _scanned(batch: int, time_: int, channels: int, state: int) -> _Shapes:
+    """What a selective scan takes, without a first state."""
+    inputs, states = (batch, time_, channels), (batch, time_, state)
+    return {"x": inputs, "delta": inputs, "log_a": (channels, state), "b": states, "c": states, "d": (channels,)}
 
 
 def _halves(shapes: _Shapes) -> _Shapes:

@@ -17,6 +17,7 @@ from arch_dsl.layers import Initializer, Linear, constant, parameter, uniform
 from arch_dsl.notation import ProjectionNotation, Projections, chosen
 from arch_dsl.primitives.branch import Sublayer, SublayerModule
 from arch_dsl.spec import Count, Positive
+from kernels.selective_scan import state_class
 from kernels.selective_scan.torch_ops import CHUNK
 
 NAMES = ("value", "output")
@@ -142,7 +143,7 @@ class _SelectiveScan(SublayerModule):
         self.value = build_site(spec.value, places["value"], "value")
         self.sdpa = build_site(spec.sdpa, places["sdpa"], "sdpa")
         self.path = ctx.path
-        self.scan = ctx.select("selective_scan")
+        self.scan = ctx.select("selective_scan", state=state_class(spec.state))
 
     def reads(self) -> list[Linear]:
         sites = (self.value, self.query, self.key, self.sdpa)

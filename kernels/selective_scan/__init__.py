@@ -4,8 +4,16 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels.op import Case, Implementation, Op
+from kernels import launch
+from kernels.op import Ask, Call, Case, Implementation, Op
 from kernels.selective_scan import reference, torch_ops
+
+STATES = (64, 128)  # numbers in the state of a channel: at most 64, and more
+
+
+def state_class(size: int) -> int:
+    """What `select` is asked about states of so many numbers."""
+    return STATES[0] if size <= STATES[0] else STATES[1]
 
 
 def _ask(
@@ -17,7 +25,19 @@ def _ask(
     d: Tensor | None = None,
     state: Tensor | None = None,
 ) -> dict[str, Any]:
-    return {}
+    return {"state": state_class(log_a.shape[1])}
+
+
+def _load_triton() -> Call:
+    from kernels.selective_scan.triton import selective_scan
+
+    return selective_scan
+
+
+def _unsupported(ask: Ask) -> str | None:
+    if ask.options["state"] > STATES[0]:
+        return f"a thread holds the state of a channel: at most {STATES[0]} numbers"
+    return launch.unsupported(ask)
 
 
 def _flops(
@@ -65,11 +85,19 @@ SELECTIVE_SCAN = Op(
     version=1,
     reference=reference.selective_scan,
     implementations={
+        "triton": Implementation(
+            "triton",
+            _load_triton,
+            "one walk through time with the states of channels in registers",
+            _unsupported,
+            launch.slow,
+            launch.missing,
+        ),
         "torch": Implementation(
             "torch",
             lambda: torch_ops.selective_scan,
             "chunks: one multiplication and addition per token is sequential, and states are computed again backwards",
-        )
+        ),
     },
     cases=(
         _case("scan"),
@@ -78,7 +106,7 @@ SELECTIVE_SCAN = Op(
         _case("scan_one_chunk", length=16, batch=1),
         _case("scan_long", length=67, channels=5, size=3, without="state"),
     ),
-    options={},
+    options={"state": STATES},
     ask=_ask,
     flops=_flops,
     bytes=_bytes,

@@ -4,12 +4,19 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels.op import Case, Implementation, Op
+from kernels import launch
+from kernels.op import Call, Case, Implementation, Op
 from kernels.wkv4 import reference, torch_ops
 
 
 def _ask(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, state: Tensor | None = None) -> dict[str, Any]:
     return {}
+
+
+def _load_triton() -> Call:
+    from kernels.wkv4.triton import wkv4
+
+    return wkv4
 
 
 def _flops(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, state: Tensor | None = None) -> int:
@@ -38,9 +45,17 @@ WKV4 = Op(
     version=1,
     reference=reference.wkv4,
     implementations={
+        "triton": Implementation(
+            "triton",
+            _load_triton,
+            "one walk through time with the states of channels in registers",
+            launch.unsupported,
+            launch.slow,
+            launch.missing,
+        ),
         "torch": Implementation(
             "torch", lambda: torch_ops.wkv4, "all chunks at once: as many steps as twice the root of the length"
-        )
+        ),
     },
     cases=(
         _case("wkv"),

@@ -67,7 +67,12 @@ LINEAR_RECURRENCE = {
     torch.float32: ("sum_state", "decay_grouped", "decay_stateless", "decay_length_1", "channels", "delta_decay"),
     torch.bfloat16: ("decay_grouped", "delta_decay"),
 }
-IN_MAKE_TEST = {"attention": ATTENTION, "linear_recurrence": LINEAR_RECURRENCE}
+# Walks through time are a launch's Python for every token.
+SELECTIVE_SCAN = {torch.float32: ("scan_length_1",), torch.bfloat16: ("scan",)}
+WKV4 = {torch.float32: ("wkv_length_1", "wkv_plain"), torch.bfloat16: ("wkv",)}
+IN_MAKE_TEST = {
+    "attention": ATTENTION, "linear_recurrence": LINEAR_RECURRENCE, "selective_scan": SELECTIVE_SCAN, "wkv4": WKV4,
+}  # fmt: skip
 
 
 def _marks(call: Call) -> list[Any]:

@@ -92,12 +92,13 @@ def test_nothing_flows_back_from_the_future(name: str, way: str) -> None:
 
 
 @every_op
-def test_chunks_stay_finite_far_out_and_agree_with_float64(name: str) -> None:
-    given = {key: (30 * value.detach()).float().requires_grad_() for key, value in arguments(name, 50).items()}
+@pytest.mark.parametrize(("way", "length"), [("torch", 50), pytest.param("triton", 13, marks=pytest.mark.slow)])
+def test_what_trains_stays_finite_far_out_and_agrees_with_float64(name: str, way: str, length: int) -> None:
+    given = {key: (30 * value.detach()).float().requires_grad_() for key, value in arguments(name, length).items()}
     for key in SHARED[name]:
         given[key] = given[key].detach().div(10).requires_grad_()
     wanted = results(function(name, "reference"), {k: x.detach().double().requires_grad_() for k, x in given.items()})
-    for found, want in zip(results(function(name, "torch"), given), wanted, strict=True):
+    for found, want in zip(results(function(name, way), given), wanted, strict=True):
         assert found.isfinite().all()
         assert float((found - want).detach().abs().max()) <= 1e-4 * max(float(want.detach().abs().max()), 1.0)
 
@@ -121,10 +122,33 @@ def test_torch_ops_keep_the_rules_of_torch_library(name: str) -> None:
     torch.library.opcheck(back, (*grads, *kept, 4))
 
 
+@pytest.mark.slow
+@every_op
+def test_triton_hands_a_state_over_and_keeps_the_rules_of_torch_library(name: str) -> None:
+    from kernels.selective_scan import triton as scan
+    from kernels.wkv4 import triton as wkv
+
+    given = {key: value.detach().float().requires_grad_() for key, value in arguments(name, 11).items()}
+    call = function(name, "triton")
+    whole, last = call(**given)
+    first, state = call(**{k: x[:, :5] if _has_time(name, k) else x for k, x in given.items()})
+    second, after = call(**{k: x[:, 5:] if _has_time(name, k) else x for k, x in given.items()} | {"state": state})
+    torch.testing.assert_close(torch.cat([first, second], 1), whole)
+    torch.testing.assert_close(after, last)
+    op = {"selective_scan": scan._scan, "wkv4": wkv._wkv}[name]
+    torch.library.opcheck(op, tuple(given.values()))
+
+
+def test_triton_refuses_states_that_registers_do_not_hold() -> None:
+    x, b = torch.zeros(1, 3, 2), torch.zeros(1, 3, 65)
+    with pytest.raises(ValueError, match="at most 64 numbers; received 65"):
+        function("selective_scan", "triton")(x, x, torch.zeros(2, 65), b, b)
+
+
 @every_op
 def test_shapes_that_do_not_fit_are_refused(name: str) -> None:
     given = {key: value.detach() for key, value in arguments(name, 5).items()}
     given["state"] = given["state"][:, :1]
-    for way in ("reference", "torch"):
+    for way in ("reference", "torch", "triton"):
         with pytest.raises(ValueError, match="state must be"):
             function(name, way)(**given)

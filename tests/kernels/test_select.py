@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels import OPS, Case, Device, Op, select
-from kernels.attention.torch_ops import plain, sdpa
+from kernels.attention.torch_ops import by_rows, plain, sdpa
 from kernels.op import forced
 
 CPU, H200 = Device("cpu"), Device("cuda", (9, 0))
@@ -28,6 +28,10 @@ BF16, FP32 = torch.bfloat16, torch.float32
         pytest.param("rms_norm", CPU, BF16, {}, "torch", "rms_norm", id="norm_cpu"),
         pytest.param("rms_norm", H200, BF16, {"weight": False}, "triton", "one pass", id="norm_cuda"),
         pytest.param("glu", H200, FP32, {"activation": "gelu"}, "triton", "fused", id="glu_cuda"),
+        pytest.param("wkv4", CPU, FP32, {}, "torch", "interpreter is a thousand times slower", id="wkv_cpu"),
+        pytest.param("wkv4", H200, FP32, {}, "triton", "one walk through time", id="wkv_cuda"),
+        pytest.param("selective_scan", H200, BF16, {}, "triton", "one walk through time", id="scan_cuda"),
+        pytest.param("selective_scan", H200, BF16, {"state": 128}, "torch", "at most 64 numbers", id="wide_states"),
         pytest.param("attention", H200, BF16, {"causal": True}, "torch", "scaled_dot_product", id="attention_cuda"),
         pytest.param("attention", H200, BF16, {"bias": True}, "torch", "a matrix already", id="attention_cuda_bias"),
         pytest.param("attention", H200, BF16, {"decay": True}, "triton", "tile by tile", id="attention_cuda_decay"),
@@ -35,7 +39,9 @@ BF16, FP32 = torch.bfloat16, torch.float32
         pytest.param("attention", H200, BF16, {"sinks": True, "bias": True}, "triton", "tile", id="attention_sinks"),
         pytest.param("attention", H200, BF16, {"window": True, "wide": True}, "torch", "heads wider", id="wide_heads"),
         pytest.param("attention", CPU, BF16, {}, "torch", "plain products", id="attention_cpu_bf16"),
-        pytest.param("attention", CPU, FP32, {"bias": True}, "torch", "scaled_dot_product", id="attention_cpu"),
+        pytest.param("attention", CPU, FP32, {}, "torch", "scaled_dot_product", id="attention_cpu"),
+        pytest.param("attention", CPU, FP32, {"bias": True}, "torch", "queries at a time", id="attention_cpu_bias"),
+        pytest.param("attention", CPU, BF16, {"window": True}, "torch", "queries at a time", id="attention_cpu_window"),
     ],
 )
 def test_choice_and_its_reason(
@@ -51,12 +57,24 @@ def test_attention_on_the_cpu_is_plain_only_in_bfloat16() -> None:
     assert select("attention", CPU, FP32).call is sdpa
     assert select("attention", H200, BF16).call is sdpa
     assert select("attention", CPU, FP32, documents=True).call is sdpa
+    assert select("attention", CPU, FP32, causal=False, relative=True).call is plain, "slower by SDPA with a matrix"
+
+
+@pytest.mark.parametrize("option", ["window", "strided", "relative", "decay"])
+def test_attention_on_the_cpu_is_computed_some_queries_at_a_time(option: str) -> None:
+    """Where it gains by it: with masks and biases, in both dtypes, and nowhere where it would read ahead."""
+    for dtype in (FP32, BF16):
+        assert select("attention", CPU, dtype, **{option: True}).call is by_rows
+    assert select("attention", CPU, torch.float16, **{option: True}).call is sdpa
+    assert select("attention", CPU, FP32, **{option: True, "documents": True}).call is sdpa
+    assert select("attention", CPU, FP32, **{option: True, "causal": False}).call is not by_rows
+    assert select("attention", H200, torch.float64, **{option: True}).call is sdpa
 
 
 @pytest.mark.parametrize("option", ["softcap", "sinks"])
 def test_attention_is_plain_where_sdpa_cannot(option: str) -> None:
     assert select("attention", H200, BF16, **{option: True}).implementation == "triton"
-    assert select("attention", CPU, FP32, **{option: True}).call is plain
+    assert select("attention", CPU, FP32, **{option: True}).call is (plain if option == "softcap" else by_rows)
     in_bfloat16 = select("attention", CPU, BF16, **{option: True})
     assert in_bfloat16.call is (plain if option == "softcap" else OPS["attention"].reference)
     q = torch.zeros(1, 1, 4, 8)
