@@ -19,6 +19,7 @@ from arch_dsl.primitives.heads import MultiHead, MultiHeadModule
 from arch_dsl.primitives.masks import Causal
 from arch_dsl.spec import Count, added
 from kernels.attention import CAUSAL, CROSS, FULL, Pattern
+from kernels.attention.torch_ops import stretches
 
 
 @Branch.register("attention")
@@ -67,10 +68,11 @@ class Attention(MultiHead):
         drawn = spec.heads * tokens * tokens // 4 if by_head else 0  # a byte per pair, from which its mask is made
         masked = more > 0 or spec.mask.documents or pattern not in (CAUSAL, FULL)
         seen = min(tokens, spec.mask.window or tokens)
+        pairs = 0 if spec.memory is not None else spec.products(pattern, tokens)
         attend = Cost(
             flops_matmul=4 * widths["query"] * tokens * (tokens + more),
             flops_model=4 * widths["query"] * (spec.mask.pairs(tokens) + tokens * more),
-            activations=spec.kept(own, tokens, tokens + more, spec.heads if by_head else int(masked)) + drawn,
+            activations=spec.kept(own, tokens, tokens + more, spec.heads if by_head else int(masked), pairs) + drawn,
             cache=seen * (2 * widths["key"] + sum(item.per_key(own) for item in spec.scores)),
         )
         parts = spec.parts(ctx, tokens, tokens, attend)
@@ -82,6 +84,18 @@ class Attention(MultiHead):
             reader = "key_projection"
         parts[reader] = parts[reader].keeping(spec.read(ctx, tokens))
         return Cost.total(self.outer_cost(ctx, tokens) | parts)
+
+    def products(self, pattern: Pattern, tokens: int) -> int:
+        """How many pairs plain products compute of a head where they do it some queries at a time (kernels/attention);
+        0 where another implementation is chosen, or all pairs are."""
+        kinds = {item.kind for item in self.scores}
+        if self.mask.documents or self.mask.reads_prefix or pattern.blocks is not None:
+            return 0
+        if pattern.order == "full":
+            return tokens * tokens if "bias" in kinds else 0
+        if pattern == CAUSAL and kinds <= {"softcap"}:
+            return 0
+        return sum((part.stop - part.start) * (part.last - part.first) for part in stretches(tokens, tokens, pattern))
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
         problems = super().check(ctx, path) + self.mask.check(ctx, f"{path}.mask")

@@ -33,6 +33,7 @@ class ForgetGate(Score):
         {"input": "fixed", "t_min": 2.0, "t_max": 20.0},
     )
 
+    version: ClassVar[int] = 2
     positional: ClassVar[bool] = True
     input: Literal["hidden", "learned", "fixed"] = "hidden"
     t_min: Positive | None = None

@@ -77,18 +77,18 @@ class MultiHead(Headed):
         found["output_projection"] = output.keeping(queries * widths["query"] if self.sdpa else 0)
         return found
 
-    def kept(self, ctx: BuildContext, queries: int, keys: int, masks: int) -> int:
+    def kept(self, ctx: BuildContext, queries: int, keys: int, masks: int, pairs: int = 0) -> int:
         """What the attention itself keeps: queries, keys, values, outputs, and what its implementation needs more.
 
         The fused one needs a log-sum-exp per query and a bias as a matrix, or `masks` that say which pairs exist;
-        torch's own with a learned bias keeps the weights, keys and values for every head; plain products keep the
-        matrix of each of their steps.
+        torch's own with a learned bias keeps the weights, keys and values for every head; plain products keep each of
+        their steps for all pairs, or for as many as `pairs` where they compute no more.
         """
         query, key = (self.widths()[name] for name in ("query", "key"))
         kinds = {item.kind for item in self.scores}
         learned = any(item.kind == "bias" and item.cost(ctx, 1).parameters for item in self.scores)
         vectors, squares = 2 * queries * query, self.heads
-        if plain := kinds - {"bias"}:
+        if (plain := kinds - {"bias"}) or pairs:
             squares *= 1 + len(plain)
             vectors += 2 * keys * key + (queries * (query + 2 * self.heads) if "sinks" in kinds else 0)
         elif learned:
@@ -96,7 +96,7 @@ class MultiHead(Headed):
         else:
             vectors += 2 * keys * key + queries * self.heads
             squares = self.heads if kinds else masks
-        return vectors + squares * queries * keys
+        return vectors + squares * (pairs or queries * keys)
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
         problems = super().check(ctx, path)
@@ -148,7 +148,7 @@ class MultiHeadModule(SublayerModule):
             wide=spec.head_dim > WIDEST,
             **options,
         )
-        self.apart = ctx.choices[-1].implementation == "triton" and not dense
+        self.apart = ctx.choices[-1].implementation != "reference" and not dense
 
     def heads_of(self, product: Tensor) -> Tensor:
         """`[B, T, H, D]` of what a map gave, `[B, T, H D]`."""
@@ -214,7 +214,7 @@ class Scores(nn.Module):
         return {name: name in kinds for name in ("bias", "relative", "decay")}
 
     def parts(self, q: Tensor, k: Tensor, call: Call, projected: Iterator[Tensor]) -> dict[str, Tensor]:
-        """The biases by what they consist of, for a kernel that adds them tile by tile: `relative` by distance, `decay`
+        """The biases by what they consist of, added by implementations as they need it: `relative` by distance, `decay`
         as running sums, what is neither as a matrix. Positions must be evenly spaced."""
         found: dict[str, Tensor] = {}
         for item in self.biases.values():

@@ -23,6 +23,7 @@ class Kerple(Score):
     a starts uniform in [0, 2], b in [0, 1].
     """
 
+    version: ClassVar[int] = 2
     positional: ClassVar[bool] = True
 
     def build(self, ctx: BuildContext) -> nn.Module:
@@ -30,7 +31,7 @@ class Kerple(Score):
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         heads = ctx.heads or 1
-        kept = (2 * heads + 1) * tokens * tokens  # the logarithm, its argument, and the distances
+        kept = (2 * heads + 1) * (2 * tokens - 1)  # the logarithm, its argument, and the distances
         return Cost(parameters=2 * heads, activations=kept)
 
 

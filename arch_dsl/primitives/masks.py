@@ -55,6 +55,7 @@ class Window(Mask):
 
     examples = ({"size": 3},)
 
+    version: ClassVar[int] = 2
     size: Count
 
     @property
@@ -82,6 +83,7 @@ class Strided(Mask):
 
     examples = ({"stride": 3}, {"stride": 4, "size": 2})
 
+    version: ClassVar[int] = 2
     stride: Count
     size: Count | None = None
 
@@ -96,6 +98,7 @@ class Fixed(Mask):
 
     examples = ({"stride": 4, "columns": 1},)
 
+    version: ClassVar[int] = 2
     stride: Count
     columns: Count
 

@@ -26,6 +26,7 @@ class TransformerXL(Score):
 
     examples = ({}, {"biases": False})
 
+    version: ClassVar[int] = 2
     positional: ClassVar[bool] = True
     biases: bool = True
 

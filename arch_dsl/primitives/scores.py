@@ -22,6 +22,7 @@ class Alibi(Score):
     Falcon's code has by = 1 / sqrt(head_dim): it scales the logits after the bias is added.
     """
 
+    version: ClassVar[int] = 2
     positional: ClassVar[bool] = True
     by: Positive = added(1.0)
 
@@ -67,6 +68,7 @@ class T5Buckets(Score):
 
     examples = ({"buckets": 8, "max_distance": 10}, {"buckets": 16, "max_distance": 10, "bidirectional": True})
 
+    version: ClassVar[int] = 2
     positional: ClassVar[bool] = True
     buckets: Annotated[int, Range(min=2)] = 32
     max_distance: Count = 128
@@ -76,8 +78,8 @@ class T5Buckets(Score):
         return _T5Buckets(self, ctx)
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
-        # The buckets of all pairs, as integers of 64 bits.
-        return Cost(parameters=self.buckets * (ctx.heads or 1), activations=2 * tokens * tokens)
+        # The buckets of all distances, as integers of 64 bits.
+        return Cost(parameters=self.buckets * (ctx.heads or 1), activations=2 * (2 * tokens - 1))
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
         sides = 2 if self.bidirectional else 1
@@ -132,6 +134,7 @@ class Sinks(Score):
     """exp(s_ij) / (exp(sink_h) + sum_j exp(s_ij)): a learned logit per head that no key has (GPT-OSS, arXiv:2508.10925,
     section 2.2)."""
 
+    version: ClassVar[int] = 2
     kind: ClassVar[Literal["bias", "softcap", "sinks"]] = "sinks"
 
     def build(self, ctx: BuildContext) -> nn.Module:

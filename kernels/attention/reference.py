@@ -62,14 +62,25 @@ def added(q: Tensor, k: Tensor, bias: Tensor | None, relative: Tensor | None, de
     queries, keys = q.shape[-2], k.shape[-2]
     total = bias
     if relative is not None:
-        i, j = torch.arange(keys - queries, keys, device=q.device)[:, None], torch.arange(keys, device=q.device)
-        far = at_least_float32(relative)[:, i - j + keys - 1]
+        far = by_distance(at_least_float32(relative), queries, keys)
         total = far if total is None else total + far
     if decay is not None:
         sums = at_least_float32(decay)
         between = sums[..., keys - queries :, None] - sums[..., None, :]
         total = between if total is None else total + between
     return total
+
+
+def by_distance(relative: Tensor, queries: int, keys: int) -> Tensor:
+    """The bias `[H,T,S]` of which row i holds relative `[H,2S-1]` at i - j + S - 1: a copy of rows that each begin one
+    element earlier, as the gradient of that is a sum, where the gradient of looking up is a loop over all pairs."""
+    length = queries + keys - 1
+    turned = relative.flip(-1)[:, None, :length]
+    if queries == 1:
+        return turned
+    rows = turned.expand(-1, queries, -1).reshape(len(relative), -1)
+    shifted = rows[:, queries - 1 : queries - 1 + queries * (length - 1)]
+    return shifted.view(len(relative), queries, length - 1)[..., :keys]
 
 
 def expected(

@@ -1,4 +1,6 @@
-"""Attention by torch's fused kernel, and by plain products, which use the CPU's bfloat16 units better."""
+"""Attention by torch's fused kernel, and by plain products: all at once, or some queries at a time."""
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,8 @@ from torch import Tensor
 from kernels.activations import at_least_float32
 from kernels.attention.pattern import CAUSAL, Pattern
 from kernels.attention.reference import added, expected
+
+LEAST_ROWS, MOST_ROWS = 128, 256  # queries at a time
 
 
 def sdpa(
@@ -96,6 +100,83 @@ def plain(
         share = (logits.logsumexp(-1, keepdim=True) - at_least_float32(sinks)[:, None, None]).sigmoid()
         out = out * share
     return out.to(q.dtype)
+
+
+def by_rows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = None,
+    pattern: Pattern = CAUSAL,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    prefix: None = None,
+    documents: None = None,
+    padding: Tensor | None = None,
+    relative: Tensor | None = None,
+    decay: Tensor | None = None,
+    prune: float | None = None,
+) -> Tensor:
+    """Plain products of some queries at a time with the keys that these can reach (`stretches`); shapes as in the
+    reference. So little more than half of a causal square is computed, of a window little more than it holds, and what
+    is computed stays in the caches. The gradients of keys and values, which several stretches read, are summed in at
+    least float32.
+
+    Raises ValueError where queries read ahead.
+    """
+    if pattern.order != "causal" or prefix is not None or documents is not None:
+        raise ValueError(f"some queries at a time are causal, without prefix and documents; received {pattern}")
+    expected(q, k, pattern, bias, relative, decay, prune)
+    queries, keys = q.shape[-2], k.shape[-2]
+    q, k, v = (x.contiguous() for x in (q, k, v))  # of which stretches are views
+    parts = stretches(queries, keys, pattern)
+    if len(parts) == 1:
+        return plain(q, k, v, bias, pattern, scale, softcap, sinks, None, None, padding, relative, decay)
+    wide_k, wide_v = at_least_float32(k), at_least_float32(v)
+    rows = parts[0].stop
+    biases = [None] * len(parts) if bias is None else bias.expand(*bias.shape[:-2], queries, keys).split(rows, -2)
+    found = []
+    for part, own in zip(parts, biases, strict=True):
+        first, last = part.first, part.last
+        found.append(
+            plain(
+                q[:, :, part.start : part.stop],
+                wide_k[:, :, first:last].to(k.dtype),
+                wide_v[:, :, first:last].to(v.dtype),
+                None if own is None else own[..., first:last],
+                pattern,
+                scale,
+                softcap,
+                sinks,
+                padding=None if padding is None else padding[:, first:last],
+                relative=None if relative is None else relative[:, keys - (last - first) : keys + (last - first) - 1],
+                decay=None if decay is None else decay[..., first:last],
+            )
+        )
+    return torch.cat(found, 2)
+
+
+class Stretch(NamedTuple):
+    """Queries from `start` to before `stop`, and the keys from `first` to before `last`, which they can reach."""
+
+    start: int
+    stop: int
+    first: int
+    last: int
+
+
+def stretches(queries: int, keys: int, pattern: Pattern) -> list[Stretch]:
+    """A quarter of the queries at a time, at least LEAST_ROWS and at most MOST_ROWS, of which the last stands at the
+    last key."""
+    rows = min(max(-(-queries // 4), LEAST_ROWS), MOST_ROWS)
+    back = pattern.window if pattern.window is not None and pattern.stride is None else keys
+    found = []
+    for start in range(0, queries, rows):
+        stop = min(start + rows, queries)
+        before = keys - queries
+        found.append(Stretch(start, stop, max(before + start + 1 - back, 0), before + stop))
+    return found
 
 
 def _logits(products: Tensor, biases: Tensor, factor: float, softcap: float | None) -> Tensor:

@@ -7,8 +7,8 @@ import torch
 from calls import DEVICES
 from torch import Tensor
 
-from kernels import OPS, launch
-from kernels.attention import CAUSAL, FULL, Blocks, Pattern
+from kernels import OPS, Case, Device, bench, launch
+from kernels.attention import CAUSAL, FULL, Blocks, Pattern, torch_ops
 
 ATTENTION = OPS["attention"]
 DEVICE = torch.device(DEVICES[-1].kind)
@@ -123,6 +123,36 @@ MODEL = {
 
 @pytest.mark.slow
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="compares the interpreter with the CPU")
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, id=c.name) for c in OPS["attention"].cases if c.arguments["pattern"].order == "causal"],
+)
+def test_some_queries_at_a_time_are_all_at_once(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs and gradients in float64, of stretches of 3 queries."""
+    if {"prefix", "documents"} & case.integers.keys():
+        pytest.skip("reads ahead, or documents apart")
+    monkeypatch.setattr(torch_ops, "LEAST_ROWS", 3)
+    monkeypatch.setattr(torch_ops, "MOST_ROWS", 3)
+    op, cpu = OPS["attention"], Device("cpu")
+    tensors = {
+        name: x.detach().double().requires_grad_() for name, x in bench.inputs(op, case, cpu, torch.float32).items()
+    }
+    got = bench.with_gradients(torch_ops.by_rows, tensors, case.fixed())
+    for a, b in zip(got, bench.with_gradients(op.reference, tensors, case.fixed()), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_stretches_hold_every_pair_of_a_window_and_little_else() -> None:
+    for pattern, queries, keys in ((CAUSAL, 700, 700), (Pattern(window=200), 700, 700), (Pattern(window=9), 300, 450)):
+        seen = pattern.dense(queries, keys, torch.device("cpu"))
+        assert seen is not None
+        held = torch.zeros_like(seen)
+        for part in torch_ops.stretches(queries, keys, pattern):
+            held[part.start : part.stop, part.first : part.last] = True
+        assert bool((held | ~seen).all())
+        assert int(held.sum()) <= int(seen.sum()) + queries * torch_ops.MOST_ROWS
+
+
 def test_models_train_alike_on_triton_and_torch() -> None:
     import arch_dsl
 
