@@ -1,5 +1,6 @@
 """What a study may measure of a finished trial: a file per measure, which `evaluate:` names."""
 
+from search.measures.accuracy import Accuracy
 from search.measures.activation_norms import ActivationNorms
 from search.measures.attention_entropy import AttentionEntropy
 from search.measures.bits_per_byte import BitsPerByte
@@ -12,13 +13,16 @@ from search.measures.gradient_norms import GradientNorms
 from search.measures.local_attention import LocalAttention
 from search.measures.loss_by_position import LossByPosition
 from search.measures.massive_activations import MassiveActivations
+from search.measures.needle import Needle
 from search.measures.perplexity import Perplexity
 from search.measures.perplexity_by_domain import PerplexityByDomain
+from search.measures.repeated import Induction, Recall
 from search.measures.router_load import RouterLoad
 
 __all__ = [
     "ALL",
     "About",
+    "Accuracy",
     "ActivationNorms",
     "AttentionEntropy",
     "BitsPerByte",
@@ -30,13 +34,16 @@ __all__ = [
     "Gates",
     "GradientNorms",
     "Grid",
+    "Induction",
     "LocalAttention",
     "LossByPosition",
     "MassiveActivations",
     "Measure",
     "Measures",
+    "Needle",
     "Perplexity",
     "PerplexityByDomain",
     "RouterLoad",
+    "Recall",
     "Subject",
 ]

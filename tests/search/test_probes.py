@@ -48,7 +48,7 @@ def answered(source: Any, tokens: list[int], place: int) -> int:
         given = [token for token in before[: before.index(source.tokens + 1)] if token != source.tokens]
         return given[len(before) - before.index(source.tokens + 1) - 1]
     if source.type == "compression":
-        return before[before[-1] - source.tokens]
+        return before[before[-1] - int(source.tokens)]
     back = 1 + getattr(source, "gap", 0)
     last = max(i for i in range(len(before) - back) if before[i] == before[-back])
     return before[last + back]
@@ -60,7 +60,7 @@ def test_every_answer_follows_from_what_is_before_it(case: str) -> None:
     for index in range(50):
         tokens, asked = source.sequence(Draw(3, index))
         assert asked.any()
-        assert ((0 <= tokens) & (tokens < source.kinds)).all()
+        assert ((tokens >= 0) & (tokens < source.kinds)).all()
         assert [answered(source, tokens.tolist(), place) for place in np.flatnonzero(asked)] == tokens[asked].tolist()
 
 
