@@ -16,6 +16,7 @@ from search.measures.sample import Diagnostic, Observer, counted, parts_of, plac
 BINS = 20
 CLOSED = {"0.1": 0.1, "0.01": 0.01}  # of scores
 SPARSE = {"0.01": 0.01, "0.001": 0.001}  # of what was gated
+_SHOWN = ("gate_mean", "gate_below_0.1", "gated_below_0.01")  # by layer and site too
 
 
 @Measure.register("gates")
@@ -72,7 +73,8 @@ class _Gates(Observer):
         for name, sums in self.sums.items():
             means = {key: total / count for key, (total, count) in sums.items()}
             values[name] = sum(means.values()) / len(means)
-            grids |= by_site(means, name, windows)
+            if name in _SHOWN:
+                grids |= by_site(means, name, windows)
         for place, steps in self.steps.items():
             end = "" if len(self.steps) == 1 else f"_{place.replace('.', '_')}"
             count = int(steps.sum())

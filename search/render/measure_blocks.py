@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from search.comparison import Comparison
 
+TIMED = ("decoding", "speed")  # measures whose numbers are times; to ask them would import torch
 _SHOWN = 8  # octaves of a curve, the last ones; rows of a grid
 
 
@@ -30,7 +31,10 @@ def measure_blocks(comparison: Comparison) -> Iterator[Block]:
             for name in dict.fromkeys(name for name, _ in own)
         ]
         legend = "mean ± standard deviation over the seeds of the table"
-        yield Block(f"Measured on test: {printable(measure)}", [names, *columns], legend)
+        if is_timed(measure):
+            legend += "; times of the machine that measured, which nothing repeats exactly"
+        title = "Timed" if is_timed(measure) else "Measured on test"
+        yield Block(f"{title}: {printable(measure)}", [names, *columns], legend)
     curves = comparison.curves
     for name in dict.fromkeys(map(str, curves["name"])):
         if name.startswith("loss_by_position"):
@@ -39,23 +43,31 @@ def measure_blocks(comparison: Comparison) -> Iterator[Block]:
             yield Block(f"Measured on test: {printable(name)}", [names, *columns], legend)
     grids = comparison.grids
     for name in dict.fromkeys(map(str, grids["name"])):
-        row, column, shown, total = _rows_of(grids[grids["name"] == name], variants)
-        legend = f"columns: {printable(row)}; means over {printable(column)}" + (
-            "" if len(shown) == total else f"; {len(shown)} of {total}, the others and every cell are in --json"
-        )
-        yield Block(f"Measured on test: {printable(name)}", [names, *shown], legend)
+        yield _grid_block(name, grids[grids["name"] == name], variants, names)
 
 
-def _rows_of(grid: pd.DataFrame, variants: list[str]) -> tuple[str, str, list[Column], int]:
-    """What its rows and columns are; at most eight of its rows, evenly spaced, each as a column; how many it has."""
-    labels = list(dict.fromkeys(grid["y"]))
+def is_timed(label: str) -> bool:
+    """Whether a measure of this label is one of times."""
+    return any(f"{label}_".startswith(f"{name}_") for name in TIMED)
+
+
+def _grid_block(name: str, grid: pd.DataFrame, variants: list[str], names: Column) -> Block:
+    """At most eight rows of a grid, evenly spaced, each as the mean over its columns. Of layers by what is no number
+    of a head, but differs in kind, columns as the means over layers."""
+    axis, other = ("x", "y") if grid["row"].iloc[0] == "layer" and grid["column"].iloc[0] != "head" else ("y", "x")
+    said = {"y": printable(grid["row"].iloc[0]), "x": printable(grid["column"].iloc[0])}
+    labels = list(dict.fromkeys(grid[axis]))
     kept = sorted(set(np.linspace(0, len(labels) - 1, min(len(labels), _SHOWN)).round().astype(int).tolist()))
-    means = grid.groupby(["variant", "y"], sort=False)["mean"].mean()  # of what is not NaN
+    means = grid.groupby(["variant", axis], sort=False)["mean"].mean()  # of what is not NaN
     columns = [
-        Column(printable(str(y)), [Cell(number(means.get((variant, y)), ".4g")) for variant in variants])
-        for y in (labels[place] for place in kept)
+        Column(printable(str(label)), [Cell(number(means.get((variant, label)), ".4g")) for variant in variants])
+        for label in (labels[place] for place in kept)
     ]
-    return str(grid["row"].iloc[0]), str(grid["column"].iloc[0]), columns, len(labels)
+    cases = " to ".join(map(str, sorted({grid["cases"].min(), grid["cases"].max()})))
+    legend = f"columns: {said[axis]}; means over {said[other]}, of {cases} cases each"
+    if len(columns) < len(labels):
+        legend += f"; {len(columns)} of {len(labels)}, the others and every cell are in --json"
+    return Block(f"Measured on test: {printable(name)}", [names, *columns], legend)
 
 
 def _spread(row: dict[str, Any] | None) -> Cell:

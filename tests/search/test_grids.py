@@ -59,10 +59,22 @@ def test_grids_are_averaged_over_seeds_and_are_in_every_report() -> None:
     assert all(isinstance(row, int) for row in json.loads(report(comparison, "json"))["grids"][0]["rows"])
     text = report(comparison)
     assert "Measured on test: share" in text
-    assert "columns: layer; means over head" in text
+    assert "columns: layer; means over head, of 7 cases each" in text
     block = text.split("Measured on test: share")[1].split("Measured")[0].splitlines()
     (line,) = (line.split() for line in block if line.strip().startswith("sdpa"))
     assert [float(cell) for cell in line[1:]] == pytest.approx([0.4, 0.3, 0.55])
+
+
+def test_of_layers_by_what_differs_in_kind_columns_are_printed() -> None:
+    record, trials = make_study({"base": 0.0}, seeds=2, rates=())
+    for trial in trials:
+        norms = Grid([0, 1], ["stream", "attention"], "layer", "node", [[1.0, 0.1], [3.0, None]], 20)
+        trial["measures"] = [finding(Found(grids={"norms": norms}))]
+    block = report(compare(record, trials)).split("Measured on test: norms")[1]
+    (head, line) = (next(x for x in block.splitlines() if x.strip().startswith(start)) for start in ("variant", "base"))
+    assert head.split()[1:] == ["stream", "attention"]
+    assert [float(cell) for cell in line.split()[1:]] == [2.0, 0.1]
+    assert "columns: node; means over layer, of 20 cases each" in block
 
 
 def test_of_a_large_grid_eight_rows_are_printed() -> None:
