@@ -15,6 +15,7 @@ from search.losses import Layout, lay_out, read_documents
 from search.measure_frames import curves_frame, grids_frame, measures_frame
 from search.notes import NO_DIFFERENCE, gather_notes, lossy_of, method_sentence, objective_of, tested_on
 from search.rate_curve import tuning_frame
+from search.scaling_frames import scaling_frames, scaling_notes
 from search.search_table import search_frame, search_notes, search_summary
 from search.seeding import analysed, decision, only_wanted
 from search.selection import Selection, baselines_of, edge, select, with_baselines, with_tuned_size
@@ -65,6 +66,8 @@ class Comparison:
     measures: pd.DataFrame = field(default_factory=lambda: measures_frame([]))
     curves: pd.DataFrame = field(default_factory=lambda: curves_frame([]))
     grids: pd.DataFrame = field(default_factory=lambda: grids_frame([]))
+    rungs: pd.DataFrame = field(default_factory=pd.DataFrame)
+    scaling: pd.DataFrame = field(default_factory=pd.DataFrame)
 
 
 def load_comparison(store: Store, study: str) -> Comparison:
@@ -107,6 +110,8 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
     searched = search_frame(record, trials)
     summary = search_summary(record, searched)
     notes = gather_notes(record, selections, analysis, layout.undocumented, noise, list(table["verdict"]))
+    domains = domains_frame(record, selections)
+    rungs, fits = scaling_frames(record, selections, table, domains, noise["unit"] == "nats/token")
     return Comparison(
         study=record["study"],
         question=record.get("question") or "",
@@ -116,9 +121,11 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
         trials=trials_frame(selections, trials),
         search=searched,
         noise=noise,
-        notes=[*notes, *search_notes(summary)],
+        notes=[*notes, *search_notes(summary), *scaling_notes(fits)],
         provenance=provenance(record, selections),
-        domains=domains_frame(record, selections),
+        domains=domains,
+        rungs=rungs,
+        scaling=fits,
         searched=summary,
         measures=measures_frame(selections),
         curves=curves_frame(selections),

@@ -28,7 +28,7 @@ def data_of(study: Study, root: Path) -> dict[str, tuple[Dataset, Recipe]]:
     builder = Builder(study, root)
     found: dict[str, tuple[Dataset, Recipe]] = {}
     for asked in asked_variants(study):
-        recipe = builder.recipe(asked.settings)
+        recipe = builder.recipe(asked.settings, asked.rung)
         first, *later = recipe.whole
         dataset = builder.dataset(first)
         found.setdefault(dataset.identity, (dataset, first))

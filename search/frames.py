@@ -141,4 +141,5 @@ def provenance(record: dict[str, Any], selections: list[Selection]) -> dict[str,
         "versions": {name: found for name, found in versions.items() if found},
         "published": record.get("published"),
         "match": record.get("match"),
+        **({"ladder": record["ladder"]} if "ladder" in record else {}),
     }

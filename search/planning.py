@@ -14,6 +14,7 @@ from arch_dsl.identity import brief_text, canonical
 from arch_dsl.patch import Setting
 from search import plugin_files
 from search.design import ALL
+from search.ladder import climbed
 from search.measures import About
 from search.seeding import wanted_seeds
 from search.seeds import most, sequential_record
@@ -94,6 +95,7 @@ class Plan:
             **({"evaluate": canonical(self.study.evaluate)} if self.study.evaluate.evaluated else {}),
             "budget": {"wall_s": budget.wall.seconds if budget.wall else None, "trials": budget.trials},
             **({"design": self.design()} if self.study.design else {}),
+            **({"ladder": self.study.ladder.record()} if self.study.ladder else {}),
             **({"search": self.searched} if self.searched else {}),
             **({"match": {"kind": match.kind, "to": match.to, "by": list(match.by)}} if match else {}),
             "variants": [
@@ -280,7 +282,7 @@ def plan(study: Study, data_root: Path, micro_batch: int | None = None) -> Plan:
     except ValueError as error:
         raise SpecError.of("environment", str(error)) from error
     builder = Builder(study, data_root, micro_batch)
-    asked = asked_variants(study)
+    asked = climbed(builder, asked_variants(study))
     builder.settled = _settled(builder, asked)
     mistakes = Mistakes(len(asked))
     built: list[Variant] = []
@@ -355,7 +357,8 @@ def _baselines(builder: Builder, asked: list[Asked]) -> Iterator[Variant]:
 def _as_written(item: Asked) -> Asked:
     """The same variant under the name that its unmatched form has in the table."""
     label = f" [{item.cell}]" if item.cell else ""
-    return replace(item, name=f"{item.base} unmatched{label}")
+    series = item.series and f"{item.base} unmatched{item.series.removeprefix(item.base)}"
+    return replace(item, name=f"{item.base} unmatched{label}", series=series)
 
 
 def _brief(problem: Problem) -> str:

@@ -26,7 +26,7 @@ def report(comparison: Comparison, format: str = "text") -> str:
 
     text (at most 110 columns), md and latex hold the table, the learning-rate curve, a search's best trials, and below
     them how the intervals were made, what the table could have resolved, notes and provenance. csv holds the table
-    alone with what else was measured, json every frame; the numbers of both are exact.
+    alone with what else was measured and fitted to a ladder, json every frame; the numbers of both are exact.
     """
     if format not in FORMATS:
         near = get_close_matches(format, FORMATS, n=1)
@@ -46,6 +46,8 @@ def to_plain(comparison: Comparison) -> dict[str, Any]:
         "tuning": _rows(comparison.tuning),
         "trials": _rows(comparison.trials),
         "search": _rows(comparison.search),
+        "rungs": _rows(comparison.rungs),
+        "scaling": _rows(comparison.scaling),
         "measures": _rows(comparison.measures),
         "curves": _curves(comparison.curves),
         "grids": _grids(comparison.grids),
@@ -121,12 +123,23 @@ def _csv(comparison: Comparison) -> str:
     measures = {(row["variant"], row["name"]): row for row in _rows(comparison.measures)}
     measured = list(dict.fromkeys(name for _, name in measures))
     heads = [f"measure.{name}_{kind}" for name in measured for kind in ("mean", "std")]
-    writer.writerow([*plain, *(f"component.{name}" for name in names), *heads])
+    sized = [column for column in comparison.rungs.columns if column not in ("variant", "parameters", "loss")]
+    rungs = {row["variant"]: row for row in _rows(comparison.rungs)}
+    fits = [row for row in _rows(comparison.scaling) if row["name"] and row["at"] is None]
+    constants = list(dict.fromkeys((row["of"], row["law"], row["name"]) for row in fits))
+    fitted = {(row["series"], row["of"], row["law"], row["name"]): row for row in fits}
+    fitted_heads = [f"scaling.{'.'.join(each)}{end}" for each in constants for end in ("", "_low", "_high")]
+    ladder = [*(f"ladder.{name}" for name in sized), *fitted_heads] if rungs else []
+    writer.writerow([*plain, *(f"component.{name}" for name in names), *heads, *ladder])
     for row in rows:
         own = [measures.get((row["variant"], name), {}) for name in measured]
         numbers = [each.get(kind) for each in own for kind in ("mean", "std")]
         has = [bool(row["components"].get(name)) for name in names]
-        writer.writerow([*(row[column] for column in plain), *has, *numbers])
+        rung = rungs.get(row["variant"], {})
+        mine = [fitted.get((rung["series"], *each), {}) for each in constants] if rung else []
+        scaling = [each.get(kind) for each in mine for kind in ("value", "low", "high")]
+        told = [*(rung[name] for name in sized), *scaling] if rung else []
+        writer.writerow([*(row[column] for column in plain), *has, *numbers, *told])
     return out.getvalue()
 
 

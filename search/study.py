@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,9 @@ from search.designed import written_out
 from search.goals import Search
 from search.goals import study_problems as search_problems
 from search.keep import Keep
+from search.ladder import Ladder, Rung, filled, rungs_of, written_sizes
+from search.ladder import given as given_to_recipe
+from search.ladder import problems_of as ladder_problems
 from search.match import KINDS, Match
 from search.measures import Measures, Perplexity
 from search.plugin_files import load_listed
@@ -78,6 +80,7 @@ class Study(Spec):
     design: Design | None = None
     variants: dict[str, Patch] = field(default_factory=dict)
     grid: dict[str, Axis] = field(default_factory=dict)
+    ladder: Ladder | None = None
     match: Match | None = None
     train: Recipe
     tune: Tune | None = None
@@ -109,6 +112,8 @@ class Asked:
     components: Mapping[str, bool] = field(default_factory=dict)
     impossible: str = "refuse"  # what becomes of it if it makes no sense
     against: str = ""  # the variant it is compared with; the study's baseline without one
+    rung: Rung | None = None  # what a ladder changes in the base
+    series: str = ""  # what all rungs of a ladder have in common of its name
 
 
 def load_study(path: str | Path, overrides: Mapping[str, Any] | None = None, allow_plugins: bool = False) -> Study:
@@ -133,17 +138,23 @@ def parse_study(node: Node) -> Study:
     problems: list[Problem] = []
     given = set(node.value)
     node = with_base(node, problems)
-    study = parse_value(Study, node, "", problems)
+    study = parse_value(Study, filled(node), "", problems)
     if "ablate" in given:
         problems = list(_of_ablate(problems, "model" in given))
     if study is INVALID or problems:
         raise SpecError([*problems, *_model_mistakes(node, problems)])
     study, problems = written_out(study)
+    study = written_sizes(study, node, problems)
     if study.search and not study.variants:
         study = study.replace(variants={study.report.baseline: Patch()})
-    if problems := [*problems, *_check(study), *study.train.problems("train")]:
+    if problems := [
+        *problems,
+        *_check(study),
+        *ladder_problems(study, given_to_recipe(node)),
+        *study.train.problems("train"),
+    ]:
         raise SpecError([*problems, *_model_mistakes(node, problems)])
-    return typing.cast(Study, study)
+    return study
 
 
 def _of_ablate(problems: Iterable[Problem], has_model: bool) -> Iterator[Problem]:
@@ -275,22 +286,26 @@ def _check_grid(study: Study) -> Iterator[Problem]:
         yield Problem(
             "grid", "a search takes its variants from `space:`; make each axis one of its axes", study.mark("grid")
         )
-    cells = 1
+    cells = study.ladder.rungs if study.ladder else 1
     for axis in study.grid.values():
         cells *= len(axis.nodes)
     if cells * max(len(study.variants), 1) > MAX_CELLS:
-        yield Problem(
-            "grid", f"makes {cells * len(study.variants):,} variants; at most {MAX_CELLS:,}", study.mark("grid")
-        )
+        section = "grid" if study.grid else "ladder"
+        message = f"makes {cells * len(study.variants):,} variants; at most {MAX_CELLS:,}"
+        yield Problem(section, message, study.mark(section))
 
 
 def asked_variants(study: Study) -> list[Asked]:
-    """Every variant in every cell of the grid, in the order in which the table shows them."""
+    """Every variant in every cell of the grid at every rung, in the order in which the table shows them.
+
+    The rungs of a ladder have no names before they are counted: search.ladder.climbed.
+    """
     used = {name for patch in study.variants.values() for name in patch.components}
     components = [name for name in study.components if name in used]
     return [
-        _asked(study, name, patch, cell, components)
+        _asked(study, name, patch, cell, components, rung)
         for cell in itertools.product(*(_cells(study, path) for path in study.grid))
+        for rung in rungs_of(study.ladder)
         for name, patch in study.variants.items()
     ]
 
@@ -303,7 +318,12 @@ def _cells(study: Study, path: str) -> list[tuple[str, Setting]]:
 
 
 def _asked(
-    study: Study, name: str, patch: Patch, cell: tuple[tuple[str, Setting], ...], components: list[str]
+    study: Study,
+    name: str,
+    patch: Patch,
+    cell: tuple[tuple[str, Setting], ...],
+    components: list[str],
+    rung: Rung | None,
 ) -> Asked:
     settings: list[Setting] = []
     for setting in patch.settings:
@@ -317,6 +337,8 @@ def _asked(
         components={component: component in patch.components for component in components},
         impossible=study.design.impossible if study.design and patch.designed else "refuse",
         against=patch.against,
+        rung=rung,
+        series=(f"{name} [{label}]" if label else name) if rung else "",
     )
 
 

@@ -15,6 +15,7 @@ from search.data.cleaning import CleaningStage
 from search.data.mixture import Domain
 from search.data.sources import Source
 from search.data.tokenizers import Tokenizer
+from search.ladder import PARAMETERS, Along, Ends, Lengths
 from search.measures import ALL, Measure, Measures
 from search.space import Space
 from search.start import Start
@@ -22,6 +23,7 @@ from search.study import Study
 from search.study_values import SIZE, Axis, Duration, Memory, Patch
 from search.tune import GRIDS, Brackets, Tune
 
+_PLAIN = r"[0-9.]+(e[-+]?[0-9]+)?[kMBT]?"
 DRAFT = "http://json-schema.org/draft-07/schema#"  # the newest that editors' YAML servers know in full
 
 
@@ -33,6 +35,13 @@ def study_schema() -> dict[str, Any]:
             Duration: _duration,
             Memory: _memory,
             Tune: _tune,
+            Along: lambda _: {"type": "array", "minItems": 1},
+            Lengths: _lengths,
+            Ends: lambda _: {
+                "type": "string",
+                "pattern": rf"^{_PLAIN}\s+to\s+{_PLAIN}$",
+                "description": "4e-3 to 1e-3",
+            },
             Axis: lambda _: {"type": "array", "minItems": 1, "uniqueItems": True},
             Space: _space,
             Source: _source,
@@ -51,6 +60,10 @@ def study_schema() -> dict[str, Any]:
     root["required"].remove("model")
     root["anyOf"] = [{"required": ["model"]}, {"required": ["ablate"]}]
     root["properties"]["grid"] |= {"propertyNames": {"pattern": path_pattern()}}
+    sizes = writer.definitions["ladder"]["properties"]["sizes"]
+    sizes |= {"propertyNames": {"pattern": rf"^{PARAMETERS}$|{path_pattern()}"}, "minProperties": 1}
+    needed = {"anyOf": writer.definitions["recipe"].pop("anyOf")}  # unless a ladder says it
+    root |= {"if": {"not": {"required": ["ladder"]}}, "then": {"properties": {"train": needed}}}
     text = json.dumps({"$schema": DRAFT, "title": "An archlab study", **root, "$defs": writer.definitions})
     found: dict[str, Any] = json.loads(text.replace("#/$defs/", "#/definitions/").replace('"$defs"', '"definitions"'))
     return found
@@ -164,6 +177,13 @@ def _tune(writer: Writer) -> Schema:
         "propertyNames": {"pattern": rf"{path_pattern()[:-1]}$|^(lr|extend|brackets)$"},
         "minProperties": 1,
     }
+
+
+def _lengths(writer: Writer) -> Schema:
+    """Tokens of a rung: a number, by a rule, or several of these."""
+    rule = {"type": "string", "pattern": rf"^{_PLAIN}\s+(per parameter|FLOPs)$"}
+    one = {"description": "2M, 20 per parameter or 1e13 FLOPs", **either([writer.of(Count), rule])}
+    return either([one, {"type": "array", "items": one, "minItems": 1, "uniqueItems": True}])
 
 
 def _space(_: Writer) -> Schema:

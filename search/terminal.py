@@ -179,7 +179,7 @@ def _print_variants(console: Console, planned: Plan) -> None:
         console.print(f"… and {len(planned.variants) - _ROWS:,} more variants (--json shows all)")
     if numbered:
         console.print(Text("columns: " + ", ".join(f"{index} {name}" for index, name in enumerate(ticked, 1))))
-    for line in [*_also_changed(planned), *_made_of(planned, ticked)]:
+    for line in [*_also_changed(planned), *_made_of(planned, ticked), *_rungs(planned)]:
         console.print(Text(line))
     for variant in planned.variants:
         for line in start_lines(variant.name, variant.start) if variant.start else ():
@@ -252,10 +252,31 @@ def _made_of(planned: Plan, ticked: list[str]) -> Iterator[str]:
         yield from component_lines(others, {}, "other components" if planned.study.design else "components")
 
 
+def _ends(planned: Plan) -> tuple[Variant, Variant]:
+    """The variants with the fewest and with the most tokens."""
+    ordered = sorted(planned.variants, key=lambda variant: variant.recipe.tokens)
+    return ordered[0], ordered[-1]
+
+
+def _rungs(planned: Plan) -> Iterator[str]:
+    """How a ladder trains its baseline, rung by rung."""
+    if planned.study.ladder:
+        yield "ladder, as it trains the baseline:"
+    for variant in planned.variants if planned.study.ladder else ():
+        if variant.base == planned.study.report.baseline:
+            recipe, stack = variant.recipe, [*variant.model.stacks().values()][-1]
+            flops = count(float(variant.figures["training_flops_per_token"] * recipe.tokens))
+            steps = f"{recipe.steps} steps of {recipe.sequences} x {recipe.context}, lr {recipe.lr:g}"
+            sizes = f"{stack.n_layers} layers of {variant.model.d_model}"
+            yield f"  {variant.rung}: {sizes}, {count(recipe.tokens)} tokens ({steps}), {flops} FLOPs"
+
+
 def _trials(planned: Plan) -> str:
     recipe = planned.variants[0].recipe
     batch = f"{recipe.ramp.start} to {recipe.sequences}" if recipe.ramp else str(recipe.sequences)
     each = f"{count(recipe.tokens)} tokens ({recipe.steps} steps of {batch} x {recipe.context})"
+    if planned.study.ladder:
+        each = " to ".join(dict.fromkeys(count(v.recipe.tokens) for v in _ends(planned))) + " tokens"
     if planned.study.tune:
         how = f"{_tuning(planned.study.tune)} with one seed, then the best with {_seeds(planned)}"
     else:

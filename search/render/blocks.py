@@ -63,6 +63,7 @@ def build_page(comparison: Comparison) -> Page:
     """All that text, Markdown and LaTeX print."""
     # both are made of what is defined here
     from search.render.measure_blocks import measure_blocks
+    from search.render.scaling_blocks import scaling_blocks
     from search.render.search_blocks import search_blocks
 
     blocks = [_main(comparison)]
@@ -73,6 +74,7 @@ def build_page(comparison: Comparison) -> Page:
     blocks += search_blocks(comparison)
     if len(comparison.domains):
         blocks.append(_by_domain(comparison))
+    blocks += scaling_blocks(comparison)
     blocks += measure_blocks(comparison)
     return Page(
         study=printable(comparison.study),

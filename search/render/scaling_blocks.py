@@ -1,0 +1,117 @@
+"""What a ladder says of scaling, as tables: its rungs, power laws and gains, the loss surface, the best sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from search.ladder import counted
+from search.render.blocks import DASH, Block, Cell, Column, number, printable
+from search.scaling_frames import ALL, BEST, GAIN, ISOFLOP, OVER_C, OVER_N, SURFACE
+
+if TYPE_CHECKING:
+    from search.comparison import Comparison
+
+Row = dict[str, Any]
+_CONSTANTS = {"E": "E", "A": "A", "alpha": "alpha", "B": "B", "beta": "beta", "a": "N ~ C^"}
+
+
+def scaling_blocks(comparison: Comparison) -> Iterator[Block]:
+    """The tables of a ladder; none without one."""
+    if not len(comparison.rungs):
+        return
+    yield _rungs(comparison)
+    fits: list[Row] = [row for row in comparison.scaling.to_dict("records") if row["name"]]  # type: ignore[misc]
+    if lines := [row for row in fits if row["law"] in (OVER_N, OVER_C, GAIN)]:
+        yield _lines(lines)
+    if surface := [row for row in fits if row["law"] == SURFACE]:
+        yield _surface(surface)
+    if best := [row for row in fits if row["law"] == ISOFLOP]:
+        yield _isoflop(best, [row for row in fits if row["law"] == BEST])
+
+
+def _rungs(comparison: Comparison) -> Block:
+    rows: list[Row] = comparison.rungs.to_dict("records")  # type: ignore[assignment]
+    used = "parameters" if comparison.provenance["ladder"]["count"] == "all" else "non_embedding"
+    columns = [
+        Column("variant", [Cell(printable(row["variant"])) for row in rows], "l"),
+        Column("N", [Cell(counted(row["non_embedding"])) for row in rows]),
+        Column("N with embeddings", [Cell(counted(row["parameters"])) for row in rows]),
+        Column("tokens D", [Cell(counted(row["tokens"])) for row in rows]),
+        Column("D/N", [Cell(number(row["tokens"] / row[used], ".3g")) for row in rows]),
+        Column("FLOPs C", [Cell(number(row["compute"], ".3g")) for row in rows]),
+        Column("loss ↓", [Cell(number(row["loss"], ".4f")) for row in rows]),
+        Column("gain", [Cell(_times(row["gain"])) for row in rows]),
+    ]
+    named = "with embeddings" if used == "parameters" else "without embeddings"
+    legend = (
+        f"N {named} is the one that rules and fits take; C: training, three forward passes, mask-aware; loss on test "
+        "in nats/token; gain: the factor of compute with which the baseline would have this loss, by its slope there"
+    )
+    return Block("Ladder", columns, legend)
+
+
+def _lines(fits: list[Row]) -> Block:
+    """The power laws and the gain of every series, and of its domains."""
+    keys = list(dict.fromkeys((row["series"], row["of"]) for row in fits))
+    own = {(row["series"], row["of"], row["law"], row["name"]): row for row in fits}
+    columns = [Column("variants", [Cell(printable(series)) for series, _ in keys], "l")]
+    if any(of != ALL for _, of in keys):
+        columns.append(Column("loss of", [Cell(printable(of)) for _, of in keys], "l"))
+    wanted = {"L = a N^-b": (OVER_N, "b"), "L = a C^-b": (OVER_C, "b"), "gain": (GAIN, "gain"), "~ C^": (GAIN, "trend")}
+    for header, (law, name) in wanted.items():
+        cells = [Cell(_told(own.get((*key, law, name)))) for key in keys]
+        if any(cell.text != DASH for cell in cells):
+            columns.append(Column(header.replace("~", "gain ~") if name == "trend" else header, cells))
+    legend = (
+        "exponents b by least squares in logarithms; gain: the factor of compute that the baseline needs for the same "
+        "losses, one for all rungs (parallel curves), and by what power of C it grows; 95% intervals (t, Fieller)"
+    )
+    return Block("Power laws and compute-equivalent gain", columns, legend)
+
+
+def _surface(fits: list[Row]) -> Block:
+    names = list(dict.fromkeys(row["series"] for row in fits))
+    own = {(row["series"], row["name"]): row for row in fits}
+    columns = [Column("variants", [Cell(printable(name)) for name in names], "l")]
+    for name, header in _CONSTANTS.items():
+        columns.append(Column(header, [Cell(_told(own.get((series, name)))) for series in names]))
+    legend = (
+        "Huber loss of log L beyond 0.001, multi-start; 95% intervals by profile likelihood, a bound that the rungs do "
+        "not give is a dash; N ~ C^: beta / (alpha + beta), the exponent of the best size"
+    )
+    return Block("L = E + A N^-alpha + B D^-beta", columns, legend)
+
+
+def _isoflop(fits: list[Row], best: list[Row]) -> Block:
+    keys = list(dict.fromkeys((row["series"], row["at"]) for row in fits))
+    own = {(row["series"], row["at"], row["name"]): row for row in fits}
+    grown = {row["series"]: row for row in best}
+    columns = [
+        Column("variants", [Cell(printable(series)) for series, _ in keys], "l"),
+        Column("FLOPs C", [Cell(number(at, ".3g")) for _, at in keys]),
+        Column("best N", [Cell(_sized(own[*key, "N"])) for key in keys]),
+        Column("best D", [Cell(counted(float(f"{own[*key, 'D']['value']:.3g}"))) for key in keys]),
+        Column("loss ↓", [Cell(number(own[*key, "L"]["value"], ".4f")) for key in keys]),
+        Column("N ~ C^", [Cell(_told(grown.get(series))) for series, _ in keys]),
+    ]
+    legend = "minimum of a parabola in log N at equal compute; 95% intervals (Fieller), none where three sizes make it"
+    return Block("IsoFLOP minima", columns, legend)
+
+
+def _told(row: Row | None) -> str:
+    """A value with its interval, of which an end may be missing."""
+    if row is None or not math.isfinite(row["value"]):
+        return DASH
+    low, high = (number(row[end], ".3g") for end in ("low", "high"))
+    return f"{row['value']:.3g}" + (f" [{low}, {high}]" if (low, high) != (DASH, DASH) else "")
+
+
+def _sized(row: Row) -> str:
+    ends = [counted(row[end]) if math.isfinite(row[end]) else DASH for end in ("low", "high")]
+    return counted(row["value"]) + (f" [{ends[0]}, {ends[1]}]" if ends != [DASH, DASH] else "")
+
+
+def _times(gain: float) -> str:
+    return DASH if not math.isfinite(gain) else f"{gain:.3g}×"

@@ -1,0 +1,230 @@
+"""What a ladder says of scaling, as frames: its rungs, and what was fitted to them or why nothing could be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from search import scaling
+from search.notes import NO_DIFFERENCE
+from search.scaling import Estimate, Floats, Unidentified
+from search.selection import Selection, with_tuned_size
+
+NAN = math.nan
+ALL = "test"  # the loss of the whole test set; others are those of domains
+MEAN = "mean of domains"
+RUNGS = ["variant", "series", "rung", "parameters", "non_embedding", "tokens", "compute", "loss", "gain"]
+FITS = ["series", "of", "law", "at", "name", "value", "low", "high", "n", "why"]
+OVER_N, OVER_C, SURFACE, ISOFLOP, BEST, GAIN = "power_n", "power_c", "surface", "isoflop", "best_size", "gain"
+
+TOLD = {
+    OVER_N: "no power law over parameters",
+    OVER_C: "no power law over compute",
+    SURFACE: "no L = E + A N^-alpha + B D^-beta",
+    ISOFLOP: "no IsoFLOP minimum",
+    GAIN: "no compute-equivalent gain",
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """The rungs of one variant that have a loss, in the order of the study."""
+
+    name: str
+    baseline: str  # the series that it is compared with
+    crossed: bool  # whether sizes have several lengths
+    rungs: tuple[str, ...]
+    parameters: Floats
+    tokens: Floats
+    compute: Floats
+    loss: Floats
+
+    def part(self, places: Any) -> Series:
+        """Some of its rungs."""
+        rungs = tuple(self.rungs[int(place)] for place in places)
+        numbers = (each[places] for each in (self.parameters, self.tokens, self.compute, self.loss))
+        return Series(self.name, self.baseline, self.crossed, rungs, *numbers)
+
+    def at(self, losses: dict[str, float]) -> Series:
+        """The rungs that have another loss, with it."""
+        places = np.array([i for i, rung in enumerate(self.rungs) if rung in losses], np.intp)
+        new = self.part(places)
+        return replace(new, loss=np.array([losses[rung] for rung in new.rungs], np.float64))
+
+
+def scaling_frames(
+    record: dict[str, Any], selections: list[Selection], table: pd.DataFrame, domains: pd.DataFrame, compared: bool
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The rungs of a study's ladder, and the fits of each series; both empty without a ladder.
+
+    Gains need losses that compare: `compared` says whether tokens are one thing throughout the study.
+
+    rungs: a row per variant: `parameters` and `non_embedding` ones, `tokens` trained on, `compute` in FLOPs of training
+        (three forward passes, mask-aware), the TEST `loss` in nats/token, mean over the seeds, and `gain`, the
+        compute-equivalent one by the baseline's slope there.
+    fits: a row per series, loss `of` ("test", a domain, "mean of domains"), law and constant: `value` with its 95%
+        interval, NaN where the data bounds nothing; `at` is the compute of an IsoFLOP minimum, `n` the rungs used;
+        or a row without a constant that says `why` the law was not fitted.
+    """
+    ladder = record.get("ladder")
+    if not ladder:
+        return pd.DataFrame(columns=RUNGS), pd.DataFrame(columns=FITS)
+    rows = list(_rungs(record, selections, table))
+    found = _series(record, rows, "non_embedding" if ladder["count"] == "non_embedding" else "parameters")
+    others = _of_domains(rows, domains)
+    fits: list[dict[str, Any]] = []
+    verdicts = dict(zip(table["variant"], table["verdict"], strict=True))
+    for series in found.values():
+        mine = [verdicts[row["variant"]] for row in rows if row["series"] == series.name]
+        base = found[series.baseline] if compared and not {*mine} & {*NO_DIFFERENCE} else None
+        fits += _fits(series, base, rows)
+        for of, losses in others.get(series.name, {}).items():
+            own = others.get(series.baseline, {}).get(of)
+            fits += _simple(series.at(losses), base.at(own) if base and own else None, of)
+    return pd.DataFrame(rows, columns=RUNGS), pd.DataFrame(fits, columns=FITS)
+
+
+def _rungs(record: dict[str, Any], selections: list[Selection], table: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    losses = dict(zip(table["variant"], table["loss_mean"], strict=True))
+    for plain, selection in zip(record["variants"], selections, strict=True):
+        variant = with_tuned_size(plain, selection)
+        ran = [t["result"].get("tokens") for t in selection.complete.values()]
+        tokens = float(np.mean([t for t in ran if t] or [variant["tokens"]]))
+        yield {
+            "variant": variant["name"],
+            "series": variant["series"],
+            "rung": variant["rung"],
+            "parameters": variant["parameters"],
+            "non_embedding": variant["non_embedding"],
+            "tokens": tokens,
+            "compute": variant["training_flops_per_token"] * tokens,
+            "loss": losses[variant["name"]],
+            "gain": NAN,
+        }
+
+
+def _series(record: dict[str, Any], rows: list[dict[str, Any]], count: str) -> dict[str, Series]:
+    """The series by name, with those rungs that have a loss."""
+    of = {variant["name"]: variant["series"] for variant in record["variants"]}
+    bases = {variant["series"]: of[variant["baseline"]] for variant in record["variants"]}
+    found = {}
+    for name, base in bases.items():
+        mine = [row for row in rows if row["series"] == name and math.isfinite(row["loss"])]
+        numbers = [np.array([row[key] for row in mine], np.float64) for key in (count, "tokens", "compute", "loss")]
+        crossed = record["ladder"]["lengths"] > 1
+        found[name] = Series(name, base, crossed, tuple(row["rung"] for row in mine), *numbers)
+    return found
+
+
+def _of_domains(rows: list[dict[str, Any]], domains: pd.DataFrame) -> dict[str, dict[str, dict[str, float]]]:
+    """Losses by series, domain and rung; where there are several domains their mean too."""
+    place = {row["variant"]: (row["series"], row["rung"]) for row in rows}
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for row in domains.to_dict("records"):
+        series, rung = place[row["variant"]]
+        found.setdefault(series, {}).setdefault(str(row["domain"]), {})[rung] = float(row["loss"])
+    for own in found.values():
+        if len(own) > 1:
+            rungs = set.intersection(*(set(losses) for losses in own.values()))
+            own[MEAN] = {rung: float(np.mean([losses[rung] for losses in own.values()])) for rung in rungs}
+    return found
+
+
+def _fits(series: Series, base: Series | None, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Everything that is fitted to the test loss; notes each rung's gain in its row."""
+    yield from _simple(series, base, ALL, rows)
+    law = _Law(series, ALL)
+    yield from law.of(SURFACE, lambda: scaling.surface(series.parameters, series.tokens, series.loss))
+    best = []
+    for places in scaling.isoflops(series.parameters, series.compute):
+        part = series.part(places)
+        at = float(np.exp(np.log(part.compute).mean()))
+        try:
+            low = scaling.minimum(part.parameters, part.tokens, part.compute, part.loss)
+        except Unidentified as reason:
+            yield law.row(ISOFLOP, len(places), at=at, why=str(reason))
+            continue
+        best.append(low)
+        for name, value in {"N": low.parameters, "D": Estimate(low.tokens), "L": Estimate(low.loss)}.items():
+            yield law.row(ISOFLOP, len(places), at=at, name=name, value=value)
+    if len(best) > 1:
+        computes = np.array([each.compute for each in best])
+        sizes = np.array([each.parameters.value for each in best])
+        grown = scaling.power_law(computes, 1 / sizes)["b"]  # N = k C^a is 1/N = (1/k) C^-a
+        yield law.row(BEST, len(best), name="a", value=grown)
+
+
+def _simple(
+    series: Series, base: Series | None, of: str, rows: list[dict[str, Any]] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Power laws and the gain, of any loss."""
+    law = _Law(series, of)
+    edge = series.part(scaling.frontier(series.compute, series.loss)) if series.crossed else series
+    if not series.crossed:
+        yield from law.of(OVER_N, lambda: scaling.power_law(series.parameters, series.loss))
+    yield from law.of(OVER_C, lambda: scaling.power_law(edge.compute, edge.loss), len(edge.rungs))
+    if base is None or base.name == series.name:
+        return
+    steps = [base.rungs[int(i)] for i in scaling.frontier(base.compute, base.loss)] if base.crossed else base.rungs
+    shared = [rung for rung in steps if rung in series.rungs]
+    ours, theirs = (each.part([each.rungs.index(rung) for rung in shared]) for each in (series, base))
+    try:
+        found = scaling.gain(theirs.compute, theirs.loss, ours.compute, ours.loss)
+    except Unidentified as reason:
+        yield law.row(GAIN, len(shared), why=str(reason))
+        return
+    yield law.row(GAIN, len(shared), name="gain", value=found.gain)
+    if math.isfinite(found.trend.value):
+        yield law.row(GAIN, len(shared), name="trend", value=found.trend)
+    at = dict(zip(shared, found.rungs, strict=True))
+    for row in rows or ():
+        if row["series"] == series.name:
+            row["gain"] = at.get(row["rung"], NAN)
+
+
+@dataclass(frozen=True)
+class _Law:
+    """Makes the rows of one series and loss."""
+
+    series: Series
+    of_loss: str
+
+    def of(self, law: str, fit: Callable[[], dict[str, Estimate]], n: int | None = None) -> Iterator[dict[str, Any]]:
+        """A row per constant, or the reason that there is none."""
+        count = len(self.series.rungs) if n is None else n
+        try:
+            found = fit()
+        except Unidentified as reason:
+            yield self.row(law, count, why=str(reason))
+            return
+        yield from (self.row(law, count, name=name, value=value) for name, value in found.items())
+
+    def row(
+        self, law: str, n: int, *, at: float = NAN, name: str = "", value: Estimate | None = None, why: str = ""
+    ) -> dict[str, Any]:
+        low, high = (value.low, value.high) if value else (None, None)
+        return {
+            "series": self.series.name,
+            "of": self.of_loss,
+            "law": law,
+            "at": at,
+            "name": name,
+            "value": value.value if value else NAN,
+            "low": NAN if low is None else low,
+            "high": NAN if high is None else high,
+            "n": n,
+            "why": why,
+        }
+
+
+def scaling_notes(fits: pd.DataFrame) -> list[str]:
+    """What could not be fitted, each reason once with the series that it holds for."""
+    reasons: dict[tuple[str, str], dict[str, None]] = {}
+    for row in fits[(fits["why"] != "") & (fits["of"] == ALL)].to_dict("records"):
+        reasons.setdefault((row["law"], row["why"]), {})[row["series"]] = None
+    return [f"{TOLD[law]} of {', '.join(names)}: {why}" for (law, why), names in reasons.items()]
