@@ -3,10 +3,12 @@
     python benchmarks/ops.py                 # this machine's device; rows are appended to benchmarks/results
     python benchmarks/ops.py --op attention  # one op
     python benchmarks/ops.py --quick         # forward alone in few rounds, nothing is written
+    python benchmarks/ops.py --table         # measures nothing: writes the table in docs/performance.md from the rows
 
 Ceilings come first (a large copy, a large product), then each op is held to its cases in float64, and only one that
-passes is timed. Ours and the rivals take turns; a ratio above 1 says that ours is faster. Rivals: the formula as torch
-computes it (eager), `torch.compile` of the formula, PyTorch's own function where there is one, FlexAttention and
+passes is timed: of another the row and the table say what is wrong, and show no time. Ours and the rivals take turns; a
+ratio above 1 says that ours is faster. Rivals: the formula as torch computes it (eager), `torch.compile` of the formula
+(recurrences in stretches, `formulas.py`), PyTorch's own function where there is one, FlexAttention and
 flash-linear-attention on a card that has them.
 """
 
@@ -19,18 +21,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import formulas
 import torch
 from torch import Tensor
 
 from kernels import Case, Device, Op, bench
 
 RESULTS = Path(__file__).parent / "results" / "ops.jsonl"
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+OPEN, CLOSE = "<!-- ops: written by `python benchmarks/ops.py` -->\n", "<!-- /ops -->\n"
 Function = Callable[..., Any]
 
 
 def rivals(op: Op, case: Case, ours: str, device: Device, dtype: torch.dtype) -> dict[str, Function]:
     """What else computes the case here, by name."""
-    found: dict[str, Function] = {"eager": op.reference, "compiled": torch.compile(op.reference, dynamic=False)}
+    found: dict[str, Function] = {"eager": op.reference, "compiled": formulas.compiled(op)}
     for name, implementation in op.implementations.items():
         if name != ours and not bench.serves(op, name, case, device, dtype) and implementation.family == "torch":
             found[name] = implementation.load()
@@ -102,16 +107,15 @@ def able(calls: Mapping[str, Function], tensors: dict[str, Tensor], fixed: dict[
 def measure(
     op: Op, case: Case, device: Device, dtype: torch.dtype, top: bench.Ceilings, rounds: int, both: bool
 ) -> Any:
-    """One row: milliseconds of ours, its share of the ceiling, and how much longer each rival takes."""
+    """One row: milliseconds of ours, its share of the ceiling, and how much longer each rival takes; of an
+    implementation that is wrong, what is."""
     ours = bench.chosen(op, case, device, dtype)
-    wrong = None if ours == "reference" else bench.trusted(op, ours, device, dtype)
-    if wrong:
-        print(f"{op.name} {case.name}: {ours} is wrong, so nothing is timed: {wrong}")
-        return None
+    row: dict[str, Any] = {"op": op.name, "case": case.name, "dtype": str(dtype)[6:], "implementation": ours}
+    if ours != "reference" and (wrong := bench.trusted(op, ours, device, dtype)):
+        return row | {"wrong": wrong}
     own = op.reference if ours == "reference" else op.implementations[ours].load()
     tensors, fixed = bench.inputs(op, case, device, dtype), case.fixed(device.kind)
     calls = able({"ours": own, **rivals(op, case, ours, device, dtype)}, tensors, fixed)
-    row: dict[str, Any] = {"op": op.name, "case": case.name, "dtype": str(dtype)[6:], "implementation": ours}
     least = max(op.bytes(**tensors, **fixed) / top.bytes_per_s, op.flops(**tensors, **fixed) / top.flops_per_s[dtype])
     douts = bench.given(bench.outputs(own, tensors, fixed))
     modes: dict[str, Function] = {
@@ -130,12 +134,48 @@ def measure(
     return row
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+    """The newest row of each op, case, dtype and device that has all figures, as one table of Markdown a device."""
+    newest = {
+        (row["device"], row["op"], row["case"], row["dtype"]): row for row in rows if "full_ms" in row or "wrong" in row
+    }
+    lines: list[str] = []
+    for device in dict.fromkeys(key[0] for key in newest):
+        lines += ["", f"{device}, torch {next(r['torch'] for k, r in newest.items() if k[0] == device)}:", ""]
+        lines += ["| op | case | dtype | ours | ms | eager | compiled | other | forward: eager | compiled |"]
+        lines += ["|---|---|---|---|---|---|---|---|---|---|"]
+        lines += [_line(row) for key, row in newest.items() if key[0] == device]
+    return "\n".join([*lines[1:], ""])
+
+
+def _line(row: dict[str, Any]) -> str:
+    named = [row["op"], row["case"], row["dtype"], row["implementation"]]
+    if wrong := row.get("wrong"):
+        return f"| {' | '.join(named)} | wrong: {wrong.replace('|', '/')} | | | | | |"
+    full, forward = dict(row["full_rivals"]), row["forward_rivals"]
+    shown = [f"{full.pop(name):.2f}" if name in full else "" for name in ("eager", "compiled")]
+    other = ", ".join(f"{name} {ratio:.2f}" for name, ratio in full.items())
+    before = [f"{forward[name]:.2f}" if name in forward else "" for name in ("eager", "compiled")]
+    return f"| {' | '.join([*named, format(row['full_ms'], '.2f'), *shown, other, *before])} |"
+
+
+def write_table() -> None:
+    """Puts the table of all rows between its markers in docs/performance.md."""
+    before, rest = PAGE.read_text().split(OPEN)
+    rows = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    PAGE.write_text(before + OPEN + table(rows) + CLOSE + rest.split(CLOSE)[1])
+
+
 def main(arguments: list[str]) -> None:
     """Measure, print a row per op and case, append them to the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--op", action="append", help="by default all")
     parser.add_argument("--quick", action="store_true", help="forward alone, 3 rounds, nothing is written")
+    parser.add_argument("--table", action="store_true", help="write the table from the rows, and measure nothing")
     options = parser.parse_args(arguments)
+    if options.table:
+        write_table()
+        return
     device = Device.current()
     if device.kind == "cpu":
         torch.set_num_threads(1)
@@ -149,12 +189,11 @@ def main(arguments: list[str]) -> None:
         for dtype in (torch.bfloat16,) if device.kind == "cuda" else (torch.float32, torch.bfloat16):
             torch.compiler.reset()
             row = measure(op, case, device, dtype, top, 3 if options.quick else 10, not options.quick)
-            if row is None:
-                continue
-            print(json.dumps(row))
+            print(json.dumps(row), flush=True)
             if not options.quick:
                 with RESULTS.open("a") as file:
                     file.write(json.dumps({**row, "device": name, "torch": torch.__version__}) + "\n")
+                write_table()
 
 
 if __name__ == "__main__":
