@@ -1,6 +1,5 @@
 """attention: softmax(scale q k^T + bias) v with grouped heads, masks, capped logits and sinks."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,9 +7,10 @@ from torch import Tensor
 
 from kernels import launch
 from kernels.attention import reference, torch_ops
+from kernels.attention.cases import CASES, running_sum
 from kernels.attention.pattern import CAUSAL, CROSS, FULL, BlockLists, Blocks, Pattern, Visits
 from kernels.attention.probabilities import Weights, probabilities
-from kernels.op import Ask, Call, Case, Implementation, Op
+from kernels.op import Ask, Call, Implementation, Op
 
 __all__ = [
     "ATTENTION",
@@ -25,29 +25,15 @@ __all__ = [
     "probabilities",
 ]
 
-OPTIONAL = ("bias", "softcap", "sinks", "prefix", "documents", "padding", "relative", "decay")
+OPTIONAL = (
+    "bias", "softcap", "sinks", "prefix", "documents", "padding", "relative", "decay", "reach", "gate"
+)  # fmt: skip
 WIDEST = 256
 
 
-def _ask(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None = None,
-    pattern: Pattern = CAUSAL,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    prefix: Tensor | None = None,
-    documents: Tensor | None = None,
-    padding: Tensor | None = None,
-    relative: Tensor | None = None,
-    decay: Tensor | None = None,
-    prune: float | None = None,
-) -> dict[str, Any]:
-    given = (bias, softcap, sinks, prefix, documents, padding, relative, decay)
-    found = {name: value is not None for name, value in zip(OPTIONAL, given, strict=True)}
+def _ask(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern = CAUSAL, **given: Any) -> dict[str, Any]:
     wide = max(q.shape[-1], v.shape[-1])
+    found = {name: given.get(name) is not None for name in OPTIONAL}
     return pattern.options() | found | {"wide": wide > WIDEST, "beyond_128": wide > 128}
 
 
@@ -120,124 +106,14 @@ def _cannot_in_sdpa(ask: Ask) -> str | None:
     return _beyond_sdpa(ask)
 
 
-def _flops(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None = None,
-    pattern: Pattern = CAUSAL,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    prefix: Tensor | None = None,
-    documents: Tensor | None = None,
-    padding: Tensor | None = None,
-    relative: Tensor | None = None,
-    decay: Tensor | None = None,
-    prune: float | None = None,
-) -> int:
+def _flops(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern = CAUSAL, **given: Any) -> int:
     """The two products over the pairs of the pattern, whatever the call hides or adds; the softmax is not counted."""
     return 2 * q.shape[0] * q.shape[1] * pattern.pairs(q.shape[-2], k.shape[-2]) * (q.shape[-1] + v.shape[-1])
 
 
-def _bytes(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None = None,
-    pattern: Pattern = CAUSAL,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    prefix: Tensor | None = None,
-    documents: Tensor | None = None,
-    padding: Tensor | None = None,
-    relative: Tensor | None = None,
-    decay: Tensor | None = None,
-    prune: float | None = None,
-) -> int:
+def _bytes(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> int:
     out = q.numel() // q.shape[-1] * v.shape[-1] * q.element_size()
-    given = (q, k, v, bias, sinks, prefix, documents, padding, relative, decay)
-    return out + sum(x.numel() * x.element_size() for x in given if x is not None)
-
-
-def _running_sum(x: Tensor) -> Tensor:
-    """Of the logarithms of a forget gate: it falls from key to key."""
-    return (x.sigmoid() * 0.5).log().cumsum(-1) / 4
-
-
-def _case(name: str, arguments: Mapping[str, Any], length: int = 19, heads: int = 4, **given: Any) -> Case:
-    tensors = {"q": (2, heads, length, 8), "k": (2, 2, length, 8), "v": (2, 2, length, 8)}
-    integers = given.pop("integers", {})
-    return Case(name, tensors | given, arguments, integers)
-
-
-def _cases() -> tuple[Case, ...]:
-    causal, full, cross = ({"pattern": pattern} for pattern in (CAUSAL, FULL, CROSS))
-    window, around = {"pattern": Pattern(window=5)}, {"pattern": Pattern("full", window=5)}
-    strided, fixed = {"pattern": Pattern(window=3, stride=4)}, {"pattern": Pattern(stride=5, columns=2)}
-    blocks = {"pattern": Pattern("full", blocks=Blocks(2, random=1, seed=3, heads=4))}
-    capped = {**causal, "softcap": 1.5}
-    apart = {"documents": ((0,) * 7 + (1,) * 12, (4,) * 3 + (2,) * 5 + (4,) * 11)}
-    prefix = {"prefix": (4, 9)}
-    padded = {"padding": ((False,) * 17 + (True,) * 2, (True,) * 3 + (False,) * 16)}
-    alone = {"padding": ((True,) * 19, (False,) * 19)}
-    both: dict[str, Any] = {"bias": (4, 19, 19), "sinks": (4,)}
-    return (
-        _case("causal", causal, heads=2),
-        _case("causal_grouped", causal),
-        _case("causal_scale", {**causal, "scale": 0.3}),
-        _case("full", full),
-        _case("window", window),
-        _case("window_beyond_length", {"pattern": Pattern(window=50)}),
-        _case("window_around", around),
-        _case("strided", strided),
-        _case("fixed", fixed),
-        _case("blocks", blocks),
-        _case("blocks_beyond_length", {"pattern": Pattern("full", blocks=Blocks(8, heads=4))}),
-        _case("bias_per_head", causal, bias=(4, 19, 19)),
-        _case("bias_shared", causal, bias=(1, 19, 19)),
-        _case("bias_broadcast", full, bias=(1, 1, 19, 19)),
-        _case("bias_window", window, bias=(4, 19, 19)),
-        _case("bias_blocks", blocks, bias=(4, 19, 19)),
-        _case("length_1", causal, length=1),
-        _case("wide_values", causal, v=(2, 2, 19, 12)),
-        _case("cached_keys", causal, q=(2, 4, 3, 8)),
-        _case("cached_keys_window", window, q=(2, 4, 3, 8)),
-        _case("cached_keys_strided", strided, q=(2, 4, 3, 8)),
-        _case("cross", cross, q=(2, 4, 7, 8)),
-        _case("cross_padding", cross, q=(2, 4, 7, 8), integers=padded),
-        _case("cross_padding_alone", cross, q=(2, 4, 7, 8), integers=alone),
-        _case("long", causal, length=130),
-        _case("softcap", capped),
-        _case("softcap_full_scale", {**full, "softcap": 0.5, "scale": 0.3}),
-        _case("softcap_bias", capped, bias=(4, 19, 19)),
-        _case("softcap_window", {**window, "softcap": 1.5}, heads=2),
-        _case("sinks", causal, sinks=(4,)),
-        _case("sinks_full", full, sinks=(4,)),
-        _case("sinks_bias_window", window, bias=(1, 19, 19), sinks=(4,)),
-        _case("sinks_length_1", cross, q=(2, 4, 7, 8), k=(2, 2, 1, 8), v=(2, 2, 1, 8), sinks=(4,)),
-        _case("prefix", causal, integers=prefix),
-        _case("prefix_window", window, integers=prefix),
-        _case("padding", causal, integers=padded),
-        _case("padding_full", full, integers=padded),
-        _case("padding_blocks", blocks, integers=padded),
-        _case("documents", causal, integers=apart),
-        _case("documents_full", full, integers=apart),
-        _case("documents_bias", causal, integers=apart, bias=(4, 19, 19)),
-        _case("documents_window", window, integers=apart, heads=2),
-        _case("documents_prefix_padding", causal, integers={**apart, **prefix, **padded}),
-        _case("everything", {**window, "softcap": 1.5}, integers=apart, **both),
-        _case("relative", causal, relative=(4, 37)),
-        _case("relative_full", full, relative=(4, 37)),
-        _case("relative_shared_window_sinks", window, relative=(1, 37), sinks=(4,)),
-        _case("relative_cached_softcap", capped, q=(2, 4, 3, 8), relative=(4, 37)),
-        _case("decay", causal, decay=(2, 4, 19)),
-        _case("decay_shared_sinks_window", window, decay=(1, 4, 19), sinks=(4,)),
-        _case("decay_cached", causal, q=(2, 4, 3, 8), decay=(2, 4, 19)),
-        _case("decay_relative_bias", causal, decay=(2, 4, 19), relative=(4, 37), bias=(4, 19, 19)),
-        _case("decay_documents_padding", causal, integers={**apart, **padded}, decay=(2, 4, 19)),
-    )
+    return out + sum(x.numel() * x.element_size() for x in (q, k, v, *given.values()) if isinstance(x, Tensor))
 
 
 ATTENTION = Op(
@@ -272,11 +148,11 @@ ATTENTION = Op(
             "torch", lambda: torch_ops.sdpa, "torch's scaled_dot_product_attention", _cannot_in_sdpa
         ),
     },
-    cases=_cases(),
+    cases=CASES,
     options={"causal": (True, False)}
     | dict.fromkeys(("window", "strided", "blocks", *OPTIONAL, "wide", "beyond_128"), (False, True)),
     ask=_ask,
     flops=_flops,
     bytes=_bytes,
-    domains={"decay": _running_sum},
+    domains={"decay": running_sum},
 )

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import torch
 
+from kernels.attention.inputs import Inputs, encoded
 from kernels.attention.pattern import Blocks, Pattern
-from kernels.attention.plan import Launch, Plan, delta_launch, encoded, forward_launch, keys_launch, queries_launch
+from kernels.attention.plan import Launch, Plan, delta_launch, forward_launch, keys_launch, queries_launch
 from kernels.attention.tuning import widest
 from kernels.launch import Build, capability
 
@@ -13,7 +14,7 @@ LENGTH = 256
 OLDER = 80, 86, 89
 SETS: tuple[tuple[int, str], ...] = (
     (128, "decay"),
-    (128, "learned"),
+    (128, "learned gate"),
     (128, "window sinks"),
     (128, "full softcap bias prefix"),
     (128, "blocks learned prefix padding"),
@@ -30,9 +31,11 @@ SETS: tuple[tuple[int, str], ...] = (
     (64, "decay learned softcap sinks"),
     (16, "learned"),
     (256, "decay learned"),
+    (128, "decay reach gate"),
+    (64, "decay reach sinks headgate"),
 )
 """Widths of heads, and what a call has: `fixed` and `learned` are relative biases without and with a gradient, `bias` a
-matrix that has one."""
+matrix that has one, `gate` one for each element and `headgate` one for each head."""
 
 
 def builds() -> Iterator[Build]:
@@ -56,17 +59,20 @@ def _of(width: int, features: list[str], dtype: torch.dtype) -> Iterator[Build]:
     q = torch.empty(1, LENGTH, 4, width, dtype=dtype).transpose(1, 2)
     k = torch.empty(1, LENGTH, 2, width, dtype=dtype).transpose(1, 2)
     along = torch.empty(q.shape[:3])
+    gate = q if "gate" in features else q[..., :1] if "headgate" in features else None
     has_bias, learned = "bias" in features, "learned" in features
     given = (
         torch.empty(4, LENGTH, LENGTH, dtype=dtype) if has_bias else None,
         torch.empty(4, 2 * LENGTH - 1) if learned or "fixed" in features else None,
         torch.empty(1, 4, LENGTH) if "decay" in features else None,
+        torch.empty(1, 4, LENGTH) if "reach" in features else None,
         torch.empty(4) if "sinks" in features else None,
+        gate,
         torch.zeros(1, dtype=torch.long) if "prefix" in features else None,
         torch.zeros(1, LENGTH, dtype=torch.long) if "documents" in features else None,
         torch.zeros(1, LENGTH, dtype=torch.bool) if "padding" in features else None,
     )
-    plan = Plan(q, k, k, *given, encoded(_pattern(features)), 0.1, 30.0 if "softcap" in features else 0.0, 0.0)
+    plan = Plan(Inputs(q, k, k, *given, encoded(_pattern(features)), 0.1, 30.0 if "softcap" in features else 0.0))
     dbias = torch.empty(1, 4, LENGTH, LENGTH, dtype=dtype) if has_bias else None
     dsums = along if "decay" in features else None
     launches: dict[str, Launch] = {
@@ -74,8 +80,8 @@ def _of(width: int, features: list[str], dtype: torch.dtype) -> Iterator[Build]:
         "keys": keys_launch(plan, q, along, along, k, k, dsums),
         "queries": queries_launch(plan, q, along, along, q, dbias, learned)[0],
     }
-    if features == ["decay"]:
-        launches["delta"] = delta_launch(plan, q, q, along)
+    if features == ["decay"] or gate is not None:
+        launches["delta"] = delta_launch(plan, q, q, along, q, gate)
     for kind, one in launches.items():
         label = "-".join(("attention", kind, *features, str(width)))
         yield Build(label + "-float32" * (dtype == torch.float32), one.kernel, one.arguments, one.meta)

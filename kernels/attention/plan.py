@@ -9,82 +9,68 @@ from torch import Tensor
 from kernels import launch
 from kernels.attention.backward import delta, keys_backward, queries_backward
 from kernels.attention.forward import forward
+from kernels.attention.inputs import Inputs, decoded
 from kernels.attention.pattern import BlockLists, Blocks, Pattern
-from kernels.attention.spans import document_bounds, pruned_bounds
-from kernels.attention.tiles import Biases, Rules, Sizes, Visits
+from kernels.attention.spans import document_bounds, within_both, within_reach
+from kernels.attention.tiles import Biases, Rows, Rules, Sizes, Task, Visits
 from kernels.attention.tuning import LIST, tile
 from kernels.launch import power_of_2
 
 LOG2E = 1.4426950408889634
-ORDERS = ("causal", "full", "cross")
 
 
 class Launch(NamedTuple):
-    """A kernel with all that it is started with."""
+    """A kernel with all that it is started with, on one axis."""
 
     kernel: Any
-    grid: tuple[int, int]
+    programs: int
     arguments: tuple[Any, ...]
     meta: dict[str, Any]
 
     def run(self) -> None:
-        self.kernel[self.grid](*self.arguments, **self.meta)
-
-
-def encoded(pattern: Pattern) -> list[int]:
-    """A pattern as numbers, as operators take them: 0 for what it has not."""
-    blocks = pattern.blocks
-    drawn = (0,) * 6 if blocks is None else (
-        blocks.size, blocks.window, blocks.globals, blocks.random, blocks.seed, blocks.heads
-    )  # fmt: skip
-    return [ORDERS.index(pattern.order), pattern.window or 0, pattern.stride or 0, pattern.columns or 0, *drawn]
-
-
-def _decoded(numbers: list[int]) -> Pattern:
-    order, window, stride, columns, *drawn = numbers
-    blocks = Blocks(*drawn) if drawn[0] else None
-    return Pattern(ORDERS[order], window or None, stride or None, columns or None, blocks)  # type: ignore[arg-type]
+        self.kernel[(self.programs,)](*self.arguments, **self.meta)
 
 
 class Plan:
     """A call's arguments as the kernels take them."""
 
-    def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, relative: Tensor | None, decay: Tensor | None,
-        sinks: Tensor | None, prefix: Tensor | None, documents: Tensor | None, padding: Tensor | None,
-        numbers: list[int], scale: float, softcap: float, prune: float,
-    ) -> None:  # fmt: skip
+    def __init__(self, given: Inputs) -> None:
+        q, k, v = given.q, given.k, given.v
         self.q, self.k, self.v = (with_rows(x) for x in (q, k, v))
+        self.gate = None if given.gate is None else rows(with_rows(given.gate))
         (self.batch, heads, queries, width), keys = q.shape, k.shape[2]
         widths = [None if x == max(power_of_2(x), 16) else x for x in (width, v.shape[-1])]
         self.sizes = Sizes(heads, heads // k.shape[1], queries, keys, *widths)
-        self.pattern, self.scale, self.prune = _decoded(numbers), scale * LOG2E, prune
-        self.sinks = None if sinks is None else sinks.float() * LOG2E
-        self.biases = self._biases(bias, relative, decay, softcap)
-        self.documents, self.prefix = documents, prefix
-        self.rules = self._rules(prefix, documents, padding)
-        self.listed = self.pattern.blocks is not None and prefix is None and self.rules.table is not None
-        self.plain = not self.listed and all(rule is None for rule in self.rules)
+        self.pattern = decoded(given.numbers)
+        self.sinks = None if given.sinks is None else given.sinks.float() * LOG2E
+        self.biases = self._biases(given)
+        self.documents, self.prefix = given.documents, given.prefix
+        self.rules = self._rules(given)
+        self.listed = self.pattern.blocks is not None and given.prefix is None and self.rules.table is not None
+        self.plain = not self.listed and self.biases.reach is None and all(rule is None for rule in self.rules)
         self.features = {
             "width": max(power_of_2(width), 16), "value_width": max(power_of_2(v.shape[-1]), 16), "bits": 8 * q.itemsize
         }  # fmt: skip
+        narrow = given.gate is None or given.gate.shape[-1] == 1
+        self.epilogue = {"GATE": 1 if narrow else self.features["value_width"]}
 
-    def _biases(self, bias: Tensor | None, relative: Tensor | None, decay: Tensor | None, softcap: float) -> Biases:
-        sizes, strides = self.sizes, None
-        if bias is not None:
-            strides = tuple(bias.expand(self.batch, sizes.heads, sizes.queries, sizes.keys).stride())
+    def _biases(self, given: Inputs) -> Biases:
+        sizes, strides, relative = self.sizes, None, given.relative
+        if given.bias is not None:
+            strides = tuple(given.bias.expand(self.batch, sizes.heads, sizes.queries, sizes.keys).stride())
         if relative is not None:
             relative = (relative.float() * LOG2E).contiguous()
-        if decay is not None:
-            decay = (decay.float() * LOG2E).contiguous()
+        decay, reach = (None if x is None else (x.float() * LOG2E).contiguous() for x in (given.decay, given.reach))
         return Biases(
-            softcap * LOG2E if softcap else None, bias, strides,  # type: ignore[arg-type]
+            given.scale * LOG2E, given.softcap * LOG2E if given.softcap else None,
+            given.bias, strides,  # type: ignore[arg-type]
             relative, None if relative is None else relative.stride(0) * (relative.shape[0] > 1),
             decay, None if decay is None else decay.stride(0) * (decay.shape[0] > 1),
+            reach, None if reach is None else reach.stride(0) * (reach.shape[0] > 1),
         )  # fmt: skip
 
-    def _rules(self, prefix: Tensor | None, documents: Tensor | None, padding: Tensor | None) -> Rules:
-        pattern, keys = self.pattern, self.sizes.keys
+    def _rules(self, given: Inputs) -> Rules:
+        pattern, keys, prefix, documents, padding = self.pattern, self.sizes.keys, *given[9:12]
         if padding is not None and pattern.order == "cross":
             padding = padding & ~padding.all(-1, keepdim=True)
         table = count = stride = block = None
@@ -105,28 +91,28 @@ class Plan:
         crowded = 2 if self.rules.table is not None else int(biased or not self.plain)
         return tile(kind, **self.features, listed=self.listed, learned=learned, crowded=crowded)
 
-    def visits(self, meta: dict[str, Any], by_key: bool) -> Visits:
-        """What bounds the loops of programs with such tiles: lists of a pattern's blocks, documents, closed gates."""
+    def task(self, meta: dict[str, Any], by_key: bool) -> Task:
+        """What programs with such tiles are told."""
+        return Task(self.sizes, self.rules, self.biases, self._visits(meta, by_key))
+
+    def _visits(self, meta: dict[str, Any], by_key: bool) -> Visits:
+        """What bounds their loops: lists of a pattern's blocks, documents, closed gates."""
         if self.listed:
             lists = _lists(self.pattern, self.sizes.queries, self.sizes.keys, self.q.device)
             visits = lists.by_key if by_key else lists.by_query
             per_head = int(visits.counts.shape[0] > 1)
             return Visits(None, None, visits.blocks, visits.counts, visits.blocks.shape[-1], per_head)
-        bounds = None
+        size, bounds = (meta["QUERIES"], meta["KEYS"], by_key), None
         if self.documents is not None and self.prefix is None:
-            bounds = document_bounds(self.documents, meta["QUERIES"], meta["KEYS"], by_key)[:, None]
-        if self.prune:
-            closed = pruned_bounds(
-                self.q, self.k, self.biases, self.scale, self.prune, meta["QUERIES"], meta["KEYS"], by_key
-            )
-            bounds = closed if bounds is None else torch.stack(
-                [torch.maximum(bounds[..., 0], closed[..., 0]), torch.minimum(bounds[..., 1], closed[..., 1])], -1
-            )  # fmt: skip
+            bounds = document_bounds(self.documents, *size)[:, None]
+        if self.biases.reach is not None:
+            closed = within_reach(self.biases.reach, self.biases.decay, *size)
+            bounds = closed if bounds is None else within_both(bounds, closed)
         if bounds is None:
             return Visits(None, None, None, None, None, None)
         bounds = bounds.int().contiguous()
-        strides = bounds.stride(0), bounds.stride(1) if bounds.shape[1] > 1 else 0
-        return Visits(bounds, strides, None, None, None, None)
+        strides = tuple(bounds.stride(at) if bounds.shape[at] > 1 else 0 for at in (0, 1))
+        return Visits(bounds, strides, None, None, None, None)  # type: ignore[arg-type]
 
     def meta(self, tiles: dict[str, Any]) -> dict[str, Any]:
         """The constants that all kernels have."""
@@ -157,36 +143,37 @@ def with_rows(x: Tensor) -> Tensor:
     return x if x.shape[-1] == 1 or x.stride(-1) == 1 else x.contiguous()
 
 
-def strides(x: Tensor) -> tuple[int, int, int]:
-    return x.stride(0), x.stride(1), x.stride(2)
+def rows(x: Tensor) -> Rows:
+    return Rows(x, (x.stride(0), x.stride(1), x.stride(2)))
 
 
 def forward_launch(plan: Plan, out: Tensor, lse: Tensor) -> Launch:
     tiles, sizes = plan.tiles("forward"), plan.sizes
-    grid = (-(-sizes.queries // tiles["QUERIES"]), plan.batch * sizes.heads)
-    arguments = (
-        plan.q, plan.k, plan.v, plan.sinks, out, lse, *map(strides, (plan.q, plan.k, plan.v, out)),
-        plan.scale, sizes, plan.rules, plan.biases, plan.visits(tiles, by_key=False),
-    )  # fmt: skip
-    return Launch(forward, grid, arguments, {"PLAIN": plan.plain, **plan.meta(tiles)})
+    programs = -(-sizes.queries // tiles["QUERIES"]) * plan.batch * sizes.heads
+    q, k, v = map(rows, (plan.q, plan.k, plan.v))
+    arguments = (q, k, v, plan.sinks, plan.gate, rows(out), lse, plan.task(tiles, by_key=False))
+    return Launch(forward, programs, arguments, {"PLAIN": plan.plain, **plan.meta(tiles), **plan.epilogue})
 
 
-def delta_launch(plan: Plan, out: Tensor, dout: Tensor, along: Tensor) -> Launch:
-    grid = (-(-plan.sizes.queries // 32), plan.batch * plan.sizes.heads)
-    arguments = (out, dout, along, strides(out), strides(dout), plan.sizes)
-    return Launch(delta, grid, arguments, {"ROWS": 32, "VALUE_WIDTH": plan.features["value_width"], **launch.OPTIONS})
+def delta_launch(
+    plan: Plan, out: Tensor, dout: Tensor, along: Tensor, passed: Tensor | None, dgate: Tensor | None
+) -> Launch:
+    """With a gate, what it passes on of dout and its own gradient are written too."""
+    programs = -(-plan.sizes.queries // 32) * plan.batch * plan.sizes.heads
+    more = (None if x is None else rows(x) for x in (passed, dgate))
+    arguments = (rows(out), rows(dout), along, plan.gate, *more, plan.sizes)
+    meta = {"ROWS": 32, "VALUE_WIDTH": plan.features["value_width"], **plan.epilogue, **launch.OPTIONS}
+    return Launch(delta, programs, arguments, meta)
 
 
 def keys_launch(
     plan: Plan, dout: Tensor, lse: Tensor, along: Tensor, dk: Tensor, dv: Tensor, dsums: Tensor | None
 ) -> Launch:
     tiles, sizes = plan.tiles("keys"), plan.sizes
-    grid = (-(-sizes.keys // tiles["KEYS"]), plan.batch * sizes.heads // sizes.groups)
-    arguments = (
-        plan.q, plan.k, plan.v, dout, lse, along, dk, dv, dsums, *map(strides, (plan.q, plan.k, plan.v, dout, dk, dv)),
-        plan.scale, sizes, plan.rules, plan.biases, plan.visits(tiles, by_key=True),
-    )  # fmt: skip
-    return Launch(keys_backward, grid, arguments, plan.meta(tiles))
+    programs = -(-sizes.keys // tiles["KEYS"]) * plan.batch * (sizes.heads // sizes.groups)
+    q, k, v, grads = map(rows, (plan.q, plan.k, plan.v, dout))
+    arguments = (q, k, v, grads, lse, along, rows(dk), rows(dv), dsums, plan.task(tiles, by_key=True))
+    return Launch(keys_backward, programs, arguments, plan.meta(tiles))
 
 
 def queries_launch(
@@ -196,9 +183,7 @@ def queries_launch(
     tiles, sizes = plan.tiles("queries", learned), plan.sizes
     count = -(-sizes.queries // tiles["QUERIES"])
     sums = lse.new_zeros(plan.batch, sizes.heads, count, 2 * sizes.keys - 1) if learned else None
-    arguments = (
-        plan.q, plan.k, plan.v, dout, lse, along, dq, dbias, sums, *map(strides, (plan.q, plan.k, plan.v, dout, dq)),
-        plan.scale, sizes, plan.rules, plan.biases, plan.visits(tiles, by_key=False),
-    )  # fmt: skip
+    q, k, v, grads = map(rows, (plan.q, plan.k, plan.v, dout))
+    arguments = (q, k, v, grads, lse, along, rows(dq), dbias, sums, plan.task(tiles, by_key=False))
     meta = {"PLAIN": plan.plain and not learned, **plan.meta(tiles)}  # two loops with sums take too many registers
-    return Launch(queries_backward, (count, plan.batch * sizes.heads), arguments, meta), sums
+    return Launch(queries_backward, count * plan.batch * sizes.heads, arguments, meta), sums

@@ -36,12 +36,12 @@ def probabilities(
     padding: Tensor | None = None,
     relative: Tensor | None = None,
     decay: Tensor | None = None,
-    prune: float | None = None,
+    reach: Tensor | None = None,
     elements: int = ELEMENTS,
 ) -> Iterator[Weights]:
     """softmax(softcap(scale q k^T) + bias) as `reference.attention` has it, with its arguments but the values: as many
-    queries at a time as make `elements` probabilities. Nothing is pruned."""
-    expected(q, k, pattern, bias, relative, decay, prune)
+    queries at a time as make `elements` probabilities."""
+    expected(q, k, pattern, relative, decay, reach)
     (batch, heads, queries, width), keys = q.shape, k.shape[-2]
     seen = pattern.dense(queries, keys, q.device, prefix, documents, padding)
     if seen is None:
@@ -55,7 +55,7 @@ def probabilities(
             logits = (at_least_float32(q[:, :, rows]) * factor) @ every
             if softcap is not None:
                 logits = softcap * (logits / softcap).tanh()
-            logits = _biased(logits, rows, queries, bias, relative, decay)
+            logits = _biased(logits, rows, queries, bias, relative, decay, reach)
             there = _rows(seen, rows).expand(logits.shape) & ~logits.isneginf()
             logits = logits.masked_fill(~there, float("-inf"))
             if sinks is None:
@@ -72,7 +72,13 @@ def _rows(x: Tensor, rows: slice) -> Tensor:
 
 
 def _biased(
-    logits: Tensor, rows: slice, queries: int, bias: Tensor | None, relative: Tensor | None, decay: Tensor | None
+    logits: Tensor,
+    rows: slice,
+    queries: int,
+    bias: Tensor | None,
+    relative: Tensor | None,
+    decay: Tensor | None,
+    reach: Tensor | None,
 ) -> Tensor:
     """Logits `[B,Hq,t,S]` of some of the queries with what `reference.added` adds."""
     keys = logits.shape[-1]
@@ -85,4 +91,6 @@ def _biased(
     if decay is not None:
         sums = at_least_float32(decay)
         logits = logits + (sums[..., i, None] - sums[..., None, :])
+        if reach is not None:
+            logits = logits.masked_fill(sums[..., None, :] > reach[..., rows, None], float("-inf"))
     return logits

@@ -21,7 +21,8 @@ def attention(
     padding: Tensor | None = None,
     relative: Tensor | None = None,
     decay: Tensor | None = None,
-    prune: float | None = None,
+    reach: Tensor | None = None,
+    gate: Tensor | None = None,
 ) -> Tensor:
     """q `[B,Hq,T,D]`, k `[B,Hkv,S,D]`, v `[B,Hkv,S,Dv]` give `[B,Hq,T,Dv]` in q's dtype (arXiv:1706.03762 eq. 1).
 
@@ -34,10 +35,11 @@ def attention(
     Two biases are given by what they consist of: `relative` `[Hq or 1, 2 S - 1]` adds relative[h, i - j + S - 1] to the
     logit of query i and key j (ALiBi, T5's buckets, KERPLE; the last query stands at the last key); `decay`
     `[B or 1, Hq, S]` adds c_i - c_j with c = decay, the running sum of log f of a forget gate (arXiv:2503.02130,
-    eq. 11-13). `prune` lets an implementation leave out pairs whose weights sum to less than it for every query
-    (arXiv:2504.06949); the formula leaves out none.
+    eq. 11-13). With `reach` `[B or 1, Hq, T]` query i reads only keys with c_j <= reach_i, its own among them: what
+    `kernels.attention.pruning` finds the gate to have left open. `gate` `[B,Hq,T,Dv]`, or `[B,Hq,T,1]`, multiplies the
+    output by its sigmoid (arXiv:2505.06708, eq. 5).
     """
-    expected(q, k, pattern, bias, relative, decay, prune)
+    expected(q, k, pattern, relative, decay, reach)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     groups = q.shape[1] // k.shape[1]
     with torch.autocast(q.device.type, enabled=False):
@@ -45,7 +47,7 @@ def attention(
         logits = (at_least_float32(q) * factor) @ keys.transpose(-2, -1)
         if softcap is not None:
             logits = softcap * (logits / softcap).tanh()
-        bias = added(q, k, bias, relative, decay)
+        bias = added(q, k, bias, relative, decay, reach)
         if bias is not None:
             logits = logits + bias
         seen = pattern.dense(q.shape[-2], k.shape[-2], q.device, prefix, documents, padding)
@@ -53,11 +55,32 @@ def attention(
             logits = logits.masked_fill(~seen, float("-inf"))
         if sinks is not None:
             sink = at_least_float32(sinks)[:, None, None].expand(*logits.shape[:-1], 1)
-            return (torch.cat([logits, sink], -1).softmax(-1)[..., :-1] @ values).to(q.dtype)
-        return (logits.softmax(-1) @ values).to(q.dtype)
+            return opened(torch.cat([logits, sink], -1).softmax(-1)[..., :-1] @ values, gate).to(q.dtype)
+        return opened(logits.softmax(-1) @ values, gate).to(q.dtype)
 
 
-def added(q: Tensor, k: Tensor, bias: Tensor | None, relative: Tensor | None, decay: Tensor | None) -> Tensor | None:
+def opened(out: Tensor, gate: Tensor | None) -> Tensor:
+    """out times the sigmoid of its gate, in at least float32; out itself where there is none."""
+    if gate is None:
+        return out
+    fits(gate, out.shape)
+    return at_least_float32(out) * at_least_float32(gate).sigmoid()
+
+
+def fits(gate: Tensor, shape: torch.Size) -> None:
+    """Raises ValueError for a gate that has neither the output's shape nor one value per head."""
+    if gate.shape[:-1] != shape[:-1] or gate.shape[-1] not in (1, shape[-1]):
+        raise ValueError(f"gate must be {list(shape)}, or 1 wide; received {list(gate.shape)}")
+
+
+def added(
+    q: Tensor,
+    k: Tensor,
+    bias: Tensor | None,
+    relative: Tensor | None,
+    decay: Tensor | None,
+    reach: Tensor | None = None,
+) -> Tensor | None:
     """The biases of all pairs, summed, as a tensor that broadcasts to `[B,Hq,T,S]`; None if there are none."""
     queries, keys = q.shape[-2], k.shape[-2]
     total = bias
@@ -67,6 +90,8 @@ def added(q: Tensor, k: Tensor, bias: Tensor | None, relative: Tensor | None, de
     if decay is not None:
         sums = at_least_float32(decay)
         between = sums[..., keys - queries :, None] - sums[..., None, :]
+        if reach is not None:
+            between = between.masked_fill(sums[..., None, :] > reach[..., None], float("-inf"))
         total = between if total is None else total + between
     return total
 
@@ -87,23 +112,21 @@ def expected(
     q: Tensor,
     k: Tensor,
     pattern: Pattern,
-    bias: Tensor | None,
     relative: Tensor | None,
     decay: Tensor | None,
-    prune: float | None,
+    reach: Tensor | None,
 ) -> None:
-    """Raises ValueError for a relative bias or a decay of another shape, or for what cannot be pruned."""
-    heads, keys = q.shape[1], k.shape[-2]
+    """Raises ValueError for a relative bias, a decay or a reach of another shape, and for a reach without a decay."""
+    heads, queries, keys = q.shape[1], q.shape[-2], k.shape[-2]
     if relative is not None and (relative.ndim != 2 or relative.shape[0] not in (1, heads)):
         raise ValueError(f"relative must be [1 or {heads} heads, {2 * keys - 1}]; received {tuple(relative.shape)}")
     if relative is not None and relative.shape[1] != 2 * keys - 1:
         raise ValueError(f"relative needs a bias for {2 * keys - 1} distances; received {relative.shape[1]}")
-    if decay is not None and (decay.ndim != 3 or decay.shape[0] not in (1, q.shape[0])):
-        raise ValueError(f"decay must be [1 or {q.shape[0]}, {heads}, {keys}]; received {tuple(decay.shape)}")
-    if decay is not None and decay.shape[1:] != (heads, keys):
-        raise ValueError(f"decay needs {heads} heads and {keys} keys; received {tuple(decay.shape[1:])}")
-    if prune is None:
-        return
-    if prune <= 0 or decay is None or bias is not None or pattern.order != "causal":
-        what = "prune is above 0 and needs a decay, a causal pattern and no dense bias"
-        raise ValueError(f"{what}; received prune={prune}, {pattern.order} order")
+    for name, value, length in (("decay", decay, keys), ("reach", reach, queries)):
+        if value is not None and (value.ndim != 3 or value.shape[0] not in (1, q.shape[0])):
+            raise ValueError(f"{name} must be [1 or {q.shape[0]}, {heads}, {length}]; received {tuple(value.shape)}")
+        if value is not None and value.shape[1:] != (heads, length):
+            found = tuple(value.shape[1:])
+            raise ValueError(f"{name} needs {heads} heads and {length} positions; received {found}")
+    if reach is not None and (decay is None or pattern.order != "causal"):
+        raise ValueError(f"reach bounds a decay of a causal pattern; received {pattern.order} order, decay={decay}")

@@ -16,33 +16,19 @@ def document_bounds(documents: Tensor, queries: int, keys: int, by_key: bool) ->
     return _stretch((low[:, :, None] <= last[:, None]) & (first[:, None] <= high[:, :, None]), other)
 
 
-def pruned_bounds(
-    q: Tensor, k: Tensor, biases: Any, scale: float, prune: float, queries: int, keys: int, by_key: bool
-) -> Tensor:
-    """The same by head `[B, H, tiles, 2]`: keys whose weights sum to less than `prune` for every query of a tile are
-    out of its reach (arXiv:2504.06949, section 3.2).
+def within_reach(reach: Tensor, decay: Tensor, queries: int, keys: int, by_key: bool) -> Tensor:
+    """The same by head `[B, H, tiles, 2]` for pairs whose key's decay `[B, H, S]` is within the query's `reach`."""
+    ahead = decay.shape[-1] - reach.shape[-1]
+    furthest = _last(reach, queries, torch.amax, -torch.inf)
+    lowest = _last(decay, keys, torch.amin, torch.inf)
+    near = furthest[..., :, None] >= lowest[..., None, :]
+    return _stretch(near.transpose(-1, -2), queries) + ahead if by_key else _stretch(near, keys)
 
-    With |q k| <= U a key has at most the weight exp(2 U + c_i - c_j), as a query's own key is among those that it
-    sees. Logarithms are in base 2. A cap on the logits bounds U; a relative bias adds the most that it can.
-    """
-    (batch, heads, length, _), total = q.shape, k.shape[2]
-    largest = q.float().norm(dim=-1).amax(-1) * k.float().norm(dim=-1).amax(-1).repeat_interleave(
-        heads // k.shape[1], 1
-    )
-    most = abs(scale) * largest
-    if biases.softcap is not None:
-        most = most.clamp(max=biases.softcap)
-    least = 2 * most
-    if biases.relative is not None:
-        least = least + biases.relative.amax(-1) - biases.relative[:, total - 1]
-    threshold = torch.tensor(prune / total, device=q.device).log2() - least
-    c = biases.decay.expand(batch, heads, total)
-    highest = _last(c[..., total - length :], queries, torch.amax, -torch.inf)
-    lowest = _last(c, keys, torch.amin, torch.inf)
-    reach = highest[..., :, None] - lowest[..., None, :] >= threshold[..., None, None]
-    if not by_key:
-        return _stretch(reach, keys)
-    return _stretch(reach.transpose(-1, -2), queries) + torch.tensor([total - length, total - length], device=q.device)
+
+def within_both(bounds: Tensor, others: Tensor) -> Tensor:
+    """Where two stretches overlap."""
+    low, high = torch.maximum(bounds[..., 0], others[..., 0]), torch.minimum(bounds[..., 1], others[..., 1])
+    return torch.stack([low, high], -1)
 
 
 def _last(c: Tensor, size: int, reduce: Any, rest: float) -> Tensor:

@@ -15,6 +15,13 @@ from kernels.activations.triton import tanh
 interpret.apply()
 
 
+class Rows(NamedTuple):
+    """A tensor `[B, H, rows, width]` whose rows have their elements side by side, by its first element."""
+
+    pointer: Any
+    strides: tuple[int, int, int]
+
+
 class Sizes(NamedTuple):
     """Query heads, query heads per key head, queries, keys, width of queries and keys, width of values; widths are None
     where they are powers of two that fill a tile."""
@@ -47,8 +54,10 @@ class Rules(NamedTuple):
 
 
 class Biases(NamedTuple):
-    """What changes logits; None where there is none. A stride of 0 stands for a dimension that is shared."""
+    """What changes logits; None where there is none. A stride of 0 stands for a dimension that is shared. Where there
+    is a `reach` a query reads no key whose decay is above it."""
 
+    scale: float
     softcap: float | None
     bias: Any
     bias_strides: tuple[int, int, int, int] | None
@@ -56,6 +65,8 @@ class Biases(NamedTuple):
     relative_stride: int | None
     decay: Any
     decay_stride: int | None
+    reach: Any
+    reach_stride: int | None
 
 
 class Visits(NamedTuple):
@@ -69,6 +80,24 @@ class Visits(NamedTuple):
     counts: Any
     most: int | None
     per_head: int | None
+
+
+class Task(NamedTuple):
+    """All that the kernels are told of a call beside its tensors and constants."""
+
+    sizes: Sizes
+    rules: Rules
+    biases: Biases
+    visits: Visits
+
+
+@triton.jit
+def place(positions, heads, SIZE: tl.constexpr):
+    """The tile of SIZE positions, the sequence and the head of a program: a head's tiles, then those of the next one.
+    All stand on one axis, as the others end at 65,535 programs."""
+    tiles = tl.cdiv(positions, SIZE)
+    head = tl.program_id(0) // tiles
+    return tl.program_id(0) % tiles, head // heads, head % heads
 
 
 @triton.jit
@@ -116,9 +145,10 @@ def of_decay(position, b, h, sizes, biases):
 
 
 @triton.jit
-def logits(products, i, j, ci, cj, b, h, scale, sizes, rules, biases, ORDER: tl.constexpr, WHOLE: tl.constexpr):
+def logits(products, i, j, ci, cj, b, h, task, ORDER: tl.constexpr, WHOLE: tl.constexpr):
     """Logits in base 2, -inf where a pair does not exist, and the derivative of the cap. In a WHOLE tile all exist."""
-    s = products * scale
+    sizes, biases = task.sizes, task.biases
+    s = products * biases.scale
     slope = 1.0
     if biases.softcap is not None:
         capped = tanh(s / biases.softcap)
@@ -138,7 +168,12 @@ def logits(products, i, j, ci, cj, b, h, scale, sizes, rules, biases, ORDER: tl.
     if biases.decay is not None:
         s += ci - cj
     if not WHOLE:
-        s = tl.where(visible(i, j, b, h, sizes.keys, rules, ORDER), s, float("-inf"))
+        s = tl.where(visible(i, j, b, h, sizes.keys, task.rules, ORDER), s, float("-inf"))
+    if biases.reach is not None:
+        row = i - (sizes.keys - sizes.queries)
+        base = biases.reach + b.to(tl.int64) * biases.reach_stride + h.to(tl.int64) * sizes.queries
+        reach = tl.load(base + row, mask=(row >= 0) & (row < sizes.queries), other=0.0)
+        s = tl.where(cj > reach, float("-inf"), s)
     return s, slope
 
 
@@ -156,8 +191,9 @@ def listed_tile(index, place, visits, SIZE: tl.constexpr, LIST: tl.constexpr):
 
 
 @triton.jit
-def key_span(first, last, b, h, tile, sizes, rules, visits, ORDER: tl.constexpr, BLOCK: tl.constexpr):
+def key_span(first, last, b, h, tile, task, ORDER: tl.constexpr, BLOCK: tl.constexpr):
     """From where to where queries first, …, last - 1 may see keys, the start at a multiple of BLOCK."""
+    sizes, rules, visits = task.sizes, task.rules, task.visits
     low, high = 0, sizes.keys
     if ORDER == "causal":
         high = tl.minimum(last, sizes.keys)
@@ -177,8 +213,9 @@ def key_span(first, last, b, h, tile, sizes, rules, visits, ORDER: tl.constexpr,
 
 
 @triton.jit
-def query_span(first, last, b, h, tile, sizes, rules, visits, ORDER: tl.constexpr, BLOCK: tl.constexpr):
+def query_span(first, last, b, h, tile, task, ORDER: tl.constexpr, BLOCK: tl.constexpr):
     """From which row to which queries may see keys first, …, last - 1, the start at a multiple of BLOCK."""
+    sizes, rules, visits = task.sizes, task.rules, task.visits
     ahead = sizes.keys - sizes.queries
     low, high = ahead, sizes.keys
     if ORDER == "causal":
@@ -199,26 +236,35 @@ def query_span(first, last, b, h, tile, sizes, rules, visits, ORDER: tl.constexp
 
 
 @triton.jit
-def rows_of(x_ptr, start, b, h, strides, rows, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Rows start, start + 1, … `[ROWS, WIDTH]` of one head of x `[B, H, rows, width]`, with 0 outside."""
-    offsets, inside = _places(start, strides, rows, width, ROWS, WIDTH)
-    base = x_ptr + b.to(tl.int64) * strides[0] + h.to(tl.int64) * strides[1] + tl.cast(start, tl.int64) * strides[2]
-    return tl.load(base + offsets, mask=inside, other=0.0)
+def rows_of(x, start, b, h, rows, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows start, start + 1, … `[ROWS, WIDTH]` of one head of the Rows x, with 0 outside."""
+    places, inside = _places(x, start, b, h, rows, width, ROWS, WIDTH)
+    return tl.load(places, mask=inside, other=0.0)
 
 
 @triton.jit
-def store_rows(x_ptr, x, start, b, h, strides, rows, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+def store_rows(x, values, start, b, h, rows, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """The same rows, written in x's dtype."""
-    offsets, inside = _places(start, strides, rows, width, ROWS, WIDTH)
-    base = x_ptr + b.to(tl.int64) * strides[0] + h.to(tl.int64) * strides[1] + tl.cast(start, tl.int64) * strides[2]
-    tl.store(base + offsets, x.to(x_ptr.dtype.element_ty), mask=inside)
+    places, inside = _places(x, start, b, h, rows, width, ROWS, WIDTH)
+    tl.store(places, values.to(x.pointer.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _places(start, strides, rows, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Where the elements of a tile stand from its first one on, and which exist; width is None if it is WIDTH."""
+def opened(gate, start, b, h, sizes, ROWS: tl.constexpr, GATE: tl.constexpr):
+    """The sigmoid of rows of a gate `[ROWS, GATE]`, which is as wide as values or has one value per head."""
+    if GATE == 1:
+        x = rows_of(gate, start, b, h, sizes.queries, None, ROWS, 1)
+    else:
+        x = rows_of(gate, start, b, h, sizes.queries, sizes.value_width, ROWS, GATE)
+    return tl.sigmoid(x.to(tl.float32))
+
+
+@triton.jit
+def _places(x, start, b, h, rows, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Where the elements of a tile stand, and which exist; width is None if it is WIDTH."""
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH)[None, :]
     inside = start + row < rows
     if width is not None:
         inside = inside & (column < width)
-    return row * strides[2] + column, inside
+    head = b.to(tl.int64) * x.strides[0] + h.to(tl.int64) * x.strides[1]
+    return x.pointer + head + tl.cast(start, tl.int64) * x.strides[2] + (row * x.strides[2] + column), inside

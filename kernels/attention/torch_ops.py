@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.activations import at_least_float32
 from kernels.attention.pattern import CAUSAL, Pattern
-from kernels.attention.reference import added, expected
+from kernels.attention.reference import added, expected, opened
 
 LEAST_ROWS, MOST_ROWS = 128, 256  # queries at a time
 
@@ -27,7 +27,8 @@ def sdpa(
     padding: Tensor | None = None,
     relative: Tensor | None = None,
     decay: Tensor | None = None,
-    prune: float | None = None,
+    reach: Tensor | None = None,
+    gate: Tensor | None = None,
 ) -> Tensor:
     """`scaled_dot_product_attention`; shapes as in the reference. Plain causal attention needs no mask at all.
 
@@ -35,14 +36,15 @@ def sdpa(
     """
     if softcap is not None or sinks is not None:
         raise ValueError("SDPA knows no softcap and no sinks; select the op with softcap=True or sinks=True")
-    expected(q, k, pattern, bias, relative, decay, prune)
-    bias = added(q, k, bias, relative, decay)
+    expected(q, k, pattern, relative, decay, reach)
+    bias = added(q, k, bias, relative, decay, reach)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     alone = bias is None and prefix is None and documents is None and padding is None
     fast = alone and pattern == CAUSAL and q.shape[-2] == k.shape[-2]
     mask = None if fast else _mask(q, k, bias, pattern.dense(*_sizes(q, k), prefix, documents, padding))
     grouped = q.shape[1] != k.shape[1]
-    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=fast, scale=factor, enable_gqa=grouped)
+    out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=fast, scale=factor, enable_gqa=grouped)
+    return out if gate is None else opened(out, gate).to(out.dtype)
 
 
 def _sizes(q: Tensor, k: Tensor) -> tuple[int, int, torch.device]:
@@ -71,15 +73,16 @@ def plain(
     padding: Tensor | None = None,
     relative: Tensor | None = None,
     decay: Tensor | None = None,
-    prune: float | None = None,
+    reach: Tensor | None = None,
+    gate: Tensor | None = None,
 ) -> Tensor:
     """Products in the dtype of the inputs; shapes as in the reference.
 
     Plain causal attention has the scale and the mask in the first product, and its softmax reads and writes the dtype
     of the inputs (it computes in float32). A bias may be large, so it is added in float32, as everything else is.
     """
-    expected(q, k, pattern, bias, relative, decay, prune)
-    bias = added(q, k, bias, relative, decay)
+    expected(q, k, pattern, relative, decay, reach)
+    bias = added(q, k, bias, relative, decay, reach)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     (batch, heads, length, width), keys, kv_heads = q.shape, k.shape[-2], k.shape[1]
     grouped = q.reshape(batch * kv_heads, -1, width)
@@ -99,7 +102,7 @@ def plain(
         # exp(l) / (exp(sink) + sum of exp(l)) as softmax times its share, so that small sums stay in float32
         share = (logits.logsumexp(-1, keepdim=True) - at_least_float32(sinks)[:, None, None]).sigmoid()
         out = out * share
-    return out.to(q.dtype)
+    return opened(out, gate).to(q.dtype)
 
 
 def by_rows(
@@ -116,7 +119,8 @@ def by_rows(
     padding: Tensor | None = None,
     relative: Tensor | None = None,
     decay: Tensor | None = None,
-    prune: float | None = None,
+    reach: Tensor | None = None,
+    gate: Tensor | None = None,
 ) -> Tensor:
     """Plain products of some queries at a time with the keys that these can reach (`stretches`); shapes as in the
     reference. So little more than half of a causal square is computed, of a window little more than it holds, and what
@@ -127,12 +131,12 @@ def by_rows(
     """
     if pattern.order != "causal" or prefix is not None or documents is not None:
         raise ValueError(f"some queries at a time are causal, without prefix and documents; received {pattern}")
-    expected(q, k, pattern, bias, relative, decay, prune)
+    expected(q, k, pattern, relative, decay, reach)
     queries, keys = q.shape[-2], k.shape[-2]
     q, k, v = (x.contiguous() for x in (q, k, v))  # of which stretches are views
     parts = stretches(queries, keys, pattern)
     if len(parts) == 1:
-        return plain(q, k, v, bias, pattern, scale, softcap, sinks, None, None, padding, relative, decay)
+        return plain(q, k, v, bias, pattern, scale, softcap, sinks, None, None, padding, relative, decay, reach, gate)
     wide_k, wide_v = at_least_float32(k), at_least_float32(v)
     rows = parts[0].stop
     biases = [None] * len(parts) if bias is None else bias.expand(*bias.shape[:-2], queries, keys).split(rows, -2)
@@ -152,6 +156,8 @@ def by_rows(
                 padding=None if padding is None else padding[:, first:last],
                 relative=None if relative is None else relative[:, keys - (last - first) : keys + (last - first) - 1],
                 decay=None if decay is None else decay[..., first:last],
+                reach=None if reach is None else reach[..., part.start : part.stop],
+                gate=None if gate is None else gate[:, :, part.start : part.stop],
             )
         )
     return torch.cat(found, 2)

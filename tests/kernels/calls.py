@@ -57,7 +57,8 @@ ATTENTION = {
     torch.float32: (
         "wide_values", "strided", "fixed", "padding_blocks", "cross_padding_alone", "relative_full", "everything",
         "documents_prefix_padding", "relative_shared_window_sinks", "relative_cached_softcap", "decay_cached",
-        "decay_shared_sinks_window", "decay_relative_bias", "decay_documents_padding", "length_1",
+        "decay_shared_sinks_window", "decay_relative_bias", "decay_documents_padding", "length_1", "reach_cached_sinks",
+        "gate_wide_values_decay_sinks",
     ),
     torch.bfloat16: ("decay_relative_bias", "everything"),
 }  # fmt: skip

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels import OPS, Case, Device, bench, launch
 from kernels.attention import CAUSAL, FULL, Blocks, Pattern, torch_ops
+from kernels.attention.pruning import reach
 
 ATTENTION = OPS["attention"]
 DEVICE = torch.device(DEVICES[-1].kind)
@@ -64,34 +65,88 @@ def test_many_tiles_agree_with_float64(shapes: dict[str, tuple[int, ...]], given
     close(outcome(triton, tensors, **given), outcome(ATTENTION.reference, wide, **given), 1e-5)
 
 
-@pytest.mark.parametrize("relative", [False, True])
-def test_pruning_leaves_out_tiles_whose_weights_are_below_its_tolerance(relative: bool) -> None:
-    from kernels.attention.plan import Plan, encoded
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("lost", [0.5, 1e-2, 4.5e-5])
+def test_keys_beyond_reach_have_together_less_weight_than_may_be_lost(lost: float, window: int | None) -> None:
+    x = {name: value.detach().double() for name, value in inputs(96, decay=(1, 2, 96)).items()}
+    q, k, decay = x["q"], x["k"].expand(-1, 2, -1, -1), x["decay"]
+    open_ = decay[..., None, :] <= reach(q, x["k"], decay, 0.1, lost, window)[..., None]
+    logits = 0.1 * q @ k.transpose(-1, -2) + decay[..., :, None] - decay[..., None, :]
+    seen = Pattern(window=window).dense(96, 96, DEVICE)
+    assert seen is not None
+    weights = logits.masked_fill(~seen, float("-inf")).softmax(-1)
+    closed = (weights * ~open_).sum(-1)
+    assert open_.diagonal(dim1=-2, dim2=-1).all(), "every query reads its own key"
+    assert (~open_ & seen).any(-1)[..., -1].all(), "the last queries have forgotten some keys"
+    assert 0 < closed.max() < lost
 
-    tensors = inputs(96, heads=1, decay=(1, 1, 96), **({"relative": (1, 191)} if relative else {}))
-    plan = Plan(
-        *(tensors[name] for name in "qkv"), None, tensors.get("relative"), tensors["decay"], *(None,) * 4,
-        encoded(CAUSAL), 0.1, 0.0, 1e-6,
-    )  # fmt: skip
-    tiles = {"QUERIES": 32, "KEYS": 32}
-    by_query, by_key = (plan.visits(tiles, by_key=kind).bounds for kind in (False, True))
-    assert by_query is not None and by_key is not None
+
+@pytest.mark.parametrize("window", [None, 5, 50])
+def test_reach_depends_on_no_later_token_and_is_that_of_reading_one_by_one(window: int | None) -> None:
+    x = {name: value.detach().double() for name, value in inputs(12, decay=(1, 2, 12)).items()}
+    q, k, decay = x["q"], x["k"], x["decay"]
+    whole = reach(q, k, decay, 0.25, 1e-3, window)
+    for t in range(1, 13):
+        held = max(t - (window or t), 0)
+        one = reach(q[:, :, t - 1 : t], k[:, :, held:t], decay[:, :, held:t], 0.25, 1e-3, window)
+        torch.testing.assert_close(one, whole[:, :, t - 1 : t])
+
+
+@pytest.mark.parametrize("more", [{}, {"documents": torch.tensor([[0] * 41 + [1] * 55])}], ids=["causal", "documents"])
+def test_tiles_beyond_reach_are_not_visited(more: dict[str, Tensor]) -> None:
+    from kernels.attention.inputs import Inputs, encoded
+    from kernels.attention.plan import Plan
+
+    more = {name: x.to(DEVICE) for name, x in more.items()}
+    tensors = inputs(96, heads=1, decay=(1, 1, 96))
+    q, k, v, decay = tensors.values()
+    near = reach(q, k, decay, 0.1, 1e-6)
+    given = (None, None, decay, near, None, None, None, more.get("documents"), None)
+    plan = Plan(Inputs(q, k, v, *given, encoded(CAUSAL), 0.1, 0.0))
+    by_query, by_key = (plan.task({"QUERIES": 32, "KEYS": 32}, by_key=kind).visits.bounds for kind in (False, True))
     assert (by_query[0, :, -1, 0] > 0).all(), "the last queries start after keys that are forgotten"
     assert (by_key[0, :, 0, 1] < 96).all(), "the first keys end before queries that forgot them"
-    triton = ATTENTION.implementations["triton"].load()
-    whole = outcome(triton, tensors, scale=0.1)
-    pruned = outcome(triton, tensors, scale=0.1, prune=1e-6)
-    close(pruned, whole, 1e-5)
+    wide = {name: x.detach().double().requires_grad_() for name, x in tensors.items()}
+    pruned = outcome(ATTENTION.implementations["triton"].load(), tensors, scale=0.1, reach=near, **more)
+    close(pruned, outcome(ATTENTION.reference, wide, scale=0.1, reach=near, **more), 1e-5)
+    close(pruned, outcome(ATTENTION.reference, wide, scale=0.1, **more), 1e-5)
+
+
+RULES = {
+    "decay_gate": {"decay": (1, 2, 20), "gate": (1, 2, 20, 16)},
+    "relative_bias_sinks_headgate": {"relative": (2, 39), "bias": (2, 20, 20), "sinks": (2,), "gate": (1, 2, 20, 1)},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "permuted"), [("decay_gate", True), ("relative_bias_sinks_headgate", False)])
+def test_operators_keep_the_rules_of_torch_library(name: str, permuted: bool) -> None:
+    from kernels.attention import triton
+    from kernels.attention.inputs import Inputs, encoded
+
+    def turned(x: Tensor) -> Tensor:
+        return x.detach().transpose(0, -1).contiguous().transpose(0, -1).requires_grad_()
+
+    tensors = {key: turned(x) if permuted else x for key, x in inputs(20, **RULES[name]).items()}
+    documents = torch.tensor([[0] * 9 + [1] * 11], device=DEVICE)
+    absent: dict[str, Any] = dict.fromkeys(Inputs._fields)
+    last = {"documents": documents, "numbers": encoded(Pattern(window=15)), "scale": 0.25, "softcap": 5.0}
+    given = tuple({**absent, **tensors, **last}.values())
+    torch.library.opcheck(triton._attention, given)
+    out, lse = triton._attention(*given)
+    saved = [x.detach() if isinstance(x, Tensor) else x for x in (torch.randn_like(out), out, lse, True, True, *given)]
+    torch.library.opcheck(triton._attention_backward, tuple(saved))
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"prune": 1e-6}, "needs a decay"),
-        ({"prune": -1.0, "decay": (1, 2, 8)}, "above 0"),
+        ({"reach": (1, 2, 8)}, "bounds a decay of a causal pattern"),
+        ({"reach": (1, 2, 7), "decay": (1, 2, 8)}, "2 heads and 8 positions"),
+        ({"gate": (1, 2, 8, 3)}, r"gate must be \[1, 2, 8, 16\], or 1 wide"),
         ({"relative": (2, 14)}, "15 distances; received 14"),
         ({"relative": (3, 15)}, r"\[1 or 2 heads, 15\]"),
-        ({"decay": (1, 2, 7)}, "2 heads and 8 keys"),
+        ({"decay": (1, 2, 7)}, "2 heads and 8 positions"),
         ({"decay": (2, 2, 8)}, r"\[1 or 1, 2, 8\]"),
     ],
 )
@@ -121,8 +176,6 @@ MODEL = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(DEVICE.type == "cuda", reason="compares the interpreter with the CPU")
 @pytest.mark.parametrize(
     "case",
     [pytest.param(c, id=c.name) for c in OPS["attention"].cases if c.arguments["pattern"].order == "causal"],
@@ -153,6 +206,8 @@ def test_stretches_hold_every_pair_of_a_window_and_little_else() -> None:
         assert int(held.sum()) <= int(seen.sum()) + queries * torch_ops.MOST_ROWS
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="compares the interpreter with the CPU")
 def test_models_train_alike_on_triton_and_torch() -> None:
     import arch_dsl
 
