@@ -136,7 +136,7 @@ def _kept(kept: list[tuple[Tensor, Tensor, Tensor]]) -> Any:
         padding: Tensor | None = None,
         relative: Tensor | None = None,
         decay: Tensor | None = None,
-        prune: float | None = None,
+        reach: Tensor | None = None,
     ) -> Tensor:
         group = q.shape[1] // k.shape[1]
         k, v = (torch.stack([x[:, head // group] for head in range(q.shape[1])], 1) for x in (k, v))
@@ -157,6 +157,8 @@ def _kept(kept: list[tuple[Tensor, Tensor, Tensor]]) -> Any:
                 if decay is not None:
                     own = decay[min(b, len(decay) - 1)]
                     logits[b, :, i, j] += own[:, at] - own[:, j]
+                    if reach is not None:
+                        logits[b, own[:, j] > reach[min(b, len(reach) - 1)][:, i], i, j] = -math.inf
         seen = seen & (logits > -math.inf)
         exponents = torch.where(seen, logits.exp(), 0)
         total = exponents.sum(-1, keepdim=True)
