@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -99,7 +99,7 @@ def stream(
     """
     call = replace(call or Call(), state=State())
     seeds = range(len(tokens)) if seeds is None else seeds
-    chances = [np.random.default_rng(seed) for seed in seeds] if sampling.temperature else []
+    chances = [random.Random(seed) for seed in seeds] if sampling.temperature else []
     while True:
         logits = model(tokens, call)[:, -1].float()
         chance = torch.tensor([each.random() for each in chances], dtype=torch.float64, device="cpu")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from search import cli_bench, cli_eval, cli_lifecycle, cli_store
+from search import cli_bench, cli_eval, cli_generate, cli_lifecycle, cli_store
 from search.cli_kit import (
     ALLOW,
     INVALID,
@@ -454,7 +454,7 @@ def dashboard(store: str | None, host: str, port: int | None, open_browser: bool
         fail(str(error), INVALID)
 
 
-for each in (*cli_lifecycle.VERBS, *cli_store.VERBS, *cli_eval.VERBS, *cli_bench.VERBS):
+for each in (*cli_lifecycle.VERBS, *cli_store.VERBS, *cli_eval.VERBS, *cli_generate.VERBS, *cli_bench.VERBS):
     main.add_command(each)
 
 

@@ -9,6 +9,7 @@ import secrets
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from search.trial import Trial, canonical_json
 if TYPE_CHECKING:
     from search.loop import Loop
 
-_WARM_UP, _ROUNDS, _FEWEST, _LONGEST_S = 2, 15, 3, 5.0
+WARM_UP, _ROUNDS, _FEWEST, _LONGEST_S = 2, 15, 3, 5.0
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,13 @@ def measure(ours: Timed, other: Timed, threads: int = 1) -> dict[str, Any]:
             one, two = (_loop(each, Path(folder)) for each in (ours, other))
             pairs: list[tuple[float, float]] = []
             started = time.perf_counter()
-            while len(pairs) < _WARM_UP + _ROUNDS:
+            while len(pairs) < WARM_UP + _ROUNDS:
                 pairs.append((_step(one, len(pairs)), _step(two, len(pairs))))
-                if len(pairs) >= _WARM_UP + _FEWEST and time.perf_counter() - started > _LONGEST_S:
+                if len(pairs) >= WARM_UP + _FEWEST and time.perf_counter() - started > _LONGEST_S:
                     break
     finally:
         torch.set_num_threads(before)
-    pairs = pairs[_WARM_UP:]
+    pairs = pairs[WARM_UP:]
     return {
         "ratio": statistics.median(a / b for a, b in pairs),
         "seconds": statistics.median(a for a, _ in pairs),
@@ -137,3 +138,16 @@ def _step(loop: Loop, step: int) -> float:
     if loop.device.type == "cuda":
         torch.cuda.synchronize(loop.device)
     return time.perf_counter() - started
+
+
+def steps_of(timed: Timed, count: int, tick: Callable[[], None]) -> Iterator[float]:
+    """Seconds of each of `count` steps after some that warm up, in one process; `tick` is called before each."""
+    import torch
+
+    with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng():
+        loop = _loop(timed, Path(folder))
+        for step in range(WARM_UP + count):
+            tick()
+            took = _step(loop, step)
+            if step >= WARM_UP:
+                yield took

@@ -48,7 +48,7 @@ def third_party_imports(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_import_is_a_declared_dependency(package):
     extras = PROJECT["optional-dependencies"]
-    declared = names(PROJECT["dependencies"] + extras["hub"] + extras["postgres"])
+    declared = names(PROJECT["dependencies"] + extras["hub"] + extras["lm-eval"] + extras["postgres"])
     providers = packages_distributions()
     undeclared = {
         f"{module} ({where})"

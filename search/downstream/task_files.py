@@ -20,6 +20,14 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_constructor("!function", lambda _, node: str(node.value))
 
 
+def _plain(file: Path) -> Any:
+    loader = _Loader(file.read_bytes())
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
 def is_path(task: str) -> bool:
     """Whether a task is named by where its file or folder lies."""
     return "/" in task or task.endswith(_ENDINGS)
@@ -36,7 +44,7 @@ def task_files(task: Path) -> list[Path]:
 def config(file: Path) -> dict[str, Any]:
     """What a task file says, with what it includes; nothing that it names is run. Raises ValueError."""
     try:
-        found = yaml.load(file.read_bytes(), Loader=_Loader)
+        found = _plain(file)
     except (OSError, yaml.YAMLError) as error:
         raise ValueError(f"{file} can't be read as a task: {error}") from error
     if not isinstance(found, dict):
@@ -80,7 +88,7 @@ def digest(task: Path) -> str:
 
 def _parts(file: Path) -> Iterator[Path]:
     yield file
-    said = yaml.load(file.read_bytes(), Loader=_Loader) or {}
+    said = _plain(file) or {}
     for name in _listed(said.get("include", [])):
         yield from _parts(file.parent / name)
     kwargs = data_files(file)

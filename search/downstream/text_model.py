@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,9 +15,21 @@ from arch_dsl.decoding import GREEDY, Sampling, stream
 from arch_dsl.modules import LanguageModel
 from search.data.tokenizers import Codec
 from search.evaluate import Precision, autocast, evaluating
-from search.measures.family import Subject
+from search.objectives import has_encoder
+
+if TYPE_CHECKING:
+    from search.measures.family import About, Subject
 
 Tokens = list[int]
+
+
+def not_continued(about: About) -> str | None:
+    """Why a model cannot say how a text goes on, or None."""
+    if not about.dataset.has_text:
+        return "the data were given as tokens, whose text is not known"
+    if has_encoder(about.model) or about.recipe.objective.type not in ("causal", "targets"):
+        return "the model was not trained to say how a text goes on: its objective must be causal, without an encoder"
+    return None
 
 
 def text_model(subject: Subject, context: int) -> TextModel:

@@ -171,6 +171,7 @@ class Measure(Family):
     word = True
     main: ClassVar[str] = ""
     in_all: ClassVar[bool] = True  # whether `all` has it: it needs no options
+    timed: ClassVar[bool] = False  # whether its numbers are times of a machine, which nothing can repeat exactly
 
     @property
     def in_result(self) -> bool:

@@ -19,7 +19,6 @@ from arch_dsl.spec import Count, NotNegative, Range, added
 from search.downstream.suites import SUITES
 from search.downstream.task_files import config, digest, is_path, task_files
 from search.measures.family import About, Found, Measure, Subject
-from search.objectives import has_encoder
 
 INSTALL = "pip install 'archlab[lm-eval]'"
 Share = Annotated[float, Range(above=0, max=1)]
@@ -102,10 +101,10 @@ class LmEval(Measure):
         return Measure.digest(replace(self, tasks=tuple(told)), data)
 
     def refusal(self, about: About) -> str | None:
-        if not about.dataset.has_text:
-            return "the data were given as tokens, whose text is not known"
-        if has_encoder(about.model) or about.recipe.objective.type not in ("causal", "targets"):
-            return "it asks how a text goes on, which the model was not trained to say: its objective must be causal"
+        from search.downstream.text_model import not_continued
+
+        if why := not_continued(about):
+            return why
         if self.context is not None and self.context > about.recipe.context:
             longer = about.long(self.context)
             if longer != about.model and shapes_of(longer) != shapes_of(about.model):

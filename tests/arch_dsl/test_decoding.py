@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from arch_dsl import Call, zoo
 from arch_dsl.conformance.hosts import ATTENTION, LENGTH, _model
 from arch_dsl.conformance.properties import holds_what_its_cost_says, reads_in_pieces
 from arch_dsl.context import State
-from arch_dsl.decoding import generate, recent
+from arch_dsl.decoding import Sampling, generate, recent, stream
 from tests.arch_dsl.conformance import TOKENS, Case, build, load, whole_model
 
 WINDOW = {"type": "window", "size": 4}
@@ -26,6 +27,7 @@ BIASES = {
     "forget": {"type": "forget_gate"},
     "forget_learned": {"type": "forget_gate", "input": "learned"},
     "forget_fixed": {"type": "forget_gate", "input": "fixed", "t_min": 2.0, "t_max": 9.0},
+    "forget_pruned": {"type": "forget_gate", "prune": 0.9},
 }
 
 
@@ -139,3 +141,41 @@ def test_generates_by_its_seed_and_temperature():
     drawn = generate(module, TOKENS[:1, :3].repeat(4000, 1), 1, temperature=4.0)[:, -1]
     counts = torch.bincount(drawn, minlength=len(share)) / 4000
     assert (counts - share).abs().max() < 0.04  # five standard deviations of a share of 4000
+
+
+def test_draws_only_from_the_likeliest_tokens():
+    logits = torch.tensor([[2.0, 0.0, 3.0, 1.0]]).repeat(2001, 1)
+    p = logits[0].double().softmax(-1).tolist()
+    chance = torch.linspace(0, 1, 2002, dtype=torch.float64)[:-1]
+
+    def drawn(**options: Any) -> list[float]:
+        return (torch.bincount(Sampling(1.0, **options).draw(logits, chance), minlength=4) / 2001).tolist()
+
+    assert drawn() == pytest.approx(p, abs=1e-3)
+    assert drawn(top_k=2) == pytest.approx([p[0] / (p[0] + p[2]), 0, p[2] / (p[0] + p[2]), 0], abs=1e-3)
+    assert p[2] < 0.7 < p[2] + p[0], "two tokens are the fewest that have so much"
+    assert drawn(top_p=0.7) == drawn(top_k=2)
+    assert drawn(top_p=0.01) == drawn(top_k=1) == [0, 0, 1, 0]
+    assert drawn(top_k=3, top_p=0.75) == drawn(top_k=2), "the share is one of what top_k leaves"
+    assert drawn(top_p=1.0) == drawn(top_k=9) == drawn()
+    assert Sampling().draw(logits, chance).unique().tolist() == [2]
+    assert Sampling(0.25).draw(logits, chance).bincount()[2] > 0.9 * 2001
+
+
+def test_a_row_is_drawn_by_its_own_seed_alone():
+    module = build(model())
+    tokens = TOKENS[:, :3]
+    drawn = Sampling(1.5, top_k=8, top_p=0.95)
+    both = [torch.stack([*islice(stream(module, tokens, None, drawn, seeds), 6)], 1) for seeds in ([7, 8], [8, 7])]
+    alone = torch.stack([*islice(stream(module, tokens[1:], None, drawn, [8]), 6)], 1)
+    assert torch.equal(both[0][1:], alone)
+    assert not torch.equal(both[0], both[1])
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "mamba2", "rwkv4", "retnet", "fox_pro", "glam"])
+def test_models_of_the_zoo_generate_with_what_they_hold_as_without(name: str):
+    module = build(arch_dsl.resolve(zoo.load(name, "tiny")))
+    found = generate(module, TOKENS[:, :5], 4)
+    for end in range(5, 9):
+        with torch.no_grad():
+            assert torch.equal(found[:, end], module(found[:, :end])[:, -1].argmax(-1))

@@ -18,11 +18,11 @@ CONTEXT = 64
 WORDS = [b"to be or not to be", b"that is the question", b"whether 'tis nobler", b"slings and arrows"]
 
 
-def byte_data(root: Path) -> Dataset:
-    """A few documents in each split, as bytes."""
+def byte_data(root: Path, splits: dict[str, list[bytes]] | None = None) -> Dataset:
+    """Documents of each split as bytes, by default the same few in all."""
     (root / "data").mkdir(parents=True)
     facts = {"tokenizer": {"type": "bytes"}}
-    splits = dict.fromkeys(("train", "validation", "test"), WORDS * 9)
+    splits = splits or dict.fromkeys(("train", "validation", "test"), WORDS * 9)
     write(root / "data", Bytes().train([], "tokenizer"), splits, facts)
     return Dataset.open(root, "data")
 

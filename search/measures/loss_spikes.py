@@ -1,0 +1,56 @@
+"""Sudden jumps of the training loss, and of the gradients' norm."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from arch_dsl.spec import Count, Positive, added
+from search.measures.family import About, Found, Measure, Subject
+
+_FEWEST = 16  # lines before one that a spread is taken from
+
+
+@Measure.register("loss_spikes")
+class LossSpikes(Measure):
+    """How many lines of the training journal lie `deviations` standard deviations or more above the mean of the
+    `window` lines before them (the spike score of arXiv:2501.00656, section 3.1, as a number of lines).
+
+    A line is the mean loss since the line before, and the last step's norm of the gradients; a journal has about 400
+    of them, so that in a long trial a spike of a few steps is flattened. A line with fewer than 16 before it is none.
+    """
+
+    window: Count = added(default=100)
+    deviations: Positive = added(default=7.0)
+
+    @property
+    def label(self) -> str:
+        said = {"window": (self.window, 100), "deviations": (self.deviations, 7.0)}
+        return self.type + "".join(f"_{name}_{value:g}" for name, (value, usual) in said.items() if value != usual)
+
+    def refusal(self, about: About) -> str | None:
+        if self.window < _FEWEST:
+            return f"a window of {self.window} lines is too short for a spread; {_FEWEST} are needed"
+        return None
+
+    def compute(self, subject: Subject) -> Found:
+        assert subject.folder is not None
+        text = (subject.folder / "metrics.jsonl").read_text()
+        lines = [line for line in map(json.loads, text.splitlines()) if line.get("loss") is not None]
+        end = self.label.removeprefix(self.type)
+        found = {
+            "loss_spikes": spikes([line["loss"] for line in lines], self.window, self.deviations),
+            "gradient_spikes": spikes([line["grad_norm"] for line in lines], self.window, self.deviations),
+            "lines": len(lines),
+        }
+        return Found({f"{name}{end}": float(count) for name, count in found.items()})
+
+
+def spikes(values: list[float], window: int, deviations: float) -> int:
+    """How many values are so far above those before them."""
+    found, line = 0, np.asarray(values, np.float64)
+    for place in range(_FEWEST, len(line)):
+        before = line[max(0, place - window) : place]
+        found += bool(line[place] > before.mean() + deviations * before.std())
+    return found
