@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
+import torch
+
 from arch_dsl.watching import Sight
 from search.measures.by_layer import by_site
 from search.measures.family import Found, Measure
@@ -39,7 +41,8 @@ class _Norms(Observer):
         x = x if kept is None else x[kept]
         node = place_of(sight) if sight.path else f"{sight.stack}.stream".strip(".")
         total, count = self.sums.get((node, sight.layer), (0.0, 0))
-        self.sums[node, sight.layer] = total + float(x.double().square().sum()), count + x.numel()
+        square = float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
+        self.sums[node, sight.layer] = total + square, count + x.numel()
 
     def found(self, windows: int) -> Found:
         roots = {key: math.sqrt(total / count) for key, (total, count) in self.sums.items()}

@@ -49,11 +49,11 @@ class _Decays(Observer):
         self.distances: list[int] = []
 
     def see(self, sight: Sight) -> None:
-        log_f: Tensor = sight.tensors["log_f"].double().clamp(min=LEAST)
+        log_f: Tensor = sight.tensors["log_f"].double().cpu().clamp(min=LEAST)
         assert sight.layer is not None
         place, layer = place_of(sight), sight.layer
         rows = counted(sight, log_f.shape)
-        rows = torch.ones(log_f.shape[:2], dtype=torch.bool, device=log_f.device) if rows is None else rows
+        rows = torch.ones(log_f.shape[:2], dtype=torch.bool) if rows is None else rows.cpu()
         per_token = log_f if log_f.ndim == 3 else log_f.mean(-1)
         kept = log_f.exp() if log_f.ndim == 3 else log_f.exp().mean(-1)
         self.kept.add(place, layer, kept[rows].sum(0), float(rows.sum()))

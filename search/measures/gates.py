@@ -64,7 +64,7 @@ class _Gates(Observer):
     def add(self, name: str, place: str, layer: int, x: Tensor) -> None:
         """More numbers of a kind."""
         total, count = self.sums.setdefault(name, {}).get((place, layer), (0.0, 0))
-        self.sums[name][place, layer] = total + float(x.double().sum()), count + x.numel()
+        self.sums[name][place, layer] = total + float(x.sum(dtype=torch.float64)), count + x.numel()
 
     def found(self, windows: int) -> Found:
         values: dict[str, float] = {}

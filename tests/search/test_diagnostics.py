@@ -410,6 +410,43 @@ def test_a_diagnostic_that_goes_wrong_spoils_no_other(dataset: Dataset, monkeypa
         Gates().compute(together)
 
 
+@pytest.mark.parametrize("name", ["sinks", "forget_gate", "gated", "prompt", "memory"])
+def test_padding_does_not_count(dataset: Dataset, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    about, most = about_of(dataset, name), 16
+    tokens = sample(about, False, WINDOWS).tokens
+    hidden = np.broadcast_to(np.arange(CONTEXT) >= most, tokens.shape)
+    whole = Batch(tokens, tokens, tokens, padding=hidden)
+    short = Batch(tokens[:, :most], tokens[:, :most], tokens[:, :most])
+    subject = make_subject(about)
+    found = []
+    for asked in (whole, short):
+        monkeypatch.setattr("search.measures.sample.sample", lambda *_, asked=asked: asked)
+        watched = [each for each in every(about) if isinstance(each, Diagnostic)]
+        found.append([told for each in measured(subject, *watched) for told in numbers_of(each)])
+    assert len(found[0]) > 20
+    assert found[0] == pytest.approx(found[1], rel=1e-9, nan_ok=True)
+
+
+def numbers_of(found: Any) -> list[float]:
+    """All of them, but for what is known of the distances of padded windows alone."""
+    cells = [x for name, grid in found.grids.items() for row in grid.values for x in row if "map" not in name]
+    return [*found.values.values(), *(y for curve in found.curves.values() for y in curve.y), *cells]
+
+
+def test_in_bfloat16_they_are_about_the_same(dataset: Dataset) -> None:
+    found = []
+    for precision in ("fp32", "bf16"):
+        about = make_about(dataset, VARIANTS["gated"], precision=precision)
+        weights = {name: value.float() for name, value in make_subject(about).model.state_dict().items()}
+        subject = Subject(about, torch.device("cpu"), weights, lambda: None)
+        found.append([each.compute(subject).values for each in every(about)])
+    for exact, rough in zip(*found, strict=True):
+        assert exact.keys() == rough.keys()
+        assert rough != exact
+        close = {name: value for name, value in exact.items() if "below" not in name}  # shares beyond a bound may jump
+        assert {name: rough[name] for name in close} == pytest.approx(close, rel=0.1)
+
+
 @pytest.mark.parametrize(("windows", "count"), [(None, 4), (1, 1), (7, 7), (10_000, 29)])
 def test_a_sample_has_whole_windows_evenly_spaced(dataset: Dataset, windows: int | None, count: int) -> None:
     asked = sample(make_about(dataset, small()), False, windows)
