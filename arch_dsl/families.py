@@ -115,6 +115,7 @@ class Score(Primitive):
     noun: ClassVar[str] = "score modifier"
     kind: ClassVar[Literal["bias", "softcap", "sinks"]] = "bias"
     positional: ClassVar[bool] = False  # whether it is how positions enter, and so what the knob `positional` sets
+    fading: ClassVar[bool] = False  # whether it adds to no other key more than to the query's own
     share: Literal["none", "stack"] = added(default="none")
 
     def per_key(self, ctx: BuildContext) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +13,9 @@ from arch_dsl.decoding import recent
 from arch_dsl.errors import Problem
 from arch_dsl.families import Score
 from arch_dsl.layers import Initializer, Linear, parameter
-from arch_dsl.spec import Positive
+from arch_dsl.spec import Positive, Range, added
 from kernels.activations import at_least_float32
+from kernels.attention.pruning import reach
 
 
 @Score.register("forget_gate")
@@ -24,6 +25,10 @@ class ForgetGate(Score):
 
     x is the branch's input. With `input: learned` f is sigmoid(b_h) for all tokens, with `fixed` also b_h stays. b_h
     starts at 0, or so that head h forgets in T_h tokens, f = exp(-1 / T_h), with T log-spaced from `t_min` to `t_max`.
+
+    With `prune` a query leaves out the keys that its gates have closed: those whose weights, which norms and gates
+    bound, are together less than `prune` (arXiv:2504.06949, section 3.2, where it is e^-10 = 4.5e-5). A CUDA device
+    computes only the tiles that are left.
     """
 
     examples = (
@@ -31,22 +36,27 @@ class ForgetGate(Score):
         {"input": "hidden", "t_min": 2.0, "t_max": 9.0},
         {"input": "learned", "t_min": 2.0, "t_max": 20.0},
         {"input": "fixed", "t_min": 2.0, "t_max": 20.0},
+        {"prune": 0.5},
     )
 
     version: ClassVar[int] = 2
     positional: ClassVar[bool] = True
+    fading: ClassVar[bool] = True
     input: Literal["hidden", "learned", "fixed"] = "hidden"
     t_min: Positive | None = None
     t_max: Positive | None = None
+    prune: Annotated[float, Range(above=0, below=1)] | None = added(default=None)
 
     def build(self, ctx: BuildContext) -> nn.Module:
         return _HiddenForgetGate(self, ctx) if self.input == "hidden" else _ForgetGate(self, ctx)
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         heads = ctx.heads or 1
+        closed = 0 if self.prune is None else tokens * heads + heads * tokens * tokens // 4  # a byte per pair
         if self.input == "hidden":
-            return Cost.product(tokens, ctx.hidden, heads, bias=True).keeping(2 * tokens * heads)
-        return Cost(parameters=heads, activations=tokens * heads) if self.input == "learned" else Cost()
+            return Cost.product(tokens, ctx.hidden, heads, bias=True).keeping(2 * tokens * heads + closed)
+        own = Cost(parameters=heads, activations=tokens * heads) if self.input == "learned" else Cost()
+        return own.keeping(closed)
 
     def per_key(self, ctx: BuildContext) -> int:
         return (ctx.heads or 1) if self.input == "hidden" else 0
@@ -76,19 +86,33 @@ class ForgetGate(Score):
         return (-(1 / times).expm1().log()).float()
 
 
-class _ForgetGate(nn.Module):
+class _Closing(nn.Module):
+    def __init__(self, spec: ForgetGate, ctx: BuildContext) -> None:
+        super().__init__()
+        self.path, self.window = ctx.path, ctx.window
+        self.prune, self.scale = spec.prune, ctx.logit_scale
+
+    def reach(self, q: Tensor, k: Tensor, sums: Tensor) -> Tensor | None:
+        """The largest sum of a key that each query reads `[batch, heads, time]`; None if it reads all."""
+        if self.prune is None:
+            return None
+        return reach(q.transpose(1, 2), k.transpose(1, 2), sums, self.scale, self.prune, self.window)
+
+
+class _ForgetGate(_Closing):
     bias: Tensor
 
     def __init__(self, spec: ForgetGate, ctx: BuildContext) -> None:
-        super().__init__()
-        start, self.path = spec.start(ctx.heads or 1), ctx.path
+        super().__init__(spec, ctx)
+        start = spec.start(ctx.heads or 1)
         if spec.input == "fixed":
             self.register_buffer("bias", start, persistent=False)
         else:
             self.bias = parameter(start.shape, _equal_to(start))
 
     def forward(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
-        return _discounts(self.decay(q, k, call), q.shape[1])
+        sums = self.decay(q, k, call)
+        return _discounts(sums, q.shape[1], self.reach(q, k, sums))
 
     def decay(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
         logs = F.logsigmoid(at_least_float32(self.bias)).expand(1, k.shape[1], -1)
@@ -97,16 +121,16 @@ class _ForgetGate(nn.Module):
         return _sums(logs)
 
 
-class _HiddenForgetGate(nn.Module):
+class _HiddenForgetGate(_Closing):
     def __init__(self, spec: ForgetGate, ctx: BuildContext) -> None:
-        super().__init__()
+        super().__init__(spec, ctx)
         heads = ctx.heads or 1
-        self.path, self.window = ctx.path, ctx.window
         self.projection = Linear(ctx.hidden, heads, std=ctx.std)
         self.projection.bias = parameter((heads,), _equal_to(spec.start(heads)))
 
     def forward(self, q: Tensor, k: Tensor, call: Call, projected: Tensor) -> Tensor:
-        return _discounts(self.decay(q, k, call, projected), projected.shape[1])
+        sums = self.decay(q, k, call, projected)
+        return _discounts(sums, projected.shape[1], self.reach(q, k, sums))
 
     def decay(self, q: Tensor, k: Tensor, call: Call, projected: Tensor) -> Tensor:
         logs = F.logsigmoid(at_least_float32(projected))
@@ -126,6 +150,7 @@ def _sums(logs: Tensor) -> Tensor:
     return logs.cumsum(1).transpose(1, 2)
 
 
-def _discounts(sums: Tensor, queries: int) -> Tensor:
-    """The same from j + 1 to i `[batch, heads, i, j]` for the last `queries` keys i."""
-    return sums[..., -queries:, None] - sums[..., None, :]
+def _discounts(sums: Tensor, queries: int, near: Tensor | None) -> Tensor:
+    """The same from j + 1 to i `[batch, heads, i, j]` for the last `queries` keys i; -inf beyond what is `near`."""
+    between = sums[..., -queries:, None] - sums[..., None, :]
+    return between if near is None else between.masked_fill(sums[..., None, :] > near[..., None], float("-inf"))

@@ -111,6 +111,11 @@ class MultiHead(Headed):
         own, shared = spec.places(ctx)
         for name, place in (("query", own), ("key", shared), ("value", shared), ("scores", own), ("sdpa", own)):
             problems += check_site(getattr(spec, name), place, f"{path}.{name}")
+        raising = [item.type for item in self.scores if item.kind == "bias" and not item.fading]
+        for index, item in enumerate(self.scores):
+            if getattr(item, "prune", None) is not None and raising:
+                message = f"bounds the weights of far keys, which {raising[0]} may raise"
+                problems.append(Problem(f"{path}.scores.{index}.prune", message, item.mark("prune")))
         return problems
 
 
@@ -211,17 +216,20 @@ class Scores(nn.Module):
         kinds = {_kind(item) for item in self.biases.values()}
         if dense:
             return {"bias": True}
-        return {name: name in kinds for name in ("bias", "relative", "decay")}
+        closing = any(getattr(item, "prune", None) is not None for item in self.biases.values())
+        return {name: name in kinds for name in ("bias", "relative", "decay")} | {"reach": closing}
 
     def parts(self, q: Tensor, k: Tensor, call: Call, projected: Iterator[Tensor]) -> dict[str, Tensor]:
         """The biases by what they consist of, added by implementations as they need it: `relative` by distance, `decay`
-        as running sums, what is neither as a matrix. Positions must be evenly spaced."""
+        as running sums with the `reach` of queries, what is neither as a matrix. Positions must be evenly spaced."""
         found: dict[str, Tensor] = {}
         for item in self.biases.values():
             more = (next(projected),) if _has_projection(item) else ()
             kind = _kind(item)
             value = item(q, k, call, *more) if kind == "bias" else getattr(item, kind)(q, k, call, *more)
             found[kind] = found[kind] + value if kind in found else value
+            if kind == "decay" and (near := item.reach(q, k, value)) is not None:  # type: ignore[operator]
+                found["reach"] = near
         return found
 
     def sink_logits(self) -> Tensor | None:

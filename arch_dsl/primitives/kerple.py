@@ -25,6 +25,7 @@ class Kerple(Score):
 
     version: ClassVar[int] = 2
     positional: ClassVar[bool] = True
+    fading: ClassVar[bool] = True
 
     def build(self, ctx: BuildContext) -> nn.Module:
         return _Kerple(ctx.heads or 1)

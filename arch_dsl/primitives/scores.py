@@ -24,6 +24,7 @@ class Alibi(Score):
 
     version: ClassVar[int] = 2
     positional: ClassVar[bool] = True
+    fading: ClassVar[bool] = True
     by: Positive = added(1.0)
 
     def build(self, ctx: BuildContext) -> nn.Module:

@@ -138,6 +138,24 @@ def test_forget_gate_without_input_is_one_per_head(q, k, source):
     close(past(module(q, k, Call())), fox(module.bias.expand(2, T, -1)))
 
 
+@pytest.mark.parametrize("window", [None, 3])
+def test_forget_gate_hides_keys_whose_weight_is_bounded_below_what_may_be_lost(q, k, window):
+    """D_ij < -2 U - log n + log(lost) as arXiv:2504.06949 has it, with U and n of what query i can see."""
+    module, x = made({"type": "forget_gate", "prune": 0.5}, window=window), 3 * drawn(3, 2, T, D)
+    gates = module.projection(x)
+    discounts, closed = fox(gates), torch.zeros(2, HEADS, T, T, dtype=torch.bool)
+    for b, h, i in itertools.product(range(2), range(HEADS), range(T)):
+        seen = range(max(i + 1 - (window or T), 0), i + 1)
+        most = max(0.3 * float(q[b, i, h].norm() * k[b, j, h // 2].norm()) for j in seen)
+        for j in seen:
+            closed[b, h, i, j] = discounts[b, h, i, j] < -2 * most - math.log(len(seen)) + math.log(0.5)
+    assert closed.any() and not closed.diagonal(dim1=-2, dim2=-1).any()
+    bias = module(q, k, Call(), gates)
+    reached = torch.ones(T, T).tril().bool() & (torch.ones(T, T).triu(1 - (window or T)).bool())
+    assert (bias.isneginf() == closed)[:, :, reached].all()
+    close(bias[~closed & reached], discounts[~closed & reached])
+
+
 def test_forget_gate_starts_with_log_spaced_times():
     times = torch.tensor([2.0, 2 * 4.0, 2 * 16.0, 2 * 64.0])
     for source in ("hidden", "learned", "fixed"):

@@ -230,3 +230,18 @@ def test_models_train_alike_on_triton_and_torch() -> None:
     for name, moved in after[0].items():
         assert moved.norm() > 0, name
         assert (after[1][name] - moved).norm() <= 1e-3 * moved.norm(), name
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="compares the interpreter with the CPU")
+def test_models_prune_alike_on_triton_and_torch() -> None:
+    import arch_dsl
+
+    found = {}
+    for backend, prune in (("torch", None), ("torch", 0.5), ("triton", 0.5)):
+        scores = [{"type": "forget_gate", "prune": prune}]
+        spec = arch_dsl.patch(arch_dsl.load({**MODEL, "overrides": {}}), {"block.attention.scores": scores})
+        module = arch_dsl.compile(spec, backend=backend, seed=1)
+        found[backend, prune] = module(torch.arange(40)[None] % 17).detach()
+    torch.testing.assert_close(found["triton", 0.5], found["torch", 0.5], atol=1e-5, rtol=1e-5)
+    assert (found["torch", None] - found["torch", 0.5]).abs().max() > 1e-3
