@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,18 @@ import torch
 from torch import Tensor, nn
 
 import arch_dsl
+from arch_dsl import zoo
 from arch_dsl.block import Branches
+from arch_dsl.model import EncoderDecoderModel
 from arch_dsl.modules import LanguageModel
-from arch_dsl.primitives.heads import MultiHeadModule
+from arch_dsl.primitives.heads import MultiHead, MultiHeadModule
+from arch_dsl.spec import walk
 from kernels.attention import CAUSAL, Pattern
 from search.data.batches import Batch
 from search.data.dataset import Dataset, write
 from search.data.tokenizers import Bytes
 from search.measures import About, Measure, Subject
+from search.measures.sample import Sampled
 from search.recipe import load_recipe
 from tests.arch_dsl.formulas import ACTIVATIONS
 
@@ -193,3 +198,59 @@ def reads(
     read = read or (prefix is not None and max(i, j) < prefix)
     read = read and (documents is None or documents[i] == documents[j])
     return read and (padding is None or not padding[j] or i == j)
+
+
+WINDOWS = 3
+ATTENTION: dict[str, Any] = {"heads": 4, "kv_heads": 2}
+
+
+def small(attention: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    block = {"norm": "rmsnorm", "attention": ATTENTION | (attention or {}), "ffn": {"type": "mlp", "width": 24}}
+    return {"d_model": 16, "n_layers": 2, "block": block, **fields}
+
+
+def attention_of(name: str) -> Iterator[Any]:
+    """The parts of the layers of a model of the zoo."""
+    return (part for stack in zoo.load(name, "tiny").stacks().values() for _, part in walk(tuple(stack.layers())))
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "sinks": small({"scores": ["sinks"]}),
+    "softcap": small({"scores": [{"type": "softcap", "cap": 2.0}]}),
+    "alibi_sinks": small({"scores": ["alibi", "sinks"]}),
+    "t5": small({"scores": [{"type": "t5_buckets", "buckets": 8, "max_distance": 10, "share": "stack"}]}),
+    "kerple": small({"scores": ["kerple"]}),
+    "transformer_xl": small({"scores": ["transformer_xl"]}),
+    "forget_gate": small({"scores": ["forget_gate"]}),
+    "forget_gate_learned": small({"scores": [{"type": "forget_gate", "input": "learned", "t_min": 2, "t_max": 9}]}),
+    "window": small({"mask": {"type": "window", "size": 5}}),
+    "documents": small({"mask": {"type": "causal", "documents": True}}),
+    "window_documents": small({"mask": {"type": "window", "size": 5, "documents": True}}),
+    "memory": small({"memory": 3, "mask": {"type": "window", "size": 6}}),
+    "prompt": small(prompt=4),
+    "positions": small({"queries": "positions"}, max_positions=64),
+    "shared": small({"share": "stack"}),
+    "gated": small({"query": ["gate"], "sdpa": [{"type": "gate", "heads": "shared", "activation": "tanh"}]}),
+    "constant_gate": small({"sdpa": [{"type": "gate", "input": "none"}]}),
+    "layers_differ": small(overrides={"1": {"block.attention.heads": 2, "block.attention.kv_heads": 1}}),
+}
+ZOO = [name for name in zoo.names() if any(isinstance(part, MultiHead) for part in attention_of(name))]
+
+
+def about_of(dataset: Dataset, name: str) -> About:
+    """A variant or a small model of the zoo, with an objective that can train it."""
+    spec = VARIANTS[name] if name in VARIANTS else zoo.load(name, "tiny")
+    objective = "prefix" if isinstance(spec, EncoderDecoderModel) else "masked" if name == "bigbird" else "causal"
+    return make_about(dataset, spec, objective=objective)
+
+
+def measured(subject: Subject, *measures: Measure) -> list[Any]:
+    """What each finds, all being asked together."""
+    together = make_subject(subject.about, *measures, model=subject.model)
+    return [measure.compute(together) for measure in measures]
+
+
+def every(about: About) -> list[Sampled]:
+    """All diagnostics that mean something for a model."""
+    found = [member() for member in Measure.members.values() if issubclass(member, Sampled)]
+    return [each for each in found if each.refusal(about) is None]

@@ -7,19 +7,14 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from arch_dsl import zoo
-from arch_dsl.model import EncoderDecoderModel
-from arch_dsl.primitives.heads import MultiHead
-from arch_dsl.spec import walk
 from search.data.batches import Batch
 from search.data.dataset import Dataset
 from search.measures import (
-    About,
     ActivationNorms,
     AttentionEntropy,
     EffectiveRank,
@@ -29,67 +24,30 @@ from search.measures import (
     GradientNorms,
     LocalAttention,
     MassiveActivations,
-    Measure,
     RouterLoad,
     Subject,
 )
-from search.measures.sample import Diagnostic, Sampled, sample
+from search.measures.sample import sample
 from search.objectives import has_encoder
-from tests.search.diagnostics_kit import CONTEXT, Plain, make_about, make_dataset, make_subject, plainly
-
-WINDOWS = 3
-ATTENTION: dict[str, Any] = {"heads": 4, "kv_heads": 2}
-
-
-def small(attention: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
-    block = {"norm": "rmsnorm", "attention": ATTENTION | (attention or {}), "ffn": {"type": "mlp", "width": 24}}
-    return {"d_model": 16, "n_layers": 2, "block": block, **fields}
-
-
-def attention_of(name: str) -> Iterator[Any]:
-    """The parts of the layers of a model of the zoo."""
-    return (part for stack in zoo.load(name, "tiny").stacks().values() for _, part in walk(tuple(stack.layers())))
-
-
-VARIANTS: dict[str, dict[str, Any]] = {
-    "sinks": small({"scores": ["sinks"]}),
-    "softcap": small({"scores": [{"type": "softcap", "cap": 2.0}]}),
-    "alibi_sinks": small({"scores": ["alibi", "sinks"]}),
-    "t5": small({"scores": [{"type": "t5_buckets", "buckets": 8, "max_distance": 10, "share": "stack"}]}),
-    "kerple": small({"scores": ["kerple"]}),
-    "transformer_xl": small({"scores": ["transformer_xl"]}),
-    "forget_gate": small({"scores": ["forget_gate"]}),
-    "forget_gate_learned": small({"scores": [{"type": "forget_gate", "input": "learned", "t_min": 2, "t_max": 9}]}),
-    "window": small({"mask": {"type": "window", "size": 5}}),
-    "documents": small({"mask": {"type": "causal", "documents": True}}),
-    "window_documents": small({"mask": {"type": "window", "size": 5, "documents": True}}),
-    "memory": small({"memory": 3, "mask": {"type": "window", "size": 6}}),
-    "prompt": small(prompt=4),
-    "positions": small({"queries": "positions"}, max_positions=64),
-    "shared": small({"share": "stack"}),
-    "gated": small({"query": ["gate"], "sdpa": [{"type": "gate", "heads": "shared", "activation": "tanh"}]}),
-    "constant_gate": small({"sdpa": [{"type": "gate", "input": "none"}]}),
-    "layers_differ": small(overrides={"1": {"block.attention.heads": 2, "block.attention.kv_heads": 1}}),
-}
-ZOO = [name for name in zoo.names() if any(isinstance(part, MultiHead) for part in attention_of(name))]
+from tests.search.diagnostics_kit import (
+    CONTEXT,
+    VARIANTS,
+    WINDOWS,
+    ZOO,
+    Plain,
+    about_of,
+    make_about,
+    make_dataset,
+    make_subject,
+    measured,
+    plainly,
+    small,
+)
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return make_dataset(tmp_path_factory.mktemp("data"))
-
-
-def about_of(dataset: Dataset, name: str) -> About:
-    """A variant or a small model of the zoo, with an objective that can train it."""
-    spec = VARIANTS[name] if name in VARIANTS else zoo.load(name, "tiny")
-    objective = "prefix" if isinstance(spec, EncoderDecoderModel) else "masked" if name == "bigbird" else "causal"
-    return make_about(dataset, spec, objective=objective)
-
-
-def measured(subject: Subject, *measures: Measure) -> list[Any]:
-    """What each finds, all being asked together."""
-    together = make_subject(subject.about, *measures, model=subject.model)
-    return [measure.compute(together) for measure in measures]
 
 
 def seen_by(dataset: Dataset, name: str) -> tuple[Subject, Batch, Plain]:
@@ -340,150 +298,3 @@ def test_gradient_norms_are_those_of_one_backward_pass(dataset: Dataset) -> None
     assert found.values[f"gradient_norm_{WINDOWS}"] == pytest.approx(total, rel=1e-9)
     assert found.values[f"gradient_norm_embedding_{WINDOWS}"] == pytest.approx(float(gradients["embedding"].norm()))
     assert all(value.grad is None for value in model.parameters()), "nothing is left behind"
-
-
-def every(about: About) -> list[Sampled]:
-    """All diagnostics that mean something for a model."""
-    found = [member() for member in Measure.members.values() if issubclass(member, Sampled)]
-    return [each for each in found if each.refusal(about) is None]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_compiled_layers_tell_the_same(dataset: Dataset) -> None:
-    about = about_of(dataset, "gated")
-    subject = make_subject(about)
-    model: Any = subject.model
-    diagnostics = every(about)
-    before = [each.plain() for each in measured(subject, *diagnostics)]
-    graphs: list[Any] = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    for layer in model.block:
-        layer.forward = torch.compile(layer.forward, backend=backend, fullgraph=True)
-    tokens = torch.from_numpy(sample(about, False, WINDOWS).tokens)
-    with torch.no_grad():
-        logits = model(tokens)
-    assert graphs, "layers were compiled"
-    assert [each.plain() for each in measured(subject, *diagnostics)] == before
-    count = len(graphs)
-    with torch.no_grad():
-        assert torch.equal(model(tokens), logits)
-    assert len(graphs) == count, "being watched compiles nothing anew"
-
-
-def test_what_is_asked_together_shares_one_pass(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    about = about_of(dataset, "gated")
-    subject = make_subject(about)
-    model: Any = subject.model
-    watched = [each for each in every(about) if isinstance(each, Diagnostic)]
-    alone = [measured(subject, each)[0].plain() for each in watched]
-    calls: list[int] = []
-    hidden = model.hidden
-
-    def counted(tokens: Tensor, call: Any) -> Tensor:
-        calls.append(len(tokens))
-        found: Tensor = hidden(tokens, call)
-        return found
-
-    monkeypatch.setattr(model, "hidden", counted)
-    found = measured(subject, Gates(windows=2), *watched)
-    assert [each.plain() for each in found[1:]] == alone
-    assert len(watched) > 5
-    assert calls == [2, *[4] * (len(calls) - 1)], "a pass for two windows, and one for all the others"
-
-
-def test_a_diagnostic_that_goes_wrong_spoils_no_other(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = make_subject(about_of(dataset, "gated"))
-    together = make_subject(subject.about, MassiveActivations(), Gates(), model=subject.model)
-    expected = measured(subject, MassiveActivations())[0].plain()
-
-    def broken(self: Any, sight: Any) -> None:
-        raise ZeroDivisionError("the gate is stuck")
-
-    monkeypatch.setattr("search.measures.gates._Gates.see", broken)
-    assert MassiveActivations().compute(together).plain() == expected
-    with pytest.raises(ZeroDivisionError, match="stuck"):
-        Gates().compute(together)
-
-
-@pytest.mark.parametrize("name", ["sinks", "forget_gate", "gated", "prompt", "memory"])
-def test_padding_does_not_count(dataset: Dataset, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    about, most = about_of(dataset, name), 16
-    tokens = sample(about, False, WINDOWS).tokens
-    hidden = np.broadcast_to(np.arange(CONTEXT) >= most, tokens.shape)
-    whole = Batch(tokens, tokens, tokens, padding=hidden)
-    short = Batch(tokens[:, :most], tokens[:, :most], tokens[:, :most])
-    subject = make_subject(about)
-    found = []
-    for asked in (whole, short):
-        monkeypatch.setattr("search.measures.sample.sample", lambda *_, asked=asked: asked)
-        watched = [each for each in every(about) if isinstance(each, Diagnostic)]
-        found.append([told for each in measured(subject, *watched) for told in numbers_of(each)])
-    assert len(found[0]) > 20
-    assert found[0] == pytest.approx(found[1], rel=1e-9, nan_ok=True)
-
-
-def numbers_of(found: Any) -> list[float]:
-    """All of them, but for what is known of the distances of padded windows alone."""
-    cells = [x for name, grid in found.grids.items() for row in grid.values for x in row if "map" not in name]
-    return [*found.values.values(), *(y for curve in found.curves.values() for y in curve.y), *cells]
-
-
-def test_in_bfloat16_they_are_about_the_same(dataset: Dataset) -> None:
-    found = []
-    for precision in ("fp32", "bf16"):
-        about = make_about(dataset, VARIANTS["gated"], precision=precision)
-        weights = {name: value.float() for name, value in make_subject(about).model.state_dict().items()}
-        subject = Subject(about, torch.device("cpu"), weights, lambda: None)
-        found.append([each.compute(subject).values for each in every(about)])
-    for exact, rough in zip(*found, strict=True):
-        assert exact.keys() == rough.keys()
-        assert rough != exact
-        close = {name: value for name, value in exact.items() if "below" not in name}  # shares beyond a bound may jump
-        assert {name: rough[name] for name in close} == pytest.approx(close, rel=0.1)
-
-
-@pytest.mark.parametrize(("windows", "count"), [(None, 4), (1, 1), (7, 7), (10_000, 29)])
-def test_a_sample_has_whole_windows_evenly_spaced(dataset: Dataset, windows: int | None, count: int) -> None:
-    asked = sample(make_about(dataset, small()), False, windows)
-    stream = np.asarray(dataset.split("test"))
-    assert len(stream) - 1 == 29 * CONTEXT + 21, "the last window is short"
-    starts = [(stream[: 29 * CONTEXT].reshape(29, CONTEXT) == row).all(1).nonzero()[0].tolist() for row in asked.tokens]
-    assert len(asked) == count and all(starts)
-    assert (asked.targets >= 0).all()
-    gaps = np.diff([places[0] for places in starts])
-    assert len(gaps) == 0 or gaps.max() - gaps.min() <= 1
-
-
-@pytest.mark.parametrize(
-    ("name", "refused"),
-    [
-        ("gated_delta_net", {"first_token_attention", "attention_entropy", "local_attention", "router_load"}),
-        ("mamba", {"effective_rank", "forget_gate", "first_token_attention", "router_load"}),
-        ("llama", {"gates", "forget_gate", "router_load"}),
-        ("gated_attention_moe", {"forget_gate"}),
-    ],
-)
-def test_what_means_nothing_for_a_model_is_refused(dataset: Dataset, name: str, refused: set[str]) -> None:
-    about = about_of(dataset, name)
-    found = {
-        each for each, member in Measure.members.items() if issubclass(member, Sampled) and member().refusal(about)
-    }
-    assert found >= refused
-    assert not found & {"massive_activations", "activation_norms", "gradient_norms"}
-
-
-def test_options_are_in_every_name() -> None:
-    labels = [
-        each.label
-        for each in (
-            *(FirstTokenAttention(), FirstTokenAttention(windows=8), FirstTokenAttention(first_query=True)),
-            *(LocalAttention(), LocalAttention(width=9), LocalAttention(width=9, windows=8), GradientNorms(windows=8)),
-        )
-    ]
-    assert len(set(labels)) == len(labels)
-    assert labels[1:3] == ["first_token_attention_8", "first_token_attention_with_first_query"]
