@@ -24,7 +24,7 @@ _ROUNDS = 3  # the fastest counts
 @Measure.register("decoding")
 class Decoding(Measure):
     """`batch` rows read a prompt of `prompt` tokens (half the context without it) and are continued by `tokens` more,
-    one at a time, with what decoding holds of those before.
+    one at a time, with what decoding holds of those before (incremental inference, arXiv:1911.02150, section 2.4).
 
     Told are the time of the prompt and of a token, tokens per second of all rows, and the bytes that are held for each
     token that a row has read when all have been, beside those that the spec says (float32).
