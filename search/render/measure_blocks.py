@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,6 +41,8 @@ def measure_blocks(comparison: Comparison) -> Iterator[Block]:
             columns = _octaves(curves[curves["name"] == name], variants)
             legend = "nats/token, means over the places of a window that a column names"
             yield Block(f"Measured on test: {printable(name)}", [names, *columns], legend)
+        elif "_by_layer" in name:
+            yield _layers_block(name, curves[curves["name"] == name], variants, names)
     grids = comparison.grids
     for name in dict.fromkeys(map(str, grids["name"])):
         yield _grid_block(name, grids[grids["name"] == name], variants, names)
@@ -51,23 +53,40 @@ def is_timed(label: str) -> bool:
     return any(f"{label}_".startswith(f"{name}_") for name in TIMED)
 
 
+def _layers_block(name: str, curve: pd.DataFrame, variants: list[str], names: Column) -> Block:
+    """At most eight layers of a curve over layers, evenly spaced, each as a column."""
+    means = curve.set_index(["variant", "x"])["mean"]
+    columns, left_out = _some(list(dict.fromkeys(curve["x"])), lambda v, x: means.get((v, x)), variants)
+    legend = f"columns: layer; over {_range(curve['targets'])} tokens each{left_out}"
+    return Block(f"Measured on test: {printable(name)}", [names, *columns], legend)
+
+
 def _grid_block(name: str, grid: pd.DataFrame, variants: list[str], names: Column) -> Block:
     """At most eight rows of a grid, evenly spaced, each as the mean over its columns. Of layers by what is no number
     of a head, but differs in kind, columns as the means over layers."""
     axis, other = ("x", "y") if grid["row"].iloc[0] == "layer" and grid["column"].iloc[0] != "head" else ("y", "x")
     said = {"y": printable(grid["row"].iloc[0]), "x": printable(grid["column"].iloc[0])}
     labels = list(dict.fromkeys(grid[axis]))
-    kept = sorted(set(np.linspace(0, len(labels) - 1, min(len(labels), _SHOWN)).round().astype(int).tolist()))
     means = grid.groupby(["variant", axis], sort=False)["mean"].mean()  # of what is not NaN
+    columns, left_out = _some(labels, lambda variant, label: means.get((variant, label)), variants)
+    legend = f"columns: {said[axis]}; means over {said[other]}, of {_range(grid['cases'])} cases each{left_out}"
+    return Block(f"Measured on test: {printable(name)}", [names, *columns], legend)
+
+
+def _some(labels: list[Any], mean: Callable[[str, Any], float | None], variants: list[str]) -> tuple[list[Column], str]:
+    """A column for each of at most eight labels, evenly spaced, and what is to be said of the others."""
+    kept = sorted(set(np.linspace(0, len(labels) - 1, min(len(labels), _SHOWN)).round().astype(int).tolist()))
     columns = [
-        Column(printable(str(label)), [Cell(number(means.get((variant, label)), ".4g")) for variant in variants])
+        Column(printable(str(label)), [Cell(number(mean(variant, label), ".4g")) for variant in variants])
         for label in (labels[place] for place in kept)
     ]
-    cases = " to ".join(map(str, sorted({grid["cases"].min(), grid["cases"].max()})))
-    legend = f"columns: {said[axis]}; means over {said[other]}, of {cases} cases each"
-    if len(columns) < len(labels):
-        legend += f"; {len(columns)} of {len(labels)}, the others and every cell are in --json"
-    return Block(f"Measured on test: {printable(name)}", [names, *columns], legend)
+    more = f"; {len(columns)} of {len(labels)}, the others and every cell are in --json"
+    return columns, more if len(columns) < len(labels) else ""
+
+
+def _range(counts: pd.Series[Any]) -> str:
+    """The least and the most of them, or the one that all are."""
+    return " to ".join(map(str, sorted({int(counts.min()), int(counts.max())})))
 
 
 def _spread(row: dict[str, Any] | None) -> Cell:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from search.comparison import compare
-from search.measures import Found, Grid
+from search.measures import Curve, Found, Grid
 from search.reporting import report, to_plain
 from tests.search.compare_kit import make_study
 
@@ -75,6 +75,21 @@ def test_of_layers_by_what_differs_in_kind_columns_are_printed() -> None:
     assert head.split()[1:] == ["stream", "attention"]
     assert [float(cell) for cell in line.split()[1:]] == [2.0, 0.1]
     assert "columns: node; means over layer, of 20 cases each" in block
+
+
+def test_a_curve_over_layers_is_printed_by_layer() -> None:
+    record, trials = make_study({"base": 0.0, "deep": 0.0}, seeds=2, rates=())
+    for trial in trials:
+        layers = [0, 1, 2] if trial["variant"] == "deep" else [0, 1]
+        tall: list[float | None] = [1.0, 30.0, 500.0]
+        largest = Curve(layers, tall[: len(layers)], [640] * len(layers))
+        trial["measures"] = [finding(Found({"massive_activations": 9.0}, {"massive_activations_by_layer": largest}))]
+    block = report(compare(record, trials)).split("Measured on test: massive_activations_by_layer")[1]
+    lines = {line.split()[0]: line.split()[1:] for line in block.splitlines() if line.split()}
+    assert lines["variant"] == ["0", "1", "2"]
+    assert lines["base"] == ["1", "30", "\N{EN DASH}"]
+    assert lines["deep"] == ["1", "30", "500"]
+    assert "columns: layer; over 640 tokens each" in block
 
 
 def test_of_a_large_grid_eight_rows_are_printed() -> None:
