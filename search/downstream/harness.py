@@ -6,6 +6,7 @@ The harness makes prompts, filters answers and scores them; how likely a text is
 from __future__ import annotations
 
 import io
+import json
 import logging
 import random
 from collections import Counter
@@ -69,21 +70,32 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     def generate_until(self, requests: Any, disable_tqdm: bool = True) -> list[str]:
         """Answers as each request asks for them; copies of a request differ by their seed."""
-        copies, found = Counter[tuple[Any, ...]](), []
+        copies, seeds = Counter[tuple[Any, ...]](), []
         for request in requests:
             name = (request.task_name, request.doc_id, request.idx)
-            prompt, asked = request.args[:2]
-            found += self.answers(prompt, asked, sampling_of(asked), [seed_of("lm_eval", *name, copies[name])])
+            seeds.append(seed_of("lm_eval", *name, copies[name]))
             copies[name] += 1
-        return found
+        return self.answers([request.args[:2] for request in requests], seeds)
 
-    def answers(self, prompt: str, asked: dict[str, Any], sampling: Sampling, seeds: Sequence[int]) -> list[str]:
-        """Several answers to a prompt, one for each seed."""
-        until = asked.get("until") or []
-        until = [until] if isinstance(until, str) else until
-        most = int(asked.get("max_gen_toks") or asked.get("max_new_tokens") or _MOST)
-        tokens = self.tok_encode(prompt) or [self.prefix_token_id]
-        return self.text.continued([tokens] * len(seeds), most, until, sampling, seeds)
+    def answers(
+        self, asked: Sequence[tuple[str, dict[str, Any]]], seeds: Sequence[int], sampling: Sampling | None = None
+    ) -> list[str]:
+        """Answers to prompts as each asks for them, one for each seed; `sampling` None is their own."""
+        alike: dict[str, list[int]] = {}
+        for place, (_, said) in enumerate(asked):
+            alike.setdefault(json.dumps(said, sort_keys=True, default=str), []).append(place)
+        found = [""] * len(asked)
+        for places in alike.values():
+            said = asked[places[0]][1]
+            until = said.get("until") or []
+            until = [until] if isinstance(until, str) else until
+            most = int(said.get("max_gen_toks") or said.get("max_new_tokens") or _MOST)
+            prompts = [self.tok_encode(asked[place][0]) or [self.prefix_token_id] for place in places]
+            own = [seeds[place] for place in places]
+            texts = self.text.continued(prompts, most, until, sampling or sampling_of(said), own)
+            for place, text in zip(places, texts, strict=True):
+                found[place] = text
+        return found
 
 
 def sampling_of(asked: dict[str, Any]) -> Sampling:
@@ -136,7 +148,8 @@ def load(tasks: Sequence[str], shots: int | None) -> tuple[dict[str, Any], dict[
         loaded = manager.load(_specs(task) if is_path(task) else [task])
         found |= loaded["tasks"]
         groups |= loaded["groups"]
-        asked[task] = [task] if task in loaded["groups"] else list(loaded["tasks"])
+        group = loaded["groups"].get(task)
+        asked[task] = [task] if group is not None and group.has_aggregation else list(loaded["tasks"])
     for each in found.values():
         own = each.get_config("num_fewshot")
         each.set_config(key="num_fewshot", value=own or 0 if shots is None or own == 0 else shots)
@@ -163,9 +176,11 @@ def results(model: HarnessModel, tasks: dict[str, Any], groups: dict[str, Any], 
     loaded = {"tasks": tasks, "groups": groups, "group_map": members}
     told = evaluate(model, loaded, limit=limit, bootstrap_iters=0, log_samples=False)
     assert told is not None
-    counts = {name: told["n-samples"][name]["effective"] for name in tasks}
+    counts = {name: float(told["n-samples"][name]["effective"]) for name in tasks}
+    for name, group in groups.items():
+        counts[name] = sum(counts[task.task_name] for task in group.get_all_tasks())
     rows = {**told["results"], **told.get("groups", {})}
-    return {name: _numbers(row) | ({"n": counts[name]} if name in counts else {}) for name, row in rows.items()}
+    return {name: {**_numbers(row), "n": counts[name]} for name, row in rows.items()}
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, float]:

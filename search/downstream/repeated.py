@@ -8,8 +8,8 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from arch_dsl.decoding import Sampling, seed_of
-from search.downstream.harness import HarnessModel, sampling_of
-from search.downstream.sandbox import run
+from search.downstream.harness import HarnessModel
+from search.downstream.sandbox import has_no_network, run
 
 Rows = list[list[float]]  # a score for each document and sample
 
@@ -45,15 +45,15 @@ def several(
     """The mean score of a task that generates, pass@k where answers are right or wrong, and maj@k.
 
     Every sample is filtered and scored by itself, as the task does a single one; a task with `unsafe_code` is scored by
-    running answer and target in the sandbox. `sampling` None is the task's own.
+    running answer and target in the sandbox (`no_network` says whether programs have none). `sampling` None is the
+    task's own.
     """
     task.build_all_requests(limit=limit)
     requests = task.instances
-    answers = []
-    for request in requests:
-        prompt, asked = request.args[:2]
-        seeds = [seed_of("lm_eval", request.task_name, request.doc_id, request.idx, s) for s in range(samples)]
-        answers.append(model.answers(prompt, asked, sampling or sampling_of(asked), seeds))
+    every = [(request, sample) for request in requests for sample in range(samples)]
+    seeds = [seed_of("lm_eval", each.task_name, each.doc_id, each.idx, sample) for each, sample in every]
+    said = model.answers([each.args[:2] for each, _ in every], seeds, sampling)
+    answers = [said[place : place + samples] for place in range(0, len(said), samples)]
     scores: dict[str, Rows] = {}
     told: dict[str, list[list[Any]]] = {}
     for sample in range(samples):
@@ -66,7 +66,10 @@ def several(
                     name = metric if kept == "none" or task.config.unsafe_code else f"{metric}_{kept}"
                     scores.setdefault(name, [[] for _ in requests])[row].append(score)
                     told.setdefault(name, [[] for _ in requests])[row].append(str(answer))
-    return {"n": float(len(requests)), **_summary(scores, told, ks, () if task.config.unsafe_code else majorities)}
+    found = {"n": float(len(requests))}
+    if task.config.unsafe_code:
+        found["no_network"] = float(has_no_network())
+    return found | _summary(scores, told, ks, () if task.config.unsafe_code else majorities)
 
 
 def _scored(task: Any, doc: Any, answer: Any) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 from itertools import combinations
 from pathlib import Path
@@ -12,6 +13,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from lm_eval.tasks import TaskManager
 
 from arch_dsl.decoding import Sampling
 from arch_dsl.errors import SpecError
@@ -21,12 +23,13 @@ from arch_dsl.source import read, read_text
 from search.data.dataset import Dataset
 from search.data.sources import Source
 from search.data.tokenizers import Tokenizer
-from search.downstream import sandbox
+from search.downstream import harness, sandbox
 from search.downstream.repeated import majority, pass_at
 from search.downstream.text_model import TextModel, text_model
 from search.measures import LmEval, Measure, Measures, Subject
 from tests.search.downstream_kit import CONTEXT, byte_data, log_p, subject, task
 
+ENDS = ("acc", "acc_norm", "n")
 CHOICES = [
     {"q": "to be or not to", "choices": ["be", "question", "see"], "gold": 0},
     {"q": "whether 'tis", "choices": ["slings", "nobler"], "gold": 1},
@@ -147,6 +150,30 @@ def test_multiple_choice_is_right_where_the_right_choice_is_likeliest(asked: Sub
     assert limited["choose_acc_limit_2"] == np.mean(right[:2])
 
 
+def test_a_group_is_one_number_and_a_tag_stands_for_its_tasks(
+    asked: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "tasks"
+    said = json.loads(choice_task(folder).read_text())
+    (folder / "choose.yaml").unlink()
+    for name in ("first", "second"):
+        (folder / f"{name}.yaml").write_text(json.dumps({**said, "task": name, "tag": "both"}))
+    mean = [{"metric": "acc", "weight_by_size": True}]
+    (folder / "whole.yaml").write_text(
+        json.dumps({"group": "whole", "task": ["first", "second"], "aggregate_metric_list": mean})
+    )
+    (folder / "loose.yaml").write_text(json.dumps({"group": "loose", "task": ["first"]}))
+    monkeypatch.chdir(folder)  # where the harness looks for data of its own tasks
+    known = TaskManager(include_path=str(folder), include_defaults=False)
+    monkeypatch.setattr(harness, "index", lambda: known)
+    single = measured(asked, tasks=["first"])
+    assert measured(asked, tasks=["whole"]) == {"whole_acc": single["first_acc"], "whole_n": 6.0}
+    assert set(measured(asked, tasks=["both"])) == {f"{name}_{end}" for name in ("first", "second") for end in ENDS}
+    assert measured(asked, tasks=["loose"]) == single
+    assert len(harness.says("whole")) == len(harness.says("both")) == 2
+    assert measured(asked, tasks=["both"], samples=3)["first_acc_samples_3"] == single["first_acc"]
+
+
 def test_shots_stand_before_a_question(asked: Subject, tmp_path: Path) -> None:
     file = choice_task(tmp_path / "tasks")
     bare, shown = measured(asked, tasks=[str(file)]), None
@@ -263,12 +290,14 @@ def test_generated_programs_run_only_where_that_is_allowed(asked: Subject, tmp_p
     file = generating(folder, "programs", rows, unsafe_code=True)
     kept = '"filter_list": [{"name": "made", "filter": [{"function": "custom", "filter_fn": !function code.programs}]}]'
     file.write_text(file.read_text()[:-1] + f", {kept}}}")
-    told = parse(Measure, {"type": "lm_eval", "tasks": [str(file)]}).refusal(asked.about)
-    assert told == "programs runs programs that the model writes; `run_code: true` allows it"
+    why = parse(Measure, {"type": "lm_eval", "tasks": [str(file)]}).refusal(asked.about)
+    assert why == "programs runs programs that the model writes; `run_code: true` allows it"
     with pytest.raises(ValueError, match="run_code"):
         LmEval(tasks=(str(file),)).compute(asked)
     found = measured(asked, tasks=[str(file)], run_code=True)
-    assert found == {"programs_n": 2.0, "programs_pass": 0.5, "programs_pass_pass_at_1": 0.5}
+    alone = float(sandbox.has_no_network())
+    told = {"programs_n": 2.0, "programs_no_network": alone, "programs_pass": 0.5, "programs_pass_pass_at_1": 0.5}
+    assert found == told
 
 
 def test_any_tokenizer_is_asked(tmp_path: Path) -> None:
@@ -280,9 +309,7 @@ def test_any_tokenizer_is_asked(tmp_path: Path) -> None:
     model = text(made)
     before, after = "to be or not", " to be"
     assert len(model.encode(before + after)) < len(before + after), "tokens are pieces of words"
-    from search.downstream.harness import HarnessModel
-
-    pair = HarnessModel(model)._encode_pair(before + " ", "to be")
+    pair = harness.HarnessModel(model)._encode_pair(before + " ", "to be")
     assert [*pair[0], *pair[1]] == model.encode(before + after)
     assert model.scores([pair])[0][0] == pytest.approx(log_p(made, *pair)[0], abs=1e-4)
     assert model.continued([model.encode(before)], 4)[0]
@@ -340,16 +367,12 @@ def test_tasks_are_found_beside_the_study_and_known_by_what_they_hold(asked: Sub
 
 
 def canonical_text(measure: Measure) -> str:
-    import json
-
     return json.dumps(canonical(measure))
 
 
 def test_a_task_that_nobody_knows_or_a_model_that_does_not_go_on_is_refused(
     asked: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from search.downstream import harness
-
     masked = subject(asked.about.dataset, objective="prefix").about
     assert "its objective must be causal" in (LmEval(tasks=("piqa",)).refusal(masked) or "")
 
