@@ -76,6 +76,15 @@ class _FusedSite(Site):
         return x
 
 
+def epilogue(items: Site, ctx: BuildContext, **ask: Any) -> bool:
+    """Whether attention, asked for this, multiplies its outputs by the sigmoid gate that is all of their site."""
+    gates = list(items.children())
+    if len(gates) != 1 or not getattr(gates[0], "opens", False):
+        return False
+    node: Any = gates[0].path
+    return one_pass(ctx, node, "attention", "that of the attention before it", **ask, gate=True) is not None
+
+
 def sums(stack: nn.Module, layers: Iterable[Any], ctx: BuildContext) -> None:
     """Has every sum of stream and update compute the norm with which the next branch, or `final`, begins.
 

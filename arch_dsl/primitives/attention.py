@@ -149,6 +149,7 @@ class _Attention(MultiHeadModule):
         if self.memory is not None:
             k_BSKD, v_BSKD, bias = self.memory(q_BTHD.shape[1], k_BSKD, v_BSKD, biases["bias"], hidden)
             biases, hidden = {"bias": bias}, {}
+        gate = self.opening(products, call)
         o_BHTD = self.attend(
             q_BTHD.transpose(1, 2),
             k_BSKD.transpose(1, 2),
@@ -157,13 +158,14 @@ class _Attention(MultiHeadModule):
             scale=self.scale,
             softcap=self.scores.softcap,
             sinks=self.scores.sink_logits(),
+            gate=gate,
             **biases,
             **hidden,
         )
         if call.watch is not None:
             memory = 0 if self.memory is None else len(self.memory.keys)
             self.tell(call, q_BTHD, k_BSKD, o_BHTD, {**biases, **hidden}, memory, self.documents)
-        return self.joined(o_BHTD, products, call)
+        return self.joined(o_BHTD, products, call, opened=gate is not None)
 
     def key_padding(self, own: Tensor, keys: Tensor, call: Call) -> Tensor | None:
         """Which of all keys `[batch, keys]` nothing may read, of which `own` are those of this call."""

@@ -70,6 +70,7 @@ class _CrossAttention(MultiHeadModule):
     def transform(self, products: Iterator[Tensor], call: Call) -> Tensor:
         q_BTHD = self.query(self.heads_of(next(products)), call, products)
         k_BSKD, v_BSKD = self.read(call)
+        gate = self.opening(products, call)
         o_BHTD = self.attend(
             q_BTHD.transpose(1, 2),
             k_BSKD.transpose(1, 2),
@@ -79,10 +80,11 @@ class _CrossAttention(MultiHeadModule):
             softcap=self.scores.softcap,
             sinks=self.scores.sink_logits(),
             padding=call.source_padding,
+            gate=gate,
         )
         if call.watch is not None:
             self.tell(call, q_BTHD, k_BSKD, o_BHTD, {"padding": call.source_padding})
-        return self.joined(o_BHTD, products, call)
+        return self.joined(o_BHTD, products, call, opened=gate is not None)
 
     def read(self, call: Call) -> tuple[Tensor, Tensor]:
         """Keys and values of the source, which decoding computes once."""

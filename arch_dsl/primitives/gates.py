@@ -109,6 +109,13 @@ class _Gate(nn.Module):
         self.gate: Callable[..., Tensor] = ctx.select("gate", **options)
         self.path, self.asked = ctx.path, options
         self.norm_gate: Callable[..., Tensor] | None = None
+        sigmoid = (spec.activation, spec.combine) == ("sigmoid", "multiply")
+        self.opens = ctx.heads is not None and granularity != "other" and sigmoid  # as attention can
+
+    def opening(self, projected: Tensor) -> Tensor:
+        """The scores `[batch, heads, time, head_dim or 1]` of a gate that attention multiplies its outputs by."""
+        scores: Tensor = projected.unflatten(-1, self.shape)
+        return scores.transpose(1, 2)
 
     def forward(self, y: Tensor, call: Call, projected: Tensor | None = None) -> Tensor:
         scores = self.constant if projected is None else projected.unflatten(-1, self.shape)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from torch import Tensor, nn
 
+from arch_dsl import fused
 from arch_dsl.context import BuildContext, Call, Cost
 from arch_dsl.errors import Problem
 from arch_dsl.families import Carry, Gate, Norm, Rotary, Scale, Score, build_shared, build_site, check_site, site_cost
@@ -144,16 +145,19 @@ class MultiHeadModule(SublayerModule):
         self.sdpa = build_site(spec.sdpa, own, "sdpa")
         self.scores = Scores(spec.scores, own)
         dense = getattr(spec, "memory", None) is not None
-        self.attend = ctx.select(
-            "attention",
+        ask = {
             **pattern.options(),
             **self.scores.asked(dense),
-            softcap=self.scores.softcap is not None,
-            sinks=self.scores.sinks is not None,
-            wide=spec.head_dim > WIDEST,
+            "softcap": self.scores.softcap is not None,
+            "sinks": self.scores.sinks is not None,
+            "wide": spec.head_dim > WIDEST,
+            "beyond_128": spec.head_dim > 128,
             **options,
-        )
-        self.apart = ctx.choices[-1].implementation != "reference" and not dense
+        }
+        self.attend = ctx.select("attention", **ask)
+        family = ctx.choices[-1].implementation
+        self.apart = family != "reference" and not dense
+        self.opens = family == "triton" and fused.epilogue(self.sdpa, ctx, **ask)
 
     def heads_of(self, product: Tensor) -> Tensor:
         """`[B, T, H, D]` of what a map gave, `[B, T, H D]`."""
@@ -178,9 +182,18 @@ class MultiHeadModule(SublayerModule):
         call.watch.tell("attention", self.path, call, **tensors, memory=memory, documents=documents)
         call.watch.tell("heads", self.path, call, output=o_BHTD.transpose(1, 2))
 
-    def joined(self, o_BHTD: Tensor, products: Iterator[Tensor], call: Call) -> Tensor:
-        """The update `[B, T, d_model]` from each head's output."""
-        o_BTHD = self.sdpa(o_BHTD.transpose(1, 2), call, products)
+    def opening(self, products: Iterator[Tensor], call: Call) -> Tensor | None:
+        """The scores of the gate that attention itself applies; None where the site does, as for who watches."""
+        if not self.opens or call.watch is not None:
+            return None
+        (gate,) = self.sdpa.children()
+        return gate.opening(next(products))  # type: ignore[operator,no-any-return]
+
+    def joined(self, o_BHTD: Tensor, products: Iterator[Tensor], call: Call, opened: bool = False) -> Tensor:
+        """The update `[B, T, d_model]` from each head's output, which its gate has `opened` or not yet."""
+        o_BTHD = o_BHTD.transpose(1, 2)
+        if not opened:
+            o_BTHD = self.sdpa(o_BTHD, call, products)
         update: Tensor = self.output_projection(o_BTHD.flatten(-2))
         return update
 

@@ -74,6 +74,28 @@ def test_layers_that_ask_for_different_things_are_told_apart(device: str) -> Non
     assert sorted(norms) == sorted([*first, "block.ffn"]), "the sums before them are told within the layer"
 
 
+@pytest.mark.parametrize(
+    ("scores", "sdpa", "op"),
+    [
+        pytest.param(["forget_gate"], ["gate"], "attention", id="elementwise"),
+        pytest.param(["forget_gate"], [{"type": "gate", "granularity": "headwise"}], "attention", id="headwise"),
+        pytest.param(["forget_gate"], [{"type": "gate", "activation": "silu"}], "gate", id="another_activation"),
+        pytest.param(["forget_gate"], [{"type": "gate", "combine": "add"}], "gate", id="added"),
+        pytest.param(["forget_gate"], ["gate", {"type": "scale", "by": 2.0}], "gate", id="not_alone"),
+        pytest.param(["forget_gate"], ["rmsnorm", "gate"], "norm_gate", id="normed"),
+        pytest.param([], ["gate"], "gate", id="attention_by_torch"),
+    ],
+)
+def test_attention_opens_the_gate_that_is_all_of_its_site(scores: list[Any], sdpa: list[Any], op: str) -> None:
+    spec = model({"attention": {"heads": 2, "scores": scores, "sdpa": sdpa}, "ffn": {"type": "glu"}})
+    choices = arch_dsl.kernel_choices(spec, kernels.Device.parse("sm_90"))
+    (gate,) = [
+        choice for choice in choices if choice.path == "block.0.attention.sdpa.gate" and choice.op != "projections"
+    ]
+    assert (gate.op, gate.implementation) == (op, "triton")
+    assert ("that of the attention before it" in gate.reason) == (op == "attention")
+
+
 def test_nodes_that_are_joined_show_what_they_ask_for() -> None:
     attention = {"heads": 2, "positional": "rope", "qk_norm": {"type": "rmsnorm", "weight": False}}
     spec = model({"norm": {"type": "layernorm", "bias": False}, "attention": attention, "ffn": {"type": "glu"}})
