@@ -19,6 +19,7 @@ from arch_dsl.primitives.heads import MultiHead, MultiHeadModule
 from arch_dsl.primitives.masks import Causal
 from arch_dsl.spec import Count, added
 from kernels.attention import CAUSAL, CROSS, FULL, Pattern
+from kernels.attention.listed import elements, listed
 from kernels.attention.torch_ops import stretches
 
 
@@ -65,7 +66,7 @@ class Attention(MultiHead):
         more = spec.memory or 0
         pattern = spec.mask.pattern(spec.heads)
         by_head = pattern.blocks is not None and not pattern.blocks.cover(tokens)
-        drawn = spec.heads * tokens * tokens // 4 if by_head else 0  # a byte per pair, from which its mask is made
+        drawn = spec.drawn(pattern, tokens) if by_head else 0
         masked = more > 0 or spec.mask.documents or pattern not in (CAUSAL, FULL)
         seen = min(tokens, spec.mask.window or tokens)
         pairs = 0 if spec.memory is not None else spec.products(pattern, tokens)
@@ -89,13 +90,24 @@ class Attention(MultiHead):
         """How many pairs plain products compute of a head where they do it some queries at a time (kernels/attention);
         0 where another implementation is chosen, or all pairs are."""
         kinds = {item.kind for item in self.scores}
-        if self.mask.documents or self.mask.reads_prefix or pattern.blocks is not None:
+        if self.mask.documents or self.mask.reads_prefix:
             return 0
+        if pattern.blocks is not None:
+            return elements(pattern, tokens)[0] if not self.scores and listed(pattern, tokens) else 0
         if pattern.order == "full":
             return tokens * tokens if "bias" in kinds else 0
         if pattern == CAUSAL and kinds <= {"softcap"}:
             return 0
         return sum((part.stop - part.start) * (part.last - part.first) for part in stretches(tokens, tokens, pattern))
+
+    def drawn(self, pattern: Pattern, tokens: int) -> int:
+        """What drawing blocks for each head keeps: copies of keys and values and the places that they come from, in
+        integers of 64 bits; or a byte per pair, from which the mask is made. The spec must be resolved."""
+        if self.memory is not None or not self.products(pattern, tokens):
+            return self.heads * tokens * tokens // 4
+        assert self.head_dim is not None and pattern.blocks is not None
+        copied = elements(pattern, tokens)[1]
+        return 2 * self.heads * (copied * self.head_dim + copied // pattern.blocks.size)
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
         problems = super().check(ctx, path) + self.mask.check(ctx, f"{path}.mask")

@@ -131,6 +131,7 @@ class BigBird(Mask):
         {"block": 1, "random": 2, "seed": 3},
     )
 
+    version: ClassVar[int] = 2
     looks_ahead: ClassVar[bool] = True
     block: Count = 64
     window_blocks: Annotated[int, Range(min=1)] = 3

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels import launch
-from kernels.attention import reference, torch_ops
+from kernels.attention import listed, reference, torch_ops
 from kernels.attention.cases import CASES, running_sum
 from kernels.attention.pattern import CAUSAL, CROSS, FULL, BlockLists, Blocks, Pattern, Visits
 from kernels.attention.probabilities import Weights, probabilities
@@ -84,6 +84,17 @@ def _slower_by_rows(ask: Ask) -> str | None:
     return None if any(map(ask.options.get, more)) else "plain attention has no mask or bias to gain by"
 
 
+def _cannot_by_blocks(ask: Ask) -> str | None:
+    if not ask.options["blocks"]:
+        return "has lists of blocks alone"
+    more = ("prefix", "documents", "bias", "relative", "decay", "softcap", "sinks")
+    return "has no biases, caps, sinks and documents" if any(map(ask.options.get, more)) else None
+
+
+def _slower_by_blocks(ask: Ask) -> str | None:
+    return None if ask.device.kind == "cpu" and ask.dtype != torch.float16 else "copies blocks for the caches of a CPU"
+
+
 def _cannot_in_products(ask: Ask) -> str | None:
     if ask.options["sinks"] and ask.dtype == torch.bfloat16:
         return "its bfloat16 gradients of sinks are off by more than 5e-3"
@@ -136,6 +147,13 @@ ATTENTION = Op(
             "or what the window holds: 1.2 to 3 times as fast as SDPA with a mask from 512 tokens on",
             _cannot_by_rows,
             _slower_by_rows,
+        ),
+        "torch_blocks": Implementation(
+            "torch",
+            lambda: listed.by_blocks,
+            "products of each block with the blocks that it reads: 1.3 to 4 times as fast as SDPA with a mask",
+            _cannot_by_blocks,
+            _slower_by_blocks,
         ),
         "torch_plain": Implementation(
             "torch",

@@ -68,6 +68,7 @@ MODELS: dict[str, Data] = {
         }
     },
     "window": {"block": {**LLAMA, "attention": {**LLAMA["attention"], "mask": {"type": "window", "size": 16}}}},
+    "blocks": {"block": {**LLAMA, "attention": {**LLAMA["attention"], "mask": {"type": "bigbird", "block": 4}}}},
     "alibi": {"block": {**GPT, "attention": {"heads": 8, "positional": "alibi"}}},
     "forget gate": {"block": {**LLAMA, "attention": {"heads": 8, "kv_heads": 2, "scores": ["forget_gate"]}}},
     "capped logits, sinks and buckets": {
@@ -102,13 +103,13 @@ MODELS: dict[str, Data] = {
 
 def model_of(data: Data) -> arch_dsl.Model:
     """A resolved model of 3 layers, 64 channels and 211 words."""
-    return arch_dsl.resolve(arch_dsl.load({"d_model": 64, "n_layers": 3, "vocab": 211, "max_positions": 128, **data}))
+    return arch_dsl.resolve(arch_dsl.load({"d_model": 64, "n_layers": 3, "vocab": 211, "max_positions": 256, **data}))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_activations_are_what_autograd_keeps(name: str):
     model = model_of(MODELS[name])
-    for tokens in (32, 128):
+    for tokens in (56, 128, 256):
         assert arch_dsl.cost(model, tokens).activations == pytest.approx(kept(model, tokens), rel=0.005)
 
 

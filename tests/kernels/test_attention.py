@@ -8,7 +8,7 @@ from calls import DEVICES
 from torch import Tensor
 
 from kernels import OPS, Case, Device, bench, launch
-from kernels.attention import CAUSAL, FULL, Blocks, Pattern, torch_ops
+from kernels.attention import CAUSAL, FULL, Blocks, Pattern, listed, torch_ops
 from kernels.attention.pruning import reach
 
 ATTENTION = OPS["attention"]
@@ -192,6 +192,29 @@ def test_some_queries_at_a_time_are_all_at_once(case: Case, monkeypatch: pytest.
     }
     got = bench.with_gradients(torch_ops.by_rows, tensors, case.fixed())
     for a, b in zip(got, bench.with_gradients(op.reference, tensors, case.fixed()), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "length", "padded"),
+    [
+        pytest.param(Blocks(4, heads=4), 64, False, id="lists"),
+        pytest.param(Blocks(2, window=1, globals=1, random=1, heads=4), 24, False, id="one_global_block"),
+        pytest.param(Blocks(2, globals=0, random=2, heads=4), 24, False, id="no_global_block"),
+        pytest.param(Blocks(4, heads=4), 63, False, id="ragged"),
+        pytest.param(Blocks(4, heads=4), 64, True, id="padding"),
+    ],
+)
+def test_blocks_by_their_lists_are_the_formula(blocks: Blocks, length: int, padded: bool) -> None:
+    """Outputs and gradients in float64, with a key head for two query heads."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"q": (2, 4, length, 8), "k": (2, 2, length, 8), "v": (2, 2, length, 6), "gate": (2, 4, length, 6)}
+    drawn = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    tensors = {name: x.requires_grad_() for name, x in drawn.items()}
+    padding = (torch.arange(length) >= length - 5).expand(2, -1)
+    fixed = {"pattern": Pattern("full", blocks=blocks), "padding": padding if padded else None}
+    got = bench.with_gradients(listed.by_blocks, tensors, fixed)
+    for a, b in zip(got, bench.with_gradients(OPS["attention"].reference, tensors, fixed), strict=True):
         torch.testing.assert_close(a, b)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kernels import OPS, Case, Device, Op, select
+from kernels.attention.listed import by_blocks
 from kernels.attention.torch_ops import by_rows, plain, sdpa
 from kernels.op import forced
 
@@ -69,6 +70,15 @@ def test_attention_on_the_cpu_is_computed_some_queries_at_a_time(option: str) ->
     assert select("attention", CPU, FP32, **{option: True, "documents": True}).call is sdpa
     assert select("attention", CPU, FP32, **{option: True, "causal": False}).call is not by_rows
     assert select("attention", H200, torch.float64, **{option: True}).call is sdpa
+
+
+def test_attention_of_blocks_is_computed_by_their_lists_on_the_cpu() -> None:
+    asked: dict[str, Any] = {"causal": False, "blocks": True}
+    for dtype in (FP32, BF16):
+        assert select("attention", CPU, dtype, **asked).call is by_blocks
+    assert select("attention", CPU, FP32, **asked, relative=True).call is sdpa
+    assert select("attention", CPU, FP32, **asked, documents=True).call is sdpa
+    assert select("attention", H200, torch.float64, **asked).call is sdpa
 
 
 @pytest.mark.parametrize("option", ["softcap", "sinks"])
