@@ -66,7 +66,7 @@ class _FusedSite(Site):
         item: Any
         for index, item in enumerate(self.children()):
             given = (next(projected),) if getattr(item, "projection", None) is not None else ()
-            if index in self.joined:
+            if index in self.joined and call.watch is None:
                 norm = item
                 continue
             x = item(x, call, *given) if norm is None else item.after(norm.factors(), x, call, *given)

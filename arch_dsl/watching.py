@@ -1,6 +1,7 @@
 """Watching a model: its sites tell what passes through them, by kind, place and layer, to who asks for it.
 
-Nothing is computed or kept for it where nobody watches. Kinds:
+Nothing is computed or kept for it where nobody watches. For who does, gates and rotations are computed by themselves where
+a kernel would join them to what stands before. Kinds:
 
 * `stream`: `output` `[batch, time, d_model]`, the stream after a layer, whose path is "".
 * `update`: `output` `[batch, time, d_model]`, what a branch adds to the stream.
@@ -9,8 +10,7 @@ Nothing is computed or kept for it where nobody watches. Kinds:
   keys, head_dim]`, `given`, its other arguments but the values, and `memory`, how many learned keys stand before those
   of tokens; `documents` as the op would get them if it had no memory.
 * `heads`: `output` `[batch, time, heads, head_dim]`, what every head of a mixer gives, before its site `sdpa`.
-* `gate`: `scores`, after the activation; what was gated as `before` (None where a kernel normed it in the same pass)
-  and `after`.
+* `gate`: `scores`, after the activation; what was gated as `before` and `after`.
 * `decay`: `log_f` `[batch, time, heads]` or `[batch, time, heads, channels]`, with a batch of 1 where all tokens
   have the same: the logarithm of what a forget gate or the decay of a linear recurrence keeps.
 """

@@ -126,7 +126,7 @@ class _Gate(nn.Module):
             self.tell(call, scores, y, gated)
         return gated
 
-    def tell(self, call: Call, scores: Tensor, before: Tensor | None, after: Tensor) -> None:
+    def tell(self, call: Call, scores: Tensor, before: Tensor, after: Tensor) -> None:
         """To who watches, how far it is open, and what it gated."""
         assert call.watch is not None
         opened = activation_of(self.activation)(at_least_float32(scores))
@@ -145,10 +145,7 @@ class _Gate(nn.Module):
         """y `[batch, time, heads, head_dim]` normed, then gated."""
         assert self.norm_gate is not None
         scores, (kind, weight, bias, eps) = projected.unflatten(-1, self.shape), norm
-        gated: Tensor = self.norm_gate(y, scores, weight, bias, eps, kind, self.activation, self.combine)
-        if call.watch is not None:
-            self.tell(call, scores, None, gated)
-        return gated
+        return self.norm_gate(y, scores, weight, bias, eps, kind, self.activation, self.combine)
 
 
 @Gate.register("activation")

@@ -47,14 +47,13 @@ class _Gates(Observer):
 
     def see(self, sight: Sight) -> None:
         scores, before, after = (_kept(sight, name) for name in ("scores", "before", "after"))
-        assert scores is not None and after is not None and sight.layer is not None
+        assert sight.layer is not None
         size = scores.abs()
         place = place_of(sight)
         self.add("gate_mean", place, sight.layer, scores)
         for name, bound in CLOSED.items():
             self.add(f"gate_below_{name}", place, sight.layer, size < bound)
-        if before is not None:
-            self.add("gated_before", place, sight.layer, before.abs())
+        self.add("gated_before", place, sight.layer, before.abs())
         self.add("gated_after", place, sight.layer, after.abs())
         for name, bound in SPARSE.items():
             self.add(f"gated_below_{name}", place, sight.layer, after.abs() < bound)
@@ -83,10 +82,8 @@ class _Gates(Observer):
         return Found(values, curves, grids)
 
 
-def _kept(sight: Sight, name: str) -> Tensor | None:
+def _kept(sight: Sight, name: str) -> Tensor:
     """Its numbers at tokens that count."""
-    x: Tensor | None = sight.tensors[name]
-    if x is None:
-        return None
+    x: Tensor = sight.tensors[name]
     kept = counted(sight, x.shape)
     return x if kept is None else x[kept]

@@ -13,6 +13,7 @@ import arch_dsl
 from arch_dsl import Call
 from arch_dsl.conformance.hosts import LENGTH, SOURCE, TOKENS, VOCAB
 from arch_dsl.watching import KINDS, Sight, Watch, watching
+from kernels import launch
 
 ATTENTION: dict[str, Any] = {
     "heads": 4, "kv_heads": 2, "pre": ["rmsnorm"], "sdpa": ["gate"], "scores": ["forget_gate"],
@@ -101,3 +102,24 @@ def test_what_is_computed_to_be_told_is_not_computed_unwatched(monkeypatch: pyte
     assert torch.isfinite(model(TOKENS)).all()
     with pytest.raises(AssertionError, match="somebody looks"):
         model(TOKENS, Call(watch=Watch(frozenset(KINDS), seen.append)))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(launch.missing() is not None, reason="Triton is not installed")
+def test_fused_neighbours_tell_what_they_do_one_by_one() -> None:
+    attention = {"pre": ["rmsnorm"], "heads": 2, "query": ["rmsnorm", "rope"], "key": ["rmsnorm", "rope"]}
+    block = {
+        "attention": {**attention, "sdpa": ["groupnorm", {"type": "gate", "activation": "silu"}]},
+        "attention_2": {**attention, "sdpa": ["gate"]},
+        "ffn": {"type": "mlp", "width": 24, "pre": ["rmsnorm"]},
+    }
+    spec = {"d_model": 16, "n_layers": 1, "vocab": VOCAB, "max_positions": LENGTH, "block": block}
+    plain, fast = (arch_dsl.compile(arch_dsl.load(spec), backend=backend) for backend in ("torch", "triton"))
+    assert {choice.op for choice in fast.choices} >= {"norm_gate", "add_norm"}
+    for expected, found in zip(watched(plain), watched(fast), strict=True):
+        assert (found.kind, found.layer, found.path) == (expected.kind, expected.layer, expected.path)
+        for name, tensor in expected.tensors.items():
+            if isinstance(tensor, torch.Tensor):
+                torch.testing.assert_close(
+                    found.tensors[name], tensor, rtol=1e-4, atol=1e-5, msg=f"{found.path} {name}"
+                )
