@@ -1,7 +1,7 @@
 """Watching a model: its sites tell what passes through them, by kind, place and layer, to who asks for it.
 
-Nothing is computed or kept for it where nobody watches. For who does, gates and rotations are computed by themselves where
-a kernel would join them to what stands before. Kinds:
+Nothing is computed or kept for it where nobody watches. For who does, gates and rotations are computed by themselves
+where a kernel would join them to what stands before. Kinds:
 
 * `stream`: `output` `[batch, time, d_model]`, the stream after a layer, whose path is "".
 * `update`: `output` `[batch, time, d_model]`, what a branch adds to the stream.
