@@ -22,18 +22,29 @@ _KEY_DIGITS = 12
 @click.command("eval")
 @click.argument("target", metavar="STUDY|TRIAL")
 @click.option("--measure", "named", multiple=True, metavar="NAME", help="A measure, as `evaluate:` has it; or all.")
+@click.option(
+    "--suite", "suites", multiple=True, metavar="NAME", help="Tasks of a paper's table, as `lm_eval` has them."
+)
 @click.option("--again", is_flag=True, help="Evaluate what is known too, and replace it.")
 @click.option("--no-track", is_flag=True, help="Do not send anything to MLflow.")
 @STORE
 @PLUGIN
 @JSON
 @verb
-def eval_(target: str, named: tuple[str, ...], again: bool, no_track: bool, store: str | None, as_json: bool) -> None:
+def eval_(
+    target: str,
+    named: tuple[str, ...],
+    suites: tuple[str, ...],
+    again: bool,
+    no_track: bool,
+    store: str | None,
+    as_json: bool,
+) -> None:
     """Measure finished trials from the weights that they ended with. Nothing is trained.
 
     STUDY is a study's name or file: the trials of its table. TRIAL is STUDY/VARIANT[/SEED], or the start of a trial's
-    key. Without --measure what the study's `evaluate:` asks for, or else all. What is known is not evaluated again.
-    Exits with 1 when an evaluation went wrong or has no weights.
+    key. Without --measure and --suite what the study's `evaluate:` asks for, or else all. What is known is not
+    evaluated again. Exits with 1 when an evaluation went wrong or has no weights.
     """
     from search.executor import ExecutorError
     from search.in_use import in_use
@@ -47,6 +58,7 @@ def eval_(target: str, named: tuple[str, ...], again: bool, no_track: bool, stor
         click.echo(json.dumps(event) if as_json else line_of(event, ""), err=not as_json)
 
     root = store_folder(store).absolute()
+    named += tuple(f"lm_eval: {{suite: {json.dumps(suite)}}}" for suite in suites)
     with Store.open(root, create=False) as opened, in_use(root):
         study, trials, measures = _asked(opened, target, named)
         missing = wanted(opened, measures, trials, again)

@@ -9,9 +9,11 @@ import io
 import json
 import logging
 import random
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from search.downstream.task_files import config, data_files, is_path, task_files
 from search.downstream.text_model import TextModel
 
 FEWSHOT_SEED = 1234  # the harness's own, so that examples are those of everyone else
+_BEAT_S = 20.0
 _MOST = 256  # tokens of an answer, where a task does not say
 
 
@@ -191,6 +194,26 @@ def _numbers(row: dict[str, Any]) -> dict[str, float]:
         if comma and not metric.endswith("_stderr") and isinstance(value, int | float):
             found[metric if kept == "none" else f"{metric}_{kept}"] = float(value)
     return found
+
+
+@contextmanager
+def awake(tick: Callable[[], None], most_s: float = 1800.0) -> Iterator[None]:
+    """Calls `tick` now and then, as data are loaded and prompts made without it; not for ever, so that what hangs is
+    seen. A request to stop that it raises is heard at the next forward pass."""
+    ended, until = threading.Event(), time.monotonic() + most_s
+
+    def beat() -> None:
+        with suppress(Exception):
+            while time.monotonic() < until and not ended.wait(_BEAT_S):
+                tick()
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 @contextmanager

@@ -61,6 +61,7 @@ def several(
             request.resps, request.filtered_resps = [own[sample]], {}
         task.apply_filters()
         for row, request in enumerate(requests):
+            model.text.tick()
             for kept, answer in request.filtered_resps.items():
                 for metric, score in _scored(task, request.doc, answer).items():
                     name = metric if kept == "none" or task.config.unsafe_code else f"{metric}_{kept}"

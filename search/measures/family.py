@@ -183,6 +183,11 @@ class Measure(Family):
         """What it is called among others of a study."""
         return self.type
 
+    @property
+    def facts(self) -> dict[str, str]:
+        """What a finding's fingerprint says beside the machine's, such as the version of a library."""
+        return {}
+
     def refusal(self, about: About) -> str | None:
         """Why it means nothing for these trials, or None."""
         return None

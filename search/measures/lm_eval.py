@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -144,8 +146,8 @@ class LmEval(Measure):
             os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # else the harness's own code tasks can't be loaded
         text = text_model(subject, self.context or subject.about.recipe.context)
         model = harness.HarnessModel(text)
-        with harness.quiet():
-            tasks, groups, asked = harness.load(self.asked, self.shots)
+        with harness.quiet(), harness.awake(subject.tick):
+            tasks, groups, asked = self._loaded()
             drawn = {name: task for name, task in tasks.items() if self._is_drawn(task)}
             told = {}
             for name, task in drawn.items():
@@ -155,6 +157,21 @@ class LmEval(Measure):
         shown = dict.fromkeys(each for names in asked.values() for each in names if each in told) or told
         values = {f"{name}_{metric}{self._end}": value for name in shown for metric, value in told[name].items()}
         return Found(values | self._average(told))
+
+    def _loaded(self) -> Any:
+        """The tasks with their data. Raises RuntimeError where these can't be had: nothing else is to blame for it."""
+        from search.downstream import harness
+
+        try:
+            return harness.load(self.asked, self.shots)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise
+            raise RuntimeError(f"the data of {', '.join(self.asked)} can't be had: {error}") from error
+
+    @property
+    def facts(self) -> dict[str, str]:
+        return {"lm-eval": version("lm-eval")}
 
     def _is_drawn(self, task: Any) -> bool:
         code = bool(getattr(task.config, "unsafe_code", False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import threading
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from search.data.sources import Source
 from search.data.tokenizers import Tokenizer
 from search.downstream import harness, sandbox
 from search.downstream.repeated import majority, pass_at
+from search.downstream.suites import SUITES
 from search.downstream.text_model import TextModel, text_model
 from search.measures import LmEval, Measure, Measures, Subject
 from tests.search.downstream_kit import CONTEXT, byte_data, log_p, subject, task
@@ -386,3 +388,33 @@ def test_a_task_that_nobody_knows_or_a_model_that_does_not_go_on_is_refused(
     assert LmEval(tasks=("piqa",)).refusal(asked.about) == (
         "needs lm-evaluation-harness: pip install 'archlab[lm-eval]'"
     )
+
+
+def test_data_that_cannot_be_had_are_the_measures_own_failure(asked: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: Any) -> Any:
+        raise ConnectionError("no route to the hub")
+
+    monkeypatch.setattr(harness, "load", unreachable)
+    with pytest.raises(RuntimeError, match="the data of piqa can't be had: no route to the hub"):
+        LmEval(tasks=("piqa",)).compute(asked)
+    assert LmEval(tasks=("piqa",)).facts.keys() == {"lm-eval"}
+
+
+def test_what_waits_without_a_forward_pass_is_seen_to_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "_BEAT_S", 0.001)
+    seen = threading.Event()
+    with harness.awake(seen.set):
+        assert seen.wait(60)
+    with harness.awake(seen.set, most_s=-1.0):
+        seen.clear()
+    assert not seen.is_set(), "not for ever"
+
+
+def test_a_suite_averages_the_accuracies_of_its_table() -> None:
+    suite = SUITES["fox_slimpajama"]
+    told = {task: {"acc": 0.2, "acc_norm": 0.6, "n": 3.0} for task in suite.tasks}
+    found = LmEval(suite="fox_slimpajama", limit=3)._average(told)
+    assert found == {"fox_slimpajama_avg_limit_3": pytest.approx((4 * 0.2 + 2 * 0.6) / 6)}
+    assert LmEval(suite="fox_slimpajama")._average({"piqa": {"acc": 0.5}}) == {}
+    assert all(set(each.averaged) <= set(each.tasks) for each in SUITES.values())
+    assert len(SUITES["fox_long"].tasks) == 14
