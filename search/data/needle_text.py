@@ -75,7 +75,7 @@ class Needles(Corpus):
 
     haystack: Source = Stdlib()
     documents: Count = 2_000
-    document_bytes: Annotated[int, Range(min=200)] = 1_000
+    document_bytes: Annotated[int, Range(min=16)] = 1_000
     mode: Mode = "standard"
     seed: Seed = 0
 
