@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 from arch_dsl import zoo
@@ -230,7 +231,7 @@ def _tokenizer(writer: Writer) -> Schema:
 def _measures(writer: Writer) -> Schema:
     """`all`, a measure by name or as `{perplexity: {context: 64}}`, or a list of these."""
     mains = {name: member.main for name, member in Measure.members.items()}
-    one = either([{"const": ALL}, _choice(writer, Measure, "", mains)])
+    one = writer.named("measure", lambda: either([{"const": ALL}, _choice(writer, Measure, "", mains)]))
     return either([one, {"type": "array", "items": one, "minItems": 1}])
 
 
@@ -243,7 +244,7 @@ def _choice(writer: Writer, kind: type[Family], main: str, mains: dict[str, str]
         record = writer.record(member, typed=False)
         others = {key: value for key, value in record["properties"].items() if key != "type"}
         alone = writer.of(own.annotation) if own else {"type": "null"}
-        whole = {**record, "required": []}
+        whole = writer.named(f"{kind.__name__.lower()}_{name}", partial(dict, record, required=[]))
         properties = {**others, name: either([alone, whole])}
         short.append({"type": "object", "properties": properties, "required": [name], "additionalProperties": False})
         words += [] if any(item.required for item in fields.values()) else [{"const": name}]
