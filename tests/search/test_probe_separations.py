@@ -38,8 +38,16 @@ evaluate: [perplexity, accuracy]
 seeds: 1
 report: {baseline: two_layers}
 """
-INDUCTION = {"DATA": "{induction: {segment: 8, tokens: 32, length: 32, sequences: 5000}}", "TOKENS": "410k", "LENGTH": "32"}
-RECALL = {"DATA": "{associative_recall: {pairs: 4, keys: 8, values: 8, sequences: 5000}}", "TOKENS": "200k", "LENGTH": "16"}
+INDUCTION = {
+    "DATA": "{induction: {segment: 8, tokens: 32, length: 32, sequences: 5000}}",
+    "TOKENS": "410k",
+    "LENGTH": "32",
+}
+RECALL = {
+    "DATA": "{associative_recall: {pairs: 4, keys: 8, values: 8, sequences: 5000}}",
+    "TOKENS": "200k",
+    "LENGTH": "16",
+}
 DELTA = """\
   delta: {block.attention: {type: delta_net, heads: 2}}
   delta_of_4_numbers: {block.attention: {type: delta_net, heads: 1, head_dim: 2, value_dim: 2}}
