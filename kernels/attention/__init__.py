@@ -47,7 +47,7 @@ def _cannot_in_triton(ask: Ask) -> str | None:
     if ask.options["wide"]:
         return launch.unsupported(ask) or f"heads wider than {WIDEST}"
     if ask.options["beyond_128"] and ask.dtype != torch.float32 and (ask.device.capability or launch.OLDEST) >= (9, 0):
-        return "sm_90's products have 64 rows, too many for the registers with heads wider than 128 in half precision"
+        return "the gradients of 64 rows, the least of sm_90's products, spill with half-precision heads beyond 128"
     return launch.unsupported(ask)
 
 

@@ -21,6 +21,9 @@ from kernels.launch import capability, on_device_of
 
 __all__ = ["attention", "builds"]
 
+# Beside a sink much cancels in dp - delta, and in half precision delta has the rounding of weights and output. Many
+# queries average it out: up to so many are computed in float32.
+FEW = 16
 LEARNED = ("q", "k", "v", "bias", "relative", "decay", "sinks", "gate")
 
 
@@ -49,11 +52,14 @@ def attention(
     if torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    dtype = q.dtype
+    if given.get("sinks") is not None and q.shape[-2] <= FEW and torch.is_grad_enabled():
+        q, k, v = q.float(), k.float(), v.float()
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     numbers = encoded(pattern), factor, softcap or 0.0
     absent: dict[str, Tensor | None] = dict.fromkeys(Inputs._fields[3:TENSORS])
     out: Tensor = _attention(q, k.to(q.dtype), v.to(q.dtype), *{**absent, **given}.values(), *numbers)[0]
-    return out
+    return out.to(dtype)
 
 
 def _like(x: Tensor, width: int) -> Tensor:

@@ -9,8 +9,9 @@ Tile = tuple[int, int, int, int]  # QUERIES, KEYS, num_warps, num_stages
 
 
 def widest(capability: int, bits: int) -> int:
-    """The widest heads that are served: on sm_90 a product has 64 rows or more; gradients of 256 columns do not fit
-    into registers."""
+    """The widest heads that are served. On sm_90 a product has 64 rows or more: the gradients of 64 keys and values of
+    256 columns alone take half of the registers. Of tiles of 64 by 16 to 64 with 8 or 16 warps only the forward
+    pass keeps its values in them; the others spill 80 to 712 bytes a thread."""
     return 128 if capability >= 90 and bits < 32 else 256
 
 

@@ -163,7 +163,9 @@ def test_pieces_of_another_shape_are_refused(implementation: str, given: dict[st
 MODEL = {
     "d_model": 32, "n_layers": 2, "vocab": 17,
     "block": {
-        "attention": {"pre": ["rmsnorm"], "heads": 2, "kv_heads": 1, "scores": ["forget_gate", "sinks"], "sdpa": ["gate"]},
+        "attention": {
+            "pre": ["rmsnorm"], "heads": 2, "kv_heads": 1, "scores": ["forget_gate", "sinks"], "sdpa": ["gate"]
+        },
         "ffn": {"type": "glu", "pre": ["rmsnorm"], "width": 32},
     },
     "overrides": {
