@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -58,10 +58,11 @@ def without_groups(paths: Iterable[str]) -> dict[str, str]:
     return {path: short if counts[short] == 1 else path for path, short in found.items()}
 
 
-def initialize(module: nn.Module, seed: int) -> None:
+def initialize(module: nn.Module, seed: int, factors: Mapping[str, float] | None = None) -> None:
     """Fills every parameter as a pure function of (seed, its path), so that what two variants share starts equal.
 
-    The name of a parallel group is no part of the path: its members start as they would one after another.
+    The name of a parallel group is no part of the path: its members start as they would one after another. `factors`
+    multiplies some of them, by path.
     """
     parameters = dict(module.named_parameters())
     names = without_groups(parameters)
@@ -71,7 +72,7 @@ def initialize(module: nn.Module, seed: int) -> None:
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
             drawn = torch.empty(value.shape)
             value.initializer(drawn, generator)  # type: ignore[attr-defined]
-            value.copy_(drawn)
+            value.copy_(drawn if factors is None or path not in factors else drawn * factors[path])
 
 
 class Linear(nn.Module):

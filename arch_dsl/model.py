@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -26,6 +27,15 @@ LOSS_CHUNK = 2**24  # logits (rows x vocabulary) that the loss holds at a time
 STACKS = ("encoder", "decoder")
 
 
+class InitGroup(Spec):
+    """Parameters whose initial values are `factor` times what they would be: those whose path matches one of the
+    patterns of `parameters`, in which `*` stands for any part of a path. Of several groups that match, all count."""
+
+    title: ClassVar[str] = "group"
+    parameters: tuple[str, ...]
+    factor: Positive
+
+
 class Init(Spec):
     """Initial values: N(0, std^2) with std a number, or `small`: sqrt(2 / (5 d_model)) (arXiv:1910.05895, section 2.2).
 
@@ -37,6 +47,20 @@ class Init(Spec):
     title: ClassVar[str] = "init"
     std: Annotated[float | str, StdNotation()] = 0.02
     residual: Literal["depth_scaled", "plain", "wang", "deepnorm"] = "depth_scaled"
+    groups: tuple[InitGroup, ...] = added(default=())
+
+    def factors(self, paths: Iterable[str]) -> dict[str, float]:
+        """What the initial values of parameters are multiplied by. Raises SpecError for a pattern without any."""
+        found: dict[str, float] = {}
+        names = list(paths)
+        for index, group in enumerate(self.groups):
+            for pattern in group.parameters:
+                mine = [path for path in names if fnmatchcase(path, pattern)]
+                if not mine:
+                    where = f"init.groups.{index}.parameters"
+                    raise SpecError.of(where, f"'{pattern}' matches no parameter", group.mark("parameters"))
+                found |= {path: found.get(path, 1.0) * group.factor for path in mine}
+        return found
 
 
 class Embedding(Spec):

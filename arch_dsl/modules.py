@@ -289,7 +289,8 @@ def compile(
     backend = (forced() or backend) if backend == "auto" else backend
     model = build(spec, spec.context(kernels.Device.parse(torch.device(device).type), dtype, backend))
     _warn(model.choices)
-    initialize(model, seed)
+    factors = spec.init.factors([name for name, _ in model.named_parameters()]) if spec.init.groups else {}
+    initialize(model, seed, factors)
     return model.to(device)
 
 

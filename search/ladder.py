@@ -158,7 +158,8 @@ class Ladder(Spec):
     rule, or a list, which is crossed with the sizes. `train` maps fields of the recipe to `FIRST to LAST`, interpolated
     geometrically along the parameters. `count` says which parameters: those without tables of tokens and positions at
     the input, or all. What a rung has of parameters and FLOPs is the baseline's, so that all its variants train on the
-    same tokens.
+    same tokens. `transfer: mup` parametrises wider rungs so that the rate of the first one is theirs too
+    (arXiv:2203.03466), and refuses what does not transfer.
     """
 
     title: ClassVar[str] = "ladder"
@@ -166,6 +167,7 @@ class Ladder(Spec):
     tokens: Lengths | None = None
     train: dict[str, Ends] | None = None
     count: Literal["non_embedding", "all"] = "non_embedding"
+    transfer: Literal["none", "mup"] = "none"
 
     @property
     def rungs(self) -> int:
@@ -175,7 +177,8 @@ class Ladder(Spec):
 
     def record(self) -> dict[str, Any]:
         """What the record of a study keeps."""
-        return {"count": self.count, "lengths": len(self.tokens.rules) if self.tokens else 1}
+        lengths = len(self.tokens.rules) if self.tokens else 1
+        return {"count": self.count, "lengths": lengths, "transfer": self.transfer}
 
     @property
     def sets(self) -> list[str]:
@@ -234,6 +237,9 @@ def problems_of(study: Study, own: set[str]) -> Iterator[Problem]:
         yield Problem("ladder.sizes", message, ladder.mark("sizes"))
     if study.search:
         yield Problem("ladder", "a search proposes its own sizes; leave one of them out", study.mark("ladder"))
+    if ladder.transfer != "none" and study.tune and {*study.tune.axes} != {"train.lr"}:
+        message = "is of models as they are written: with it `tune` chooses learning rates alone"
+        yield Problem("ladder.transfer", message, ladder.mark("transfer"))
     for name in ("tokens", *(ladder.train or ())):
         if f"train.{name}" in ladder.sets and name in own:
             message = f"`ladder` says the {name} of every rung; this one would be ignored"

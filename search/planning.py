@@ -13,6 +13,7 @@ from arch_dsl.errors import Problem, SpecError
 from arch_dsl.identity import brief_text, canonical
 from arch_dsl.patch import Setting
 from search import plugin_files
+from search.coordinates import Coordinates
 from search.design import ALL
 from search.ladder import climbed
 from search.measures import About
@@ -26,6 +27,7 @@ from search.trial import Trial, canonical_json
 from search.tune import RATE, short
 from search.tuner import Tuner
 from search.variants import Builder, Mistakes, Variant
+from search.width_transfer import transfer_rungs
 
 __all__ = ["Builder", "Plan", "Variant", "plan", "spelt"]
 
@@ -42,6 +44,7 @@ class Plan:
     variants: list[Variant]
     omitted: dict[str, str] = field(default_factory=dict)  # combinations of a design that make no sense, and why
     tuner: Tuner | None = None
+    coordinates: dict[str, Coordinates] = field(default_factory=dict)  # of what transfers along a ladder, by series
     _known: int = 0
     _missing: int | None = None  # of the trials that are known to be wanted, once `done` has looked
     searched: dict[str, Any] = field(default_factory=dict)  # what a search tells the record
@@ -320,6 +323,9 @@ def plan(study: Study, data_root: Path, micro_batch: int | None = None) -> Plan:
     if problems := [*mistakes.problems(), *builder.idle_problems()]:
         raise SpecError(problems)
     built.sort(key=lambda variant: places[variant.name])
+    checked: dict[str, Coordinates] = {}
+    if study.ladder and study.ladder.transfer != "none":
+        built, checked = transfer_rungs(built, data_root.parent, study.ladder.mark("transfer"))
     omitted = {item.name: _brief(error.problems[0]) for item, error in impossible}
     kept = _without_twins(built, study, {item.name for item in asked if item.impossible != "refuse"}, omitted)
     if problems := [*study.evaluate.problems(lambda: (About.of(each.trial(0), data_root) for each in kept))]:
@@ -331,7 +337,7 @@ def plan(study: Study, data_root: Path, micro_batch: int | None = None) -> Plan:
             wrong.add(tuner.problems(variant), variant.name)
         if problems := [*wrong.problems()]:
             raise SpecError(problems)
-    return Plan(study, builder, kept, omitted, tuner)
+    return Plan(study, builder, kept, omitted, tuner, checked)
 
 
 def _settled(builder: Builder, asked: list[Asked]) -> Settled | None:

@@ -269,6 +269,10 @@ def _rungs(planned: Plan) -> Iterator[str]:
             steps = f"{recipe.steps} steps of {recipe.sequences} x {recipe.context}, lr {recipe.lr:g}"
             sizes = f"{stack.n_layers} layers of {variant.model.d_model}"
             yield f"  {variant.rung}: {sizes}, {count(recipe.tokens)} tokens ({steps}), {flops} FLOPs"
+    for name, found in planned.coordinates.items():
+        site, power = next(iter(found.powers.items()))
+        widths = ", ".join(map(str, found.widths))
+        yield f"muP of {name}: over the widths {widths} coordinates grow at most as width^{power:.2f}, at {site}"
 
 
 def _trials(planned: Plan) -> str:

@@ -456,11 +456,12 @@ def _not_its_examples(recipe: Recipe, dataset: Dataset) -> tuple[str, str] | Non
 
 
 def refuse_idle_groups(recipe: Recipe, model: Model) -> None:
-    """Raises SpecError for a group of the optimizer that names no parameter of a resolved model."""
+    """Raises SpecError for a group of the optimizer or of initial values that names no parameter of a model."""
     groups = getattr(recipe.optimizer, "groups", ())
-    if not groups:
+    if not (groups or model.init.groups):
         return
     names = shapes_of(model)
+    model.init.factors(names)
     problems = []
     for index, group in enumerate(groups):
         for pattern in unmatched([group], names):

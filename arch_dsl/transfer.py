@@ -1,0 +1,162 @@
+"""Width transfer: a model parametrised so that what is best at a base width stays best at others (muP).
+
+Maximal update parametrization, arXiv:2203.03466, table 8, relative to a base: of every parameter the sides that are
+longer than in the base have grown, and the rest follows from which these are. At the base's width nothing changes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from arch_dsl.block import Block
+from arch_dsl.errors import SpecError
+from arch_dsl.model import InitGroup, Model
+from arch_dsl.modules import build
+from arch_dsl.patch import Setting, apply
+from arch_dsl.primitives.heads import MultiHead
+from arch_dsl.primitives.parallel import Parallel
+from arch_dsl.primitives.scales import Factor, logit_form
+from arch_dsl.source import Node
+
+_LAYER = re.compile(r"\.[0-9]+\.")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A parameter's shape, and whether it is a map of hidden vectors: no table, whose rows are looked up or are logits
+    of a token, and no vector or learned constant."""
+
+    sizes: tuple[int, ...]
+    is_map: bool
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A model with initial values, attention and logits scaled for its width; `rates` are factors of Adam's learning
+    rate by patterns of parameters' paths."""
+
+    model: Model
+    rates: tuple[tuple[str, float], ...]
+
+
+def transferred(model: Model, base: Model) -> Transfer:
+    """A resolved model parametrised as its base is at the base's width. Raises SpecError.
+
+    By table 8, with r the growth of a parameter's inputs: hidden maps start r^-1/2 as large and learn at 1/r of the
+    rate; maps to what does not grow start 1/r as large and learn at 1/r; everything else (tables, norms, biases, maps
+    of what does not grow) stays. Logits are divided by the growth of what they are made of. Attention scores are scaled
+    by 1/head_dim: by the base's scale times its head_dim over this one's.
+    """
+    ours, theirs = shapes(model), shapes(base)
+    starts: dict[str, float] = {}
+    rates: dict[str, float] = {}
+    for path, shape in ours.items():
+        before = _counterpart(path, shape, theirs)
+        if not shape.is_map or (inputs := shape.sizes[-1] / before.sizes[-1]) == 1:
+            continue
+        starts[path] = inputs**-0.5 if shape.sizes[-2] != before.sizes[-2] else 1 / inputs
+        rates[path] = 1 / inputs
+    if not rates:
+        return Transfer(model, ())
+    groups = tuple(
+        InitGroup(parameters=tuple(paths), factor=factor) for factor, paths in _by_value(_patterns(starts)).items()
+    )
+    init = model.init.replace(std=base.context().std, groups=(*model.init.groups, *groups))
+    if model.init.residual == "wang":
+        raise SpecError.of("init.residual", "wang follows the width by a rule of its own; take another one to transfer")
+    changed = apply(model.replace(init=init), _attention(model, base))
+    stacks = {name: stack.replace(embed=_fixed(stack.embed, base)) for name, stack in changed.stacks().items()}
+    for name, stack in stacks.items():
+        changed = changed.with_stack(name, stack)
+    table = "unembedding.weight" if "unembedding.weight" in ours else "embedding"
+    factor = theirs[table].sizes[-1] / ours[table].sizes[-1]
+    scales = [logit_form(each.logits, each.d_model) for each in (base, model)]
+    if scales[0] and scales[1]:
+        factor *= scales[0][0] / scales[1][0]
+    logits = (Factor(by=factor), *model.logits) if factor != 1 else model.logits
+    return Transfer(changed.replace(logits=logits), tuple(sorted(_patterns(rates).items())))
+
+
+def shapes(model: Model) -> dict[str, Shape]:
+    """Every parameter of a resolved model; nothing is allocated."""
+    with torch.device("meta"):
+        module = build(model, model.context(backend="reference"))
+    return {name: Shape(tuple(value.shape), _is_map(value)) for name, value in module.named_parameters()}
+
+
+def _is_map(value: torch.nn.Parameter) -> bool:
+    return value.ndim >= 2 and bool(getattr(value, "decay", True)) and not getattr(value, "table", False)
+
+
+def _counterpart(path: str, shape: Shape, base: dict[str, Shape]) -> Shape:
+    """The same parameter of the base; of a layer that it lacks that of another layer. Raises SpecError."""
+    found = base.get(path)
+    if found is None:
+        like = _LAYER.sub(".*.", path)
+        found = next((each for name, each in base.items() if _LAYER.sub(".*.", name) == like), None)
+    if found is None or len(found.sizes) != len(shape.sizes):
+        raise SpecError.of("ladder.transfer", f"{path} is no parameter of the base: transfer changes sizes alone")
+    return found
+
+
+def _patterns(factors: dict[str, float]) -> dict[str, float]:
+    """The factors by pattern, one for all layers where they share it."""
+    found: dict[str, set[float]] = {}
+    for path, factor in factors.items():
+        found.setdefault(_LAYER.sub(".*.", path), set()).add(factor)
+    shared = {pattern: values.pop() for pattern, values in found.items() if len(values) == 1}
+    single = {path: factor for path, factor in factors.items() if _LAYER.sub(".*.", path) not in shared}
+    return {**shared, **single}
+
+
+def _by_value(factors: dict[str, float]) -> dict[float, list[str]]:
+    found: dict[float, list[str]] = {}
+    for path, factor in sorted(factors.items()):
+        found.setdefault(factor, []).append(path)
+    return found
+
+
+def _attention(model: Model, base: Model) -> list[Setting]:
+    """The scale of every branch of attention whose heads have grown. Raises SpecError where layers differ in them."""
+    found: list[Setting] = []
+    for name, stack in model.stacks().items():
+        prefix = f"{name}." if name else ""
+        for layers, node in stack.overrides.items():
+            if any("head" in path for path in _keys(node.plain())):
+                raise SpecError.of(f"{prefix}overrides", f"'{layers}' sets heads of its own, which do not transfer")
+        theirs = dict(_branches(base.stacks()[name].block, f"{prefix}block"))
+        for path, branch in _branches(stack.block, f"{prefix}block"):
+            before = theirs.get(path)
+            if before is None or before.head_dim == branch.head_dim:
+                continue
+            assert branch.head_dim and before.head_dim
+            scale = (before.scale or before.head_dim**-0.5) * before.head_dim / branch.head_dim
+            found.append(Setting(f"{path}.scale", Node.of(scale), "transfer"))
+    return found
+
+
+def _keys(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [*value, *(key for item in value.values() for key in _keys(item))]
+    return [key for item in value for key in _keys(item)] if isinstance(value, list) else []
+
+
+def _branches(block: Block, path: str) -> list[tuple[str, MultiHead]]:
+    found: list[tuple[str, MultiHead]] = []
+    for name, branch in block.items():
+        if isinstance(branch, Parallel):
+            found += _branches(branch.branches, f"{path}.{name}")
+        elif isinstance(branch, MultiHead):
+            found.append((f"{path}.{name}", branch))
+    return found
+
+
+def _fixed(items: tuple[Any, ...], base: Model) -> tuple[Any, ...]:
+    """What stands at the embeddings, with factors that follow the width (Gemma's root) as they are in the base."""
+    return tuple(
+        Factor(by=item.by * float(base.d_model**item.width_power)) if type(item) is Factor else item for item in items
+    )
