@@ -142,7 +142,9 @@ def _kept(kept: list[tuple[Tensor, Tensor, Tensor]]) -> Any:
         relative: Tensor | None = None,
         decay: Tensor | None = None,
         reach: Tensor | None = None,
+        **others: Any,
     ) -> Tensor:
+        assert {name for name, value in others.items() if value is not None} == set(), "attention has more to it"
         group = q.shape[1] // k.shape[1]
         k, v = (torch.stack([x[:, head // group] for head in range(q.shape[1])], 1) for x in (k, v))
         logits = torch.einsum("bhid,bhjd->bhij", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
