@@ -112,6 +112,23 @@ def test_tiles_beyond_reach_are_not_visited(more: dict[str, Tensor]) -> None:
     close(pruned, outcome(ATTENTION.reference, wide, scale=0.1, **more), 1e-5)
 
 
+def test_more_sequences_and_heads_than_an_axis_has_are_launched_on_the_first() -> None:
+    from kernels.attention.inputs import Inputs, encoded
+    from kernels.attention.plan import Plan, delta_launch, forward_launch, keys_launch, queries_launch
+
+    x = torch.empty(1, 1, 1, 16, device=DEVICE).expand(17_000, 4, 300, 16)
+    lse = torch.empty(1, 1, 1, device=DEVICE).expand(17_000, 4, 300)
+    plan = Plan(Inputs(x, x, x, *(None,) * 9, encoded(CAUSAL), 0.1, 0.0))
+    launches = (
+        (forward_launch(plan, x, lse), "QUERIES"),
+        (delta_launch(plan, x, x, lse, None, None), "ROWS"),
+        (keys_launch(plan, x, lse, lse, x, x, None), "KEYS"),
+        (queries_launch(plan, x, lse, lse, x, None, False)[0], "QUERIES"),
+    )
+    for launched, own in launches:
+        assert launched.programs == 68_000 * -(-300 // launched.meta[own]), "beyond 65,535, the end of other axes"
+
+
 RULES = {
     "decay_gate": {"decay": (1, 2, 20), "gate": (1, 2, 20, 16)},
     "relative_bias_sinks_headgate": {"relative": (2, 39), "bias": (2, 20, 20), "sinks": (2,), "gate": (1, 2, 20, 1)},
