@@ -19,15 +19,7 @@ def width_class(keys: int) -> int:
     return next((width for width in WIDTHS if keys <= width), WIDTHS[-1])
 
 
-def _ask(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None = None,
-    beta: Tensor | None = None,
-    state: Tensor | None = None,
-    scale: float = 1.0,
-) -> dict[str, Any]:
+def _ask(q: Tensor, log_decay: Tensor | None = None, beta: Tensor | None = None, **_: Any) -> dict[str, Any]:
     return {
         "decay": DECAYS[{0: 0, 1: 1, 3: 2, 4: 3}[0 if log_decay is None else log_decay.ndim]],
         "delta": beta is not None,
@@ -42,50 +34,34 @@ def _load_triton() -> Call:
 
 
 def _unsupported(ask: Ask) -> str | None:
-    """A program holds all channels of a key, in registers: fewer where each has decays of its own."""
-    by_channel = bool(ask.options["decay"] == "channel")
-    if by_channel and ask.options["delta"]:
+    """A program holds all channels of a key, in registers."""
+    if ask.options["decay"] == "channel" and ask.options["delta"]:
         return "has no delta rule with a decay per channel"
-    widest = 64 if by_channel else 128
-    if ask.options["keys"] > widest:
-        return f"holds keys of at most {widest} channels{' with a decay for each' if by_channel else ''}"
-    if ask.device.capability is not None and ask.device.capability < (9, 0):
-        return f"has tiles for sm_90 alone, which are not compiled for {ask.device}"
+    if ask.options["keys"] > 128:
+        return "holds keys of at most 128 channels"
     return launch.unsupported(ask)
 
 
 def _slower(ask: Ask) -> str | None:
-    wide = "in float32 its products do not run on tensor cores" if ask.dtype == torch.float32 else None
-    return launch.slow(ask) or wide
+    spills = ask.dtype == torch.float32 and ask.options["delta"] and ask.options["keys"] > 64
+    wide = "in float32 the delta rule's gradients of keys above 64 channels do not fit into registers"
+    return launch.slow(ask) or (wide if spills else None)
 
 
 def _slower_than_chunks(ask: Ask) -> str | None:
     return "quadratic in the length, slower than chunks"
 
 
-def _flops(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None = None,
-    beta: Tensor | None = None,
-    state: Tensor | None = None,
-    scale: float = 1.0,
-) -> int:
+def _flops(q: Tensor, v: Tensor, log_decay: Tensor | None = None, beta: Tensor | None = None, **_: Any) -> int:
     """The products of the recurrent form, the least there is: write and read, with the delta rule erase; and decay."""
     products = (2 if beta is None else 3) * 2
     return v.numel() * q.shape[-1] * (products + (log_decay is not None))
 
 
 def _bytes(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None = None,
-    beta: Tensor | None = None,
-    state: Tensor | None = None,
-    scale: float = 1.0,
-) -> int:
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None, beta: Tensor | None = None,
+    state: Tensor | None = None, **_: Any,
+) -> int:  # fmt: skip
     """Every argument and result once, with states in float32."""
     states = 4 * v.shape[0] * v.shape[2] * q.shape[-1] * v.shape[-1] * (1 if state is None else 2)
     return v.nbytes + states + sum(x.nbytes for x in (q, k, v, log_decay, beta) if x is not None)
@@ -147,7 +123,7 @@ LINEAR_RECURRENCE = Op(
         "triton": Implementation(
             "triton",
             _load_triton,
-            "chunks of 64 tokens, states between them in registers",
+            "chunks of tokens, states between them in registers",
             _unsupported,
             _slower,
             launch.missing,

@@ -10,7 +10,9 @@ import triton.language as tl
 
 from kernels.linear_recurrence.forward import (
     RESET,
-    channel_decays,
+    decays_into,
+    decays_outof,
+    decays_over,
     join,
     load,
     load_column,
@@ -40,15 +42,15 @@ def walk_back(
         row, rows = batch * T + chunk * CHUNK, T - chunk * CHUNK
         tile = program * N + chunk
         store(dstates + column, dheld, tile * DK, DV, DK, DV - column, BK, BV)
-        queries = load(q + q_head * DK, row, q_stride, rows, DK, CHUNK, BK)
         keys = load(k + q_head * DK, row, k_stride, rows, DK, CHUNK, BK)
-        narrow = queries.dtype
+        narrow = keys.dtype
         dread = (scale * load(dout + head * DV + column, row, dout_stride, rows, DV - column, CHUNK, BV)).to(narrow)
+        among = load(weights, tile * CHUNK, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK)
         if DECAY == 2:
-            into, rest, total = channel_decays(g + head * DK, row, g_stride, rows, DK, CHUNK, BK)
-            du = tl.dot((keys * rest).to(narrow), dheld.to(narrow), input_precision="ieee")
-            queries = (queries * into).to(narrow)
-            dheld *= total[:, None]
+            keys = (keys * decays_outof(g + head * DK, row, g_stride, rows, DK, CHUNK, BK)).to(narrow)
+            du = tl.dot(tl.trans(among), dread, input_precision="ieee")
+            du = tl.dot(keys, dheld.to(narrow), du, input_precision="ieee")
+            dheld *= decays_over(g + head * DK, row, g_stride, rows, DK, CHUNK, BK)[:, None]
         else:
             du = tl.dot(keys, dheld.to(narrow), input_precision="ieee")
             if DECAY:
@@ -57,8 +59,7 @@ def walk_back(
                 into = tl.exp(tl.cumsum(log_decay, 0))
                 du *= rest[:, None]
                 dheld *= tl.exp(tl.sum(log_decay, 0))
-        among = load(weights, tile * CHUNK, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK)
-        du += tl.dot(tl.trans(among), dread, input_precision="ieee")
+            du += tl.dot(tl.trans(among), dread, input_precision="ieee")
         if DELTA:
             solve = load(inverse, tile * CHUNK, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK)
             du = tl.dot(tl.trans(solve), du.to(narrow), input_precision="ieee")
@@ -68,10 +69,109 @@ def walk_back(
             if DECAY:
                 derased *= into[:, None]
             dheld -= tl.dot(tl.trans(keys), derased.to(narrow), input_precision="ieee")
+        queries = load(q + q_head * DK, row, q_stride, rows, DK, CHUNK, BK)
         if DECAY == 1:
             dread = (dread * into[:, None]).to(narrow)
+        if DECAY == 2:
+            queries = (queries * decays_into(g + head * DK, row, g_stride, rows, DK, CHUNK, BK)).to(narrow)
         dheld += tl.dot(tl.trans(queries), dread, input_precision="ieee")
     store(dfirst + column, dheld, program * DK, DV, DK, DV - column, BK, BV)
+
+
+@triton.jit
+def over_values(
+    keys, into, rest, betas, v, written, dout, states, dstates, dwritten, dv, row, rows, first, DK, DV,
+    v_stride, written_stride, dout_stride, row_stride, scale,
+    DECAY: tl.constexpr, DELTA: tl.constexpr, CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """Sums over the columns of values: the gradients of A and L `[C,C]`, of beta where it multiplies values, of the
+    decays into the chunk's tokens and out of them `[C]`, and of that over all of it. dv is stored with the delta rule.
+    """
+    narrow = keys.dtype
+    dpairs, dlower = tl.zeros((CHUNK, CHUNK), tl.float32), tl.zeros((CHUNK, CHUNK), tl.float32)
+    dbetas, dinto, drest = tl.zeros_like(into), tl.zeros_like(into), tl.zeros_like(into)
+    dtotal = 0.0
+    for column in range(0, DV, BV):
+        columns = DV - column
+        u = load(written + column, row, written_stride, rows, columns, CHUNK, BV)
+        dread = scale * load(dout + column, row, dout_stride, rows, columns, CHUNK, BV)
+        dpairs += tl.dot(dread.to(narrow), tl.trans(u), input_precision="ieee")
+        if DECAY or DELTA:
+            held = load(states + column, first, DV, DK, columns, BK, BV)
+        if DECAY:
+            dheld = load(dstates + column, first, DV, DK, columns, BK, BV)
+            dtotal += tl.sum(held.to(tl.float32) * dheld.to(tl.float32))
+            drest += tl.sum(u * rest[:, None] * tl.dot(keys, dheld, input_precision="ieee"), 1)
+        if DELTA:
+            values = load(v + column, row, v_stride, rows, columns, CHUNK, BV)
+            dright = load(dwritten + column, row, row_stride, rows, columns, CHUNK, BV)
+            dlower -= tl.dot(dright, tl.trans(u), input_precision="ieee")
+            erased = into[:, None] * tl.dot(keys, held, input_precision="ieee")
+            dbetas += tl.sum(dright * (values - erased), 1)
+            dvalues = betas[:, None] * dright
+            store(dv + column, dvalues, row, row_stride, rows, columns, CHUNK, BV)
+            dinto -= tl.sum(dvalues * erased, 1)
+    return dpairs, dlower, dbetas, dinto, drest, dtotal
+
+
+@triton.jit
+def of_pairs(
+    keys, log_decay, betas, weights, dpairs, dlower, dbetas, drest, dtotal, dbeta, row, rows, place, H,
+    DECAY: tl.constexpr, DELTA: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """From the gradients of A and L those of the products of queries with keys and of keys with keys `[C,C]`, and of
+    the log decays `[C]` all but what is read of the state before the chunk. That of beta is stored.
+    """
+    narrow = keys.dtype
+    i = tl.arange(0, CHUNK)
+    earlier = i[:, None] > i[None, :]
+    dlog_decay = tl.zeros_like(log_decay)
+    if DECAY:
+        among = load(weights, place, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK)
+        crossing = tl.where(earlier, dpairs * among, 0.0)
+        pairs = pair_decays(log_decay, CHUNK)
+        dpairs *= pairs
+    else:
+        dpairs = tl.where(i[:, None] >= i[None, :], dpairs, 0.0)
+    if DELTA:
+        dlower = tl.where(earlier, dlower, 0.0)
+        if DECAY:
+            dlower *= pairs
+        among = dlower * tl.dot(keys, tl.trans(keys), input_precision="ieee")
+        store(dbeta, (dbetas + tl.sum(among, 1))[:, None], row, H, rows, 1, CHUNK, 1)
+        dlower = (betas[:, None] * dlower).to(narrow)
+        if DECAY:
+            crossing += betas[:, None] * among
+    if DECAY:
+        after = sums(tl.where(earlier, 0.0, 1.0), crossing, narrow) + drest[None, :]
+        dlog_decay = tl.sum(tl.where(earlier, after, 0.0), 1) + tl.exp(tl.sum(log_decay, 0)) * dtotal
+    return dpairs.to(narrow), dlower, dlog_decay
+
+
+@triton.jit
+def of_states(
+    dkeys, into, rest, betas, written, dout, states, dstates, dwritten, row, rows, first, DK, DV,
+    written_stride, dout_stride, row_stride, scale,
+    DELTA: tl.constexpr, CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """The gradients `[C,Dk]` of queries by what they read of the state before the chunk, and of keys by what they write
+    to the one after it and erase of the one before, added to `dkeys`.
+    """
+    narrow = written.dtype.element_ty
+    dqueries = tl.zeros((CHUNK, BK), tl.float32)
+    for column in range(0, DV, BV):
+        columns = DV - column
+        u = load(written + column, row, written_stride, rows, columns, CHUNK, BV)
+        dread = scale * load(dout + column, row, dout_stride, rows, columns, CHUNK, BV)
+        held = load(states + column, first, DV, DK, columns, BK, BV)
+        dheld = load(dstates + column, first, DV, DK, columns, BK, BV)
+        dqueries += tl.dot((dread * into[:, None]).to(narrow), tl.trans(held), input_precision="ieee")
+        dkeys += tl.dot((u * rest[:, None]).to(narrow), tl.trans(dheld), input_precision="ieee")
+        if DELTA:
+            dright = load(dwritten + column, row, row_stride, rows, columns, CHUNK, BV)
+            derased = (dright * (betas * into)[:, None]).to(narrow)
+            dkeys -= tl.dot(derased, tl.trans(held), input_precision="ieee")
+    return dqueries, dkeys
 
 
 @triton.jit
@@ -87,86 +187,38 @@ def gradients(
     """
     program, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     batch, head = program // H, program % H
-    q_head = head // SHARED
-    row, rows = batch * T + chunk * CHUNK, T - chunk * CHUNK
-    tile = program * N + chunk
-    queries = load(q + q_head * DK, row, q_stride, rows, DK, CHUNK, BK)
-    keys = load(k + q_head * DK, row, k_stride, rows, DK, CHUNK, BK)
-    narrow = queries.dtype
-    i = tl.arange(0, CHUNK)
-    into, rest = tl.full((CHUNK,), 1.0, tl.float32), tl.full((CHUNK,), 1.0, tl.float32)
+    row, rows, tile = batch * T + chunk * CHUNK, T - chunk * CHUNK, program * N + chunk
+    queries = load(q + head // SHARED * DK, row, q_stride, rows, DK, CHUNK, BK)
+    keys = load(k + head // SHARED * DK, row, k_stride, rows, DK, CHUNK, BK)
+    log_decay, into = tl.zeros((CHUNK,), tl.float32), tl.full((CHUNK,), 1.0, tl.float32)
+    rest, betas = into, into
     if DECAY:
         log_decay = load_column(g + head, row, g_stride, rows, CHUNK)
         into = tl.exp(tl.cumsum(log_decay, 0))
         rest = tl.exp(tl.cumsum(load_next(g + head, row, g_stride, rows, CHUNK), 0, reverse=True))
     if DELTA:
         betas = load_column(beta + head, row, beta_stride, rows, CHUNK)
-        dlower = tl.zeros((CHUNK, CHUNK), tl.float32)
-        dbetas = tl.zeros((CHUNK,), tl.float32)
-    dpairs = tl.zeros((CHUNK, CHUNK), tl.float32)
-    dinto, drest, dtotal = tl.zeros((CHUNK,), tl.float32), tl.zeros((CHUNK,), tl.float32), 0.0
-    for column in range(0, DV, BV):
-        columns = DV - column
-        u = load(written + head * DV + column, row, written_stride, rows, columns, CHUNK, BV)
-        dread = scale * load(dout + head * DV + column, row, dout_stride, rows, columns, CHUNK, BV)
-        dpairs += tl.dot(dread.to(narrow), tl.trans(u), input_precision="ieee")
-        if DECAY or DELTA:
-            held = load(states + column, tile * DK, DV, DK, columns, BK, BV)
-        if DECAY:
-            dheld = load(dstates + column, tile * DK, DV, DK, columns, BK, BV)
-            dtotal += tl.sum(held.to(tl.float32) * dheld.to(tl.float32))
-            drest += tl.sum(u * rest[:, None] * tl.dot(keys, dheld, input_precision="ieee"), 1)
-        if DELTA:
-            values = load(v + head * DV + column, row, v_stride, rows, columns, CHUNK, BV)
-            dright = load(dwritten + head * DV + column, row, H * DV, rows, columns, CHUNK, BV)
-            dlower -= tl.dot(dright, tl.trans(u), input_precision="ieee")
-            erased = into[:, None] * tl.dot(keys, held, input_precision="ieee")
-            dbetas += tl.sum(dright * (values - erased), 1)
-            dvalues = betas[:, None] * dright
-            store(dv + head * DV + column, dvalues, row, H * DV, rows, columns, CHUNK, BV)
-            dinto -= tl.sum(dvalues * erased, 1)
-    earlier = i[:, None] > i[None, :]
-    if DECAY:
-        among = load(weights, tile * CHUNK, CHUNK, CHUNK, CHUNK, CHUNK, CHUNK)
-        crossing = tl.where(earlier, dpairs * among, 0.0)
-        pairs = pair_decays(log_decay, CHUNK)
-        dpairs *= pairs
-    else:
-        dpairs = tl.where(i[:, None] >= i[None, :], dpairs, 0.0)
-    if DELTA:
-        dlower = tl.where(earlier, dlower, 0.0)
-        if DECAY:
-            dlower *= pairs
-        among = dlower * tl.dot(keys, tl.trans(keys), input_precision="ieee")
-        store(dbeta + head, (dbetas + tl.sum(among, 1))[:, None], row, H, rows, 1, CHUNK, 1)
-        dlower = (betas[:, None] * dlower).to(narrow)
-        if DECAY:
-            crossing += betas[:, None] * among
-    if DECAY:
-        after = sums(tl.where(earlier, 0.0, 1.0), crossing, narrow) + drest[None, :]
-        found = tl.sum(tl.where(earlier, after, 0.0), 1) + tl.exp(tl.sum(log_decay, 0)) * dtotal
-    dweights = dpairs.to(narrow)
+    u, do, dright = written + head * DV, dout + head * DV, dwritten + head * DV
+    dpairs, dlower, dbetas, dinto, drest, dtotal = over_values(
+        keys, into, rest, betas, v + head * DV, u, do, states, dstates, dright, dv + head * DV, row, rows, tile * DK,
+        DK, DV, v_stride, written_stride, dout_stride, H * DV, scale, DECAY, DELTA, CHUNK, BK, BV,
+    )  # fmt: skip
+    dweights, dlower, dlog_decay = of_pairs(
+        keys, log_decay, betas, weights, dpairs, dlower, dbetas, drest, dtotal, dbeta + head, row, rows, tile * CHUNK,
+        H, DECAY, DELTA, CHUNK,
+    )  # fmt: skip
     dkeys = tl.dot(tl.trans(dweights), queries, input_precision="ieee")
     if DELTA:
         dkeys += tl.dot(dlower, keys, input_precision="ieee")
         dkeys += tl.dot(tl.trans(dlower), keys, input_precision="ieee")
-    dqueries = tl.zeros((CHUNK, BK), tl.float32)
-    for column in range(0, DV, BV):
-        columns = DV - column
-        u = load(written + head * DV + column, row, written_stride, rows, columns, CHUNK, BV)
-        dread = scale * load(dout + head * DV + column, row, dout_stride, rows, columns, CHUNK, BV)
-        held = load(states + column, tile * DK, DV, DK, columns, BK, BV)
-        dheld = load(dstates + column, tile * DK, DV, DK, columns, BK, BV)
-        dqueries += tl.dot((dread * into[:, None]).to(narrow), tl.trans(held), input_precision="ieee")
-        dkeys += tl.dot((u * rest[:, None]).to(narrow), tl.trans(dheld), input_precision="ieee")
-        if DELTA:
-            dright = load(dwritten + head * DV + column, row, H * DV, rows, columns, CHUNK, BV)
-            derased = (dright * (betas * into)[:, None]).to(narrow)
-            dkeys -= tl.dot(derased, tl.trans(held), input_precision="ieee")
+    dqueries, dkeys = of_states(
+        dkeys, into, rest, betas, u, do, states, dstates, dright, row, rows, tile * DK,
+        DK, DV, written_stride, dout_stride, H * DV, scale, DELTA, CHUNK, BK, BV,
+    )  # fmt: skip
     if DECAY:
         dinto += tl.sum(queries * dqueries, 1)
-        found += tl.cumsum(dinto, 0, reverse=True)
-        store(dg + head, found[:, None], row, H, rows, 1, CHUNK, 1)
+        dlog_decay += tl.cumsum(dinto, 0, reverse=True)
+        store(dg + head, dlog_decay[:, None], row, H, rows, 1, CHUNK, 1)
     dqueries += tl.dot(dweights, keys, input_precision="ieee")
     store(dq + head * DK, dqueries, row, H * DK, rows, DK, CHUNK, BK)
     store(dk + head * DK, dkeys, row, H * DK, rows, DK, CHUNK, BK)
@@ -187,7 +239,9 @@ def channel_gradients(
     keys = load(k + head // SHARED * DK + channel, row, k_stride, rows, channels, CHUNK, BK)
     narrow = queries.dtype
     i = tl.arange(0, CHUNK)
-    into, rest, total = channel_decays(g + head * DK + channel, row, g_stride, rows, channels, CHUNK, BK)
+    into = decays_into(g + head * DK + channel, row, g_stride, rows, channels, CHUNK, BK)
+    rest = decays_outof(g + head * DK + channel, row, g_stride, rows, channels, CHUNK, BK)
+    total = decays_over(g + head * DK + channel, row, g_stride, rows, channels, CHUNK, BK)
     dpairs = tl.zeros((CHUNK, CHUNK), tl.float32)
     dqueries, dkeys = tl.zeros((CHUNK, BK), tl.float32), tl.zeros((CHUNK, BK), tl.float32)
     dtotal = tl.zeros((BK,), tl.float32)

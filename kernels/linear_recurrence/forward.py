@@ -51,13 +51,24 @@ def sums(zero_one, x, narrow: tl.constexpr):
 
 
 @triton.jit
-def channel_decays(g, row, stride, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Decays from the start of a chunk to each token and from each to its end `[C,Dk]`, and over it all `[Dk]`."""
+def decays_into(g, row, stride, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Decays per channel from the start of a chunk to each token `[C,Dk]`."""
+    return tl.exp(tl.cumsum(load(g, row, stride, rows, columns, ROWS, COLUMNS).to(tl.float32), 0))
+
+
+@triton.jit
+def decays_outof(g, row, stride, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Decays per channel from each token to the end of its chunk `[C,Dk]`."""
     i, d = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
-    here = load(g, row, stride, rows, columns, ROWS, COLUMNS).to(tl.float32)
     later = (i + 1 < rows) & (i + 1 < ROWS) & (d < columns)
     after = tl.load(g + (row + i + 1) * stride + d, mask=later, other=0.0).to(tl.float32)
-    return tl.exp(tl.cumsum(here, 0)), tl.exp(tl.cumsum(after, 0, reverse=True)), tl.exp(tl.sum(here, 0))
+    return tl.exp(tl.cumsum(after, 0, reverse=True))
+
+
+@triton.jit
+def decays_over(g, row, stride, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Decays per channel over a chunk `[Dk]`."""
+    return tl.exp(tl.sum(load(g, row, stride, rows, columns, ROWS, COLUMNS).to(tl.float32), 0))
 
 
 @triton.jit
@@ -166,7 +177,7 @@ def read_chunk(
     narrow = written.dtype
     queries = load(q, row, q_stride, rows, DK, CHUNK, BK)
     if DECAY == 2:
-        into, _, _ = channel_decays(g + head * DK, row, g_stride, rows, DK, CHUNK, BK)
+        into = decays_into(g + head * DK, row, g_stride, rows, DK, CHUNK, BK)
         queries = (queries * into).to(narrow)
     out = tl.dot(queries, held.to(narrow), input_precision="ieee")
     if DECAY == 1:
@@ -223,9 +234,8 @@ def walk(
             held *= tl.exp(tl.sum(log_decay, 0))
             values = (rest[:, None] * values).to(narrow)
         if DECAY == 2:
-            _, outof, total = channel_decays(g + head * DK, row, g_stride, rows, DK, CHUNK, BK)
-            held *= total[:, None]
-            keys = (keys * outof).to(narrow)
+            held *= decays_over(g + head * DK, row, g_stride, rows, DK, CHUNK, BK)[:, None]
+            keys = (keys * decays_outof(g + head * DK, row, g_stride, rows, DK, CHUNK, BK)).to(narrow)
         held += tl.dot(tl.trans(keys), values, input_precision="ieee")
     store(last + column, held, program * DK, DV, DK, DV - column, BK, BV)
 

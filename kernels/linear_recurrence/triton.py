@@ -1,4 +1,4 @@
-"""The linear recurrence in Triton: chunks of 64 tokens, products of matrices within them, states between them.
+"""The linear recurrence in Triton: chunks of 64 or 32 tokens, products of matrices within them, states between them.
 
 Where batch x heads fill the card, one program per head walks from chunk to chunk with the state in registers, and no
 state is ever written; else the states before all chunks are stored, and the outputs of all chunks computed at once. The
@@ -12,30 +12,45 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels import interpret
 from kernels.launch import Build, as_rows, capability, on_device_of, power_of_2, tuned
 from kernels.linear_recurrence import backward, forward
 from kernels.linear_recurrence.reference import checked_groups
 
-CHUNK = 64  # the least rows of a product that sm_90 multiplies at its full rate
+WIDEST = 128  # channels of a key
 UNKNOWN_CARD = 132  # programs that fill a card that is not there: an H100's multiprocessors
 
 
-def _tile(kernel: str, keys: int, values: int, decay: int, delta: bool) -> dict[str, Any]:
+def _chunk(operands: torch.dtype) -> int:
+    """Tokens of a chunk: 64 rows are the least that Hopper multiplies at its full rate; others keep fewer in registers,
+    and float32, whose products have no tensor cores, fewest."""
+    if operands == torch.float32 and not interpret.active():
+        return 16
+    return 64 if 90 <= capability() < 120 else 32
+
+
+def _tile(kernel: str, keys: int, values: int, decay: int, delta: bool, chunk: int) -> dict[str, Any]:
     """Channels of keys and values that a program holds, its warps and its stages: a card's winners, or what fits."""
     width, columns = max(16, power_of_2(keys)), max(16, power_of_2(values))
-    warps = 8 if width > 64 or decay == 2 else 4
-    walk = {"BK": width, "BV": min(columns, 64), "num_warps": warps, "num_stages": 2}
+    warps = 8 if width > 64 or decay == 2 or chunk == 16 else 4
+    crowded = chunk == 16 or (chunk == 64 and width > 64 and decay == 2)
+    walk = {"BV": 32 if chunk == 64 and crowded else chunk, "num_warps": warps, "num_stages": 1 if crowded else 2}
     default = {
         "invert": {"BK": width, "num_warps": 4},
-        "weigh": {"BK": min(width, 64), "num_warps": warps, "num_stages": 1},
-        "walk": walk,
-        "read": {"BK": width, "BV": min(columns, 128), "num_warps": warps},
-        "walk_back": walk,
-        "gradients": {"BK": width, "BV": min(columns, 32 if delta else 64), "num_warps": 8, "num_stages": 1},
-        "channel_gradients": {"BK": 16, "BV": min(columns, 32), "num_warps": 8, "num_stages": 1},
+        "weigh": {"BK": min(width, 16 if chunk == 16 else 64), "num_warps": warps, "num_stages": 1},
+        "walk": {"BK": width, **walk},
+        "read": {"BK": width, "BV": 32 if chunk == 16 else 128, "num_warps": warps},
+        "walk_back": {"BK": width, **walk},
+        "gradients": {"BK": width, "BV": _GRADIENTS[chunk][delta], "num_warps": 8, "num_stages": 1},
+        "channel_gradients": {"BK": 16, "BV": min(chunk, 32), "num_warps": 8, "num_stages": 1},
     }[kernel]
-    key = {"Dk": keys, "Dv": values, "decay": decay, "delta": delta}
-    return {**tuned(f"linear_recurrence-{kernel}", key, default), "CHUNK": CHUNK}
+    if "BV" in default:
+        default["BV"] = min(columns, default["BV"])
+    key = {"Dk": keys, "Dv": values, "decay": decay, "delta": delta, "chunk": chunk}
+    return {**tuned(f"linear_recurrence-{kernel}", key, default), "CHUNK": chunk}
+
+
+_GRADIENTS = {64: (64, 32), 32: (64, 16), 16: (16, 16)}  # columns of values by chunk, without and with the delta rule
 
 
 class _Launch:
@@ -44,7 +59,8 @@ class _Launch:
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, scale: float) -> None:
         self.batch, self.length, self.heads, self.values = v.shape
         self.shared, self.keys, self.scale = self.heads // q.shape[2], q.shape[3], scale
-        self.chunks = triton.cdiv(self.length, CHUNK)
+        self.chunk = _chunk(v.dtype)
+        self.chunks = triton.cdiv(self.length, self.chunk)
         self.decay = 0 if g is None else 2 if g.ndim == 4 else 1
         self.sums = "ieee" if v.dtype == torch.float32 else "tf32x3"
         self.q, self.k, self.v = (self.rows(x) for x in (q, k, v))
@@ -66,15 +82,15 @@ class _Launch:
         return self.v.new_empty((self.batch, self.heads, self.chunks, rows, columns))
 
     def tile(self, kernel: str) -> dict[str, Any]:
-        return _tile(kernel, self.keys, self.values, self.decay, self.beta is not None)
+        return _tile(kernel, self.keys, self.values, self.decay, self.beta is not None, self.chunk)
 
     def among(self) -> tuple[Tensor, Tensor]:
         """What is computed of the tokens of each chunk alone: (I + L)^-1 with the delta rule, and A."""
         sizes = self.length, self.heads, self.shared, self.keys, self.chunks
-        inverse, weights = self.unused, self.of_chunks(CHUNK, CHUNK)
+        inverse, weights = self.unused, self.of_chunks(self.chunk, self.chunk)
         grid = (self.batch * self.heads, self.chunks)
         if self.beta is not None:
-            inverse = self.of_chunks(CHUNK, CHUNK)
+            inverse = self.of_chunks(self.chunk, self.chunk)
             forward.invert[grid](
                 self.k, self.g, self.beta, inverse, *sizes, self.k.stride(0), self.g_stride, self.beta.stride(0),
                 DECAY=self.decay, SUMS=self.sums, **self.tile("invert"),
@@ -172,10 +188,8 @@ def _recur(
 
 
 @_recur.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, state: Tensor | None, scale: float,
-    walks: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def _(*given: Any) -> tuple[Tensor, Tensor]:
+    q, _, v = given[:3]
     last = v.new_empty((v.shape[0], v.shape[2], q.shape[3], v.shape[3]), dtype=torch.float32)
     return torch.empty_like(v, memory_format=torch.contiguous_format), last
 
@@ -201,12 +215,9 @@ def _recur_backward(
 
 
 @_recur_backward.register_fake
-def _(
-    dout: Tensor, dlast: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None,
-    state: Tensor | None, scale: float,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    given = (q, k, v, v.new_empty(0) if g is None else g, v.new_empty(0) if beta is None else beta, dlast)
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in given)
+def _(dout: Tensor, dlast: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    found = *(dout.new_empty(0) if x is None else x for x in given[:5]), dlast
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in found)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -233,14 +244,13 @@ def linear_recurrence(
     state: Tensor | None = None,
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Arguments and results are the reference's. Raises ValueError for keys above 128 wide, or 64 with a decay per
-    channel, and for the delta rule with one.
+    """Arguments and results are the reference's. Raises ValueError for keys above 128 wide, and for the delta rule with
+    a decay per channel.
     """
     checked_groups(q, k, v, log_decay, beta, state)
-    by_channel = log_decay is not None and log_decay.ndim == 4
-    if q.shape[-1] > (widest := 64 if by_channel else 128):
-        raise ValueError(f"a program holds all channels of a key: at most {widest}; received {q.shape[-1]}")
-    if beta is not None and by_channel:
+    if q.shape[-1] > WIDEST:
+        raise ValueError(f"a program holds all channels of a key: at most {WIDEST}; received {q.shape[-1]}")
+    if beta is not None and log_decay is not None and log_decay.ndim == 4:
         raise ValueError("these kernels have no delta rule with a decay per channel")
     first = None if state is None else state.float()
     out, last = _recur(
@@ -254,14 +264,26 @@ def _fills(x: Tensor) -> int:
     return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else UNKNOWN_CARD
 
 
+# Card, name, decay, delta rule, channels, dtype, and which of the two ways to the outputs
+BUILDS: tuple[tuple[int, str, int, bool, int, torch.dtype, bool], ...] = (
+    (90, "token-128", 1, False, 128, torch.bfloat16, True),
+    (90, "delta-token-128", 1, True, 128, torch.bfloat16, True),
+    (90, "channel-128", 2, False, 128, torch.bfloat16, True),
+    (90, "none-64", 0, False, 64, torch.float16, False),
+    (80, "token-128", 1, False, 128, torch.bfloat16, False),
+    (80, "channel-128-float32", 2, False, 128, torch.float32, True),
+    (86, "delta-token-128", 1, True, 128, torch.bfloat16, True),
+    (86, "token-128-float32", 1, False, 128, torch.float32, False),
+    (89, "channel-128", 2, False, 128, torch.bfloat16, False),
+    (89, "delta-token-64-float32", 1, True, 64, torch.float32, True),
+)
+
+
 def builds() -> Iterator[Build]:
-    """For sm_90: each decay, the delta rule, the widest keys that are served, both ways to the outputs."""
-    if capability() < 90:
-        return
-    yield from _builds("token-128", 1, False, 128, torch.bfloat16, walks=True)
-    yield from _builds("delta-token-128", 1, True, 128, torch.bfloat16, walks=True)
-    yield from _builds("channel-64", 2, False, 64, torch.bfloat16, walks=True)
-    yield from _builds("none-64", 0, False, 64, torch.float16, walks=False)
+    """Each decay and the delta rule with the widest keys that are chosen, on sm_90; on older cards some on each."""
+    for card, name, decay, delta, width, dtype, walks in BUILDS:
+        if card == min(capability(), 90):
+            yield from _builds(name, decay, delta, width, dtype, walks)
 
 
 def _builds(name: str, decay: int, delta: bool, width: int, x: torch.dtype, walks: bool) -> Iterator[Build]:
@@ -272,7 +294,7 @@ def _builds(name: str, decay: int, delta: bool, width: int, x: torch.dtype, walk
     sizes, strides = (4096, heads, 1, width, width, 64), (q, k, v, g)
 
     def build(kernel: str, function: Any, arguments: tuple[Any, ...], **meta: Any) -> Build:
-        tile = _tile(kernel, width, width, decay, delta)
+        tile = _tile(kernel, width, width, decay, delta, _chunk(x))
         return Build(f"linear_recurrence-{kernel}-{name}", function, arguments, meta | tile)
 
     flags = {"DECAY": decay, "DELTA": delta}

@@ -226,24 +226,33 @@ KEPT = [
     pytest.param({}, "", id="none"),
     pytest.param({"decay": "token", "keys": 128}, "", id="token"),
     pytest.param({"decay": "constant", "delta": True}, "", id="delta"),
-    pytest.param({"decay": "channel"}, "", id="channel"),
+    pytest.param({"decay": "channel", "keys": 128}, "", id="channel"),
     pytest.param({"decay": "channel", "delta": True}, "no delta rule with a decay per channel", id="both"),
-    pytest.param({"decay": "channel", "keys": 128}, "at most 64 channels with a decay for each", id="wide_channel"),
     pytest.param({"decay": "token", "keys": 256}, "at most 128 channels", id="wide"),
 ]
 
 
+@pytest.mark.parametrize("card", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("options", "objection"), KEPT)
-def test_models_get_triton_on_cuda_where_it_serves_and_else_chunks(options: dict[str, Any], objection: str) -> None:
-    cpu = select("linear_recurrence", Device("cpu"), torch.bfloat16, **options)
+def test_models_get_triton_on_cuda_where_it_serves_and_else_chunks(
+    options: dict[str, Any], objection: str, dtype: torch.dtype, card: tuple[int, int]
+) -> None:
+    cpu = select("linear_recurrence", Device("cpu"), dtype, **options)
     assert cpu.call is chunked and "chunks in parallel" in cpu.reason
-    h200 = select("linear_recurrence", Device("cuda", (9, 0)), torch.bfloat16, **options)
-    assert h200.implementation == ("torch" if objection else "triton")
-    assert objection in h200.reason
-    for device, dtype in ((Device("cuda", (9, 0)), torch.float32), (Device("cuda", (8, 0)), torch.bfloat16)):
-        assert select("linear_recurrence", device, dtype, **options).call is chunked
-    with pytest.raises(ValueError, match=objection or "has tiles for sm_90 alone, which are not compiled for sm_80"):
-        select("linear_recurrence", Device("cuda", (8, 0)), torch.bfloat16, force="triton", **options)
+    chosen = select("linear_recurrence", Device("cuda", card), dtype, **options)
+    assert chosen.implementation == ("torch" if objection else "triton")
+    assert objection in chosen.reason
+    if objection:
+        with pytest.raises(ValueError, match=objection):
+            select("linear_recurrence", Device("cuda", card), dtype, force="triton", **options)
+
+
+def test_wide_keys_of_the_delta_rule_in_float32_get_chunks() -> None:
+    asked = {"delta": True, "keys": 128}
+    chosen = select("linear_recurrence", Device("cuda", (9, 0)), torch.float32, **asked)
+    assert chosen.call is chunked and "do not fit into registers" in chosen.reason
+    assert select("linear_recurrence", Device("cuda", (9, 0)), torch.bfloat16, **asked).implementation == "triton"
 
 
 @pytest.mark.parametrize(("decay", "delta"), [("none", True), pytest.param("token", False, marks=pytest.mark.slow),
@@ -266,6 +275,19 @@ def test_triton_gives_the_same_by_a_walk_and_by_stored_states(
         torch.testing.assert_close(walked, stored)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("decay", "delta", "chunk"), [("token", True, 16), ("channel", False, 32)])
+def test_triton_gives_the_same_in_the_chunks_of_other_cards(
+    decay: str, delta: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernels.linear_recurrence import triton
+
+    given = made(chunk + 5, decay, delta, torch.float32)
+    want = results(linear_recurrence, {n: _doubled(x) for n, x in given.items()})
+    monkeypatch.setattr(triton, "_chunk", lambda dtype: chunk)
+    assert_equal(results(triton.linear_recurrence, given), want, 1e-5)
+
+
 def _doubled(x: Any) -> Any:
     return x.detach().double().requires_grad_() if isinstance(x, Tensor) else x
 
@@ -286,11 +308,9 @@ def test_triton_is_exact_under_strong_decays_and_resets(
 def test_triton_refuses_what_its_programs_do_not_hold() -> None:
     from kernels.linear_recurrence.triton import linear_recurrence as ours
 
-    x, wide = torch.zeros(1, 3, 1, 8), torch.zeros(1, 3, 1, 80)
+    x, wide = torch.zeros(1, 3, 1, 8), torch.zeros(1, 3, 1, 160)
     with pytest.raises(ValueError, match="at most 128; received 160"):
-        ours(wide.repeat(1, 1, 1, 2), wide.repeat(1, 1, 1, 2), x)
-    with pytest.raises(ValueError, match="at most 64; received 80"):
-        ours(wide, wide, x, wide)
+        ours(wide, wide, x)
     with pytest.raises(ValueError, match="no delta rule with a decay per channel"):
         ours(x, x, x, x, x[..., 0])
 
