@@ -92,19 +92,28 @@ def stream(
     sampling: Sampling = GREEDY,
     seeds: Sequence[int] | None = None,
 ) -> Iterator[Tensor]:
-    """What follows `tokens` `[batch, time]`, one token `[batch]` after another without an end, each read once.
+    """What follows `tokens` `[batch, time]`, one token `[batch]` after another without an end, each read once; where
+    attention keeps documents apart that a token opens, which all tokens tell at once, all are read for each.
 
     Row i is drawn by `seeds[i]` alone, whatever the other rows are. `call` says what else is read, such as the source
     of an encoder.
     """
-    call = replace(call or Call(), state=State())
+    anew = _reads_anew(model)
+    call = call or Call() if anew else replace(call or Call(), state=State())
     seeds = range(len(tokens)) if seeds is None else seeds
     chances = [random.Random(seed) for seed in seeds] if sampling.temperature else []
     while True:
         logits = model(tokens, call)[:, -1].float()
         chance = torch.tensor([each.random() for each in chances], dtype=torch.float64, device="cpu")
-        tokens = sampling.draw(logits, chance.to(logits.device))[:, None]
-        yield tokens[:, 0]
+        drawn = sampling.draw(logits, chance.to(logits.device))
+        tokens = torch.cat([tokens, drawn[:, None]], 1) if anew else drawn[:, None]
+        yield drawn
+
+
+def _reads_anew(model: LanguageModel) -> bool:
+    """Whether attention can hold nothing of what was read."""
+    parts = (part for part in model.modules() if hasattr(part, "looks_ahead"))
+    return model.separator is not None and any(getattr(part, "documents", False) for part in parts)
 
 
 def generate(

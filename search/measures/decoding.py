@@ -12,8 +12,9 @@ from torch.utils import _pytree
 
 import arch_dsl
 from arch_dsl.context import Call, State
+from arch_dsl.families import Mask
 from arch_dsl.modules import LanguageModel
-from arch_dsl.spec import Count, added
+from arch_dsl.spec import Count, added, walk
 from search.downstream.text_model import not_continued
 from search.evaluate import autocast, evaluating
 from search.measures.family import About, Found, Measure, Subject
@@ -44,6 +45,8 @@ class Decoding(Measure):
     def refusal(self, about: About) -> str | None:
         if about.dataset.has_text and (why := not_continued(about)):
             return why
+        if any(isinstance(spec, Mask) and spec.documents for _, spec in walk(about.model)):
+            return "attention that keeps documents apart can't hold what was read: all of it is read for each token"
         most = self._prompt(about) + self.tokens
         return about.refusal(most) if most > about.recipe.context else None
 

@@ -172,6 +172,15 @@ def test_a_row_is_drawn_by_its_own_seed_alone():
     assert not torch.equal(both[0], both[1])
 
 
+def test_generates_within_a_document_where_attention_keeps_documents_apart():
+    module = build(model({"mask": {"type": "causal", "documents": True}}))
+    module.separator = int(TOKENS[0, 2])
+    found = generate(module, TOKENS[:1, :5], 5)
+    for end in range(5, 10):
+        assert torch.equal(found[:, end], module(found[:, :end])[:, -1].argmax(-1))
+    assert not torch.equal(found, generate(build(model()), TOKENS[:1, :5], 5))
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "mamba2", "rwkv4", "retnet", "fox_pro", "glam"])
 def test_models_of_the_zoo_generate_with_what_they_hold_as_without(name: str):
     module = build(arch_dsl.resolve(zoo.load(name, "tiny")))

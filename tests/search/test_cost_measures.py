@@ -93,6 +93,14 @@ def test_what_a_measure_cannot_mean_is_refused(asked: Subject, measure: Measure,
     assert told in found if told and found else found is told
 
 
+def test_decoding_is_not_timed_where_nothing_can_be_held(asked: Subject) -> None:
+    mask = {"type": "causal", "documents": True}
+    block = {"norm": "rmsnorm", "attention": {"type": "attention", "heads": 2, "positional": "rope", "mask": mask}}
+    about = subject(asked.about.dataset, block).about
+    assert "can't hold what was read" in (Decoding().refusal(about) or "")
+    assert Memorisation(prompt=20, continuation=20).refusal(about) is None, "which reads all anew"
+
+
 def test_spikes_are_counted_where_a_value_is_far_above_those_before_it(asked: Subject, tmp_path: Path) -> None:
     values = [3.0 + 0.01 * math.sin(place) for place in range(200)]
     assert spikes(values, 100, 7.0) == 0
