@@ -323,11 +323,11 @@ def gain(base_compute: Floats, base_loss: Floats, compute: Floats, loss: Floats)
     computes. The gain is exp(v / b), the relative potency of a parallel-line assay, with Fieller's interval.
     Raises Unidentified.
     """
+    if min(len(base_compute), len(compute)) < 2 or min(_distinct(base_compute), _distinct(compute)) < 2:
+        raise Unidentified("a gain needs two computes of the baseline and of the variant")
     x = np.log(np.concatenate([base_compute, compute]))
     x = x - x.mean()
     ours = np.arange(len(x)) >= len(base_compute)
-    if min(len(base_compute), len(compute)) < 2 or min(_distinct(base_compute), _distinct(compute)) < 2:
-        raise Unidentified("a gain needs two computes of the baseline and of the variant")
     columns = [np.ones(len(x)), -1.0 * ours, -x]
     if _distinct(base_compute) > 2 and len(x) > 4:
         columns.append(x * x)

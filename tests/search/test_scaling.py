@@ -233,3 +233,12 @@ def test_equal_flops_have_a_best_size(tmp_path: Path) -> None:
     best = [row for row in found.scaling.to_dict("records") if (row["law"], row["name"]) == ("isoflop", "N")]
     assert best and all(row["value"] > 0 for row in best)
     assert "IsoFLOP minima" in report(found)
+
+
+def test_a_ladder_that_has_not_run_is_reported(tmp_path: Path) -> None:
+    train = "train: {data: {text: corpus.txt}, context: 32, batch: 4, lr: 1e-3}"
+    ladder = f"ladder: {{{SIZES}, tokens: [20k, 80k]}}"
+    planned = plan(load_study(write_study(tmp_path, train=train, ladder=ladder)), tmp_path / "data")
+    found = compare(planned.record(), [])
+    assert not (found.scaling["name"] != "").any() and set(found.rungs["loss"].isna()) == {True}
+    assert all(report(found, form) for form in ("text", "md", "csv", "json", "latex"))
