@@ -101,7 +101,6 @@ def race(contestants: dict[str, Step], rounds: int, clock: Callable[[], float]) 
 
 def row(name: str, modes: list[str], dtype: torch.dtype, rounds: int, clock: Callable[[], float]) -> dict[str, Any]:
     """An entry of the zoo: ours in each mode against the reference. Raises ValueError where they disagree."""
-    torch._dynamo.reset()
     spec = specification(name)
     peer = "whole" if modes != ["eager"] else "eager"
     steps = {mode: step_of(spec, "auto", mode, dtype) for mode in modes}
@@ -214,14 +213,16 @@ def main() -> None:
     facts = {"torch": torch.__version__, "python": sys.version.split()[0], "length": LENGTH, "rows": ROWS}
     facts |= {"clock": clock.__name__, "source": ours()["archlab's source"]}
     done = set() if options.again else measured(options.out, facts)
-    with tempfile.TemporaryDirectory() as folder, compiled_into(options.cache or Path(folder), lambda: None):
-        if options.auto:
-            entries = ["auto"]
-        for name in entries:
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ["auto"] if options.auto else entries:
             if (name, *([] if options.auto else [str(dtype)[6:], *modes])) in done:
                 print(f"{name}: measured already", flush=True)
                 continue
-            made = auto_row(options.steps, clock) if options.auto else row(name, modes, dtype, options.rounds, clock)
+            torch._dynamo.reset()  # which forgets who is told of compilations, so before somebody is
+            with compiled_into(options.cache or Path(folder), lambda: None):
+                made = (
+                    auto_row(options.steps, clock) if options.auto else row(name, modes, dtype, options.rounds, clock)
+                )
             print(json.dumps(made | facts), flush=True)
             if not options.eager:
                 with options.out.open("a") as file:
