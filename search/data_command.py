@@ -30,10 +30,10 @@ def data_of(study: Study, root: Path) -> dict[str, tuple[Dataset, Recipe]]:
     for asked in asked_variants(study):
         recipe = builder.recipe(asked.settings, asked.rung)
         first, *later = recipe.whole
-        dataset = builder.dataset(first)
+        dataset = builder.datasets.of(first)
         found.setdefault(dataset.identity, (dataset, first))
         for index, (stage, own) in enumerate(zip(recipe.stages, later, strict=True)):
-            dataset = builder.staged_dataset(stage, own, dataset, f"train.stages.{index}")
+            dataset = builder.datasets.staged(stage, own, dataset, f"train.stages.{index}")
             found.setdefault(dataset.identity, (dataset, own))
     return found
 

@@ -366,7 +366,7 @@ def _sizes(builder: Builder, asked: list[Asked]) -> dict[int, tuple[int, int]]:
     for item in asked:
         if item.rung and item.base == study.report.baseline and item.rung.place not in found:
             recipe = builder.recipe(item.settings, item.rung)
-            built = builder.build(item, None, builder.dataset(recipe), recipe)
+            built = builder.build(item, None, builder.datasets.of(recipe), recipe)
             counts = {"all": built.parameters, "non_embedding": built.figures["non_embedding"]}
             found[item.rung.place] = counts[study.ladder.count], built.figures["training_flops_per_token"]
     return found

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import kernels
-from arch_dsl.errors import Problem, SpecError
+from arch_dsl.errors import SpecError
 from arch_dsl.identity import brief_text, canonical
 from arch_dsl.patch import Setting
 from search import plugin_files
 from search.coordinates import Coordinates
-from search.design import ALL
-from search.ladder import climbed
 from search.measures import About
+from search.mistakes import Mistakes
 from search.seeding import wanted_seeds
 from search.seeds import most, sequential_record
 from search.selection import group, is_over
-from search.settled import AUTO, Settled, kept_in, settle
 from search.store import Row, Store
-from search.study import Asked, Study, asked_variants
+from search.study import Study
 from search.trial import Trial, canonical_json
 from search.tune import RATE, short
 from search.tuner import Tuner
-from search.variants import Builder, Mistakes, Variant
-from search.width_transfer import transfer_rungs
+from search.variant_set import VariantSet, variant_set
+from search.variants import Builder, Variant
 
 __all__ = ["Builder", "Plan", "Variant", "plan", "spelt"]
 
@@ -285,141 +282,25 @@ def plan(study: Study, data_root: Path, micro_batch: int | None = None) -> Plan:
     except ValueError as error:
         raise SpecError.of("environment", str(error)) from error
     builder = Builder(study, data_root, micro_batch)
-    asked = climbed(builder, asked_variants(study))
-    builder.settled = _settled(builder, asked)
-    mistakes = Mistakes(len(asked))
-    built: list[Variant] = []
-    targets: dict[str, Variant] = {}
-    places: dict[str, float] = {item.name: index for index, item in enumerate(asked)}
-    made: dict[str, tuple[Asked, Variant | None]] = {}
-    impossible: list[tuple[Asked, SpecError]] = []
-    order = sorted(asked, key=lambda item: study.match is None or item.base != study.match.to)
-    for item in order:
-        try:
-            variant = builder.variant(item, targets.get(item.cell))
-        except SpecError as error:
-            if item.impossible == "refuse":
-                mistakes.add(error.problems, item.name)
-            else:
-                impossible.append((item, error))
-            continue
-        made[item.name] = item, targets.get(item.cell)
-        if study.match and item.base == study.match.to:
-            targets[item.cell] = variant
-        built.append(variant)
-        if study.match and study.match.report_unmatched and variant.matched:
-            written = _as_written(item)
-            found = builder.variant(written, targets[item.cell], matched=False)
-            if found.trial(0).key != variant.trial(0).key:
-                built.append(found)
-                made[written.name] = written, targets[item.cell]
-                places[written.name] = places[item.name] + 0.5
-    if impossible:
-        _refuse_needed(impossible, built, study, mistakes)
-    asks = {canonical_json(canonical(variant.recipe.objective)) for variant in built}
-    if study.prune and len(asks) > 1:
-        message = "holds trials against each other, and losses of different objectives do not compare"
-        raise SpecError.of("prune", message, study.mark("prune"))
-    if problems := [*mistakes.problems(), *builder.idle_problems()]:
+    found = variant_set(builder)
+    if problems := [*study.evaluate.problems(lambda: (About.of(each.trial(0), data_root) for each in found.variants))]:
         raise SpecError(problems)
-    built.sort(key=lambda variant: places[variant.name])
-    checked: dict[str, Coordinates] = {}
-    if study.ladder and study.ladder.transfer != "none":
-        built, checked = transfer_rungs(built, data_root.parent, study.ladder.mark("transfer"))
-    omitted = {item.name: _brief(error.problems[0]) for item, error in impossible}
-    kept = _without_twins(built, study, {item.name for item in asked if item.impossible != "refuse"}, omitted)
-    if problems := [*study.evaluate.problems(lambda: (About.of(each.trial(0), data_root) for each in kept))]:
-        raise SpecError(problems)
-    tuner = Tuner(study.tune, builder, made, 0, 1 if most(study.seeds) > 1 else None) if study.tune else None
-    if tuner and any(path != RATE for path in tuner.tune.axes):
-        wrong = Mistakes(len(kept))
-        for variant in kept:
+    tuner = _tuner(builder, found) if study.tune else None
+    return Plan(study, builder, found.variants, found.omitted, tuner, found.coordinates)
+
+
+def _tuner(builder: Builder, found: VariantSet) -> Tuner:
+    """What tunes the variants. Raises SpecError where a value makes no sense in one of them."""
+    study = builder.study
+    assert study.tune is not None
+    tuner = Tuner(study.tune, builder, found.made, 0, 1 if most(study.seeds) > 1 else None)
+    if any(path != RATE for path in study.tune.axes):
+        wrong = Mistakes(len(found.variants))
+        for variant in found.variants:
             wrong.add(tuner.problems(variant), variant.name)
         if problems := [*wrong.problems()]:
             raise SpecError(problems)
-    return Plan(study, builder, kept, omitted, tuner, checked)
-
-
-def _settled(builder: Builder, asked: list[Asked]) -> Settled | None:
-    """What the study's store has settled, or else what its baselines settle; None where no recipe leaves it open."""
-    study = builder.study
-    set_ = {setting.path for each in asked for setting in each.settings}
-    set_ |= {*(study.space.axes if study.space else ()), *(study.tune.axes if study.tune else ())}
-    open_ = AUTO in (study.train.precision, study.train.compile)
-    if not open_ and not set_ & {"train.precision", "train.compile"}:
-        return None
-    found = kept_in(builder.data_root.parent, study.study)
-    return found or settle(_baselines(builder, asked), study.resources)
-
-
-def _baselines(builder: Builder, asked: list[Asked]) -> Iterator[Variant]:
-    """What the others are compared with, in every cell, as far as it can be built."""
-    for item in asked:
-        if item.base == builder.study.report.baseline:
-            with suppress(SpecError):  # told when all are built
-                yield builder.variant(item, None)
-
-
-def _as_written(item: Asked) -> Asked:
-    """The same variant under the name that its unmatched form has in the table."""
-    label = f" [{item.cell}]" if item.cell else ""
-    series = item.series and f"{item.base} unmatched{item.series.removeprefix(item.base)}"
-    return replace(item, name=f"{item.base} unmatched{label}", series=series)
-
-
-def _brief(problem: Problem) -> str:
-    """A problem in a line, without its place."""
-    return f"{problem.path}: {problem.message}" if problem.path else problem.message
-
-
-def _refuse_needed(
-    impossible: list[tuple[Asked, SpecError]], built: list[Variant], study: Study, mistakes: Mistakes
-) -> None:
-    """Notes what cannot be left out: what others are compared with, and a component that no variant would have."""
-    used = {name for variant in built for name, on in variant.components.items() if on}
-    for item, error in impossible:
-        lost = {name for name, on in item.components.items() if on} - used
-        if why := _needed(item.base, study):
-            mistakes.add([replace(each, message=f"{each.message}; {why}") for each in error.problems], item.name)
-        elif lost:
-            mistakes.add(error.problems, item.name)
-
-
-def _needed(base: str, study: Study) -> str:
-    """Why a variant cannot be left out, if it cannot: others are compared with it or matched to it."""
-    against = [name for name, patch in study.variants.items() if patch.against == base]
-    if base == study.report.baseline and not against:
-        against = [name for name in study.variants if name != base]
-    if against:
-        more = f" and {len(against) - 2} more" if len(against) > 2 else ""
-        told = f"'{base}' is never left out: {', '.join(map(repr, against[:2]))}{more} would be compared with nothing"
-        return f"{told}; take a design without it, such as add_one_in or pairwise" if base == ALL else told
-    if study.match and base == study.match.to:
-        return f"'{base}' is never left out: the others are matched to it"
-    return ""
-
-
-def _without_twins(variants: list[Variant], study: Study, optional: set[str], omitted: dict[str, str]) -> list[Variant]:
-    """Two names for one model and recipe would compare a thing with itself: refused, or left out where a design may."""
-    seen: dict[str, str] = {}
-    kept, problems = [], []
-    for variant in variants:
-        key = variant.trial(0).key
-        message = f"is the same model and recipe as '{seen.get(key)}'"
-        if key not in seen:
-            seen[key] = variant.name
-            kept.append(variant)
-        elif variant.name in optional and not _needed(variant.base, study):
-            omitted[variant.name] = message
-        else:
-            designed = study.variants[variant.base].designed
-            mark = study.mark("design" if designed else f"variants.{variant.base}")
-            why = _needed(variant.base, study) if variant.name in optional else ""
-            told = f"{message}; {why or 'a table needs each once'}"
-            problems.append(Problem(f"variants.{variant.name}", told, mark))
-    if problems:
-        raise SpecError(problems)
-    return kept
+    return tuner
 
 
 def spelt(settings: Iterable[Setting]) -> list[str]:

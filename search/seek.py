@@ -82,7 +82,7 @@ class Seeker:
             given={path: plan.builder.given(path) for path in self.space.needs},
             known=self._known(),
             base=self._base(),
-            worst=math.log(plan.builder.dataset(plan.study.train).vocab),  # the loss of who knows nothing
+            worst=math.log(plan.builder.datasets.of(plan.study.train).vocab),  # the loss of who knows nothing
         )
         self._record()
 
@@ -230,7 +230,7 @@ class Seeker:
     def _base(self) -> str:
         """A digest of what the proposals change: model, data, recipe (but for a drawn rate), what is matched."""
         study, builder = self.plan.study, self.plan.builder
-        dataset = builder.dataset(study.train)
+        dataset = builder.datasets.of(study.train)
         needed = positions(study.train, study.model)
         model = resolve(study.model, vocab=study.train.vocab(dataset.vocab), max_positions=needed)
         rate = self.space.axes.get("train.lr")

@@ -169,7 +169,7 @@ def _of_ablate(problems: Iterable[Problem], has_model: bool) -> Iterator[Problem
 
 def _model_mistakes(node: Node, known: list[Problem]) -> list[Problem]:
     """What is wrong with the models of a study whose file has other mistakes already, so that all are said at once."""
-    from search.variants import model_mistakes  # which is about studies, and imports this module
+    from search.mistakes import model_mistakes  # which is about studies, and imports this module
 
     assert isinstance(node.value, dict)
     sections = ("study", "model", "ablate", "components", "design", "variants", "grid")

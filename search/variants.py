@@ -1,42 +1,39 @@
-"""Variants made concrete: a study's patches applied, matched in size, resolved, costed; their mistakes, each once."""
+"""Variants made concrete: a study's patches applied, matched in size, resolved, costed."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any
 
 from arch_dsl import rules
-from arch_dsl.errors import Mark, Problem, SpecError
+from arch_dsl.errors import Problem, SpecError
 from arch_dsl.identity import Change, brief_text, canonical, diff
 from arch_dsl.layout import shapes_of
 from arch_dsl.model import Model, cost, resolve
 from arch_dsl.patch import Setting, apply
-from arch_dsl.paths import get, update
-from arch_dsl.source import Node
-from arch_dsl.spec import Family, alternatives, marks_of, set_marks
-from search.data.dataset import HELD_OUT, Dataset
-from search.data.prepare import prepare, require
+from arch_dsl.paths import get
+from arch_dsl.spec import Family, marks_of, set_marks
+from search.data.dataset import Dataset
+from search.datasets import Datasets
 from search.ladder import Rung
-from search.match import SCALE, Match, solve, solve_time
+from search.matching import Matcher
 from search.micro_batch import at_most
-from search.objectives import Lengths, has_encoder
+from search.objectives import has_encoder
 from search.objectives.checks import positions, refusals
 from search.optimizers import unmatched
 from search.parallel.rules import refuse
 from search.recipe import Recipe
 from search.settled import Settled
-from search.space import Space, probes
 from search.stage_plans import StagePlan, plan_stages
-from search.stages import Stage, prompts
+from search.stages import prompts
 from search.start import Start, Started, as_written, keep_weights, started
-from search.study import Asked, Study, asked_variants
+from search.study import Asked, Study
 from search.timing import Timed, Timings
 from search.trial import Trial, canonical_json
 
@@ -156,12 +153,11 @@ class Builder:
         """`micro_batch` is what the store has decided that all variants are computed with at most, in sequences."""
         self.study, self.data_root, self.micro_batch = study, data_root, micro_batch
         self.settled: Settled | None = None
-        self.datasets: dict[str, Dataset] = {}
+        self.datasets = Datasets(study, data_root)
         self.bases: dict[tuple[Model, tuple[int, int]], Model] = {}
         self.built: dict[str, Built] = {}
-        self.guess = 1 if study.match and len(study.match.by) == 1 else SCALE  # that of the variant before, later
-        self.timings = Timings(data_root.parent / "timings", study.resources.cpus)
-        self.test_texts: dict[str, str] = {}
+        timings = Timings(data_root.parent / "timings", study.resources.cpus)
+        self.matcher = Matcher(study.match, timings) if study.match else None
         self.files: dict[Start, Start] = {}
         self.starts: dict[tuple[str | None, Model], Started] = {}
 
@@ -172,10 +168,10 @@ class Builder:
             raise SpecError(problems)
         recipe = self.kept(written)
         recipe = self.settle(at_most(recipe, self.micro_batch) if self.micro_batch else recipe)
-        dataset = self.dataset(recipe)
+        dataset = self.datasets.of(recipe)
         built = self.build(asked, target if matched else None, dataset, recipe)
         refuse_idle_groups(recipe, built.model)
-        recipe, stages = plan_stages(recipe, built.model, dataset, self.staged_dataset)
+        recipe, stages = plan_stages(recipe, built.model, dataset, self.datasets.staged)
         refuse(self.study.resources.parallel, built.model, recipe)
         tested = (stages[-1].recipe, stages[-1].dataset) if stages else (recipe, dataset)
         label = f" [{asked.cell}]" if asked.cell else ""
@@ -190,7 +186,7 @@ class Builder:
             components=dict(asked.components),
             parameters=built.parameters,
             figures=built.figures,
-            test_text=self.test_text(*tested),
+            test_text=self.datasets.test_text(*tested),
             size=built.size,
             mismatch=self.mismatch(Timed(built.model, recipe, dataset), built.size, target),
             matched=built.matched,
@@ -224,11 +220,8 @@ class Builder:
         return recipe.replace(init=self.files[recipe.init])
 
     def mismatch(self, timed: Timed, size: int, target: Variant | None) -> float:
-        """How far a model is from what it is to be matched to, as a share of that."""
-        match = self.study.match
-        if target is None or match is None:
-            return 0.0
-        return (self.timings.ratio(timed, target.timed) if match.kind == "step_time" else size / target.size) - 1
+        """How far a model is from what it is to be matched to, as a share of that; 0 where there is nothing."""
+        return self.matcher.mismatch(timed, size, target) if self.matcher and target else 0.0
 
     def build(self, asked: Asked, target: Variant | None, dataset: Dataset, recipe: Recipe) -> Built:
         """The model of a variant, matched, resolved and costed; once for all that differ in their recipe alone."""
@@ -236,11 +229,12 @@ class Builder:
         mend = asked.impossible == "repair"
         asks = [[r.context, canonical(r.objective)] for r in recipe.whole]
         more = prompts(recipe.stages)
-        match = self.study.match if target else None
-        goal = [target.trial(0).key if match.kind == "step_time" else target.size] if match and target else []
+        matcher = self.matcher if target else None
+        by_time = matcher is not None and matcher.match.kind == "step_time"
+        goal = [target.trial(0).key if by_time else target.size] if matcher and target else []
         sized = [s for s in (asked.rung.settings if asked.rung else ()) if not s.path.startswith("train.")]
         changed = [[(s.path, s.node.plain()) for s in each] for each in (sized, settings)]
-        timed = canonical(recipe) if match and match.kind == "step_time" else None
+        timed = canonical(recipe) if by_time else None
         key = json.dumps([changed, goal, dataset.vocab, asks, more, mend, timed])
         if key not in self.built:
             base = apply(self.study.model, sized)
@@ -250,9 +244,9 @@ class Builder:
             needed = (positions(r, model) + extra for r, extra in zip(recipe.whole, more, strict=True))
             sizes = max(r.vocab(dataset.vocab) for r in recipe.whole), max(needed)
             matched: dict[str, int] = {}
-            if match and target:
-                self.refuse_own_size(model, base, match, asked)
-                model, matched = self.solved(model, match, target, sizes, lengths, Timed(model, recipe, dataset))
+            if matcher and target:
+                matcher.refuse_own_size(model, base, asked)
+                model, matched = matcher.solved(model, target, sizes, lengths, Timed(model, recipe, dataset))
             model = resolve(model, vocab=sizes[0], max_positions=sizes[1])
             if problems := list(refusals(recipe, model)):
                 raise SpecError(problems)
@@ -299,31 +293,6 @@ class Builder:
             self.bases[base, sizes] = resolve(base, vocab=sizes[0], max_positions=sizes[1])
         return self.bases[base, sizes]
 
-    def idle_problems(self) -> Iterator[Problem]:
-        """What is wrong with the parts of a study that no variant uses: spare components, the axes of a search."""
-        used = {name for patch in self.study.variants.values() for name in patch.components}
-        for name, component in self.study.components.items():
-            if name not in used:
-                yield from self._refusals(component.settings)
-        if self.study.space:
-            yield from self._space_problems(self.study.space)
-
-    def _space_problems(self, space: Space) -> Iterator[Problem]:
-        """What the base refuses of a search: unknown paths, wrong values, conditions on what is not there."""
-        told: set[tuple[object, str]] = set()
-        for path, settings in probes(space, self.study.components):
-            for problem in self._refusals(settings):
-                if (key := (problem.mark, problem.message)) not in told:
-                    told.add(key)
-                    yield dataclasses.replace(problem, path=f"space.{path}")
-        for path, axis in space.axes.items():
-            for asked in [at for at in axis.when.paths if at in space.needs] if axis.when else []:
-                try:
-                    self.given(asked)
-                except SpecError as error:
-                    for problem in error.problems:
-                        yield Problem(f"space.{path}.when", problem.message, axis.mark("when"))
-
     def given(self, path: str) -> Any:
         """What stands at a path of the base, as a condition compares it: a primitive is its type. Raises SpecError."""
         spec, steps = (
@@ -333,126 +302,6 @@ class Builder:
         )
         value = get(spec, tuple(steps))
         return value.type if isinstance(value, Family) else canonical(value, brief=True)
-
-    def _refusals(self, settings: Iterable[Setting]) -> tuple[Problem, ...]:
-        try:
-            self.patched(settings)
-        except SpecError as error:
-            return error.problems
-        return ()
-
-    def refuse_own_size(self, model: Model, base: Model, match: Match, asked: Asked) -> None:
-        """Raises SpecError if a variant sets a field that matching solves: its value would be ignored."""
-        for by in match.by:
-            try:
-                own, before = (get(spec, tuple(by.split("."))) for spec in (model, base))
-            except SpecError:
-                continue  # a path by knobs or with `*`
-            if own not in (None, before):
-                setting = next((s for s in asked.settings if by.startswith(s.path)), None)
-                message = f"`match` solves {by} for this variant; the {own} that is set here would be ignored"
-                raise SpecError.of(by, message, setting.mark if setting else match.mark("by"))
-
-    def solved(
-        self, model: Model, match: Match, target: Variant, sizes: tuple[int, int], lengths: Lengths, timed: Timed
-    ) -> tuple[Model, dict[str, int]]:
-        """The model with the integer fields of a match solved, and these. Raises SpecError."""
-        mark, context = match.mark("by"), timed.recipe.context
-        known = {"vocab": model.vocab or sizes[0], "max_positions": model.max_positions or sizes[1]}
-        steps = [_integer_field(model, by, mark) for by in match.by]
-        given = _values(resolve(model, vocab=sizes[0], max_positions=sizes[1]), match) if len(steps) > 1 else []
-
-        def at(size: int) -> Model:
-            values = zip(match.by, match.values(size, given), strict=True)
-            return apply(model, [Setting(by, Node(value, mark), "match", mark) for by, value in values])
-
-        def sized(size: int) -> Model:  # the same as a rule, and faster
-            changed = model
-            for path, value in zip(steps, match.values(size, given), strict=True):
-                changed = update(changed, type(changed), path, _always(value))
-            return changed
-
-        def counted(size: int) -> int:
-            changed = (sized if all(steps) else at)(size).replace(**known)
-            return match.counted(cost(changed, lengths.tokens, lengths.source or None), context)
-
-        def ratio(size: int) -> float:
-            own = resolve(at(size), vocab=sizes[0], max_positions=sizes[1])
-            return self.timings.ratio(dataclasses.replace(timed, model=own), target.timed)
-
-        try:
-            if match.kind == "step_time":
-                first = _first_value(target.model, match) if len(steps) == 1 else SCALE
-                self.guess = solve_time(ratio, first)
-            else:
-                self.guess, _ = solve(counted, target.size, self.guess)
-        except SpecError as error:
-            own = model.replace(**known).check()  # what is wrong with the model explains it better
-            said = [Problem("match.by", f"{', '.join(match.by)}: {p.message}", mark) for p in error.problems]
-            raise SpecError(own or said) from error
-        return at(self.guess), dict(zip(match.by, match.values(self.guess, given), strict=True))
-
-    def test_text(self, recipe: Recipe, dataset: Dataset) -> str:
-        """What tells one test text from another: its source, how it falls into documents, and where not all of it is
-        predicted, what is."""
-        source = canonical_json(recipe.data.held_out())
-        if not recipe.objective.every:
-            asked = [dataset.identity, recipe.context, canonical(recipe.objective)]
-            source = canonical_json([source, *asked])
-        if source not in self.test_texts:
-            lengths = canonical_json(dataset.documents("test").bytes.tolist())
-            self.test_texts[source] = hashlib.sha256(f"{source}{lengths}".encode()).hexdigest()[:16]
-        return self.test_texts[source]
-
-    def staged_dataset(self, stage: Stage, recipe: Recipe, before: Dataset, path: str) -> Dataset:
-        """The data of a stage: its own in the tokens of that before it, or that. Raises SpecError."""
-        if stage.data is None:
-            return self.enough(recipe, before, path)
-        if not before.has_text and not stage.data.holds_tokens:
-            message = "is text, and what was trained on before is tokens, whose tokenizer is not known"
-            raise SpecError.of(f"{path}.data", message, stage.mark("data"))
-        found = self.dataset(recipe, before, path)
-        if (found.vocab, found.eod) != (before.vocab, before.eod):
-            what = f"{found.vocab:,} tokens, of which {found.eod} ends a document"
-            message = f"has {what}; before it were {before.vocab:,} and {before.eod}, and a stage reads the same tokens"
-            raise SpecError.of(f"{path}.data", message, stage.mark("data"))
-        return found
-
-    def dataset(self, recipe: Recipe, like: Dataset | None = None, path: str = "train") -> Dataset:
-        """The prepared data of a recipe, in the tokens of another data set if there is one. Raises SpecError."""
-        alike = like.identity if like else None
-        key = canonical_json([canonical(recipe.data), canonical(recipe.tokenizer), alike])
-        if key not in self.datasets:
-            base = self.study.file.parent if self.study.file else None
-            self.datasets[key] = prepare(recipe.data, recipe.tokenizer, self.data_root, base, path, like)
-        return self.enough(recipe, self.datasets[key], path)
-
-    def enough(self, recipe: Recipe, dataset: Dataset, path: str = "train") -> Dataset:
-        """The data set, if it holds what the recipe asks of it. Raises SpecError."""
-        mark = recipe.mark("data") or self.study.mark("train")
-        if recipe.objective.of_examples:
-            if complaint := _not_its_examples(recipe, dataset):
-                field, message = complaint
-                raise SpecError.of(f"{path}.{field}", message, recipe.mark(field) or mark)
-            return dataset
-        require(dataset, recipe.context, recipe.sequences, path, mark)
-        for split in () if recipe.objective.every else HELD_OUT:
-            if (found := dataset.tokens[split] - 1) < recipe.context:
-                message = f"of {recipe.context} tokens does not fit into the {split} text, which has {found:,}"
-                raise SpecError.of(f"{path}.context", message, recipe.mark("context") or self.study.mark("train"))
-        return dataset
-
-
-def _not_its_examples(recipe: Recipe, dataset: Dataset) -> tuple[str, str] | None:
-    """The field that keeps an objective of examples from these data, and why, or None."""
-    if recipe.objective.type != "answers":
-        why = "targets needs examples: data whose source says with `input` what is given"
-        return ("objective", why) if dataset.inputs("train") is None else None
-    if dataset.answers("train") is None:
-        return "objective", "answers needs a probe: data that say which of their tokens are answers"
-    if recipe.context < (longest := int(dataset.documents("train").tokens.max()) - 1):
-        return "context", f"must be at least {longest}, the length of the probe's sequences, found {recipe.context}"
-    return None
 
 
 def refuse_idle_groups(recipe: Recipe, model: Model) -> None:
@@ -470,51 +319,6 @@ def refuse_idle_groups(recipe: Recipe, model: Model) -> None:
             problems.append(Problem(f"train.optimizer.groups.{index}.parameters", message, group.mark("parameters")))
     if problems:
         raise SpecError(problems)
-
-
-def _values(model: Model, match: Match) -> list[int]:
-    """The fields of a match in a resolved model. Raises SpecError for a path that names none, or several."""
-    found = []
-    for by in match.by:
-        try:
-            value = get(model, tuple(by.split(".")))
-        except SpecError:
-            value = None
-        if not isinstance(value, int):
-            message = f"{by} is no single field with a number: several fields are scaled from what they are"
-            raise SpecError.of("match.by", message, match.mark("by"))
-        found.append(value)
-    return found
-
-
-def _always(value: int) -> Callable[[Any, Any], int]:
-    return lambda old, annotation: value
-
-
-def _first_value(model: Model, match: Match) -> int:
-    """Where timing begins: at what the one field is in the model that is matched to, in units of `multiple`."""
-    return max(1, _values(model, match)[0] // match.multiple)
-
-
-def _integer_field(model: Model, by: str, mark: Mark | None) -> tuple[str, ...]:
-    """The steps to the integer field `by`; none where it is a path by knobs or with `*`, or one that matches nothing,
-    as the patch will say. Raises SpecError if it is another kind of field."""
-    steps = tuple(by.split("."))
-    try:
-        get(model, steps)
-    except SpecError:
-        return ()
-    found: list[Any] = []
-
-    def keep(old: Any, annotation: Any) -> Any:
-        found.append(annotation)
-        return old
-
-    update(model, type(model), steps, keep)
-    kinds = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in alternatives(found[0])]
-    if int not in kinds:
-        raise SpecError.of("match.by", f"{by} is no integer field: there is nothing to solve", mark)
-    return steps
 
 
 def _one_batch(recipe: Recipe, settings: Iterable[Setting]) -> Recipe:
@@ -539,46 +343,3 @@ def _recipe_changes(before: Recipe, after: Recipe) -> list[Change]:
         changes = [change for change in changes if not change.path.startswith("objective.")]
         changes.append(Change("objective", *sides))
     return [as_written(dataclasses.replace(change, path=f"train.{change.path}")) for change in changes]
-
-
-def model_mistakes(study: Study) -> list[Problem]:
-    """What is wrong with the models of a study's variants, found without their data."""
-    builder = Builder(study, Path())
-    asked = asked_variants(study)
-    mistakes = Mistakes(len(asked))
-    for item in asked:
-        if item.impossible != "refuse":
-            continue  # left out or repaired when the study is planned
-        of_model = [setting for setting in item.settings if not setting.path.startswith("train.")]
-        try:
-            model, _ = builder.patched(of_model, item.rung)
-        except SpecError as error:
-            mistakes.add(error.problems, item.name)
-            continue
-        mistakes.add(model.replace(max_positions=model.max_positions or 1).check(), item.name)  # the recipe's, later
-    return list(mistakes.problems())
-
-
-class Mistakes:
-    """What is wrong with the variants, each mistake once: one of the base model shows in all of them."""
-
-    def __init__(self, variants: int) -> None:
-        self._variants = variants
-        self._seen: dict[tuple[object, str], tuple[Problem, list[str]]] = {}
-
-    def add(self, problems: Iterable[Problem], variant: str) -> None:
-        """Notes the problems of one variant."""
-        for problem in problems:
-            _, names = self._seen.setdefault((problem.mark or problem.path, problem.message), (problem, []))
-            if variant not in names[-1:]:
-                names.append(variant)
-
-    def problems(self) -> Iterable[Problem]:
-        """Every mistake with the variants that make it, unless all do."""
-        for problem, names in self._seen.values():
-            if len(names) == self._variants:
-                yield problem
-                continue
-            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            many = "s" if len(names) > 1 else ""
-            yield dataclasses.replace(problem, message=f"{problem.message} (variant{many} {shown})")

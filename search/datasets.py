@@ -1,0 +1,86 @@
+"""The data sets that the recipes of a study train on, prepared once each."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from arch_dsl.errors import SpecError
+from arch_dsl.identity import canonical
+from search.data.dataset import HELD_OUT, Dataset
+from search.data.prepare import prepare, require
+from search.recipe import Recipe
+from search.stages import Stage
+from search.study import Study
+from search.trial import canonical_json
+
+
+class Datasets:
+    """Those of one study, in the folder `root`."""
+
+    def __init__(self, study: Study, root: Path) -> None:
+        self.study, self.root = study, root
+        self.prepared: dict[str, Dataset] = {}
+        self.test_texts: dict[str, str] = {}
+
+    def of(self, recipe: Recipe, like: Dataset | None = None, path: str = "train") -> Dataset:
+        """The prepared data of a recipe, in the tokens of another data set if there is one. Raises SpecError."""
+        alike = like.identity if like else None
+        key = canonical_json([canonical(recipe.data), canonical(recipe.tokenizer), alike])
+        if key not in self.prepared:
+            base = self.study.file.parent if self.study.file else None
+            self.prepared[key] = prepare(recipe.data, recipe.tokenizer, self.root, base, path, like)
+        return self.enough(recipe, self.prepared[key], path)
+
+    def staged(self, stage: Stage, recipe: Recipe, before: Dataset, path: str) -> Dataset:
+        """The data of a stage: its own in the tokens of that before it, or that. Raises SpecError."""
+        if stage.data is None:
+            return self.enough(recipe, before, path)
+        if not before.has_text and not stage.data.holds_tokens:
+            message = "is text, and what was trained on before is tokens, whose tokenizer is not known"
+            raise SpecError.of(f"{path}.data", message, stage.mark("data"))
+        found = self.of(recipe, before, path)
+        if (found.vocab, found.eod) != (before.vocab, before.eod):
+            what = f"{found.vocab:,} tokens, of which {found.eod} ends a document"
+            message = f"has {what}; before it were {before.vocab:,} and {before.eod}, and a stage reads the same tokens"
+            raise SpecError.of(f"{path}.data", message, stage.mark("data"))
+        return found
+
+    def enough(self, recipe: Recipe, dataset: Dataset, path: str = "train") -> Dataset:
+        """The data set, if it holds what the recipe asks of it. Raises SpecError."""
+        mark = recipe.mark("data") or self.study.mark("train")
+        if recipe.objective.of_examples:
+            if complaint := _not_its_examples(recipe, dataset):
+                field, message = complaint
+                raise SpecError.of(f"{path}.{field}", message, recipe.mark(field) or mark)
+            return dataset
+        require(dataset, recipe.context, recipe.sequences, path, mark)
+        for split in () if recipe.objective.every else HELD_OUT:
+            if (found := dataset.tokens[split] - 1) < recipe.context:
+                message = f"of {recipe.context} tokens does not fit into the {split} text, which has {found:,}"
+                raise SpecError.of(f"{path}.context", message, recipe.mark("context") or self.study.mark("train"))
+        return dataset
+
+    def test_text(self, recipe: Recipe, dataset: Dataset) -> str:
+        """What tells one test text from another: its source, how it falls into documents, and where not all of it is
+        predicted, what is."""
+        source = canonical_json(recipe.data.held_out())
+        if not recipe.objective.every:
+            asked = [dataset.identity, recipe.context, canonical(recipe.objective)]
+            source = canonical_json([source, *asked])
+        if source not in self.test_texts:
+            lengths = canonical_json(dataset.documents("test").bytes.tolist())
+            self.test_texts[source] = hashlib.sha256(f"{source}{lengths}".encode()).hexdigest()[:16]
+        return self.test_texts[source]
+
+
+def _not_its_examples(recipe: Recipe, dataset: Dataset) -> tuple[str, str] | None:
+    """The field that keeps an objective of examples from these data, and why, or None."""
+    if recipe.objective.type != "answers":
+        why = "targets needs examples: data whose source says with `input` what is given"
+        return ("objective", why) if dataset.inputs("train") is None else None
+    if dataset.answers("train") is None:
+        return "objective", "answers needs a probe: data that say which of their tokens are answers"
+    if recipe.context < (longest := int(dataset.documents("train").tokens.max()) - 1):
+        return "context", f"must be at least {longest}, the length of the probe's sequences, found {recipe.context}"
+    return None

@@ -1,0 +1,129 @@
+"""The variants of a study at the sizes that its `match:` asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+
+from arch_dsl.errors import Mark, Problem, SpecError
+from arch_dsl.model import Model, cost, resolve
+from arch_dsl.patch import Setting, apply
+from arch_dsl.paths import get, update
+from arch_dsl.source import Node
+from arch_dsl.spec import alternatives
+from search.match import SCALE, Match, solve, solve_time
+from search.objectives import Lengths
+from search.study import Asked
+from search.timing import Timed, Timings
+
+if TYPE_CHECKING:
+    from search.variants import Variant
+
+
+class Matcher:
+    """Solves the fields of a match, each variant's from where the one before it ended; models are timed once."""
+
+    def __init__(self, match: Match, timings: Timings) -> None:
+        self.match, self.timings = match, timings
+        self.guess = 1 if len(match.by) == 1 else SCALE
+
+    def mismatch(self, timed: Timed, size: int, target: Variant) -> float:
+        """How far a model is from what it is to be matched to, as a share of that."""
+        return (self.timings.ratio(timed, target.timed) if self.match.kind == "step_time" else size / target.size) - 1
+
+    def refuse_own_size(self, model: Model, base: Model, asked: Asked) -> None:
+        """Raises SpecError if a variant sets a field that matching solves: its value would be ignored."""
+        for by in self.match.by:
+            try:
+                own, before = (get(spec, tuple(by.split("."))) for spec in (model, base))
+            except SpecError:
+                continue  # a path by knobs or with `*`
+            if own not in (None, before):
+                setting = next((s for s in asked.settings if by.startswith(s.path)), None)
+                message = f"`match` solves {by} for this variant; the {own} that is set here would be ignored"
+                raise SpecError.of(by, message, setting.mark if setting else self.match.mark("by"))
+
+    def solved(
+        self, model: Model, target: Variant, sizes: tuple[int, int], lengths: Lengths, timed: Timed
+    ) -> tuple[Model, dict[str, int]]:
+        """The model with the integer fields of a match solved, and these. Raises SpecError."""
+        match, mark, context = self.match, self.match.mark("by"), timed.recipe.context
+        known = {"vocab": model.vocab or sizes[0], "max_positions": model.max_positions or sizes[1]}
+        steps = [_integer_field(model, by, mark) for by in match.by]
+        given = _values(resolve(model, vocab=sizes[0], max_positions=sizes[1]), match) if len(steps) > 1 else []
+
+        def at(size: int) -> Model:
+            values = zip(match.by, match.values(size, given), strict=True)
+            return apply(model, [Setting(by, Node(value, mark), "match", mark) for by, value in values])
+
+        def sized(size: int) -> Model:  # the same as a rule, and faster
+            changed = model
+            for path, value in zip(steps, match.values(size, given), strict=True):
+                changed = update(changed, type(changed), path, _always(value))
+            return changed
+
+        def counted(size: int) -> int:
+            changed = (sized if all(steps) else at)(size).replace(**known)
+            return match.counted(cost(changed, lengths.tokens, lengths.source or None), context)
+
+        def ratio(size: int) -> float:
+            own = resolve(at(size), vocab=sizes[0], max_positions=sizes[1])
+            return self.timings.ratio(dataclasses.replace(timed, model=own), target.timed)
+
+        try:
+            if match.kind == "step_time":
+                first = _first_value(target.model, match) if len(steps) == 1 else SCALE
+                self.guess = solve_time(ratio, first)
+            else:
+                self.guess, _ = solve(counted, target.size, self.guess)
+        except SpecError as error:
+            own = model.replace(**known).check()  # what is wrong with the model explains it better
+            said = [Problem("match.by", f"{', '.join(match.by)}: {p.message}", mark) for p in error.problems]
+            raise SpecError(own or said) from error
+        return at(self.guess), dict(zip(match.by, match.values(self.guess, given), strict=True))
+
+
+def _values(model: Model, match: Match) -> list[int]:
+    """The fields of a match in a resolved model. Raises SpecError for a path that names none, or several."""
+    found = []
+    for by in match.by:
+        try:
+            value = get(model, tuple(by.split(".")))
+        except SpecError:
+            value = None
+        if not isinstance(value, int):
+            message = f"{by} is no single field with a number: several fields are scaled from what they are"
+            raise SpecError.of("match.by", message, match.mark("by"))
+        found.append(value)
+    return found
+
+
+def _always(value: int) -> Callable[[Any, Any], int]:
+    return lambda old, annotation: value
+
+
+def _first_value(model: Model, match: Match) -> int:
+    """Where timing begins: at what the one field is in the model that is matched to, in units of `multiple`."""
+    return max(1, _values(model, match)[0] // match.multiple)
+
+
+def _integer_field(model: Model, by: str, mark: Mark | None) -> tuple[str, ...]:
+    """The steps to the integer field `by`; none where it is a path by knobs or with `*`, or one that matches nothing,
+    as the patch will say. Raises SpecError if it is another kind of field."""
+    steps = tuple(by.split("."))
+    try:
+        get(model, steps)
+    except SpecError:
+        return ()
+    found: list[Any] = []
+
+    def keep(old: Any, annotation: Any) -> Any:
+        found.append(annotation)
+        return old
+
+    update(model, type(model), steps, keep)
+    kinds = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in alternatives(found[0])]
+    if int not in kinds:
+        raise SpecError.of("match.by", f"{by} is no integer field: there is nothing to solve", mark)
+    return steps

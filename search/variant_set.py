@@ -1,0 +1,177 @@
+"""All variants of a study: built, held against each other, and what makes no sense or is there twice left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from arch_dsl.errors import Problem, SpecError
+from arch_dsl.identity import canonical
+from search.coordinates import Coordinates
+from search.design import ALL
+from search.ladder import climbed
+from search.mistakes import Mistakes, idle_problems
+from search.settled import AUTO, Settled, kept_in, settle
+from search.study import Asked, Study, asked_variants
+from search.trial import canonical_json
+from search.variants import Builder, Variant
+from search.width_transfer import transfer_rungs
+
+
+@dataclass
+class VariantSet:
+    """The variants of a study in the order of its table, and what was found in making them."""
+
+    variants: list[Variant]
+    made: dict[str, tuple[Asked, Variant | None]]  # what each was made of, and what it was matched to
+    omitted: dict[str, str]  # combinations of a design that make no sense, and why
+    coordinates: dict[str, Coordinates]  # of what transfers along a ladder, by series
+
+
+def variant_set(builder: Builder) -> VariantSet:
+    """What a study asks for, settled and built. Raises SpecError with everything that is wrong with any variant."""
+    study = builder.study
+    asked = climbed(builder, asked_variants(study))
+    builder.settled = _settled(builder, asked)
+    making = _Making(builder, asked)
+    for item in sorted(asked, key=lambda item: study.match is None or item.base != study.match.to):
+        making.add(item)
+    variants = making.finished()
+    coordinates: dict[str, Coordinates] = {}
+    if study.ladder and study.ladder.transfer != "none":
+        variants, coordinates = transfer_rungs(variants, builder.data_root.parent, study.ladder.mark("transfer"))
+    omitted = {item.name: _brief(error.problems[0]) for item, error in making.impossible}
+    optional = {item.name for item in asked if item.impossible != "refuse"}
+    return VariantSet(_without_twins(variants, study, optional, omitted), making.made, omitted, coordinates)
+
+
+class _Making:
+    """The variants that are built so far, the targets of matching first, and what is wrong with the others."""
+
+    def __init__(self, builder: Builder, asked: list[Asked]) -> None:
+        self.builder, self.study = builder, builder.study
+        self.mistakes = Mistakes(len(asked))
+        self.built: list[Variant] = []
+        self.made: dict[str, tuple[Asked, Variant | None]] = {}
+        self.impossible: list[tuple[Asked, SpecError]] = []
+        self._targets: dict[str, Variant] = {}  # by cell
+        self._places: dict[str, float] = {item.name: index for index, item in enumerate(asked)}
+
+    def add(self, item: Asked) -> None:
+        """Builds a variant, beside it as it is written where matching changes it, or notes why it can't be built."""
+        match, target = self.study.match, self._targets.get(item.cell)
+        try:
+            variant = self.builder.variant(item, target)
+        except SpecError as error:
+            if item.impossible == "refuse":
+                self.mistakes.add(error.problems, item.name)
+            else:
+                self.impossible.append((item, error))
+            return
+        self.made[item.name] = item, target
+        if match and item.base == match.to:
+            self._targets[item.cell] = variant
+        self.built.append(variant)
+        if match and match.report_unmatched and variant.matched:
+            self._add_unmatched(item, variant)
+
+    def _add_unmatched(self, item: Asked, variant: Variant) -> None:
+        written, target = _as_written(item), self._targets[item.cell]
+        found = self.builder.variant(written, target, matched=False)
+        if found.trial(0).key != variant.trial(0).key:
+            self.built.append(found)
+            self.made[written.name] = written, target
+            self._places[written.name] = self._places[item.name] + 0.5
+
+    def finished(self) -> list[Variant]:
+        """The variants in the order of the study. Raises SpecError."""
+        if self.impossible:
+            self._refuse_needed()
+        asks = {canonical_json(canonical(variant.recipe.objective)) for variant in self.built}
+        if self.study.prune and len(asks) > 1:
+            message = "holds trials against each other, and losses of different objectives do not compare"
+            raise SpecError.of("prune", message, self.study.mark("prune"))
+        if problems := [*self.mistakes.problems(), *idle_problems(self.builder)]:
+            raise SpecError(problems)
+        return sorted(self.built, key=lambda variant: self._places[variant.name])
+
+    def _refuse_needed(self) -> None:
+        """Notes what cannot be left out: what others are compared with, and a component that no variant would have."""
+        used = {name for variant in self.built for name, on in variant.components.items() if on}
+        for item, error in self.impossible:
+            lost = {name for name, on in item.components.items() if on} - used
+            if why := _needed(item.base, self.study):
+                problems = [replace(each, message=f"{each.message}; {why}") for each in error.problems]
+                self.mistakes.add(problems, item.name)
+            elif lost:
+                self.mistakes.add(error.problems, item.name)
+
+
+def _settled(builder: Builder, asked: list[Asked]) -> Settled | None:
+    """What the study's store has settled, or else what its baselines settle; None where no recipe leaves it open."""
+    study = builder.study
+    set_ = {setting.path for each in asked for setting in each.settings}
+    set_ |= {*(study.space.axes if study.space else ()), *(study.tune.axes if study.tune else ())}
+    open_ = AUTO in (study.train.precision, study.train.compile)
+    if not open_ and not set_ & {"train.precision", "train.compile"}:
+        return None
+    found = kept_in(builder.data_root.parent, study.study)
+    return found or settle(_baselines(builder, asked), study.resources)
+
+
+def _baselines(builder: Builder, asked: list[Asked]) -> Iterator[Variant]:
+    """What the others are compared with, in every cell, as far as it can be built."""
+    for item in asked:
+        if item.base == builder.study.report.baseline:
+            with suppress(SpecError):  # told when all are built
+                yield builder.variant(item, None)
+
+
+def _as_written(item: Asked) -> Asked:
+    """The same variant under the name that its unmatched form has in the table."""
+    label = f" [{item.cell}]" if item.cell else ""
+    series = item.series and f"{item.base} unmatched{item.series.removeprefix(item.base)}"
+    return replace(item, name=f"{item.base} unmatched{label}", series=series)
+
+
+def _brief(problem: Problem) -> str:
+    """A problem in a line, without its place."""
+    return f"{problem.path}: {problem.message}" if problem.path else problem.message
+
+
+def _needed(base: str, study: Study) -> str:
+    """Why a variant cannot be left out, if it cannot: others are compared with it or matched to it."""
+    against = [name for name, patch in study.variants.items() if patch.against == base]
+    if base == study.report.baseline and not against:
+        against = [name for name in study.variants if name != base]
+    if against:
+        more = f" and {len(against) - 2} more" if len(against) > 2 else ""
+        told = f"'{base}' is never left out: {', '.join(map(repr, against[:2]))}{more} would be compared with nothing"
+        return f"{told}; take a design without it, such as add_one_in or pairwise" if base == ALL else told
+    if study.match and base == study.match.to:
+        return f"'{base}' is never left out: the others are matched to it"
+    return ""
+
+
+def _without_twins(variants: list[Variant], study: Study, optional: set[str], omitted: dict[str, str]) -> list[Variant]:
+    """Two names for one model and recipe would compare a thing with itself: refused, or left out where a design may."""
+    seen: dict[str, str] = {}
+    kept, problems = [], []
+    for variant in variants:
+        key = variant.trial(0).key
+        message = f"is the same model and recipe as '{seen.get(key)}'"
+        if key not in seen:
+            seen[key] = variant.name
+            kept.append(variant)
+        elif variant.name in optional and not _needed(variant.base, study):
+            omitted[variant.name] = message
+        else:
+            designed = study.variants[variant.base].designed
+            mark = study.mark("design" if designed else f"variants.{variant.base}")
+            why = _needed(variant.base, study) if variant.name in optional else ""
+            told = f"{message}; {why or 'a table needs each once'}"
+            problems.append(Problem(f"variants.{variant.name}", told, mark))
+    if problems:
+        raise SpecError(problems)
+    return kept
