@@ -13,26 +13,22 @@ import torch
 from search.evaluate import Precision
 
 # Dense TFLOP/s without sparsity: products of bfloat16 matrices that are summed in float32, and float32 outside of the
-# tensor cores, which is how torch multiplies float32 by default. From the makers' data sheets of each card. The first
-# pattern that a name has counts.
+# tensor cores, which is how torch multiplies float32 by default. From the makers' data sheets, by the whole name that
+# the driver tells: a part of a card (MIG, vGPU) and its siblings (NVL, Ti, D, Laptop) have other peaks.
 PEAKS: tuple[tuple[str, float, float], ...] = (
-    (r"\bB200\b", 2250.0, 75.0),
-    (r"\bH200 NVL\b", 835.0, 60.0),
-    (r"\bH200\b", 989.0, 67.0),
-    (r"\bGH200\b", 989.0, 67.0),
-    (r"\bH100 PCIe\b", 756.0, 51.0),
-    (r"\bH100 NVL\b", 835.0, 60.0),
-    (r"\bH100\b", 989.0, 67.0),
-    (r"\bA100\b", 312.0, 19.5),
-    (r"\bA40\b", 149.7, 37.4),
-    (r"\bA10\b", 125.0, 31.2),
-    (r"\bL40S\b", 362.05, 91.6),
-    (r"\bL40\b", 181.05, 90.5),
-    (r"\bL4\b", 121.0, 30.3),
-    (r"\bRTX A6000\b", 154.8, 38.7),
-    (r"\bRTX 4090\b", 165.2, 82.6),
-    (r"\bRTX 3090\b", 71.0, 35.6),
-    (r"\bMI300X\b", 1307.4, 163.4),
+    (r"NVIDIA B200", 2250.0, 75.0),
+    (r"NVIDIA H200", 989.0, 67.0),
+    (r"NVIDIA H100 80GB HBM3", 989.0, 67.0),
+    (r"NVIDIA H100 PCIe", 756.0, 51.0),
+    (r"(NVIDIA )?A100(-SXM4?-[48]0GB|-PCIE-[48]0GB| 80GB PCIe)", 312.0, 19.5),
+    (r"NVIDIA A40", 149.7, 37.4),
+    (r"NVIDIA A10", 125.0, 31.2),
+    (r"NVIDIA L40S", 362.05, 91.6),
+    (r"NVIDIA L40", 181.05, 90.5),
+    (r"NVIDIA L4", 121.0, 30.3),
+    (r"(NVIDIA )?GeForce RTX 4090", 165.2, 82.6),
+    (r"(NVIDIA )?GeForce RTX 3090", 71.0, 35.6),
+    (r"AMD Instinct MI300X( OAM)?", 1307.4, 163.4),
 )
 _SIDE, _ROUNDS = 1024, 8
 
@@ -40,7 +36,7 @@ _SIDE, _ROUNDS = 1024, 8
 def known_peak(name: str, precision: Precision) -> float | None:
     """FLOP/s of a device with this name, or None."""
     for pattern, half, full in PEAKS:
-        if re.search(pattern, name):
+        if re.fullmatch(pattern, name):
             return 1e12 * (half if precision == "bf16" else full)
     return None
 

@@ -29,7 +29,7 @@ from arch_dsl.decoding import GREEDY, Sampling, seed_of
 from search.downstream.task_files import config, data_files, is_path, task_files
 from search.downstream.text_model import TextModel
 
-FEWSHOT_SEED = 1234  # the harness's own, so that examples are those of everyone else
+PYTHON_SEED, NUMPY_SEED, FEWSHOT_SEED = 0, 1234, 1234  # the harness's own: examples are those of everyone else
 _BEAT_S = 20.0
 _MOST = 256  # tokens of an answer, where a task does not say
 
@@ -218,8 +218,12 @@ def awake(tick: Callable[[], None], most_s: float = 1800.0) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without progress bars and notices of the libraries; Python's and NumPy's random states are put back."""
+    """Without progress bars and notices of the libraries. Some tasks shuffle choices by Python's or NumPy's global
+    generator: both begin here as the harness's own program begins them, all trials are asked the same. Their states are
+    put back."""
     python, numpy = random.getstate(), np.random.get_state()
+    random.seed(PYTHON_SEED)
+    np.random.seed(NUMPY_SEED)
     levels = {name: logging.getLogger(name).level for name in ("lm_eval", "datasets")}
     for name in levels:
         logging.getLogger(name).setLevel(logging.ERROR)

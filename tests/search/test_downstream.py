@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import math
+import random
 import threading
+import time
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -152,6 +155,26 @@ def test_multiple_choice_is_right_where_the_right_choice_is_likeliest(asked: Sub
     assert limited["choose_acc_limit_2"] == np.mean(right[:2])
 
 
+def test_a_task_that_shuffles_asks_all_trials_the_same(asked: Subject, tmp_path: Path) -> None:
+    rows = [{"q": str(place), "a": "b"} for place in range(20)]
+    file = generating(tmp_path / "tasks", "drawn", rows)
+    (tmp_path / "tasks/draw.py").write_text(
+        "import random\nimport numpy\n\ndef draw(rows):\n"
+        "    return rows.select([random.randrange(20), numpy.random.randint(20)])\n"
+    )
+    file.write_text(file.read_text()[:-1] + ', "process_docs": !function draw.draw}')
+    told = []
+    for seed in range(3):
+        random.seed(seed)
+        np.random.seed(seed)
+        before = random.getstate()
+        with harness.quiet():
+            found, _, _ = harness.load([str(file)], None)
+            told.append([row["q"] for row in found["drawn"].test_docs()])
+        assert random.getstate() == before
+    assert len(told[0]) == 2 and told[0] == told[1] == told[2]
+
+
 def test_a_group_is_one_number_and_a_tag_stands_for_its_tasks(
     asked: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,6 +294,21 @@ def test_the_majority_is_the_most_frequent_answer_and_of_equals_the_first(
 )
 def test_a_program_passes_that_comes_to_its_end_within_its_limits(program: str, passes: bool) -> None:
     assert sandbox.run(program, seconds=2).passed == passes
+
+
+def test_nothing_that_a_program_starts_outlives_it(tmp_path: Path) -> None:
+    path = tmp_path / "held"
+    waits = f"while not os.path.exists({str(path)!r}):\n    time.sleep(0.01)\n"
+    child = f"    fcntl.flock(open({str(path)!r}, 'w'), fcntl.LOCK_EX) or time.sleep(3600)\n"
+    sandbox.run(f"import fcntl, os, time\nif os.fork() == 0:\n{child}{waits}")  # only root may fork there
+    until = time.monotonic() + 60
+    with path.open("w") as file:
+        while True:
+            try:
+                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                assert time.monotonic() < until, "it still holds its lock"
+                time.sleep(0.05)
 
 
 def test_a_program_without_a_network_reaches_none() -> None:
