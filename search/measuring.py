@@ -38,6 +38,7 @@ FOLDER = "evaluations"  # of a store: where the jobs write
 HANG_S = 300.0
 _TICK_S = 0.5
 _NAMED = 5  # trials that a sentence names
+_DEATHS = ("crash", "oom", "hang", "cancelled")  # of a process, rather than that nothing could be asked
 _GO_ON = "the same command goes on from here"
 
 Events = Callable[[dict[str, Any]], None]
@@ -240,6 +241,8 @@ class _Jobs:
             hung = f"no progress for {HANG_S:.0f} s" if outcome.kind == "cancelled" else outcome.message
             self.outcome.wrong.append(f"{job.name}: {hung}")
             self.tell({"event": "evaluation", "key": job.key, "name": job.name, "found": [*found], "wrong": hung})
+            if outcome.kind in _DEATHS:
+                self.go_on(job, found)
             return
         wrong = outcome["wrong"]
         self.outcome.left += len(job.measures) - len(found) - len(wrong)
@@ -247,6 +250,12 @@ class _Jobs:
         self.outcome.wrong += [f"{job.name}: {text}" for text in told]
         event = {"event": "evaluation", "key": job.key, "name": job.name, "found": [*found]}
         self.tell(event | {"wrong": "; ".join(told) or None})
+
+    def go_on(self, job: Wanted, found: dict[str, Any]) -> None:
+        """Has what came after the measure that a process died at evaluated in another one."""
+        done = [place for place, measure in enumerate(job.measures) if measure.label in found]
+        if rest := job.measures[max(done, default=-1) + 2 :]:
+            self.waiting.appendleft(replace(job, measures=rest))
 
     def hear_requests(self) -> None:
         """`archlab stop` on another host is what a signal is here: the second time ends it."""

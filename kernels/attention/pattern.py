@@ -158,22 +158,24 @@ class Pattern:
         prefix: Tensor | None = None,
         documents: Tensor | None = None,
         padding: Tensor | None = None,
+        rows: slice = slice(None),
     ) -> Tensor | None:
-        """The visible pairs as booleans that broadcast to `[B, H, T, S]`; None if every pair is visible.
+        """The visible pairs as booleans that broadcast to `[B, H, T, S]`; None if every pair is visible. With `rows`
+        those of these queries alone.
 
         The first `prefix` `[B]` positions of a row all read each other. `documents` `[B, T]` number the documents: a
         pair exists only within one. Keys at `padding` `[B, S]` are read by nothing but themselves, or
         by another sequence if they are all that it has to read, as a softmax of nothing is none.
         Raises ValueError for documents where queries and keys differ in number.
         """
-        i, j = torch.arange(keys - queries, keys, device=device)[:, None], torch.arange(keys, device=device)
+        i, j = torch.arange(keys - queries, keys, device=device)[rows, None], torch.arange(keys, device=device)
         seen = self.allowed(i, j, keys)
         if prefix is not None and seen is not None:
             seen = seen | ((i < prefix[:, None, None, None]) & (j < prefix[:, None, None, None]))
         if documents is not None:
             if queries != keys:
                 raise ValueError(f"documents need as many queries as keys; received {queries} and {keys}")
-            together = (documents[:, :, None] == documents[:, None, :])[:, None]
+            together = (documents[:, rows, None] == documents[:, None, :])[:, None]
             seen = together if seen is None else together & seen
         if padding is not None:
             alone = padding.all(-1)[:, None, None, None] if self.order == "cross" else i == j

@@ -43,9 +43,6 @@ def probabilities(
     queries at a time as make `elements` probabilities."""
     expected(q, k, pattern, relative, decay, reach)
     (batch, heads, queries, width), keys = q.shape, k.shape[-2]
-    seen = pattern.dense(queries, keys, q.device, prefix, documents, padding)
-    if seen is None:
-        seen = torch.ones(1, 1, dtype=torch.bool, device=q.device)
     factor = width**-0.5 if scale is None else scale
     step = max(elements // (batch * heads * keys), 1)
     with torch.autocast(q.device.type, enabled=False):
@@ -56,7 +53,8 @@ def probabilities(
             if softcap is not None:
                 logits = softcap * (logits / softcap).tanh()
             logits = _biased(logits, rows, queries, bias, relative, decay, reach)
-            there = _rows(seen, rows).expand(logits.shape) & ~logits.isneginf()
+            seen = pattern.dense(queries, keys, q.device, prefix, documents, padding, rows)
+            there = ~logits.isneginf() if seen is None else seen.expand(logits.shape) & ~logits.isneginf()
             logits = logits.masked_fill(~there, float("-inf"))
             if sinks is None:
                 yield Weights(start, logits.softmax(-1), there, None)

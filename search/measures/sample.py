@@ -177,6 +177,7 @@ def look(subject: Subject, diagnostics: Sequence[Diagnostic]) -> dict[Measure, F
             if sight.kind in each.kinds:
                 each.see(sight)
         for part in weighed(sight) if sight.kind == "attention" and weighing else ():
+            subject.tick()  # a layer of a long window takes long
             for each in weighing:
                 each.weigh(part)
 

@@ -33,14 +33,14 @@ def measure_blocks(comparison: Comparison) -> Iterator[Block]:
         legend = "mean ± standard deviation over the seeds of the table"
         if is_timed(measure):
             legend += "; times of the machine that measured, which nothing repeats exactly"
-        title = "Timed" if is_timed(measure) else "Measured on test"
+        title = "Timed" if is_timed(measure) else "Measured"
         yield Block(f"{title}: {printable(measure)}", [names, *columns], legend)
     curves = comparison.curves
     for name in dict.fromkeys(map(str, curves["name"])):
         if name.startswith("loss_by_position"):
             columns = _octaves(curves[curves["name"] == name], variants)
             legend = "nats/token, means over the places of a window that a column names"
-            yield Block(f"Measured on test: {printable(name)}", [names, *columns], legend)
+            yield Block(f"Measured: {printable(name)}", [names, *columns], legend)
         elif "_by_layer" in name:
             yield _layers_block(name, curves[curves["name"] == name], variants, names)
     grids = comparison.grids
@@ -58,7 +58,7 @@ def _layers_block(name: str, curve: pd.DataFrame, variants: list[str], names: Co
     means = curve.set_index(["variant", "x"])["mean"]
     columns, left_out = _some(list(dict.fromkeys(curve["x"])), lambda v, x: means.get((v, x)), variants)
     legend = f"columns: layer; over {_range(curve['targets'])} tokens each{left_out}"
-    return Block(f"Measured on test: {printable(name)}", [names, *columns], legend)
+    return Block(f"Measured: {printable(name)}", [names, *columns], legend)
 
 
 def _grid_block(name: str, grid: pd.DataFrame, variants: list[str], names: Column) -> Block:
@@ -70,7 +70,7 @@ def _grid_block(name: str, grid: pd.DataFrame, variants: list[str], names: Colum
     means = grid.groupby(["variant", axis], sort=False)["mean"].mean()  # of what is not NaN
     columns, left_out = _some(labels, lambda variant, label: means.get((variant, label)), variants)
     legend = f"columns: {said[axis]}; means over {said[other]}, of {_range(grid['cases'])} cases each{left_out}"
-    return Block(f"Measured on test: {printable(name)}", [names, *columns], legend)
+    return Block(f"Measured: {printable(name)}", [names, *columns], legend)
 
 
 def _some(labels: list[Any], mean: Callable[[str, Any], float | None], variants: list[str]) -> tuple[list[Column], str]:

@@ -77,7 +77,7 @@ def test_a_study_is_asked_tasks_and_costs_and_goes_on_with_a_text(
             assert values["training_flops_steps_1"] > 0 and values["lines"] == 2
         key, row = next(iter(trials.items()))
         titles = [block.title for block in measure_blocks(load_comparison(opened, name))]
-    assert "Timed: speed_steps_1" in titles and "Measured on test: lm_eval_choose" in titles
+    assert "Timed: speed_steps_1" in titles and "Measured: lm_eval_choose" in titles
     trial = f"{name}/{row['variant']}/{row['seed']}"
     asked = ("generate", "--store", str(store), "--tokens", "9", "--json")
     greedy = [json.loads(cli(*asked, trial, "--prompt", "one").output)["text"] for _ in range(2)]
@@ -85,6 +85,8 @@ def test_a_study_is_asked_tasks_and_costs_and_goes_on_with_a_text(
     drawn = cli(*asked, key[:12], "--temperature", "1.5", "--top-p", "0.9", "--samples", "3", "--seed", "4").output
     lines = [json.loads(line) for line in drawn.splitlines()]
     assert [line["sample"] for line in lines] == [0, 1, 2] and len({line["text"] for line in lines}) > 1
+    cut = cli("generate", "--store", str(store), "--tokens", "99", trial, "--prompt", "one").stderr
+    assert cut.startswith("at most 63 tokens") and "of the prompt's 3 tokens the last 1 are read" in cut
     refused = cli("generate", "--store", str(store), f"{name}/none")
     assert refused.exit_code == 2 and "is not a variant" in refused.output
 

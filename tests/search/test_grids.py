@@ -58,9 +58,9 @@ def test_grids_are_averaged_over_seeds_and_are_in_every_report() -> None:
     assert (other["rows"], other["columns"], other["mean"]) == ([0.25, 1.5], [128], [[0.5], [1.0]])
     assert all(isinstance(row, int) for row in json.loads(report(comparison, "json"))["grids"][0]["rows"])
     text = report(comparison)
-    assert "Measured on test: share" in text
+    assert "Measured: share" in text
     assert "columns: layer; means over head, of 7 cases each" in text
-    block = text.split("Measured on test: share")[1].split("Measured")[0].splitlines()
+    block = text.split("Measured: share")[1].split("Measured")[0].splitlines()
     (line,) = (line.split() for line in block if line.strip().startswith("sdpa"))
     assert [float(cell) for cell in line[1:]] == pytest.approx([0.4, 0.3, 0.55])
 
@@ -70,7 +70,7 @@ def test_of_layers_by_what_differs_in_kind_columns_are_printed() -> None:
     for trial in trials:
         norms = Grid([0, 1], ["stream", "attention"], "layer", "node", [[1.0, 0.1], [3.0, None]], 20)
         trial["measures"] = [finding(Found(grids={"norms": norms}))]
-    block = report(compare(record, trials)).split("Measured on test: norms")[1]
+    block = report(compare(record, trials)).split("Measured: norms")[1]
     (head, line) = (next(x for x in block.splitlines() if x.strip().startswith(start)) for start in ("variant", "base"))
     assert head.split()[1:] == ["stream", "attention"]
     assert [float(cell) for cell in line.split()[1:]] == [2.0, 0.1]
@@ -84,7 +84,7 @@ def test_a_curve_over_layers_is_printed_by_layer() -> None:
         tall: list[float | None] = [1.0, 30.0, 500.0]
         largest = Curve(layers, tall[: len(layers)], [640] * len(layers))
         trial["measures"] = [finding(Found({"massive_activations": 9.0}, {"massive_activations_by_layer": largest}))]
-    block = report(compare(record, trials)).split("Measured on test: massive_activations_by_layer")[1]
+    block = report(compare(record, trials)).split("Measured: massive_activations_by_layer")[1]
     lines = {line.split()[0]: line.split()[1:] for line in block.splitlines() if line.split()}
     assert lines["variant"] == ["0", "1", "2"]
     assert lines["base"] == ["1", "30", "\N{EN DASH}"]

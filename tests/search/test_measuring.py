@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import re
@@ -154,7 +155,7 @@ def test_what_was_measured_is_in_every_report_and_in_the_result(folder: Path) ->
     assert sorted(curve["name"].unique()) == ["loss_by_position", "perplexity_by_context"]
     assert len(curve) == 2 * 2 * 32
     shown = {name: cli("report", "gates", "--store", folder / "store", "--format", name)[1] for name in ("text", "csv")}
-    assert "Measured on test: perplexity_8_32_48" in shown["text"]
+    assert "Measured: perplexity_8_32_48" in shown["text"]
     assert "17-32" in shown["text"]
     header, *lines = shown["csv"].splitlines()
     place = header.split(",").index("measure.perplexity_8_mean")
@@ -374,6 +375,21 @@ def test_what_a_process_found_before_it_died_is_kept(folder: Path, monkeypatch: 
     assert [[each["measure"] for each in mine] for mine in first.values()] == [["loss_by_position"]] * 4
     assert again(folder)[0].message == "every trial has a result; 4 measures evaluated"
     assert all(known(folder)[key][0] == mine[0] for key, mine in first.items())
+
+
+def test_what_comes_after_the_measure_a_process_died_at_is_evaluated(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_: object) -> None:
+        raise TimeoutError(errno.ETIMEDOUT, "the device is gone")  # as of a process that was killed: a crash
+
+    monkeypatch.setattr(LossByPosition, "compute", dies)
+    summary, events = again(folder)
+    assert summary.exit_code == 1
+    assert "4 measures evaluated; 4 evaluations went wrong: baseline seed 0: " in summary.message
+    assert "the device is gone" in summary.message
+    assert [[each["measure"] for each in mine] for mine in known(folder).values()] == [["perplexity_8_32_48"]] * 4
+    assert len([event for event in events if event["event"] == "evaluation"]) == 8
 
 
 def test_findings_of_an_older_version_are_not_averaged_with_newer_ones(
