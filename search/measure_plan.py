@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from search.measuring import standing, wanted, without_weights
+from search.measures import Measure
+from search.measuring import about_of, standing, wanted, without_weights
 from search.store import Store
 
 if TYPE_CHECKING:
@@ -18,8 +19,9 @@ _FLOAT32 = 4  # bytes; weights are kept so under bf16 too
 
 @dataclass(frozen=True)
 class ToMeasure:
-    """`measures`: those that take the final weights. `missing`: how many findings of `trials` finished trials are not
-    known yet. `lost`: the sentence about those whose weights are gone. `weights_bytes`: of all trials together."""
+    """`measures`: those that take the final weights and mean something for a variant. `missing`: how many findings of
+    `trials` finished trials are not known yet. `lost`: the sentence about those whose weights are gone.
+    `weights_bytes`: of all trials together."""
 
     measures: tuple[str, ...]
     missing: int
@@ -49,7 +51,7 @@ def to_measure(planned: Plan, root: Path) -> ToMeasure:
     study = planned.study
     mean = sum(variant.parameters for variant in planned.variants) / len(planned.variants)
     kept = round(_FLOAT32 * mean * planned.trials) if study.keep.final else 0
-    names = tuple(measure.label for measure in study.evaluate.evaluated)
+    names = tuple(measure.label for measure in _meant(planned, root))
     if not names or not (root / "store.json").exists():
         return ToMeasure(names, 0, 0, (), kept)
     with Store.open(root, create=False) as store:
@@ -57,3 +59,13 @@ def to_measure(planned: Plan, root: Path) -> ToMeasure:
     can = [each for each in missing if each.why is None]
     count = sum(len(each.measures) for each in can)
     return ToMeasure(names, count, len(can), tuple(without_weights(missing)), kept)
+
+
+def _meant(planned: Plan, root: Path) -> list[Measure]:
+    """The measures of a study that a variant does not refuse, in its order."""
+    evaluated = planned.study.evaluate.evaluated
+    refused = evaluated
+    for variant in planned.variants if evaluated else ():
+        about = about_of(variant.trial(0), root / "data")
+        refused = [measure for measure in refused if measure.refusal(about)]
+    return [measure for measure in evaluated if measure not in refused]

@@ -42,7 +42,7 @@ class LossSpikes(Measure):
         found = {
             "loss_spikes": spikes([line["loss"] for line in lines], self.window, self.deviations),
             "gradient_spikes": spikes([line["grad_norm"] for line in lines], self.window, self.deviations),
-            "lines": len(lines),
+            "journal_lines": len(lines),
         }
         return Found({f"{name}{end}": float(count) for name, count in found.items()})
 

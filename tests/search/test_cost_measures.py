@@ -113,7 +113,7 @@ def test_spikes_are_counted_where_a_value_is_far_above_those_before_it(asked: Su
     text = "".join(json.dumps(line) + "\n" for line in [*lines, {"step": 200, "validation_loss": 3.0}])
     (tmp_path / "metrics.jsonl").write_text(text)
     found = LossSpikes().compute(replace(asked, folder=tmp_path)).values
-    assert found == {"loss_spikes": 2.0, "gradient_spikes": 1.0, "lines": 200.0}
+    assert found == {"loss_spikes": 2.0, "gradient_spikes": 1.0, "journal_lines": 200.0}
 
 
 def test_a_steps_cost_follows_from_its_time(asked: Subject, tmp_path: Path) -> None:

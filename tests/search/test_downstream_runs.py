@@ -74,7 +74,7 @@ def test_a_study_is_asked_tasks_and_costs_and_goes_on_with_a_text(
             ], key
             values = {name: value for each in found for name, value in each["values"].items()}
             assert values["choose_n"] == 2 and values["choose_acc"] in (0, 0.5, 1)
-            assert values["training_flops_steps_1"] > 0 and values["lines"] == 2
+            assert values["training_flops_steps_1"] > 0 and values["journal_lines"] == 2
         key, row = next(iter(trials.items()))
         titles = [block.title for block in measure_blocks(load_comparison(opened, name))]
     assert "Timed: speed_steps_1" in titles and "Measured: lm_eval_choose" in titles
