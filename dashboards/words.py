@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -116,5 +118,7 @@ def ago(then: float, now: float | None = None) -> str:
 
 def command(study: Study, default_store: bool, root: str) -> str:
     """What to type to go on with the study."""
-    file = study.record.get("file") or f"{study.name}.yaml"
-    return f"archlab run {file}" + ("" if default_store else f" --store {root}")
+    words = ["archlab", "run", study.record.get("file") or f"{study.name}.yaml"]
+    for path, value in study.record.get("overrides", {}).items():
+        words += ["--set", f"{path}={value if isinstance(value, str) else json.dumps(value)}"]
+    return shlex.join(words if default_store else [*words, "--store", root])

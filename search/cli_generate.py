@@ -11,6 +11,7 @@ import click
 from search.cli_kit import JSON, PLUGIN, STORE, store_folder, verb
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from search.downstream.text_model import TextModel
@@ -55,6 +56,8 @@ def generate(
     with Store.open(store_folder(store).absolute(), create=False) as opened:
         model = _model(opened, trial)
     begun = model.encode(given) or [model.codec.eod]
+    for told in _cut(len(begun), tokens, model.context):
+        click.echo(told, err=True)
     seeds = [seed_of("generate", seed, place) for place in range(samples)]
     texts = model.continued([begun] * samples, tokens, (), Sampling(temperature, top_k, top_p), seeds)
     for place, text in enumerate(texts):
@@ -62,6 +65,15 @@ def generate(
             click.echo(json.dumps({"prompt": given, "text": text, "sample": place}))
         else:
             click.echo(("\n---\n" if place else "") + given + text)
+
+
+def _cut(prompt: int, tokens: int, context: int) -> Iterator[str]:
+    """What does not fit in a window of `context` tokens."""
+    most = min(tokens, context - 1)
+    if most < tokens:
+        yield f"at most {most} tokens: the model was trained on windows of {context}, a prompt's last token among them"
+    if prompt > context - most:
+        yield f"of the prompt's {prompt} tokens the last {context - most} are read; fewer --tokens leave room for more"
 
 
 def _model(store: Store, name: str) -> TextModel:

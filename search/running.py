@@ -104,20 +104,26 @@ def run(
                 planned = smoking.smoke(planned, opened, workers, again, on_event)
             if on_plan:
                 on_plan(planned)
-            return _drive(planned, opened, workers, lock, on_event, track)
+            return _drive(planned, opened, workers, lock, on_event, track, overrides or {})
         finally:
             workers.close()
 
 
 def _drive(
-    planned: Plan, store: Store, workers: Executor, lock: StudyLock, on_event: Events | None, track: bool
+    planned: Plan,
+    store: Store,
+    workers: Executor,
+    lock: StudyLock,
+    on_event: Events | None,
+    track: bool,
+    overrides: Mapping[str, Any],
 ) -> Summary:
     study = planned.study
     next_rows = planned.rows
     if study.search and study.space:
         next_rows = Seeker(planned, store, workers.slots).rows
     plugin_files.keep(store.root)
-    record = planned.record()
+    record = planned.record() | ({"overrides": dict(overrides)} if overrides else {})
     if planned.builder.settled:
         settled.keep(store, study.study, planned.builder.settled)
     if on_event:

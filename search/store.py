@@ -120,8 +120,13 @@ class Store(Kept):
     def _study_row(self, name: str) -> dict[str, Any]:
         rows = self._query("SELECT record, yaml FROM study WHERE name = ?", (name,))
         if not rows:
-            known = ", ".join(row["name"] for row in self._query("SELECT name FROM study ORDER BY name")) or "none"
-            raise StoreRefused(f"{self.database.name} has no study '{name}' (known: {known})")
+            from arch_dsl.errors import nearest  # whose package imports torch
+
+            known = [row["name"] for row in self._query("SELECT name FROM study ORDER BY name")]
+            meant = nearest(name, known)
+            hint = f"did you mean '{meant}'?" if meant else "archlab run makes one of a study file"
+            told = ", ".join(known) or "none"
+            raise StoreRefused(f"{self.database.name} has no study '{name}'; {hint} (known: {told})")
         return rows[0]
 
     # membership

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import shlex
 import socket
 import sqlite3
 import subprocess
@@ -11,8 +12,9 @@ import threading
 import pytest
 
 from dashboards import PortTaken, make_app, words
-from dashboards.library import Library, NotFound
+from dashboards.library import Library, NotFound, Study
 from dashboards.server import listen
+from search.cli_kit import parsed
 from search.comparison import load_comparison
 from search.reporting import report
 from search.store import Store
@@ -51,6 +53,15 @@ def test_pages_hold_what_the_store_holds(client):
     page = client.page("/study/gate-position")
     assert "G1 is better than baseline" in page and "Smallest difference this table could have resolved" in page
     assert "archlab run gate-position.yaml" in page and "block.attention.sdpa" in page
+
+
+def test_the_command_that_goes_on_is_the_one_that_was_typed():
+    record = {"file": "my studies/a.yaml", "overrides": {"train.tokens": "20k", "tune.lr": [1e-3, 2e-3]}}
+    study = Study("a", "1", record, [], None, None, None, {})
+    typed = shlex.split(words.command(study, default_store=False, root="/r"))
+    assert typed[:3] == ["archlab", "run", "my studies/a.yaml"] and typed[-2:] == ["--store", "/r"]
+    assert typed[3:-2] == ["--set", "train.tokens=20k", "--set", "tune.lr=[0.001, 0.002]"]
+    assert parsed(tuple(typed[4:-2:2])) == record["overrides"]
 
 
 @pytest.mark.parametrize("name", ["nope", "..%2F..%2Fetc", "Gate-Position", "a" * 300, "%3Cb%3E"])

@@ -258,7 +258,7 @@ def test_status_tells_how_far_studies_are(trained: Path) -> None:
     (found,) = parsed("status", "study.yaml")
     assert (found["name"], found["counts"], found["holder"]) == ("gates", {"complete": 4}, None)
     missing = archlab("status", "gatse")
-    assert missing.exit_code == 2 and "has no study 'gatse' (known: gates)" in missing.stderr
+    assert missing.exit_code == 2 and "has no study 'gatse'; did you mean 'gates'? (known: gates)" in missing.stderr
 
 
 def test_second_driver_is_refused_with_the_name_of_the_first(trained: Path) -> None:

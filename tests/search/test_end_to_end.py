@@ -296,6 +296,8 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_ends_with_the_same_tabl
 def test_ray_interrupted_once_and_killed_twice_ends_with_the_table_of_an_uninterrupted_run(study, tmp_path, start):
     calm, root = tmp_path / "calm", tmp_path / "killed"
     assert run(study, calm, overrides=LONGER, executor="inline", track=False).exit_code == 0
+    with Store.open(calm) as opened:
+        assert opened.study(opened.studies()[0]["name"])["overrides"] == LONGER
     longer = [f"--set={path}={value}" for path, value in LONGER.items()]
 
     interrupted = start(study, root, *longer)
