@@ -121,7 +121,7 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
         trials=trials_frame(selections, trials),
         search=searched,
         noise=noise,
-        notes=[*notes, *search_notes(summary), *scaling_notes(fits)],
+        notes=[*notes, *search_notes(summary), *scaling_notes(rungs, fits)],
         provenance=provenance(record, selections),
         domains=domains,
         rungs=rungs,

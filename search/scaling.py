@@ -40,25 +40,34 @@ class Estimate:
     high: float | None = None
     exact: bool = False
 
-    def exp(self, centre: float = 0.0) -> Estimate:
-        """The number that this is the logarithm of, from a centre."""
-        low, high = (None if end is None else math.exp(end + centre) for end in (self.low, self.high))
-        return Estimate(math.exp(self.value + centre), low, high, self.exact)
+    def plus(self, step: float) -> Estimate:
+        """This and a known number."""
+        low, high = (None if end is None else end + step for end in (self.low, self.high))
+        return Estimate(self.value + step, low, high, self.exact)
+
+    def exp(self) -> Estimate:
+        """The number that this is the logarithm of."""
+        low, high = (None if end is None else exp(end) for end in (self.low, self.high))
+        return Estimate(exp(self.value), low, high, self.exact)
+
+
+def exp(x: float) -> float:
+    return math.exp(x) if x < 700 else math.inf
 
 
 def power_law(x: Floats, loss: Floats) -> dict[str, Estimate]:
     """a and b of L = a x^-b by least squares in logarithms, with t intervals. Two points have none."""
-    if len(x) < 2 or _distinct(x) < 2:
+    if len(x) < 2 or distinct(x) < 2:
         raise Unidentified("the rungs that are there do not differ in it")
     centre = np.log(x).mean()
     design = np.stack([np.ones(len(x)), centre - np.log(x)], 1)
-    fit = _Linear.of(design, np.log(loss))
+    fit = Linear.of(design, np.log(loss))
     line = fit.estimate(np.array([1.0, centre]))  # log a is the line's value at log x = 0
     return {"a": line.exp(), "b": fit.estimate(np.array([0.0, 1.0]))}
 
 
 @dataclass(frozen=True)
-class _Linear:
+class Linear:
     """Least squares: the solution, the covariance of its errors, and the degrees of freedom that it is known by."""
 
     solution: Floats
@@ -66,7 +75,7 @@ class _Linear:
     df: int
 
     @classmethod
-    def of(cls, design: Floats, values: Floats) -> _Linear:
+    def of(cls, design: Floats, values: Floats) -> Linear:
         found: Any = np.linalg.lstsq(design, values, rcond=None)
         solution, _, rank, _ = found
         if rank < design.shape[1]:
@@ -135,13 +144,13 @@ def _check_surface(parameters: Floats, tokens: Floats) -> None:
     if len(parameters) < 6:
         raise Unidentified(f"its five constants need six rungs, found {len(parameters)}")
     for name, x in (("sizes", parameters), ("lengths", tokens)):
-        if (distinct := _distinct(x)) < 3:
-            raise Unidentified(f"an exponent above a floor needs three {name}, found {distinct}")
+        if (found := distinct(x)) < 3:
+            raise Unidentified(f"an exponent above a floor needs three {name}, found {found}")
     if abs(np.corrcoef(np.log(parameters), np.log(tokens))[0, 1]) > COLLINEAR:
         raise Unidentified("tokens follow the parameters along all rungs, so that the two terms are one; cross them")
 
 
-def _distinct(x: Floats) -> int:
+def distinct(x: Floats) -> int:
     """How many values there are that differ by more than rounding to whole steps."""
     return 1 + int((np.diff(np.log(np.sort(x))) > math.log1p(EQUAL)).sum())
 
@@ -186,7 +195,8 @@ class _Space:
         starts = [(low.alpha, low.beta), *((alpha, beta) for alpha in (0.2, 0.5, 1.0) for beta in (0.2, 0.5, 1.0))]
         how: Any = {"loss": "huber", "f_scale": HUBER, "x_scale": "jac", "max_nfev": 300}
         ends: Any = dict.fromkeys(("xtol", "ftol", "gtol"), 1e-12)
-        fits = [least_squares(self._residuals, self._start(*at), self._jacobian, **how, **ends) for at in starts]
+        with np.errstate(over="ignore", invalid="ignore"):  # a step that leads so far is taken back
+            fits = [least_squares(self._residuals, self._start(*at), self._jacobian, **how, **ends) for at in starts]
         x = min(fits, key=lambda fit: float(fit.cost)).x
         return tuple(float(value) for value in (*np.exp(x[:3]), x[3], x[4]))
 
@@ -280,16 +290,16 @@ def isoflops(parameters: Floats, compute: Floats) -> Iterator[NDArray[np.intp]]:
     """The rungs of each compute at which there are several sizes, by their places, ascending."""
     order = np.argsort(compute)
     cuts = np.flatnonzero(np.diff(np.log(compute[order])) > math.log1p(EQUAL)) + 1
-    yield from (part for part in np.split(order, cuts) if _distinct(parameters[part]) > 1)
+    yield from (part for part in np.split(order, cuts) if distinct(parameters[part]) > 1)
 
 
 def minimum(parameters: Floats, tokens: Floats, compute: Floats, loss: Floats) -> Minimum:
     """The best size of the rungs of one compute, with Fieller's interval. Raises Unidentified."""
-    if (sizes := _distinct(parameters)) < 3:
+    if (sizes := distinct(parameters)) < 3:
         raise Unidentified(f"a parabola needs three sizes at a compute, found {sizes}")
     x = np.log(parameters)
     centre = x.mean()
-    fit = _Linear.of(np.stack([np.ones(len(x)), x - centre, (x - centre) ** 2], 1), loss)
+    fit = Linear.of(np.stack([np.ones(len(x)), x - centre, (x - centre) ** 2], 1), loss)
     level, slope, bend = fit.solution
     if bend <= 0:
         raise Unidentified("losses at equal compute have no minimum: they bend downwards")
@@ -302,56 +312,7 @@ def minimum(parameters: Floats, tokens: Floats, compute: Floats, loss: Floats) -
     per_product = float(np.exp(np.log(compute / (parameters * tokens)).mean()))  # FLOPs are this times N D
     size = math.exp(best)
     low = float(level + slope * found.value + bend * found.value**2)
-    return Minimum(at, found.exp(centre), at / (per_product * size), low)
-
-
-@dataclass(frozen=True)
-class Gain:
-    """A compute-equivalent gain, common to all rungs; `trend` is by what power of the compute it grows, and `rungs`
-    what it is at each of them by the baseline's slope there."""
-
-    gain: Estimate
-    trend: Estimate
-    rungs: tuple[float, ...]
-
-
-def gain(base_compute: Floats, base_loss: Floats, compute: Floats, loss: Floats) -> Gain:
-    """The factor of compute that a baseline needs for the losses of a variant (arXiv:2312.07413, section 2: the
-    compute-equivalent gain).
-
-    Parallel curves: log L = u - v [of the variant] - b x + c x^2, x = log C about its mean, c where there are three
-    computes. The gain is exp(v / b), the relative potency of a parallel-line assay, with Fieller's interval.
-    Raises Unidentified.
-    """
-    if min(len(base_compute), len(compute)) < 2 or min(_distinct(base_compute), _distinct(compute)) < 2:
-        raise Unidentified("a gain needs two computes of the baseline and of the variant")
-    x = np.log(np.concatenate([base_compute, compute]))
-    x = x - x.mean()
-    ours = np.arange(len(x)) >= len(base_compute)
-    columns = [np.ones(len(x)), -1.0 * ours, -x]
-    if _distinct(base_compute) > 2 and len(x) > 4:
-        columns.append(x * x)
-    y = np.log(np.concatenate([base_loss, loss]))
-    fit = _Linear.of(np.stack(columns, 1), y)
-    width = len(columns)
-    found = fit.ratio(np.eye(width)[1], np.eye(width)[2])
-    slope = float(fit.solution[2])
-    if slope <= 0 or (found.low is None and not found.exact):
-        raise Unidentified("the loss does not fall with compute by more than its scatter, so that no compute makes up")
-    bend = float(fit.solution[3]) if width > 3 else 0.0
-    line = fit.solution[0] - slope * x[ours] + bend * x[ours] ** 2
-    local = slope - 2 * bend * x[ours]
-    steps = zip(line - y[ours], local, strict=True)
-    rungs = tuple(math.exp(rise / steep) if steep > 0 else math.nan for rise, steep in steps)
-    return Gain(found.exp(), _trend(columns, ours, x, y), rungs)
-
-
-def _trend(columns: list[Floats], ours: NDArray[np.bool_], x: Floats, y: Floats) -> Estimate:
-    """By what power of the compute the gain grows: the difference of the slopes, over the baseline's."""
-    if len(x) <= len(columns) + 1:
-        return Estimate(math.nan)
-    fit = _Linear.of(np.stack([*columns, -x * ours], 1), y)
-    return fit.ratio(np.eye(len(columns) + 1)[-1], np.eye(len(columns) + 1)[2])
+    return Minimum(at, found.plus(centre).exp(), at / (per_product * size), low)
 
 
 def frontier(compute: Floats, loss: Floats) -> NDArray[np.intp]:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from search import scaling
+from search.gains import gain
 from search.notes import NO_DIFFERENCE
 from search.scaling import Estimate, Floats, Unidentified
 from search.selection import Selection, with_tuned_size
@@ -19,7 +20,7 @@ NAN = math.nan
 ALL = "test"  # the loss of the whole test set; others are those of domains
 MEAN = "mean of domains"
 RUNGS = ["variant", "series", "rung", "parameters", "non_embedding", "tokens", "compute", "loss", "gain"]
-FITS = ["series", "of", "law", "at", "name", "value", "low", "high", "n", "why"]
+FITS = ["series", "of", "law", "at", "name", "value", "low", "high", "exact", "n", "why"]
 OVER_N, OVER_C, SURFACE, ISOFLOP, BEST, GAIN = "power_n", "power_c", "surface", "isoflop", "best_size", "gain"
 
 TOLD = {
@@ -66,10 +67,11 @@ def scaling_frames(
 
     rungs: a row per variant: `parameters` and `non_embedding` ones, `tokens` trained on, `compute` in FLOPs of training
         (three forward passes, mask-aware), the TEST `loss` in nats/token, mean over the seeds, and `gain`, the
-        compute-equivalent one by the baseline's slope there.
+        compute-equivalent one along the baseline's curve.
     fits: a row per series, loss `of` ("test", a domain, "mean of domains"), law and constant: `value` with its 95%
-        interval, NaN where the data bounds nothing; `at` is the compute of an IsoFLOP minimum, `n` the rungs used;
-        or a row without a constant that says `why` the law was not fitted.
+        interval, NaN where the data bounds nothing, or where nothing is left over to make it from (`exact`); `at` is
+        the compute of an IsoFLOP minimum, `n` the rungs used; or a row without a constant that says `why` the law was
+        not fitted.
     """
     ladder = record.get("ladder")
     if not ladder:
@@ -174,7 +176,7 @@ def _simple(
     shared = [rung for rung in steps if rung in series.rungs]
     ours, theirs = (each.part([each.rungs.index(rung) for rung in shared]) for each in (series, base))
     try:
-        found = scaling.gain(theirs.compute, theirs.loss, ours.compute, ours.loss)
+        found = gain(theirs.compute, theirs.loss, ours.compute, ours.loss)
     except Unidentified as reason:
         yield law.row(GAIN, len(shared), why=str(reason))
         return
@@ -217,14 +219,17 @@ class _Law:
             "value": value.value if value else NAN,
             "low": NAN if low is None else low,
             "high": NAN if high is None else high,
+            "exact": bool(value and value.exact),
             "n": n,
             "why": why,
         }
 
 
-def scaling_notes(fits: pd.DataFrame) -> list[str]:
-    """What could not be fitted, each reason once with the series that it holds for."""
+def scaling_notes(rungs: pd.DataFrame, fits: pd.DataFrame) -> list[str]:
+    """What fits leave out, and what could not be fitted, each reason once with the series that it holds for."""
+    lost = [str(row["variant"]) for row in rungs.to_dict("records") if not math.isfinite(row["loss"])]
+    left_out = [f"fits leave out what has no loss: {', '.join(lost)}"] if 0 < len(lost) < len(rungs) else []
     reasons: dict[tuple[str, str], dict[str, None]] = {}
     for row in fits[(fits["why"] != "") & (fits["of"] == ALL)].to_dict("records"):
         reasons.setdefault((row["law"], row["why"]), {})[row["series"]] = None
-    return [f"{TOLD[law]} of {', '.join(names)}: {why}" for (law, why), names in reasons.items()]
+    return left_out + [f"{TOLD[law]} of {', '.join(names)}: {why}" for (law, why), names in reasons.items()]

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 _CONSTANTS = {"E": "E", "A": "A", "alpha": "alpha", "B": "B", "beta": "beta", "a": "N ~ C^"}
+_POINTS = ("A", "B")  # that have no intervals
+_UNBOUNDED = f"[{DASH}, {DASH}]"
 
 
 def scaling_blocks(comparison: Comparison) -> Iterator[Block]:
@@ -47,7 +49,7 @@ def _rungs(comparison: Comparison) -> Block:
     named = "with embeddings" if used == "parameters" else "without embeddings"
     legend = (
         f"N {named} is the one that rules and fits take; C: training, three forward passes, mask-aware; loss on test "
-        "in nats/token; gain: the factor of compute with which the baseline would have this loss, by its slope there"
+        "in nats/token; gain: the factor of compute with which the baseline would have this loss, by its curve"
     )
     return Block("Ladder", columns, legend)
 
@@ -66,7 +68,8 @@ def _lines(fits: list[Row]) -> Block:
             columns.append(Column(header.replace("~", "gain ~") if name == "trend" else header, cells))
     legend = (
         "exponents b by least squares in logarithms; gain: the factor of compute that the baseline needs for the same "
-        "losses, one for all rungs (parallel curves), and by what power of C it grows; 95% intervals (t, Fieller)"
+        f"losses, one for all rungs, and by what power of C it grows; 95% intervals (t, Fieller), {_UNBOUNDED} where "
+        "nothing bounds them, none where as few rungs as constants leave nothing to make one from"
     )
     return Block("Power laws and compute-equivalent gain", columns, legend)
 
@@ -78,8 +81,8 @@ def _surface(fits: list[Row]) -> Block:
     for name, header in _CONSTANTS.items():
         columns.append(Column(header, [Cell(_told(own.get((series, name)))) for series in names]))
     legend = (
-        "Huber loss of log L beyond 0.001, multi-start; 95% intervals by profile likelihood, a bound that the rungs do "
-        "not give is a dash; N ~ C^: beta / (alpha + beta), the exponent of the best size"
+        "Huber loss of log L beyond 0.001, multi-start; 95% intervals by profile likelihood, none of A and B, a bound "
+        "that the rungs do not give is a dash; N ~ C^: beta / (alpha + beta), the exponent of the best size"
     )
     return Block("L = E + A N^-alpha + B D^-beta", columns, legend)
 
@@ -96,21 +99,24 @@ def _isoflop(fits: list[Row], best: list[Row]) -> Block:
         Column("loss ↓", [Cell(number(own[*key, "L"]["value"], ".4f")) for key in keys]),
         Column("N ~ C^", [Cell(_told(grown.get(series))) for series, _ in keys]),
     ]
-    legend = "minimum of a parabola in log N at equal compute; 95% intervals (Fieller), none where three sizes make it"
+    legend = (
+        f"minimum of a parabola in log N at equal compute; 95% intervals (Fieller), {_UNBOUNDED} where nothing bounds "
+        "them, none where three sizes make it"
+    )
     return Block("IsoFLOP minima", columns, legend)
 
 
 def _told(row: Row | None) -> str:
-    """A value with its interval, of which an end may be missing."""
+    """A value with its interval, of which ends are missing where nothing bounds it."""
     if row is None or not math.isfinite(row["value"]):
         return DASH
     low, high = (number(row[end], ".3g") for end in ("low", "high"))
-    return f"{row['value']:.3g}" + (f" [{low}, {high}]" if (low, high) != (DASH, DASH) else "")
+    return f"{row['value']:.3g}" + ("" if row["exact"] or row["name"] in _POINTS else f" [{low}, {high}]")
 
 
 def _sized(row: Row) -> str:
     ends = [counted(row[end]) if math.isfinite(row[end]) else DASH for end in ("low", "high")]
-    return counted(row["value"]) + (f" [{ends[0]}, {ends[1]}]" if ends != [DASH, DASH] else "")
+    return counted(row["value"]) + ("" if row["exact"] else f" [{ends[0]}, {ends[1]}]")
 
 
 def _times(gain: float) -> str:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import csv
 import math
+import re
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import binom
 
 from search.comparison import Comparison, compare
+from search.gains import gain
 from search.planning import plan
+from search.render.blocks import DASH
 from search.reporting import report, to_plain
-from search.scaling import Estimate, Unidentified, frontier, gain, isoflops, minimum, power_law, surface
+from search.scaling import Estimate, Unidentified, frontier, isoflops, minimum, power_law, surface
 from search.study import load_study
 from tests.search.compare_kit import FINGERPRINT
 from tests.search.study_files import write_study
@@ -126,6 +132,33 @@ def test_a_gain_that_grows_with_compute_says_so() -> None:
     assert same.gain.value == pytest.approx(1.2) and same.trend.value == pytest.approx(0, abs=1e-9)
 
 
+@pytest.mark.parametrize("factor", [2.0, 0.5], ids=["better", "worse"])
+def test_a_gain_does_not_grow_because_the_curve_is_bent(factor: float) -> None:
+    """A floor bends the curve: the same factor of compute is less loss where the curve is flatter."""
+    x, hits = 1e12 * 4.0 ** np.arange(5), []
+    base, ours = planted(x / 1e7, x / 1e7), planted(factor * x / 1e7, factor * x / 1e7)
+    plain = gain(x, base, x, ours)
+    assert plain.rungs == pytest.approx([factor] * 5, rel=0.05)
+    assert plain.trend.value == pytest.approx(0, abs=5e-3)
+    for seed in range(200):
+        noise = np.random.default_rng(seed).normal(0, 0.002, 10)
+        found = gain(x, base * np.exp(noise[:5]), x, ours * np.exp(noise[5:]))
+        hits.append((holds(found.gain, factor), holds(found.trend, 0.0)))
+    assert all(covers(list(each)) for each in zip(*hits, strict=True))
+
+
+@pytest.mark.parametrize("rungs", [2, 3])
+def test_a_gain_of_few_rungs_covers(rungs: int) -> None:
+    """Of one degree of freedom, and of two; where none can be told that is right too."""
+    x, hits = 1e12 * 4.0 ** np.arange(rungs), []
+    for seed in range(200):
+        noise = np.random.default_rng(seed).normal(0, 0.01, 2 * rungs)
+        base, ours = (9 * (factor * x) ** -0.05 for factor in (1.0, 1.3))
+        with suppress(Unidentified):
+            hits.append(holds(gain(x, base * np.exp(noise[:rungs]), x, ours * np.exp(noise[rungs:])).gain, 1.3))
+    assert len(hits) > 20 and covers(hits + [True] * (200 - len(hits)))
+
+
 N, D = crossed()
 LINE = 1e5 * 4.0 ** np.arange(6)
 UNIDENTIFIED = {
@@ -155,11 +188,13 @@ def test_two_rungs_have_no_interval() -> None:
     assert power_law(LINE[:2], planted(LINE, LINE)[:2])["b"].exact
 
 
-def compared(folder: Path, ladder: str, factor: float = 1.3, domains: bool = False) -> Comparison:
-    """A study whose trials have the losses of the planted surface, `gated` those of `factor` times the compute."""
+def compared(folder: Path, ladder: str, factor: float = 1.3, domains: bool = False, lost: str = "") -> Comparison:
+    """A study whose trials have the losses of the planted surface, `gated` those of `factor` times the compute; the
+    first rung of `lost` diverged."""
     train = "train: {data: {text: corpus.txt}, context: 32, batch: 4, lr: 1e-3}"
     planned = plan(load_study(write_study(folder, train=train, ladder=ladder)), folder / "data")
     record, trials = planned.record(), []
+    diverged = {next((each.name for each in planned.variants if each.base == lost), "")}
     for row in planned.rows([]):
         variant = next(each for each in planned.variants if each.name == row.variant)
         n, d = variant.figures["non_embedding"], variant.recipe.tokens
@@ -174,7 +209,7 @@ def compared(folder: Path, ladder: str, factor: float = 1.3, domains: bool = Fal
         trials.append(
             {"key": row.trial.key, "variant": row.variant, "role": row.role, "settings": row.settings, "seed": row.seed}
             | {
-                "state": "complete",
+                "state": "diverged" if row.variant in diverged else "complete",
                 "attempt": 1,
                 "reused": False,
                 "reason": None,
@@ -233,6 +268,22 @@ def test_equal_flops_have_a_best_size(tmp_path: Path) -> None:
     best = [row for row in found.scaling.to_dict("records") if (row["law"], row["name"]) == ("isoflop", "N")]
     assert best and all(row["value"] > 0 for row in best)
     assert "IsoFLOP minima" in report(found)
+
+
+def test_an_interval_without_bounds_is_told_from_none(tmp_path: Path) -> None:
+    found = compared(tmp_path, f"ladder: {{{SIZES}, tokens: 5 per parameter}}")
+    row = {**fit(found, "power_c", "b"), "low": math.nan, "high": math.nan}
+    for exact, said in ((False, f" [{DASH}, {DASH}]"), (True, "")):
+        told = report(replace(found, scaling=pd.DataFrame([row | {"exact": exact}])))
+        assert re.search(rf"^baseline +{row['value']:.3g}{re.escape(said)}$", told, re.MULTILINE)
+
+
+def test_a_rung_without_a_loss_is_left_out_and_named(tmp_path: Path) -> None:
+    found = compared(tmp_path, f"ladder: {{{SIZES}, tokens: 5 per parameter}}", lost="gated")
+    (note,) = (note for note in found.notes if note.startswith("fits leave out what has no loss: gated [size="))
+    assert note.count("gated") == 1
+    assert fit(found, "power_c", "b", "gated")["n"] == 3 and fit(found, "power_c", "b")["n"] == 4
+    assert fit(found, "gain", "gain", "gated")["value"] == pytest.approx(1.3, rel=0.06)
 
 
 def test_a_ladder_that_has_not_run_is_reported(tmp_path: Path) -> None:
