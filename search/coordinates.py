@@ -6,12 +6,14 @@ width transfer no coordinate's size grows with the width; in the standard one it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from scipy.stats import t as student
 
 import arch_dsl
 from arch_dsl.context import Call
@@ -23,49 +25,51 @@ if TYPE_CHECKING:
 
 STEPS, BATCH, TIME = 8, 4, 32
 RATE = 0.02  # at the base, so that a few steps tell; a smaller one hides what grows
-SEEDS = 3
-GROWS = 0.3  # power of the width from which on a size counts as growing
+SEEDS = 5
+GROWS = 0.4  # power of the width beyond which a size counts as growing; what is scaled wrongly has 0.5 or more
+LEVEL = 0.95
 _KINDS = frozenset({"stream", "update", "site", "heads", "attention"})
 
 
 @dataclass(frozen=True)
 class Coordinates:
-    """By site the power of the width with which coordinates grow, the largest first."""
+    """By site the power of the width with which coordinates grow, the largest first, and what it is at least."""
 
     powers: dict[str, float]
+    least: dict[str, float]
     widths: tuple[int, ...]
 
     @property
     def growing(self) -> dict[str, float]:
-        """The sites whose coordinates grow."""
-        return {site: power for site, power in self.powers.items() if power > GROWS}
+        """The sites whose coordinates grow, by more than the seeds scatter."""
+        return {site: power for site, power in self.powers.items() if self.least[site] > GROWS}
 
 
 def coordinates(models: Sequence[tuple[Model, Optimizer]]) -> Coordinates:
     """Of resolved models of one depth at several widths, each with its optimizer, on random tokens.
 
-    Two sizes count, mean |x_0| at the start and mean |x_t - x_0| after a few steps, averaged over seeds: a site's power
-    of d_model is the larger one of theirs.
+    Two sizes count, mean |x_0| at the start and mean |x_t - x_0| after a few steps. A site's power of d_model is the
+    mean over seeds, at least the lower end of a one-sided t interval at 95%, of that size whose end is the larger one.
     """
-    sizes = [_sizes(model, optimizer) for model, optimizer in models]
+    sizes = [[_trained(model, optimizer, seed) for seed in range(SEEDS)] for model, optimizer in models]
     widths = tuple(model.d_model for model, _ in models)
-    powers = {
-        site: max(_power(widths, [each[site][kind] for each in sizes]) for kind in range(2))
-        for site in sizes[0]
-        if all(site in each for each in sizes)
+    found = {
+        site: max(_power(widths, [[each[site][kind] for each in seeds] for seeds in sizes]) for kind in range(2))
+        for site in sizes[0][0]
+        if all(site in seeds[0] for seeds in sizes)
     }
-    return Coordinates(dict(sorted(powers.items(), key=lambda item: -item[1])), widths)
+    order = sorted(found, key=lambda site: -found[site][1])
+    return Coordinates({site: found[site][1] for site in order}, {site: found[site][0] for site in order}, widths)
 
 
-def _power(widths: Sequence[int], sizes: Sequence[float]) -> float:
-    """Of sizes ~ width^power; none of what is 0, as maps that start at 0 make it."""
-    return float(np.polyfit(np.log(widths), np.log(sizes), 1)[0]) if min(sizes) > 0 else 0.0
-
-
-def _sizes(model: Model, optimizer: Optimizer) -> dict[str, tuple[float, float]]:
-    """The sizes at each site, averaged over the seeds."""
-    found = [_trained(model, optimizer, seed) for seed in range(SEEDS)]
-    return {site: tuple(np.mean([each[site] for each in found], 0).tolist()) for site in found[0]}
+def _power(widths: Sequence[int], sizes: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Of sizes ~ width^power by width and seed: what it is at least, and its mean. 0 where they are 0, as maps that
+    start at 0 make them."""
+    if np.min(sizes) <= 0:
+        return 0.0, 0.0
+    each = np.polyfit(np.log(widths), np.log(sizes), 1)[0]  # of every seed
+    half = float(student.ppf(LEVEL, len(each) - 1)) * float(each.std(ddof=1)) / math.sqrt(len(each))
+    return float(each.mean()) - half, float(each.mean())
 
 
 def _trained(model: Model, optimizer: Optimizer, seed: int) -> dict[str, tuple[float, float]]:

@@ -272,7 +272,8 @@ def _rungs(planned: Plan) -> Iterator[str]:
     for name, found in planned.coordinates.items():
         site, power = next(iter(found.powers.items()))
         widths = ", ".join(map(str, found.widths))
-        yield f"muP of {name}: over the widths {widths} coordinates grow at most as width^{power:.2f}, at {site}"
+        told = f"at most as width^{power:.2f} (at least {found.least[site]:.2f}), at {site}"
+        yield f"muP of {name}: over the widths {widths} coordinates grow {told}"
 
 
 def _trials(planned: Plan) -> str:

@@ -14,7 +14,7 @@ from arch_dsl.errors import Mark, Problem, SpecError
 from arch_dsl.identity import canonical
 from arch_dsl.model import Model
 from arch_dsl.transfer import Transfer, transferred
-from search.coordinates import Coordinates, coordinates
+from search.coordinates import GROWS, SEEDS, Coordinates, coordinates
 from search.optimizers import Adam, AdamW, Group, Optimizer
 from search.trial import canonical_json
 
@@ -49,7 +49,8 @@ def transfer_rungs(
         if growing := checked[name].growing:
             told = ", ".join(f"{site} as width^{power:.2f}" for site, power in list(growing.items())[:3])
             widths = ", ".join(map(str, checked[name].widths))
-            message = f"'{name}' fails the coordinate check: over the widths {widths} grow {told}"
+            message = f"'{name}' fails the coordinate check: over the widths {widths} grow {told}, of {GROWS:g} allowed"
+            message += "; without `transfer` each rung may have its own rate, by `train: {lr: A to B}` or `tune`"
             problems.append(Problem(_PLACE, message, mark))
     if problems:
         raise SpecError(problems)
@@ -93,15 +94,15 @@ def _checked(rungs: Iterable[Variant], store: Path) -> Coordinates:
     base = chosen[0].model
     made = [transferred(_as_deep(each.model, base), base) for each in chosen]
     models = [(each.model, with_rates(rung.recipe.optimizer, each)) for rung, each in zip(chosen, made, strict=True)]
-    asked = canonical_json([[canonical(model), canonical(optimizer)] for model, optimizer in models])
+    asked = canonical_json([SEEDS, *([canonical(model), canonical(optimizer)] for model, optimizer in models)])
     file = store / "coordinates" / f"{hashlib.sha256(asked.encode()).hexdigest()[:32]}.json"
     if file.exists():
         kept = json.loads(file.read_text())
-        return Coordinates(kept["powers"], tuple(kept["widths"]))
+        return Coordinates(kept["powers"], kept["least"], tuple(kept["widths"]))
     found = coordinates(models)
     file.parent.mkdir(parents=True, exist_ok=True)
     fresh = file.with_suffix(f".{os.getpid()}.part")
-    fresh.write_text(json.dumps({"powers": found.powers, "widths": found.widths}))
+    fresh.write_text(json.dumps({"powers": found.powers, "least": found.least, "widths": found.widths}))
     fresh.replace(file)
     return found
 
