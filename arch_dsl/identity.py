@@ -20,8 +20,8 @@ from arch_dsl.spec import Family, Spec, fields_of
 def canonical(value: Any, *, brief: bool = False) -> Any:
     """A spec as plain JSON data: every field, `type` first, blocks as lists of named branches (their order matters).
 
-    With `brief`, fields at their defaults are left out, blocks are mappings, and a member without fields is its name:
-    the form that people read.
+    With `brief`, fields at their defaults and versions are left out, blocks are mappings, and a member without fields
+    is its name: the form that people read.
     """
     if isinstance(value, Block):
         if brief:
@@ -42,7 +42,7 @@ def _canonical_spec(spec: Spec, brief: bool) -> Any:
     data: dict[str, Any] = {}
     if isinstance(spec, Family):
         data["type"] = spec.type
-        if spec.numbers() > 1:
+        if spec.numbers() > 1 and not brief:
             data["version"] = spec.numbers()
         if spec.plugin and not brief:
             data["plugin"] = spec.plugin
