@@ -47,7 +47,6 @@ _MASKS = (
     _case("fixed", _FIXED),
     _case("blocks", _BLOCKS),
     _case("blocks_even", _BLOCKS, length=24),
-    _case("blocks_even", _BLOCKS, length=24),
     _case("blocks_beyond_length", _BEYOND),
     _case("length_1", _CAUSAL, length=1),
     _case("wide_values", _CAUSAL, v=(2, 2, 19, 12)),

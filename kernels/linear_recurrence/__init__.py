@@ -123,7 +123,7 @@ LINEAR_RECURRENCE = Op(
         "triton": Implementation(
             "triton",
             _load_triton,
-            "chunks of tokens, states between them in registers",
+            "chunks of tokens, states between them in registers; its speed was measured on no card",
             _unsupported,
             _slower,
             launch.missing,

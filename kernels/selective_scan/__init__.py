@@ -88,7 +88,7 @@ SELECTIVE_SCAN = Op(
         "triton": Implementation(
             "triton",
             _load_triton,
-            "one walk through time with the states of channels in registers",
+            "one walk through time with the states of channels in registers; its speed was measured on no card",
             _unsupported,
             launch.slow,
             launch.missing,

@@ -48,7 +48,7 @@ WKV4 = Op(
         "triton": Implementation(
             "triton",
             _load_triton,
-            "one walk through time with the states of channels in registers",
+            "one walk through time with the states of channels in registers; its speed was measured on no card",
             launch.unsupported,
             launch.slow,
             launch.missing,
