@@ -200,7 +200,7 @@ class _Memory(nn.Module):
         self.pattern = pattern
 
     def forward(
-        self, queries: int, k: Tensor, v: Tensor, bias: Tensor | None, hidden: dict[str, Tensor | None]
+        self, queries: int, k: Tensor, v: Tensor, bias: Tensor | None, hidden: dict[str, Any]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Keys and values `[B, memory + S, K, D]`, and a bias that hides what is not to be read, for all pairs."""
         seen = self.pattern.dense(queries, k.shape[1], k.device, **hidden)
