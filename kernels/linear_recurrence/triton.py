@@ -1,4 +1,4 @@
-"""The linear recurrence in Triton: chunks of 64, 32 or 16 tokens, products of matrices within them, states between them.
+"""The linear recurrence in Triton: chunks of 64, 32 or 16 tokens, products of matrices in them, states between them.
 
 Where batch x heads fill the card, one program per head walks from chunk to chunk with the state in registers, and no
 state is ever written; else the states before all chunks are stored, and the outputs of all chunks computed at once. The
