@@ -16,6 +16,7 @@ from arch_dsl.errors import SpecError, unknown
 from search.data.dataset import Dataset
 from search.data.downloads import CORPORA, get
 from search.data.overlap import WORDS, measure, of_files, share
+from search.ladder import climbed
 from search.recipe import Recipe
 from search.study import Study, asked_variants, load_study
 from search.terminal import plain_console
@@ -27,7 +28,7 @@ def data_of(study: Study, root: Path) -> dict[str, tuple[Dataset, Recipe]]:
     first recipe that trains on it. Raises SpecError."""
     builder = Builder(study, root)
     found: dict[str, tuple[Dataset, Recipe]] = {}
-    for asked in asked_variants(study):
+    for asked in climbed(builder, asked_variants(study)):
         recipe = builder.recipe(asked.settings, asked.rung)
         first, *later = recipe.whole
         dataset = builder.datasets.of(first)

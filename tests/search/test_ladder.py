@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from arch_dsl.errors import SpecError
+from search.data_command import data_of
 from search.ladder import Ends
 from search.planning import Plan, plan
 from search.study import load_study
@@ -162,3 +163,12 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, ladder: str, said: str, 
     sections = {"train": TRAIN.replace("lr:", "tokens: 1k, lr:"), "ladder": f"ladder: {{sizes: {ladder}}}", **others}
     with pytest.raises(SpecError, match=said):
         plan(load_study(write_study(tmp_path, **sections)), tmp_path / "data")
+
+
+def test_data_are_read_as_often_as_the_first_rung_does(tmp_path: Path) -> None:
+    """The recipe of a ladder has no tokens before its sizes are counted."""
+    train = "train: {data: {text: corpus.txt}, context: 32, batch: 4, lr: 1e-3}"
+    ladder = "ladder: {sizes: {d_model: [32, 64], block.attention.heads: [2, 4]}, tokens: 1 per parameter}"
+    study = load_study(write_study(tmp_path, train=train, ladder=ladder))
+    ((_, recipe),) = data_of(study, tmp_path / "data").values()
+    assert recipe.tokens == plan(study, tmp_path / "data").variants[0].recipe.tokens < 1e6
