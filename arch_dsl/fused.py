@@ -39,7 +39,7 @@ def one_pass(ctx: BuildContext, node: str, op: str, why: str, **ask: Any) -> Cal
         return None
     mine = [at for at, found in enumerate(ctx.choices) if found.path == node and found.op in ALONE]
     for at in mine:
-        ctx.choices[at] = NodeChoice(node, op, choice.implementation, f"{choice.reason}, {why}", choice.asked)
+        ctx.choices[at] = NodeChoice(node, op, choice.implementation, f"{why}: {choice.reason}", choice.asked)
     return choice.call
 
 
