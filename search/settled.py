@@ -45,6 +45,16 @@ class Settled:
         open_ = {name: getattr(self, name) for name in ("precision", "compile") if getattr(recipe, name) == AUTO}
         return recipe.replace(**open_) if open_ else recipe
 
+    def beside(self, now: Settled) -> Settled:
+        """The same, with what is said of either if it would be settled otherwise `now`."""
+        whys = {}
+        for name in ("precision", "compile"):
+            why, other = getattr(self, f"why_{name}"), getattr(now, name)
+            if other != getattr(self, name):
+                why += f", when the study was first run; it would be {other} now: write train.{name} to have that"
+            whys[f"why_{name}"] = why
+        return replace(self, **whys)
+
     def told(self) -> dict[str, str]:
         """Each of the two in words."""
         return {

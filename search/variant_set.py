@@ -116,8 +116,9 @@ def _settled(builder: Builder, asked: list[Asked]) -> Settled | None:
     open_ = AUTO in (study.train.precision, study.train.compile)
     if not open_ and not set_ & {"train.precision", "train.compile"}:
         return None
+    now = settle(_baselines(builder, asked), study.resources)
     found = kept_in(builder.data_root.parent, study.study)
-    return found or settle(_baselines(builder, asked), study.resources)
+    return found.beside(now) if found else now
 
 
 def _baselines(builder: Builder, asked: list[Asked]) -> Iterator[Variant]:

@@ -102,6 +102,7 @@ def test_a_study_keeps_what_was_settled_when_it_was_first_run(tmp_path, monkeypa
     planned = made(tmp_path, "1B")
     assert {variant.recipe.precision for variant in planned.variants} == {"fp32"}
     assert plan_json(planned, root)["settled"]["precision"] == "fp32"
+    assert "when the study was first run; it would be bf16 now: write train.precision" in str(planned.builder.settled)
     assert made(tmp_path, "1B", study="study: another").variants[0].recipe.precision == "bf16"
 
 
