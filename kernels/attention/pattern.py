@@ -160,12 +160,13 @@ class Pattern:
         padding: Tensor | None = None,
         rows: slice = slice(None),
     ) -> Tensor | None:
-        """The visible pairs as booleans that broadcast to `[B, H, T, S]`; None if every pair is visible. With `rows`
-        those of these queries alone.
+        """The visible pairs as booleans that broadcast to `[B, H, T, S]`; None if every pair is visible.
 
-        The first `prefix` `[B]` positions of a row all read each other. `documents` `[B, T]` number the documents: a
-        pair exists only within one. Keys at `padding` `[B, S]` are read by nothing but themselves, or
-        by another sequence if they are all that it has to read, as a softmax of nothing is none.
+        With `rows` those of these queries alone. The first `prefix` `[B]` positions of a row all read each other.
+        `documents` `[B, T]` number the documents: a pair exists only within one. Keys at `padding` `[B, S]` are read by
+        nothing but themselves, or by another sequence if they are all that it has to read, as a softmax of nothing is
+        none.
+
         Raises ValueError for documents where queries and keys differ in number.
         """
         i, j = torch.arange(keys - queries, keys, device=device)[rows, None], torch.arange(keys, device=device)

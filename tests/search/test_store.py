@@ -174,7 +174,7 @@ def test_studies_lists_counts_and_an_unknown_study_names_the_known_ones(tmp_path
     assert (found["name"], found["question"], found["counts"]) == ("s", "?", {"planned": 1, "running": 1})
     assert store.study("s") == {"study": "s", "question": "?"}
     assert store.study_yaml("s") == "study: s\n"
-    with pytest.raises(StoreError, match=r"no study 't' \(known: s\)"):
+    with pytest.raises(StoreError, match=r"no study 't'; archlab run makes one of a study file \(known: s\)"):
         store.study("t")
 
 
