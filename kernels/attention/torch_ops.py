@@ -40,8 +40,11 @@ def sdpa(
     bias = added(q, k, bias, relative, decay, reach)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     alone = bias is None and prefix is None and documents is None and padding is None
-    fast = bool(alone and pattern == CAUSAL and q.shape[-2] == k.shape[-2])
-    mask = None if fast else _mask(q, k, bias, pattern.dense(*_sizes(q, k), prefix, documents, padding))
+    mask, fast = None, False  # a plain boolean, also where lengths are symbols
+    if alone and pattern == CAUSAL and q.shape[-2] == k.shape[-2]:
+        fast = True
+    else:
+        mask = _mask(q, k, bias, pattern.dense(*_sizes(q, k), prefix, documents, padding))
     grouped = q.shape[1] != k.shape[1]
     out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=fast, scale=factor, enable_gqa=grouped)
     return out if gate is None else opened(out, gate).to(out.dtype)
