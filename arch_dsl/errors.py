@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 _WIDEST = 160  # characters of a quoted source line
+_LISTED = re.compile(r" (\([^()\n]{120,}\))")  # many names
+_FILL = textwrap.TextWrapper(118, initial_indent="    ", subsequent_indent="     ", break_on_hyphens=False)
 
 
 @dataclass(frozen=True)
@@ -32,12 +36,17 @@ class Problem:
 
     def __str__(self) -> str:
         where = f"{self.mark}: " if self.mark else ""
-        head = f"{where}{self.path}: {self.message}" if self.path else f"{where}{self.message}"
+        head = in_lines(f"{where}{self.path}: {self.message}" if self.path else f"{where}{self.message}")
         if self.mark is None or not self.mark.text.strip() or self.mark.column > _WIDEST:
             return head
         number = f"{self.mark.line:5d} | "
         caret = " " * (len(number) - 2) + "| " + " " * (self.mark.column - 1) + "^"
         return f"{head}\n{number}{self.mark.text[:_WIDEST].rstrip()}\n{caret}"
+
+
+def in_lines(message: str) -> str:
+    """A message in which many names are on lines of their own."""
+    return _LISTED.sub(lambda found: "\n" + _FILL.fill(found[1]), message)
 
 
 def _line(problem: Problem) -> tuple[bool, str, int]:

@@ -141,6 +141,8 @@ def _expand(root: Any, steps: Steps, setting: Setting) -> list[Steps]:
             elif "*" not in steps:
                 where = ".".join(prefix) or f"the {getattr(root, 'title', 'spec')}"
                 message = f"matches nothing: in {where}, {unknown(step, 'name', names)}{had_by(type(value), step)}"
+                if not prefix and "block" in names and step in names_at(_value_at(root, ("block",))):
+                    message = f"matches nothing; did you mean 'block.{'.'.join(steps)}'?"
                 raise SpecError.of(setting.path, message, setting.mark)
         if not following:
             raise SpecError.of(setting.path, f"matches nothing: {unknown(step, 'name there', tried)}", setting.mark)

@@ -59,6 +59,23 @@ def _stack(stack: Stack, depth: int, cost: Cost) -> Iterator[Line]:
     yield from _site(stack.final, "final", "[B,T,D]", depth, _part(cost, "final"))
 
 
+def layer_costs(cost: Cost) -> dict[int, Cost]:
+    """What each layer costs, by its number, from what all layers of a stack cost; {0: …} stands for equal ones."""
+    found: dict[int, Cost] = {}
+    for name, part in cost.children.items():
+        if not name.startswith("layers "):
+            return {0: part}
+        for run in name.removeprefix("layers ").split(","):
+            first, _, last = run.partition("-")
+            found |= dict.fromkeys(range(int(first), int(last or first) + 1), _part(part, "each"))
+    return found
+
+
+def block_lines(block: Block, layer: Cost) -> list[Line]:
+    """The lines of one layer, its branches at depth 0."""
+    return list(_block(block, 0, layer))
+
+
 def _layers(stack: Stack, depth: int, cost: Cost) -> Iterator[Line]:
     """Each distinct block under the layers that have it; the first layer apart where it shares something with all."""
     why = "not all equal" if stack.overrides else "of which the first shares something with all"
@@ -124,14 +141,17 @@ def _ordered(branch: Any, cost: Cost) -> Iterator[tuple[str, Cost]]:
 
 
 def _shape(branch: Any, part: str) -> str:
-    heads, groups, head_dim = (getattr(branch, name, None) for name in ("heads", "kv_heads", "head_dim"))
-    if part in ("query", "sdpa"):
-        return f"[B,T,{heads},{head_dim}]"
-    if part in ("key", "value"):
-        return f"[B,T,{groups},{head_dim}]"
+    """The tensor that a part makes; "" where it is plain from its neighbours."""
+    heads, head_dim = (getattr(branch, name, None) for name in ("heads", "head_dim"))
+    of_keys = getattr(branch, "kv_heads", None) or getattr(branch, "key_heads", None)
+    values = getattr(branch, "value_dim", None)  # of linear attention, whose values have heads and a size of their own
+    grids = {"query": (heads if values is None else of_keys, head_dim), "key": (of_keys, head_dim)}
+    grids |= {"value": (of_keys, head_dim) if values is None else (heads, values), "sdpa": (heads, values or head_dim)}
+    if part in grids:
+        return "" if None in grids[part] else f"[B,T,{grids[part][0]},{grids[part][1]}]"
     if part in ("scores", "attend"):
         return f"[B,{heads},T,T]"
-    if part in ("activation", "inner"):
+    if part in ("activation", "inner") and hasattr(branch, "width"):
         return f"[B,T,{branch.width}]"
     return "" if part.endswith("projection") else "[B,T,D]"
 

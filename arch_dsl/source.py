@@ -115,6 +115,10 @@ class _Composer:
         except yaml.MarkedYAMLError as error:
             place = error.problem_mark or error.context_mark
             message = f"this is not YAML: {error.problem or error.context}"
+            if place is not None and self.text[place.index : place.index + 1] == "\t":
+                message = "this is not YAML: a tab, where lines are indented by spaces"
+            if error.context_mark is not None and "flow" in (error.context or ""):
+                message += f"; what opens in line {error.context_mark.line + 1} is not closed"
             raise SpecError.of("", message, self.mark(place) if place else None) from error
         except yaml.reader.ReaderError as error:
             before = self.text[: self.text.index(chr(error.character))].split("\n")

@@ -6,9 +6,8 @@ import ast
 import dataclasses
 import inspect
 import itertools
-import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,29 +17,36 @@ from arch_dsl.formula import FUNCTIONS
 from arch_dsl.layers import Linear
 from arch_dsl.plain.body import Body, NotInline
 from arch_dsl.plain.evaluate import Evaluator, Part, child_of, definition, variables
+from arch_dsl.plain.functions import (
+    Function,
+    annotation_of,
+    arguments_of,
+    class_of,
+    is_foreign,
+    is_of_torch,
+    is_structural,
+    never_none,
+    only_value,
+    seen_inside,
+    specialised_for,
+    stands_in_place,
+)
+from arch_dsl.plain.known_calls import BUILTINS, call_of_container
 from arch_dsl.plain.tidy import tidy
 from arch_dsl.plain.values import (
-    Above,
     CallRecord,
     Closure,
     Each,
     Items,
     Method,
     Stream,
-    Table,
     Unexportable,
     Val,
-    is_numbers,
     name,
     plain_value,
-    size,
     text,
     torch_name,
-    trivial,
 )
-
-SMALL = 8  # an expression of so many parts stands where it is used
-Function = types.FunctionType
 
 
 @dataclasses.dataclass
@@ -76,7 +82,7 @@ class Program:
         if isinstance(known, Closure):
             return self._call_closure(frame, known, args, keywords)
         if isinstance(known, Part):
-            return _structure(frame, known, args)
+            return call_of_container(frame, known, args)
         if isinstance(known, Each):
             return self._call_each(frame, function, args, keywords)
         if isinstance(known, nn.Module):
@@ -86,7 +92,7 @@ class Program:
             return self.call_method(frame, Method(forward, function), args, keywords)
         if known is Call:
             return Val(name("Call()"), CallRecord())
-        if not function.dynamic and (special := _SPECIAL.get(known)) is not None:
+        if not function.dynamic and (special := BUILTINS.get(known)) is not None:
             found = special(frame, args, keywords)
             if found is not None:
                 return found
@@ -94,9 +100,9 @@ class Program:
         if bound is not None and isinstance(bound.__func__, Function):
             known, args = bound.__func__, [Val(known=bound.__self__), *args]
         plain = all(value.plain for value in (*args, *keywords.values()))
-        if isinstance(known, Function) and not _foreign(known):
+        if isinstance(known, Function) and not is_foreign(known):
             return self._call_function(frame, known, args, keywords, plain)
-        if not function.dynamic and plain and not _of_torch(known):
+        if not function.dynamic and plain and not is_of_torch(known):
             values = [plain_value(value) for value in args]
             return frame.object(known(*values, **{key: plain_value(item) for key, item in keywords.items()}))
         return _residual(frame, frame.lift(function), args, keywords)
@@ -110,8 +116,8 @@ class Program:
             result = function(*map(plain_value, args), **{key: plain_value(item) for key, item in keywords.items()})
             if not isinstance(result, Tensor):
                 return frame.object(result)
-        bound = _bound(frame, function, args, keywords)
-        must = any(_structural(value) for value in bound.values())
+        bound = arguments_of(frame, function, args, keywords)
+        must = any(is_structural(value) for value in bound.values())
         found = self._inline(frame, function, bound, None, always=must)
         if found is not None:
             return found
@@ -124,17 +130,17 @@ class Program:
         if isinstance(module, CallRecord):
             if function.__name__ in ("fresh", "layer"):
                 return owner
-            bound = _bound(frame, function, [owner, *args], keywords)
+            bound = arguments_of(frame, function, [owner, *args], keywords)
             found = self._inline(frame, function, bound, None, always=True)
             assert found is not None
             return found
         if function.__module__.startswith("torch."):
             return _of_container(frame, owner, function.__name__, args, keywords)
-        bound = _bound(frame, function, [owner, *args], keywords)
+        bound = arguments_of(frame, function, [owner, *args], keywords)
         own = module is frame.body.owner
-        must = any(_structural(value) for value in bound.values())
+        must = any(is_structural(value) for value in bound.values())
         stateless = not [*module.parameters(), *module.buffers(), *module.children()]
-        kind = _kind(module, function)
+        kind = class_of(module, function)
         if own or must or stateless or function.__name__ != "forward":
             found = self._inline(frame, function, bound, kind, always=own or must, without=_own_path(owner, stateless))
             if found is not None:
@@ -157,10 +163,10 @@ class Program:
             entries = []
             for module in modules:
                 forward = inspect.getattr_static(type(module), "forward")
-                bound = _bound(frame, forward, [Val(function.expr, module), *args], keywords)
+                bound = arguments_of(frame, forward, [Val(function.expr, module), *args], keywords)
                 if again:
                     self.entries.pop((id(module), "forward"), None)
-                entries.append(self.entry(module, forward, bound, _kind(module, forward), kept if again else []))
+                entries.append(self.entry(module, forward, bound, class_of(module, forward), kept if again else []))
             order = [parameter for parameter in bound if any(parameter in entry.parameters for entry in entries)]
             if all(entry.parameters == order for entry in entries):
                 break
@@ -205,8 +211,8 @@ class Program:
             start = len(body.lists[-1])
             found = inner.block(definition(function).body) or Val(known=None)
             if not always:
-                found = _only_value(found, body.lists[-1], start)
-            fits = always or _small(found, len(body.lists[-1]) - start, without)
+                found = only_value(found, body.lists[-1], start)
+            fits = always or stands_in_place(found, len(body.lists[-1]) - start, without)
         except NotInline:
             fits = False
         if fits:
@@ -223,7 +229,7 @@ class Program:
     ) -> tuple[ast.FunctionDef, list[str], bool]:
         """A function with what is known about its arguments worked in, its parameters, and whether it may give None."""
         body = Body(owner)
-        env = {parameter: _inside(parameter, value, owner) for parameter, value in bound.items()}
+        env = {parameter: seen_inside(parameter, value, owner) for parameter, value in bound.items()}
         source = definition(function)
         result = Evaluator(self, body, env, variables(function), inline=False, kind=kind).block(source.body)
         statements, used = tidy(body, bound)
@@ -235,11 +241,11 @@ class Program:
             if parameter != "self" and (parameter in used or parameter in kept) and env[parameter].expr is not None
         ]
         written = [ast.arg("self")] if owner is not None else []
-        written += [ast.arg(parameter, _annotation(source, parameter, bound[parameter])) for parameter in parameters]
+        written += [ast.arg(parameter, annotation_of(source, parameter, bound[parameter])) for parameter in parameters]
         arguments = ast.arguments([], written, None, [], [], None, [])
         summary = ast.get_docstring(source)
         lines: list[ast.stmt] = [ast.Expr(ast.Constant(summary.split("\n\n")[0]))] if summary else []
-        returns = source.returns if body.optional else _certain(source.returns)
+        returns = source.returns if body.optional else never_none(source.returns)
         node = ast.FunctionDef(function.__name__, arguments, [*lines, *statements], [], returns)
         return node, parameters, body.optional
 
@@ -267,7 +273,9 @@ class Program:
         """The method of a module's class that the file has."""
         module = self.twins.get(id(module), module)
         key = (id(module), function.__name__)
-        signature = repr([(parameter, _static(value)) for parameter, value in bound.items() if parameter != "self"])
+        signature = repr(
+            [(parameter, specialised_for(value)) for parameter, value in bound.items() if parameter != "self"]
+        )
         found = self.entries.get(key)
         if found is None:
             inside = {**bound, "self": Val(ast.Name("self", ast.Load()), module)}
@@ -373,105 +381,8 @@ def _residual(frame: Evaluator, target: ast.expr, args: list[Val], keywords: dic
     return Val(ast.Call(target, [frame.lift(value) for value in args], named), optional=maybe)
 
 
-def _bound(frame: Evaluator, function: Function, args: list[Val], keywords: dict[str, Val]) -> dict[str, Val]:
-    """Values by parameter, in the order of parameters, defaults filled in."""
-    signature = inspect.signature(function)
-    given = signature.bind(*args, **keywords).arguments
-    found = {}
-    for key, parameter in signature.parameters.items():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            found[key] = Val(known=Items(list(given.get(key, ())), tuple=True))
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            found[key] = Val(known=Table(dict(given.get(key, {}))))
-        else:
-            found[key] = given[key] if key in given else frame.object(parameter.default)
-    return found
-
-
-def _kind(module: nn.Module, function: Function) -> type:
-    """The class that defines a method."""
-    return next(kind for kind in type(module).__mro__ if function in vars(kind).values())
-
-
-def _structural(value: Val) -> bool:
-    """Whether it has no place at run time."""
-    if isinstance(value.known, Items | Table):
-        return not value.plain
-    return isinstance(value.known, Stream | Closure | Above)
-
-
-def _static(value: Val) -> object:
-    """What a function was specialised for in this argument."""
-    if value.dynamic or isinstance(value.known, CallRecord | nn.Module):
-        return "at run time", value.optional
-    return plain_value(value) if value.plain else type(value.known).__name__
-
-
-def _inside(parameter: str, value: Val, owner: nn.Module | None) -> Val:
-    """An argument as the function sees it: by its name if it is needed at run time."""
-    place = ast.Name(parameter, ast.Load())
-    if value.dynamic or isinstance(value.known, CallRecord):
-        return Val(place, value.known, value.optional)
-    if value.expr is not None and is_numbers(value.known):
-        return Val(place, value.known)
-    if isinstance(value.known, nn.Module) and value.known is not owner:
-        raise Unexportable(f"a {type(value.known).__name__} is an argument of a function")
-    return value if isinstance(value.known, nn.Module) else Val(None, value.known)
-
-
 def _own_path(owner: Val, stateless: bool) -> str | None:
     return text(owner.expr) if stateless and owner.expr is not None else None
-
-
-def _small(found: Val, statements: int, without: str | None) -> bool:
-    """Whether a result may stand in the caller's function."""
-    if not found.dynamic and found.expr is None:
-        return True
-    assert found.expr is not None
-    if statements or (size(found.expr) > SMALL and not trivial(found.expr) and not _passes_on(found.expr)):
-        return False
-    return without is None or without not in text(found.expr)
-
-
-def _only_value(found: Val, statements: list[ast.stmt], start: int) -> Val:
-    """The value of the one statement since `start`, if it is what was found."""
-    last = statements[-1] if len(statements) == start + 1 else None
-    if isinstance(last, ast.Assign) and isinstance(found.expr, ast.Name) and found.dynamic:
-        target = last.targets[0]
-        if isinstance(target, ast.Name) and target.id == found.expr.id:
-            statements.pop()
-            return Val(last.value, optional=found.optional)
-    return found
-
-
-def _passes_on(expr: ast.expr) -> bool:
-    """Whether an expression is one call whose arguments nothing is computed for."""
-    inner = (item for part in ast.iter_child_nodes(expr) for item in ast.walk(part))
-    return isinstance(expr, ast.Call) and not any(isinstance(item, ast.Call | ast.BinOp | ast.IfExp) for item in inner)
-
-
-def _annotation(source: ast.FunctionDef, parameter: str, value: Val) -> ast.expr | None:
-    every = [*source.args.posonlyargs, *source.args.args, *source.args.kwonlyargs]
-    found = next((item.annotation for item in every if item.arg == parameter), None)
-    return found if value.optional else _certain(found)
-
-
-def _certain(annotation: ast.expr | None) -> ast.expr | None:
-    """`Tensor | None` of what is never None."""
-    if isinstance(annotation, ast.BinOp) and isinstance(annotation.right, ast.Constant):
-        return annotation.left
-    return annotation
-
-
-def _foreign(function: Function) -> bool:
-    """Whether a function is torch's or Python's, and so stays a call by name."""
-    home = function.__module__.split(".")[0]
-    return home == "torch" or home in sys.stdlib_module_names
-
-
-def _of_torch(known: Any) -> bool:
-    home = getattr(known, "__module__", None) or type(getattr(known, "__self__", None)).__module__
-    return str(home).split(".")[0] == "torch" or (torch_name(known) or "").startswith(("torch.", "F.", "nn."))
 
 
 def _of_container(frame: Evaluator, owner: Val, method: str, args: list[Val], keywords: dict[str, Val]) -> Val:
@@ -490,136 +401,3 @@ def _of_container(frame: Evaluator, owner: Val, method: str, args: list[Val], ke
             found = frame.attribute(found, step)
         return found
     return _residual(frame, ast.Attribute(frame.lift(owner), method, ast.Load()), args, keywords)
-
-
-def _structure(frame: Evaluator, method: Part, args: list[Val]) -> Val:
-    """A method of a list, dict or iterator that is known."""
-    known = method.value.known
-    if isinstance(known, Items) and method.name == "append":
-        known.values.append(frame.settled(args[0]))
-        return Val(known=None)
-    if isinstance(known, Items) and method.name == "extend":
-        known.values += frame.items(args[0]) or []
-        return Val(known=None)
-    if isinstance(known, Table):
-        if method.name == "items":
-            pairs = [[Val(known=key), item] for key, item in known.values.items()]
-            return Val(known=Items([Val(known=Items(pair, tuple=True)) for pair in pairs]))
-        if method.name == "values":
-            return Val(known=Items(list(known.values.values())))
-        if method.name == "get":
-            return known.values.get(plain_value(args[0]), args[1] if len(args) > 1 else Val(known=None))
-    raise Unexportable(f"`{method.name}` of a {type(known).__name__.lower()} has no form in a plain file")
-
-
-Special = Callable[[Evaluator, list[Val], dict[str, Val]], Val | None]
-
-
-def _all_items(frame: Evaluator, args: Sequence[Val]) -> list[list[Val]] | None:
-    found = [frame.items(value) for value in args]
-    return None if any(item is None for item in found) else found  # type: ignore[return-value]
-
-
-def _next(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    known = args[0].known
-    if isinstance(known, Items):
-        known = Stream(known.values)
-    if not isinstance(known, Stream):
-        return None
-    if known.taken == len(known.values):
-        return args[1] if len(args) > 1 else None
-    known.taken += 1
-    return known.values[known.taken - 1]
-
-
-def _iter(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    if isinstance(args[0].known, Stream):
-        return args[0]
-    items = frame.items(frame.settled(args[0]))
-    return None if items is None else Val(known=Stream(list(items)))
-
-
-def _list(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    items = _all_items(frame, args)
-    return None if items is None else Val(known=Items([*itertools.chain.from_iterable(items)]))
-
-
-def _zip(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    items = _all_items(frame, args)
-    if items is None:
-        return None
-    return Val(known=Items([Val(known=Items(list(row), tuple=True)) for row in zip(*items, strict=False)]))
-
-
-def _enumerate(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    items = frame.items(args[0])
-    if items is None:
-        return None
-    start = plain_value(args[1]) if len(args) > 1 else 0
-    rows = [Val(known=Items([Val(known=number), item], tuple=True)) for number, item in enumerate(items, start)]
-    return Val(known=Items(rows))
-
-
-def _chain(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    items = _all_items(frame, [frame.settled(value) for value in args])
-    return None if items is None else Val(known=Stream([*itertools.chain.from_iterable(items)]))
-
-
-def _sum(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    items = frame.items(args[0])
-    if items is None or all(item.plain for item in items):
-        return None
-    terms = [*args[1:], *items]
-    total = frame.lift(terms[0])
-    for term in terms[1:]:
-        total = ast.BinOp(total, ast.Add(), frame.lift(term))
-    return Val(total)
-
-
-def _len(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    known = args[0].known
-    if isinstance(known, Items | Table | Stream):
-        return Val(known=len(known.values))
-    return Val(known=len(known)) if isinstance(known, nn.ModuleList | nn.ModuleDict) else None
-
-
-def _isinstance(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    if args[0].dynamic and args[1].known is Tensor and not args[0].optional:
-        return Val(known=True)
-    known = args[0].known
-    if isinstance(known, Items):
-        known = () if known.tuple else []
-    return None if args[0].dynamic else Val(known=isinstance(known, plain_value(args[1])))
-
-
-def _getattr(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    return frame.attribute(args[0], plain_value(args[1]), args[2] if len(args) > 2 else None)
-
-
-def _any(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    items = frame.items(args[0])
-    truths = [frame.truth(item) for item in items or [Val()]]
-    return None if None in truths else Val(known=any(truths))
-
-
-def _all(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    items = frame.items(args[0])
-    truths = [frame.truth(item) for item in items or [Val()]]
-    return None if None in truths else Val(known=all(truths))
-
-
-_SPECIAL: dict[Any, Special] = {
-    next: _next,
-    iter: _iter,
-    list: _list,
-    tuple: _list,
-    zip: _zip,
-    enumerate: _enumerate,
-    itertools.chain: _chain,
-    sum: _sum,
-    len: _len,
-    isinstance: _isinstance,
-    getattr: _getattr,
-    any: _any,
-    all: _all,
-}

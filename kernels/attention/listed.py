@@ -13,27 +13,20 @@ def by_blocks(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    bias: None = None,
+    *,
     pattern: Pattern = FULL,
     scale: float | None = None,
-    softcap: None = None,
-    sinks: None = None,
-    prefix: None = None,
-    documents: None = None,
     padding: Tensor | None = None,
-    relative: None = None,
-    decay: None = None,
-    reach: None = None,
     gate: Tensor | None = None,
+    **others: object,
 ) -> Tensor:
     """Queries of a block with copies of the keys and values of the blocks that it reads, and those of global blocks
-    with all keys; shapes as in the reference. The gradients of keys and values are summed in at least float32.
+    with all keys; arguments as in the reference. The gradients of keys and values are summed in at least float32.
 
     Sequences that blocks do not divide, or that are so short that all is read, and padding, are left to SDPA or, in
     bfloat16, to products of all pairs. Raises ValueError without blocks, and for biases, caps, sinks and documents.
     """
-    given = (bias, softcap, sinks, prefix, documents, relative, decay, reach)
-    if pattern.blocks is None or any(x is not None for x in given):
+    if pattern.blocks is None or any(x is not None for x in others.values()):
         raise ValueError(f"blocks by lists have no biases, caps, sinks, prefixes and documents; received {pattern}")
     if padding is not None or q.shape[-2] != k.shape[-2] or not listed(pattern, k.shape[-2]):
         whole = plain if q.dtype == torch.bfloat16 else sdpa

@@ -16,15 +16,7 @@ def state_class(size: int) -> int:
     return STATES[0] if size <= STATES[0] else STATES[1]
 
 
-def _ask(
-    x: Tensor,
-    delta: Tensor,
-    log_a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    d: Tensor | None = None,
-    state: Tensor | None = None,
-) -> dict[str, Any]:
+def _ask(log_a: Tensor, **_: Any) -> dict[str, Any]:
     return {"state": state_class(log_a.shape[1])}
 
 
@@ -40,15 +32,7 @@ def _unsupported(ask: Ask) -> str | None:
     return launch.unsupported(ask)
 
 
-def _flops(
-    x: Tensor,
-    delta: Tensor,
-    log_a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    d: Tensor | None = None,
-    state: Tensor | None = None,
-) -> int:
+def _flops(x: Tensor, log_a: Tensor, d: Tensor | None = None, **_: Any) -> int:
     """Per number of a state: the exponent, decay, write (2) and read (2), with exp and softplus as one each; then d."""
     return x.numel() * (7 * log_a.shape[-1] + 2 + (0 if d is None else 2))
 

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from kernels import interpret
 from kernels.launch import Build, as_rows, on_device_of, power_of_2, tuned
-from kernels.selective_scan import torch_ops
+from kernels.selective_scan import STATES, torch_ops
 from kernels.selective_scan.reference import checked
 
 interpret.apply()
 CHUNK = 8 if interpret.active() else torch_ops.CHUNK
 GROUP = 4 if interpret.active() else 2  # tokens at a time, as many as registers hold
-WIDEST = 64  # numbers in the state of a channel
+WIDEST = STATES[0]  # numbers in the state of a channel
 LOG2_E, LN_2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import arch_dsl
 from arch_dsl import Model
 from arch_dsl.catalogue import FAMILIES
+from arch_dsl.errors import in_lines
 from arch_dsl.knobs import encodings
 from arch_dsl.spec import aliases_of, members_of
 
@@ -66,4 +67,4 @@ def told(message: str) -> str:
         kinds = tuple(kind for noun in found[1].split(" or ") for kind in FAMILIES if kind.noun == noun)
         return f"({', '.join([*members_of(kinds), *aliases_of(kinds)])}{found[2] or ''})"
 
-    return re.sub(r"\(<([a-z ]+)>(, norm)?\)", names, message)
+    return in_lines(re.sub(r"\(<([a-z ]+)>(, norm)?\)", names, message))

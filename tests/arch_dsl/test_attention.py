@@ -53,7 +53,7 @@ def joined(module: nn.Module, x: Tensor, heads: Tensor) -> Tensor:
     return x + (update if layer.bias is None else update + layer.bias)
 
 
-def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
 
 
@@ -65,7 +65,7 @@ def test_heads_share_keys_in_groups(x, kv_heads, head_dim, bias):
     width = head_dim or D // HEADS
     q, k, v = (split(module, name, read(module, x), width) for name in ("query", "key", "value"))
     assert k.shape[2] == v.shape[2] == (kv_heads or HEADS)
-    close(module(x, Call()), joined(module, x, formulas.attend(q, k, v)))
+    assert_close(module(x, Call()), joined(module, x, formulas.attend(q, k, v)))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, T, 100])
@@ -73,7 +73,7 @@ def test_window_sees_the_last_positions(x, size):
     module = attention(mask={"type": "window", "size": size})
     q, k, v = (split(module, name, read(module, x), 3) for name in ("query", "key", "value"))
     expected = formulas.attend(q, k, v, visible=lambda i, j: i - size < j <= i)
-    close(module(x, Call()), joined(module, x, expected))
+    assert_close(module(x, Call()), joined(module, x, expected))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_alibi_lowers_distant_logits(x, window):
     expected = formulas.attend(
         q, k, v, bias=lambda h, i, j: -slopes[h] * (i - j), visible=lambda i, j: i - (window or T) < j <= i
     )
-    close(module(x, Call()), joined(module, x, expected))
+    assert_close(module(x, Call()), joined(module, x, expected))
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 6, 8, 12, 16, 20])
@@ -105,8 +105,8 @@ def test_alibi_slopes_are_those_of_bloom_and_mpt(heads):
     bloom = build_alibi_tensor(torch.ones(1, 3, dtype=torch.long), heads, torch.float32)
     mpt = build_mpt_alibi_tensor(heads, 3)
     ours = torch.tensor(alibi_slopes(heads))
-    close(ours, bloom[:, 0, 1] - bloom[:, 0, 0], 1e-6)
-    close(ours, mpt[:, 0, 2] - mpt[:, 0, 1], 1e-6)
+    assert_close(ours, bloom[:, 0, 1] - bloom[:, 0, 0], 1e-6)
+    assert_close(ours, mpt[:, 0, 2] - mpt[:, 0, 1], 1e-6)
 
 
 def test_query_and_key_sites_act_in_order(x):
@@ -117,7 +117,7 @@ def test_query_and_key_sites_act_in_order(x):
         for name in ("query", "key", "value")
     }
     q, k = (formulas.rope(made[name], 10_000.0, 4) for name in ("query", "key"))
-    close(module(x, Call()), joined(module, x, formulas.attend(q, k, made["value"])), 1e-5)
+    assert_close(module(x, Call()), joined(module, x, formulas.attend(q, k, made["value"])), 1e-5)
 
 
 # Gates: y * act(x W) or y + act(x W), arXiv:2505.06708, eq. 5 and table 1.
@@ -184,7 +184,7 @@ def test_gate_follows_the_formula(x, position, fineness, combine):
         gate = {"type": "gate", **FINENESS[fineness], "combine": combine, "activation": activation, "input": source}
         gate |= {"bias": True} if source == "hidden" and activation in ("silu", "gelu") else {}
         module = attention(kv_heads=2, **{site: [gate]})
-        close(module(x, Call()), by_hand(module, x, position, fineness, activation, combine))
+        assert_close(module(x, Call()), by_hand(module, x, position, fineness, activation, combine))
 
 
 @pytest.mark.parametrize(
@@ -212,4 +212,4 @@ def test_a_gate_without_input_starts_half_open(x):
     with torch.no_grad():
         module.sdpa.gate.constant.zero_()
     q, k, v = (split(module, name, read(module, x), 3) for name in ("query", "key", "value"))
-    close(module(x, Call()), joined(module, x, formulas.attend(q, k, v) / 2))
+    assert_close(module(x, Call()), joined(module, x, formulas.attend(q, k, v) / 2))

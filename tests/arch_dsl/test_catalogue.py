@@ -54,7 +54,7 @@ def test_name_of_a_primitive_and_a_knob_finds_both() -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("rmsnrom", "did you mean 'rmsnorm'?"), ("gaet", "did you mean 'gate'?"), ("", "'' is not a primitive (")],
+    [("rmsnrom", "did you mean 'rmsnorm'?"), ("gaet", "did you mean 'gate'?"), ("", "'' is not a primitive\n    (")],
 )
 def test_unknown_name_has_the_nearest_one(name: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:

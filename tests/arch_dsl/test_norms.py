@@ -13,7 +13,7 @@ from arch_dsl.context import BuildContext
 from arch_dsl.families import Carry, Join, Norm, Scale
 from arch_dsl.parse import parse
 from tests.arch_dsl import formulas
-from tests.arch_dsl.test_primitives import close, made
+from tests.arch_dsl.test_primitives import assert_close, made
 
 B, T, H, D = 2, 7, 3, 12
 HEADS = {"heads": H}
@@ -53,12 +53,12 @@ def test_norm_without_weight_only_normalises(x, kind):
     module = made(Norm, {"type": kind, **fields})
     assert list(module.parameters()) == []
     expected = formulas.rmsnorm(x, torch.ones(D), 1e-6) if kind == "rmsnorm" else layernorm(x, 1e-5)
-    close(module(x, Call()), expected)
+    assert_close(module(x, Call()), expected)
 
 
 def test_layernorm_may_have_a_bias_alone(x):
     module = made(Norm, {"type": "layernorm", "weight": False})
-    close(module(x, Call()), layernorm(x, 1e-5) + module.bias)
+    assert_close(module(x, Call()), layernorm(x, 1e-5) + module.bias)
 
 
 def test_rmsnorm_with_unit_offset_is_gemmas(x):
@@ -68,7 +68,7 @@ def test_rmsnorm_with_unit_offset_is_gemmas(x):
     theirs = GemmaRMSNorm(D, eps=1e-6).double()
     assert starts(Norm, {"type": "rmsnorm", "unit_offset": True}) == {"weight": [0.0]}
     theirs.load_state_dict(module.state_dict())
-    close(module(x, Call()), theirs(x), 1e-6)  # theirs computes in float32
+    assert_close(module(x, Call()), theirs(x), 1e-6)  # theirs computes in float32
 
 
 def test_norms_over_all_heads_are_olmo2s(heads):
@@ -77,14 +77,14 @@ def test_norms_over_all_heads_are_olmo2s(heads):
     module = made(Norm, {"type": "rmsnorm", "over": "heads"}, **HEADS)
     theirs = Olmo2RMSNorm(H * D, eps=1e-6).double()
     theirs.load_state_dict(module.state_dict())
-    close(module(heads, Call()).flatten(-2), theirs(heads.flatten(-2)), 1e-6)
+    assert_close(module(heads, Call()).flatten(-2), theirs(heads.flatten(-2)), 1e-6)
 
 
 def test_layernorm_over_all_heads_is_torchs(heads):
     module = made(Norm, {"type": "layernorm", "over": "heads"}, **HEADS)
     theirs = nn.LayerNorm(H * D, dtype=torch.float64)
     theirs.load_state_dict(module.state_dict())
-    close(module(heads, Call()).flatten(-2), theirs(heads.flatten(-2)))
+    assert_close(module(heads, Call()).flatten(-2), theirs(heads.flatten(-2)))
 
 
 def test_rmsnorm_per_head_has_weights_of_its_own_for_every_head(heads):
@@ -93,14 +93,14 @@ def test_rmsnorm_per_head_has_weights_of_its_own_for_every_head(heads):
         assert module.weight.shape == (H, D)
         for head in range(H):
             expected = formulas.rmsnorm(heads[:, :, head], module.weight[head] + offset, 1e-6)
-            close(module(heads, Call())[:, :, head], expected)
+            assert_close(module(heads, Call())[:, :, head], expected)
 
 
 def test_groupnorm_is_torchs_with_a_group_per_head(heads):
     module = made(Norm, "groupnorm", **HEADS)
     theirs = nn.GroupNorm(H, H * D, dtype=torch.float64)
     theirs.load_state_dict({name: value.flatten() for name, value in module.state_dict().items()})
-    close(module(heads, Call()), theirs(heads.reshape(B * T, H * D)).view_as(heads))
+    assert_close(module(heads, Call()), theirs(heads.reshape(B * T, H * D)).view_as(heads))
 
 
 def test_weights_of_norms_are_never_decayed():
@@ -122,23 +122,23 @@ def test_per_head_norm_keeps_the_dtype_of_a_narrow_tensor(heads):
 @pytest.mark.parametrize("eps", [1e-6, 0.5])
 def test_l2_is_length_one(x, heads, eps):
     module = made(Norm, {"type": "l2", "eps": eps})
-    close(module(x, Call()), x / ((x * x).sum(-1, keepdim=True) + eps).sqrt())
+    assert_close(module(x, Call()), x / ((x * x).sum(-1, keepdim=True) + eps).sqrt())
     if eps < 1e-3:
-        close(module(x, Call()), nn.functional.normalize(x, dim=-1), 1e-6)
+        assert_close(module(x, Call()), nn.functional.normalize(x, dim=-1), 1e-6)
     over = made(Norm, {"type": "l2", "eps": eps, "over": "heads"}, **HEADS)
     flat = heads.flatten(-2)
-    close(over(heads, Call()).flatten(-2), flat / ((flat**2).sum(-1, keepdim=True) + eps).sqrt())
+    assert_close(over(heads, Call()).flatten(-2), flat / ((flat**2).sum(-1, keepdim=True) + eps).sqrt())
 
 
 def test_scalenorm_is_one_learned_length(x, heads):
     module = made(Norm, "scalenorm")
     assert [value.numel() for value in module.parameters()] == [1]
-    close(module(x, Call()), module.length * x / x.norm(dim=-1, keepdim=True), 1e-6)
+    assert_close(module(x, Call()), module.length * x / x.norm(dim=-1, keepdim=True), 1e-6)
     assert starts(Norm, "scalenorm") == {"length": [pytest.approx(D**0.5)]}
     over = {"type": "scalenorm", "over": "heads"}
     assert starts(Norm, over, **HEADS) == {"length": [pytest.approx((H * D) ** 0.5)]}
     module = made(Norm, over, **HEADS)
-    close(module(heads, Call()), module.length * heads / heads.norm(dim=(-2, -1), keepdim=True), 1e-6)
+    assert_close(module(heads, Call()), module.length * heads / heads.norm(dim=(-2, -1), keepdim=True), 1e-6)
 
 
 @pytest.mark.parametrize("weight", [True, False], ids=["weight", "no-weight"])
@@ -152,37 +152,37 @@ def test_dynamic_tanh_follows_the_formula(x, heads, weight, bias):
         module = made(Norm, {**data, "per_head": per_head}, **HEADS)
         expected = 1 - 2 / ((2 * module.alpha * tensor).exp() + 1)
         expected = expected * module.weight if weight else expected
-        close(module(tensor, Call()), expected + module.bias if bias else expected)
+        assert_close(module(tensor, Call()), expected + module.bias if bias else expected)
 
 
 def test_scale_multiplies_by_a_number_and_a_power_of_the_width(x):
-    close(made(Scale, {"type": "scale", "by": -2.5})(x, Call()), -2.5 * x)
-    close(made(Scale, {"type": "scale", "width_power": 0.5})(x, Call()), x * D**0.5)
-    close(made(Scale, {"type": "scale", "by": 3, "width_power": -1})(x, Call()), 3 * x / D)
+    assert_close(made(Scale, {"type": "scale", "by": -2.5})(x, Call()), -2.5 * x)
+    assert_close(made(Scale, {"type": "scale", "width_power": 0.5})(x, Call()), x * D**0.5)
+    assert_close(made(Scale, {"type": "scale", "by": 3, "width_power": -1})(x, Call()), 3 * x / D)
 
 
 def test_depth_scale_divides_by_the_root_of_the_layers_number(x):
     for depth in (0, 1, 8):
-        close(made(Scale, "depth_scale", depth=depth)(x, Call()), x / (depth + 1) ** 0.5)
+        assert_close(made(Scale, "depth_scale", depth=depth)(x, Call()), x / (depth + 1) ** 0.5)
 
 
 def test_softcap_bounds_and_is_a_scale_and_a_score(x):
     module = made(Scale, {"type": "softcap", "cap": 2.0})
-    close(module(x, Call()), 2 * (1 - 2 / ((x).exp() + 1)))
+    assert_close(module(x, Call()), 2 * (1 - 2 / ((x).exp() + 1)))
     assert module(1e3 * x, Call()).abs().max() <= 2
     assert Scale.members["softcap"] is parse(Scale, {"type": "softcap", "cap": 2.0}).__class__
 
 
 def test_weighted_join_weighs_both(x):
     update = drawn(B, T, D, seed=2)
-    close(made(Join, {"type": "weighted", "stream": 0.8, "update": -3})(x, update, Call()), 0.8 * x - 3 * update)
+    assert_close(made(Join, {"type": "weighted", "stream": 0.8, "update": -3})(x, update, Call()), 0.8 * x - 3 * update)
 
 
 def test_highway_mixes_by_a_gate_of_the_stream(x):
     update = drawn(B, T, D, seed=2)
     module = made(Join, "highway")
     gate = formulas.sigmoid(torch.einsum("bti,oi->bto", x, module.gate.weight) + module.gate.bias)
-    close(module(x, update, Call()), update * gate + x * (1 - gate))
+    assert_close(module(x, update, Call()), update * gate + x * (1 - gate))
     assert starts(Join, {"type": "highway", "start": -2.5})["gate.bias"] == [-2.5]
 
 
@@ -191,7 +191,7 @@ def test_deepnorm_weighs_the_stream_by_the_models_depth(x, n_layers):
     update = drawn(B, T, D, seed=2)
     module = made(Join, {"type": "deepnorm", "norm": "layernorm"}, n_layers=n_layers)
     expected = layernorm((2 * n_layers) ** 0.25 * x + update, 1e-5) * module.norm.weight + module.norm.bias
-    close(module(x, update, Call()), expected)
+    assert_close(module(x, update, Call()), expected)
 
 
 def test_residual_dual_ends_with_both_streams(x):
@@ -202,8 +202,8 @@ def test_residual_dual_ends_with_both_streams(x):
     scale = torch.stack([first.norm.weight, first.norm.bias])
     inner = layernorm(x + updates[0], 1e-5) * scale[0] + scale[1]
     inner = layernorm(inner + updates[1], 1e-5) * second.norm.weight + second.norm.bias
-    close(stream, inner)
-    close(end(stream, call), inner + formulas.rmsnorm(x + updates[0] + updates[1], end.norm.weight, 1e-6))
+    assert_close(stream, inner)
+    assert_close(end(stream, call), inner + formulas.rmsnorm(x + updates[0] + updates[1], end.norm.weight, 1e-6))
 
 
 @pytest.mark.parametrize("join", ["add_norm", "deepnorm", "residual_dual"])

@@ -30,7 +30,7 @@ def made(family: type[Primitive], data: Any, **place: Any) -> nn.Module:
     return module
 
 
-def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
     torch_close(actual, expected, atol=tolerance, rtol=tolerance)
 
 
@@ -44,8 +44,8 @@ def test_rmsnorm_is_torchs(x, eps):
     module = made(Norm, {"type": "rmsnorm", "eps": eps})
     theirs = nn.RMSNorm(D, eps=eps, dtype=torch.float64)
     theirs.load_state_dict(module.state_dict())
-    close(module(x, Call()), theirs(x))
-    close(module(x, Call()), formulas.rmsnorm(x, module.weight, eps))
+    assert_close(module(x, Call()), theirs(x))
+    assert_close(module(x, Call()), formulas.rmsnorm(x, module.weight, eps))
 
 
 @pytest.mark.parametrize("eps", [1e-5, 0.1])
@@ -54,10 +54,10 @@ def test_layernorm_is_torchs(x, eps, bias):
     module = made(Norm, {"type": "layernorm", "eps": eps, "bias": bias})
     theirs = nn.LayerNorm(D, eps=eps, bias=bias, dtype=torch.float64)
     theirs.load_state_dict(module.state_dict())
-    close(module(x, Call()), theirs(x))
+    assert_close(module(x, Call()), theirs(x))
     centred = x - x.mean(-1, keepdim=True)
     formula = centred / ((centred**2).mean(-1, keepdim=True) + eps).sqrt() * module.weight
-    close(module(x, Call()), formula + module.bias if bias else formula)
+    assert_close(module(x, Call()), formula + module.bias if bias else formula)
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,10 @@ def test_learned_positions_add_the_rows_of_a_table(x):
     module = made(Position, "learned")
     assert module.table.shape == (10, D)
     for t in range(T):
-        close(module(x, Call())[:, t], x[:, t] + module.table[t])
+        assert_close(module(x, Call())[:, t], x[:, t] + module.table[t])
     chosen = torch.tensor([9, 3, 0, 1, 1, 8, 2])
     for t, row in enumerate(chosen.tolist()):
-        close(module(x, Call(chosen))[:, t], x[:, t] + module.table[row])
+        assert_close(module(x, Call(chosen))[:, t], x[:, t] + module.table[row])
 
 
 @pytest.mark.parametrize("theta", [10_000.0, 50.0])
@@ -98,10 +98,10 @@ def test_sinusoidal_positions_follow_the_formula(x, theta):
 def test_rope_turns_pairs_of_channels(theta, fraction, dims):
     module = made(Rotary, {"type": "rope", "theta": theta, "fraction": fraction}, heads=3)
     x = torch.randn(2, T, 3, D, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    close(module(x, Call()), formulas.rope(x, theta, dims), 1e-5)
-    close(module(x, Call(torch.arange(4, 4 + T))), formulas.rope(x, theta, dims, first=4), 1e-5)
-    close(module(x, Call())[..., dims:], x[..., dims:])
-    close(module(x, Call()).norm(dim=-1), x.norm(dim=-1), 1e-6)
+    assert_close(module(x, Call()), formulas.rope(x, theta, dims), 1e-5)
+    assert_close(module(x, Call(torch.arange(4, 4 + T))), formulas.rope(x, theta, dims, first=4), 1e-5)
+    assert_close(module(x, Call())[..., dims:], x[..., dims:])
+    assert_close(module(x, Call()).norm(dim=-1), x.norm(dim=-1), 1e-6)
 
 
 def test_rope_is_that_of_llama():
@@ -117,14 +117,14 @@ def test_rope_is_that_of_llama():
     theirs = apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
     module = made(Rotary, {"type": "rope", "theta": 500.0}, heads=3).float()
     for ours, other in zip((q, k), theirs, strict=True):
-        close(module(ours, Call(positions)).transpose(1, 2), other, 1e-5)
+        assert_close(module(ours, Call(positions)).transpose(1, 2), other, 1e-5)
 
 
 @pytest.mark.parametrize("positional", ["rope", "alibi"])
 def test_relative_positions_do_not_see_a_shift_of_all(positional):
     attention = {"heads": 4, "kv_heads": 2, "positional": positional}
     module = build(load({"d_model": 16, "n_layers": 2, "block": {"attention": attention}}))
-    close(module(TOKENS), module(TOKENS, Call(torch.arange(12) + 50)), 1e-4)
+    assert_close(module(TOKENS), module(TOKENS, Call(torch.arange(12) + 50)), 1e-4)
     assert (module(TOKENS) - module(TOKENS, Call(2 * torch.arange(12)))).abs().max() > 1e-2
 
 
@@ -133,7 +133,7 @@ def test_relative_positions_do_not_see_a_shift_of_all(positional):
 def test_mlp_follows_the_formula(x, activation, bias):
     module = made(Branch, {"type": "mlp", "width": 20, "activation": activation, "bias": bias})
     hidden = formulas.ACTIVATIONS[activation](_linear(x, module.input_projection))
-    close(module(x, Call()), x + _linear(hidden, module.output_projection))
+    assert_close(module(x, Call()), x + _linear(hidden, module.output_projection))
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
@@ -142,7 +142,7 @@ def test_glu_follows_the_formula(x, activation, bias):
     module = made(Branch, {"type": "glu", "width": 20, "activation": activation, "bias": bias})
     gate = formulas.ACTIVATIONS[activation](_linear(x, module.gate_projection))
     hidden = gate * _linear(x, module.input_projection)
-    close(module(x, Call()), x + _linear(hidden, module.output_projection))
+    assert_close(module(x, Call()), x + _linear(hidden, module.output_projection))
 
 
 def _linear(x: Tensor, layer: nn.Module) -> Tensor:
@@ -157,7 +157,7 @@ def test_sites_of_a_feed_forward_act_in_order(x):
     inner = _layernorm(_linear(read, module.input_projection).clamp(min=0), module.inner.layernorm)
     update = formulas.rmsnorm(_linear(inner, module.output_projection), module.post.rmsnorm.weight, 1e-6)
     gate = formulas.ACTIVATIONS["silu"](_linear(read, module.post.gate.projection))
-    close(module(x, Call()), x + update * gate)
+    assert_close(module(x, Call()), x + update * gate)
 
 
 def _layernorm(x: Tensor, layer: nn.Module) -> Tensor:
@@ -167,13 +167,13 @@ def _layernorm(x: Tensor, layer: nn.Module) -> Tensor:
 
 def test_add_adds(x):
     update = x.flip(1)
-    close(made(Join, "add")(x, update, Call()), x + update)
+    assert_close(made(Join, "add")(x, update, Call()), x + update)
 
 
 def test_add_norm_norms_the_sum(x):
     update = x.flip(1)
     module = made(Join, {"type": "add_norm", "norm": "layernorm"})
-    close(module(x, update, Call()), _layernorm(x + update, module.norm))
+    assert_close(module(x, update, Call()), _layernorm(x + update, module.norm))
 
 
 def test_parallel_sums_updates_that_read_the_same_stream(x):
@@ -191,7 +191,7 @@ def test_parallel_sums_updates_that_read_the_same_stream(x):
     )
     gate = formulas.ACTIVATIONS["silu"](_linear(read, glu.gate_projection))
     second = _linear(gate * _linear(read, glu.input_projection), glu.output_projection)
-    close(module(x, Call()), x + _layernorm(first + second, module.post.layernorm))
+    assert_close(module(x, Call()), x + _layernorm(first + second, module.post.layernorm))
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
@@ -200,7 +200,7 @@ def test_logits_come_from_the_tied_table_or_an_own_one(tied, bias):
     module = build(load({**whole_model(), "unembedding": {"tied": tied, "bias": bias}}))
     table = module.embedding if tied else module.unembedding.weight
     expected = torch.einsum("btd,vd->btv", module.hidden(TOKENS), table)
-    close(module(TOKENS), expected + module.bias if bias else expected)
+    assert_close(module(TOKENS), expected + module.bias if bias else expected)
     assert ("unembedding.weight" in dict(module.named_parameters())) is not tied
 
 
@@ -211,12 +211,12 @@ def test_loss_is_cross_entropy_whole_and_in_chunks(monkeypatch):
     every = -module(TOKENS).log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0] * (targets != -100)
     wholes = [module.loss(TOKENS, targets), module.loss(TOKENS, targets, reduction="none")]
     gradient = torch.autograd.grad(wholes[0], module.embedding)[0]
-    close(wholes[0], every.sum() / 22)
-    close(wholes[1], every)
+    assert_close(wholes[0], every.sum() / 22)
+    assert_close(wholes[1], every)
     monkeypatch.setattr(arch_dsl.model, "LOSS_CHUNK", 19 * 5)  # 5 rows at a time, the last chunk shorter
-    close(module.loss(TOKENS, targets), wholes[0])
-    close(module.loss(TOKENS, targets, reduction="none"), wholes[1])
-    close(torch.autograd.grad(module.loss(TOKENS, targets), module.embedding)[0], gradient)
+    assert_close(module.loss(TOKENS, targets), wholes[0])
+    assert_close(module.loss(TOKENS, targets, reduction="none"), wholes[1])
+    assert_close(torch.autograd.grad(module.loss(TOKENS, targets), module.embedding)[0], gradient)
 
 
 @pytest.mark.parametrize("rows", [100, 5], ids=["whole", "in chunks"])
@@ -227,7 +227,7 @@ def test_z_loss_is_the_mean_square_of_log_z_beside_the_same_cross_entropy(monkey
     squares = module(TOKENS).logsumexp(-1).square() * (targets != -100)
     monkeypatch.setattr(arch_dsl.model, "LOSS_CHUNK", 19 * rows)
     call = Call()
-    close(module.loss(TOKENS, targets, call, z_loss=0.1), module.loss(TOKENS, targets))
-    close(call.losses["z_loss"], 0.1 * squares.sum() / 22)
+    assert_close(module.loss(TOKENS, targets, call, z_loss=0.1), module.loss(TOKENS, targets))
+    assert_close(call.losses["z_loss"], 0.1 * squares.sum() / 22)
     gradients = [torch.autograd.grad(loss, module.embedding)[0] for loss in (call.losses["z_loss"], squares.sum())]
-    close(gradients[0], gradients[1] * 0.1 / 22)
+    assert_close(gradients[0], gradients[1] * 0.1 / 22)

@@ -37,7 +37,7 @@ def drawn(seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(2, T, HEADS, D, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
-def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
 
 
@@ -47,7 +47,7 @@ def test_interleaved_pairs_are_those_of_gpt_j(fraction):
     sin, cos = create_sinusoidal_positions(3000, dims)[POSITIONS].expand(2, -1, -1).chunk(2, -1)
     theirs = torch.cat([apply_rotary_pos_emb(x[..., :dims], sin, cos), x[..., dims:]], -1)
     module = made({"type": "rope", "pairs": "interleaved", "fraction": fraction})
-    close(module(x, Call(POSITIONS)), theirs)
+    assert_close(module(x, Call(POSITIONS)), theirs)
 
 
 def test_pairs_differ_by_the_order_of_channels_alone():
@@ -56,7 +56,7 @@ def test_pairs_differ_by_the_order_of_channels_alone():
     half, interleaved = (
         made({"type": "rope", "pairs": pairs})(y, Call()) for pairs, y in (("half", x), ("interleaved", x[..., order]))
     )
-    close(half[..., order], interleaved, 0)
+    assert_close(half[..., order], interleaved, 0)
 
 
 SCALINGS = {
@@ -99,14 +99,14 @@ def test_scaling_is_that_of_transformers(ours, theirs, theta):
     )
     expected, factor = ROPE_INIT_FUNCTIONS[theirs["rope_type"]](config, torch.device("cpu"), seq_len=206)
     spec = parse(Rotary, {"type": "rope", "theta": theta, "scaling": ours})
-    close(spec.scaling.frequencies(theta, D, POSITIONS), expected, 1e-6)
+    assert_close(spec.scaling.frequencies(theta, D, POSITIONS), expected, 1e-6)
     assert spec.scaling.magnitude() == pytest.approx(factor)
     x = drawn(3)
     angles = POSITIONS[:, None, None] * expected
     cos, sin = angles.cos() * factor, angles.sin() * factor
     a, b = x.chunk(2, -1)
     module = made({"type": "rope", "theta": theta, "scaling": ours})
-    close(
+    assert_close(
         module(x, Call(POSITIONS)), torch.cat([a * cos - b * sin, a * sin + b * cos], -1), 1e-4
     )  # angles of 205 in float32
 
@@ -115,7 +115,7 @@ def test_dynamic_scaling_waits_for_the_original_length():
     scaling = {"type": "dynamic_ntk", "factor": 3.0, "original": T}
     plain, scaled = made("rope"), made({"type": "rope", "scaling": scaling})
     x = drawn(4)
-    close(scaled(x, Call()), plain(x, Call()), 0)
+    assert_close(scaled(x, Call()), plain(x, Call()), 0)
     assert (scaled(x, Call(POSITIONS)) - plain(x, Call(POSITIONS))).abs().max() > 0.1
 
 
@@ -123,12 +123,12 @@ def test_ntk_moves_the_slowest_channel_as_far_as_interpolation():
     scaled, plain = ({"type": "rope", "scaling": s} for s in ({"type": "ntk", "factor": 4.0}, None))
     x = drawn(5, torch.float64)
     moved = formulas.rope(x, 10_000.0 * 4.0 ** (D / (D - 2)), D)
-    close(made(scaled)(x, Call()), moved)
+    assert_close(made(scaled)(x, Call()), moved)
     slow, fast = (
         parse(Rotary, data).scaling for data in (scaled, {"type": "rope", "scaling": {"type": "linear", "factor": 4.0}})
     )
     both = [item.frequencies(10_000.0, D, POSITIONS) for item in (slow, fast)]
-    close(both[0][-1], both[1][-1], 1e-6)
+    assert_close(both[0][-1], both[1][-1], 1e-6)
     assert both[0][0] == 1.0 and made(plain)(x, Call()).shape == x.shape
 
 
@@ -146,7 +146,7 @@ def test_xpos_follows_the_formula(theta):
                 angle = (i - j) * theta ** (-2 * c / D)
                 decay = ((2 * c / D + 0.4) / 1.4) ** ((i - j) / 8.0)
                 expected += (pairs[0] * pairs[1].conj() * complex(math.cos(angle), math.sin(angle))).real * decay
-            close(logits[:, :, i, j], expected)
+            assert_close(logits[:, :, i, j], expected)
 
 
 def test_xpos_is_that_of_x_transformers():
@@ -155,7 +155,7 @@ def test_xpos_is_that_of_x_transformers():
     ours = [made({"type": "xpos", "scale_base": 8.0}, site=s)(x, Call()) for s, x in (("query", q), ("key", k))]
     heads = [(q.transpose(1, 2), scale), (k.transpose(1, 2), 1 / scale)]
     theirs = [x_transformers_rotary(x, angles, factor).transpose(1, 2) for x, factor in heads]
-    close(torch.einsum("bihd,bjhd->bhij", *ours), torch.einsum("bihd,bjhd->bhij", *theirs))
+    assert_close(torch.einsum("bihd,bjhd->bhij", *ours), torch.einsum("bihd,bjhd->bhij", *theirs))
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_angles_keep_their_precision_in_bfloat16(data):
 def test_relative_positions_do_not_see_a_shift_of_all(positional):
     attention = {"heads": 4, "kv_heads": 2, "positional": positional}
     module = build(load({"d_model": 16, "n_layers": 2, "block": {"attention": attention}}))
-    close(module(TOKENS), module(TOKENS, Call(torch.arange(12) + 50)), 1e-4)
+    assert_close(module(TOKENS), module(TOKENS, Call(torch.arange(12) + 50)), 1e-4)
     assert (module(TOKENS) - module(TOKENS, Call(2 * torch.arange(12)))).abs().max() > 1e-2
 
 
@@ -203,8 +203,8 @@ def test_learned_positions_stand_behind_an_offset():
     table = module.embed.learned.table
     assert table.shape == (14, 16)
     x, site = torch.zeros(2, 12, 16, dtype=torch.float64), module.embed.learned
-    close(site(x, Call()), table[2:].expand(2, -1, -1), 0)
-    close(site(x, Call(torch.arange(12).flip(0))), table[2:].flip(0).expand(2, -1, -1), 0)
+    assert_close(site(x, Call()), table[2:].expand(2, -1, -1), 0)
+    assert_close(site(x, Call(torch.arange(12).flip(0))), table[2:].flip(0).expand(2, -1, -1), 0)
 
 
 def test_defaults_of_added_fields_are_no_part_of_the_identity():

@@ -56,7 +56,7 @@ def past(bias: Tensor) -> Tensor:
     return bias.expand(2, HEADS, T, T).tril()
 
 
-def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
 
 
@@ -73,9 +73,9 @@ def test_t5_adds_a_row_of_its_table_per_distance(q, k):
     for i, j in itertools.product(range(T), range(T)):
         bucket = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4}.get(i - j, 5 if i - j > 4 else 0)
         expected[:, i, j] = module.table[bucket]
-    close(past(module(q, k, Call())), past(expected))
+    assert_close(past(module(q, k, Call())), past(expected))
     far = module(q, k, Call(3 * torch.arange(T)))
-    close(far[:, 2, 1], module.table[3])
+    assert_close(far[:, 2, 1], module.table[3])
 
 
 @pytest.mark.parametrize("share", ["none", "stack"])
@@ -99,7 +99,7 @@ def test_transformer_xl_follows_the_formula(q, k, biases):
                 waves = [(i - j) * 10_000.0 ** (-2 * c / D) for c in range(D // 2)]
                 r = torch.tensor([math.sin(a) for a in waves] + [math.cos(a) for a in waves], dtype=torch.float64)
                 expected = (q[:, i, h] + v[h]) @ (w[h] @ r) + k[:, j, h // 2] @ u[h]
-                close(bias[:, h, i, j], 0.3 * expected, 1e-6)
+                assert_close(bias[:, h, i, j], 0.3 * expected, 1e-6)
 
 
 def test_transformer_xl_adds_up_to_the_published_logits(q, k):
@@ -113,7 +113,7 @@ def test_transformer_xl_adds_up_to_the_published_logits(q, k):
     padded = torch.cat([torch.zeros(T, 1, 2, HEADS).double(), bd], 1).view(T + 1, T, 2, HEADS)
     theirs = (ac + padded[1:].view_as(bd)) * 0.3
     ours = 0.3 * torch.einsum("bihd,bjhd->bhij", q, keys) + module(q, k, Call())
-    close(past(ours), past(theirs.permute(2, 3, 0, 1)), 1e-6)
+    assert_close(past(ours), past(theirs.permute(2, 3, 0, 1)), 1e-6)
 
 
 def fox(gates: Tensor) -> Tensor:
@@ -128,14 +128,14 @@ def fox(gates: Tensor) -> Tensor:
 def test_forget_gate_sums_the_logarithms_of_its_gates(q, k):
     module, x = made("forget_gate"), drawn(3, 2, T, D)
     gates = torch.einsum("bti,hi->bth", x, module.projection.weight) + module.projection.bias
-    close(past(module(q, k, Call(), module.projection(x))), fox(gates))
+    assert_close(past(module(q, k, Call(), module.projection(x))), fox(gates))
 
 
 @pytest.mark.parametrize("source", ["learned", "fixed"])
 def test_forget_gate_without_input_is_one_per_head(q, k, source):
     module = made({"type": "forget_gate", "input": source, "t_min": 2.0, "t_max": 50.0})
     assert len(list(module.parameters())) == (source == "learned")
-    close(past(module(q, k, Call())), fox(module.bias.expand(2, T, -1)))
+    assert_close(past(module(q, k, Call())), fox(module.bias.expand(2, T, -1)))
 
 
 @pytest.mark.parametrize("window", [None, 3])
@@ -153,7 +153,7 @@ def test_forget_gate_hides_keys_whose_weight_is_bounded_below_what_may_be_lost(q
     bias = module(q, k, Call(), gates)
     reached = torch.ones(T, T).tril().bool() & (torch.ones(T, T).triu(1 - (window or T)).bool())
     assert (bias.isneginf() == closed)[:, :, reached].all()
-    close(bias[~closed & reached], discounts[~closed & reached])
+    assert_close(bias[~closed & reached], discounts[~closed & reached])
 
 
 def test_forget_gate_starts_with_log_spaced_times():
@@ -164,14 +164,14 @@ def test_forget_gate_starts_with_log_spaced_times():
         bias = module.projection.bias if source == "hidden" else module.bias
         if source != "fixed":
             bias.initializer(bias.data, torch.Generator())
-        close(-1 / torch.nn.functional.logsigmoid(bias.detach()), times, 1e-4)
+        assert_close(-1 / torch.nn.functional.logsigmoid(bias.detach()), times, 1e-4)
     zero = parse(Score, "forget_gate").build(context()).projection.bias
     assert zero.initializer(torch.empty(HEADS), torch.Generator()).tolist() == [0.0] * HEADS
 
 
 def test_fixed_forget_gate_with_alibis_times_is_alibi(q, k):
     fixed = made({"type": "forget_gate", "input": "fixed", "t_min": 2.0, "t_max": 256.0}, heads=8)
-    close(fixed(q, k, Call()).tril(), made("alibi", heads=8)(q, k, Call()).expand(1, -1, -1, -1).tril(), 1e-5)
+    assert_close(fixed(q, k, Call()).tril(), made("alibi", heads=8)(q, k, Call()).expand(1, -1, -1, -1).tril(), 1e-5)
 
 
 def test_forget_gate_sums_in_float32(q, k):
@@ -181,7 +181,7 @@ def test_forget_gate_sums_in_float32(q, k):
         bias = module(q, k, Call(), gates)[:, :, -8:, -8:]
     assert bias.dtype == torch.float32
     exact = torch.nn.functional.logsigmoid(gates.double()).cumsum(1).transpose(1, 2)[..., -8:]
-    close(bias.double(), exact[..., :, None] - exact[..., None, :], 2e-3)
+    assert_close(bias.double(), exact[..., :, None] - exact[..., None, :], 2e-3)
 
 
 def attention(**fields: Any) -> nn.Module:
@@ -218,18 +218,18 @@ def test_sinks_are_those_of_gpt_oss():
     for mask, seen in (("causal", CAUSAL), ({"type": "window", "size": 3}, CAUSAL.triu(-2))):
         module = attention(scores=["sinks"], mask=mask)
         expected = by_others(module, x, gpt_oss_attention, seen)
-        close(module(x, Call()), expected)
+        assert_close(module(x, Call()), expected)
     assert module.scores.sinks.logits.shape == (HEADS,)
     module.scores.sinks.logits.data.fill_(-100.0)  # no share: as without sinks
     with torch.no_grad():
-        close(module(x, Call()), by_others(module, x, gemma2_attention, seen), 1e-6)
+        assert_close(module(x, Call()), by_others(module, x, gemma2_attention, seen), 1e-6)
 
 
 def test_softcap_is_that_of_gemma_2():
     x = drawn(6, 2, T, D)
     module = attention(scores=[{"type": "softcap", "cap": 0.7}])
     # Their softmax is in float32.
-    close(module(x, Call()), by_others(module, x, gemma2_attention, CAUSAL, softcap=0.7), 1e-6)
+    assert_close(module(x, Call()), by_others(module, x, gemma2_attention, CAUSAL, softcap=0.7), 1e-6)
     assert (module(x, Call()) - by_others(module, x, gemma2_attention, CAUSAL)).abs().max() > 1e-2
 
 
@@ -241,10 +241,10 @@ def test_documents_are_read_as_if_alone(mask):
     module = attention(mask={"type": mask, "documents": True, **fields}, **sites)
     apart = torch.cat([module(x[:, :3], Call()), module(x[:, 3:], Call())], 1)
     documents = torch.tensor([[4, 4, 4, 0, 0, 0, 0]])
-    close(module(x, Call(documents=documents)), apart)
+    assert_close(module(x, Call(documents=documents)), apart)
     assert (module(x, Call()) - apart)[:, 3:].abs().max() > 1e-2
     deaf = attention(mask={"type": mask, **fields}, **sites)
-    close(deaf(x, Call(documents=documents)), module(x, Call()))
+    assert_close(deaf(x, Call(documents=documents)), module(x, Call()))
 
 
 def test_biases_add_up_beside_a_cap():
@@ -264,4 +264,4 @@ def test_biases_add_up_beside_a_cap():
         logits.append(module.scores.sinks.logits[h].expand(2))
         weights = torch.stack(logits, -1).softmax(-1)[:, :-1]
         out[:, i, h] = (weights[..., None] * v[:, : i + 1, h // 2]).sum(1)
-    close(module(x, Call()), x + module.output_projection(out.flatten(-2)), 1e-6)
+    assert_close(module(x, Call()), x + module.output_projection(out.flatten(-2)), 1e-6)

@@ -31,7 +31,7 @@ def outcome(function: Any, tensors: dict[str, Tensor], **given: Any) -> list[Ten
     return [out, *torch.autograd.grad((out * weights).sum(), list(tensors.values()))]
 
 
-def close(got: list[Tensor], want: list[Tensor], tolerance: float) -> None:
+def assert_close(got: list[Tensor], want: list[Tensor], tolerance: float) -> None:
     for position, (a, b) in enumerate(zip(got, want, strict=True)):
         error = float((a.detach().double() - b.detach().double()).norm() / b.detach().double().norm())
         assert error <= tolerance, f"result {position}: {error:.1e}"
@@ -62,7 +62,7 @@ def test_many_tiles_agree_with_float64(shapes: dict[str, tuple[int, ...]], given
     tensors = inputs(100, **shapes)
     wide = {name: x.detach().double().requires_grad_() for name, x in tensors.items()}
     triton = ATTENTION.implementations["triton"].load()
-    close(outcome(triton, tensors, **given), outcome(ATTENTION.reference, wide, **given), 1e-5)
+    assert_close(outcome(triton, tensors, **given), outcome(ATTENTION.reference, wide, **given), 1e-5)
 
 
 @pytest.mark.parametrize("window", [None, 20])
@@ -108,8 +108,8 @@ def test_tiles_beyond_reach_are_not_visited(more: dict[str, Tensor]) -> None:
     assert (by_key[0, :, 0, 1] < 96).all(), "the first keys end before queries that forgot them"
     wide = {name: x.detach().double().requires_grad_() for name, x in tensors.items()}
     pruned = outcome(ATTENTION.implementations["triton"].load(), tensors, scale=0.1, reach=near, **more)
-    close(pruned, outcome(ATTENTION.reference, wide, scale=0.1, reach=near, **more), 1e-5)
-    close(pruned, outcome(ATTENTION.reference, wide, scale=0.1, **more), 1e-5)
+    assert_close(pruned, outcome(ATTENTION.reference, wide, scale=0.1, reach=near, **more), 1e-5)
+    assert_close(pruned, outcome(ATTENTION.reference, wide, scale=0.1, **more), 1e-5)
 
 
 def test_more_sequences_and_heads_than_an_axis_has_are_launched_on_the_first() -> None:
@@ -212,6 +212,19 @@ def test_some_queries_at_a_time_are_all_at_once(case: Case, monkeypatch: pytest.
     got = bench.with_gradients(torch_ops.by_rows, tensors, case.fixed())
     for a, b in zip(got, bench.with_gradients(op.reference, tensors, case.fixed()), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("more", [0, 3], ids=["as_many_keys", "more_keys"])
+def test_sdpa_is_compiled_for_lengths_that_are_symbols(more: int) -> None:
+    """One graph for all lengths, forward and backward: what is causal is decided by how lengths compare."""
+    compiled = torch.compile(torch_ops.sdpa, backend="aot_eager", fullgraph=True)
+    for length in (8, 12, 21):
+        tensors = inputs(length, k=(1, 1, length + more, 16), v=(1, 1, length + more, 16))
+        for x in tensors.values():
+            torch._dynamo.mark_dynamic(x, 2)
+        with torch._dynamo.config.patch(error_on_recompile=length > 8):
+            got = outcome(compiled, tensors, pattern=CAUSAL)
+        assert_close(got, outcome(ATTENTION.reference, tensors, pattern=CAUSAL), 1e-6)
 
 
 @pytest.mark.parametrize(
