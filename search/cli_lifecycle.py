@@ -117,16 +117,17 @@ def retry(study: str, store: str | None, failed: bool, variants: tuple[str, ...]
 @verb
 def gc(store: str | None, apply: bool, as_json: bool) -> None:
     """List what a store could do without, and how much that frees. Results and journals always stay."""
-    from search.garbage import final_weights, find, remove, summed
+    from search.garbage import compiled_layers, final_weights, find, remove, summed
     from search.store import Store
 
     with Store.open(store_folder(store), create=False) as opened:
         going, stayed = remove(opened) if apply else (find(opened), [])
-        trials, held = final_weights(opened)
+        (trials, held), layers = final_weights(opened), compiled_layers(opened)
     if as_json:
         kept = [{"files": list(map(str, waste.paths)), "reason": reason} for waste, reason in stayed]
         weights = {"trials": trials, "bytes": held}
-        click.echo(json.dumps({"applied": apply, "what": summed(going), "kept": kept, "final_weights": weights}))
+        found = {"applied": apply, "what": summed(going), "kept": kept}
+        click.echo(json.dumps({**found, "final_weights": weights, "compiled_layers": {"bytes": layers}}))
         return
     lines = [
         f"{each['kind']:<12} {megabytes(each['bytes']):>10}  {each['files']:,} {each['why']}" for each in summed(going)
@@ -141,6 +142,8 @@ def gc(store: str | None, apply: bool, as_json: bool) -> None:
         click.echo(f"{megabytes(total)} in all; nothing was removed: archlab gc --apply removes it")
     if trials:
         click.echo(f"{trials:,} complete trials have their final weights, {megabytes(held)}, for archlab eval")
+    if layers and "compiled" not in {waste.kind for waste in going}:
+        click.echo(f"compiled layers, {megabytes(layers)}, wait for trials that are still to train")
 
 
 def megabytes(size: int) -> str:

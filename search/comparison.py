@@ -16,9 +16,11 @@ from search.measure_frames import curves_frame, grids_frame, measures_frame
 from search.notes import NO_DIFFERENCE, gather_notes, lossy_of, method_sentence, objective_of, tested_on
 from search.rate_curve import tuning_frame
 from search.scaling_frames import scaling_frames, scaling_notes
+from search.screen_frame import screen_frame, screen_summary
+from search.screening import only_of, screened
 from search.search_table import search_frame, search_notes, search_summary
 from search.seeding import analysed, decision, only_wanted
-from search.selection import Selection, baselines_of, edge, select, with_baselines, with_tuned_size
+from search.selection import Selection, baselines_of, edge, select, varied_in, with_baselines, with_tuned_size
 from search.statistics import MINIMUM_SEEDS, Analysis, Contrast
 
 if TYPE_CHECKING:
@@ -33,7 +35,8 @@ class Comparison:
         `loss_*` over the seeds (std with n - 1); `delta`, `delta_low`, `delta_high` the difference to `baseline`, that
         of the row's own cell of a grid, in `noise["unit"]` with its simultaneous 95% interval; `mismatch` NaN
         without `match`; `diverged`, `failed`, `pruned`, `reused` count trials of the variant, `missing` those that are
-        not finished.
+        not finished; `cache_bytes_per_token` is what decoding keeps; `varied` has for each path in which any variants
+        differ what stands there in this one; with a screen `probe_loss` and `probe_rank`.
     rates: a row per variant and tuned learning rate with the VALIDATION loss that the choice was made on.
     trials: a row per trial, every state.
     search: the trials of a search, best validation perplexity first; empty for other studies.
@@ -46,6 +49,8 @@ class Comparison:
     tuning: a row per variant that tuned its learning rate: fitted optimum, largest stable rate, sensitivity, verdict
         (search/rate_curve.py).
     domains: of a mixture a row per variant and domain with the TEST perplexity and loss, means over the seeds.
+    screen: a row per variant with its probe (screen_frame.screen_frame); empty for a study without a screen.
+    screened: what is told of the screen beside these: screen_frame.screen_summary.
     measures, curves, grids: what `evaluate` asked of the final weights: a row per variant and number, per variant,
         curve and place, and per variant, grid and cell (search/measure_frames.py).
     """
@@ -68,6 +73,8 @@ class Comparison:
     grids: pd.DataFrame = field(default_factory=lambda: grids_frame([]))
     rungs: pd.DataFrame = field(default_factory=pd.DataFrame)
     scaling: pd.DataFrame = field(default_factory=pd.DataFrame)
+    screen: pd.DataFrame = field(default_factory=lambda: screen_frame({}, None))
+    screened: dict[str, Any] = field(default_factory=dict)
 
 
 def load_comparison(store: Store, study: str) -> Comparison:
@@ -99,17 +106,26 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
         if name not in names:
             raise ValueError(f"the baseline '{name}' is not a variant of the study ({', '.join(names)})")
     trials = [{"documents": None, **t} for t in trials]
-    selections = only_wanted(record, trials, select(record, trials))
+    everyone = only_wanted(record, trials, select(record, trials))
+    seen = screened(record, trials) if record.get("screen") else None
+    whole, selections = record, [each for each in everyone if not each.left_out]
+    if len(selections) < len(everyone):  # what a screen left out is compared with nothing
+        record = only_of(record, {each.variant for each in selections})
     layout = lay_out(record, selections)
     analysis = analysed(record, layout)
-    table = pd.DataFrame(
-        [_row(record, v, s, c) for v, s, c in zip(record["variants"], selections, analysis.contrasts, strict=True)]
-    )
+    varied = varied_in(whole)
+    contrasts = dict(zip((each.variant for each in selections), analysis.contrasts, strict=True))
+    rows = zip(whole["variants"], everyone, strict=True)
+    table = pd.DataFrame([_row(whole, v, s, contrasts.get(s.variant), varied[s.variant]) for v, s in rows])
+    screen = screen_frame(whole, seen)
+    table = table.assign(probe_loss=screen["probe_loss"], probe_rank=screen["probe_rank"]) if len(screen) else table
     noise = _noise(record, analysis, layout)
-    comparable = {name for name, said in zip(names, table["verdict"], strict=True) if said not in NO_DIFFERENCE}
+    verdicts = {name: said for name, said in zip(names, table["verdict"], strict=True) if name in contrasts}
+    comparable = {name for name, said in verdicts.items() if said not in NO_DIFFERENCE}
     searched = search_frame(record, trials)
     summary = search_summary(record, searched)
-    notes = gather_notes(record, selections, analysis, layout.undocumented, noise, list(table["verdict"]))
+    screening = screen_summary(whole, seen)
+    notes = gather_notes(record, selections, analysis, layout.undocumented, noise, list(verdicts.values()))
     domains = domains_frame(record, selections)
     rungs, fits = scaling_frames(record, selections, table, domains, noise["unit"] == "nats/token")
     return Comparison(
@@ -118,15 +134,17 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
         baseline=record["baseline"],
         table=table,
         rates=rates_frame(record, selections),
-        trials=trials_frame(selections, trials),
+        trials=trials_frame(everyone, trials),
         search=searched,
         noise=noise,
-        notes=[*notes, *search_notes(summary), *scaling_notes(rungs, fits)],
+        notes=[*screening.get("sentences", ()), *notes, *search_notes(summary), *scaling_notes(rungs, fits)],
         provenance=provenance(record, selections),
         domains=domains,
         rungs=rungs,
         scaling=fits,
         searched=summary,
+        screen=screen,
+        screened=screening,
         measures=measures_frame(selections),
         curves=curves_frame(selections),
         grids=grids_frame(selections),
@@ -137,7 +155,11 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
 
 
 def _row(
-    record: dict[str, Any], variant: dict[str, Any], selection: Selection, contrast: Contrast | None
+    record: dict[str, Any],
+    variant: dict[str, Any],
+    selection: Selection,
+    contrast: Contrast | None,
+    varied: dict[str, str],
 ) -> dict[str, Any]:
     """One row of the table."""
     variant = with_tuned_size(variant, selection)
@@ -170,12 +192,15 @@ def _row(
         "mismatch": (variant.get("mismatch") or 0.0) if _is_matched(record) else NAN,
         "flops_per_token": variant["flops_per_token"],
         "tokens_per_s": _mean([t["result"].get("tokens_per_s") for t in done]),
+        "peak_memory_bytes": _mean([t["result"].get("peak_memory_bytes") for t in done]),
+        "cache_bytes_per_token": variant.get("cache_bytes_per_token", NAN),
         "diverged": selection.count("diverged"),
         "failed": selection.count("failed"),
         "pruned": selection.count("pruned"),
         "missing": len(selection.missing_seeds) + len(selection.missing_points),
         "reused": sum(bool(t["reused"]) for t in selection.trials),
         "components": dict(variant.get("components") or {}),
+        "varied": varied,
     }
 
 
@@ -186,8 +211,10 @@ def _is_matched(record: dict[str, Any]) -> bool:
 
 def _verdict(record: dict[str, Any], variant: dict[str, Any], selection: Selection, contrast: Contrast | None) -> str:
     """One of: baseline, better, worse, within noise (with a fixed number of seeds), equivalent, undecided (with seeds
-    until it is resolved), diverged, pruned, other objective, other test text, lossy tokenizer, incomplete, too few
-    seeds."""
+    until it is resolved), left out (by a screen), diverged, pruned, other objective, other test text, lossy tokenizer,
+    incomplete, too few seeds."""
+    if selection.left_out:
+        return "left out"
     if selection.has_no_mean:
         return "diverged" if selection.diverged else "pruned"
     if variant["name"] == variant["baseline"]:

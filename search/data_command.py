@@ -16,8 +16,8 @@ from arch_dsl.errors import SpecError, unknown
 from search.data.dataset import Dataset
 from search.data.downloads import CORPORA, get
 from search.data.overlap import WORDS, measure, of_files, share
-from search.ladder import climbed
 from search.recipe import Recipe
+from search.rungs import climbed
 from search.study import Study, asked_variants, load_study
 from search.terminal import plain_console
 from search.variants import Builder

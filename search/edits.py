@@ -31,6 +31,12 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]
     fields = [field for field in {**old, **new} if old and old.get(field) != new.get(field)]
     if told := [field for field in fields if field not in ("data", "tokenizer")]:
         yield f"the recipe has another {', '.join(told)} than before"
+    if (was := before.get("screen")) and (become := now.get("screen", {})) != was:
+        told = [name for name in was if was[name] != become.get(name)]
+        gone = "there was a screen, now every variant is trained"
+        yield f"the screen has another {', '.join(told)}" if become else gone
+    elif not was and before and now.get("screen"):
+        yield "there is a screen now: what it leaves out is no part of the table any more"
     for part in ("minimize", "space"):
         was, become = (record.get("search", {}).get(part) for record in (before, now))
         if was and become and was != become:

@@ -10,6 +10,7 @@ from pathlib import Path
 from arch_dsl.errors import SpecError
 from search.machine import usable_gpus
 from search.planning import Plan, Variant
+from search.screening import ROLE
 from search.store import Store
 from search.timing import step_time_key
 
@@ -34,15 +35,18 @@ class Estimate:
 def estimate(plan: Plan, root: Path, slots: int, done: int = 0) -> Estimate:
     """The time of the trials that are left when `done` have a result; training takes three forward passes' FLOPs."""
     saved = plan.study.tune.saved if plan.study.tune else 0.0
-    per_variant = plan.trials / len(plan.variants) - saved
+    per_variant = (plan.trials - len(plan.probes)) / len(plan.variants) - saved
+    probes = sum(3 * p.flops_per_token * p.recipe.all_tokens for p in plan.probes.values())
     left = 1 - done / plan.trials
     if steps := _step_times(plan, root):
-        train_s = sum(v.recipe.all_steps * s * per_variant for v, s in zip(plan.variants, steps, strict=True))
+        each_s = sum(v.recipe.all_steps * s for v, s in zip(plan.variants, steps, strict=True))
+        once = sum(3 * v.flops_per_token * v.recipe.all_tokens for v in plan.variants)
+        train_s = each_s * (per_variant + probes / once)
         source = "the first steps of every variant, measured here"
     else:
         rate, source = _rate(root)
         flops = sum(3 * v.flops_per_token * v.recipe.all_tokens * per_variant for v in plan.variants)
-        train_s = flops / rate
+        train_s = (flops + probes) / rate
     core_s = (train_s + _START_S * plan.trials) * left
     return Estimate(core_s, core_s / slots, slots, source, max(map(memory_bytes, plan.variants)))
 
@@ -97,9 +101,9 @@ def _rate(root: Path) -> tuple[float, str]:
 
 
 def _measured(store: Store, study: str) -> list[float]:
-    """FLOP/s of each complete trial, one that has two roles once."""
+    """FLOP/s of each complete trial of a variant, one that has two roles once."""
     flops = {variant["name"]: variant["flops_per_token"] for variant in store.study(study)["variants"]}
-    rows = {row["key"]: row for row in store.study_trials(study)}
+    rows = {row["key"]: row for row in store.study_trials(study) if row["role"] != ROLE}
     return [
         3 * flops[row["variant"]] * row["result"]["tokens_per_s"]
         for row in rows.values()

@@ -50,7 +50,10 @@ def find_model(text: str, data_root: Path, *, plugins: bool = False) -> Found:
 def model_alone(text: str) -> Shown | None:
     """The model of a file without a study, or of the zoo, with examples of the sizes that it leaves open; None for a
     study. Raises SpecError."""
-    if _is_study(text) if Path(text).is_file() else text.partition("/")[0] not in zoo.names():
+    name = text.partition("/")[0]
+    if not Path(text).exists() and Path(text).suffix not in (".yaml", ".yml") and name not in zoo.names():
+        raise SpecError.of("", _no_model(text, name))
+    if _is_study(text) if Path(text).is_file() else name not in zoo.names():
         return None
     found = find_model(text, Path())
     sizes = {name: getattr(found.model, name) or size for name, size in EXAMPLE.items()}

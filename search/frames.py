@@ -8,9 +8,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from search.screening import ROLE
 from search.selection import Selection, choose, group, loss, rate, spelled
 
 NAN = float("nan")
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a frame, each by the names of its columns."""
+    found: list[dict[str, Any]] = frame.to_dict("records")  # type: ignore[assignment]  # names of columns are texts
+    return found
 
 
 def rates_frame(record: dict[str, Any], selections: list[Selection]) -> pd.DataFrame:
@@ -96,7 +103,9 @@ def trials_frame(selections: list[Selection], trials: list[dict[str, Any]]) -> p
     rows = []
     for selection in [*selections, *others]:
         reported = {t["key"] for t in selection.reported.values()} if selection.variant in names else set()
-        for trial in selection.trials:
+        known = {t["key"] for t in selection.trials}
+        probes = [t for t in grouped.get(selection.variant, ()) if t["role"] == ROLE and t["key"] not in known]
+        for trial in [*probes, *selection.trials]:
             result = trial["result"] or {}
             rows.append(
                 {

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from arch_dsl import plugins
-from search import plugin_files, prefixes, tempfolders
+from search import compiling, plugin_files, prefixes, tempfolders
 from search.in_use import in_use
 from search.keep import WEIGHTS, union
 from search.shared_stages import beginning
 from search.store import Store
 from search.trial import Trial
 
-_SHARED = ("stages", "prefixes", "data", "plug-ins")  # which a study that is being planned may be about to use
+_SHARED = ("stages", "prefixes", "data", "plug-ins", "compiled")  # which a study that is planned may be about to use
 _ABANDONED_S = 3600.0  # a temporary file this old belongs to a process that was killed
 
 
@@ -64,6 +64,7 @@ def find(store: Store) -> list[Waste]:
     found += _prefixes(store.root / prefixes.FOLDER, wanted)
     found += _data(store.root / "data", wanted)
     found += _plugins(store.root / plugin_files.FOLDER, [each.trial for each in known])
+    found += _compiled(_layers(store.root), known)
     return found
 
 
@@ -104,6 +105,11 @@ def final_weights(store: Store) -> tuple[int, int]:
     folders = [store.trial_folder(each["key"]) for each in store.everything() if each["state"] == "complete"]
     sizes = [sum(map(_size, folder.glob("checkpoint-*.pt"))) for folder in folders]
     return sum(size > 0 for size in sizes), sum(sizes)
+
+
+def compiled_layers(store: Store) -> int:
+    """The bytes of the layers that this user's trials compiled."""
+    return _size(_layers(store.root))
 
 
 def _remove_of_trial(store: Store, waste: Waste) -> str:
@@ -198,6 +204,17 @@ def _plugins(root: Path, trials: list[Trial]) -> Iterator[Waste]:
     left = [path for path in root.glob("*-*.py") if path.stem.rpartition("-")[2] not in used]
     if left:
         yield _waste("plug-ins", "copies of plug-ins that no trial of the table was trained with", left)
+
+
+def _layers(root: Path) -> Path:
+    """This user's part: that of others is theirs alone to read and to remove."""
+    return root / compiling.FOLDER / str(os.getuid())
+
+
+def _compiled(own: Path, known: Iterable[_Known]) -> Iterator[Waste]:
+    to_come = (each for each in known if each.wishes and each.state in ("planned", "running", "paused"))
+    if own.is_dir() and not any(each.trial.recipe.get("compile") == "blocks" for each in to_come):
+        yield _waste("compiled", "layers as code that no trial is still to run; it is made again when needed", [own])
 
 
 def _waste(kind: str, why: str, paths: list[Path], trial: tuple[str, str] | None = None) -> Waste:

@@ -31,7 +31,7 @@ def measures_frame(selections: list[Selection]) -> pd.DataFrame:
                 "measure": measure,
                 "name": name,
                 "mean": float(np.mean(found)),
-                "std": float(np.std(found, ddof=1)) if len(found) > 1 else math.nan,
+                "std": _spread(found),
                 "n": len(found),
             }
             for (measure, name), found in values.items()
@@ -87,6 +87,13 @@ def grids_frame(selections: list[Selection]) -> pd.DataFrame:
             frames.append(cells.assign(**told, **means))
     columns = ["variant", "measure", "name", "row", "column", "y", "x", "mean", "std", "n", "cases"]
     return pd.concat(frames, ignore_index=True)[columns] if frames else pd.DataFrame(columns=columns)
+
+
+def _spread(values: list[float]) -> float:
+    """Standard deviation (n - 1); of equal values exactly 0, which their mean need not have."""
+    if len(values) < 2:
+        return math.nan
+    return 0.0 if len(set(values)) == 1 else float(np.std(values, ddof=1))
 
 
 def _newest(selections: list[Selection]) -> dict[str, int]:

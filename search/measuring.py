@@ -38,7 +38,7 @@ FOLDER = "evaluations"  # of a store: where the jobs write
 HANG_S = 300.0
 _TICK_S = 0.5
 _NAMED = 5  # trials that a sentence names
-_DEATHS = ("crash", "oom", "hang", "cancelled")  # of a process, rather than that nothing could be asked
+_DEATHS = ("crash", "oom", "cancelled")  # of a process, rather than that nothing could be asked
 _GO_ON = "the same command goes on from here"
 
 Events = Callable[[dict[str, Any]], None]
@@ -228,34 +228,27 @@ class _Jobs:
         self.workers.submit(job.key, folder, 1, entry=ENTRY)
 
     def commit(self, job: Wanted, folder: Path, outcome: dict[str, Any] | Failure) -> None:
-        """Keeps what a job found, that of one without an end too."""
-        found = _found(folder) if isinstance(outcome, Failure) else outcome["found"]
+        """Keeps what a job found, that of one without an end too, and says what went wrong."""
+        failure = outcome if isinstance(outcome, Failure) else None
+        ended = _told(folder) if isinstance(outcome, Failure) else outcome
         shutil.rmtree(folder, ignore_errors=True)
+        found, wrong = ended["found"], [f"{label}: {message}" for label, message in ended["wrong"].items()]
         self.keep(job, found)
-        if isinstance(outcome, Failure):
-            if outcome.kind in ("node", "infra", "disk"):
-                raise ExecutorError(outcome.message)
-            if outcome.kind == "interrupted":
-                self.outcome.left += len(job.measures) - len(found)
-                return
-            hung = f"no progress for {HANG_S:.0f} s" if outcome.kind == "cancelled" else outcome.message
-            self.outcome.wrong.append(f"{job.name}: {hung}")
-            self.tell({"event": "evaluation", "key": job.key, "name": job.name, "found": [*found], "wrong": hung})
-            if outcome.kind in _DEATHS:
-                self.go_on(job, found)
-            return
-        wrong = outcome["wrong"]
-        self.outcome.left += len(job.measures) - len(found) - len(wrong)
-        told = [f"{label}: {message}" for label, message in wrong.items()]
-        self.outcome.wrong += [f"{job.name}: {text}" for text in told]
-        event = {"event": "evaluation", "key": job.key, "name": job.name, "found": [*found]}
-        self.tell(event | {"wrong": "; ".join(told) or None})
-
-    def go_on(self, job: Wanted, found: dict[str, Any]) -> None:
-        """Has what came after the measure that a process died at evaluated in another one."""
-        done = [place for place, measure in enumerate(job.measures) if measure.label in found]
-        if rest := job.measures[max(done, default=-1) + 2 :]:
-            self.waiting.appendleft(replace(job, measures=rest))
+        if failure and failure.kind in ("node", "infra", "disk"):
+            raise ExecutorError(failure.message)
+        rest = job.measures[len(found) + len(wrong) :]  # they are computed in their order
+        if failure is None or failure.kind == "interrupted":
+            self.outcome.left += len(rest)
+        else:
+            hung = f"no progress for {HANG_S:.0f} s" if failure.kind == "cancelled" else failure.message
+            died = failure.kind in _DEATHS and rest
+            wrong.append(f"{rest[0].label}: {hung}" if died else hung)
+            if died and rest[1:]:
+                self.waiting.appendleft(replace(job, measures=rest[1:]))
+        self.outcome.wrong += [f"{job.name}: {text}" for text in wrong]
+        if failure is None or failure.kind != "interrupted":
+            event = {"event": "evaluation", "key": job.key, "name": job.name, "found": [*found]}
+            self.tell(event | {"wrong": "; ".join(wrong) or None})
 
     def hear_requests(self) -> None:
         """`archlab stop` on another host is what a signal is here: the second time ends it."""
@@ -283,8 +276,8 @@ class _Jobs:
                 request_stop(folder, 1)
 
 
-def _found(folder: Path) -> dict[str, Any]:
-    """What a job had found by the time that it ended."""
+def _told(folder: Path) -> dict[str, Any]:
+    """What a job had told by the time that it ended."""
     path = folder / FOUND
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return found
+    told: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"found": {}, "wrong": {}}
+    return told

@@ -168,7 +168,8 @@ def _affordable(planned: Plan) -> int:
     budget, asked = planned.study.budget, most(planned.study.seeds)
     trials = [limit for limit in (budget.trials,) if limit is not None]
     if budget.tokens is not None:
-        trials.append(budget.tokens // planned.variants[0].recipe.all_tokens)
+        left = max(budget.tokens - _probe_tokens(planned), 0)
+        trials.append(len(planned.probes) + left // planned.variants[0].recipe.all_tokens)
     over = max(planned.trials - min(trials), 0) if trials else 0
     return max(asked - -(-over // len(planned.variants)), 0)
 
@@ -202,5 +203,11 @@ def hear(planned: Plan, store: Store, decide: bool = False) -> None:
 def _spares(planned: Plan) -> bool:
     """Whether a trial more of every variant is within the budget."""
     budget, trials = planned.study.budget, planned.trials + len(planned.variants)
-    tokens = sum(variant.recipe.all_tokens for variant in planned.variants) * trials / len(planned.variants)
+    mean = sum(variant.recipe.all_tokens for variant in planned.variants) / len(planned.variants)
+    tokens = _probe_tokens(planned) + mean * (trials - len(planned.probes))
     return trials <= (budget.trials or math.inf) and tokens <= (budget.tokens or math.inf)
+
+
+def _probe_tokens(planned: Plan) -> int:
+    """The tokens of what a screen trains before all else."""
+    return sum(probe.recipe.all_tokens for probe in planned.probes.values())

@@ -15,6 +15,8 @@ from search import plugin_files
 from search.coordinates import Coordinates
 from search.measures import About
 from search.mistakes import Mistakes
+from search.probes import probes_of
+from search.screening import DECIDED, ROLE, Screened, screened
 from search.seeding import wanted_seeds
 from search.seeds import most, sequential_record
 from search.selection import group, is_over
@@ -42,6 +44,8 @@ class Plan:
     omitted: dict[str, str] = field(default_factory=dict)  # combinations of a design that make no sense, and why
     tuner: Tuner | None = None
     coordinates: dict[str, Coordinates] = field(default_factory=dict)  # of what transfers along a ladder, by series
+    probes: dict[str, Variant] = field(default_factory=dict)  # by variant: as the study's screen trains it
+    screened: Screened | None = None  # what the screen has decided, once `rows` has looked
     _known: int = 0
     _missing: int | None = None  # of the trials that are known to be wanted, once `done` has looked
     searched: dict[str, Any] = field(default_factory=dict)  # what a search tells the record
@@ -69,9 +73,9 @@ class Plan:
     def trials(self) -> int:
         """How many trials the study takes when all of them run to their end, with what is known to be added."""
         per_variant = max(len(self.points) - 1, 0) + len(self.seeds) + self.contested
-        search = self.study.search
+        search, left_out = self.study.search, len(self.screened.left_out) if self.screened else 0
         searched = search.trials + search.found * (len(self.seeds) - 1) if search else 0
-        return max(per_variant * len(self.variants) + searched, self._known)
+        return max(per_variant * (len(self.variants) - left_out) + len(self.probes) + searched, self._known)
 
     def record(self) -> dict[str, Any]:
         """The study record that the store keeps; reports and dashboards read nothing else about a study."""
@@ -96,10 +100,11 @@ class Plan:
             "budget": {"wall_s": budget.wall.seconds if budget.wall else None, "trials": budget.trials},
             **({"design": self.design()} if self.study.design else {}),
             **({"ladder": self.study.ladder.record()} if self.study.ladder else {}),
+            **({"screen": self.study.screen.record()} if self.study.screen else {}),
             **({"search": self.searched} if self.searched else {}),
             **({"match": {"kind": match.kind, "to": match.to, "by": list(match.by)}} if match else {}),
             "variants": [
-                {**variant.record(), "added": added[variant.name], **self._tuned_sizes(variant)}
+                {**variant.record(), "added": added[variant.name], **self._tuned_sizes(variant), **self._probe(variant)}
                 for variant in self.variants
             ],
             "recipe": first.recipe.told(),
@@ -111,6 +116,11 @@ class Plan:
     def _tuned_sizes(self, variant: Variant) -> dict[str, Any]:
         sizes = self.tuner.sizes(variant) if self.tuner else []
         return {"tuned": sizes} if sizes else {}
+
+    def _probe(self, variant: Variant) -> dict[str, Any]:
+        probe = self.probes.get(variant.name)
+        told = {"tokens": probe.recipe.all_tokens, "flops_per_token": probe.flops_per_token} if probe else {}
+        return {"probe": told} if told else {}
 
     def design(self) -> dict[str, Any]:
         """What the study's design made, what of it was left out or repaired, and what its components change."""
@@ -132,17 +142,35 @@ class Plan:
         return {v.name: v.parameters - sizes.get(v.baseline, v.parameters) for v in self.variants}
 
     def rows(self, trials: list[dict[str, Any]]) -> list[Row]:
-        """The trials that should exist, given those that do: the values that are tuned first, then the repeats.
+        """The trials that should exist, given those that do: the values that are tuned first, then the repeats; before
+        them the probes of a screen, which says what else there is.
 
         In both the longest ones first, as far as they are known to differ; under a pruner that compares with the
         baseline, the baselines' before all others.
         """
         known = group(trials)
+        if self.probes:
+            mine = {variant.name: variant for variant in self.variants}  # an edited study has rows of other trials
+            now = [row for row in trials if row["variant"] in mine and self._fits(mine[row["variant"]], row)]
+            self.screened = screened(self._kept_record(), now)
         wanted = self._wanted(trials)
         found = [
-            self.rows_of(variant, known.get(variant.name, []), wanted.get(variant.name)) for variant in self._order()
+            self.rows_of(variant, known.get(variant.name, []), wanted.get(variant.name))
+            for variant in self._order()
+            if self.screened is None or variant.name in self.screened.wanted
         ]
-        return [row for phase in zip(*found, strict=True) for rows in phase for row in rows]
+        probes = [self._probe_row(variant) for variant in self._order() if self.probes]
+        rows = [row for phase in zip(*found, strict=True) for rows in phase for row in rows]
+        if self.screened is not None and self.screened.state not in DECIDED:  # it looks at first seeds
+            rows.sort(key=lambda row: row.seed if row.role == "repeat" else -1)
+        return [*probes, *rows]
+
+    def _probe_row(self, variant: Variant) -> Row:
+        """The one trial of a variant that its screen looks at."""
+        probe, seed = self.probes[variant.name], self.seeds[0]
+        if (key := (probe.name, "", seed)) not in self._trials:
+            self._trials[key] = probe.trial(seed)
+        return Row(self._trials[key], variant.name, ROLE, {"lr": probe.recipe.lr}, seed)
 
     def forget(self) -> None:
         """Has all rows made anew: what they depend on has changed."""
@@ -184,6 +212,14 @@ class Plan:
         variant = next((each for each in self.variants if each.name == row["variant"]), None)
         if variant is None:
             return self.study.search is not None and row["variant"].partition("-")[0] == "found"
+        if self.screened is not None and variant.name in self.screened.left_out and row["role"] != ROLE:
+            return False
+        return self._fits(variant, row)
+
+    def _fits(self, variant: Variant, row: Mapping[str, Any]) -> bool:
+        """Whether a stored row of a variant is one of its trials as they are now."""
+        if row["role"] == ROLE:
+            return bool(self.probes) and row["key"] == self._probe_row(variant).trial.key
         if row["seed"] not in self.seeds or (row["role"] == "tune" and self.tuner is None):
             return False
         if self.tuner is not None and not self.tuner.reaches(variant, row["settings"]):
@@ -208,9 +244,13 @@ class Plan:
         """The seeds that each variant should have by now, where their number depends on the results."""
         if isinstance(self.study.seeds, int):
             return {}
+        return wanted_seeds(self._kept_record(), trials)
+
+    def _kept_record(self) -> dict[str, Any]:
+        """The record, made anew only when a search has added a variant."""
         if self._record is None or len(self._record["variants"]) != len(self.variants):
             self._record = self.record()
-        return wanted_seeds(self._record, trials)
+        return self._record
 
     def known(self, store: Store) -> list[dict[str, Any]]:
         """The rows of those trials that are known to be wanted and stand in this store, by whichever study."""
@@ -286,7 +326,8 @@ def plan(study: Study, data_root: Path, micro_batch: int | None = None) -> Plan:
     if problems := [*study.evaluate.problems(lambda: (About.of(each.trial(0), data_root) for each in found.variants))]:
         raise SpecError(problems)
     tuner = _tuner(builder, found) if study.tune else None
-    return Plan(study, builder, found.variants, found.omitted, tuner, found.coordinates)
+    probes = probes_of(builder, found)
+    return Plan(study, builder, found.variants, found.omitted, tuner, found.coordinates, probes)
 
 
 def _tuner(builder: Builder, found: VariantSet) -> Tuner:

@@ -16,7 +16,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from search.pace import Pace, Part
+from search.pace import Pace, Part, worker
+from search.screening import ROLE
 from search.selection import terse, tuned_paths
 
 _TAIL_BYTES = 8192  # holds dozens of lines
@@ -98,6 +99,8 @@ class Progress:
         self._launched: set[str] = set()
         self._record: dict[str, Any] = {}
         self._tuned: dict[str, set[str]] = {}  # the values that each variant tries
+        self._probed: set[str] = set()  # keys of the probes that have begun
+        self._left_out = 0  # variants
 
     def __enter__(self) -> Progress:
         return self
@@ -112,7 +115,8 @@ class Progress:
         for row in rows:
             self._grow(row)
             if row["state"] == "complete" and row["result"].get("train_s"):
-                self.pace.ended(row["variant"], row["result"]["train_s"] + row["result"].get("evaluate_s", 0.0))
+                took_s = row["result"]["train_s"] + row["result"].get("evaluate_s", 0.0)
+                self.pace.ended(worker(row["variant"], row.get("role")), took_s)
         budget = record.get("budget") or {}
         self.most = budget.get("trials")
         self.ends = time.monotonic() + budget["wall_s"] if budget.get("wall_s") else None
@@ -126,6 +130,8 @@ class Progress:
                 self.most = max(0, self.most - event.get("started", 0))
         elif kind == "launched":
             self._launch(key, event)
+        elif kind == "screen":
+            self.total, self._left_out = event["trials"], event["left_out"]
         elif kind in ("finished", "paused", "retry"):
             gone = self.running.pop(key, None)
             self.paused.pop(key, None)
@@ -143,22 +149,28 @@ class Progress:
 
     def _grow(self, row: dict[str, Any]) -> None:
         """Counts a value beyond those of the plan, by which a variant's grid has grown, among the trials."""
+        if row.get("role") == ROLE and row.get("state") != "planned":
+            self._probed.add(row["key"])
         paths = tuned_paths(self._record)
         if row.get("role") != "tune" or not paths or self._record.get("search"):
             return
         planned = math.prod(map(len, paths.values()))
         self._tuned.setdefault(row["variant"], set()).add(json.dumps(row["settings"], sort_keys=True))
         grown = sum(max(0, len(values) - planned) for values in self._tuned.values())
-        least = len(self._record["variants"]) * (planned - 1 + len(self._record["seeds"]))
+        variants = self._record["variants"]
+        least = (len(variants) - self._left_out) * (planned - 1 + len(self._record["seeds"]))
+        least += sum("probe" in variant for variant in variants)
         self.total = max(self.total, least + grown)
 
     def _launch(self, key: str, event: dict[str, Any]) -> None:
         """A trial was launched, or was found running since `since` (unix s)."""
         self._grow(event)
         folder = Path(event["folder"])
-        name = " ".join(filter(None, (event["variant"], *terse(event["settings"]), f"seed {event['seed']}")))
+        role = event.get("role")
+        said = (event["variant"], "probe" * (role == ROLE), *terse(event["settings"]), f"seed {event['seed']}")
+        name = " ".join(filter(None, said))
         launched = time.monotonic() - max(0.0, time.time() - event.get("since", time.time()))
-        self.running[key] = RunningTrial(name, folder, total_steps(folder), event["variant"], launched)
+        self.running[key] = RunningTrial(name, folder, total_steps(folder), worker(event["variant"], role), launched)
         self.pace.width = max(self.pace.width, len(self.running))
         self._launched.add(key)
 
@@ -172,7 +184,10 @@ class Progress:
         waiting = max(0, self.total - self.done - len(self.running))
         if self.most is not None:
             waiting = min(waiting, max(0, self.most - len(self._launched)))
-        left = self.pace.left_s(waiting, [trial.part() for trial in self.running.values()])
+        probes = sum("probe" in variant for variant in self._record.get("variants", ()))
+        cheap = min(waiting, probes - len(self._probed)) if probes else 0  # a probe is less than a whole trial
+        work = waiting - cheap * (1 - self.pace.probes / max(probes, 1))
+        left = self.pace.left_s(work, [trial.part() for trial in self.running.values()])
         return left if left is None or self.ends is None else min(left, max(0.0, self.ends - time.monotonic()))
 
     def headline(self) -> str:
@@ -297,6 +312,8 @@ def line_of(event: dict[str, Any], name: str, quiet: bool = False, step: int | N
         return "\n".join([*told, *([f"failed    {event['name']}: {event['wrong']}"] if event["wrong"] else [])])
     if kind == "plugin":
         return f"plug-in   {event['message']}"
+    if kind == "screen":
+        return "\n".join(event["messages"])
     if kind == "edited":
         return f"edited    {event['message']}"
     if kind == "settled":

@@ -10,6 +10,7 @@ from search.noise import known_noise, noise_key
 from search.progress import steps_of
 from search.prune import History, Pruner, Seen
 from search.recipe import load_recipe
+from search.screening import ROLE
 from search.selection import with_baselines
 from search.store import Store
 from search.trial import Trial, canonical_json
@@ -159,5 +160,6 @@ def _tuning_seeds(rows: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def _is_held(row: dict[str, Any], seeds: dict[str, int]) -> bool:
-    """Whether a mean takes a trial: a repeat, or a second seed of a value that is tuned."""
-    return bool(row["role"] == "repeat" or (row["role"] == "tune" and row["seed"] != seeds[row["variant"]]))
+    """Whether a trial is to come to its end: a mean takes it, as a repeat or a second seed of a value that is tuned, or
+    a screen ranks it."""
+    return bool(row["role"] in ("repeat", ROLE) or (row["role"] == "tune" and row["seed"] != seeds[row["variant"]]))

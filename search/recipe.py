@@ -85,10 +85,15 @@ class Recipe(Spec):
         before = len(problems)
         if isinstance(node.value, dict) and "recipe" in node.value:
             node = expand_recipe(node, path, problems)
+        given = node.value if isinstance(node.value, dict) else {}
+        rate = given.get("lr")
+        if rate is not None and isinstance(rate.value, list):
+            message = "must be a number, found a list; `tune: {lr: […]}` gives each variant its best rate of several"
+            problems.append(Problem(f"{path}.lr" if path else "lr", message, rate.mark))
+            node = Node({**given, "lr": Node.of(1.0)}, node.mark, node.key_marks)
         recipe = parse_record(cls, node, path, problems)
         if len(problems) > before:
             return INVALID
-        given = node.value if isinstance(node.value, dict) else {}
         return recipe.replace(objective=Answers()) if recipe.data.holds_answers and "objective" not in given else recipe
 
     def told(self) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from search.render.blocks import build_page
+from search.render.ablation import Shape, narrowed, table_page
+from search.render.blocks import Page, build_page
 from search.render.latex import latex
 from search.render.markdown import markdown
 from search.render.text import text
@@ -21,18 +22,22 @@ if TYPE_CHECKING:
     from search.comparison import Comparison
 
 
-def report(comparison: Comparison, format: str = "text") -> str:
+def report(comparison: Comparison, format: str = "text", shape: Shape | None = None) -> str:
     """The study's table in "text", "md", "latex", "csv" or "json". Raises ValueError for another format.
 
     text (at most 110 columns), md and latex hold the table, the learning-rate curve, a search's best trials, and below
     them how the intervals were made, what the table could have resolved, notes and provenance. csv holds the table
-    alone with what else was measured and fitted to a ladder, json every frame; the numbers of both are exact.
+    alone with what else was measured and fitted to a ladder, json every frame; the numbers of both are exact. With a
+    `shape` it is the table alone, in that shape, with what stands below it; csv and json then leave out rows alone.
     """
     if format not in FORMATS:
         near = get_close_matches(format, FORMATS, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise ValueError(f"'{format}' is not a report format{hint} ({', '.join(FORMATS)})")
-    return FORMATS[format](comparison)
+    if shape is None:
+        return FORMATS[format](comparison)
+    page = table_page(comparison, shape)
+    return PAGES[format](page) if format in PAGES else FORMATS[format](narrowed(comparison, shape.where))
 
 
 def to_plain(comparison: Comparison) -> dict[str, Any]:
@@ -52,6 +57,8 @@ def to_plain(comparison: Comparison) -> dict[str, Any]:
         "curves": _curves(comparison.curves),
         "grids": _grids(comparison.grids),
         "searched": _plain(comparison.searched),
+        "screen": _rows(comparison.screen),
+        "screened": _plain(comparison.screened),
         "noise": _plain(comparison.noise),
         "notes": list(comparison.notes),
         "provenance": _plain(comparison.provenance),
@@ -115,7 +122,7 @@ def _csv(comparison: Comparison) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row["components"]))
     unmatched = comparison.table["mismatch"].isna().all()
     dense = (comparison.table["active_parameters"] == comparison.table["parameters"]).all()
-    left_out = {"components", *(["mismatch"] if unmatched else [])}
+    left_out = {"components", "varied", *(["mismatch"] if unmatched else [])}
     left_out |= {"active_parameters", "router_load_max"} if dense else set()
     plain = [column for column in comparison.table.columns if column not in left_out]
     out = io.StringIO()
@@ -143,6 +150,7 @@ def _csv(comparison: Comparison) -> str:
     return out.getvalue()
 
 
+PAGES: dict[str, Callable[[Page], str]] = {"text": text, "md": markdown, "latex": latex}
 FORMATS: dict[str, Callable[[Comparison], str]] = {
     "text": lambda comparison: text(build_page(comparison)),
     "md": lambda comparison: markdown(build_page(comparison)),

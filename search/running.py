@@ -24,10 +24,12 @@ from search.planning import Plan, plan
 from search.pruning import pruning
 from search.recipe import load_recipe
 from search.resources import Resources, Room
+from search.screening import sentences
 from search.seek import Seeker
 from search.stop import Summary
-from search.store import Store
+from search.store import Row, Store
 from search.study import Study, load_study
+from search.table import NextRows
 from search.track import Shipper
 from search.track_process import ShipperProcess
 from search.trial import Trial
@@ -119,9 +121,11 @@ def _drive(
     overrides: Mapping[str, Any],
 ) -> Summary:
     study = planned.study
-    next_rows = planned.rows
+    next_rows: NextRows = planned.rows
     if study.search and study.space:
         next_rows = Seeker(planned, store, workers.slots).rows
+    elif study.screen:
+        next_rows = _telling(planned, store, on_event or (lambda _: None))
     plugin_files.keep(store.root)
     record = planned.record() | ({"overrides": dict(overrides)} if overrides else {})
     if planned.builder.settled:
@@ -156,6 +160,23 @@ def _drive(
     ended = measure_study(store, study, workers, summary, tell, track)
     tell({"event": "summary", "exit_code": ended.exit_code, "counts": ended.counts, "message": ended.message})
     return ended
+
+
+def _telling(planned: Plan, store: Store, tell: Events) -> NextRows:
+    """The rows of a plan with a screen, which are told what it has decided as soon as it has."""
+    name, told = planned.study.study, ""
+
+    def rows(trials: list[dict[str, Any]]) -> list[Row]:
+        nonlocal told
+        found, screen = planned.rows(trials), planned.screened
+        if screen is not None and screen.state != told:
+            told, record = screen.state, {**store.study(name), "trials": planned.trials}
+            store.save_study(name, record, store.study_yaml(name))
+            said = {"messages": list(sentences(record, screen)), "left_out": len(screen.left_out)}
+            tell({"event": "screen", "state": told, **said, "trials": planned.trials})
+        return found
+
+    return rows
 
 
 def tokens_left(store: Store) -> Callable[[str, int | None], int]:

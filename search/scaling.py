@@ -57,13 +57,23 @@ def exp(x: float) -> float:
 
 def power_law(x: Floats, loss: Floats) -> dict[str, Estimate]:
     """a and b of L = a x^-b by least squares in logarithms, with t intervals. Two points have none."""
-    if len(x) < 2 or distinct(x) < 2:
-        raise Unidentified("the rungs that are there do not differ in it")
-    centre = np.log(x).mean()
-    design = np.stack([np.ones(len(x)), centre - np.log(x)], 1)
-    fit = Linear.of(design, np.log(loss))
+    fit, centre = _power(x, loss)
     line = fit.estimate(np.array([1.0, centre]))  # log a is the line's value at log x = 0
     return {"a": line.exp(), "b": fit.estimate(np.array([0.0, 1.0]))}
+
+
+def power_line(x: Floats, loss: Floats, at: Floats) -> list[Estimate]:
+    """The same law at other x, each with the t interval of its mean there."""
+    fit, centre = _power(x, loss)
+    return [fit.estimate(np.array([1.0, centre - math.log(each)])).exp() for each in at]
+
+
+def _power(x: Floats, loss: Floats) -> tuple[Linear, float]:
+    """log L = c - b (log x - centre), and the centre."""
+    if len(x) < 2 or distinct(x) < 2:
+        raise Unidentified("the rungs that are there do not differ in it")
+    centre = float(np.log(x).mean())
+    return Linear.of(np.stack([np.ones(len(x)), centre - np.log(x)], 1), np.log(loss)), centre
 
 
 @dataclass(frozen=True)
@@ -297,9 +307,8 @@ def minimum(parameters: Floats, tokens: Floats, compute: Floats, loss: Floats) -
     """The best size of the rungs of one compute, with Fieller's interval. Raises Unidentified."""
     if (sizes := distinct(parameters)) < 3:
         raise Unidentified(f"a parabola needs three sizes at a compute, found {sizes}")
+    fit, centre = parabola(parameters, loss)
     x = np.log(parameters)
-    centre = x.mean()
-    fit = Linear.of(np.stack([np.ones(len(x)), x - centre, (x - centre) ** 2], 1), loss)
     level, slope, bend = fit.solution
     if bend <= 0:
         raise Unidentified("losses at equal compute have no minimum: they bend downwards")
@@ -313,6 +322,13 @@ def minimum(parameters: Floats, tokens: Floats, compute: Floats, loss: Floats) -
     size = math.exp(best)
     low = float(level + slope * found.value + bend * found.value**2)
     return Minimum(at, found.plus(centre).exp(), at / (per_product * size), low)
+
+
+def parabola(parameters: Floats, loss: Floats) -> tuple[Linear, float]:
+    """L = u + v z + w z^2 with z = log N - centre, and the centre. Raises Unidentified."""
+    x = np.log(parameters)
+    centre = float(x.mean())
+    return Linear.of(np.stack([np.ones(len(x)), x - centre, (x - centre) ** 2], 1), loss), centre
 
 
 def frontier(compute: Floats, loss: Floats) -> NDArray[np.intp]:

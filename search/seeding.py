@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from search.screening import DECIDED, only_of, screened
 from search.selection import Selection, is_lost, loss, select, with_baselines
 from search.store import TERMINAL
 
@@ -24,12 +25,17 @@ def wanted_seeds(record: dict[str, Any], trials: list[dict[str, Any]]) -> dict[s
 
     The decisions are replayed from the first on: each is made when all trials that were wanted before it have ended,
     and looks at these alone, so that neither timing nor what another run left changes it. A variant and its baseline
-    get the same seeds.
+    get the same seeds. While a screen has not decided none has more than the least, and what it leaves out has none.
     """
     seeds, options = list(record["seeds"]), record.get("sequential")
     if not options:
         return {variant["name"]: seeds for variant in record["variants"]}
     record = with_baselines(record)
+    if record.get("screen"):
+        found = screened(record, trials)
+        if found.state not in DECIDED:
+            return {variant["name"]: seeds[: options["min"]] for variant in record["variants"]}
+        record = only_of(record, found.wanted)
     bases = {variant["name"]: variant["baseline"] for variant in record["variants"]}
     counts = dict.fromkeys(bases, min(options["min"], len(seeds)))
     selections = select(record, trials)
@@ -101,7 +107,7 @@ def only_wanted(record: dict[str, Any], trials: list[dict[str, Any]], selections
         return selections
     wanted = wanted_seeds(record, trials)
     return [
-        replace(each, missing_seeds=tuple(seed for seed in each.missing_seeds if seed in wanted[each.variant]))
+        replace(each, missing_seeds=tuple(seed for seed in each.missing_seeds if seed in wanted.get(each.variant, ())))
         for each in selections
     ]
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from search.store import TERMINAL
@@ -21,6 +21,7 @@ class Selection:
 
     `trials` has each trial once (a tune trial at the best rate is also the first seed's repeat, under "tune+repeat").
     `settings` is the choice, None while nothing is chosen; `reported` maps seeds to the trials at these settings.
+    The trials of a screen are none of the variant's, which may be `left_out` because of them.
     """
 
     variant: str
@@ -30,6 +31,7 @@ class Selection:
     reported: dict[int, dict[str, Any]]
     missing_seeds: tuple[int, ...]
     missing_points: tuple[dict[str, Any], ...] = ()  # settings that were to be tried, or tried for longer
+    left_out: bool = False
 
     def count(self, state: str) -> int:
         """How many of the variant's trials are in `state`."""
@@ -77,7 +79,14 @@ def with_tuned_size(variant: dict[str, Any], selection: Selection) -> dict[str, 
 def select(record: dict[str, Any], trials: list[dict[str, Any]]) -> list[Selection]:
     """The choice for each variant of a study, in its order: the lowest validation loss wins, a diverged one never."""
     grouped = group(trials)
-    return [choose(record, v["name"], grouped.get(v["name"], [])) for v in record["variants"]]
+    found = [choose(record, v["name"], grouped.get(v["name"], [])) for v in record["variants"]]
+    if not record.get("screen"):
+        return found
+    from search.screening import screened  # which chooses
+
+    gone = screened(record, trials).left_out
+    nothing: dict[str, Any] = {"missing_seeds": (), "missing_points": (), "left_out": True}
+    return [replace(each, **nothing) if each.variant in gone else each for each in found]
 
 
 def with_baselines(record: dict[str, Any]) -> dict[str, Any]:
@@ -92,9 +101,38 @@ def baselines_of(record: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys([record["baseline"], *(variant["baseline"] for variant in record["variants"])]))
 
 
+def varied_in(record: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Of each variant, for every path that some variant changes in the base, the text of what stands there in it.
+
+    What was solved to match a size follows from the rest and is left out.
+    """
+    changes = {
+        variant["name"]: {
+            path: (str(before), str(after))
+            for path, before, after in variant.get("changes") or ()
+            if path not in (variant.get("matched") or {})
+        }
+        for variant in record["variants"]
+    }
+    base = {path: before for mine in changes.values() for path, (before, _) in mine.items()}
+    return {
+        name: {path: mine[path][1] if path in mine else before for path, before in base.items()}
+        for name, mine in changes.items()
+    }
+
+
 def tuned_paths(record: dict[str, Any]) -> dict[str, list[Any]]:
     """Path to values of a study's record, `lr` for train.lr; older versions' hold that alone."""
     return {name: values for name, values in (record.get("tune") or {}).items() if name not in TUNE_OPTIONS}
+
+
+def saved_by_brackets(points: int, rungs: Iterable[float], keep: float) -> float:
+    """How many whole trials brackets save of so many values; less where neighbours go on after all."""
+    standing, saved = points, 0.0
+    for rung in rungs:
+        going = math.ceil(keep * standing)
+        saved, standing = saved + (standing - going) * (1 - rung), going
+    return saved
 
 
 def group(trials: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -107,6 +145,7 @@ def group(trials: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 def choose(record: dict[str, Any], variant: str, mine: list[dict[str, Any]]) -> Selection:
     """The choice for one variant from its own trials."""
+    mine = [t for t in mine if t["role"] != "screen"]
     first = min((t["seed"] for t in mine if t["role"] == "tune"), default=None)
     again = [t for t in mine if t["role"] == "tune" and t["seed"] != first]  # of values that one seed can't tell apart
     tuned = [t for t in mine if t["role"] == "search" or (t["role"] == "tune" and t["seed"] == first)]
@@ -216,6 +255,14 @@ def _brief(value: Any) -> str:
     from arch_dsl.identity import brief_text  # which imports torch, and most settings are numbers
 
     return brief_text(value)
+
+
+def counted(value: float) -> str:
+    """Three digits with a unit: 1.2M, 861k, 2B."""
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size * 0.9995:
+            return f"{float(f'{value / size:.3g}'):g}{unit}"
+    return f"{value:g}"
 
 
 def rate(trial: dict[str, Any]) -> float | None:

@@ -16,10 +16,13 @@ from rich.tree import Tree
 import arch_dsl
 import kernels
 from arch_dsl.context import Cost, NodeChoice
+from arch_dsl.diagram import graph
+from arch_dsl.dot import dot
 from arch_dsl.errors import SpecError, unknown
 from arch_dsl.model import Model
 from arch_dsl.overrides import ranges
 from arch_dsl.show import Line, tree
+from search.architecture import kernels_of
 from search.planning import Plan, Variant
 from search.terminal import count, plain_console, size
 
@@ -48,12 +51,14 @@ class Shown:
     context: int
     changed: frozenset[str] = frozenset()
     precision: str = "fp32"
+    baseline: Model | None = None
 
     @classmethod
-    def of(cls, variant: Variant) -> Self:
-        """A variant of a study."""
+    def of(cls, variant: Variant, baseline: Variant | None = None) -> Self:
+        """A variant of a study, beside the baseline that it is no variant of itself."""
         changed = frozenset(change.path for change in variant.changes)
-        return cls(variant.name, variant.model, variant.recipe.context, changed, variant.recipe.precision)
+        other = None if baseline is None or baseline.name == variant.name else baseline.model
+        return cls(variant.name, variant.model, variant.recipe.context, changed, variant.recipe.precision, other)
 
 
 def print_tree(shown: Shown, as_json: bool, costs: bool = False) -> None:
@@ -158,19 +163,25 @@ def summary(cost: Cost, context: int) -> str:
     )
 
 
-def print_kernels(model: Shown, device: str | None, as_json: bool) -> None:
-    """Which implementation each node gets, for what; layers in which a node asks for and gets the same are one row."""
+def print_dot(model: Shown, device: str | None) -> None:
+    """The model as DOT text, with what differs from its baseline in colour."""
+    _, _, choices = _kernels(model, device)
+    print(dot(graph(model.model, model.baseline, model.context, choices)), end="")
+
+
+def _kernels(model: Shown, device: str | None) -> tuple[kernels.Device, torch.dtype, list[NodeChoice]]:
+    """The device, the type of numbers there, and which implementation each node gets."""
     try:
         target = kernels.Device.parse(device) if device else kernels.Device.current()
     except ValueError as error:
         raise SpecError.of("--device", str(error)) from error
     dtype = torch.bfloat16 if model.precision == "bf16" else torch.float32
-    try:
-        choices = arch_dsl.kernel_choices(model.model, target, dtype)
-    except ValueError as error:
-        if isinstance(error, SpecError):
-            raise
-        raise SpecError.of("ARCHLAB_KERNELS", str(error)) from error
+    return target, dtype, kernels_of(model.model, target, dtype)
+
+
+def print_kernels(model: Shown, device: str | None, as_json: bool) -> None:
+    """Which implementation each node gets, for what; layers in which a node asks for and gets the same are one row."""
+    target, dtype, choices = _kernels(model, device)
     if as_json:
         print(json.dumps([asdict(choice) for choice in choices]))
         return

@@ -58,7 +58,7 @@ def smoke(
     `replan` plans the study again with micro-batches of at most so many sequences. Raises SpecError where a variant
     cannot run, or where it would need a smaller micro-batch than trials of the study were begun with.
     """
-    trying, now, rows = planned.variants, planned, _largest(planned.variants)
+    trying, now, rows = _all(planned), planned, _largest(_all(planned))
     while True:
         found = [*_tried(trying, planned.study.study, store, workers, tell, planned.study.resources)]
         wrong = {each.variant: each for each in found if each.verdict == "fails"}
@@ -70,12 +70,17 @@ def smoke(
             break
         rows //= 2
         now = replan(rows)
-        trying = [variant for variant in now.variants if variant.name in starved]
+        trying = [variant for variant in _all(now) if variant.name in starved]
     if now is not planned:
         _refuse_begun(planned, store, rows)
         decided = store.decide(planned.study.study, DECISION, lambda: rows)
         now = now if decided == rows else replan(decided)
     return now
+
+
+def _all(planned: Plan) -> list[Variant]:
+    """The variants, and what a screen makes of them."""
+    return [*planned.variants, *planned.probes.values()]
 
 
 def _largest(variants: Iterable[Variant]) -> int:
@@ -143,7 +148,7 @@ def _remember(store: Store, variant: Variant, found: Smoked, resources: Resource
 
 
 def _problem(planned: Plan, found: Smoked) -> Problem:
-    variant = next(each for each in planned.variants if each.name == found.variant)
+    variant = next(each for each in _all(planned) if each.name == found.variant)
     smallest = ", even one sequence at a time" if found.verdict == "out of memory" else ""
     message = f"{found.verdict}{smallest}: {found.reason}"
     return Problem(f"variants.{found.variant}", message, planned.study.mark(f"variants.{variant.base}"))

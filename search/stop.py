@@ -63,7 +63,8 @@ def summarise(states: Mapping[str, str], before: Set[str], stop: Stop | None, le
     if failed:
         trials = "1 trial" if failed == 1 else f"{failed} trials"
         return Summary(EXIT_FAILED, counts, f"{trials} failed; the reasons are in the table, tracebacks in error.txt")
-    return Summary(0, counts, "every trial has a result")
+    wanted = "every trial that is needed" if counts.get("paused") else "every trial"  # values that were behind pause
+    return Summary(0, counts, f"{wanted} has a result")
 
 
 _exit_hangs = threading.Event()

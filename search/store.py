@@ -22,7 +22,8 @@ TERMINAL = ("complete", "pruned", "failed", "diverged")
 
 
 class Row(NamedTuple):
-    """One wanted trial of a study: as which variant, in which role ("tune", "repeat", "search"), at which settings.
+    """One wanted trial of a study: as which variant, in which role ("tune", "repeat", "search", "screen"), at which
+    settings.
 
     until: the optimizer step, counted over all stages, after which it pauses; None: it is trained to its end.
     """

@@ -16,12 +16,19 @@ from search.addresses import DATABASE, address, kind_of
 from search.database import Changes, Database, Sqlite, StoreError, StoreFull, StoreRefused, sqlite_errors
 from search.lock import holder_of, name_of
 
-VERSION = 2
+VERSION = 3
 
 _TRIAL = """(
   key TEXT PRIMARY KEY, spec TEXT NOT NULL,
   state TEXT NOT NULL CHECK (state IN ('planned', 'running', 'paused', 'complete', 'pruned', 'failed', 'diverged')),
   attempt BIGINT NOT NULL DEFAULT 0, owner TEXT, reason TEXT, result TEXT, updated DOUBLE PRECISION NOT NULL)"""
+_ROLES = "CHECK (role IN ('tune', 'repeat', 'search', 'screen'))"
+_MEMBER = f"""(
+  study TEXT NOT NULL REFERENCES study (name), key TEXT NOT NULL REFERENCES trial (key),
+  variant TEXT NOT NULL, role TEXT NOT NULL {_ROLES},
+  settings TEXT NOT NULL, seed BIGINT NOT NULL, position BIGINT NOT NULL, orphaned BIGINT NOT NULL DEFAULT 0,
+  until BIGINT,
+  PRIMARY KEY (study, key, variant, role))"""
 _KEPT = """
 CREATE TABLE decision (place TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL,
   updated DOUBLE PRECISION NOT NULL, PRIMARY KEY (place, name));
@@ -33,12 +40,7 @@ SCHEMA = f"""
 CREATE TABLE study (name TEXT PRIMARY KEY, record TEXT NOT NULL, yaml TEXT NOT NULL,
   created DOUBLE PRECISION NOT NULL, updated DOUBLE PRECISION NOT NULL);
 CREATE TABLE trial {_TRIAL};
-CREATE TABLE study_trial (
-  study TEXT NOT NULL REFERENCES study (name), key TEXT NOT NULL REFERENCES trial (key),
-  variant TEXT NOT NULL, role TEXT NOT NULL CHECK (role IN ('tune', 'repeat', 'search')),
-  settings TEXT NOT NULL, seed BIGINT NOT NULL, position BIGINT NOT NULL, orphaned BIGINT NOT NULL DEFAULT 0,
-  until BIGINT,
-  PRIMARY KEY (study, key, variant, role));
+CREATE TABLE study_trial {_MEMBER};
 CREATE INDEX study_trial_key ON study_trial (key);
 CREATE TABLE event (
   id NUMBERED, time DOUBLE PRECISION NOT NULL, study TEXT, key TEXT, attempt BIGINT, kind TEXT NOT NULL,
@@ -55,8 +57,18 @@ DROP TABLE trial;
 ALTER TABLE trial_2 RENAME TO trial;
 ALTER TABLE study_trial ADD COLUMN until BIGINT;
 CREATE INDEX event_study ON event (study, kind);
-{_KEPT}"""
+{_KEPT}""",
+    2: f"""
+CREATE TABLE study_trial_3 {_MEMBER};
+INSERT INTO study_trial_3 SELECT study, key, variant, role, settings, seed, position, orphaned, until FROM study_trial;
+DROP TABLE study_trial;
+ALTER TABLE study_trial_3 RENAME TO study_trial;
+CREATE INDEX study_trial_key ON study_trial (key)""",
 }
+_SERVER_MIGRATION = f"""
+ALTER TABLE study_trial DROP CONSTRAINT IF EXISTS study_trial_role_check;
+ALTER TABLE study_trial ADD CONSTRAINT study_trial_role_check {_ROLES};
+UPDATE store SET version = {VERSION}"""  # from version 2, the first one on a server
 # what only a server has: which folder it belongs to, who runs a study, and what trackers have acknowledged
 _SERVER_ONLY = """
 CREATE TABLE store (id TEXT NOT NULL, version BIGINT NOT NULL, folder TEXT NOT NULL);
@@ -108,8 +120,8 @@ def _open_server(root: Path, url: str | None, create: bool) -> Database:
     server = Postgres(url, PATIENCE_S if create else READ_PATIENCE_S)
     rows = server.query("SELECT id, version, folder FROM store")
     found = rows[0] if rows else None
-    marked = json.loads((root / "store.json").read_text()).get("id")
-    if found is None or found["id"] != marked:
+    marker: dict[str, Any] = json.loads((root / "store.json").read_text())
+    if found is None or found["id"] != marker.get("id"):
         server.close()
         whose = f"belongs to the store at {found['folder']}" if found else "has no store"
         raise StoreRefused(f"{server.name} {whose}, and not to {root}: each store has a database of its own")
@@ -119,6 +131,9 @@ def _open_server(root: Path, url: str | None, create: bool) -> Database:
             f"{server.name} says version {found['version']}, this archlab supports up to {VERSION}: upgrade archlab "
             "or use another --store"
         )
+    if create and found["version"] < VERSION:  # who only reads needs no more rights than that
+        server.write(lambda changes: [changes.execute(each) for each in _SERVER_MIGRATION.split(";")][-1])
+        write_whole(root / "store.json", json.dumps(marker | {"version": VERSION}) + "\n")
     return server
 
 

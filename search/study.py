@@ -14,7 +14,7 @@ from arch_dsl.errors import Problem, SpecError, nearest, unknown
 from arch_dsl.identity import brief_text
 from arch_dsl.model import Model
 from arch_dsl.parse import INVALID, parse_value
-from arch_dsl.patch import Setting
+from arch_dsl.patch import Setting, apply
 from arch_dsl.source import Node, read
 from arch_dsl.spec import Count, Positive, Spec
 from search.ablate import Ablate, with_base
@@ -23,7 +23,7 @@ from search.designed import written_out
 from search.goals import Search
 from search.goals import study_problems as search_problems
 from search.keep import Keep
-from search.ladder import Ladder, Rung, filled, rungs_of, written_sizes
+from search.ladder import Ladder, filled
 from search.ladder import given as given_to_recipe
 from search.ladder import problems_of as ladder_problems
 from search.match import KINDS, Match
@@ -32,6 +32,8 @@ from search.plugin_files import load_listed
 from search.prune import Pruner
 from search.recipe import Recipe
 from search.resources import Resources
+from search.rungs import Rung, rungs_of, written_sizes
+from search.screen import Screen
 from search.seeds import Seeds
 from search.selection import shortest
 from search.space import Space
@@ -88,6 +90,7 @@ class Study(Spec):
     evaluate: Measures = Measures((Perplexity(),))
     search: Search | None = None
     space: Space | None = None
+    screen: Screen | None = None
     prune: Pruner | None = None
     keep: Keep = Keep()
     budget: Budget = Budget()
@@ -110,9 +113,11 @@ class Asked:
     cell: str
     settings: tuple[Setting, ...]
     components: Mapping[str, bool] = field(default_factory=dict)
+    axes: Mapping[str, str] = field(default_factory=dict)  # of the grid, by the names that stand in `cell`
     impossible: str = "refuse"  # what becomes of it if it makes no sense
     against: str = ""  # the variant it is compared with; the study's baseline without one
     rung: Rung | None = None  # what a ladder changes in the base
+    over: tuple[Setting, ...] = ()  # paths of the recipe, whatever the settings say of them
     series: str = ""  # what all rungs of a ladder have in common of its name
 
 
@@ -231,6 +236,7 @@ def _check(study: Study) -> Iterator[Problem]:
     yield from _check_names(study)
     yield from _check_tuned(study)
     yield from _check_grid(study)
+    yield from _check_screen(study)
     if study.search and study.space:
         yield from search_problems(study)
 
@@ -252,8 +258,11 @@ def _check_names(study: Study) -> Iterator[Problem]:
     ):
         owner = getattr(study, section)
         if study.variants and name not in study.variants:
-            mark = owner.mark(field_name) or study.mark("variants")
-            yield Problem(f"{section}.{field_name}", _no_variant(name, list(study.variants)), mark)
+            mark, message = owner.mark(field_name), _no_variant(name, list(study.variants))
+            if mark is None:
+                mark = study.mark("variants")
+                message += f"; add `{name}: {{}}` to them, or say `report: {{baseline: {next(iter(study.variants))}}}`"
+            yield Problem(f"{section}.{field_name}", message, mark)
     if study.tune and study.search:
         yield Problem("tune", "a search chooses rates by an axis `train.lr` of its space", study.mark("tune"))
 
@@ -293,6 +302,23 @@ def _check_grid(study: Study) -> Iterator[Problem]:
         section = "grid" if study.grid else "ladder"
         message = f"makes {cells * len(study.variants):,} variants; at most {MAX_CELLS:,}"
         yield Problem(section, message, study.mark(section))
+
+
+def _check_screen(study: Study) -> Iterator[Problem]:
+    """A screen ranks variants that are all known, once each."""
+    if study.screen is None:
+        return
+    for section, what in (
+        ("search", "a search proposes its variants one after another"),
+        ("ladder", "a ladder trains each of them at several sizes"),
+    ):
+        if getattr(study, section) is not None:
+            message = f"ranks all variants before they are trained, and {what}; leave one of the two out"
+            yield Problem("screen", message, study.mark("screen"))
+    try:
+        apply(study.train, study.screen.train.settings)
+    except SpecError as error:
+        yield from (dataclasses.replace(each, path=f"screen.train.{each.path}") for each in error.problems)
 
 
 def asked_variants(study: Study) -> list[Asked]:
@@ -335,6 +361,7 @@ def _asked(
         cell=label,
         settings=(*settings, *(setting for _, setting in cell)),
         components={component: component in patch.components for component in components},
+        axes={text.partition("=")[0]: text.partition("=")[2] for text, _ in cell},
         impossible=study.design.impossible if study.design and patch.designed else "refuse",
         against=patch.against,
         rung=rung,

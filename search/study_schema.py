@@ -18,10 +18,11 @@ from search.data.sources import Source
 from search.data.tokenizers import Tokenizer
 from search.ladder import PARAMETERS, Along, Ends, Lengths
 from search.measures import ALL, Measure, Measures
+from search.recipe import Recipe
 from search.space import Space
 from search.start import Start
 from search.study import Study
-from search.study_values import SIZE, Axis, Duration, Memory, Patch
+from search.study_values import SIZE, Axis, Changes, Duration, Memory, Patch
 from search.tune import GRIDS, Brackets, Tune
 
 _PLAIN = r"[0-9.]+(e[-+]?[0-9]+)?[kMBT]?"
@@ -43,6 +44,7 @@ def study_schema() -> dict[str, Any]:
                 "pattern": rf"^{_PLAIN}\s+to\s+{_PLAIN}$",
                 "description": "4e-3 to 1e-3",
             },
+            Changes: _recipe_changes,
             Axis: lambda _: {"type": "array", "minItems": 1, "uniqueItems": True},
             Space: _space,
             Source: _source,
@@ -93,6 +95,13 @@ def _patch(_: Writer) -> Schema:
     paths = {"description": "Paths to values, which replace or edit what is there.", **_paths()}
     items = {"anyOf": [{"type": "string", "description": "the name of a component"}, paths]}
     return {"anyOf": [paths, {"type": "array", "items": items}, {"type": "string"}, {"type": "null"}]}
+
+
+def _recipe_changes(_: Writer) -> Schema:
+    """Paths of the recipe, without their first step."""
+    paths = {"propertyNames": {"pattern": rf"^({'|'.join(fields_of(Recipe))})(\.{PATH_STEP})*$"}}
+    told = "Paths of `train` to values, which replace what is there."
+    return {"type": "object", "description": told, "minProperties": 1, **paths}
 
 
 def _model(writer: Writer) -> Schema:

@@ -115,3 +115,27 @@ class Axis:
                 problems.append(Problem(path, f"holds {brief_text(child.plain())} twice", child.mark))
             seen.add(spelled)
         return INVALID if len(problems) > before else cls(tuple(node.value))
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a second recipe has that the study's has not: paths of `train` with their values."""
+
+    settings: tuple[Setting, ...]
+
+    @classmethod
+    def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
+        """From a mapping of at least one path, each without the `train.` that variants write."""
+        if not isinstance(node.value, dict) or not node.value:
+            found = "an empty one" if isinstance(node.value, dict) else node.kind
+            problems.append(Problem(path, f"must be a mapping of paths of `train`, found {found}", node.mark))
+            return INVALID
+        before = len(problems)
+        for name in node.value:
+            mark = node.key_marks.get(name, node.mark)
+            if not name:
+                problems.append(Problem(path, "a path must not be empty", mark))
+            elif name.split(".")[0] == "train":
+                short = name.partition(".")[2] or "its parts"
+                problems.append(Problem(f"{path}.{name}", f"paths are those of `train` already: write {short}", mark))
+        return INVALID if len(problems) > before else cls(tuple(settings_of(node, "the screen")))

@@ -26,6 +26,7 @@ from search.noise import Resolution, resolution
 from search.planning import Plan, Variant, spelt
 from search.prefixes import GoingOn, going_on
 from search.resources import Room
+from search.screening import most_left_out, probe_tokens, sentences, tokens_of
 from search.settled import lines as settled_lines
 from search.stage_plans import stage_lines
 from search.start import start_lines
@@ -125,6 +126,8 @@ def print_plan(planned: Plan, root: Path, slots: int | None = None) -> None:
     if done and not left:
         known = f"; all that are wanted have a result ({done})"
     console.print(Text(_trials(planned) + known))
+    for line in _screen(planned):
+        console.print(Text(line))
     if longer := _going_on(planned, root):
         console.print(Text(str(longer)))
     _print_data(console, planned.variants[0])
@@ -288,14 +291,32 @@ def _trials(planned: Plan) -> str:
         how = _seeds(planned)
     tune = planned.study.tune
     grows = tune is not None and any(tune.steps(path) for path in tune.axes)
-    most = "" if isinstance(planned.study.seeds, int) else "about " if grows else "at most "
+    fixed = isinstance(planned.study.seeds, int) and not planned.probes
+    most = "" if fixed else "about " if grows else "at most "
     text = f"{len(planned.variants)} variants x {how}: {most}{planned.trials} trials of {each}"
+    text += f", {len(planned.probes)} probes among them" if planned.probes else ""
     if search := planned.study.search:
         text += f"; {search.trials} of them proposed by {search.sampler.type} as results come in, for less "
         text += " and ".join(goal.replace("_", " ") for goal in search.minimize)
         limits = [f"{value:,.10g} {name.replace('_', ' ')}" for name, value in search.constraints.values().items()]
         text += f", each with at most {' and '.join(limits)}" if limits else ""
     return text
+
+
+def _screen(planned: Plan) -> Iterator[str]:
+    """What the probes of a screen take and may save, and what they have said so far."""
+    if planned.study.screen is None:
+        return
+    record, probe = planned.record(), planned.probes[planned.variants[0].name]
+    every, most = tokens_of(record, planned.probes), most_left_out(record)
+    largest = sum(sorted(tokens_of(record, [name]) for name in planned.probes)[len(planned.probes) - most :])
+    yield (
+        f"before that a screen: {len(planned.probes)} probes of {count(probe.recipe.all_tokens)} tokens of "
+        f"{probe.dataset.record()['source']}, {count(probe_tokens(record))} in all; it may leave out up to {most} of "
+        f"{len(planned.variants)} variants, and save up to {count(largest)} of {count(every)} tokens"
+    )
+    if planned.screened is not None and planned.screened.probes:
+        yield from sentences(record, planned.screened)
 
 
 def _seeds(planned: Plan) -> str:

@@ -25,7 +25,7 @@ from search.sinks.spool import Spool
 from search.sinks.tracked import Tracked, tracked
 from search.store import Store, StoreAway
 
-INTERVAL_S = 5.0  # between two looks at what has grown, if nobody gives notice
+INTERVAL_S = 15.0  # between two looks at what has grown, if nobody gives notice: a look takes 0.07 s
 SHORTEST_S = 1.0  # between two looks however much notice is given
 CLOCK_GRAIN_S = 0.05  # a file's time is taken from a coarser clock
 LONGEST_START_S = 60.0  # after this even a study without a step is shipped

@@ -21,7 +21,7 @@ from arch_dsl.model import DecoderModel, EncoderDecoderModel
 from arch_dsl.parse import INVALID, parse_value
 from arch_dsl.source import Node
 from arch_dsl.spec import Positive, Range, Spec, fields_of, set_marks
-from search.selection import TUNE_OPTIONS
+from search.selection import TUNE_OPTIONS, saved_by_brackets
 
 GRIDS = {"1-2-5": (1, 2, 5), "1-3": (1, 3)}
 EXTEND = 2  # values that a grid may grow by on each side
@@ -138,11 +138,7 @@ class Tune(Spec):
     @property
     def saved(self) -> float:
         """How many whole trials the brackets save of a variant's points; less where neighbours go on after all."""
-        standing, saved = len(self.points), 0.0
-        for rung in self.brackets.rungs if self.brackets else ():
-            going = math.ceil(self.brackets.keep * standing) if self.brackets else standing
-            saved, standing = saved + (standing - going) * (1 - rung), going
-        return saved
+        return saved_by_brackets(len(self.points), self.brackets.rungs, self.brackets.keep) if self.brackets else 0.0
 
     def record(self) -> dict[str, Any]:
         """What the store keeps: values by path (`lr` for train.lr), and the options where they do something."""

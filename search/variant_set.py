@@ -10,8 +10,8 @@ from arch_dsl.errors import Problem, SpecError
 from arch_dsl.identity import canonical
 from search.coordinates import Coordinates
 from search.design import ALL
-from search.ladder import climbed
 from search.mistakes import Mistakes, idle_problems
+from search.rungs import climbed
 from search.settled import AUTO, Settled, kept_in, settle
 from search.study import Asked, Study, asked_variants
 from search.trial import canonical_json

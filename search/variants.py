@@ -21,7 +21,6 @@ from arch_dsl.paths import get
 from arch_dsl.spec import Family, marks_of, set_marks
 from search.data.dataset import Dataset
 from search.datasets import Datasets
-from search.ladder import Rung
 from search.matching import Matcher
 from search.micro_batch import at_most
 from search.objectives import has_encoder
@@ -29,6 +28,7 @@ from search.objectives.checks import positions, refusals
 from search.optimizers import unmatched
 from search.parallel.rules import refuse
 from search.recipe import Recipe
+from search.rungs import Rung
 from search.settled import Settled
 from search.stage_plans import StagePlan, plan_stages
 from search.stages import prompts
@@ -50,6 +50,7 @@ class Variant:
     dataset: Dataset
     changes: tuple[Change, ...]
     components: dict[str, bool]
+    axes: dict[str, str]
     parameters: int
     figures: dict[str, int]  # what else it costs: Cost.figures
     test_text: str  # equal where the test documents are the same text, whatever the tokenizers
@@ -109,6 +110,7 @@ class Variant:
             "baseline": self.baseline,
             "changes": [[c.path, brief_text(c.before), brief_text(c.after)] for c in self.changes],
             "components": self.components,
+            **({"axes": self.axes} if self.axes else {}),
             "parameters": self.parameters,
             "mismatch": self.mismatch,
             "matched": self.matched,
@@ -163,7 +165,7 @@ class Builder:
 
     def variant(self, asked: Asked, target: Variant | None, matched: bool = True) -> Variant:
         """One variant, if there is a `target` matched to it, or as it is written. Raises SpecError."""
-        written = self.recipe(asked.settings, asked.rung)
+        written = self.recipe(asked.settings, asked.rung, asked.over)
         if problems := written.problems("train"):
             raise SpecError(problems)
         recipe = self.kept(written)
@@ -184,6 +186,7 @@ class Builder:
             dataset=dataset,
             changes=(*built.changes, *_recipe_changes(self.recipe((), asked.rung), written)),
             components=dict(asked.components),
+            axes=dict(asked.axes),
             parameters=built.parameters,
             figures=built.figures,
             test_text=self.datasets.test_text(*tested),
@@ -258,11 +261,12 @@ class Builder:
             self.built[key] = Built(model, changes, total.parameters, size, figures, matched, tuple(repaired), base)
         return self.built[key]
 
-    def recipe(self, settings: Iterable[Setting], rung: Rung | None = None) -> Recipe:
-        """The recipe with these changes, of which those that start with `train.` are its own, at a rung."""
+    def recipe(self, settings: Iterable[Setting], rung: Rung | None = None, over: Iterable[Setting] = ()) -> Recipe:
+        """The recipe with these changes, of which those that start with `train.` are its own, at a rung; `over` is
+        changed last, whatever was set before."""
         recipe = self.study.train
         try:
-            for each in (rung.settings if rung else (), settings):
+            for each in (rung.settings if rung else (), settings, over):
                 mine = [_below(s, "train.") for s in each if s.path.startswith("train.")]
                 recipe = _one_batch(apply(recipe, mine), mine) if mine else recipe
             return recipe

@@ -3,9 +3,11 @@
 One torch thread, as each trial has: small models are no faster on more, and two test processes do not fight.
 """
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,18 @@ if not torch.cuda.is_available():
 # A shell that runs the tests in the background has them ignore Ctrl-C, and what they start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class Loggers(dict[str, Any]):
+    """All loggers, which may be walked through while a thread of an earlier test imports something and adds its own:
+    pytest does so before and after each test, and fails where their number changes meanwhile."""
+
+    def values(self) -> Any:
+        """Those that there are now."""
+        return list(super().values())
+
+
+logging.root.manager.loggerDict = Loggers(logging.root.manager.loggerDict)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -69,6 +69,11 @@ class Source(Family):
             message = f"must be a data source, found nothing ({', '.join(cls.members)})"
             problems.append(Problem(path, message, node.mark))
             return INVALID
+        if isinstance(node.value, str) and node.value not in cls.members and {*node.value} & {*"*./"}:
+            kind = {".jsonl": "jsonl", ".parquet": "parquet"}.get(Path(node.value).suffix, "text")
+            message = f"'{node.value}' is no data source; files are read by `{{{kind}: \"{node.value}\"}}`"
+            problems.append(Problem(path, message, node.mark))
+            return INVALID
         if isinstance(node.value, dict) and "mixture" in node.value and "type" not in node.value:
             own = {"type": Node("mixture", node.key_marks.get("mixture", node.mark))}
             named = {"domains" if key == "mixture" else key: child for key, child in node.value.items()}

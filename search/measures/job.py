@@ -82,9 +82,9 @@ def evaluate(
                 found["wrong"][measure.label] = f"{type(error).__name__}: {error}"
             else:
                 found["found"][measure.label] = told | _spent(started, device, measure)
-                write_whole(folder / FOUND, json.dumps(found["found"]))
-                continue
-            _free(device)  # here, where the error no longer holds what the measure had
+            if measure.label in found["wrong"]:
+                _free(device)  # here, where the error no longer holds what the measure had
+            write_whole(folder / FOUND, json.dumps(found))
     return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from search.notes import NO_DIFFERENCE
+from search.frames import records
 
 if TYPE_CHECKING:
     from search.comparison import Comparison
@@ -28,7 +28,8 @@ class Cell:
 class Column:
     """`align` is "l", "r" or "c"; of a table too wide for its medium, the highest `keep` is kept first (0 always).
 
-    `room`: from so many characters on a terminal leaves out the middle of a text.
+    `room`: from so many characters on a terminal leaves out the middle of a text. Of the first table's columns `key` is
+    the name in filters and addresses, and `values` what the cells show (None: nothing), to sort by.
     """
 
     header: str
@@ -36,6 +37,8 @@ class Column:
     align: str = "r"
     keep: int = 0
     room: int = 40
+    key: str = ""
+    values: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,21 +64,28 @@ class Page:
 
 def build_page(comparison: Comparison) -> Page:
     """All that text, Markdown and LaTeX print."""
-    # both are made of what is defined here
+    # all are made of what is defined here
+    from search.render.ablation import main_block
     from search.render.measure_blocks import measure_blocks
     from search.render.scaling_blocks import scaling_blocks
+    from search.render.screen_blocks import screen_blocks
     from search.render.search_blocks import search_blocks
 
-    blocks = [_main(comparison)]
+    blocks = [main_block(comparison)]
     if len(comparison.rates):
         blocks.append(_curve(comparison))
     if len(comparison.tuning):
-        blocks.append(_tuning(comparison))
-    blocks += search_blocks(comparison)
+        blocks.append(tuning_block(comparison))
+    blocks += [*screen_blocks(comparison), *search_blocks(comparison)]
     if len(comparison.domains):
         blocks.append(_by_domain(comparison))
     blocks += scaling_blocks(comparison)
     blocks += measure_blocks(comparison)
+    return page_of(comparison, blocks)
+
+
+def page_of(comparison: Comparison, blocks: list[Block]) -> Page:
+    """Tables with all that is said below them."""
     return Page(
         study=printable(comparison.study),
         question=printable(comparison.question),
@@ -103,93 +113,6 @@ def short_count(value: float) -> str:
             scaled = value / size
             return f"{scaled:.{max(0, 2 - int(math.log10(max(scaled, 1)) + 1e-3))}f}{unit}"
     return f"{value:g}"
-
-
-def _main(comparison: Comparison) -> Block:
-    """The table of the study, on test."""
-    rows: list[dict[str, Any]] = comparison.table.to_dict("records")  # type: ignore[assignment]
-    best = _best(rows)
-    digits = _decimals([row["perplexity_std"] for row in rows])
-    unit = comparison.noise["unit"]
-
-    def column(header: str, show: Callable[[dict[str, Any]], str], align: str = "r", keep: int = 0) -> Column:
-        cells = [Cell(printable(show(r)), header.startswith("perplexity") and i in best) for i, r in enumerate(rows)]
-        return Column(header, cells, align, keep)
-
-    components = list(dict.fromkeys(name for row in rows for name in row["components"]))
-    matched = not any(math.isnan(row["mismatch"]) for row in rows)
-    several = len({round(row["bytes_per_token"], 4) for row in rows if row["bytes_per_token"] > 0}) > 1
-    goal = "flops_per_token" in comparison.searched.get("minimize", ())
-    sparse = any(row["active_parameters"] < row["parameters"] for row in rows)
-    columns = [
-        column("variant", lambda r: r["variant"], "l"),
-        *(column(name, _tick(name), "c", 6) for name in components),
-        column("lr", lambda r: number(r["lr"], "g") + ("^" if r["lr_at_edge"] else ""), keep=8),
-        column("n", lambda r: str(r["n"])),
-        column("perplexity ↓", lambda r: _spread(r["perplexity_mean"], r["perplexity_std"], digits)),
-        column("bits/byte ↓", lambda r: number(r["bits_per_byte_mean"], ".4f"), keep=5),
-        *([column("bytes/token", lambda r: number(r["bytes_per_token"], ".3f"), keep=5)] if several else []),
-        column(f"Δ {unit}", lambda r: number(r["delta"], "+.4f")),
-        column("95% interval", lambda r: _interval(r["delta_low"], r["delta_high"])),
-        column("verdict", lambda r: _verdict(r["verdict"], comparison.noise.get("margin")), "l"),
-        column("params", lambda r: short_count(r["parameters"]), keep=7),
-        *([column("active", lambda r: short_count(r["active_parameters"]), keep=7)] if sparse else []),
-        *([column("mismatch", lambda r: number(100 * r["mismatch"], "+.2f") + "%", keep=4)] if matched else []),
-        *([column("max load", lambda r: number(r["router_load_max"], ".2f"), keep=4)] if sparse else []),
-        column("FLOPs/token", lambda r: short_count(r["flops_per_token"]), keep=0 if goal else 3),
-        column("tokens/s", lambda r: DASH if math.isnan(r["tokens_per_s"]) else short_count(r["tokens_per_s"]), keep=2),
-    ]
-    legend = "perplexity, bits/byte and Δ on test, mean ± standard deviation over n seeds; * best and not within noise"
-    if sparse:
-        legend += "; active: parameters that one token meets; max load: of an expert, 1 where all are used alike"
-    if (match := comparison.provenance.get("match")) and match["kind"] != "parameters":
-        legend += f"; mismatch: of {match['kind'].replace('_', ' ')}, from {match['to']}"
-    if any(row["lr_at_edge"] for row in rows):
-        legend += "; ^ rate at the edge of those tried"
-    return Block("", columns, legend)
-
-
-def _tick(name: str) -> Callable[[dict[str, Any]], str]:
-    return lambda row: "✓" if row["components"].get(name) else DASH
-
-
-def _best(rows: list[dict[str, Any]]) -> set[int]:
-    """The rows to print bold: of those with one baseline the lowest perplexity, unless noise could have made it that.
-
-    A variant must be better than the baseline; the baseline must have only worse variants.
-    """
-    cells: dict[str, list[int]] = {}
-    for i, row in enumerate(rows):
-        if not math.isnan(row["perplexity_mean"]) and row["verdict"] not in NO_DIFFERENCE:
-            cells.setdefault(row["baseline"], []).append(i)
-    return {best for known in cells.values() if (best := _best_of(rows, known)) is not None}
-
-
-def _best_of(rows: list[dict[str, Any]], known: list[int]) -> int | None:
-    best = min(known, key=lambda i: rows[i]["perplexity_mean"])
-    if rows[best]["verdict"] == "better":
-        return best
-    others = [rows[i]["verdict"] for i in known if i != best]
-    all_worse = bool(others) and all(verdict == "worse" for verdict in others)
-    return best if rows[best]["verdict"] == "baseline" and all_worse else None
-
-
-def _decimals(stds: list[float]) -> int:
-    """So many decimals that the smallest spread shows two digits, 2 to 4."""
-    known = [s for s in stds if s > 0]
-    return min(4, max(2, 1 - math.floor(math.log10(min(known))))) if known else 2
-
-
-def _spread(mean: float, std: float, digits: int) -> str:
-    return number(mean, f".{digits}f") + (f" ± {std:.{digits}f}" if std >= 0 else "")
-
-
-def _verdict(verdict: str, margin: float | None) -> str:
-    return f"{verdict} within {margin:g}" if verdict == "equivalent" else verdict
-
-
-def _interval(low: float, high: float) -> str:
-    return DASH if math.isnan(low) else f"[{low:+.4f}, {high:+.4f}]"
 
 
 def _curve(comparison: Comparison) -> Block:
@@ -221,9 +144,9 @@ def _curve(comparison: Comparison) -> Block:
     return Block(f"Validation perplexity by {what} (seed {seed})", columns, legend)
 
 
-def _tuning(comparison: Comparison) -> Block:
+def tuning_block(comparison: Comparison) -> Block:
     """What the losses over the learning rate say."""
-    rows: list[dict[str, Any]] = comparison.tuning.to_dict("records")  # type: ignore[assignment]
+    rows = records(comparison.tuning)
 
     def column(header: str, show: Callable[[dict[str, Any]], str], align: str = "r") -> Column:
         return Column(header, [Cell(printable(show(row))) for row in rows], align)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from search.frames import records
 from search.render.blocks import DASH, Block, Cell, Column, number, printable
 
 if TYPE_CHECKING:
@@ -22,19 +23,9 @@ _SHOWN = 8  # octaves of a curve, the last ones; rows of a grid
 def measure_blocks(comparison: Comparison) -> Iterator[Block]:
     """A table of each measure's numbers, one of each loss along a window, and one of each grid's rows."""
     variants = list(comparison.table["variant"])
-    names = Column("variant", [Cell(printable(variant)) for variant in variants], "l")
-    rows: list[dict[str, Any]] = comparison.measures.to_dict("records")  # type: ignore[assignment]
-    for measure in dict.fromkeys(row["measure"] for row in rows):
-        own = {(row["name"], row["variant"]): row for row in rows if row["measure"] == measure}
-        columns = [
-            Column(printable(name), [_spread(own.get((name, variant))) for variant in variants])
-            for name in dict.fromkeys(name for name, _ in own)
-        ]
-        legend = "mean ± standard deviation over the seeds of the table"
-        if is_timed(measure):
-            legend += "; times of the machine that measured, which nothing repeats exactly"
-        title = "Timed" if is_timed(measure) else "Measured"
-        yield Block(f"{title}: {printable(measure)}", [names, *columns], legend)
+    names = _names(variants)
+    for measure in dict.fromkeys(comparison.measures["measure"]):
+        yield numbers_block(comparison, str(measure))
     curves = comparison.curves
     for name in dict.fromkeys(map(str, curves["name"])):
         if name.startswith("loss_by_position"):
@@ -46,6 +37,26 @@ def measure_blocks(comparison: Comparison) -> Iterator[Block]:
     grids = comparison.grids
     for name in dict.fromkeys(map(str, grids["name"])):
         yield _grid_block(name, grids[grids["name"] == name], variants, names)
+
+
+def numbers_block(comparison: Comparison, measure: str) -> Block:
+    """The numbers of one measure, a row per variant of the table."""
+    variants = list(comparison.table["variant"])
+    rows = records(comparison.measures)
+    own = {(row["name"], row["variant"]): row for row in rows if row["measure"] == measure}
+    columns = [
+        Column(printable(name), [_spread(own.get((name, variant))) for variant in variants])
+        for name in dict.fromkeys(name for name, _ in own)
+    ]
+    legend = "mean ± standard deviation over the seeds of the table"
+    if is_timed(measure):
+        legend += "; times of the machine that measured, which nothing repeats exactly"
+    title = "Timed" if is_timed(measure) else "Measured"
+    return Block(f"{title}: {printable(measure)}", [_names(variants), *columns], legend)
+
+
+def _names(variants: list[str]) -> Column:
+    return Column("variant", [Cell(printable(variant)) for variant in variants], "l")
 
 
 def is_timed(label: str) -> bool:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from search.ladder import counted
+from search.frames import records
 from search.render.blocks import DASH, Block, Cell, Column, number, printable
 from search.scaling_frames import ALL, BEST, GAIN, ISOFLOP, OVER_C, OVER_N, SURFACE
+from search.selection import counted
 
 if TYPE_CHECKING:
     from search.comparison import Comparison
@@ -34,7 +35,7 @@ def scaling_blocks(comparison: Comparison) -> Iterator[Block]:
 
 
 def _rungs(comparison: Comparison) -> Block:
-    rows: list[Row] = comparison.rungs.to_dict("records")  # type: ignore[assignment]
+    rows = records(comparison.rungs)
     used = "parameters" if comparison.provenance["ladder"]["count"] == "all" else "non_embedding"
     columns = [
         Column("variant", [Cell(printable(row["variant"])) for row in rows], "l"),

@@ -1,7 +1,8 @@
 """Records finished trials in Optuna's study of the same name: its plots, importances and dashboard serve all studies.
 
 A study that searches belongs to its proposer (`search/propose.py`), which tells its own trials; what such a study
-repeats at its best is recorded here as `<study>/repeats`, where it cannot mislead the sampler.
+repeats at its best is recorded here as `<study>/repeats`, where it cannot mislead the sampler. The probes of a screen,
+whose losses are of another recipe, are no part of it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import optuna
 
 TARGET = "optuna"
+_OTHERS = ("search",), ("screen",)  # roles of trials that the proposer tells, or whose losses mean something else
 
 
 class OptunaSink:
@@ -53,7 +55,7 @@ class OptunaSink:
         return [
             trial
             for trial in trials
-            if trial.finished and trial.roles != ("search",) and told.get(trial.key, Shipped()).told != trial.state
+            if trial.finished and trial.roles not in _OTHERS and told.get(trial.key, Shipped()).told != trial.state
         ]
 
     def _record(self, storage: optuna.storages.RDBStorage, trials: Sequence[Tracked]) -> None:
@@ -61,7 +63,7 @@ class OptunaSink:
         study = self._study(storage, any("search" in trial.roles for trial in trials), _shape(distributions))
         present = {(t.user_attrs.get("key"), t.user_attrs.get("state")) for t in study.get_trials(deepcopy=False)}
         for trial in trials:
-            if trial.finished and trial.roles != ("search",):
+            if trial.finished and trial.roles not in _OTHERS:
                 if (trial.key, trial.state) not in present:
                     study.add_trial(_frozen(trial, distributions))
                 self._spool.put(TARGET, self._name, trial.key, Shipped(told=trial.state))
@@ -97,7 +99,7 @@ def _distributions(trials: Sequence[Tracked]) -> dict[str, optuna.distributions.
 
     columns: dict[str, list[Any]] = {}
     for trial in trials:
-        if trial.roles != ("search",):
+        if trial.roles not in _OTHERS:
             for name, value in _params(trial).items():
                 columns.setdefault(name, []).append(value)
     found: dict[str, optuna.distributions.BaseDistribution] = {}

@@ -14,6 +14,7 @@ from typing import Any
 
 from search import fingerprint
 from search.machine import usable_cores, version_of
+from search.screening import ROLE
 from search.sinks.tracked import Tracked
 from search.trial import canonical_json
 
@@ -22,8 +23,9 @@ MAX_NAME, MAX_PARAM, MAX_TAG = 250, 6000, 5000
 
 
 def run_name(trial: Tracked) -> str:
-    """`G1 lr=0.001 seed=0`."""
-    return f"{trial.variant} lr={trial.lr:g} seed={trial.seed}"
+    """`G1 lr=0.001 seed=0`, `G1 probe lr=0.01 seed=0`."""
+    probe = " probe" if trial.roles == (ROLE,) else ""
+    return f"{trial.variant}{probe} lr={trial.lr:g} seed={trial.seed}"
 
 
 def params_of(trial: Tracked, record: dict[str, Any]) -> dict[str, str]:

@@ -30,6 +30,7 @@ def run(cluster, folder, entry, resources, trials, victim):
     def kill():
         until(lambda: sum(steps_run(folder)[0].values()) > STEPS_BEFORE, what="the first steps")
         cluster.remove_node(victim(executor), allow_graceful=False)
+        until(lambda: "planned" in [event["kind"] for event in store.events("s")], what="its loss to be noticed")
         go(folder, *HELD.values())
 
     killer = threading.Thread(target=kill)

@@ -15,7 +15,10 @@ from search.sinks.tracked import values_of
 from search.store import TERMINAL, Store
 
 # What depends on the clock, the machine or the place, by part of the report. All else must agree to the last digit.
-TIMINGS = {"table": {"tokens_per_s"}, "trials": {"train_s", "tokens_per_s", "peak_memory_bytes"}}
+TIMINGS = {
+    "table": {"tokens_per_s", "peak_memory_bytes"},
+    "trials": {"train_s", "tokens_per_s", "peak_memory_bytes"},
+}
 PLACES = {"trials": {"folder"}}
 HISTORY = {"trials": {"attempt"}}  # how often a trial was started: more than once only after an interruption
 CLOCK = {"time", "attempt", "tokens_per_s"}  # of a line of metrics.jsonl

@@ -9,6 +9,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from search.driver import drive
+from search.executor import Failure, Finished, InlineExecutor
 from search.store import Row, Store
 from search.trial import Trial
 
@@ -94,3 +96,43 @@ class Driver:
             self.process.send_signal(signal.SIGKILL)
             raise
         return self.process.returncode, output
+
+
+def drive_inline(store, rows, study="s", **options):
+    """Drives fixed rows, or what a function plans."""
+    plan = rows if callable(rows) else lambda _: rows
+    return drive(store, study, plan, InlineExecutor(ENTRY, store.root), **options)
+
+
+def made(folder):
+    """The folder, which is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+class ByHand:
+    """An executor whose attempts end when the test says so."""
+
+    slots, gpus = 2, 0.5
+
+    def __init__(self):
+        self.submitted, self.cancelled, self.ended = [], [], []
+
+    def start(self):
+        pass
+
+    def submit(self, key, folder, attempt, until=None):
+        self.submitted.append((key, folder, attempt))
+
+    def wait(self, timeout):
+        time.sleep(0.01)
+        ended, self.ended = self.ended, []
+        return ended
+
+    def cancel(self, key):
+        self.cancelled.append(key)
+        attempt = next(attempt for each, _, attempt in reversed(self.submitted) if each == key)
+        self.ended.append(Finished(key, attempt, Failure("cancelled", "killed")))
+
+    def close(self):
+        pass

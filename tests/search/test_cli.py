@@ -137,6 +137,18 @@ def test_brackets_are_text_and_no_markup(folder: Path) -> None:
     assert shown.startswith("gated [placement=post] on cpu, float32")
 
 
+def test_a_diagram_shows_what_a_variant_adds_to_its_baseline(folder: Path) -> None:
+    write_study(folder, **TINY, grid="grid:\n  block.norm.placement: [pre, post]")
+    drawn, plain = (
+        archlab("show", "study.yaml", "--variant", f"{name} [placement=post]", "--dot").stdout
+        for name in ("gated", "baseline")
+    )
+    assert drawn.startswith("digraph") and ".sdpa: added" in drawn and "FLOPs per token" in drawn
+    assert "removed" not in drawn, "the placement is that of its own baseline"
+    assert not any(state in plain for state in ("added", "removed", "changed"))
+    assert "--dot prints a diagram alone" in archlab("show", "study.yaml", "--dot", "--json").output
+
+
 def test_set_replaces_values(folder: Path) -> None:
     plan = parsed("plan", "study.yaml", "--set", "seeds=5", "--set", "train.tokens=2k", "--set", "tune={lr: [1e-3]}")
     assert (plan["seeds"], plan["tokens"], plan["tune"], plan["trials"]) == ([0, 1, 2, 3, 4], 2000, {"lr": [1e-3]}, 10)

@@ -45,18 +45,19 @@ def test_every_spelling_of_a_source_means_its_spec(written: str, meant: Source) 
     assert parse(Source, read_text(written)) == meant
 
 
-PROBES = "induction, selective_copy, compression, associative_recall, forgetting_recall, key_value_needle, memorisation"
-SOURCES = f"(stdlib, text, tokens, jsonl, parquet, hf, mixture, needles, {PROBES})"
+SOURCES = """
+    (stdlib, text, tokens, jsonl, parquet, hf, mixture, needles, induction, selective_copy, compression,
+     associative_recall, forgetting_recall, key_value_needle, memorisation)"""
 KEYS = "(clean, validation_bytes, test_bytes, files, separator)"
 MISTAKES = {
     "unknown source": (
         "stlib",
-        f"s.yaml:1:7: data: 'stlib' is not a data source; did you mean 'stdlib'? {SOURCES}\n"
+        f"s.yaml:1:7: data: 'stlib' is not a data source; did you mean 'stdlib'?{SOURCES}\n"
         "    1 | data: stlib\n      |       ^",
     ),
     "unknown short form": (
         "{txt: a.txt}",
-        f"s.yaml:1:8: data.type: 'txt' is not a data source; did you mean 'text'? {SOURCES}\n"
+        f"s.yaml:1:8: data.type: 'txt' is not a data source; did you mean 'text'?{SOURCES}\n"
         "    1 | data: {txt: a.txt}\n      |        ^",
     ),
     "unknown key": (
@@ -68,7 +69,7 @@ MISTAKES = {
     ),
     "nothing": (
         "null",
-        f"s.yaml:1:7: data: must be a data source, found nothing {SOURCES}\n    1 | data: null\n      |       ^",
+        f"s.yaml:1:7: data: must be a data source, found nothing{SOURCES}\n    1 | data: null\n      |       ^",
     ),
     "cap of nothing": (
         "{type: stdlib, test_bytes: 0}",

@@ -120,7 +120,7 @@ KINDS: dict[str, Any] = {
 UNIFORM = {"even": "first", "near": "local"}
 
 
-def check_attention(dataset: Dataset, name: str) -> None:
+def assert_attention_agrees(dataset: Dataset, name: str) -> None:
     subject, asked, plain = seen_by(dataset, name)
     rows = list(statistics_of(subject, asked, plain))
     assert len(asked) == WINDOWS and rows
@@ -147,16 +147,16 @@ def check_attention(dataset: Dataset, name: str) -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_attention_is_that_of_whole_matrices(dataset: Dataset, name: str) -> None:
-    check_attention(dataset, name)
+    assert_attention_agrees(dataset, name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
 def test_attention_of_the_zoo_is_that_of_whole_matrices(dataset: Dataset, name: str) -> None:
-    check_attention(dataset, name)
+    assert_attention_agrees(dataset, name)
 
 
-def check_activations(dataset: Dataset, name: str) -> None:
+def assert_activations_agree(dataset: Dataset, name: str) -> None:
     subject, asked, plain = seen_by(dataset, name)
     measures = MassiveActivations(windows=WINDOWS), ActivationNorms(windows=WINDOWS), Gates(windows=WINDOWS)
     massive, norms, gates = measured(subject, *measures)
@@ -199,13 +199,13 @@ def check_activations(dataset: Dataset, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gated", "constant_gate", "sinks", "prompt", "shared"])
 def test_activations_and_gates_are_those_of_plain_tensors(dataset: Dataset, name: str) -> None:
-    check_activations(dataset, name)
+    assert_activations_agree(dataset, name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*zoo.names()])
 def test_activations_and_gates_of_the_zoo_are_those_of_plain_tensors(dataset: Dataset, name: str) -> None:
-    check_activations(dataset, name)
+    assert_activations_agree(dataset, name)
 
 
 def test_forget_gates_are_those_of_the_formula(dataset: Dataset) -> None:

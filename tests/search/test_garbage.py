@@ -171,3 +171,25 @@ def test_plugin_copies_and_stages_go_when_no_trial_names_them(tmp_path):
         path.write_text("x")
     remove(store)
     assert (kept.exists(), left.exists(), copy.exists()) == (True, False, False)
+
+
+def test_compiled_layers_go_when_no_trial_is_still_to_run_them(tmp_path):
+    trial = toy(compile="blocks")
+    store = make_store(tmp_path, rows=rows_of(trial))
+    own, others = tmp_path / "compiled" / str(os.getuid()), tmp_path / "compiled" / "other"
+    for folder in (own, others):
+        (folder / "fxgraph").mkdir(parents=True)
+        (folder / "fxgraph" / "layer.so").write_bytes(bytes(3_000_000))
+    assert not find(store)
+    told = archlab("gc", "--store", tmp_path, "--apply")
+    assert told.splitlines() == ["nothing can go", "compiled layers, 3.0 MB, wait for trials that are still to train"]
+    store.finish(trial.key, store.claim(trial.key, "s"), "complete", {})
+    with in_use(tmp_path):
+        assert [(each.kind, reason) for each, reason in remove(store)[1]] == [
+            ("compiled", "a run of this store is under way")
+        ]
+    listed = json.loads(archlab("gc", "--store", tmp_path, "--json"))
+    assert [(each["kind"], each["bytes"]) for each in listed["what"]] == [("compiled", 3_000_000)]
+    assert listed["compiled_layers"] == {"bytes": 3_000_000} and own.is_dir()
+    assert "freed 3.0 MB" in archlab("gc", "--store", tmp_path, "--apply")
+    assert (own.exists(), others.exists()) == (False, True)

@@ -392,6 +392,26 @@ def test_what_comes_after_the_measure_a_process_died_at_is_evaluated(
     assert len([event for event in events if event["event"] == "evaluation"]) == 8
 
 
+def test_what_went_wrong_before_a_process_died_is_told_and_not_tried_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*_: object) -> None:
+        raise ValueError("no such position")
+
+    def dies(*_: object) -> None:
+        raise TimeoutError(errno.ETIMEDOUT, "the device is gone")
+
+    monkeypatch.setattr(LossByPosition, "compute", wrong)
+    monkeypatch.setattr(Perplexity, "compute", dies)
+    summary, events = again(folder)
+    assert (summary.exit_code, known(folder)) == (1, {})
+    told = [event["wrong"] for event in events if event["event"] == "evaluation"]
+    assert len(told) == 4
+    for each in told:
+        assert each.startswith("loss_by_position: ValueError: no such position; perplexity_8_32_48: ")
+        assert "the device is gone" in each
+
+
 def test_findings_of_an_older_version_are_not_averaged_with_newer_ones(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -440,7 +460,8 @@ def test_a_run_killed_while_measuring_loses_only_the_evaluation_that_ran(folder:
     assert training(folder) == before
     after = known(folder)
     assert {key: len(mine) for key, mine in after.items()} == dict.fromkeys(before, 2)
-    assert all(after[key] == mine for key, mine in kept.items()), "what was kept was not evaluated again"
+    for key, mine in kept.items():  # of one trial, perhaps only the first measure
+        assert [each for each in after[key] if each in mine] == mine, "what was kept was not evaluated again"
 
 
 @pytest.mark.slow

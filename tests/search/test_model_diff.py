@@ -61,12 +61,13 @@ def test_show_takes_the_file_of_a_model_and_a_name_of_the_zoo(folder: Path) -> N
     assert archlab("show", "gpt2/medium").stdout.startswith("model  d_model 1024, n_layers 24, vocab 50257")
     refused = archlab("show", "model.yaml", "--variant", "gated")
     assert refused.exit_code == 2 and "model.yaml is a model, which has no variants" in refused.output
+    assert "no model of the zoo; did you mean 'gpt2'?" in archlab("show", "gtp2/medium").output
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("gtp2", "'gtp2' is no file, and no model of the zoo; did you mean 'gpt2'? ("),
+        ("gtp2", "'gtp2' is no file, and no model of the zoo; did you mean 'gpt2'?"),
         ("none.yaml", "'none.yaml' is no file, and no model of the zoo"),
         ("gpt2/huge", "'huge' is not a size of gpt2"),
         ("study.yaml:gate", "'gate' is not a variant; did you mean 'gated'? (baseline, gated)"),

@@ -42,7 +42,7 @@ def train(module, optimizer, steps):
         optimizer.step()
 
 
-def same(a, b, **tolerance):
+def assert_same(a, b, **tolerance):
     for name, value in a.items():
         torch.testing.assert_close(value, b[name], **tolerance)
 
@@ -65,7 +65,7 @@ def test_a_continuation_gives_the_same_bits(spec):
     optimizer = built(spec, again)
     optimizer.load_state_dict(state["optimizer"])
     train(again, optimizer, range(3, 6))
-    same(again, whole, rtol=0, atol=0)
+    assert_same(again, whole, rtol=0, atol=0)
     assert not torch.equal(whole["up"], part["up"])
 
 
@@ -76,7 +76,7 @@ def test_adafactor_is_torchs_where_torch_has_it():
     # Theirs bounds the rate by 1 / sqrt(step), which a rate of 0.01 does not reach, and decays vectors too.
     groups = decay_groups(theirs.named_parameters(), 0.1)
     train(theirs, torch.optim.Adafactor(groups, lr=0.01, eps=(1e-15, 1e-3)), range(5))
-    same(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert_same(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("relative", [True, False])
@@ -132,7 +132,7 @@ def test_adam_adds_its_decay_to_the_gradient():
     ours, theirs = model(), model()
     train(ours, built(Adam(weight_decay=0.1), ours), range(3))
     train(theirs, torch.optim.Adam(decay_groups(theirs.named_parameters(), 0.1), lr=0.01), range(3))
-    same(ours, theirs)
+    assert_same(ours, theirs)
 
 
 @pytest.mark.parametrize("kind", Optimizer.members)

@@ -278,6 +278,18 @@ def test_a_trial_that_is_also_a_repeat_is_never_pruned(tmp_path: Path) -> None:
         assert not decide(trials[0].key, 40, list(curve(9, 9, 9, 9)))
 
 
+@pytest.mark.parametrize(("role", "expected"), [("search", True), ("screen", False)])
+def test_a_probe_of_a_screen_is_never_pruned(tmp_path: Path, role: str, expected: bool) -> None:
+    trials = [trial(number) for number in range(4)]
+    with Store.open(tmp_path) as store:
+        store.save_study("s", {}, "")
+        store.add_trials("s", [Row(each, f"v{number}", role, {}, 0) for number, each in enumerate(trials)])
+        for each in trials[1:]:
+            validated(store, each, curve(1, 1, 1, 1))
+        decide = pruning(MedianPruner(min_trials=2), "s", store)
+        assert decide(trials[0].key, 40, list(curve(9, 9, 9, 9))) is expected
+
+
 @pytest.mark.parametrize(("seed", "expected"), [(0, True), (1, False)])
 def test_a_second_seed_of_a_value_is_never_pruned_by_others(tmp_path: Path, seed: int, expected: bool) -> None:
     trials = [replace(trial(number), seed=seed if number == 0 else 0) for number in range(6)]

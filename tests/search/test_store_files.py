@@ -36,7 +36,7 @@ def overwrite(path, content):
 
 
 DAMAGE = {
-    "newer": (lambda root: (root / "store.json").write_text('{"version": 7}'), "store.json says version 7, .* up to 2"),
+    "newer": (lambda root: (root / "store.json").write_text('{"version": 7}'), "store.json says version 7, .* up to 3"),
     "garbled": (lambda root: (root / "store.json").write_text('{"vers'), "store.json can't be read"),
     "no number": (lambda root: (root / "store.json").write_text('{"version": "x"}'), "says version 'x'"),
     "no table": (lambda root: (root / "trials.db").unlink(), "trials.db is missing"),
@@ -265,10 +265,11 @@ def test_a_store_of_the_first_version_is_brought_over_with_all_that_it_holds(tmp
         assert (store.study_trials("s"), store.events(), store.studies(), store.study_yaml("s")) == before
         store.finish(toy(2).key, 1, "paused", {"step": 1})
         assert store.known([toy(2).key])[toy(2).key]["state"] == "paused"
+        assert store.add_trials("s", rows_of(toy(4), role="screen")) == 1
         assert [each["table"] for each in store._query("PRAGMA foreign_key_list(study_trial)")] == ["trial", "study"]
         with pytest.raises(sqlite3.IntegrityError):
             store._query("DELETE FROM trial")
-    assert json.loads((tmp_path / "store" / "store.json").read_text()) == {"version": 2}
+    assert json.loads((tmp_path / "store" / "store.json").read_text()) == {"version": 3}
 
 
 def test_a_store_that_is_being_run_by_an_older_version_is_not_changed_under_it(tmp_path):

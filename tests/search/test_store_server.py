@@ -132,8 +132,23 @@ def test_a_store_and_its_database_belong_together(tmp_path, url, postgres, monke
 def test_a_database_of_a_newer_version_is_refused(tmp_path, url, postgres):
     make_store(tmp_path / "store").close()
     postgres.run("lab", "UPDATE archlab.store SET version = 7")
-    with pytest.raises(StoreRefused, match="says version 7, this archlab supports up to 2"):
+    with pytest.raises(StoreRefused, match="says version 7, this archlab supports up to 3"):
         Store.open(tmp_path / "store")
+
+
+def test_a_database_of_an_older_version_learns_the_roles_of_this_one(tmp_path, url, postgres):
+    with make_store(tmp_path / "store", rows=rows_of(toy())) as store:
+        before = store.study_trials("s")
+    postgres.run("lab", "ALTER TABLE archlab.study_trial DROP CONSTRAINT study_trial_role_check")
+    old = "CHECK (role IN ('tune', 'repeat', 'search'))"
+    postgres.run("lab", f"ALTER TABLE archlab.study_trial ADD CONSTRAINT study_trial_role_check {old}")
+    postgres.run("lab", "UPDATE archlab.store SET version = 2")
+    with Store.open(tmp_path / "store", create=False) as store:
+        assert store.study_trials("s") == before
+    with Store.open(tmp_path / "store") as store:
+        assert store.add_trials("s", rows_of(toy(1), role="screen")) == 1
+        assert [row["role"] for row in store.study_trials("s") if row not in before] == ["screen"]
+    assert postgres.run("lab", "SELECT version FROM archlab.store")[0][0] == 3
 
 
 def test_a_creation_that_was_killed_leaves_nothing_or_all(tmp_path, url, postgres):

@@ -131,7 +131,7 @@ def test_overrides_replace_values_by_path(tmp_path: Path) -> None:
         ({"train.tokens": -5}, "train.tokens: must be at least 1, found -5"),
         ({"trian.tokens": 5}, "trian: 'trian' is not a key of study; did you mean 'train'?"),
         ({"seeds.first": 5}, "seeds.first: leads into a value that has no parts"),
-        ({"": 5}, "'' is not a key of study (study, question, "),
+        ({"": 5}, "'' is not a key of study"),
     ],
     ids=["value", "section", "inside a number", "empty path"],
 )

@@ -1,0 +1,135 @@
+"""The verbs about models: show, diff, zoo, primitives, check-primitive."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from search.cli_kit import ALLOW, JSON, PLUGIN, SET, STORE, STUDY, parsed, store_folder, verb
+
+
+@click.command()
+@STUDY
+@click.option("--variant", metavar="NAME", help="Which variant; the baseline without it.")
+@click.option("--cost", "costs", is_flag=True, help="Show a table of parameters, FLOPs and memory per node.")
+@click.option("--kernels", "kernels_", is_flag=True, help="Show which kernel each node gets, and why.")
+@click.option("--dot", "as_dot", is_flag=True, help="Print a diagram for Graphviz: | dot -Tpdf > model.pdf")
+@click.option("--device", default=None, metavar="DEVICE", help="cpu, cuda or sm_90; need not be present.")
+@STORE
+@SET
+@PLUGIN
+@ALLOW
+@JSON
+@verb
+def show(
+    study: str,
+    variant: str | None,
+    costs: bool,
+    kernels_: bool,
+    as_dot: bool,
+    device: str | None,
+    store: str | None,
+    overrides: tuple[str, ...],
+    allow_plugins: bool,
+    as_json: bool,
+) -> None:
+    """Show a model in its site form, as a tree with shapes, parameters and FLOPs per node.
+
+    STUDY may also be the file of a model alone, or a NAME/SIZE of the zoo. A diagram has in colour what differs from
+    the variant's baseline.
+    """
+    from arch_dsl import SpecError
+    from search.find_model import model_alone
+    from search.planning import plan as make_plan
+    from search.shown import Shown, print_dot, print_kernels, print_tree, variant_of
+    from search.study import load_study
+
+    if as_dot and (as_json or costs or kernels_):
+        raise click.UsageError("--dot prints a diagram alone: it goes with none of --json, --cost and --kernels")
+    alone = model_alone(study)
+    if alone and (variant or overrides):
+        raise SpecError.of("", f"{study} is a model, which has no variants and takes no --set")
+    if alone is None:
+        planned = make_plan(
+            load_study(study, parsed(overrides), allow_plugins), store_folder(store).absolute() / "data"
+        )
+        wanted = variant_of(planned, variant)
+        alone = Shown.of(wanted, variant_of(planned, wanted.baseline))
+    chosen = alone
+    if as_dot:
+        print_dot(chosen, device)
+    elif kernels_ or device:
+        print_kernels(chosen, device, as_json)
+    else:
+        print_tree(chosen, as_json, costs)
+
+
+@click.command()
+@click.argument("before", metavar="A")
+@click.argument("after", metavar="B")
+@STORE
+@PLUGIN
+@ALLOW
+@JSON
+@verb
+def diff(before: str, after: str, store: str | None, allow_plugins: bool, as_json: bool) -> None:
+    """Show what differs between two models: FILE, STUDY.yaml:VARIANT, or a NAME/SIZE of the zoo."""
+    from search.find_model import find_model
+    from search.model_diff import difference, print_difference
+
+    root = store_folder(store).absolute() / "data"
+    one, other = (find_model(text, root, plugins=allow_plugins) for text in (before, after))
+    print_difference(difference(one, other), as_json)
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--format", "format_", default="text", metavar="FORMAT", help="text, or md: the page of all of them.")
+@PLUGIN
+@JSON
+@verb
+def primitives(name: str | None, format_: str, as_json: bool) -> None:
+    """List what a block can be made of; with a name, explain that primitive."""
+    if format_ not in ("text", "md"):
+        raise click.BadParameter(f"'{format_}' is not one of text, md", param_hint="--format")
+    if format_ == "md":
+        from arch_dsl.catalogue_page import markdown
+
+        click.echo(markdown(), nl=False)
+    else:
+        from search.terminal import print_primitives
+
+        print_primitives(name, as_json)
+
+
+@click.command("check-primitive")
+@click.argument("file", type=click.Path(dir_okay=False))
+@PLUGIN
+@JSON
+@verb
+def check_primitive(file: str, as_json: bool) -> None:
+    """Hold the primitives of a Python file to what all of archlab's own are held to."""
+    from search.check_primitive import check_plugin
+
+    sys.exit(0 if check_plugin(file, as_json) else 1)
+
+
+@click.command()
+@click.argument("action", required=False, type=click.Choice(["show"]))
+@click.argument("name", required=False, metavar="[NAME[/SIZE]]")
+@JSON
+@verb
+def zoo(action: str | None, name: str | None, as_json: bool) -> None:
+    """List published architectures with their sizes; `zoo show NAME/SIZE` shows one."""
+    from search.zoo import print_entry, print_zoo
+
+    if action and not name:
+        raise click.UsageError("zoo show needs a NAME, or NAME/SIZE")
+    if name:
+        print_entry(name, as_json)
+    else:
+        print_zoo(as_json)
+
+
+VERBS = (show, diff, zoo, primitives, check_primitive)

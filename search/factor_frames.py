@@ -1,0 +1,161 @@
+"""What one component, or one axis of a grid, does: differences paired over everything else that a study varies.
+
+A factor is a component that some variants have ("with") and others lack ("without"), an axis of the grid, or the rungs
+of a ladder. A pair are two variants that differ in it alone, and so have equal levels of all others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from scipy.special import stdtrit
+
+from search.notes import NO_DIFFERENCE
+
+if TYPE_CHECKING:
+    from search.comparison import Comparison
+
+NAN = math.nan
+WITH, WITHOUT = "with", "without"
+RUNG = "rung"
+Variants = Sequence[Mapping[str, Any]]
+Losses = dict[str, dict[int, float]]
+_COLUMN = {"nats/token": "test_loss", "bits/byte": "test_bits_per_byte"}
+
+
+def factors(variants: Variants) -> dict[str, tuple[str, ...]]:
+    """The factors of a study's variants, each with its levels: components first, "without" before "with"."""
+    own = _levels(variants).values()
+    names = dict.fromkeys(name for levels in own for name in levels)
+    found = {name: tuple(dict.fromkeys(levels[name] for levels in own if name in levels)) for name in names}
+    found = {name: (WITHOUT, WITH) if {*levels} == {WITH, WITHOUT} else levels for name, levels in found.items()}
+    return {name: levels for name, levels in found.items() if len(levels) > 1}
+
+
+def pairs_frame(variants: Variants, comparison: Comparison, factor: str) -> pd.DataFrame:
+    """A row per pair and seed that both have: `level` against the factor's first one, the `cell` (the levels of all
+    other factors), `variant` and `reference`, and the `difference` of their TEST losses in the unit of the table."""
+    levels, losses = _levels(variants), _losses(comparison)
+    first = factors(variants)[factor][0]
+    places = {_without(own, (factor,)): name for name, own in levels.items() if own.get(factor) == first}
+    rows = []
+    for name, own in levels.items():
+        reference = places.get(_without(own, (factor,)))
+        if reference is None or name == reference:
+            continue
+        for seed in sorted(losses.get(name, {}).keys() & losses.get(reference, {}).keys()):
+            rows.append(
+                {
+                    "level": own[factor],
+                    "cell": told(_without(own, (factor,))),
+                    **{f"at {other}": level for other, level in own.items() if other != factor},
+                    "variant": name,
+                    "reference": reference,
+                    "seed": seed,
+                    "difference": losses[name][seed] - losses[reference][seed],
+                }
+            )
+    columns = ["level", "cell", *(f"at {each}" for each in factors(variants) if each != factor)]
+    return pd.DataFrame(rows, columns=[*columns, "variant", "reference", "seed", "difference"])
+
+
+def effects_frame(pairs: pd.DataFrame, noise: Mapping[str, Any], by: str | None = None) -> pd.DataFrame:
+    """The mean difference of each level, over its cells alike, with a 95% interval; `by` another column, of each of its
+    values too.
+
+    The variance is that of the table: 2 sigma^2 / n of each of the C cells over C^2, sigma and its degrees of freedom
+    pooled over all variants, and the variance of documents, as if every cell's documents were the same. Not corrected
+    for how many effects are looked at. NaN without a sigma.
+    """
+    rows = []
+    keys = ["level"] if by is None else [by, "level"]
+    for key, own in pairs.groupby(keys, sort=False):
+        cells = own.groupby("cell", sort=False)["difference"].agg(["mean", "count"])
+        variance = float((2 / cells["count"]).sum()) / len(cells) ** 2
+        half = _half_width(variance, noise)
+        mean = float(cells["mean"].mean())
+        at = {"at": key[0]} if by is not None else {}
+        ends = {"mean": mean, "low": mean - half, "high": mean + half}
+        rows.append({**at, "level": key[-1], **ends, "cells": len(cells), "pairs": int(cells["count"].sum())})
+    columns = [*([] if by is None else ["at"]), "level", "mean", "low", "high", "cells", "pairs"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def interactions_frame(variants: Variants, comparison: Comparison) -> pd.DataFrame:
+    """A row per two factors of two levels: by how much the one's difference is larger where the other one is at its
+    second level, (ab - b) - (a - 0), mean over the cells that have all four and the seeds that all four have, with the
+    half width of its 95% interval (the variances of `effects_frame`, of four losses)."""
+    levels, losses = _levels(variants), _losses(comparison)
+    two = {name: own for name, own in factors(variants).items() if len(own) == 2}
+    rows = []
+    for a, b in itertools.combinations(two, 2):
+        cells: dict[tuple[tuple[str, str], ...], dict[tuple[str, str], str]] = {}
+        for name, own in levels.items():
+            if a in own and b in own:
+                cells.setdefault(_without(own, (a, b)), {})[own[a], own[b]] = name
+        whole = [cell for cell in cells.values() if len(cell) == 4]
+        crossed = [_crossed([cell[x, y] for x in two[a] for y in two[b]], losses) for cell in whole]
+        found = [each for each in crossed if each is not None]
+        if found:
+            variance = sum(4 / count for _, count in found) / len(found) ** 2
+            mean = float(np.mean([value for value, _ in found]))
+            half = _half_width(variance, comparison.noise)
+            rows.append({"one": a, "other": b, "value": mean, "half": half, "cells": len(found)})
+    return pd.DataFrame(rows, columns=["one", "other", "value", "half", "cells"])
+
+
+def _crossed(names: Sequence[str], losses: Losses) -> tuple[float, int] | None:
+    """The interaction of four variants, in the order 0, b, a, ab, and of how many seeds; None without one."""
+    seeds = set.intersection(*({*losses.get(name, {})} for name in names))
+    if not seeds:
+        return None
+    neither, b, a, both = (float(np.mean([losses[name][seed] for seed in seeds])) for name in names)
+    return both - b - a + neither, len(seeds)
+
+
+def told(cell: Iterable[tuple[str, str]]) -> str:
+    """The levels of a cell for people: components that are there by name."""
+    parts = [f"{name}={level}" if level not in (WITH, WITHOUT) else name for name, level in cell if level != WITHOUT]
+    return " + ".join(parts)
+
+
+def _levels(variants: Variants) -> dict[str, dict[str, str]]:
+    """variant -> {factor: level}."""
+    return {
+        variant["name"]: {
+            **{name: WITH if there else WITHOUT for name, there in (variant.get("components") or {}).items()},
+            **(variant.get("axes") or {}),
+            **({RUNG: variant[RUNG]} if variant.get(RUNG) else {}),
+        }
+        for variant in variants
+    }
+
+
+def _without(levels: Mapping[str, str], names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, level) for name, level in levels.items() if name not in names)
+
+
+def _losses(comparison: Comparison) -> Losses:
+    """variant -> {seed: test loss} of what the table compares."""
+    column = _COLUMN[comparison.noise["unit"]]
+    table = comparison.table
+    kept = table[table["loss_mean"].notna() & ~table["verdict"].isin(list(NO_DIFFERENCE))]["variant"]
+    trials = comparison.trials
+    trials = trials[trials["reported"] & trials["variant"].isin(list(kept)) & trials[column].notna()]
+    found: Losses = {}
+    for row in trials.to_dict("records"):
+        found.setdefault(row["variant"], {})[int(row["seed"])] = float(row[column])
+    return found
+
+
+def _half_width(squares: float, noise: Mapping[str, Any]) -> float:
+    """Half of a 95% t interval of so many sigma^2 and the documents."""
+    if noise["seed_sd"] is None or not noise["df"]:
+        return NAN
+    variance = squares * noise["seed_sd"] ** 2 + (noise["document_sd"] or 0.0) ** 2
+    return float(stdtrit(noise["df"], 0.975)) * math.sqrt(variance)

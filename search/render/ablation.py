@@ -1,0 +1,346 @@
+"""The table of a study: variants by components, means with their errors, differences, sizes, and what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from scipy.stats import t as student
+
+from search.frames import records
+from search.notes import NO_DIFFERENCE
+from search.render.blocks import DASH, Block, Cell, Column, Page, number, page_of, printable, short_count
+from search.where import Filter, parse_filter
+
+if TYPE_CHECKING:
+    from search.comparison import Comparison
+
+ERRORS = {"std": "standard deviation", "se": "standard error", "interval": "half of the 95% t interval of the mean"}
+"""What may stand behind ±, over the n seeds of a row."""
+EXTRA = ("loss", "memory", "cache", "trials")
+"""Columns that a report prints only where it is asked for them; so are what varies and what was measured."""
+OF_ROW = {
+    **{name: name for name in ("variant", "baseline", "verdict", "lr", "n", "delta", "mismatch", "tokens_per_s")},
+    **{name: f"{name}_mean" for name in ("perplexity", "loss")},
+    **{"bits": "bits_per_byte_mean", "params": "parameters", "flops": "flops_per_token"},
+    **{"memory": "peak_memory_bytes", "cache": "cache_bytes_per_token"},
+    **{name: name for name in ("diverged", "failed", "pruned", "missing")},
+}
+"""What a filter calls the columns of the table."""
+OF_TRIAL = (
+    *("variant", "lr", "seed", "role", "state", "attempt", "reused", "reported", "reason", "validation_loss"),
+    *("test_loss", "test_perplexity", "step", "tokens", "train_s", "tokens_per_s", "key"),
+)
+"""What a filter calls the columns of the trials."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a reader wants the table: the error behind ±, which columns (None: the usual ones), which rows: those
+    that a filter keeps, of these variants (None: all)."""
+
+    error: str = "std"
+    columns: tuple[str, ...] | None = None
+    where: str = ""
+    variants: tuple[str, ...] | None = None
+
+
+def main_block(comparison: Comparison, shape: Shape = Shape()) -> Block:
+    """The table of the study, on test. Raises BadFilter for a filter that says nothing, ValueError for a shape that
+    asks for a column or an error that there is not."""
+    if shape.error not in ERRORS:
+        raise ValueError(f"'{shape.error}' is no error of a mean ({', '.join(ERRORS)})")
+    rows = records(comparison.table)
+    every = {column.key: column for column in _columns(comparison, rows, shape.error)}
+    usual = [key for key in every if key not in EXTRA and not key.startswith(("varied.", "measure."))]
+    for key in shape.columns or ():
+        if key not in every:
+            raise ValueError(f"the table has no column '{key}' ({', '.join(every)})")
+    shown = usual if shape.columns is None else [key for key in every if key == "variant" or key in shape.columns]
+    kept = kept_rows(comparison, shape.where)[0]
+    if shape.variants is not None:
+        kept = [keep and row["variant"] in shape.variants for row, keep in zip(rows, kept, strict=True)]
+    columns = [_only(every[key], kept) for key in shown]
+    return Block("", columns, _legend(comparison, rows, shape.error))
+
+
+def column_names(comparison: Comparison) -> dict[str, tuple[str, bool]]:
+    """Every column that the table could have, by its key: (its header, whether it is usual)."""
+    rows = records(comparison.table)
+    extra = (*EXTRA, "varied.", "measure.")
+    return {c.key: (c.header, not c.key.startswith(extra)) for c in _columns(comparison, rows, "std")}
+
+
+def table_page(comparison: Comparison, shape: Shape) -> Page:
+    """The table alone, in the shape that a reader gave it, with what a report says below it."""
+    page, where = page_of(comparison, [main_block(comparison, shape)]), printable(shape.where.strip())
+    return replace(page, lines=[*([f"Rows: {where}."] if where else []), *page.lines])
+
+
+def narrowed(comparison: Comparison, where: str) -> Comparison:
+    """The comparison with those rows of its table alone; what was compared stays as it was. Raises BadFilter."""
+    kept, _ = kept_rows(comparison, where)
+    return replace(comparison, table=comparison.table[kept].reset_index(drop=True)) if where.strip() else comparison
+
+
+def kept_rows(comparison: Comparison, where: str) -> tuple[list[bool], list[bool]]:
+    """Which rows of the table and of the trials a filter keeps. Raises BadFilter.
+
+    A filter may name what stands in the table, what varies, what was measured, and what a trial has: its `state`,
+    `seed`, `role`, tuned settings. A row of the table stays when it holds of it and of at least one of its trials.
+    """
+    if not where.strip():
+        return [True] * len(comparison.table), [True] * len(comparison.trials)
+    table = records(comparison.table)
+    trials = records(comparison.trials)
+    rows, tried = row_values(comparison, table), [trial_values(trial) for trial in trials]
+    names = dict.fromkeys(name for row in rows for name in row)
+    own = dict.fromkeys(name for row in [OF_TRIAL, *tried] for name in row if name not in names)
+    asked = parse_filter(where, [*names, *own])
+    of_trial = asked.of(own)
+    of_row = Filter(tuple(term for term in asked.terms if term.name not in own))
+    holds = {row["variant"]: of_row.holds(row) for row in rows}
+    kept = [holds.get(trial["variant"], True) and of_trial.holds(trial) for trial in tried]
+    some = {trial["variant"] for trial, keep in zip(tried, kept, strict=True) if keep}
+    return [holds[row["variant"]] and (not of_trial.terms or row["variant"] in some) for row in rows], kept
+
+
+def row_values(comparison: Comparison, rows: Iterable[Row]) -> list[Row]:
+    """What a filter can ask of each row of the table, by name."""
+    measured: dict[str, Row] = {}
+    for each in comparison.measures.to_dict("records"):
+        measured.setdefault(each["variant"], {})[each["name"]] = each["mean"]
+    return [
+        {name: row[column] for name, column in OF_ROW.items()}
+        | {name: bool(has) for name, has in row["components"].items()}
+        | row["varied"]
+        | measured.get(row["variant"], {})
+        for row in rows
+    ]
+
+
+def trial_values(trial: Mapping[Any, Any]) -> Row:
+    """What a filter can ask of a trial, by name: each setting by its path."""
+    settings = {name: value for name, value in trial["settings"].items() if name not in OF_TRIAL}
+    return {name: trial[name] for name in OF_TRIAL} | settings
+
+
+def _columns(comparison: Comparison, rows: list[Row], error: str) -> Iterator[Column]:
+    """All columns that the table can have, in their order."""
+    unit, margin = comparison.noise["unit"], comparison.noise.get("margin")
+    best = best_rows(rows)
+    digits = _decimals([row["perplexity_std"] for row in rows])
+
+    def column(
+        key: str, header: str, value: Callable[[Row], Any], show: Callable[[Row], str], align: str = "r", keep: int = 0
+    ) -> Column:
+        cells = [Cell(printable(show(row)), key == "perplexity" and i in best) for i, row in enumerate(rows)]
+        return Column(header, cells, align, keep, key=key, values=tuple(_plain(value(row)) for row in rows))
+
+    def counted(key: str, header: str, name: str, keep: int) -> Column:
+        return column(key, header, lambda r: r[name], lambda r: _count(r[name]), keep=keep)
+
+    def numbered(key: str, header: str, name: str, form: str, keep: int = 0) -> Column:
+        return column(key, header, lambda r: r[name], lambda r: number(r[name], form), keep=keep)
+
+    def spread(row: Row) -> str:
+        return _spread(row["perplexity_mean"], spread_of(row["perplexity_std"], row["n"], error), digits)
+
+    several = len({round(row["bytes_per_token"], 4) for row in rows if row["bytes_per_token"] > 0}) > 1
+    goal = "flops_per_token" in comparison.searched.get("minimize", ())
+    sparse = any(row["active_parameters"] < row["parameters"] for row in rows)
+    yield column("variant", "variant", lambda r: r["variant"], lambda r: r["variant"], "l")
+    for name in dict.fromkeys(name for row in rows for name in row["components"]):
+        yield column(f"component.{name}", name, _has(name), _tick(name), "c", 6)
+    for path in dict.fromkeys(path for row in rows for path in row["varied"]):
+        yield column(f"varied.{path}", path, _varied(path), _varied(path), "l", 9)
+    rate = column("lr", "lr", lambda r: r["lr"], lambda r: number(r["lr"], "g") + ("^" if r["lr_at_edge"] else ""))
+    yield replace(rate, keep=8)
+    yield column("n", "n", lambda r: r["n"], lambda r: str(r["n"]))
+    yield column("perplexity", "perplexity ↓", lambda r: r["perplexity_mean"], spread)
+    yield numbered("loss", "loss ↓", "loss_mean", ".4f", 5)
+    yield numbered("bits", "bits/byte ↓", "bits_per_byte_mean", ".4f", 5)
+    if several:
+        yield numbered("bytes", "bytes/token", "bytes_per_token", ".3f", 5)
+    yield numbered("delta", f"Δ {unit}", "delta", "+.4f")
+    yield column("interval", "95% interval", lambda r: r["delta"], lambda r: _interval(r["delta_low"], r["delta_high"]))
+    yield column("verdict", "verdict", lambda r: r["verdict"], lambda r: _verdict(r["verdict"], margin), "l")
+    if len(comparison.screen):
+        yield column("probe", "probe (rank)", lambda r: r["probe_loss"], probe_text, keep=8)
+    yield column("trials", "trials", lambda r: r["missing"], lambda r: _standing(r), "l", 9)
+    yield counted("params", "params", "parameters", 7)
+    if sparse:
+        yield counted("active", "active", "active_parameters", 7)
+    if not any(math.isnan(row["mismatch"]) for row in rows):
+        yield column(
+            "mismatch", "mismatch", lambda r: r["mismatch"], lambda r: number(100 * r["mismatch"], "+.2f") + "%", keep=4
+        )
+    if sparse:
+        yield numbered("load", "max load", "router_load_max", ".2f", 4)
+    yield counted("flops", "FLOPs/token", "flops_per_token", 0 if goal else 3)
+    yield counted("speed", "tokens/s", "tokens_per_s", 2)
+    yield column("memory", "peak memory", lambda r: r["peak_memory_bytes"], lambda r: _bytes(r["peak_memory_bytes"]))
+    yield column("cache", "cache/token", lambda r: r["cache_bytes_per_token"], _cache)
+    yield from _measured(comparison, rows, error)
+
+
+def probe_text(row: Row) -> str:
+    """A probe's validation loss with its rank."""
+    loss = "diverged" if math.isinf(row["probe_loss"]) else f"{row['probe_loss']:.3f}"
+    return DASH if math.isnan(row["probe_loss"]) else f"{loss} ({row['probe_rank']:g})"
+
+
+def _measured(comparison: Comparison, rows: list[Row], error: str) -> Iterator[Column]:
+    """A column per number that `evaluate` asked for."""
+    known = {(each["variant"], each["name"]): each for each in comparison.measures.to_dict("records")}
+    for name in dict.fromkeys(name for _, name in known):
+        mine = [known.get((row["variant"], name)) for row in rows]
+        cells = [Cell(DASH if each is None else _measure(each, error)) for each in mine]
+        values = tuple(None if each is None else _plain(each["mean"]) for each in mine)
+        yield Column(printable(str(name)), cells, "r", 9, key=f"measure.{name}", values=values)
+
+
+def _measure(each: Mapping[Any, Any], error: str) -> str:
+    if not math.isfinite(each["mean"]):
+        return DASH
+    half = spread_of(each["std"], each["n"], error)
+    return number(each["mean"], ".4g") + (f" ± {half:.2g}" if half >= 0 else "")
+
+
+def spread_of(std: float, n: int, error: str) -> float:
+    """What stands behind ± for a mean over n values with that standard deviation (n - 1); NaN for a single one."""
+    if error == "std" or n < 2:
+        return std
+    standard_error = std / math.sqrt(n)
+    return standard_error if error == "se" else standard_error * float(student.ppf(0.975, n - 1))
+
+
+def best_rows(rows: list[Row]) -> set[int]:
+    """The rows to print bold: of those with one baseline the lowest perplexity, unless noise could have made it that.
+
+    A variant must be better than the baseline; the baseline must have only worse variants.
+    """
+    cells: dict[str, list[int]] = {}
+    for i, row in enumerate(rows):
+        if not math.isnan(row["perplexity_mean"]) and row["verdict"] not in NO_DIFFERENCE:
+            cells.setdefault(row["baseline"], []).append(i)
+    return {best for known in cells.values() if (best := _best_of(rows, known)) is not None}
+
+
+def _best_of(rows: list[Row], known: list[int]) -> int | None:
+    best = min(known, key=lambda i: rows[i]["perplexity_mean"])
+    if rows[best]["verdict"] == "better":
+        return best
+    others = [rows[i]["verdict"] for i in known if i != best]
+    all_worse = bool(others) and all(verdict == "worse" for verdict in others)
+    return best if rows[best]["verdict"] == "baseline" and all_worse else None
+
+
+def _legend(comparison: Comparison, rows: list[Row], error: str) -> str:
+    legend = f"perplexity, bits/byte and Δ on test, mean ± {ERRORS[error]} over n seeds; * best and not within noise"
+    if any(row["active_parameters"] < row["parameters"] for row in rows):
+        legend += "; active: parameters that one token meets; max load: of an expert, 1 where all are used alike"
+    if (match := comparison.provenance.get("match")) and match["kind"] != "parameters":
+        legend += f"; mismatch: of {match['kind'].replace('_', ' ')}, from {match['to']}"
+    if any(row["lr_at_edge"] for row in rows):
+        legend += "; ^ rate at the edge of those tried"
+    return legend
+
+
+def _only(column: Column, kept: list[bool]) -> Column:
+    """A column with some of its rows."""
+    cells = [cell for cell, keep in zip(column.cells, kept, strict=True) if keep]
+    return replace(column, cells=cells, values=tuple(v for v, keep in zip(column.values, kept, strict=True) if keep))
+
+
+def _standing(row: Row) -> str:
+    """What became of the trials of a variant beside those that are complete."""
+    if row["verdict"] == "left out":
+        return "none"
+    said = [f"{row[state]} {state}" for state in ("diverged", "failed", "pruned", "missing", "reused") if row[state]]
+    return ", ".join(said) or "all complete"
+
+
+def _has(name: str) -> Callable[[Row], Any]:
+    return lambda row: bool(row["components"].get(name))
+
+
+def _tick(name: str) -> Callable[[Row], str]:
+    return lambda row: "✓" if row["components"].get(name) else DASH
+
+
+def _varied(path: str) -> Callable[[Row], str]:
+    return lambda row: str(row["varied"].get(path, DASH))
+
+
+def _plain(value: Any) -> Any:
+    """Without NaN, which sorts nowhere."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _count(value: float) -> str:
+    return DASH if math.isnan(value) else short_count(value)
+
+
+def _bytes(value: float) -> str:
+    return DASH if math.isnan(value) else f"{value / 2**20:,.0f} MiB"
+
+
+def _cache(row: Row) -> str:
+    value = row["cache_bytes_per_token"]
+    return DASH if math.isnan(value) else f"{value:,.0f} B"
+
+
+def _decimals(stds: list[float]) -> int:
+    """So many decimals that the smallest spread shows two digits, 2 to 4."""
+    known = [s for s in stds if s > 0]
+    return min(4, max(2, 1 - math.floor(math.log10(min(known))))) if known else 2
+
+
+def _spread(mean: float, std: float, digits: int) -> str:
+    return number(mean, f".{digits}f") + (f" ± {std:.{digits}f}" if std >= 0 else "")
+
+
+def _verdict(verdict: str, margin: float | None) -> str:
+    return f"{verdict} within {margin:g}" if verdict == "equivalent" else verdict
+
+
+def _interval(low: float, high: float) -> str:
+    return DASH if math.isnan(low) else f"[{low:+.4f}, {high:+.4f}]"
+
+
+def trial_cells(comparison: Comparison, shape: Shape = Shape()) -> dict[str, list[tuple[Row, dict[str, Cell]]]]:
+    """Of each variant its trials that a filter keeps, those that stand in the table first: (the trial, its cells by the
+    key of their column)."""
+    digits = _decimals(list(comparison.table["perplexity_std"]))
+    kept = kept_rows(comparison, shape.where)[1]
+    trials = records(comparison.trials)
+    shown = [trial for trial, keep in zip(trials, kept, strict=True) if keep]
+    found: dict[str, list[tuple[Row, dict[str, Cell]]]] = {}
+    for trial in sorted(shown, key=lambda each: (not each["reported"], each["lr"], each["seed"])):
+        role = "" if trial["reported"] else f" · {'tuning' if trial['role'] == 'tune' else trial['role']}"
+        cells = {
+            "variant": f"seed {trial['seed']}{role}",
+            "lr": number(trial["lr"], "g"),
+            "perplexity": number(trial["test_perplexity"], f".{digits}f"),
+            "loss": number(trial["test_loss"], ".4f"),
+            "bits": number(trial["test_bits_per_byte"], ".4f"),
+            "verdict": trial["state"],
+            "trials": _history(trial),
+            "speed": _count(trial["tokens_per_s"]),
+            "memory": _bytes(trial["peak_memory_bytes"]),
+        }
+        found.setdefault(trial["variant"], []).append((trial, {k: Cell(printable(text)) for k, text in cells.items()}))
+    return found
+
+
+def _history(trial: Row) -> str:
+    """Whether a trial was reused, continued, and why it ended as it did."""
+    said = ["reused"] if trial["reused"] else []
+    said += [f"{trial['attempt']} attempts"] if trial["attempt"] > 1 else []
+    said += [trial["reason"]] if isinstance(trial["reason"], str) else []  # a frame has NaN where there is none
+    return ", ".join(said)
