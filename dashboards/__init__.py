@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import dash
 
-__all__ = ["PortTaken", "make_app", "serve"]
+__all__ = ["PortTaken", "WeakToken", "make_app", "serve"]
 
 
 class PortTaken(Exception):
     """Another program listens on the port that was asked for."""
+
+
+class WeakToken(Exception):
+    """The token that was given is easily guessed."""
 
 
 def make_app(store_root: Path) -> dash.Dash:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import dash
@@ -10,20 +9,27 @@ import dash_mantine_components as dmc
 import flask
 from dash import Input, html
 
-from dashboards import theme
-from dashboards.library import Library, NotFound
-from dashboards.pages import studies, study
+from dashboards import downloads, theme
+from dashboards.library import Library
+from dashboards.optuna_mount import Mount
+from dashboards.pages import (
+    architecture,
+    compare,
+    context,
+    factor,
+    inspect,
+    report,
+    run,
+    runs,
+    scaling,
+    search,
+    stability,
+    studies,
+    study,
+    table,
+    timeline,
+)
 from dashboards.parts import card, frame
-from search.reporting import report
-from search.store import StoreError
-
-DOWNLOADS = {
-    "md": ("md", "text/markdown"),
-    "csv": ("csv", "text/csv"),
-    "tex": ("latex", "application/x-tex"),
-    "json": ("json", "application/json"),
-}
-"""Ending of the address: (format of the report, media type)."""
 
 POLICY = "; ".join(
     [
@@ -37,6 +43,12 @@ POLICY = "; ".join(
     ]
 )
 """The browser itself refuses what is not from here; Dash needs inline scripts."""
+LOCAL = {
+    "Content-Security-Policy": POLICY,
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+"""Of every answer, but for pages that say something stricter."""
 
 
 NEEDED_LATER = (
@@ -63,14 +75,17 @@ def make_app(store_root: Path) -> dash.Dash:
     )
     app.server.config["LIBRARY"] = library
     app.server.config["COMPRESS_STREAMS"] = False  # it leaves files open; only our own few assets are streamed
-    studies.register(app, library)
-    study.register(app, library)
+    for own in (studies, study, table, runs, run, compare, timeline, architecture, report):
+        own.register(app, library)
+    for why in (factor, scaling, search, stability, context, inspect):
+        why.register(app, library)
     dash.register_page("not_found_404", layout=_no_page)
     page = frame(dash.page_container, library.root)
     app.layout = dmc.MantineProvider(html.Div(page), theme=theme.MANTINE, defaultColorScheme="light")
     app.clientside_callback("() => window.location.reload()", Input("retry", "n_intervals"), prevent_initial_call=True)
-    _serve_downloads(app.server, library)
+    downloads.register(app.server, library)
     app.server.after_request(_stay_local)
+    app.server.wsgi_app = Mount(app.server.wsgi_app, library.root, LOCAL)  # type: ignore[method-assign]
     return app
 
 
@@ -83,26 +98,8 @@ def _no_page(**_: object) -> object:
 
 
 def _stay_local(response: flask.Response) -> flask.Response:
-    response.headers["Content-Security-Policy"] = POLICY
-    response.headers["Referrer-Policy"] = "no-referrer"
-    response.headers["X-Content-Type-Options"] = "nosniff"
+    for name, value in LOCAL.items():
+        response.headers.setdefault(name, value)
     if flask.request.path.startswith("/study/"):
         response.headers["Link"] = ", ".join(f"<{path}>; rel=preload; as=script" for path in NEEDED_LATER)
     return response
-
-
-def _serve_downloads(server: flask.Flask, library: Library) -> None:
-    @server.get("/download/<name>.<ending>")
-    def download(name: str, ending: str) -> flask.Response:
-        """The report of a study as a file, the same text that `archlab report` prints."""
-        if ending not in DOWNLOADS:
-            return flask.Response(f"there is no .{ending}: {', '.join(DOWNLOADS)}\n", 404, mimetype="text/plain")
-        form, media = DOWNLOADS[ending]
-        try:
-            found = library.summary(name)
-        except (NotFound, StoreError) as error:
-            return flask.Response(f"{error}\n", 404, mimetype="text/plain")
-        if found.comparison is None:
-            return flask.Response(f"{found.problem}\n", 409, mimetype="text/plain")
-        text = io.BytesIO(report(found.comparison, form).encode())
-        return flask.send_file(text, mimetype=media, as_attachment=True, download_name=f"{name}.{ending}")

@@ -73,7 +73,8 @@ def _frame(groups: Sequence[Group]) -> list[float] | None:
     if not long:
         return None
     start = 0.1 * max(group.x[-1] for group in long)
-    late = np.concatenate([group.mean[group.x >= start] for group in long])
+    whole = [(np.asarray(line.x), np.asarray(line.y)) for group in long for line in group.lines if not line.diverged]
+    late = np.concatenate([y[x >= start] for x, y in [*((group.x, group.mean) for group in long), *whole]])
     late = late[np.isfinite(late)]
     if not len(late):
         return None
@@ -139,23 +140,27 @@ def _quiet(trace: dict[str, Any]) -> dict[str, Any]:
     return {"type": "scatter", "showlegend": False, "hoverinfo": "skip", **trace}
 
 
-def rate_curve(rates: Sequence[Mapping[str, Any]], colours: Mapping[str, str], baseline: str) -> Figure:
-    """Validation perplexity by learning rate, a line per variant, its choice a ring, a diverged rate a cross on top.
+def rate_curve(
+    rates: Sequence[Mapping[str, Any]], colours: Mapping[str, str], baseline: str, of: str = "perplexity"
+) -> Figure:
+    """Validation perplexity or loss by learning rate, a line per variant, its choice a ring, a diverged rate a cross on
+    top.
 
-    `rates` are rows {variant, lr, validation_perplexity (NaN: none), best, state}.
+    `rates` are rows {variant, lr, validation_`of` (NaN: none), best, state}.
     """
+    value, title = f"validation_{of}", f"Validation {of}"
     names = list(dict.fromkeys(row["variant"] for row in rates))
     style = dashes(names, baseline)
-    known = [row["validation_perplexity"] for row in rates if math.isfinite(row["validation_perplexity"])]
+    known = [row[value] for row in rates if math.isfinite(row[value])]
     if not known:
         return empty("No rate has been tried to its end yet.")
     top = max(known) + 0.06 * (max(known) - min(known) or max(known))
     traces = []
     for name in names:
         mine = sorted((row for row in rates if row["variant"] == name), key=lambda row: row["lr"])
-        fine = [row for row in mine if math.isfinite(row["validation_perplexity"])]
+        fine = [row for row in mine if math.isfinite(row[value])]
         colour, shown = colours[name], escape(name)
-        hover = f"<b>{shown}</b><br>learning rate %{{x:g}}<br>validation perplexity %{{y:.4g}}<extra></extra>"
+        hover = f"<b>{shown}</b><br>learning rate %{{x:g}}<br>{title.lower()} %{{y:.5g}}<extra></extra>"
         sizes = [11 if row["best"] else 5 for row in fine]
         fills = ["#ffffff" if row["best"] else colour for row in fine]
         traces.append(
@@ -163,7 +168,7 @@ def rate_curve(rates: Sequence[Mapping[str, Any]], colours: Mapping[str, str], b
                 "type": "scatter",
                 "mode": "lines+markers",
                 "x": [row["lr"] for row in fine],
-                "y": [row["validation_perplexity"] for row in fine],
+                "y": [row[value] for row in fine],
                 "name": shown,
                 "legendgroup": shown,
                 "line": {"color": colour, "width": 1.6, "dash": style[name]},
@@ -181,7 +186,7 @@ def rate_curve(rates: Sequence[Mapping[str, Any]], colours: Mapping[str, str], b
     ticks = sorted({row["lr"] for row in rates})
     labels = {"tickmode": "array", "tickvals": ticks, "ticktext": [rate_text(lr) for lr in ticks]}
     scale = axis("Learning rate", type="log", **labels)
-    return {"data": traces, "layout": layout(xaxis=scale, yaxis=axis("Validation perplexity"), showlegend=False)}
+    return {"data": traces, "layout": layout(xaxis=scale, yaxis=axis(title), showlegend=False)}
 
 
 def rate_text(lr: float) -> str:
@@ -203,32 +208,7 @@ def forest(rows: Sequence[Mapping[str, Any]], colours: Mapping[str, str], unit: 
         if found and all(verdict in _APART for verdict in found):
             return empty(f"There are no differences: the variants have {' and '.join(_APART[v] for v in found)}.")
         return empty("Differences appear when the baseline and a variant have a finished trial in common.")
-    traces = []
-    for place, row in enumerate(reversed(shown)):
-        colour, name = colours[row["variant"]], escape(row["variant"])
-        clear = row["verdict"] in ("better", "worse")
-        interval = math.isfinite(row["delta_low"])
-        reach = (
-            f"<br>95% interval {row['delta_low']:+.4f} to {row['delta_high']:+.4f}" if interval else "<br>no interval"
-        )
-        trace: dict[str, Any] = {
-            "type": "scatter",
-            "mode": "markers",
-            "x": [row["delta"]],
-            "y": [place],
-            "marker": {
-                "size": 9,
-                "color": colour if clear else "#ffffff",
-                "line": {"color": colour, "width": 2},
-                "opacity": 1,
-            },
-            "hovertemplate": f"<b>{name}</b> {row['delta']:+.4f}{reach}<br>{escape(row['verdict'])}<extra></extra>",
-            "showlegend": False,
-        }
-        if interval:
-            half = row["delta_high"] - row["delta"]
-            trace["error_x"] = {"type": "data", "array": [half], "color": colour, "thickness": 2, "width": 0}
-        traces.append(trace)
+    traces = [_difference(row, place, colours[row["variant"]]) for place, row in enumerate(reversed(shown))]
     names = [escape(row["variant"]) for row in reversed(shown)]
     places = {
         "tickmode": "array",
@@ -254,6 +234,31 @@ def forest(rows: Sequence[Mapping[str, Any]], colours: Mapping[str, str], unit: 
         "data": traces,
         "layout": layout(xaxis=x, yaxis=y, shapes=[zero], annotations=hints, margin={"l": 8, "r": 16, "t": 26, "b": 8}),
     }
+
+
+def _difference(row: Mapping[str, Any], place: int, colour: str) -> dict[str, Any]:
+    """The point of a variant, with its interval where it has one."""
+    clear, interval = row["verdict"] in ("better", "worse"), math.isfinite(row["delta_low"])
+    reach = f"95% interval {row['delta_low']:+.4f} to {row['delta_high']:+.4f}" if interval else "no interval"
+    said = f"<b>{escape(row['variant'])}</b> {row['delta']:+.4f}<br>{reach}<br>{escape(row['verdict'])}<extra></extra>"
+    trace: dict[str, Any] = {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [row["delta"]],
+        "y": [place],
+        "marker": {
+            "size": 9,
+            "color": colour if clear else "#ffffff",
+            "line": {"color": colour, "width": 2},
+            "opacity": 1,
+        },
+        "hovertemplate": said,
+        "showlegend": False,
+    }
+    if interval:
+        half = row["delta_high"] - row["delta"]
+        trace["error_x"] = {"type": "data", "array": [half], "color": colour, "thickness": 2, "width": 0}
+    return trace
 
 
 def _around_zero(rows: Sequence[Mapping[str, Any]]) -> list[float]:

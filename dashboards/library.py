@@ -15,6 +15,7 @@ from typing import Any
 
 from dashboards.curves import CurveFile, stamp_of
 from search.comparison import Comparison, load_comparison
+from search.findings import measured
 from search.lock import STUDY_NAME, holder_of
 from search.selection import is_over, select, tuned_paths
 from search.store import Store, StoreError
@@ -74,15 +75,18 @@ class Study:
     def expected(self) -> int:
         """Trials in all: those that are known, or what the grid and the seeds add up to while the tuning goes on.
 
-        A variant that is given up, as all its values were lost or a seed was pruned, gets no more than it has.
+        A variant that is given up, as all its values were lost or a seed was pruned, gets no more than it has, and one
+        that a screen left out nothing; each has a probe there.
         """
         least = (self.record.get("sequential") or {}).get("min")
         tuned, seeds = tuned_paths(self.record), least or len(self.record["seeds"])
         per_variant = math.prod(map(len, tuned.values())) + seeds - 1 if tuned else seeds
         selections = select(self.record, self.trials)
-        over = [each for each in selections if each.settled and not each.missing_seeds and each.has_no_mean]
+        ended = (each for each in selections if each.settled and not each.missing_seeds)
+        over = [each for each in ended if each.has_no_mean or each.left_out]
         given_up = sum(len(each.trials) for each in over)
-        return max(sum(self.counts.values()), per_variant * (len(selections) - len(over)) + given_up)
+        probes = sum("probe" in variant for variant in self.record["variants"])
+        return max(sum(self.counts.values()), per_variant * (len(selections) - len(over)) + given_up + probes)
 
 
 class Library:
@@ -94,6 +98,8 @@ class Library:
         self._stamp: object = None
         self._listing: list[dict[str, Any]] = []
         self._rows: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
+        self._events: dict[str, list[dict[str, Any]]] = {}
+        self._specs: dict[str, str] = {}
         self._comparisons: dict[str, tuple[str, Comparison | None, str | None]] = {}
         self._studies: dict[str, Study] = {}
 
@@ -118,6 +124,29 @@ class Library:
             self._studies[name] = study
             return study
 
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """The rows of a study in the trial table."""
+        with self._lock:
+            self._refresh()
+            return self._rows_of(name)[1]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """What happened to the trials of a study, oldest first."""
+        with self._lock:
+            self._refresh()
+            if name not in self._events:
+                with self.open() as store:
+                    self._events[name] = store.events(name)
+            return self._events[name]
+
+    def spec(self, key: str) -> str:
+        """The content of a trial's trial.json, which never changes."""
+        with self._lock:
+            if key not in self._specs:
+                with self.open() as store:
+                    self._specs[key] = store.spec(key)
+            return self._specs[key]
+
     def _study(self, name: str, curves: dict[str, CurveFile] | None) -> Study:
         known = [row["name"] for row in self.listing()]
         if not STUDY_NAME.fullmatch(name) or name not in known:
@@ -126,7 +155,8 @@ class Library:
         if curves is None:
             curves = self._curves_of(name, trials)
         holder = holder_of(self.root, name)
-        results = _digest(record, [(t["key"], t["role"], t["state"], t["attempt"], t["reason"]) for t in trials])
+        shown = ("key", "role", "state", "attempt", "reason", "measured")
+        results = _digest(record, [tuple(trial[name] for name in shown) for trial in trials])
         version = f"{results}:{_digest([(key, file.stamp) for key, file in curves.items()], holder)}"
         if name not in self._comparisons or self._comparisons[name][0] != results:
             self._comparisons[name] = (results, *self._compare(name))
@@ -153,6 +183,7 @@ class Library:
         if stamp == self._stamp and None not in stamp[:2]:
             return
         self._rows.clear()
+        self._events.clear()
         self._stamp = None
         with self.open() as store:
             self._listing = store.studies()
@@ -161,7 +192,9 @@ class Library:
     def _rows_of(self, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         if name not in self._rows:
             with self.open() as store:
-                self._rows[name] = (store.study(name), store.study_trials(name))
+                record, trials = store.study(name), store.study_trials(name)
+                found = measured(store, {trial["key"] for trial in trials})
+                self._rows[name] = (record, [{**t, "measured": found.get(t["key"], {})} for t in trials])
         return self._rows[name]
 
     def _curves_of(self, name: str, trials: list[dict[str, Any]]) -> dict[str, CurveFile]:
@@ -171,7 +204,7 @@ class Library:
             key = trial["key"]
             if key not in found:
                 found[key] = known.get(key) or CurveFile(Path(trial["folder"]) / "metrics.jsonl")
-                found[key].read()
+                found[key].look()
         return found
 
     def _compare(self, name: str) -> tuple[Comparison | None, str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
@@ -16,9 +17,11 @@ from dash.development.base_component import Component
 from dashboards.figures import GRAPH_CONFIG, Figure
 from dashboards.library import STATES, Library, NotFound, Study
 from dashboards.words import STATE_WORDS
+from search.render.blocks import Block
 from search.store import StoreError
 
 log = logging.getLogger("archlab.dashboard")
+_ROOM = 60  # characters of the choices of a control that stand in a row
 
 
 def _shown(store: Path) -> str:
@@ -109,7 +112,7 @@ def store_card(error: StoreError, root: Path) -> Component:
         "This store can't be read",
         html.P(str(error)),
         html.P("This page looks again by itself. A check of the machine and the store:", className="muted"),
-        command_line(f"archlab doctor --store {root}"),
+        command_line(shlex.join(["archlab", "doctor", "--store", str(root)])),
         kind="error",
     )
 
@@ -180,8 +183,72 @@ def failure_card(error: Exception) -> Component:
     )
 
 
-def choice(name: str, label: str, options: Mapping[str, str], value: str) -> Component:
-    """A row of named choices; `name` is its id."""
+def choice(name: str | dict[str, str], label: str, options: Mapping[str, str], value: str) -> Component:
+    """Named choices in a row, or in a list where they are too long for one, or without any a text; `name` is its id."""
     data = [{"value": key, "label": text} for key, text in options.items()]
-    control = dmc.SegmentedControl(id=name, data=data, value=value, size="xs", radius="sm")
-    return html.Div([html.Span(label, className="control-label"), control], className="control")
+    common: dict[str, Any] = {"id": name, "data": data, "value": value, "size": "xs", "radius": "sm"}
+    if not options:
+        del common["data"]
+        control: Component = dmc.TextInput(**common, debounce=300, className="filter", **{"aria-label": label})
+    elif sum(map(len, options.values())) > _ROOM:
+        control = dmc.Select(**common, allowDeselect=False, searchable=True, **{"aria-label": label})
+    else:
+        control = dmc.SegmentedControl(**common, **{"aria-label": label})
+    row = "control" if options else "control control-text"
+    return html.Div([html.Span(label, className="control-label"), control], className=row)
+
+
+def to_trial(key: str, study: str) -> str:
+    """Where the page of a trial is, as the study wants it that a reader comes from."""
+    return f"/run/{key}?study={study}"
+
+
+def here() -> list[str]:
+    """The words that name the store that is shown to a command; none for the usual one."""
+    root = str(flask.current_app.config["LIBRARY"].root)
+    return [] if root.endswith("/.archlab") else ["--store", root]
+
+
+def measuring(study: Study, *measures: str) -> str | None:
+    """The command that measures the trials of a study's table without training; None where there are none yet."""
+    if study.comparison is None or not (study.comparison.table["n"] > 0).any():
+        return None
+    named = [word for measure in measures for word in ("--measure", measure)]
+    return shlex.join(["archlab", "eval", study.name, *named, *here()])
+
+
+def asks(study: Study, measure: str) -> bool:
+    """Whether the study's `evaluate:` names a measure, so that it comes by itself."""
+    named = study.record.get("evaluate") or ()
+    return measure in {each["type"] if isinstance(each, dict) else each for each in named}
+
+
+def missing(what: str, line: str, command: str | None = None, awaited: bool = False) -> Component:
+    """In place of a figure: what is not there yet, the line of a study that asks for it, and what computes it now.
+
+    `awaited`: the study asks for it already.
+    """
+    said: list[Any] = [what, " A study has it with ", html.Code(line), "."]
+    if awaited:
+        said = [what, " The study asks for it: it comes when the trials of the table have ended."]
+    if command is None:
+        return html.P(said, className="muted missing")
+    return html.Div([html.P([*said, " Of the trials that are finished:"], className="muted"), command_line(command)])
+
+
+def block_table(block: Block) -> Component:
+    """A table as the report prints it, what must be known to read it beneath."""
+    header = html.Tr([html.Th(column.header, className=f"to-{column.align}") for column in block.columns])
+    lines = zip(*(column.cells for column in block.columns), strict=True)
+    body = [
+        html.Tr(
+            [
+                html.Td(html.B(cell.text) if cell.strong else cell.text, className=f"to-{column.align}")
+                for column, cell in zip(block.columns, line, strict=True)
+            ]
+        )
+        for line in lines
+    ]
+    table = html.Table([html.Caption(block.title), html.Thead(header), html.Tbody(body)], className="searched")
+    legend = html.P(block.legend, className="muted small") if block.legend else None
+    return html.Div([html.Div(table, className="wide"), legend])

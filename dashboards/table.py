@@ -3,75 +3,84 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dash_ag_grid as dag
 
+from dashboards.parts import to_trial
 from search.comparison import Comparison
-from search.render.blocks import Column, build_page
+from search.render.blocks import Block, Cell, Column
 
 MOST_ROWS = 60  # a longer table scrolls by itself
 MINUS = "\N{MINUS SIGN}"
 VERDICTS = (
-    *("baseline", "better", "worse", "within noise", "equivalent", "undecided", "diverged"),
+    *("baseline", "better", "worse", "within noise", "equivalent", "undecided", "diverged", "left out"),
     *("other objective", "other test text", "lossy tokenizer", "incomplete", "too few seeds"),
 )
 
 
 @dataclass(frozen=True)
 class Heading:
-    """How a column of the report is headed here: `number` is the column of the comparison that it sorts by."""
+    """How a column of the report is headed here, and how wide it is at least (pixels)."""
 
     title: str
     tip: str
     width: int
-    number: str | None = None
 
 
 HEADINGS = {
-    "variant": Heading("Variant", "Click a heading to sort; the baseline's row is shaded", 124, "variant"),
-    "lr": Heading("Rate", "Learning rate: the best on validation. † lies at the edge of those tried", 78, "lr"),
-    "n": Heading("n", "Complete seeds", 44, "n"),
-    "perplexity": Heading(
-        "Perplexity ↓", "Test perplexity, mean ± standard deviation over seeds", 128, "perplexity_mean"
-    ),
-    "bits/byte": Heading("Bits/byte ↓", "Test bits per byte; compares across tokenizers", 94, "bits_per_byte_mean"),
-    "Δ": Heading("Δ loss", "Test loss minus that of the baseline; below zero is better", 80, "delta"),
-    "95% interval": Heading("95% interval", "Of Δ loss; all intervals of the table hold together", 150, "delta"),
-    "verdict": Heading("Verdict", "Whether Δ loss leaves the noise", 116, "verdict"),
-    "params": Heading("Params", "Parameters of the model", 76, "parameters"),
-    "active": Heading("Active", "Parameters that one token meets", 76, "active_parameters"),
-    "max load": Heading(
-        "Max load", "Load of the busiest expert on test: 1 where all are used alike", 84, "router_load_max"
-    ),
-    "mismatch": Heading("Match", "How far the parameters are from those they were matched to", 74, "mismatch"),
-    "FLOPs/token": Heading("FLOPs/tok", "Model FLOPs per token", 88, "flops_per_token"),
-    "tokens/s": Heading("Tokens/s", "Training speed on the machine that ran it", 80, "tokens_per_s"),
+    "variant": Heading("Variant", "Click a heading to sort; the baseline's row is shaded", 124),
+    "lr": Heading("Rate", "Learning rate: the best on validation. † lies at the edge of those tried", 78),
+    "n": Heading("n", "Complete seeds", 44),
+    "perplexity": Heading("Perplexity ↓", "Test perplexity, mean over seeds ± what the legend says", 128),
+    "loss": Heading("Loss ↓", "Test loss, mean over seeds, nats per token", 84),
+    "bits": Heading("Bits/byte ↓", "Test bits per byte; compares across tokenizers", 94),
+    "delta": Heading("Δ loss", "Test loss minus that of the baseline; below zero is better", 86),
+    "interval": Heading("95% interval", "Of the difference; all intervals of the table hold together", 150),
+    "verdict": Heading("Verdict", "Whether the difference leaves the noise", 116),
+    "probe": Heading("Probe", "Validation loss by the screen's recipe, and its rank among all variants", 108),
+    "trials": Heading("Trials", "What became of those that are not complete, and what was reused", 150),
+    "params": Heading("Params", "Parameters of the model", 76),
+    "active": Heading("Active", "Parameters that one token meets", 76),
+    "load": Heading("Max load", "Load of the busiest expert on test: 1 where all are used alike", 84),
+    "mismatch": Heading("Match", "How far the parameters are from those they were matched to", 74),
+    "flops": Heading("FLOPs/tok", "Model FLOPs per token", 88),
+    "speed": Heading("Tokens/s", "Training speed on the machine that ran it", 80),
+    "memory": Heading("Memory", "The most memory that training took, mean over seeds", 92),
+    "cache": Heading("Cache/tok", "What decoding keeps of each token", 88),
 }
 
 
-def rows(comparison: Comparison, colours: Mapping[str, str]) -> list[dict[str, Any]]:
+OF_TRIAL = {
+    "lr": "lr",
+    "perplexity": "test_perplexity",
+    "loss": "test_loss",
+    "bits": "test_bits_per_byte",
+    "speed": "tokens_per_s",
+    "memory": "peak_memory_bytes",
+}
+"""Which column of the trials a column of the table sorts a variant's own trials by."""
+
+
+def rows(block: Block, comparison: Comparison, colours: Mapping[str, str]) -> list[dict[str, Any]]:
     """A row per variant: `text` as printed, `number` to sort by (None: there is none), each by the column's field."""
-    records = comparison.table.to_dict("records")
-    columns = build_page(comparison).blocks[0].columns
+    baselines = set(comparison.table["baseline"])
     found = []
-    for i, record in enumerate(records):
-        name = record["variant"]
+    for i, name in enumerate(block.columns[0].values):
         row: dict[str, Any] = {
             "id": name,
-            "baseline": name == record["baseline"],
+            "baseline": name in baselines,
             "swatch": {"--swatch": swatch(name, comparison.baseline, colours)},
             "text": {},
             "number": {},
         }
-        for column in columns:
-            field, heading = _field(column), _heading(column)
-            cell = column.cells[i]
-            row["text"][field] = pretty(cell.text)
-            row["number"][field] = _plain(record[heading.number]) if heading.number else cell.text
-            if cell.strong:
+        for column in block.columns:
+            field = field_of(column.key)
+            row["text"][field] = pretty(column.cells[i].text)
+            row["number"][field] = column.values[i]
+            if column.cells[i].strong:
                 row["best"] = True
         found.append(row)
     return found
@@ -79,17 +88,17 @@ def rows(comparison: Comparison, colours: Mapping[str, str]) -> list[dict[str, A
 
 def swatch(variant: str, baseline: str, colours: Mapping[str, str]) -> str:
     """A variant's colour as CSS; the baseline's is dark on light and light on dark."""
-    return "var(--baseline)" if variant == baseline else colours[variant]
+    return "var(--baseline)" if variant == baseline else colours.get(variant, "var(--faint)")
 
 
-def columns(comparison: Comparison) -> list[dict[str, Any]]:
+def columns(block: Block) -> list[dict[str, Any]]:
     """The grid's columns, in the report's order."""
-    return [_definition(column) for column in build_page(comparison).blocks[0].columns]
+    return [_definition(column) for column in block.columns]
 
 
-def legend(comparison: Comparison) -> str:
+def legend(block: Block) -> str:
     """What the marks of the table mean."""
-    text = build_page(comparison).blocks[0].legend.replace("* best", "bold: best").replace("^ rate", "† rate")
+    text = block.legend.replace("* best", "bold: best").replace("^ rate", "† rate")
     return text[:1].upper() + text[1:]
 
 
@@ -100,55 +109,115 @@ def pretty(text: str) -> str:
     return text
 
 
-def _heading(column: Column) -> Heading:
-    for start, heading in HEADINGS.items():
-        if column.header == start or column.header.split(" ")[0] == start:
-            return heading
-    return Heading(column.header, f"Whether the variant has {column.header}", 84)
+def heading(key: str, header: str) -> Heading:
+    """How a column of the table is headed, by its key and what the report calls it."""
+    if key == "delta" and "nats" not in header:
+        return replace(HEADINGS[key], title=header, tip="That of the baseline taken away; below zero is better")
+    if key in HEADINGS:
+        return HEADINGS[key]
+    kind, _, name = key.partition(".")
+    if kind == "component":
+        return Heading(header, f"Whether the variant has {name}", 84)
+    if kind == "varied":
+        return Heading(name.rpartition(".")[2], name, 150)
+    return Heading(header, name or header, 116)
 
 
-def _field(column: Column) -> str:
-    """A name that the grid's expressions can spell."""
-    return "c_" + "".join(c if c.isalnum() else "_" for c in column.header)
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def field_of(key: str) -> str:
+    """A name that the grid's expressions can spell, and no other column has."""
+    return "c_" + "".join(c if c.isascii() and c.isalnum() else f"_{ord(c):x}_" for c in key)
 
 
 def _definition(column: Column) -> dict[str, Any]:
-    field, heading = _field(column), _heading(column)
-    found: dict[str, Any] = {
-        "colId": field,
-        "headerName": heading.title,
-        "headerTooltip": heading.tip,
-        "valueGetter": {"function": f"params.data.number.{field}"},
-        "valueFormatter": {"function": f"params.data.text.{field}"},
-        "minWidth": heading.width,
-        "flex": heading.width,
-    }
-    if column.align == "r":
-        found["type"] = "rightAligned"
-    if heading.number == "perplexity_mean":
+    head = heading(column.key, column.header)
+    found = definition(column.key, head, column.align == "r")
+    if column.key == "perplexity":
         found["cellClassRules"] = {"cell-best": "params.data.best"}
-    if heading.number == "variant":
+    if column.key == "variant":
         found |= {
             "pinned": "left",
             "flex": None,
-            "width": heading.width,
+            "width": head.width,
             "cellStyle": {"function": "params.data.swatch"},
             "cellClass": "cell-variant",
         }
-    if heading.number == "verdict":
-        rules = {f"verdict-{verdict.replace(' ', '-')}": f"params.value == '{verdict}'" for verdict in VERDICTS}
-        found |= {"cellClass": "cell-verdict", "cellClassRules": rules}
+    if column.key == "verdict":
+        found |= badges(VERDICTS)
     return found
 
 
-def grid(found: list[dict[str, Any]], definitions: list[dict[str, Any]]) -> dag.AgGrid:
-    """The grid: the baseline's row marked, no pages, as tall as its rows as long as these are few."""
+def definition(key: str, head: Heading, right: bool = True) -> dict[str, Any]:
+    """A column of rows {text: {field: as shown}, number: {field: to sort by, None where there is none}}."""
+    field = field_of(key)
+    return {
+        "colId": field,
+        "headerName": head.title,
+        "headerTooltip": head.tip,
+        "valueGetter": {"function": f"params.data.number.{field}"},
+        "valueFormatter": {"function": f"params.data.text.{field}"},
+        "comparator": {"function": "missingLast"},
+        "minWidth": head.width,
+        "flex": head.width,
+        **({"type": "rightAligned"} if right else {}),
+    }
+
+
+def badges(values: Iterable[str]) -> dict[str, Any]:
+    """What makes the cells of a column badges, coloured by their values."""
+    rules = {f"verdict-{value.replace(' ', '-')}": f"params.value == '{value}'" for value in values}
+    return {"cellClass": "cell-verdict", "cellClassRules": rules}
+
+
+def sorted_by(definitions: list[dict[str, Any]], asked: str) -> list[dict[str, Any]]:
+    """The columns, those that an address sorts by sorted: fields in order, `-` before one that falls."""
+    order = [each for each in asked.split(",") if each]
+    for column in definitions:
+        for place, each in enumerate(order):
+            if each.lstrip("-") == column["colId"]:
+                column |= {"initialSort": "desc" if each.startswith("-") else "asc", "initialSortIndex": place}
+    return definitions
+
+
+def with_trials(
+    found: list[dict[str, Any]],
+    trials: Mapping[str, list[tuple[dict[str, Any], dict[str, Cell]]]],
+    opened: Collection[str],
+    study: str,
+) -> list[dict[str, Any]]:
+    """The rows of variants, each that is open followed by its own trials."""
+    shown = []
+    for row in found:
+        mine = trials.get(row["id"], [])
+        shown.append(row | {"open": row["id"] in opened})
+        for trial, cells in mine if row["id"] in opened else ():
+            texts = {field_of(key): pretty(cell.text) for key, cell in cells.items()}
+            shown.append(
+                {
+                    "id": f"{row['id']}/{trial['key']}",
+                    "parent": row["id"],
+                    "trial": True,
+                    "left_out": not trial["reported"],
+                    "href": to_trial(trial["key"], study),
+                    "swatch": row["swatch"],
+                    "text": texts,
+                    "number": texts | {field_of(key): _number(trial[name]) for key, name in OF_TRIAL.items()},
+                }
+            )
+    return shown
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def grid(
+    found: list[dict[str, Any]], definitions: list[dict[str, Any]], name: str = "table", room: int = 0
+) -> dag.AgGrid:
+    """The grid: the baseline's row marked, no pages, as tall as its rows as long as these, with `room` for those that
+    a reader may open, are few. Any but the overview's tells its order to the store `<name>-sort`."""
+    whole = len(found) + room <= MOST_ROWS
     options = {
-        "domLayout": "autoHeight" if len(found) <= MOST_ROWS else "normal",
+        "domLayout": "autoHeight" if whole else "normal",
         "theme": {"function": "themeQuartz"},
         "rowHeight": 42,
         "headerHeight": 40,
@@ -156,16 +225,22 @@ def grid(found: list[dict[str, Any]], definitions: list[dict[str, Any]]) -> dag.
         "enableCellTextSelection": True,
         "tooltipShowDelay": 300,
         "suppressMovableColumns": True,
+        "postSortRows": {"function": "seedsBelow(params)"},
     }
     sorting = {"sortable": True, "resizable": True, "suppressHeaderMenuButton": True}
     return dag.AgGrid(
-        id="table",
+        id=name,
         rowData=found,
         columnDefs=definitions,
         defaultColDef={**sorting, "sortingOrder": ["asc", "desc", None]},
         getRowId="params.data.id",
-        rowClassRules={"row-baseline": "params.data.baseline"},
+        rowClassRules={
+            "row-baseline": "params.data.baseline",
+            "row-trial": "params.data.trial",
+            "row-left-out": "params.data.left_out",
+        },
         dashGridOptions=options,
-        style={"height": None if len(found) <= MOST_ROWS else "720px", "width": "100%"},
+        style={"height": None if whole else "720px", "width": "100%"},
         className="paper-table",
+        eventListeners={} if name == "table" else {"sortChanged": [f"tellSort(params, '{name}-sort')"]},
     )

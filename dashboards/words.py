@@ -43,6 +43,7 @@ def verdicts(comparison: Comparison) -> list[tuple[str, str]]:
         ("equivalent", "is equivalent to", "are equivalent to"),
         ("undecided", "is not told apart yet from", "are not told apart yet from"),
         ("diverged", "diverged: no comparison with", "diverged: no comparison with"),
+        ("left out", "was left out by its probe: no comparison with", "were left out by their probes: none with"),
         ("other objective", "has another objective than", "have another objective than"),
         ("other test text", "was tested on other text than", "were tested on other text than"),
         ("lossy tokenizer", "has another tokenizer (one is lossy) than", "have other tokenizers (some lossy) than"),
@@ -67,12 +68,25 @@ def perplexities_compare(study: Study) -> bool:
     assert study.comparison is not None
     table = study.comparison.table
     done = set(table["variant"][table["loss_mean"].notna()])
-    asked = [
-        [objective_of(v), tested_on(study.record, v), lossy_of(v), round(v.get("bytes_per_token") or 0.0, 4)]
-        for v in study.record["variants"]
-        if v["name"] in done
-    ]
+    asked = [told for name, told in _asked(study).items() if name in done]
     return study.comparison.noise["unit"] != "bits/byte" and all(one == asked[0] for one in asked)
+
+
+def unlike_baseline(study: Study) -> list[str]:
+    """Variants with another objective, test text or tokenizer than their baseline: token by token no loss compares."""
+    assert study.comparison is not None
+    table, asked = study.comparison.table, _asked(study)
+    return [
+        name for name, base in zip(table["variant"], table["baseline"], strict=True) if asked[name] != asked.get(base)
+    ]
+
+
+def _asked(study: Study) -> dict[str, list[Any]]:
+    """By variant what its loss depends on beside the model: objective, test text, tokenizer."""
+    return {
+        v["name"]: [objective_of(v), tested_on(study.record, v), lossy_of(v), round(v.get("bytes_per_token") or 0.0, 4)]
+        for v in study.record["variants"]
+    }
 
 
 def signed(value: float) -> str:

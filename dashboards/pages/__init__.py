@@ -1,1 +1,1 @@
-"""The pages of the dashboard: the studies, and one study."""
+"""The pages, in the order of the tabs of a study: a module for each, with `register(app, library)`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import dash
@@ -11,10 +12,12 @@ from dash.development.base_component import Component
 
 from dashboards import figures, lines, table, theme, words
 from dashboards.library import Library, NotFound, Study
+from dashboards.pages.shell import OVERVIEW, notice, shell
 from dashboards.pages.studies import KEEP_ADDRESS, REFRESH_MS
-from dashboards.pages.study_parts import CONTROLS, controls, head, notes, notice, variants
+from dashboards.pages.study_parts import CONTROLS, controls, elsewhere, head, notes, variants
 from dashboards.parts import command_line, graph, guarded, section
 from dashboards.view import METRICS, X_AXES, View, read_view
+from search.render.ablation import main_block
 from search.store import StoreError
 
 Zoom = dict[str, list[float]]
@@ -120,43 +123,44 @@ def _page(study: Study, view: View, notices: list[str], root: str) -> Component:
             id=None if tuned else "rates-hidden",
         )
     )
-    return html.Div(
-        [
-            dcc.Store(id="study-name", data=study.name),
-            dcc.Store(id="study-version", data=study.version),
-            dcc.Store(id="study-query"),
-            dcc.Store(id="curves-zoom", data={}),
-            dcc.Interval(id="study-tick", interval=REFRESH_MS),
-            html.Div([notice(text) for text in notices] or None, id="study-notice"),
-            html.Div(head(study), id="study-head"),
-            section(
-                "Results",
-                table.grid(rows, columns),
-                html.Div(notes(study), id="table-notes", className="notes"),
-                aside=["Download ", *links],
-            ),
-            html.Div(pair, className="pair" if tuned else "pair pair-single"),
-            section(
-                "Curves",
-                controls(view),
-                graph("curves", curves, 430),
-                html.Div(note, id="curves-note", className="muted small"),
-            ),
-            section("Variants", variants(study, _colours(study))),
-            section(
-                "Continue",
-                html.P("Trains what is missing, and nothing twice.", className="muted small"),
-                command_line(words.command(study, default, root)),
-            ),
-        ],
-        className="study",
+    return shell(
+        study,
+        OVERVIEW,
+        dcc.Store(id="study-name", data=study.name),
+        dcc.Store(id="study-version", data=study.version),
+        dcc.Store(id="study-query"),
+        dcc.Store(id="curves-zoom", data={}),
+        dcc.Interval(id="study-tick", interval=REFRESH_MS),
+        html.Div([notice(text) for text in notices] or None, id="study-notice"),
+        html.Div(head(study), id="study-head"),
+        section(
+            "Results",
+            table.grid(rows, columns),
+            html.Div(notes(study), id="table-notes", className="notes"),
+            aside=["Download ", *links],
+        ),
+        html.Div(pair, className="pair" if tuned else "pair pair-single"),
+        section(
+            "Curves",
+            controls(view),
+            graph("curves", curves, 430),
+            html.Div(note, id="curves-note", className="muted small"),
+        ),
+        section("Variants", variants(study, _colours(study))),
+        section(
+            "Continue",
+            html.P("Trains what is missing, and nothing twice.", className="muted small"),
+            command_line(words.command(study, default, root)),
+            html.P(elsewhere(Path(root), study.name), className="muted small"),
+        ),
     )
 
 
 def _rows(study: Study) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     if study.comparison is None:
         return [], []
-    return table.rows(study.comparison, _colours(study)), table.columns(study.comparison)
+    block = main_block(study.comparison)
+    return table.rows(block, study.comparison, _colours(study)), table.columns(block)
 
 
 def _forest(study: Study) -> figures.Figure:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from dash import dcc, html
+from dash import html
 from dash.development.base_component import Component
 
 from dashboards import table, words
 from dashboards.library import Study
-from dashboards.parts import choice, progress_bar
+from dashboards.optuna_mount import pages_of
+from dashboards.pages.run import tracker
+from dashboards.parts import block_table, choice, progress_bar
 from dashboards.view import METRICS, SMOOTHING, TRIALS, X_AXES, View
-from search.render.blocks import Block, build_page
+from search.render.ablation import Shape, table_page
+from search.render.screen_blocks import screen_blocks
 from search.render.search_blocks import search_blocks
 
 CONTROLS = {"metric": "Show", "x": "Over", "smooth": "Smoothing", "trials": "Trials"}
@@ -38,10 +42,6 @@ def head(study: Study) -> list[Component]:
         f"{len(record['seeds'])} seeds",
     ]
     return [
-        html.Div(
-            [dcc.Link("Studies", href="/"), html.Span("/", className="slash"), html.Span(study.name, className="here")],
-            className="crumbs",
-        ),
         html.H1(record.get("question") or study.name, className="question"),
         html.Ul(said, className="verdicts"),
         html.Div(
@@ -70,21 +70,14 @@ def notes(study: Study) -> list[Component]:
     """How the numbers were made, what could have been resolved, and what a reader must know."""
     if study.comparison is None:
         return []
-    page = build_page(study.comparison)
-    found: list[Component] = [html.P(f"{table.legend(study.comparison)}.")]
+    page = table_page(study.comparison, Shape())
+    found: list[Component] = [html.P(f"{table.legend(page.blocks[0])}.")]
     found += [html.P(line, className="method") for line in page.lines]
     if page.notes:
         found.append(html.Ul([html.Li(note) for note in page.notes]))
     found.append(html.P(page.provenance, className="provenance"))
-    return found + [_searched(block) for block in search_blocks(study.comparison)]
-
-
-def _searched(block: Block) -> Component:
-    """A table of a search, as the report prints it."""
-    header = html.Tr([html.Th(column.header) for column in block.columns])
-    lines = zip(*(column.cells for column in block.columns), strict=True)
-    body = [html.Tr([html.Td(html.B(cell.text) if cell.strong else cell.text) for cell in line]) for line in lines]
-    return html.Table([html.Caption(block.title), html.Thead(header), html.Tbody(body)], className="searched")
+    blocks = [*screen_blocks(study.comparison), *search_blocks(study.comparison)]
+    return found + [block_table(block) for block in blocks]
 
 
 def controls(view: View) -> Component:
@@ -133,6 +126,8 @@ def _change(path: str, before: Any, after: Any) -> Component:
     )
 
 
-def notice(text: str) -> Component:
-    """A remark above the page."""
-    return html.Div(text, className="notice", role="status")
+def elsewhere(root: Path, name: str) -> list[Any]:
+    """Where other programs show the study: Optuna's pages, and MLflow."""
+    links = [html.A(title, href=href, target="_blank") for title, href in pages_of(root, name).items()]
+    optuna = ["Optuna: ", *(part for link in links for part in (link, " · "))] if links else []
+    return [*optuna, *tracker(root)]

@@ -26,6 +26,28 @@ CHANGES = {
     "G4": [["block.attention.query", "[rope]", "[gate(elementwise, sigmoid), rope]"]],
     "G5": [["block.attention.post", "[]", "[gate(elementwise, sigmoid)]"]],
 }
+SITES = {
+    "G1": {"sdpa": [{"type": "gate", "granularity": "headwise"}]},
+    "G2": {"value": ["gate"]},
+    "G3": {"key": ["gate", "rope"]},
+    "G4": {"query": ["gate", "rope"]},
+    "G5": {"post": ["gate"]},
+}
+"""What a variant has at the sites of its attention that others have not."""
+
+
+def spec_of(name):
+    """The resolved model of a variant, as a study's record keeps it."""
+    sites = {"pre": ["rmsnorm"], "query": ["rope"], "key": ["rope"], **SITES.get(name, {})}
+    heads = (
+        {"heads": 4, "kv_heads": 4, "head_dim": 32} if name in CHANGES else {"heads": 8, "kv_heads": 8, "head_dim": 16}
+    )
+    block = {
+        "attention": {"type": "attention", **heads, **sites},
+        "ffn": {"type": "glu", "pre": ["rmsnorm"], "width": 344},
+    }
+    sizes = {"d_model": 128, "n_layers": 5, "vocab": 257, "max_positions": CONTEXT}
+    return {**sizes, "block": block, "final": ["rmsnorm"]}
 
 
 @dataclass
@@ -41,6 +63,7 @@ class Plan:
     diverge: tuple = ()
     fail: tuple = ()
     points: int = 120
+    steps: int = STEPS
 
 
 def make_store(root):
@@ -78,7 +101,7 @@ def record(plan):
                 "mismatch": 0.0 if i == 0 else 0.0004 * (-1) ** i,
                 "matched": {} if i == 0 else {"block.ffn.width": 342 - 3 * i},
                 "flops_per_token": 6_180_000 + 4_100 * i,
-                "spec": {},
+                "spec": spec_of(name),
             }
         )
     return {
@@ -166,10 +189,10 @@ def write_curve(folder, plan, name, lr, seed, attempt, fraction, bad):
     noise = np.random.default_rng([_number(name), seed, 7])
     end = final_loss(plan, name, lr, seed, "validation")
     lines, start = [], 1_760_000_000.0
-    every = max(1, STEPS // plan.points)
-    for step in range(every, int(STEPS * fraction) + 1, every):
-        done = step / STEPS
-        fall = 4.0 * math.exp(-step / (0.05 * STEPS)) + 0.55 * (1 - done) ** 1.6
+    every = max(1, plan.steps // plan.points)
+    for step in range(every, int(plan.steps * fraction) + 1, every):
+        done = step / plan.steps
+        fall = 4.0 * math.exp(-step / (0.05 * plan.steps)) + 0.55 * (1 - done) ** 1.6
         lost = bad and done > 0.3
         loss = None if lost else end + fall + float(noise.normal(0, 0.03))
         warm = min(1.0, done / 0.05)

@@ -1,13 +1,10 @@
 """The application without a browser: pages and downloads for every state a store can be in."""
 
-import http.client
 import json
 import shlex
-import socket
 import sqlite3
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -265,35 +262,3 @@ def test_scripts_that_a_study_asks_to_load_early_exist(client):
     for link in client.http.get("/study/gate-position").headers["Link"].split(", "):
         path = link[1 : link.index(">")]
         assert client.http.get(path).mimetype.endswith("javascript")
-
-
-@pytest.mark.parametrize(
-    ("listening", "asked", "status"),
-    [
-        ("127.0.0.1", "127.0.0.1:{port}", 200),
-        ("127.0.0.1", "localhost:{port}", 200),
-        ("127.0.0.1", "[::1]:{port}", 200),
-        ("127.0.0.1", "evil.example", 403),
-        ("127.0.0.1", "evil.example:{port}", 403),
-        ("127.0.0.1", "127.0.0.1.evil.example", 403),
-        ("127.0.0.1", "192.0.2.7", 403),
-        ("127.0.0.1", "", 403),
-        ("0.0.0.0", "192.0.2.7:{port}", 200),
-        ("0.0.0.0", "{own}:{port}", 200),
-        ("0.0.0.0", "evil.example", 403),
-    ],
-)
-def test_only_requests_that_are_meant_for_it_are_answered(tmp_path, listening, asked, status):
-    server = listen(tmp_path, listening, port=0)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    try:
-        name = asked.format(port=server.port, own=socket.gethostname())
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=240)
-        connection.putrequest("GET", "/", skip_host=True)
-        connection.putheader("Host", name)
-        connection.endheaders()
-        assert connection.getresponse().status == status
-        connection.close()
-    finally:
-        server.shutdown()
-        server.server_close()

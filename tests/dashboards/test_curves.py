@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from dashboards.curves import CurveFile, Line, group, smooth, thin
+from dashboards.curves import CurveFile, Line, group, smooth, strided, thin
 
 
 def line(step, attempt=1, **values):
@@ -32,7 +32,7 @@ def test_only_what_was_appended_is_parsed(tmp_path, monkeypatch):
     file = CurveFile(path)
     file.read()
     parsed = []
-    monkeypatch.setattr(file, "_take", lambda text: parsed.append(text))
+    monkeypatch.setattr(file, "_take", parsed.extend)
     with path.open("a") as more:
         more.write(line(1000, loss=1.0))
     file.read()
@@ -94,3 +94,12 @@ def test_thinning_keeps_the_ends():
     keep = thin(10_000, 400)
     assert len(keep) == 400 and keep[0] == 0 and keep[-1] == 9_999
     assert thin(3, 400).tolist() == [0, 1, 2]
+
+
+def test_thinned_lines_of_different_lengths_keep_their_places_in_common():
+    lines = []
+    for points in (2000, 1777):
+        keep = strided(points, 5)
+        lines.append(Line("a", 0, "", keep * 10.0, keep * 10.0, keep * 1.0))
+        assert len(keep) <= 401 and keep[-1] == points - 1
+    assert len(group(lines).x) == 356 and not len(strided(0, 5)) and strided(3, 1).tolist() == [0, 1, 2]

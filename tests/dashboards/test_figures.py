@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dashboards import figures, theme
+from dashboards import figures, table, theme
 from dashboards.curves import Line, group
 from dashboards.view import CHOICES, View, parse_view
 
@@ -94,6 +94,12 @@ def test_rate_curve_rings_the_choice_and_crosses_a_diverged_rate():
     line, cross = figures.rate_curve(rates, COLOURS, "baseline")["data"]
     assert line["x"] == [1e-3, 2e-3] and line["marker"]["size"][1] > line["marker"]["size"][0]
     assert cross["x"] == [4e-3] and cross["y"][0] > 5.0
+
+
+def test_a_difference_is_headed_by_its_unit():
+    assert table.heading("delta", "Δ nats/token").title == "Δ loss"
+    bits = table.heading("delta", "Δ bits/byte")
+    assert bits.title == "Δ bits/byte" and "loss" not in bits.tip
 
 
 def test_an_empty_figure_says_why():

@@ -1,0 +1,59 @@
+/* What the tables have beyond AG Grid's own: rows that open, links that keep the page, seeds below their variant. */
+(() => {
+  const functions = (window.dashAgGridFunctions = window.dashAgGridFunctions || {});
+  const components = (window.dashAgGridComponentFunctions = window.dashAgGridComponentFunctions || {});
+
+  /* What is missing sorts last, up or down. */
+  functions.missingLast = (a, b, nodeA, nodeB, descending) => {
+    const gone = [a, b].map(value => value === null || value === undefined);
+    if (gone[0] || gone[1]) return gone[0] === gone[1] ? 0 : gone[0] === descending ? -1 : 1;
+    return typeof a === 'number' && typeof b === 'number' ? a - b : String(a).localeCompare(String(b), undefined, { numeric: true });
+  };
+
+  /* Of a cell that shows more than its value: whether its row is open. */
+  functions.neverEqual = () => false;
+
+  /* After every sort: each variant's own trials, in that order, below it. */
+  functions.seedsBelow = params => {
+    const below = {}, variants = [];
+    for (const node of params.nodes) {
+      if (node.data.parent === undefined) variants.push(node);
+      else (below[node.data.parent] = below[node.data.parent] || []).push(node);
+    }
+    let place = 0;
+    for (const node of variants) {
+      params.nodes[place++] = node;
+      for (const seed of below[node.data.id] || []) params.nodes[place++] = seed;
+    }
+  };
+
+  /* What a grid is sorted by, for the address: fields in order, `-` before one that falls. */
+  functions.tellSort = (params, store) => {
+    const by = params.api.getColumnState().filter(column => column.sort).sort((a, b) => a.sortIndex - b.sortIndex);
+    const told = by.map(column => (column.sort === 'desc' ? '-' : '') + column.colId).join(',');
+    window.dash_clientside.set_props(store, { data: told });
+  };
+
+  const go = href => event => {
+    if (event.metaKey || event.ctrlKey || event.shiftKey || event.button) return;
+    event.preventDefault();
+    window.history.pushState({}, '', href);
+    window.dispatchEvent(new CustomEvent('_dashprivate_pushstate'));
+    window.scrollTo(0, 0);
+  };
+
+  /* A cell that leads to `data.href`. */
+  components.Link = props =>
+    props.data.href
+      ? React.createElement('a', { href: props.data.href, onClick: go(props.data.href) }, props.valueFormatted || props.value)
+      : React.createElement('span', null, props.valueFormatted || props.value);
+
+  /* The name of a variant, with a button that shows its trials; that of a trial leads to it. */
+  components.Opener = props => {
+    if (props.data.href) return components.Link(props);
+    const mark = { className: 'opener', 'aria-expanded': props.data.open, 'aria-label': `trials of ${props.value}`, onClick: () => props.setData(props.data.id) };
+    return React.createElement(
+      'span', null, React.createElement('button', mark, props.data.open ? '▾' : '▸'), ' ', props.valueFormatted || props.value,
+    );
+  };
+})();

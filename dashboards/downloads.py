@@ -1,0 +1,82 @@
+"""What a reader takes along: the report of a study, its table as it is shown, and where the numbers come from."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import flask
+
+from dashboards.library import Library, NotFound, Study
+from dashboards.pages.table import wanted
+from dashboards.words import command
+from search.comparison import Comparison
+from search.reporting import report, to_plain
+from search.store import StoreError
+
+DOWNLOADS = {
+    "md": ("md", "text/markdown"),
+    "csv": ("csv", "text/csv"),
+    "tex": ("latex", "application/x-tex"),
+    "json": ("json", "application/json"),
+}
+"""Ending of the address: (format of the report, media type)."""
+
+
+def register(server: flask.Flask, library: Library) -> None:
+    """Adds the addresses below `/download/` to a server."""
+
+    def found(name: str, ending: str) -> tuple[Study, Comparison]:
+        if ending not in DOWNLOADS:
+            flask.abort(_refused(f"there is no .{ending}: {', '.join(DOWNLOADS)}", 404))
+        try:
+            study = library.summary(name)
+        except (NotFound, StoreError) as error:
+            flask.abort(_refused(str(error), 404))
+        if study.comparison is None:
+            flask.abort(_refused(study.problem or "", 409))
+        return study, study.comparison
+
+    @server.get("/download/<name>.<ending>")
+    def whole(name: str, ending: str) -> flask.Response:
+        """The report of a study, the same text that `archlab report` prints."""
+        _, comparison = found(name, ending)
+        form, media = DOWNLOADS[ending]
+        return _file(report(comparison, form), media, f"{name}.{ending}")
+
+    @server.get("/download/<name>/table.<ending>")
+    def table(name: str, ending: str) -> flask.Response:
+        """The ablation table in the shape that the address asks for."""
+        study, comparison = found(name, ending)
+        form, media = DOWNLOADS[ending]
+        asked, wrong = wanted(flask.request.args, study)
+        if wrong:  # a file has no place for a notice
+            return _refused("\n".join(wrong), 400)
+        try:
+            return _file(report(comparison, form, asked.shape), media, f"{name}-table.{ending}")
+        except ValueError as error:  # a filter that says nothing
+            return _refused(str(error), 400)
+
+    @server.get("/download/<name>/provenance.json")
+    def provenance(name: str) -> flask.Response:
+        """What the numbers were computed of: data, versions, method, trials, and the command that computes them."""
+        study, comparison = found(name, "json")
+        plain = to_plain(comparison)
+        said = {name: plain[name] for name in ("study", "question", "baseline", "provenance", "noise", "notes")}
+        said["command"] = command(study, str(library.root).endswith("/.archlab"), str(library.root))
+        said["trials"] = [
+            {name: trial[name] for name in ("variant", "seed", "key", "reused")}
+            for trial in plain["trials"]
+            if trial["reported"]
+        ]
+        return _file(
+            json.dumps(said, indent=2, ensure_ascii=False) + "\n", "application/json", f"{name}-provenance.json"
+        )
+
+
+def _file(text: str, media: str, name: str) -> flask.Response:
+    return flask.send_file(io.BytesIO(text.encode()), mimetype=media, as_attachment=True, download_name=name)
+
+
+def _refused(why: str, status: int) -> flask.Response:
+    return flask.Response(f"{why}\n", status, mimetype="text/plain")

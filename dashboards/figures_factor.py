@@ -1,0 +1,116 @@
+"""What a component does, drawn: its effect with every pair of variants below it, and how components act together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dashboards import figures
+from dashboards.figures import Figure
+from dashboards.panels import SIGNED
+from dashboards.theme import BASELINE_COLOUR, INK, MUTED, PALETTE, axis, layout, translucent
+
+_SPREAD = 0.22  # of the points of a row around its middle
+
+
+def effects(rows: Sequence[Mapping[str, Any]], pairs: pd.DataFrame, unit: str) -> Figure:
+    """A row per effect: the mean as a large point with its interval, each pair of variants and seed as a small one.
+
+    `rows` are {place, mean, low, high, cells, pairs} in the order from the top, `pairs` {place, difference, variant,
+    reference, seed}.
+    """
+    if not rows:
+        return figures.empty("Differences appear when two variants that differ in nothing else have a finished seed.")
+    traces: list[dict[str, Any]] = []
+    for at, row in enumerate(reversed(rows)):
+        own = pairs[pairs["place"] == row["place"]]
+        text = [
+            f"{escape(a)}<br>minus {escape(b)}<br>seed {seed}: {value:+.4f}"
+            for a, b, seed, value in zip(own["variant"], own["reference"], own["seed"], own["difference"], strict=True)
+        ]
+        colour = BASELINE_COLOUR if row.get("whole") else PALETTE[0]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "x": [float(each) for each in own["difference"]],
+                "y": [at - 0.3 + _SPREAD * (k / max(len(own) - 1, 1) - 0.5) for k in range(len(own))],
+                "marker": {"size": 5, "color": translucent(colour, 0.4)},
+                "hoverinfo": "text",
+                "hovertext": text,
+            }
+        )
+        traces.append(_mean(row, at + 0.12, colour))
+    ticks = {
+        "tickmode": "array",
+        "tickvals": list(range(len(rows))),
+        "ticktext": [escape(str(row["place"])) for row in reversed(rows)],
+        "range": [-0.7, len(rows) - 0.3],
+    }
+    y = axis("", **ticks) | {"ticks": "", "showline": False, "showgrid": False, "fixedrange": True}
+    y["tickfont"] = {"size": 12.5, "color": INK}
+    line = {"color": "#8b939c", "width": 1.2}
+    zero = {"type": "line", "x0": 0, "x1": 0, "yref": "paper", "y0": 0, "y1": 1, "line": line}
+    x = axis(f"Difference in test loss ({unit}); below zero is better")
+    made = layout(xaxis=x, yaxis=y, shapes=[zero], showlegend=False, hovermode="closest")
+    return {"data": traces, "layout": made}
+
+
+def _mean(row: Mapping[str, Any], y: float, colour: str) -> dict[str, Any]:
+    """The effect: filled where its interval leaves zero out."""
+    known = math.isfinite(row["low"])
+    clear = known and (row["low"] > 0 or row["high"] < 0)
+    reach = f"<br>95% interval {row['low']:+.4f} to {row['high']:+.4f}" if known else "<br>no interval"
+    told = f"<br>{row['pairs']} pairs in {row['cells']} cells"
+    trace: dict[str, Any] = {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [row["mean"]],
+        "y": [y],
+        "marker": {"size": 10, "color": colour if clear else "#ffffff", "line": {"color": colour, "width": 2}},
+        "hovertemplate": f"<b>{escape(str(row['place']))}</b> %{{x:+.4f}}{reach}{told}<extra></extra>",
+    }
+    if known:
+        ends = {"type": "data", "array": [row["high"] - row["mean"]], "thickness": 2, "width": 0, "color": colour}
+        trace["error_x"] = ends
+    return trace
+
+
+def interactions(found: pd.DataFrame) -> Figure:
+    """A square per two factors, their interaction written in it; `found` are rows {one, other, value, half, cells}."""
+    names = list(dict.fromkeys([*found["one"], *found["other"]]))
+    values: list[list[float | None]] = [[None] * len(names) for _ in names]
+    texts, told = [[""] * len(names) for _ in names], [[""] * len(names) for _ in names]
+    for row in found.to_dict("records"):
+        for a, b in ((row["one"], row["other"]), (row["other"], row["one"])):
+            y, x = names.index(a), names.index(b)
+            values[y][x] = row["value"]
+            texts[y][x] = f"{row['value']:+.3f}".replace("-", "\N{MINUS SIGN}")
+            half = f" ± {row['half']:.3f}" if math.isfinite(row["half"]) else ""
+            told[y][x] = f"{escape(a)} with {escape(b)}: {row['value']:+.4f}{half}<br>in {row['cells']} cells"
+    most = float(np.abs(found["value"]).max()) or 1.0
+    heat = {
+        "type": "heatmap",
+        "z": values,
+        "x": [escape(name) for name in names],
+        "y": [escape(name) for name in names],
+        "colorscale": SIGNED,
+        "zmin": -most,
+        "zmax": most,
+        "xgap": 1,
+        "ygap": 1,
+        "text": texts,
+        "texttemplate": "%{text}",
+        "hovertext": told,
+        "hoverinfo": "text",
+        "hoverongaps": False,
+        "colorbar": {"thickness": 9, "outlinewidth": 0, "tickfont": {"size": 11, "color": MUTED}},
+    }
+    plain = {"ticks": "", "showline": False, "showgrid": False, "type": "category", "fixedrange": True}
+    y = axis("", **plain, autorange="reversed")
+    return {"data": [heat], "layout": layout(xaxis=axis("", **plain), yaxis=y)}

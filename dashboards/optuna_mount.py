@@ -1,0 +1,93 @@
+"""Optuna's own dashboard on the same port: of the store's copy of its trials, which it reads and cannot change."""
+
+from __future__ import annotations
+
+import importlib.util
+import sqlite3
+import threading
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+PAGES = "/dashboard"
+PATHS = (f"{PAGES}/", "/api/", "/static/", "/csv/")
+"""Its pages know no other addresses; none of them is one of ours."""
+
+
+class Mount:
+    """A WSGI application that hands what is asked of Optuna's dashboard to it, and all else to another one.
+
+    It is made with the first request. Only reading is let through, and its connection to the database can do no more.
+    """
+
+    def __init__(self, application: WSGIApplication, root: Path, headers: dict[str, str]) -> None:
+        self._application, self._root, self._headers = application, root, headers
+        self._lock = threading.Lock()
+        self._made: tuple[int, WSGIApplication] | None = None
+
+    def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        path = str(environ.get("PATH_INFO", ""))
+        if path != PAGES and not path.startswith(PATHS):
+            return self._application(environ, start)
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            return _refused(start, "405 Method Not Allowed", "archlab shows Optuna's dashboard to read, not to write")
+        if (why := absent(self._root)) is not None:
+            return _refused(start, "404 Not Found", why)
+
+        def answer(status: str, headers: list[tuple[str, str]], *error: Any) -> Any:
+            return start(status, [*headers, *self._headers.items()], *error)
+
+        environ.setdefault("HTTP_ACCEPT_ENCODING", "")  # which it takes for granted
+        return self._optuna()(environ, answer)
+
+    def _optuna(self) -> WSGIApplication:
+        """Its application on the database that is there now."""
+        file = self._root / "optuna.db"
+        with self._lock:
+            inode = file.stat().st_ino
+            if self._made is None or self._made[0] != inode:
+                self._made = inode, _application(file)
+            return self._made[1]
+
+
+def _application(file: Path) -> WSGIApplication:
+    import optuna
+    from optuna.storages import RDBStorage
+    from optuna_dashboard import wsgi
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = RDBStorage(f"sqlite:///file:{quote(str(file))}?mode=ro&uri=true", skip_table_creation=True)
+    found: WSGIApplication = wsgi(storage)
+    return found
+
+
+def absent(root: Path) -> str | None:
+    """Why Optuna's dashboard is not here; None where it is."""
+    if importlib.util.find_spec("optuna_dashboard") is None:
+        return "Optuna's dashboard is not installed: pip install optuna-dashboard"
+    if not (root / "optuna.db").exists():
+        return "nothing was sent to Optuna in this store yet, or it is kept on a server"
+    return None
+
+
+def pages_of(root: Path, study: str) -> dict[str, str]:
+    """The pages that Optuna has of a study, by name; none where its dashboard is not here."""
+    if absent(root) is not None:
+        return {}
+    try:
+        with closing(sqlite3.connect(f"{(root / 'optuna.db').as_uri()}?mode=ro", uri=True, timeout=1.0)) as database:
+            wanted = "SELECT study_name, study_id FROM studies WHERE study_name IN (?, ?) ORDER BY study_id"
+            rows = database.execute(wanted, (study, f"{study}/repeats")).fetchall()
+    except sqlite3.Error:  # a copy that is being made, or locked: the page itself says what is wrong
+        return {}
+    return {name: f"{PAGES}/studies/{number}" for name, number in rows}
+
+
+def _refused(start: StartResponse, status: str, why: str) -> list[bytes]:
+    start(status, [("Content-Type", "text/plain; charset=utf-8"), ("X-Content-Type-Options", "nosniff")])
+    return [f"{why}\n".encode()]

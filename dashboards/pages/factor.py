@@ -1,0 +1,105 @@
+"""One component or axis: what it does over all that a study varies beside it, and how components act together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import dash
+import pandas as pd
+from dash import html
+from dash.development.base_component import Component
+
+from dashboards import figures_factor
+from dashboards.library import Library, Study
+from dashboards.pages.shell import FACTOR, Choice, Chosen, register_tab
+from dashboards.parts import block_table, graph, section
+from search.comparison import Comparison
+from search.factor_frames import WITH, effects_frame, factors, interactions_frame, pairs_frame
+from search.render.blocks import Block, Cell, Column, number, printable
+
+NOTE = (
+    "Large: the mean over cells with its 95% interval, filled where that leaves zero out; the variance is the table's, "
+    "pooled over all variants, and not corrected for how many effects are looked at. Small: each pair and seed."
+)
+
+
+def register(app: dash.Dash, library: Library) -> None:
+    """Adds the page `/study/<name>/factor`."""
+    register_tab(app, library, FACTOR, choices, content)
+
+
+def choices(study: Study) -> Sequence[Choice]:
+    """The components and axes of the study."""
+    names = factors(study.record["variants"])
+    return [Choice("component", "Component or axis", {name: name for name in names})] if names else []
+
+
+def content(study: Study, chosen: Chosen) -> list[Component]:
+    """The effect of the factor, that at each level of the others, and interactions."""
+    found, variants = study.comparison, study.record["variants"]
+    if found is None:
+        return [html.P(study.problem, className="problem")]
+    if "component" not in chosen:
+        said = "The study varies no component and has no grid: it compares variants of which none belong together."
+        return [
+            html.P([said, " Factors come with ", html.Code("design: full_factorial"), " or ", html.Code("grid:"), "."])
+        ]
+    factor = chosen["component"]
+    pairs = pairs_frame(variants, found, factor)
+    shown = [_effect(found, factor, factors(variants)[factor], pairs)]
+    if len(pairs) and (others := [name for name in factors(variants) if name != factor]):
+        shown.append(_beside(found, factor, others, pairs))
+    crossed = interactions_frame(variants, found)
+    if len(crossed):
+        shown.append(_interactions(found, crossed))
+    return shown
+
+
+def _effect(found: Comparison, factor: str, levels: Sequence[str], pairs: pd.DataFrame) -> Component:
+    effects = effects_frame(pairs, found.noise)
+    rows = [row | {"place": _place(factor, row["level"]), "whole": True} for row in effects.to_dict("records")]
+    points = pairs.assign(place=[_place(factor, level) for level in pairs["level"]])
+    figure = figures_factor.effects(rows, points, found.noise["unit"])
+    against = f"the variant without {factor}" if levels[0] != WITH and {*levels} & {WITH} else f"{factor}={levels[0]}"
+    columns = [
+        Column("", [Cell(printable(row["place"])) for row in rows], "l"),
+        Column(f"Δ {found.noise['unit']}", [Cell(number(row["mean"], "+.4f")) for row in rows]),
+        Column("95% interval", [Cell(_interval(row["low"], row["high"])) for row in rows]),
+        Column("cells", [Cell(str(row["cells"])) for row in rows]),
+        Column("pairs", [Cell(str(row["pairs"])) for row in rows]),
+    ]
+    table = [block_table(Block(f"Against {printable(against)}, all else equal", columns))] if rows else []
+    drawn = graph("effect", figure, 110 + 70 * max(len(rows), 1))
+    return section("Effect", drawn, html.P(NOTE, className="muted small"), *table)
+
+
+def _interval(low: float, high: float) -> str:
+    return f"[{low:+.4f}, {high:+.4f}]" if low == low else number(None, "")
+
+
+def _place(factor: str, level: str) -> str:
+    return factor if level == WITH else f"{factor}={level}"
+
+
+def _beside(found: Comparison, factor: str, others: Sequence[str], pairs: pd.DataFrame) -> Component:
+    """The effect where each of the other factors is at each of its levels."""
+    rows, points = [], []
+    for other in others:
+        by = f"at {other}"
+        for row in effects_frame(pairs, found.noise, by).to_dict("records"):
+            level = "" if row["level"] == WITH else f"{row['level']}, "
+            place = f"{level}{row['at']} {other}" if row["at"] in (WITH, "without") else f"{level}{other}={row['at']}"
+            rows.append(row | {"place": place})
+            points.append(pairs[(pairs[by] == row["at"]) & (pairs["level"] == row["level"])].assign(place=place))
+    figure = figures_factor.effects(rows, pd.concat(points), found.noise["unit"])
+    return section(f"{factor} beside the others", graph("beside", figure, 90 + 48 * len(rows)))
+
+
+def _interactions(found: Comparison, crossed: pd.DataFrame) -> Component:
+    names = len({*crossed["one"], *crossed["other"]})
+    note = (
+        f"By how much the one's difference ({found.noise['unit']}) is larger where the other is there too: below zero "
+        "they help each other, above zero they do the same work twice or get into each other's way."
+    )
+    drawn = graph("interactions", figures_factor.interactions(crossed), 90 + 56 * names)
+    return section("Interactions", drawn, html.P(note, className="muted small"))

@@ -1,0 +1,85 @@
+"""The study as one page to keep or to send, and its figures for a paper."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+from collections.abc import Sequence
+
+import dash
+import flask
+from dash import html
+from dash.development.base_component import Component
+
+from dashboards import words
+from dashboards.library import Library, NotFound, Study
+from dashboards.pages.shell import REPORT, Choice, Chosen, register_tab
+from dashboards.parts import command_line, here, section
+from search.store import StoreError
+
+
+def register(app: dash.Dash, library: Library) -> None:
+    """Adds the page `/study/<name>/report`, and what it shows at `/report/<name>.html`."""
+    register_tab(app, library, REPORT, choices, content)
+    lock = threading.Lock()
+    made: dict[str, tuple[str, str]] = {}
+
+    @app.server.get("/report/<name>.html")
+    def report(name: str) -> flask.Response:
+        """The page that `archlab report --html` writes, made once per result."""
+        from dashboards.paper.page import POLICY, page
+
+        try:
+            study = library.study(name)
+        except (NotFound, StoreError) as error:
+            return flask.Response(f"{error}\n", 404, mimetype="text/plain")
+        if study.comparison is None:
+            return flask.Response(f"{study.problem}\n", 409, mimetype="text/plain")
+        version = study.version.partition(":")[0]
+        with lock:
+            if made.get(name, ("",))[0] != version:
+                root = str(library.root)
+                with library.reading():
+                    text = page(study, words.command(study, root.endswith("/.archlab"), root))
+                made[name] = version, text
+            response = flask.Response(made[name][1], mimetype="text/html")
+        response.headers["Content-Security-Policy"] = f"{POLICY}; frame-ancestors 'self'; sandbox"
+        if "download" in flask.request.args:
+            response.headers["Content-Disposition"] = f"attachment; filename={name}.html"
+        return response
+
+
+def choices(_: Study) -> Sequence[Choice]:
+    """There is one report."""
+    return []
+
+
+def content(study: Study, _: Chosen) -> list[Component]:
+    """The report as it will be read, and what writes it and the figures."""
+    if study.comparison is None:
+        return [html.P(study.problem, className="problem")]
+    figures = shlex.join(["archlab", "figures", study.name, "--width", "3.25", *here()])
+    page = shlex.join(["archlab", "report", study.name, "--html", f"{study.name}.html", *here()])
+    version = study.version.partition(":")[0]
+    return [
+        html.P(
+            [
+                "One page with the tables, figures, diagrams, method and provenance, which opens without a network: ",
+                html.A("download it", href=f"/report/{study.name}.html?download"),
+                ".",
+            ],
+            className="lead",
+        ),
+        html.Iframe(
+            src=f"/report/{study.name}.html?version={version}",
+            title=f"Report of {study.name}",
+            className="report-frame",
+            sandbox="",
+        ),
+        section("Write it", command_line(page)),
+        section(
+            "For a paper",
+            html.P("Each figure as PDF, SVG and PNG with its numbers as CSV, the tables, and provenance.json."),
+            command_line(figures),
+        ),
+    ]

@@ -1,0 +1,230 @@
+"""What the pages of one study share: the way between them, the choices of a reader in the address, and the pulse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import dash
+from dash import ALL, Input, Output, State, dcc, html, no_update
+from dash.development.base_component import Component
+
+from dashboards.library import Library, NotFound, Study
+from dashboards.pages.studies import KEEP_ADDRESS, REFRESH_MS
+from dashboards.parts import choice, guarded
+from search.factor_frames import factors
+from search.store import StoreError
+
+
+@dataclass(frozen=True)
+class Tab:
+    """A page of a study at `/study/<study>/<step>`; the first one's step is empty. It is offered where it `applies`.
+
+    `live`: it moves with the curves too, not only when a trial ends or is measured.
+    """
+
+    step: str
+    title: str
+    applies: Callable[[Study], bool] = lambda _: True
+    live: bool = False
+
+    def version(self, study: Study) -> str:
+        """What changes when what it shows does."""
+        return study.version if self.live else study.version.partition(":")[0]
+
+
+OVERVIEW = Tab("", "Overview")
+TABLE = Tab("table", "Table")
+FACTOR = Tab("factor", "Factors", lambda study: bool(factors(study.record["variants"])))
+SCALING = Tab("scaling", "Scaling", lambda study: bool(study.record.get("ladder")))
+SEARCH = Tab("search", "Search", lambda study: bool(study.record.get("search")))
+STABILITY = Tab("stability", "Stability", live=True)
+CONTEXT = Tab("context", "Context")
+INSPECT = Tab("inspect", "Inspect")
+TIMELINE = Tab("timeline", "Timeline", live=True)
+RUNS = Tab("runs", "Runs", live=True)
+ARCHITECTURE = Tab("architecture", "Architecture")
+REPORT = Tab("report", "Report")
+COMPARE = Tab("compare", "Compare", live=True)
+
+TABS = [
+    OVERVIEW,
+    TABLE,
+    FACTOR,
+    SCALING,
+    SEARCH,
+    STABILITY,
+    CONTEXT,
+    INSPECT,
+    TIMELINE,
+    RUNS,
+    COMPARE,
+    ARCHITECTURE,
+    REPORT,
+]
+"""In the order in which they stand above each page."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A control of a page: its key in the address, its label, what each of its values is called, and which of them is
+    `usual`: the first one where that is not said. Without `values` it is a text that a reader writes."""
+
+    key: str
+    label: str
+    values: Mapping[str, str]
+    usual: str = ""
+
+    @property
+    def default(self) -> str:
+        """What is chosen where the address says nothing."""
+        return self.usual or next(iter(self.values), "")
+
+
+BEFORE_OVERVIEW = 1
+"""The `order` of pages below a study: the template of its overview, which has none, takes their addresses for names."""
+
+_LONGEST = 500  # characters of a text that a reader writes
+
+Chosen = dict[str, str]
+Choices = Callable[[Study], Sequence[Choice]]
+Content = Callable[[Study, Chosen], list[Component]]
+
+
+def address(study: str, step: str = "", **query: str) -> str:
+    """Where a page of a study is."""
+    return f"/study/{quote(study)}/{step}".rstrip("/") + (f"?{urlencode(query)}" if query else "")
+
+
+def shell(study: Study, here: Tab, *content: Any) -> Component:
+    """A page of a study: crumbs, the tabs that apply, and its content."""
+    slash = html.Span("/", className="slash")
+    crumbs = html.Nav(
+        [dcc.Link("Studies", href="/"), slash, html.Span(study.name, className="here")], className="crumbs"
+    )
+    links = [_link(study, tab, tab == here) for tab in TABS if tab == here or tab.applies(study)]
+    return html.Div(
+        [crumbs, html.Nav(links, className="pages", **{"aria-label": "pages"}), *content], className="study"
+    )
+
+
+def _link(study: Study, tab: Tab, current: bool) -> Component:
+    if current:
+        return html.Span(tab.title, className="to-page page-here", **{"aria-current": "page"})
+    return dcc.Link(tab.title, href=address(study.name, tab.step), className="to-page")
+
+
+def notice(text: str) -> Component:
+    """A remark above the page."""
+    return html.Div(text, className="notice", role="status")
+
+
+def register_refresh(
+    app: dash.Dash,
+    refresh: Callable[..., Any],
+    outputs: Sequence[Output],
+    tick: str,
+    inputs: Sequence[Input],
+    states: Sequence[State],
+) -> None:
+    """Calls `refresh(n, *inputs, *states)` when a reader has chosen something, and at each tick.
+
+    These are two callbacks: the next tick would take the place of a choice that is not answered yet.
+    """
+    again = [Output(each.component_id, each.component_property, allow_duplicate=True) for each in outputs]
+    kept = [State(each.component_id, each.component_property) for each in inputs]
+
+    @app.callback(again, Input(tick, "n_intervals"), *kept, *states, prevent_initial_call=True)
+    def ticked(*values: Any) -> Any:
+        return refresh(*values)
+
+    @app.callback([*outputs], *inputs, *states, prevent_initial_call=True)
+    def chosen(*values: Any) -> Any:
+        return refresh(0, *values)
+
+
+def register_page(tab: Tab, layout: Callable[..., Component]) -> None:
+    """Adds the page of a tab at `/study/<name>/<step>`."""
+
+    def title(name: str = "", **_: Any) -> str:
+        return f"{name}: {tab.title.lower()} · archlab"
+
+    template = f"/study/<name>/{tab.step}"
+    dash.register_page(tab.step, path_template=template, title=title, layout=layout, order=BEFORE_OVERVIEW)
+
+
+def register_tab(app: dash.Dash, library: Library, tab: Tab, choices: Choices, content: Content) -> None:
+    """Adds a page that is its choices and, made of what is chosen, its content: anew when the study has moved.
+
+    What a reader chooses stands in the address. Figures keep their zoom as long as their `uirevision` is the same.
+    """
+    register_page(tab, _layout(tab, choices, content))
+
+    def refresh(_: int, values: list[str], ids: list[dict[str, str]], seen: list[str]) -> Any:
+        try:
+            study = library.study(seen[0])
+        except (StoreError, NotFound) as error:
+            return no_update, no_update, no_update, notice(f"Shown as it last was: {error}")
+        offered = choices(study)
+        chosen, notices = _read(offered, {each["key"]: value for each, value in zip(ids, values, strict=True)})
+        now = [study.name, tab.version(study), _query(offered, chosen)]
+        if now == seen:
+            return [no_update] * 4
+        with library.reading():
+            shown = content(study, chosen)
+        return shown, now, now[2], [notice(text) for text in notices]
+
+    parts = [("content", "children"), ("seen", "data"), ("query", "data"), ("notice", "children")]
+    outputs = [Output(f"{tab.step}-{part}", prop) for part, prop in parts]
+    controls = {"page": tab.step, "key": ALL}
+    states = [State(controls, "id"), State(f"{tab.step}-seen", "data")]
+    register_refresh(app, refresh, outputs, f"{tab.step}-tick", [Input(controls, "value")], states)
+    app.clientside_callback(KEEP_ADDRESS, Input(f"{tab.step}-query", "data"), prevent_initial_call=True)
+
+
+def _layout(tab: Tab, choices: Choices, content: Content) -> Callable[..., Component]:
+    """The layout of a page that is its choices and its content."""
+
+    @guarded
+    def layout(library: Library, name: object = "", **query: Any) -> Component:
+        study = library.study(str(name))
+        offered = choices(study)
+        chosen, notices = _read(offered, query)
+        with library.reading():
+            shown = content(study, chosen)
+        controls = [choice({"page": tab.step, "key": c.key}, c.label, c.values, chosen[c.key]) for c in offered]
+        return shell(
+            study,
+            tab,
+            dcc.Store(id=f"{tab.step}-seen", data=[study.name, tab.version(study), _query(offered, chosen)]),
+            dcc.Store(id=f"{tab.step}-query"),
+            dcc.Interval(id=f"{tab.step}-tick", interval=REFRESH_MS),
+            html.Div([notice(text) for text in notices], id=f"{tab.step}-notice"),
+            html.Div(controls, className="controls") if controls else None,
+            html.Div(shown, id=f"{tab.step}-content"),
+        )
+
+    return layout
+
+
+def _query(offered: Sequence[Choice], chosen: Chosen) -> str:
+    """What is chosen as the query of an address, without what is at its default."""
+    said = {each.key: chosen[each.key] for each in offered if chosen[each.key] != each.default}
+    return f"?{urlencode(said)}" if said else ""
+
+
+def _read(offered: Sequence[Choice], query: Mapping[str, object]) -> tuple[Chosen, list[str]]:
+    """What is chosen, and a notice for each value that does not exist; unknown keys are ignored."""
+    chosen, notices = {}, []
+    for each in offered:
+        value = str(query.get(each.key) or each.default)
+        if not each.values:
+            value = value[:_LONGEST]
+        elif value not in each.values:
+            known = ", ".join(each.values)
+            notices.append(f"The address asks for {each.key} {value[:40]!r}, which does not exist (there is: {known}).")
+            value = each.default
+        chosen[each.key] = value
+    return chosen, notices

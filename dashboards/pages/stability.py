@@ -1,0 +1,115 @@
+"""How each variant bears its learning rate: loss by rate, what diverged, spikes, and the norm of the gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import dash
+from dash import html
+from dash.development.base_component import Component
+
+from dashboards import figures, lines, theme
+from dashboards.figures import Figure
+from dashboards.library import Library, Study
+from dashboards.pages.shell import STABILITY, Choice, Chosen, register_tab
+from dashboards.parts import asks, block_table, graph, measuring, missing, section
+from dashboards.view import METRICS, SMOOTHING, TRIALS, X_AXES, View
+from search.comparison import Comparison
+from search.render.blocks import DASH, Block, Cell, Column, number, printable, tuning_block
+from search.render.measure_blocks import numbers_block
+
+SHOWN = {key: METRICS[key][1] for key in ("gradient", "training", "validation")}
+
+
+def register(app: dash.Dash, library: Library) -> None:
+    """Adds the page `/study/<name>/stability`."""
+    register_tab(app, library, STABILITY, choices, content)
+
+
+def choices(study: Study) -> Sequence[Choice]:
+    """What is drawn over the training."""
+    return [
+        Choice("metric", "Show", SHOWN),
+        Choice("x", "Over", {key: names[0] for key, names in X_AXES.items()}),
+        Choice("trials", "Trials", TRIALS, "tuning" if study.record.get("tune") else ""),
+        Choice("smooth", "Smoothing", SMOOTHING),
+    ]
+
+
+def content(study: Study, chosen: Chosen) -> list[Component]:
+    """Rates, divergence, spikes, and curves of the training."""
+    found = study.comparison
+    if found is None:
+        return [html.P(study.problem, className="problem")]
+    colours = theme.colours(study.variants, study.record["baseline"])
+    shown = [_rates(study, found, colours), _over_training(study, chosen, colours)]
+    lost = [row for row in found.trials.to_dict("records") if row["state"] == "diverged"]
+    part = block_table(_diverged(lost)) if lost else html.P("No trial has diverged.", className="muted")
+    shown.append(section("Diverged", part))
+    spikes = [name for name in map(str, dict.fromkeys(found.measures["measure"])) if name.startswith("loss_spikes")]
+    said = "Sudden jumps of the training loss, and of the norm of its gradients."
+    blocks = [block_table(numbers_block(found, name)) for name in spikes]
+    absent = missing(said, "evaluate: [loss_spikes]", measuring(study, "loss_spikes"), asks(study, "loss_spikes"))
+    shown.append(section("Spikes", *(blocks or [absent])))
+    return shown
+
+
+def _rates(study: Study, found: Comparison, colours: Mapping[str, str]) -> Component:
+    """Loss against rate, its fitted optimum a diamond, and what is read from it."""
+    rows = [row for row in found.rates.to_dict("records") if row["along"]]
+    if not rows:
+        said = "How the loss depends on the learning rate, and the largest that is stable."
+        return section("Learning rate", missing(said, "tune: {lr: {grid: 1-2-5, from: 5e-4, to: 5e-3}}"))
+    figure = figures.rate_curve(rows, colours, found.baseline, "loss")
+    fitted = [row for row in found.tuning.to_dict("records") if math.isfinite(row["fitted_lr"])]
+    if figure["data"]:
+        figure["data"] += [_diamond(row, colours) for row in fitted]
+        legend = {**figure["layout"]["legend"], "y": 1.02, "yanchor": "bottom"}
+        figure["layout"] |= {"showlegend": True, "legend": legend}
+    note = "Rings: the chosen rate. Crosses at the top: diverged."
+    note += " Diamonds: the lowest point of a parabola through the neighbours of the best." if fitted else ""
+    table = [block_table(tuning_block(found))] if len(found.tuning) else []
+    return section("Learning rate", graph("rates", figure, 420), html.P(note, className="muted small"), *table)
+
+
+def _diamond(row: Mapping[str, Any], colours: Mapping[str, str]) -> dict[str, Any]:
+    """The fitted optimum of a variant."""
+    line = {"color": colours[row["variant"]], "width": 1.5}
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [row["fitted_lr"]],
+        "y": [row["fitted_loss"]],
+        "marker": {"symbol": "diamond-open", "size": 9, "color": colours[row["variant"]], "line": line},
+        "hovertemplate": "fitted: rate %{x:.2g}, loss %{y:.4f}<extra></extra>",
+        "legendgroup": escape(row["variant"]),
+        "showlegend": False,
+    }
+
+
+def _over_training(study: Study, chosen: Chosen, colours: Mapping[str, str]) -> Component:
+    view = View(chosen["metric"], chosen["x"], chosen["smooth"], chosen["trials"])
+    groups = lines.groups(study, view)
+    titles = X_AXES[view.x][1], METRICS[view.metric][2]
+    figure: Figure = figures.curves(groups, colours, study.record["baseline"], *titles, view.metric != "gradient")
+    if view.metric == "gradient" and figure["data"]:
+        figure["layout"]["yaxis"] |= {"type": "log"}
+    figure["layout"]["uirevision"] = f"view{view.query()}"
+    drawn, total = figures.hidden_lines(groups)
+    note = "Each line is a trial of the tuning." if view.trials == "tuning" else "Bold: mean over seeds; thin: each."
+    note += " A cross: diverged there." + (f" {drawn} of {total} trials are drawn." if drawn < total else "")
+    return section("Over the training", graph("training", figure, 420), html.P(note, className="muted small"))
+
+
+def _diverged(rows: Sequence[Mapping[Any, Any]]) -> Block:
+    columns = [
+        Column("variant", [Cell(printable(row["variant"])) for row in rows], "l"),
+        Column("rate", [Cell(number(row["lr"], "g")) for row in rows]),
+        Column("seed", [Cell(str(row["seed"])) for row in rows]),
+        Column("after steps", [Cell(number(row["step"], ",.0f")) for row in rows]),
+        Column("what was seen", [Cell(printable(row["reason"] or DASH)) for row in rows], "l"),
+    ]
+    return Block("Trials that diverged", columns)

@@ -1,0 +1,256 @@
+"""The ablation table: which columns, which error and which rows a reader wants, and the trials below each variant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+from urllib.parse import urlencode
+
+import dash
+import dash_mantine_components as dmc
+from dash import Input, Output, State, ctx, dcc, html, no_update
+from dash.development.base_component import Component
+
+from dashboards import table, theme
+from dashboards.library import Library, NotFound, Study
+from dashboards.pages.shell import TABLE, notice, register_page, register_refresh, shell
+from dashboards.pages.studies import KEEP_ADDRESS, REFRESH_MS
+from dashboards.parts import choice, guarded, section
+from search.render.ablation import ERRORS, Shape, column_names, main_block, table_page, trial_cells
+from search.render.blocks import Block
+from search.store import StoreError
+from search.where import BadFilter
+
+ERROR_NAMES = {"std": "Std. deviation", "se": "Std. error", "interval": "95% interval"}
+MOST_OPEN_ROWS = 40
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an address asks of the table; every field is a key of it. `sort` has fields of the grid, `-` for down."""
+
+    shape: Shape = field(default_factory=Shape)
+    sort: str = ""
+    opened: tuple[str, ...] = ()
+
+    def query(self) -> dict[str, str]:
+        """The keys that are not at their defaults."""
+        shape = self.shape
+        said = {"q": shape.where, "err": shape.error if shape.error != "std" else ""}
+        said |= {"cols": "" if shape.columns is None else ",".join(shape.columns) or "variant"}
+        said |= {"sort": self.sort, "open": "|".join(self.opened)}
+        return {key: value for key, value in said.items() if value}
+
+
+def wanted(query: Mapping[str, object], study: Study) -> tuple[Wanted, list[str]]:
+    """What an address asks for, and a notice for each value that does not exist; unknown keys are ignored."""
+    notices = []
+    given = {key: str(query.get(key, "")) for key in ("q", "err", "cols", "sort", "open")}
+    if given["err"] and given["err"] not in ERRORS:
+        notices.append(f"The address asks for err {given['err'][:40]!r}, which does not exist ({', '.join(ERRORS)}).")
+        given["err"] = ""
+    columns = None
+    if given["cols"] and study.comparison is not None:
+        names = column_names(study.comparison)
+        asked = given["cols"].split(",")
+        lost = [each for each in asked if each not in names]
+        notices += [f"The address asks for the column {each[:60]!r}, which the table lacks." for each in lost]
+        columns = tuple(each for each in asked if each in names)
+    shape = Shape(given["err"] or "std", columns, given["q"])
+    return Wanted(
+        shape, given["sort"], tuple(each for each in given["open"].split("|") if each in study.variants)
+    ), notices
+
+
+def register(app: dash.Dash, library: Library) -> None:
+    """Adds the page `/study/<name>/table` and its callbacks to an app."""
+    register_page(TABLE, layout)
+
+    outputs = [
+        Output("ablation", "rowData"),
+        Output("ablation", "columnDefs"),
+        Output("ablation-notes", "children"),
+        Output("ablation-notice", "children"),
+        Output("ablation-problem", "children"),
+        Output("ablation-seen", "data"),
+        Output("ablation-open", "data"),
+        Output("ablation-query", "data"),
+        Output("ablation-files", "children"),
+    ]
+    inputs = [
+        Input("ablation-q", "value"),
+        Input("ablation-err", "value"),
+        Input("ablation-cols", "value"),
+        Input("ablation-sort", "data"),
+        Input("ablation", "cellRendererData"),
+        Input("ablation-all", "n_clicks"),
+    ]
+    states = [State("ablation-open", "data"), State("ablation-seen", "data")]
+    register_refresh(app, partial(_refreshed, library), outputs, "ablation-tick", inputs, states)
+    app.clientside_callback(KEEP_ADDRESS, Input("ablation-query", "data"), prevent_initial_call=True)
+
+
+def _refreshed(
+    library: Library,
+    _: int,
+    where: str | None,
+    error: str,
+    columns: list[str],
+    sort: str | None,
+    clicked: dict[str, Any] | None,
+    __: int,
+    opened: list[str],
+    seen: list[str],
+) -> Any:
+    """What the page shows by now: only what a choice, a click or a tick has changed."""
+    try:
+        study = library.study(seen[0])
+    except (StoreError, NotFound) as problem:
+        return *[no_update] * 3, notice(f"Shown as it last was: {problem}"), *[no_update] * 5
+    if ctx.triggered_id == "ablation-tick" and TABLE.version(study) == seen[1]:
+        return [no_update] * 9
+    told = [study.name, TABLE.version(study)]
+    if study.comparison is None:
+        return *[no_update] * 3, notice(study.problem or ""), no_update, told, *[no_update] * 3
+    if "ablation.cellRendererData" in ctx.triggered_prop_ids and clicked:
+        name = clicked["value"]
+        opened = [each for each in opened if each != name] if name in opened else [*opened, name]
+    elif ctx.triggered_id == "ablation-all":
+        opened = [] if opened else study.variants
+    usual = [key for key, (_, standard) in column_names(study.comparison).items() if standard]
+    chosen = None if columns == usual else tuple(columns)
+    asked = Wanted(Shape(error, chosen, where or ""), sort or "", tuple(opened))
+    said, files = f"?{urlencode(asked.query(), safe=',')}" if asked.query() else "", _files(study, asked)
+    try:
+        block = main_block(study.comparison, asked.shape)
+    except BadFilter as problem:
+        return *[no_update] * 3, None, str(problem), told, opened, said, no_update
+    sorted_, same = ctx.triggered_id == "ablation-sort", ("ablation", "ablation-sort", "ablation-q", "ablation-all")
+    defs = no_update if ctx.triggered_id in same else _columns(block, asked)
+    rows = no_update if sorted_ else _rows(study, block, asked)
+    before = no_update if sorted_ else None
+    return rows, defs, _notes(study, asked, block), before, None, told, opened, said, files
+
+
+@guarded
+def layout(library: Library, name: object = "", **query: Any) -> Component:
+    """The page, in the shape that the address asks for."""
+    study = library.study(str(name))
+    if study.comparison is None:
+        return shell(study, TABLE, notice(study.problem or ""), dcc.Interval(id="retry", interval=5000))
+    asked, notices = wanted(query, study)
+    problem = None
+    try:
+        block = main_block(study.comparison, asked.shape)
+    except BadFilter as error:
+        problem = str(error)
+        block = main_block(study.comparison, replace(asked.shape, where=""))
+    shown = asked if problem is None else replace(asked, shape=replace(asked.shape, where=""))
+    rows = _rows(study, block, shown)
+    return shell(
+        study,
+        TABLE,
+        dcc.Store(id="ablation-seen", data=[study.name, TABLE.version(study)]),
+        dcc.Store(id="ablation-open", data=list(asked.opened)),
+        dcc.Store(id="ablation-sort", data=asked.sort),
+        dcc.Store(id="ablation-query"),
+        dcc.Interval(id="ablation-tick", interval=REFRESH_MS),
+        html.Div([notice(text) for text in notices], id="ablation-notice"),
+        _controls(study, asked),
+        html.Div(problem, id="ablation-problem", className="problem small", role="alert"),
+        section(
+            "Ablation table",
+            table.grid(rows, _columns(block, asked), "ablation", MOST_OPEN_ROWS if len(rows) > 20 else 0),
+            html.Div(_notes(study, shown, block), id="ablation-notes", className="notes"),
+            aside=html.Span(_files(study, asked), id="ablation-files"),
+        ),
+    )
+
+
+def _controls(study: Study, asked: Wanted) -> Component:
+    assert study.comparison is not None
+    names = column_names(study.comparison)
+    usual = [key for key, (_, standard) in names.items() if standard]
+    columns = [{"value": key, "label": table.heading(key, header).title} for key, (header, _) in names.items()]
+    search = dmc.TextInput(
+        id="ablation-q",
+        value=asked.shape.where,
+        placeholder="Filter: verdict=better lr>=0.002 state!=failed",
+        size="sm",
+        debounce=250,
+        className="filter",
+        **{"aria-label": "Filter rows"},
+    )
+    chosen = dmc.MultiSelect(
+        id="ablation-cols",
+        data=columns,
+        value=usual if asked.shape.columns is None else list(asked.shape.columns),
+        size="xs",
+        searchable=True,
+        clearable=False,
+        className="columns",
+        **{"aria-label": "Columns"},
+    )
+    return html.Div(
+        [
+            html.Div(
+                [
+                    search,
+                    choice("ablation-err", "±", ERROR_NAMES, asked.shape.error),
+                    dmc.Button("Show trials", id="ablation-all", size="compact-sm", variant="default"),
+                ],
+                className="controls",
+            ),
+            html.Details([html.Summary("Columns"), chosen], className="more"),
+        ]
+    )
+
+
+def _columns(block: Block, asked: Wanted) -> list[dict[str, Any]]:
+    """The grid's columns; the first one opens rows, and those that the address sorts by are sorted."""
+    found = table.columns(block)
+    found[0] |= {"cellRenderer": "Opener", "equals": {"function": "neverEqual"}, "width": 150}
+    return table.sorted_by(found, asked.sort)
+
+
+def _rows(study: Study, block: Block, asked: Wanted) -> list[dict[str, Any]]:
+    assert study.comparison is not None
+    colours = theme.colours(study.variants, study.record["baseline"])
+    trials = trial_cells(study.comparison, asked.shape) if asked.opened else {}
+    return table.with_trials(table.rows(block, study.comparison, colours), trials, asked.opened, study.name)
+
+
+def _notes(study: Study, asked: Wanted, block: Block) -> list[Component]:
+    assert study.comparison is not None
+    page = table_page(study.comparison, asked.shape)
+    count, every = len(block.columns[0].cells), len(study.comparison.table)
+    shown = (
+        [html.P(f"{count} of {every} variants. " if count else "No variant matches the filter.")]
+        if count < every
+        else []
+    )
+    said: list[Component] = [
+        *shown,
+        html.P(f"{table.legend(block)}."),
+        *(html.P(line, className="method") for line in page.lines),
+    ]
+    if page.notes:
+        said.append(html.Ul([html.Li(note) for note in page.notes]))
+    return [*said, html.P(page.provenance, className="provenance")]
+
+
+def _files(study: Study, asked: Wanted) -> list[Any]:
+    """The table as it is shown, to take along, and where its numbers come from."""
+    kept = {key: value for key, value in asked.query().items() if key in ("q", "err", "cols")}
+    query = f"?{urlencode(kept, safe=',')}" if kept else ""
+    links = [
+        html.A(f".{ending}", href=f"/download/{study.name}/table.{ending}{query}", className="download")
+        for ending in ("tex", "md", "csv", "json")
+    ]
+    return [
+        "Download ",
+        *links,
+        html.A("provenance", href=f"/download/{study.name}/provenance.json", className="download"),
+    ]

@@ -1,0 +1,139 @@
+"""When trials ran: a bar per attempt, in the place that it had or by variant, coloured by how it ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from html import escape
+from typing import Any
+
+import dash
+import flask
+import pandas as pd
+from dash import Input, html
+from dash.development.base_component import Component
+
+from dashboards.figures import Figure, empty
+from dashboards.library import Library, Study
+from dashboards.pages.runs import span
+from dashboards.pages.shell import TIMELINE, Choice, Chosen, register_tab
+from dashboards.parts import graph, section, to_trial
+from dashboards.theme import INK, axis, layout
+from search.attempts import attempts_frame
+from search.selection import terse
+
+COLOURS = {
+    "complete": "#2d8a5b",
+    "running": "#3f87cf",
+    "paused": "#8dbbe8",
+    "planned": "#c3cad1",
+    "interrupted": "#98a1aa",
+    "pruned": "#667079",
+    "diverged": "#dd9a1c",
+    "failed": "#c4452f",
+    "stale": "#aa4499",
+}
+"""By how an attempt ended; `planned`: stopped with a checkpoint, to go on later."""
+NAMES = {"planned": "stopped, goes on later", "paused": "paused where it was to", "stale": "superseded"}
+_GO = """event => {
+  const trial = event && event.points[0].customdata;
+  if (trial) { history.pushState({}, '', trial); dispatchEvent(new CustomEvent('_dashprivate_pushstate')); }
+}"""
+
+
+def register(app: dash.Dash, library: Library) -> None:
+    """Adds the page `/study/<name>/timeline`."""
+
+    def choices(_: Study) -> Sequence[Choice]:
+        return [Choice("rows", "Rows", {"places": "Places", "variants": "Variants"})]
+
+    def content(study: Study, chosen: Chosen) -> list[Component]:
+        served: Library = flask.current_app.config["LIBRARY"]  # pages are of all apps of a process
+        frame = attempts_frame(served.events(study.name), time.time(), study.holder is not None)
+        return shown(study, frame, chosen["rows"])
+
+    register_tab(app, library, TIMELINE, choices, content)
+    app.clientside_callback(_GO, Input("timeline-figure", "clickData"), prevent_initial_call=True)
+
+
+def shown(study: Study, frame: pd.DataFrame, rows: str) -> list[Component]:
+    """The figure, and what it adds up to."""
+    if not len(frame):
+        return [html.P("No trial was started by this study: what it reused was trained by another.", className="muted")]
+    named = {trial["key"]: trial for trial in study.trials}
+    frame = frame.assign(
+        variant=[named[key]["variant"] if key in named else "no longer wanted" for key in frame["key"]]
+    )
+    if rows == "variants":
+        order = [*[name for name in study.variants if name in set(frame["variant"])], "no longer wanted"]
+        labels = [name for name in order if name in set(frame["variant"])]
+        frame = frame.assign(row=frame["variant"].map({name: i for i, name in enumerate(labels)}))
+    else:
+        labels = [f"place {place + 1}" for place in range(int(frame["place"].max()) + 1)]
+        frame = frame.assign(row=frame["place"])
+    figure = bars(frame, labels, named, study.name)
+    figure["layout"]["uirevision"] = rows
+    whole, busy = float(frame["end"].max() - frame["start"].min()), float((frame["end"] - frame["start"]).sum())
+    again = int((frame.groupby("key").size() > 1).sum())
+    told = f"{len(frame)} attempts of {frame['key'].nunique()} trials in {span(whole)}; {span(busy)} of work"
+    told += f"; {again} trials were continued or tried again" if again else ""
+    height = min(max(200, 90 + 30 * len(labels)), 1600)
+    return [
+        section(
+            "Attempts",
+            graph("timeline-figure", figure, height),
+            html.P(f"{told}. A click on a bar leads to its trial.", className="muted small"),
+        )
+    ]
+
+
+def bars(frame: pd.DataFrame, labels: Sequence[str], named: dict[str, dict[str, Any]], study: str) -> Figure:
+    """A thick line per attempt, a trace per way of ending; times are of the reader's machine, in UTC."""
+    if not len(frame):
+        return empty("Nothing has run yet.")
+    traces = []
+    for ended, mine in frame.groupby("ended", sort=False):
+        x: list[str | None] = []
+        y: list[int | None] = []
+        texts: list[str | None] = []
+        trials: list[str | None] = []
+        for row in mine.to_dict("records"):
+            trial = named.get(row["key"])
+            what = (
+                row["variant"]
+                if trial is None
+                else f"{row['variant']} · seed {trial['seed']} {' '.join(terse(trial['settings']))}"
+            )
+            text = f"<b>{escape(str(what))}</b><br>attempt {row['attempt']}: {span(row['end'] - row['start'])}, {ended}"
+            x += [_moment(row["start"]), _moment(row["end"]), None]
+            y += [row["row"], row["row"], None]
+            texts += [text, text, None]
+            trials += [to_trial(row["key"], study)] * 2 + [None]
+        colour = COLOURS[str(ended)]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "x": x,
+                "y": y,
+                "text": texts,
+                "customdata": trials,
+                "name": NAMES.get(str(ended), str(ended)),
+                "line": {"color": colour, "width": 11},
+                "marker": {"color": colour, "size": 3, "symbol": "line-ns"},
+                "hovertemplate": "%{text}<extra></extra>",
+            }
+        )
+    ticks = {"tickmode": "array", "tickvals": list(range(len(labels))), "ticktext": [escape(label) for label in labels]}
+    rows = axis("", **ticks, range=[len(labels) - 0.4, -0.6]) | {"ticks": "", "showline": False, "showgrid": False}
+    rows["tickfont"] = {"size": 12.5, "color": INK}
+    legend = layout()["legend"] | {"y": 1.02, "yanchor": "bottom"}
+    return {
+        "data": traces,
+        "layout": layout(xaxis=axis("", type="date"), yaxis=rows, hovermode="closest", legend=legend),
+    }
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")

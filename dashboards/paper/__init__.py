@@ -1,0 +1,1 @@
+"""What a study leaves on paper: its figures by matplotlib, its tables, and a page that holds all of it."""

@@ -1,0 +1,147 @@
+"""A figure of a paper: the numbers behind it, how they are drawn, and its files, which are the same bytes each time."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORMS = ("pdf", "svg", "png")
+WIDTHS = (3.25, 6.75)
+"""Inches of a column and of a page, as conferences have them."""
+STYLE: dict[str, Any] = {
+    "font.family": ["STIXGeneral", "DejaVu Sans"],  # they come with matplotlib; the first fits a text in Times
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "text.parse_math": False,  # names are names
+    "axes.unicode_minus": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.grid": True,
+    "grid.color": "#e3e6e9",
+    "grid.linewidth": 0.5,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "lines.linewidth": 1.2,
+    "legend.frameon": False,
+    "legend.handlelength": 1.8,
+    "figure.constrained_layout.use": True,
+    "pdf.fonttype": 42,  # TrueType: what can be searched, and what conferences ask for
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "archlab",
+    "savefig.dpi": 300,
+}
+DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
+INK, MUTED = "#1f2328", "#667079"
+_NO_DATE: dict[str, dict[str, Any]] = {
+    "pdf": {"CreationDate": None, "Producer": "archlab", "Creator": "archlab"},
+    "svg": {"Date": None, "Creator": "archlab"},
+    "png": {"Software": "archlab"},
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """The colour and the line of each variant, the same as on the screen."""
+
+    colours: dict[str, str]
+    dashes: dict[str, str]
+
+    def line(self, name: str) -> dict[str, Any]:
+        """How a line of a variant is drawn."""
+        return {"color": self.colours[name], "linestyle": DASHES[self.dashes[name]]}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure: `rows` are all numbers that are in it, `draw` puts them onto an empty figure that is `width` inches
+    wide, `height` inches of its own for a width of a column."""
+
+    name: str
+    caption: str
+    rows: pd.DataFrame
+    draw: Callable[[Figure], None]
+    height: float = 2.3
+
+    def files(self, width: float, forms: Sequence[str] = FORMS, font: str | None = None) -> dict[str, bytes]:
+        """The figure in each form."""
+        import matplotlib
+        from matplotlib.figure import Figure
+
+        with matplotlib.rc_context(
+            {**matplotlib.rcParamsDefault, **STYLE, **({"font.family": font} if font else {}), "backend": "agg"}
+        ):
+            figure = Figure(figsize=(width, self.height))
+            self.draw(figure)
+            return {form: _saved(figure, form) for form in forms}
+
+
+def _saved(figure: Figure, form: str) -> bytes:
+    out = io.BytesIO()
+    figure.savefig(out, format=form, metadata=_NO_DATE[form])
+    return out.getvalue()
+
+
+def safe_name(text: str) -> str:
+    """The name of a file for what a study calls so."""
+    return re.sub(r"[^\w.-]+", "-", text).strip("-.") or "figure"
+
+
+def in_legend(name: str) -> str:
+    """A name as a legend shows it: one that begins with an underscore it would leave out."""
+    return f" {name}" if name.startswith("_") else name
+
+
+def under(figure: Figure, axes: Axes, most: int = 6) -> None:
+    """The legend below the figure, in as few rows as its width gives."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        longest = max(map(len, labels))
+        columns = max(1, min(most, len(labels), int(figure.get_figwidth() / (0.35 + 0.055 * longest))))
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def count_axis(axis: Any) -> None:
+    """Ticks as 200k, 1.5M, 1e15."""
+    from matplotlib.ticker import FuncFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: counted(value)))
+
+
+def log_axis(axis: Any) -> None:
+    """Ticks at 1, 2 and 5 of each power of ten, as counts; no formulas, which names that are text leave no room for."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_minor_formatter(NullFormatter())
+    count_axis(axis)
+
+
+def counted(value: float) -> str:
+    """A count as short as it can be told."""
+    if not value or abs(value) >= 1e12:
+        return f"{value:.3g}".replace("e+", "e")
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
+
+
+def late_range(low: float, high: float) -> tuple[float, float]:
+    """The ends of an axis with some room beyond its values."""
+    room = 0.06 * (high - low) or abs(high) * 0.01 or 1.0
+    return (low - room, high + room) if math.isfinite(room) else (0.0, 1.0)

@@ -1,0 +1,104 @@
+"""A study as one page that needs nothing else: its verdicts, tables, figures, diagrams, method and provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+
+from dashboards import words
+from dashboards.library import Study
+from dashboards.paper.drawing import WIDTHS
+from dashboards.paper.inline import inline
+from dashboards.paper.pictures import drawings
+from search.comparison import Comparison
+from search.render.blocks import Block, Cell, build_page
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""What the page may load: nothing; the browser holds it to that from wherever it is opened."""
+_STYLE = Path(__file__).with_name("page.css")
+
+
+def page(study: Study, command: str) -> str:
+    """The HTML of a study; `command` goes on with it. Raises ValueError where the results do not compare."""
+    found = study.comparison
+    if found is None:
+        raise ValueError(study.problem or f"the study {study.name} has nothing to show")
+    body = "\n".join([*_head(study, found), *_tables(found), *_figures(study), *_models(study), *_foot(study, command)])
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">'
+        f'<meta name="viewport" content="width=device-width"><title>{escape(study.name)}</title>'
+        f'<style>{_STYLE.read_text()}</style></head>\n<body class="report">\n{body}\n</body></html>\n'
+    )
+
+
+def _head(study: Study, found: Comparison) -> Iterator[str]:
+    yield f"<p class=name>{escape(study.name)}</p><h1>{escape(found.question or study.name)}</h1>"
+    said = "".join(
+        f'<li class="{escape(kind.replace(" ", "-"))}">{escape(text)}</li>' for kind, text in words.verdicts(found)
+    )
+    yield f"<ul class=verdicts>{said}</ul><p class=muted>{escape(words.progress(study))}</p>"
+
+
+def _tables(found: Comparison) -> Iterator[str]:
+    """The table, what must be known to read it, and the other tables."""
+    told = build_page(found)
+    first, *others = told.blocks
+    yield f"<h2>Results</h2>{_table(first)}"
+    yield "".join(f"<p class=small>{escape(line)}</p>" for line in told.lines)
+    if told.notes:
+        yield f"<ul class=notes>{''.join(f'<li>{escape(note)}</li>' for note in told.notes)}</ul>"
+    for block in others:
+        yield f"<details><summary>{escape(block.title)}</summary>{_table(block)}</details>"
+
+
+def _table(block: Block) -> str:
+    """A table with its legend."""
+    heads = "".join(f"<th class={column.align}>{escape(column.header)}</th>" for column in block.columns)
+    lines = zip(*(column.cells for column in block.columns), strict=True)
+    rows = "".join(
+        f"<tr>{''.join(_cell(cell, column.align) for cell, column in zip(line, block.columns, strict=True))}</tr>"
+        for line in lines
+    )
+    legend = f"<p class=small>{escape(block.legend.replace('* ', 'bold: '))}</p>" if block.legend else ""
+    return f"<div class=wide><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>{legend}"
+
+
+def _cell(cell: Cell, align: str) -> str:
+    text = escape(cell.text)
+    return f"<td class={align}>{f'<b>{text}</b>' if cell.strong else text}</td>"
+
+
+def _figures(study: Study) -> Iterator[str]:
+    yield "<h2>Figures</h2>"
+    for number, drawing in enumerate(drawings(study), 1):
+        svg = inline(drawing.files(WIDTHS[1], ("svg",), "DejaVu Sans")["svg"], f"f{number}")
+        yield f"<figure>{svg}<figcaption>Figure {number}. {escape(drawing.caption)}</figcaption></figure>"
+
+
+def _models(study: Study) -> Iterator[str]:
+    """Each variant beside its baseline, as a drawing, or as text where nothing draws it."""
+    from arch_dsl.dot import NoDot, dot
+    from arch_dsl.errors import SpecError
+    from search.architecture import as_text, drawing, graph_of
+
+    yield "<h2>Architecture</h2>"
+    yield "<p class=small>Amber is other than in the baseline, green is new, red and dashed is gone.</p>"
+    for number, variant in enumerate(study.record["variants"], 1):
+        name = variant["name"]
+        base = variant.get("baseline") or study.record["baseline"]
+        try:
+            found = graph_of(study.record, name, None if base == name else base)
+            shown = f"<figure class=model>{inline(drawing(dot(found)), f'm{number}')}</figure>"
+        except SpecError as error:
+            shown = f"<p class=small>It can't be drawn here: {escape(str(error)[:300])}</p>"
+        except NoDot:
+            shown = f"<pre>{escape(as_text(found))}</pre>"
+        yield f"<details{' open' if number == 1 else ''}><summary>{escape(name)}</summary>{shown}</details>"
+
+
+def _foot(study: Study, command: str) -> Iterator[str]:
+    assert study.comparison is not None
+    yield f"<h2>Provenance</h2><p class=small>{escape(build_page(study.comparison).provenance)}</p>"
+    yield f"<p class=small>To go on with it: <code>{escape(command)}</code></p>"

@@ -1,0 +1,163 @@
+"""The pages of a study's table and trials without a browser: what they hold, and what they say of a wrong address."""
+
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from search.store import Store
+from tests.dashboards.conftest import QK_NORM, XSS
+from tests.dashboards.generate import Plan, make_store, make_study, planned, record, rows, run_trial
+from tests.dashboards.test_app import Client
+
+TABLE = "/study/gate-position/table"
+
+
+@pytest.fixture(scope="module")
+def client(store):
+    return Client(store)
+
+
+@pytest.fixture(scope="module")
+def trials(store):
+    """The rows of the finished study."""
+    with Store.open(store, create=False) as opened:
+        return opened.study_trials("gate-position")
+
+
+def test_the_table_has_the_means_of_the_raw_results(client, trials):
+    page = client.page(TABLE, "?cols=perplexity,memory&err=se")
+    for variant in ("baseline", "G1", "G5"):
+        done = {
+            t["seed"]: t["result"]["test"]["perplexity"]
+            for t in trials
+            if t["variant"] == variant and t["role"] == "repeat"
+        }
+        values = np.array(list(done.values()))
+        assert len(values) == 3
+        assert f"{values.mean():.3f} ± {values.std(ddof=1) / np.sqrt(3):.3f}" in page
+    assert "393 MiB" in page and '"headerName": "Verdict"' not in page and '"headerName": "Memory"' in page
+
+
+def test_an_open_row_shows_its_trials_and_leads_to_them(client, trials):
+    page = client.page(TABLE, "?open=G1")
+    mine = {t["key"] for t in trials if t["variant"] == "G1"}
+    assert len(mine) == 5 and all(f"/run/{key}" in page for key in mine)
+    assert "seed 0 · tuning" in page
+    assert not any(f"/run/{t['key']}" in page for t in trials if t["variant"] == "G2")
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("?q=verdit=better", "did you mean 'verdict'"),
+        ("?q=lr>=x", "is no number"),
+        ("?err=mad", "The address asks for err 'mad'"),
+        ("?cols=n,nonsense", "The address asks for the column 'nonsense'"),
+        ("?q=variant=nobody", "No variant matches the filter"),
+    ],
+)
+def test_a_wrong_choice_is_said_beside_a_whole_page(client, query, says):
+    page = client.page(TABLE, query)
+    assert says in page.replace("\\'", "'") and '"ablation"' in page
+
+
+def test_no_tick_takes_the_place_of_a_choice_that_is_not_answered_yet(client):
+    told = [[each["id"] for each in made["inputs"]] for made in client.http.get("/_dash-dependencies").json]
+    ticking = {next(each for each in ids if each.endswith("-tick")): ids for ids in told if "-tick" in str(ids)}
+    together = {tick for tick, ids in ticking.items() if len(ids) > 1}
+    assert {"ablation-tick", "runs-tick", "compare-tick"} <= ticking.keys()
+    assert together == {"studies-tick"}, "whose answer depends on the words alone"
+
+
+def test_downloads_of_the_table_have_its_rows_and_columns(client):
+    query = "?q=verdict=better&cols=n,delta"
+    rows = list(csv.DictReader(io.StringIO(client.http.get(f"/download/gate-position/table.csv{query}").text)))
+    assert [row["variant"] for row in rows] == ["G1", "G2"]
+    tex = client.http.get(f"/download/gate-position/table.tex{query}").text
+    assert tex.count(r"\begin{tabular}{lrr}") == 1 and tex.count(r"\end{table}") == 1 and "verdict=better" in tex
+    assert "G3" not in tex.split(r"\bottomrule")[0] and "torch 2.13.0" in tex
+    assert client.http.get("/download/gate-position/table.md?q=verdit=1").status_code == 400
+    wrong = client.http.get("/download/gate-position/table.csv?err=mad&cols=n,nonsense")
+    assert wrong.status_code == 400 and "'mad'" in wrong.text and "'nonsense'" in wrong.text
+    assert client.http.get("/download/gate-position/table.exe").status_code == 404
+    told = client.http.get("/download/gate-position/provenance.json").json
+    assert told["provenance"]["data"]["source"] == "stdlib" and len(told["trials"]) == 18
+    assert told["command"].startswith("archlab run gate-position.yaml")
+
+
+def test_runs_are_all_trials_and_a_filter_finds_some(client, trials):
+    page = client.page("/study/gate-position/runs")
+    assert f"{len({t['key'] for t in trials})} trials" in page
+    assert "3 of 30 trials" in client.page("/study/gate-position/runs", "?q=variant=G1 seed=0")
+    assert "there is no 'sed' here; did you mean 'seed'?" in client.page("/study/gate-position/runs", "?q=sed=0")
+    half = client.page("/study/qk-norm/runs")
+    assert "interrupted" in half and "diverged" in half and "loss is not finite at step 130" in half
+
+
+def test_a_trial_is_found_by_its_key_and_its_beginning(client, trials):
+    trial = trials[0]
+    for key in (trial["key"], trial["key"][:12]):
+        page = client.page(f"/run/{key}")
+        assert f"{trial['variant']} · seed 0 · lr=0.001" in page
+        assert "tokens: 1500000" in page and "2.13.0" in page and "Attempts" in page
+
+
+def test_a_trial_of_two_studies_is_shown_as_the_one_wants_it_that_a_reader_comes_from(tmp_path):
+    plan = Plan("first", effects={"baseline": 0.0, "G1": -0.1}, rates=(), seeds=(0,))
+    with make_store(tmp_path) as made:
+        make_study(made, plan)
+        made.save_study("second", record(replace(plan, name="second")), "study: second\n")
+        made.add_trials("second", rows(plan))
+        key = made.study_trials("first")[0]["key"]
+    client = Client(tmp_path)
+    for name, other in (("first", "second"), ("second", "first")):
+        (link,) = set(re.findall(rf"/run/{key}[^\"\\]*", client.page(f"/study/{name}/runs")))
+        crumbs = client.page(*re.fullmatch(r"(.*)(\?.*)", link).groups()).split("run-seen")[0]
+        assert f"/study/{name}/runs" in crumbs and f"/study/{other}" not in crumbs
+
+
+@pytest.mark.parametrize("key", ["0", "f" * 64, "..%2F..%2Fetc%2Fpasswd", "%3Cb%3E", "zz"])
+def test_a_wrong_key_is_a_card(client, key):
+    assert "No such trial" in client.page(f"/run/{key}")
+
+
+def test_a_failed_trial_says_why_and_how_to_try_again(tmp_path):
+    root = tmp_path / ".archlab"
+    plan = Plan(rates=(), effects={"baseline": 0.0, XSS: -0.1}, fail=((XSS, 1e-3),))
+    with make_store(root) as made:
+        make_study(made, plan)
+        failed = next(t for t in made.study_trials(plan.name) if t["state"] == "failed")
+        made.trial_folder(failed["key"]).joinpath("error.txt").write_text(
+            "Traceback\n  line 7\nRuntimeError: <b>oom</b>\n"
+        )
+    client = Client(root)
+    page = client.page(f"/run/{failed['key']}")
+    assert "RuntimeError: out of memory" in page and "RuntimeError: <b>oom</b>" in page
+    assert "archlab retry gate-position --variant" in page
+    assert "archlab retry gate-position" in client.page("/study/gate-position/runs")
+
+
+def test_compared_variants_show_their_own_specs_and_rows(client):
+    page = client.page("/study/gate-position/compare", "?variants=G1,G2,nobody")
+    assert "the study lacks" in page and "nobody" in page
+    shown = json.loads(page)
+    assert "variant" in json.dumps(shown) and "Results" in page and '"G3"' in page  # among the choices alone
+    rows = page.split('"compare-content"')[0].split("Results")[1]
+    assert "G1" in rows and "G2" in rows and "baseline" not in rows.split("Model")[0]
+    assert "G1" in client.page("/study/gate-position/compare", "?variants=G1&places=all&metric=training")
+
+
+def test_the_timeline_has_a_bar_for_each_attempt(client, tmp_path):
+    page = client.page("/study/gate-position/timeline")
+    assert re.search(r"(\d+ attempts of \d+ trials)", page)[1] == "30 attempts of 30 trials"
+    page = client.page("/study/qk-norm/timeline", "?rows=variants")
+    assert "interrupted" in page and "6 attempts of 6 trials" in page
+    with make_store(tmp_path) as made:
+        make_study(made, QK_NORM, finish=False)
+        run_trial(made, QK_NORM, planned(made, QK_NORM)[0])
+    assert "1 attempts of 1 trials" in Client(tmp_path).page("/study/qk-norm/timeline")

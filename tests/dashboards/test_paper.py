@@ -1,0 +1,199 @@
+"""Figures, tables and the page of a study: the report's numbers, the same bytes each time, nothing from elsewhere."""
+
+import hashlib
+import io
+import json
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+from arch_dsl.errors import SpecError
+from dashboards.library import Library
+from dashboards.paper.drawing import counted
+from dashboards.paper.files import write
+from dashboards.paper.inline import inline
+from dashboards.paper.page import page
+from dashboards.paper.pictures import drawings
+from search.architecture import graph_of
+from search.cli import main
+from search.comparison import load_comparison
+from search.reporting import report
+from search.store import Store
+from tests.dashboards.conftest import XSS
+from tests.dashboards.findings_kit import measure_all
+from tests.dashboards.generate import Plan, make_store, make_study
+from tests.dashboards.special_studies import LADDER, SEARCH, make_ladder, make_search
+
+
+@pytest.fixture(scope="module")
+def study(store):
+    return Library(store).study("gate-position")
+
+
+@pytest.fixture(scope="module")
+def written(study, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("figures")
+    return {path.name: path.read_bytes() for path in write(study, folder, 3.25, "archlab figures gate-position")}
+
+
+def test_a_study_leaves_its_figures_tables_and_where_they_come_from(written):
+    drawn = {name.rpartition(".")[0] for name in written if name.endswith(".pdf")}
+    assert drawn == {"training", "differences", "learning-rates"}
+    tables = {f"table.{ending}" for ending in ("tex", "md", "csv", "json")}
+    forms = {f"{name}.{form}" for name in drawn for form in ("pdf", "svg", "png", "csv")}
+    assert set(written) == forms | tables | {"provenance.json"}
+    told = json.loads(written["provenance.json"])
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in written.items() if name != "provenance.json"}
+    assert told["sha256"] == digests and told["command"] == "archlab figures gate-position"
+    assert len(told["trials"]) == 18 and set(told["captions"]) == drawn
+
+
+def test_the_numbers_behind_a_figure_are_those_of_the_report(written, store):
+    with Store.open(store, create=False) as read:
+        found = load_comparison(read, "gate-position")
+    assert written["table.tex"].decode() == report(found, "latex")
+    table = found.table.set_index("variant")
+    rows = pd.read_csv(io.BytesIO(written["differences.csv"])).set_index("variant")
+    assert list(rows.index) == ["G1", "G2", "G3", "G4", "G5"]
+    for column in ("delta", "delta_low", "delta_high"):
+        np.testing.assert_allclose(rows[column], table.loc[rows.index, column], rtol=1e-12)
+    curve = pd.read_csv(io.BytesIO(written["training.csv"]))
+    last = curve[curve["variant"] == "G1"].iloc[-1]
+    ends = []
+    for trial in found.trials.query("variant == 'G1' and reported").to_dict("records"):
+        with open(f"{trial['folder']}/metrics.jsonl") as lines:
+            ends.append([v["validation_loss"] for v in map(json.loads, lines) if "validation_loss" in v][-1])
+    assert last["mean"] == pytest.approx(np.mean(ends)) and last["std"] == pytest.approx(np.std(ends, ddof=1))
+    assert last["n"] == 3
+
+
+def test_files_are_what_a_paper_needs(written):
+    pdf = written["differences.pdf"]
+    assert (pdf.startswith(b"%PDF") and b"/TrueType" in pdf) or b"/FontFile2" in pdf
+    assert b"/Type3" not in pdf and b"CreationDate" not in pdf
+    svg = ElementTree.fromstring(written["differences.svg"])
+    texts = {element.text for element in svg.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"G1", "G5", "Difference in test loss (nats/token)"} <= texts
+    png = written["differences.png"]
+    assert png.startswith(b"\x89PNG") and int.from_bytes(png[16:20], "big") == 975  # 3.25 inches at 300 dpi
+
+
+def test_the_same_study_gives_the_same_bytes(study, written):
+    drawing = next(each for each in drawings(study) if each.name == "learning-rates")
+    again = drawing.files(3.25)
+    assert {f"learning-rates.{form}": data for form, data in again.items()}.items() <= written.items()
+
+
+@pytest.mark.slow
+def test_everything_that_is_measured_is_drawn(tmp_path):
+    root = tmp_path / ".archlab"
+    with make_store(root) as made:
+        make_study(made, Plan(effects={"baseline": 0.0, "G1": -0.05, "$x_1$": 0.01, "_old": 0.02}, rates=()))
+        measure_all(made, "gate-position")
+    study = Library(root).study("gate-position")
+    made = {drawing.name: drawing for drawing in drawings(study)}
+    grids = {name.replace("_", "-") for name in study.comparison.grids["name"]}
+    layers = {name.replace("_", "-") for name in study.comparison.curves["name"] if "_by_layer" in name}
+    assert {"loss-by-position-512", "probes", "needle-chosen"} | grids | layers <= set(made)
+    for drawing in made.values():
+        files = drawing.files(6.75, ("svg",))
+        assert b"<text" in files["svg"] and b"mathdefault" not in files["svg"]
+    needle = made["needle-chosen"].rows
+    told = study.comparison.grids.query("name == 'needle_chosen'")
+    assert set(needle["x"]) == set(told["y"]) and needle["mean"].tolist() == told["mean"].tolist()
+    assert b"$x_1$" in made["training"].files(3.25, ("svg",))["svg"]  # a name is no formula
+    for name in ("training", "probes", "loss-by-position-512"):
+        assert b"_old" in made[name].files(3.25, ("svg",))["svg"], name
+
+
+@pytest.mark.slow
+def test_ladders_and_searches_are_drawn(tmp_path):
+    root = tmp_path / ".archlab"
+    with make_store(root) as made:
+        make_ladder(made)
+        make_search(made)
+    library = Library(root)
+    ladder, search = library.study(LADDER), library.study(SEARCH)
+    made = {drawing.name: drawing for drawing in [*drawings(ladder), *drawings(search)]}
+    assert {"scaling-compute", "front"} <= set(made)
+    for name in {"scaling-compute", "isoflops", "front"} & set(made):
+        svg = made[name].files(3.25, ("svg",))["svg"]
+        assert b"<text" in svg and b"mathdefault" not in svg
+    points = made["scaling-compute"].rows.query("kind == 'rung'")
+    assert points["loss"].tolist() == ladder.comparison.rungs["loss"].tolist()
+    front = made["front"].rows
+    assert set(front[front["front"]]["number"]) == set(search.comparison.search.query("front")["number"])
+
+
+def test_figures_says_what_is_wrong_before_it_draws(store, tmp_path):
+    run = CliRunner().invoke
+    answer = run(main, ["figures", "gate-positio", "--store", str(store)])
+    assert answer.exit_code == 2 and "did you mean 'gate-position'" in answer.output
+    answer = run(main, ["figures", "gate-position", "--store", str(store), "--width", "wide"])
+    assert answer.exit_code == 2 and "'wide' is no width" in answer.output
+    answer = run(main, ["report", "gate-position", "--html", str(tmp_path / "x"), "--json", "--store", str(store)])
+    assert answer.exit_code == 2 and "neither --json nor --format" in answer.output
+
+
+@pytest.fixture(scope="module")
+def reported(store, tmp_path_factory):
+    """The page of the half done study, whose names look like HTML."""
+    file = tmp_path_factory.mktemp("report") / "report.html"
+    answer = CliRunner().invoke(main, ["report", "qk-norm", "--html", str(file), "--store", str(store)])
+    assert answer.exit_code == 0, answer.output
+    return file
+
+
+def test_a_report_opens_from_a_disk_and_asks_for_nothing(reported, chromium):
+    tab = chromium.new_page()
+    asked, said = [], []
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.on("console", lambda message: said.append(message.text))
+    tab.goto(reported.as_uri())
+    assert asked == [reported.as_uri()] and said == []
+    text = tab.inner_text("body")
+    assert XSS in text and "Provenance" in text and "archlab run" in text
+    assert tab.locator("img, script").count() == 0 and tab.locator("figure svg").count() >= 3
+    tab.set_viewport_size({"width": 800, "height": 900})
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 800
+    tab.close()
+
+
+@pytest.mark.slow
+def test_a_report_holds_the_numbers_of_the_table(study):
+    text = page(study, "archlab run x.yaml")
+    assert text.count("<script") == 0 and "http-equiv" in text
+    for row in study.comparison.table.to_dict("records"):
+        assert f"{row['perplexity_mean']:.3f} ± {row['perplexity_std']:.3f}" in text
+    ids = re.findall(r' id="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(ids)
+
+
+def test_kernels_that_cannot_be_had_are_said(study, monkeypatch):
+    monkeypatch.setenv("ARCHLAB_KERNELS", "fast")
+    with pytest.raises(SpecError, match="ARCHLAB_KERNELS must be reference, torch or triton; received 'fast'"):
+        graph_of(study.record | {"context": 77}, "G1", "baseline")
+
+
+def test_a_drawing_inside_of_a_page_can_do_nothing():
+    bad = (
+        b'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" onload="alert(1)">'
+        b'<script>alert(1)</script><style>*{display:none}</style><foreignObject/><image href="https://x.example/a"/>'
+        b'<a xlink:href="javascript:alert(1)" xlink:title="a &lt; b"><path id="p" d="M0 0"/></a>'
+        b'<use xlink:href="#p"/><use xlink:href="https://x.example/b#p"/></svg>'
+    )
+    made = inline(bad, "f1")
+    assert not re.search("alert|script|style>|foreignObject|x\\.example|onload", made)
+    assert '<path d="M0 0" id="f1-p" />' in made and 'href="#f1-p"' in made and "<title>a &lt; b</title>" in made
+    with pytest.raises(ValueError, match="found html"):
+        inline(b"<html/>", "f1")
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0"), (1500, "1.5k"), (2e6, "2M"), (3e15, "3e15"), (0.25, "0.25")])
+def test_counts_are_short(value, text):
+    assert counted(value) == text
