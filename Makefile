@@ -29,7 +29,7 @@ test: $(DEV) ## run the tests, without the slow ones (PYTEST_ARGS="-x -k gate")
 	$(BIN)/python -m pytest -q -m "not slow" $(PYTEST_ARGS)
 
 test-slow: $(DEV) ## run the slow tests
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -m slow $(PYTEST_ARGS)
 
 storm: $(DEV) ## kill whatever runs a study, at random moments, in twenty studies (STORM_ARGS="--seeds 2")
 	$(BIN)/python -m tests.search.storm $(STORM_ARGS)

@@ -71,7 +71,7 @@ TOKENS = {"short": 200_000, "full": 2_400_000}  # of a trial of about 5 s, and o
 GOALS = {"short": 1.10, "full": 1.03}  # archlab over bare
 TUNE_GOAL, CORES_GOAL = 0.5, 1.7  # archlab's overhead over Tune's; two cores over one
 LIMIT_S = 1800
-READ_S = 0.5  # between two looks at /proc
+READ_S = 2.0  # between two looks at /proc, each of which takes 4 ms of a core
 
 Times = dict[str, float]
 Losses = dict[int, float]  # test loss by seed
