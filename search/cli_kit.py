@@ -99,13 +99,14 @@ def store_folder(given: str | None) -> Path:
 
 
 def study_name(given: str) -> str:
-    """The name of a study, from its name or from its file."""
+    """The name of a study, from its name or from its file (at the scale that the file itself is at)."""
     path = Path(given)
     if path.suffix not in (".yaml", ".yml"):
         return given
     from arch_dsl.source import read
+    from search.scales import at_scale
 
-    value = read(path).value
+    value = at_scale(read(path)).value
     node = value.get("study") if isinstance(value, dict) else None
     return str(node.value) if node else path.stem
 

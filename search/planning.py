@@ -110,6 +110,7 @@ class Plan:
             "recipe": first.recipe.told(),
             "data": first.dataset.record(),
             "file": str(self.study.file) if self.study.file else None,
+            **({"scale": self.study.scale} if self.study.scale else {}),
             **({"plugins": used} if used else {}),
         }
 

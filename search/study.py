@@ -33,11 +33,12 @@ from search.prune import Pruner
 from search.recipe import Recipe
 from search.resources import Resources
 from search.rungs import Rung, rungs_of, written_sizes
+from search.scales import at_scale
 from search.screen import Screen
 from search.seeds import Seeds
 from search.selection import shortest
 from search.space import Space
-from search.study_values import Axis, Duration, Patch
+from search.study_values import Axis, Duration, Patch, Scale
 from search.tune import Tune, short
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -76,6 +77,8 @@ class Study(Spec):
     study: str
     question: str = ""
     plugins: tuple[str, ...] = ()
+    scale: str | None = None
+    scales: dict[str, Scale] = field(default_factory=dict)
     model: Model
     ablate: Ablate | None = None
     components: dict[str, Patch] = field(default_factory=dict)
@@ -124,11 +127,14 @@ class Asked:
 def load_study(path: str | Path, overrides: Mapping[str, Any] | None = None, allow_plugins: bool = False) -> Study:
     """A study from its file. `overrides` replaces values by dotted path (`train.tokens`), as `--set` does.
 
+    Of a study with `scales` it is the one at its first, or at the override `scale`; other overrides come after that.
     The Python files that it lists under `plugins` are executed if `allow_plugins`, and refused otherwise. Raises
     SpecError with everything that is wrong with it, each with line and column.
     """
-    node = read(path)
-    for dotted, value in (overrides or {}).items():
+    overrides = dict(overrides or {})
+    scale = overrides.pop("scale", None)
+    node = at_scale(read(path), None if scale is None else Node.of(scale))
+    for dotted, value in overrides.items():
         node = _overridden(node, dotted.split("."), Node.of(value), dotted)
     load_listed(node, Path(path).parent, allow_plugins)
     return parse_study(node)

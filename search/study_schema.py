@@ -22,7 +22,7 @@ from search.recipe import Recipe
 from search.space import Space
 from search.start import Start
 from search.study import Study
-from search.study_values import SIZE, Axis, Changes, Duration, Memory, Patch
+from search.study_values import SIZE, Axis, Changes, Duration, Memory, Patch, Scale
 from search.tune import GRIDS, Brackets, Tune
 
 _PLAIN = r"[0-9.]+(e[-+]?[0-9]+)?[kMBT]?"
@@ -45,6 +45,7 @@ def study_schema() -> dict[str, Any]:
                 "description": "4e-3 to 1e-3",
             },
             Changes: _recipe_changes,
+            Scale: _scale,
             Axis: lambda _: {"type": "array", "minItems": 1, "uniqueItems": True},
             Space: _space,
             Source: _source,
@@ -95,6 +96,12 @@ def _patch(_: Writer) -> Schema:
     paths = {"description": "Paths to values, which replace or edit what is there.", **_paths()}
     items = {"anyOf": [{"type": "string", "description": "the name of a component"}, paths]}
     return {"anyOf": [paths, {"type": "array", "items": items}, {"type": "string"}, {"type": "null"}]}
+
+
+def _scale(_: Writer) -> Schema:
+    keys = [name for name in fields_of(Study) if name not in ("study", "scale", "scales")]
+    told = "Keys of the study to what changes there: mappings key by key, `null` takes a key out."
+    return {"type": ["object", "null"], "description": told, "propertyNames": {"enum": keys}}
 
 
 def _recipe_changes(_: Writer) -> Schema:

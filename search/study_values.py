@@ -57,6 +57,18 @@ class Patch:
 
 
 @dataclass(frozen=True)
+class Scale:
+    """What a study changes at one of its scales: search.scales."""
+
+    change: Node
+
+    @classmethod
+    def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
+        """From what stands there, which search.scales has checked."""
+        return cls(node)
+
+
+@dataclass(frozen=True)
 class Duration:
     """A time: `30m`, `2h`, `90s`."""
 

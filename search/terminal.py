@@ -119,6 +119,8 @@ def print_plan(planned: Plan, root: Path, slots: int | None = None) -> None:
     """A row per variant, then what would be trained and how long that takes with so many trials at once."""
     console = plain_console()
     console.print(Text.assemble((planned.study.study, "bold"), f"  {planned.study.question}"))
+    if others := [name for name in planned.study.scales if name != planned.study.scale]:
+        console.print(Text(f"scale {planned.study.scale}; `--set scale=NAME` for {', '.join(others)}"))
     _print_variants(console, planned)
     done = _done(planned, root)
     left = planned.left(done)
