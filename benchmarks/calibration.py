@@ -34,9 +34,10 @@ from scipy import stats
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from search.contrast import Floats  # noqa: E402
 from search.seeding import decision  # noqa: E402
 from search.sequential import analyse_always  # noqa: E402
-from search.statistics import Analysis, Floats, analyse  # noqa: E402
+from search.statistics import Analysis, analyse  # noqa: E402
 
 LOSSES = ROOT / "benchmarks" / "results" / "calibration.json"
 DATA_SEEDS, COPIES, PLANTED = 16, 4, 2

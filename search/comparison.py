@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from search.contrast import MINIMUM_SEEDS, Contrast
 from search.findings import findings
 from search.frames import NAN, domains_frame, provenance, rates_frame, trials_frame
 from search.losses import Layout, lay_out, read_documents
@@ -21,7 +22,7 @@ from search.screening import only_of, screened
 from search.search_table import search_frame, search_notes, search_summary
 from search.seeding import analysed, decision, only_wanted
 from search.selection import Selection, baselines_of, edge, select, varied_in, with_baselines, with_tuned_size
-from search.statistics import MINIMUM_SEEDS, Analysis, Contrast
+from search.statistics import Analysis
 
 if TYPE_CHECKING:
     from search.store import Store

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from search.contrast import Floats, document_variance
 from search.notes import is_one_tokenizer, lossy_of, tested_on
 from search.selection import Selection
-from search.statistics import Floats, Keys, document_variance
+from search.statistics import Keys
 
 
 @dataclass(frozen=True)

@@ -136,9 +136,9 @@ def resolution(planned: Plan, store: Store | None) -> Resolution | None:
 
     With sequential seeds it is the half-width at the most seeds. Where a grid has several scales, the first variant's.
     """
+    from search.contrast import MINIMUM_SEEDS, simultaneous_critical
     from search.dunnett import dunnett_critical
     from search.sequential import TUNED_AT, always_valid_critical
-    from search.statistics import MINIMUM_SEEDS, simultaneous_critical
 
     variants = planned.variants
     groups = {variant.batches for variant in variants}

@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from search.contrast import MINIMUM_SEEDS
 from search.design_text import design_notes
 from search.selection import Selection, baselines_of, edge, is_over, rate, spelled
 from search.sequential import TUNED_AT
-from search.statistics import MINIMUM_SEEDS, Analysis
+from search.statistics import Analysis
 
 NO_DIFFERENCE = ("other objective", "other test text", "lossy tokenizer")  # verdicts that no more trials change
 _MOST = 8  # variants that a note lists

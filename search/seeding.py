@@ -13,8 +13,9 @@ from search.selection import Selection, is_lost, loss, select, with_baselines
 from search.store import TERMINAL
 
 if TYPE_CHECKING:  # what needs scipy is imported where it is used: most commands only read `seeds`
+    from search.contrast import Contrast
     from search.losses import Layout
-    from search.statistics import Analysis, Contrast
+    from search.statistics import Analysis
 
 _KEPT = 64
 _DECIDED: dict[tuple[object, ...], list[str]] = {}

@@ -30,24 +30,22 @@ unequal noise too, and wide below five seeds.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
 from scipy.optimize import minimize_scalar
 
+from search.contrast import Contrast, Floats, resolve
 from search.statistics import (
     Analysis,
     Baselines,
-    Contrast,
     Documents,
-    Floats,
     Keys,
     describe,
     layouts_of,
     others_of,
     pooled_variance,
-    resolve,
     rows_of,
 )
 
@@ -87,6 +85,41 @@ def always_valid_critical(pairs: int, df: float, planned_df: float, comparisons:
     return mixture_critical(df, alpha, narrowest_spread(planned_df, alpha) * pairs / TUNED_AT)
 
 
+def planned_df(groups: Iterable[Hashable]) -> int:
+    """The degrees of freedom of a complete table at TUNED_AT seeds, given the batches of each of its rows."""
+    found = list(groups)
+    return (len(found) - len(set(found))) * (TUNED_AT - 1)
+
+
+def always_difference(
+    ours: Floats,
+    base: Floats,
+    pooled: tuple[float | None, int, int] | None,
+    documents: tuple[float, int],
+    comparisons: int,
+) -> Contrast | None:
+    """The mean difference over the seeds that both have, with its always-valid interval where there can be one.
+
+    `pooled` is the noise of one trial with its degrees of freedom, now and as planned; None: what does not pair has the
+    differences' own variance.
+    """
+    both = np.isfinite(ours) & np.isfinite(base)
+    count = int(both.sum())
+    if not count:
+        return None
+    differences = (ours - base)[both]
+    contrast = Contrast(count, float(differences.mean()))
+    if pooled is not None:
+        sigma2, df, planned = pooled
+        variance = 2 * (sigma2 or 0.0) / count
+    else:
+        variance, df, planned = float(differences.var(ddof=1)) / count if count > 1 else 0.0, count - 1, TUNED_AT - 1
+    if count < MINIMUM_PAIRS or df <= 0:
+        return contrast
+    critical = always_valid_critical(count, df, planned, comparisons)
+    return resolve(contrast, variance, critical, documents, comparisons) if math.isfinite(critical) else contrast
+
+
 def analyse_always(
     losses: Floats,
     baseline: Baselines,
@@ -98,7 +131,6 @@ def analyse_always(
 
     The comparisons are those of the table, finished or not: what is corrected for must not depend on what was seen.
     """
-    here = np.isfinite(losses)
     groups: Sequence[Hashable] = [0] * len(losses) if batches is None else batches
     bases = rows_of(losses, baseline)
     others = others_of(bases)
@@ -107,23 +139,11 @@ def analyse_always(
     pool = sorted({*paired, *(int(bases[v]) for v in paired)})
     layouts = layouts_of(losses, groups, pool, keys)
     sigma2, df = pooled_variance(layouts)
-    planned = (len(pool) - len({groups[v] for v in pool})) * (TUNED_AT - 1)
+    planned = planned_df(groups[v] for v in pool)
     contrasts: list[Contrast | None] = [None] * len(losses)
     for v in others:
-        both = here[v] & here[bases[v]]
-        count = int(both.sum())
-        if not count:
-            continue
-        differences = (losses[v] - losses[bases[v]])[both]
-        contrasts[v] = contrast = Contrast(count, float(differences.mean()))
-        if v in paired:
-            variance, own_df, own_planned = 2 * (sigma2 or 0.0) / count, df, planned
-        else:
-            variance, own_df, own_planned = float(differences.var(ddof=1)) / count if count > 1 else 0.0, count - 1, 3
-        if count >= MINIMUM_PAIRS and own_df > 0:
-            critical = always_valid_critical(count, own_df, own_planned, len(others))
-            if math.isfinite(critical):
-                known = documents[v] if documents is not None else None
-                contrasts[v] = resolve(contrast, variance, critical, known or (0.0, 0), len(others))
+        pooled = (sigma2, df, planned) if v in paired else None
+        known = (documents[v] if documents is not None else None) or (0.0, 0)
+        contrasts[v] = always_difference(losses[v], losses[bases[v]], pooled, known, len(others))
     sure = [v for v in others if (c := contrasts[v]) is not None and c.half_width is not None]
     return describe(losses, contrasts, documents, layouts, paired, unpaired, sure, len(others), always_valid=True)

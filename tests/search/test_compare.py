@@ -10,9 +10,10 @@ import pandas as pd
 import pytest
 
 from search.comparison import Comparison, compare, load_comparison
+from search.contrast import document_variance
 from search.dunnett import dunnett_critical
 from search.render.blocks import DASH, build_page
-from search.statistics import analyse, document_variance
+from search.statistics import analyse
 from search.store import Row, Store
 from search.trial import Trial
 from tests.search.compare_kit import end_as, make_study, make_trial, measures, pick

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
+from search.contrast import Floats
 from search.seeding import decision
 from search.sequential import TUNED_AT, always_valid_critical, analyse_always, mixture_critical, narrowest_spread
-from search.statistics import Analysis, Floats, analyse
+from search.statistics import Analysis, analyse
 
 MOST = 8
 Noise = Callable[[np.random.Generator, int], Floats]
