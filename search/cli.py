@@ -23,7 +23,6 @@ from search.cli_kit import (
     fail,
     parsed,
     store_folder,
-    study_name,
     verb,
 )
 from search.stop import leave, leaving_early
@@ -148,38 +147,6 @@ def run(
 
         print_summary(summary, study, store_root(store))
     leave(summary.exit_code)
-
-
-@main.command()
-@click.argument("study")
-@STORE
-@click.option("--format", "format_", default="text", metavar="FORMAT", help="text, md, csv, latex or json.")
-@click.option("--html", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Write a page instead.")
-@JSON
-@verb
-def report(study: str, store: str | None, format_: str, html: Path | None, as_json: bool) -> None:
-    """Print the table of a study: means, paired differences with intervals, the learning-rate curve.
-
-    With --html FILE a page holds it with figures, diagrams, method and provenance, and opens without a network.
-    """
-    from search.comparison import load_comparison
-    from search.reporting import FORMATS
-    from search.reporting import report as render
-    from search.store import Store
-
-    if format_ not in FORMATS:
-        raise click.BadParameter(f"'{format_}' is not one of {', '.join(FORMATS)}", param_hint="--format")
-    if html and (as_json or format_ != "text"):
-        raise click.UsageError("--html is a form of its own: it goes with neither --json nor --format")
-    with Store.open(store_folder(store), create=False) as opened:
-        name = study_name(study)
-        text = "" if html else render(load_comparison(opened, name), "json" if as_json else format_)
-        if Path(study).is_file() and Path(study).read_text() != opened.study_yaml(name):
-            click.echo(f"{study} has changed since it was run; this is the table of what was run", err=True)
-    if html:
-        cli_paper.write_page(study, store, html)
-        text = f"the report of {name} is in {html}"
-    click.echo(text, nl=not text.endswith("\n"))
 
 
 @main.command()

@@ -1,15 +1,88 @@
-"""The verb of what goes into a paper: figures, with the tables and numbers behind them."""
+"""The verbs of what goes into a paper: the report of a study, and its figures with the numbers behind them."""
 
 from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from search.cli_kit import INVALID, JSON, STORE, fail, store_folder, study_name, verb
+
+if TYPE_CHECKING:
+    from search.comparison import Comparison
+
+
+@click.command()
+@click.argument("study")
+@STORE
+@click.option("--format", "format_", default="text", metavar="FORMAT", help="text, md, csv, latex or json.")
+@click.option("--html", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Write a page instead.")
+@click.option("--where", metavar="FILTER", help="Which rows of the table: 'verdict=better lr>=0.002'.")
+@click.option("--error", metavar="KIND", help="Behind ±: std (usual), se or interval.")
+@click.option("--columns", metavar="A,B,C", help="The columns of the table: perplexity,delta,memory.")
+@JSON
+@verb
+def report(
+    study: str,
+    store: str | None,
+    format_: str,
+    html: Path | None,
+    where: str | None,
+    error: str | None,
+    columns: str | None,
+    as_json: bool,
+) -> None:
+    """Print the table of a study: means, paired differences with intervals, the learning-rate curve.
+
+    With --where, --error or --columns it is the table alone, in that shape; the filter is that of the dashboard. With
+    --html FILE a page holds the table with figures, diagrams, method and provenance, and opens without a network.
+    """
+    from search.comparison import load_comparison
+    from search.reporting import FORMATS
+    from search.reporting import report as render
+    from search.store import Store
+
+    if format_ not in FORMATS:
+        raise click.BadParameter(f"'{format_}' is not one of {', '.join(FORMATS)}", param_hint="--format")
+    if html and (as_json or format_ != "text"):
+        raise click.UsageError("--html is a form of its own: it goes with neither --json nor --format")
+    form = "json" if as_json else format_
+    asked = None if where is None and error is None and columns is None else (where or "", error or "", columns or "")
+    if html and asked:
+        raise click.UsageError("--html holds the whole report: it goes with none of --where, --error, --columns")
+    if form in ("csv", "json") and (error is not None or columns is not None):
+        raise click.UsageError(f"{form} has every column with exact numbers: it goes with --where alone")
+    with Store.open(store_folder(store), create=False) as opened:
+        name = study_name(study)
+        text = "" if html else _rendered(render, load_comparison(opened, name), form, asked)
+        if Path(study).is_file() and Path(study).read_text() != opened.study_yaml(name):
+            click.echo(f"{study} has changed since it was run; this is the table of what was run", err=True)
+    if html:
+        write_page(study, store, html)
+        text = f"the report of {name} is in {html}"
+    click.echo(text, nl=not text.endswith("\n"))
+
+
+def _rendered(render: Callable[..., str], comparison: Comparison, form: str, asked: tuple[str, str, str] | None) -> str:
+    """The report, or in the shape that (filter, error, columns) ask for the table; what says nothing ends the verb."""
+    from search.render.ablation import column_names
+    from search.render.shape import read_shape
+    from search.where import BadFilter
+
+    if asked is None:
+        return render(comparison, form)
+    where, error, columns = asked
+    shape, wrong = read_shape(column_names(comparison), error, columns, where)
+    if wrong:
+        fail("\n".join(wrong), INVALID)
+    try:
+        return render(comparison, form, shape)
+    except BadFilter as problem:
+        fail(f"--where: {problem}", INVALID)
 
 
 @click.command()
@@ -74,4 +147,4 @@ def _inches(text: str) -> float:
     return inches
 
 
-VERBS = (figures,)
+VERBS = (report, figures)

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from search.render.ablation import Shape, narrowed, table_page
+from search.render.ablation import narrowed, table_page
 from search.render.blocks import Page, build_page
 from search.render.latex import latex
 from search.render.markdown import markdown
+from search.render.shape import Shape
 from search.render.text import text
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -92,7 +92,10 @@ def parse_filter(text: str, names: Iterable[str]) -> Filter:
 def _term(match: re.Match[str], known: list[str]) -> Term:
     if match["word"] is not None:
         return Term(None, "~", (match["word"].strip("\"'"),), bool(match["no"]))
-    name = _named(match["name"], known, match.start("name") + 1)
+    try:
+        name = named(match["name"], known)
+    except ValueError as error:
+        raise BadFilter(f"column {match.start('name') + 1}: {error}") from None
     values = tuple(part.strip("\"'") for part in re.findall(_PART, match["value"]))
     if match["operator"] in _ORDER:
         for value in values:
@@ -102,17 +105,21 @@ def _term(match: re.Match[str], known: list[str]) -> Term:
     return Term(name, match["operator"], values, bool(match["no"]))
 
 
-def _named(given: str, known: list[str], column: int) -> str:
+def named(given: str, known: Collection[str]) -> str:
+    """The one of the known names that is meant: that name, or the one whose last steps it is.
+
+    Raises ValueError with the nearest name where there is none, and with all where there are several.
+    """
     if given in known:
         return given
     ends = [name for name in known if name.endswith(f".{given}")]
     if len(ends) == 1:
         return ends[0]
     if ends:
-        raise BadFilter(f"column {column}: '{given}' may be {' or '.join(ends)}: write more of it")
+        raise ValueError(f"'{given}' may be {' or '.join(ends)}: write more of it")
     near = get_close_matches(given, [*known, *(name.rpartition(".")[2] for name in known)], n=1)
     hint = f"; did you mean '{near[0]}'?" if near else ""
-    raise BadFilter(f"column {column}: there is no '{given}' here{hint} (there is: {', '.join(known)})")
+    raise ValueError(f"there is no '{given}' here{hint} (there is: {', '.join(known)})")
 
 
 def to_number(text: str) -> float | None:

@@ -18,7 +18,8 @@ from dashboards.pages.shell import COMPARE, notice, register_page, register_refr
 from dashboards.pages.studies import KEEP_ADDRESS, REFRESH_MS
 from dashboards.parts import block_table, choice, graph, guarded, section
 from dashboards.view import METRICS, View
-from search.render.ablation import Shape, main_block
+from search.render.ablation import main_block
+from search.render.shape import Shape
 from search.side_by_side import side_by_side
 from search.store import StoreError
 

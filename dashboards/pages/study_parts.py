@@ -15,9 +15,10 @@ from dashboards.optuna_mount import pages_of
 from dashboards.pages.run import tracker
 from dashboards.parts import block_table, choice, progress_bar
 from dashboards.view import METRICS, SMOOTHING, TRIALS, X_AXES, View
-from search.render.ablation import Shape, table_page
+from search.render.ablation import table_page
 from search.render.screen_blocks import screen_blocks
 from search.render.search_blocks import search_blocks
+from search.render.shape import Shape
 
 CONTROLS = {"metric": "Show", "x": "Over", "smooth": "Smoothing", "trials": "Trials"}
 """What can be chosen of the curves: key of the address, label."""

@@ -18,8 +18,9 @@ from dashboards.library import Library, NotFound, Study
 from dashboards.pages.shell import TABLE, notice, register_page, register_refresh, shell
 from dashboards.pages.studies import KEEP_ADDRESS, REFRESH_MS
 from dashboards.parts import choice, guarded, section
-from search.render.ablation import ERRORS, Shape, column_names, main_block, table_page, trial_cells
+from search.render.ablation import column_names, main_block, table_page, trial_cells
 from search.render.blocks import Block
+from search.render.shape import Shape, read_shape
 from search.store import StoreError
 from search.where import BadFilter
 
@@ -46,22 +47,11 @@ class Wanted:
 
 def wanted(query: Mapping[str, object], study: Study) -> tuple[Wanted, list[str]]:
     """What an address asks for, and a notice for each value that does not exist; unknown keys are ignored."""
-    notices = []
     given = {key: str(query.get(key, "")) for key in ("q", "err", "cols", "sort", "open")}
-    if given["err"] and given["err"] not in ERRORS:
-        notices.append(f"The address asks for err {given['err'][:40]!r}, which does not exist ({', '.join(ERRORS)}).")
-        given["err"] = ""
-    columns = None
-    if given["cols"] and study.comparison is not None:
-        names = column_names(study.comparison)
-        asked = given["cols"].split(",")
-        lost = [each for each in asked if each not in names]
-        notices += [f"The address asks for the column {each[:60]!r}, which the table lacks." for each in lost]
-        columns = tuple(each for each in asked if each in names)
-    shape = Shape(given["err"] or "std", columns, given["q"])
-    return Wanted(
-        shape, given["sort"], tuple(each for each in given["open"].split("|") if each in study.variants)
-    ), notices
+    names = {} if study.comparison is None else column_names(study.comparison)
+    shape, wrong = read_shape(names, given["err"], given["cols"] if names else "", given["q"])
+    opened = tuple(each for each in given["open"].split("|") if each in study.variants)
+    return Wanted(shape, given["sort"], opened), [f"The address asks for what is not there: {each}." for each in wrong]
 
 
 def register(app: dash.Dash, library: Library) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from scipy.stats import t as student
@@ -12,13 +12,12 @@ from scipy.stats import t as student
 from search.frames import records
 from search.notes import NO_DIFFERENCE
 from search.render.blocks import DASH, Block, Cell, Column, Page, number, page_of, printable, short_count
+from search.render.shape import ERRORS, USUAL, Shape, known_column, known_error
 from search.where import Filter, parse_filter
 
 if TYPE_CHECKING:
     from search.comparison import Comparison
 
-ERRORS = {"std": "standard deviation", "se": "standard error", "interval": "half of the 95% t interval of the mean"}
-"""What may stand behind ±, over the n seeds of a row."""
 EXTRA = ("loss", "memory", "cache", "trials")
 """Columns that a report prints only where it is asked for them; so are what varies and what was measured."""
 OF_ROW = {
@@ -38,34 +37,21 @@ OF_TRIAL = (
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Shape:
-    """How a reader wants the table: the error behind ±, which columns (None: the usual ones), which rows: those
-    that a filter keeps, of these variants (None: all)."""
-
-    error: str = "std"
-    columns: tuple[str, ...] | None = None
-    where: str = ""
-    variants: tuple[str, ...] | None = None
-
-
-def main_block(comparison: Comparison, shape: Shape = Shape()) -> Block:
+def main_block(comparison: Comparison, shape: Shape = USUAL) -> Block:
     """The table of the study, on test. Raises BadFilter for a filter that says nothing, ValueError for a shape that
     asks for a column or an error that there is not."""
-    if shape.error not in ERRORS:
-        raise ValueError(f"'{shape.error}' is no error of a mean ({', '.join(ERRORS)})")
     rows = records(comparison.table)
-    every = {column.key: column for column in _columns(comparison, rows, shape.error)}
+    error = known_error(shape.error)
+    every = {column.key: column for column in _columns(comparison, rows, error)}
     usual = [key for key in every if key not in EXTRA and not key.startswith(("varied.", "measure."))]
     for key in shape.columns or ():
-        if key not in every:
-            raise ValueError(f"the table has no column '{key}' ({', '.join(every)})")
+        known_column(key, every)
     shown = usual if shape.columns is None else [key for key in every if key == "variant" or key in shape.columns]
     kept = kept_rows(comparison, shape.where)[0]
     if shape.variants is not None:
         kept = [keep and row["variant"] in shape.variants for row, keep in zip(rows, kept, strict=True)]
     columns = [_only(every[key], kept) for key in shown]
-    return Block("", columns, _legend(comparison, rows, shape.error))
+    return Block("", columns, _legend(comparison, rows, error))
 
 
 def column_names(comparison: Comparison) -> dict[str, tuple[str, bool]]:
@@ -313,7 +299,7 @@ def _interval(low: float, high: float) -> str:
     return DASH if math.isnan(low) else f"[{low:+.4f}, {high:+.4f}]"
 
 
-def trial_cells(comparison: Comparison, shape: Shape = Shape()) -> dict[str, list[tuple[Row, dict[str, Cell]]]]:
+def trial_cells(comparison: Comparison, shape: Shape = USUAL) -> dict[str, list[tuple[Row, dict[str, Cell]]]]:
     """Of each variant its trials that a filter keeps, those that stand in the table first: (the trial, its cells by the
     key of their column)."""
     digits = _decimals(list(comparison.table["perplexity_std"]))

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from search.cli import main
 from search.store import Store
 from tests.dashboards.conftest import QK_NORM, XSS
 from tests.dashboards.generate import Plan, make_store, make_study, planned, record, rows, run_trial
@@ -56,8 +58,8 @@ def test_an_open_row_shows_its_trials_and_leads_to_them(client, trials):
     [
         ("?q=verdit=better", "did you mean 'verdict'"),
         ("?q=lr>=x", "is no number"),
-        ("?err=mad", "The address asks for err 'mad'"),
-        ("?cols=n,nonsense", "The address asks for the column 'nonsense'"),
+        ("?err=mad", "The address asks for what is not there: 'mad' is no error of a mean"),
+        ("?cols=n,perplexty", "there is no 'perplexty' here; did you mean 'perplexity'?"),
         ("?q=variant=nobody", "No variant matches the filter"),
     ],
 )
@@ -88,6 +90,42 @@ def test_downloads_of_the_table_have_its_rows_and_columns(client):
     told = client.http.get("/download/gate-position/provenance.json").json
     assert told["provenance"]["data"]["source"] == "stdlib" and len(told["trials"]) == 18
     assert told["command"].startswith("archlab run gate-position.yaml")
+
+
+def test_the_command_line_prints_the_table_that_is_downloaded(client, store):
+    asked = ["--where", "verdict=better", "--error", "ci", "--columns", "n,perplexity,sdpa"]
+    query = "?q=verdict=better&err=interval&cols=n,perplexity,varied.block.attention.sdpa"
+    for form, ending in (("md", "md"), ("latex", "tex")):
+        done = CliRunner().invoke(main, ["report", "gate-position", "--store", str(store), "--format", form, *asked])
+        assert done.exit_code == 0, done.output
+        assert done.stdout == client.http.get(f"/download/gate-position/table.{ending}{query}").text
+        assert "G1" in done.stdout and "of the 95" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--where", "verdit=better"], "--where: column 1: there is no 'verdit' here; did you mean 'verdict'?"),
+        (
+            ["--error", "stdd", "--columns", "perplexty"],
+            "did you mean 'std'? (std, se, interval)\ncolumns: there is no",
+        ),
+        (["--columns", "perplexty"], "did you mean 'perplexity'? (there is: variant"),
+        (["--columns", "n", "--json"], "json has every column with exact numbers: it goes with --where alone"),
+        (["--where", "n=3", "--html", "x.html"], "it goes with none of --where, --error, --columns"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_the_command_line_says_what_a_table_can_not_be(store, arguments, says):
+    done = CliRunner().invoke(main, ["report", "gate-position", "--store", str(store), *arguments])
+    assert done.exit_code == 2 and done.stdout == "" and says in done.stderr
+
+
+def test_rows_that_a_filter_keeps_are_left_in_the_exact_numbers(store):
+    asked = ["report", "gate-position", "--store", str(store), "--json"]
+    whole, some = (json.loads(CliRunner().invoke(main, [*asked, *more]).stdout) for more in ([], ["--where", "G1"]))
+    assert [row["variant"] for row in some["table"]] == ["G1"]
+    assert some["table"][0] in whole["table"] and some["trials"] == whole["trials"]
 
 
 def test_runs_are_all_trials_and_a_filter_finds_some(client, trials):

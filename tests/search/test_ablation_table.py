@@ -5,16 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from search.comparison import Comparison, compare
-from search.render.ablation import Shape, column_names, kept_rows, main_block, trial_cells
+from search.render.ablation import column_names, kept_rows, main_block, trial_cells
+from search.render.shape import Shape, read_shape
 from search.reporting import report
 from search.where import BadFilter
 from tests.search.compare_kit import end_as, make_study, pick
+
+SDPA = "varied.block.attention.sdpa"
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +58,34 @@ def test_columns_are_chosen_by_their_keys(comparison: Comparison) -> None:
     assert [column.key for column in block.columns] == ["variant", "varied.block.attention.sdpa", "delta", "memory"]
     assert [cell.text for cell in block.columns[1].cells] == ["[]", "[gate]", "[]"]
     assert "varied.block.ffn.width" not in names, "what was solved to match is no difference of its own"
-    with pytest.raises(ValueError, match="the table has no column 'nonsense'"):
+    with pytest.raises(ValueError, match="columns: there is no 'nonsense' here"):
         main_block(comparison, Shape(columns=("nonsense",)))
+
+
+@pytest.mark.parametrize(
+    ("error", "asked", "shape"),
+    [
+        ("", "", Shape()),
+        ("ci", " delta, sdpa_gate ,sdpa", Shape("interval", ("delta", "component.sdpa_gate", SDPA))),
+        ("sem", "perplexity", Shape("se", ("perplexity",))),
+        ("sd", "variant", Shape("std", ("variant",))),
+    ],
+)
+def test_words_ask_for_a_shape(comparison: Comparison, error: str, asked: str, shape: Shape) -> None:
+    assert read_shape(column_names(comparison), error, asked, "seed=0") == (replace(shape, where="seed=0"), [])
+
+
+@pytest.mark.parametrize(
+    ("error", "asked", "said"),
+    [
+        ("intervall", "", "'intervall' is no error of a mean; did you mean 'interval'? (std, se, interval)"),
+        ("mad", "", "'mad' is no error of a mean"),
+        ("", "n,perplexty", "columns: there is no 'perplexty' here; did you mean 'perplexity'? (there is: variant, "),
+    ],
+)
+def test_words_that_ask_for_nothing_are_said(comparison: Comparison, error: str, asked: str, said: str) -> None:
+    shape, (wrong,) = read_shape(column_names(comparison), error, asked)
+    assert wrong.startswith(said) and shape == Shape(columns=("n",) if asked else None)
 
 
 @pytest.mark.parametrize(
