@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from search.beside import beside
 from search.contrast import MINIMUM_SEEDS, Contrast
 from search.findings import findings
 from search.frames import NAN, domains_frame, provenance, rates_frame, trials_frame
@@ -54,6 +55,9 @@ class Comparison:
     screened: what is told of the screen beside these: screen_frame.screen_summary.
     measures, curves, grids: what `evaluate` asked of the final weights: a row per variant and number, per variant,
         curve and place, and per variant, grid and cell (search/measure_frames.py).
+    published: a row per variant that is one of the published table that the study reproduces, theirs beside ours; empty
+        without one. agreement: how far the two orders agree (both search/published_frame.py). claims: what our data say
+        of what the paper claims (search/claims.py). paper: the table's name, caption and source.
     """
 
     study: str
@@ -76,6 +80,10 @@ class Comparison:
     scaling: pd.DataFrame = field(default_factory=pd.DataFrame)
     screen: pd.DataFrame = field(default_factory=lambda: screen_frame({}, None))
     screened: dict[str, Any] = field(default_factory=dict)
+    published: pd.DataFrame = field(default_factory=pd.DataFrame)
+    agreement: list[dict[str, Any]] = field(default_factory=list)
+    claims: pd.DataFrame = field(default_factory=pd.DataFrame)
+    paper: dict[str, Any] = field(default_factory=dict)
 
 
 def load_comparison(store: Store, study: str) -> Comparison:
@@ -148,6 +156,7 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
         screened=screening,
         measures=measures_frame(selections),
         curves=curves_frame(selections),
+        **beside(record, selections, layout, table, whole),
         grids=grids_frame(selections),
         tuning=tuning_frame(
             record, selections, noise["seed_sd"], comparable if noise["unit"] == "nats/token" else set()

@@ -20,7 +20,7 @@ from search.statistics import Keys
 @dataclass(frozen=True)
 class Layout:
     """The losses [variant, seed] that enter the analysis, in `unit`, their trials' keys, the row that each is compared
-    with (itself: none), and what stands for its batches: rows with equal ones pair."""
+    with (itself: none), and what stands for its batches: rows with equal ones pair. `seeds` names the columns."""
 
     losses: Floats
     keys: Keys
@@ -29,6 +29,7 @@ class Layout:
     unit: str
     documents: list[tuple[float, int] | None]
     undocumented: list[str] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
 
 
 class DamagedDocuments(ValueError):
@@ -71,12 +72,12 @@ def lay_out(record: dict[str, Any], selections: list[Selection]) -> Layout:
     for row, (selection, base) in enumerate(zip(selections, bases, strict=True)):
         common = np.isfinite(losses[row]) & np.isfinite(losses[base])
         shared = [seed for seed, both in zip(seeds, common, strict=True) if both]
-        found = _documents(selection, selections[base], shared, unit) if row != base and shared else None
+        found = pair_documents(selection, selections[base], shared, unit) if row != base and shared else None
         if row != base and shared and found is None:
             undocumented.append(selection.variant)
         documents.append(found)
     batches = [(_batches(record, variant), text) for variant, text in zip(variants, texts, strict=True)]
-    return Layout(losses, keys, bases, batches, unit, documents, undocumented)
+    return Layout(losses, keys, bases, batches, unit, documents, undocumented, seeds)
 
 
 def _batches(record: dict[str, Any], variant: dict[str, Any]) -> str:
@@ -87,7 +88,7 @@ def _batches(record: dict[str, Any], variant: dict[str, Any]) -> str:
 _MEASURE = {"nats/token": "loss", "bits/byte": "bits_per_byte"}
 
 
-def _documents(ours: Selection, base: Selection, seeds: list[int], unit: str) -> tuple[float, int] | None:
+def pair_documents(ours: Selection, base: Selection, seeds: list[int], unit: str) -> tuple[float, int] | None:
     """The document variance of a difference over `seeds`; None when a trial has no documents."""
     scale, size = (1.0, "tokens") if unit == "nats/token" else (1 / math.log(2), "bytes")
     sides = []

@@ -17,26 +17,25 @@ def measures_frame(selections: list[Selection]) -> pd.DataFrame:
     Trials are those of the table, with what was found under `measures`; a variant without a mean has no row. Findings
     of another version than the newest one among the trials are left out, as if they were missing.
     """
-    rows, newest = [], _newest(selections)
+    rows = []
+    for (variant, measure, name), by_seed in values_by_seed(selections).items():
+        found = [*by_seed.values()]
+        told = {"mean": float(np.mean(found)), "std": _spread(found), "n": len(found)}
+        rows.append({"variant": variant, "measure": measure, "name": name, **told})
+    return pd.DataFrame(rows, columns=["variant", "measure", "name", "mean", "std", "n"])
+
+
+def values_by_seed(selections: list[Selection]) -> dict[tuple[str, str, str], dict[int, float]]:
+    """(variant, measure, name) -> what was measured of the trial of each seed, of the same findings."""
+    found: dict[tuple[str, str, str], dict[int, float]] = {}
+    newest = _newest(selections)
     for selection in selections:
-        values: dict[tuple[str, str], list[float]] = {}
-        for trial in _standing(selection):
+        for seed, trial in ({} if selection.has_no_mean else selection.complete).items():
             for each in _current(trial, newest):
                 for name, value in each["values"].items():
                     number = math.nan if value is None else float(value)
-                    values.setdefault((each["measure"], name), []).append(number)
-        rows += [
-            {
-                "variant": selection.variant,
-                "measure": measure,
-                "name": name,
-                "mean": float(np.mean(found)),
-                "std": _spread(found),
-                "n": len(found),
-            }
-            for (measure, name), found in values.items()
-        ]
-    return pd.DataFrame(rows, columns=["variant", "measure", "name", "mean", "std", "n"])
+                    found.setdefault((selection.variant, each["measure"], name), {})[seed] = number
+    return found
 
 
 def curves_frame(selections: list[Selection]) -> pd.DataFrame:

@@ -16,6 +16,7 @@ from search.coordinates import Coordinates
 from search.measures import About
 from search.mistakes import Mistakes
 from search.probes import probes_of
+from search.published_options import published_record
 from search.screening import DECIDED, ROLE, Screened, screened
 from search.seeding import wanted_seeds
 from search.seeds import most, sequential_record
@@ -102,6 +103,7 @@ class Plan:
             **({"ladder": self.study.ladder.record()} if self.study.ladder else {}),
             **({"screen": self.study.screen.record()} if self.study.screen else {}),
             **({"search": self.searched} if self.searched else {}),
+            **self._published(),
             **({"match": {"kind": match.kind, "to": match.to, "by": list(match.by)}} if match else {}),
             "variants": [
                 {**variant.record(), "added": added[variant.name], **self._tuned_sizes(variant), **self._probe(variant)}
@@ -113,6 +115,11 @@ class Plan:
             **({"scale": self.study.scale} if self.study.scale else {}),
             **({"plugins": used} if used else {}),
         }
+
+    def _published(self) -> dict[str, Any]:
+        """The published table that stands beside the study's own, if it names one."""
+        options, file = self.study.report.published, self.study.file
+        return {"published": published_record(options, [v.name for v in self.variants], file)} if options else {}
 
     def _tuned_sizes(self, variant: Variant) -> dict[str, Any]:
         sizes = self.tuner.sizes(variant) if self.tuner else []

@@ -30,6 +30,7 @@ from search.match import KINDS, Match
 from search.measures import Measures, Perplexity
 from search.plugin_files import load_listed
 from search.prune import Pruner
+from search.published_options import PublishedOptions, problems_of
 from search.recipe import Recipe
 from search.resources import Resources
 from search.rungs import Rung, rungs_of, written_sizes
@@ -47,6 +48,7 @@ _FOUND = re.compile(r"found(-[0-9]+)?|search-[0-9]+")
 _NAMED = 40  # variants that an error lists
 _QUOTED = 40  # characters of a wrong name that an error shows
 MAX_CELLS = 100_000
+_MOST_CELLS = 1000  # whose variants a published table may name
 
 
 class Budget(Spec):
@@ -64,10 +66,11 @@ class Budget(Spec):
 
 
 class ReportOptions(Spec):
-    """How results are shown: the variant that the others are compared with."""
+    """How results are shown: the variant that the others are compared with, and the table of a paper beside ours."""
 
     title: ClassVar[str] = "report"
     baseline: str = "baseline"
+    published: PublishedOptions | None = None
 
 
 class Study(Spec):
@@ -243,6 +246,8 @@ def _check(study: Study) -> Iterator[Problem]:
     yield from _check_tuned(study)
     yield from _check_grid(study)
     yield from _check_screen(study)
+    if study.report.published:
+        yield from problems_of(study.report.published, list(study.variants), _in_cells(study), study.file)
     if study.search and study.space:
         yield from search_problems(study)
 
@@ -308,6 +313,15 @@ def _check_grid(study: Study) -> Iterator[Problem]:
         section = "grid" if study.grid else "ladder"
         message = f"makes {cells * len(study.variants):,} variants; at most {MAX_CELLS:,}"
         yield Problem(section, message, study.mark(section))
+
+
+def _in_cells(study: Study) -> list[str]:
+    """The names of the variants in the cells of a grid, the first of very many."""
+    if not study.grid or study.ladder:
+        return []
+    cells = itertools.islice(itertools.product(*(_cells(study, path) for path in study.grid)), _MOST_CELLS)
+    labels = [", ".join(text for text, _ in cell) for cell in cells]
+    return [f"{name} [{label}]" for label in labels for name in study.variants]
 
 
 def _check_screen(study: Study) -> Iterator[Problem]:

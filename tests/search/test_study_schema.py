@@ -24,7 +24,7 @@ from tests.docs_kit import PAGES, ROOT, TEMPLATE, blocks, plugins_of
 
 SCHEMA = study_schema()
 VALIDATOR = Draft7Validator(SCHEMA)
-STUDIES = [*sorted((ROOT / "studies").glob("**/*.yaml")), TEMPLATE]
+STUDIES = [*sorted((ROOT / "studies").glob("*.yaml")), TEMPLATE]
 EXAMPLES = [
     pytest.param(page, block.text, id=f"{page.name}:{block.line}")
     for page in PAGES

@@ -1,0 +1,31 @@
+"""What a comparison has of the published table that a study reproduces: rows side by side, agreement, claims."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from search.claims import claims_frame, diverged_everywhere
+from search.losses import Layout
+from search.measure_frames import measures_frame
+from search.pairs import Differences
+from search.published_frame import agreement, published_frame
+from search.selection import Selection
+
+
+def beside(
+    record: dict[str, Any], selections: list[Selection], layout: Layout, table: pd.DataFrame, known: dict[str, Any]
+) -> dict[str, Any]:
+    """`published`, `agreement`, `claims` and `paper` of a comparison, given its layout and its table; `record` is that
+    of the selections, `known` the whole one, with what a screen left out. Nothing for a study without such a table."""
+    if not (asked := known.get("published")):
+        return {}
+    frame = published_frame(known, table, measures_frame(selections), layout.unit)
+    gone = {each.variant for each in selections if diverged_everywhere(each)}
+    return {
+        "published": frame,
+        "agreement": agreement(known, frame, gone),
+        "claims": claims_frame(known, Differences(record, selections, layout)),
+        "paper": {name: asked[name] for name in ("table", "source", "caption", "without")},
+    }

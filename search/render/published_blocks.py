@@ -1,0 +1,167 @@
+"""What a report prints of the published table that a study reproduces: theirs beside ours, never among ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from search.frames import records
+from search.published_frame import PERPLEXITY, correlation
+from search.render.blocks import DASH, Block, Cell, Column, number, printable
+
+if TYPE_CHECKING:
+    from search.comparison import Comparison
+
+_CLAIM = 64  # characters of a claim, and of what decided it, on a terminal
+
+Row = dict[str, Any]
+
+
+def published_blocks(comparison: Comparison) -> list[Block]:
+    """The published table beside ours, how far the orders agree, what our data say of the claims; none without one."""
+    if not len(comparison.published):
+        return []
+    blocks = [_beside(comparison)]
+    if comparison.agreement:
+        blocks.append(_agreement(comparison))
+    if len(comparison.claims):
+        blocks.append(_claims(comparison))
+    return blocks
+
+
+def source_of(comparison: Comparison) -> str:
+    """The paper, and where it is found."""
+    source = comparison.paper["source"]
+    return printable(source["title"] + (f", arXiv:{source['arxiv']}" if source["arxiv"] else ""))
+
+
+def _beside(comparison: Comparison) -> Block:
+    """Each variant with its published row."""
+    rows, unit = records(comparison.published), comparison.noise["unit"]
+    digits = max(len(f"{row['published']:.12g}".partition(".")[2]) for row in rows)
+
+    def column(header: str, show: Callable[[Row], str], align: str = "r", keep: int = 0) -> Column:
+        return Column(printable(header), [Cell(printable(show(row))) for row in rows], align, keep)
+
+    columns = [
+        column("variant", lambda row: row["variant"], "l"),
+        column("published row", lambda row: row["row"], "l", 6),
+    ]
+    if not all(math.isnan(row["published"]) and not row["diverged"] for row in rows):
+        columns += [
+            column("ours", lambda row: number(row["perplexity"], ".3f")),
+            column("published", lambda row: "diverged" if row["diverged"] else number(row["published"], f".{digits}f")),
+            column(f"our Δ {unit}", lambda row: number(row["delta"], "+.4f")),
+            column("verdict", lambda row: row["verdict"], "l"),
+            column("published Δ", lambda row: number(row["published_delta"], "+.4f")),
+            column("our rank", lambda row: number(row["rank"], "g")),
+            column("published rank", lambda row: number(row["published_rank"], "g")),
+        ]
+    for name in dict.fromkeys(name for row in rows for name in row["numbers"]):
+        pairs = [row["numbers"][name] for row in rows]
+        if any(math.isfinite(ours) for ours, _ in pairs):
+            cells = [Cell(f"{number(ours, '.4g')} / {number(theirs, '.4g')}") for ours, theirs in pairs]
+            columns.append(Column(printable(f"{name}: ours / published"), cells, "r", 4))
+    caption = printable(comparison.paper["caption"] or comparison.paper["table"])
+    title = f"Published: {caption} ({source_of(comparison)})"
+    legend = (
+        "perplexity: ours on our test text, theirs as printed; published Δ: ln of the published perplexity over that of "
+        "the baseline's row; ranks among the rows that have both, 1 the best, a diverged one last"
+    )
+    return Block(title, columns, legend)
+
+
+def _agreement(comparison: Comparison) -> Block:
+    rows = comparison.agreement
+
+    def column(header: str, show: Callable[[Row], str], align: str = "r") -> Column:
+        return Column(header, [Cell(printable(show(row))) for row in rows], align)
+
+    columns = [column("over", _over, "l"), column("n", lambda row: str(row["n"]))]
+    if any(row["group"] for row in rows):
+        columns.insert(0, column("cell", lambda row: row["group"] or DASH, "l"))
+    for name, header in (("spearman", "Spearman's rho"), ("kendall", "Kendall's tau-b")):
+        columns.append(column(header, partial(_told, name)))
+    left = sorted({name for row in rows for name in row["without"]})
+    legend = (
+        "95% intervals by Fisher's transformation, none with fewer than 4 rows for rho and 5 for tau: they take the rows "
+        "for a sample of variants, and do not hold the noise of our seeds"
+    )
+    resolved = "resolved: those better or worse than the baseline or diverged at every seed, and the baseline"
+    also = f"; left out: {', '.join(left)}" if left else ""
+    return Block("Published: rank correlation with our order", columns, printable(f"{resolved}; {legend}{also}"))
+
+
+def _over(row: Row) -> str:
+    kind = "all rows" if row["rows"] == "all" else "resolved rows"
+    return f"{kind} without {len(row['without'])}" if row["without"] else kind
+
+
+def _told(name: str, row: Row) -> str:
+    found = correlation(row, name)
+    if found.rho is None:
+        return DASH
+    return f"{found.rho:+.2f}" + ("" if found.low is None else f" [{found.low:+.2f}, {found.high:+.2f}]")
+
+
+def _claims(comparison: Comparison) -> Block:
+    rows = records(comparison.claims)
+
+    def column(header: str, show: Callable[[Row], str], align: str = "l", room: int = 40) -> Column:
+        return Column(header, [Cell(printable(show(row))) for row in rows], align, room=room)
+
+    columns = [
+        column("claim", _sentence, room=_CLAIM),
+        column("our data", lambda row: row["verdict"]),
+        column("n", lambda row: str(row["n"]) if row["n"] else DASH, "r"),
+        column("decided by", decided_by, room=_CLAIM),
+    ]
+    if any(row["group"] for row in rows):
+        columns.insert(1, column("cell", lambda row: row["group"] or DASH))
+    numbers = {row["on"]: row["comparisons"] for row in rows if row["comparisons"]}
+    shared = "; ".join(f"{count} on {name}" for name, count in numbers.items())
+    legend = (
+        f"differences of the first variant to the second ({comparison.noise['unit']} for {PERPLEXITY}), n pairs of seeds at "
+        "least. holds: every interval excludes zero as claimed; reversed: one excludes it the other way, corrected for "
+        f"the pairs of its claim; claims on one number share 5% (Bonferroni: {shared or 'none'})"
+    )
+    return Block("Published: what our data say of the paper's claims", columns, printable(legend))
+
+
+def _sentence(row: Row) -> str:
+    margin = f"within {row['margin']:g}" if row["margin"] and row["margin"] > 0 else ""
+    told = ", ".join(part for part in (row["where"], margin) if part)
+    return str(row["claim"]) + (f" ({told})" if told else "")
+
+
+def decided_by(row: Row) -> str:
+    """The pair on which a verdict rests most: the least sure one where all must hold, else the clearest of those that
+    were decided otherwise; and how many of them there are."""
+    if not row["pairs"]:
+        return str(row["reason"])
+    deciding = [pair for pair in row["pairs"] if pair["decides"]]
+    first = max(deciding, key=lambda pair: _position(pair, bool(row["margin"] and row["margin"] > 0)))
+    more = f"; {len(deciding)} of {len(row['pairs'])} pairs" if len(row["pairs"]) > 1 else ""
+    return f"{pair_text(first)}{more}"
+
+
+def _position(pair: Row, equal: bool) -> float:
+    """How far a pair is on the wrong side of what is claimed; where nothing is known of it, furthest."""
+    if pair["diverged"]:
+        return math.inf if pair["diverged"] == pair["lower"] else -math.inf
+    if pair["high"] is None:
+        return math.inf
+    return float(max(abs(pair["low"]), abs(pair["high"])) if equal else pair["high"])
+
+
+def pair_text(pair: Row) -> str:
+    """One difference with its interval."""
+    if pair["diverged"]:
+        return f"{pair['diverged']} diverged at every seed"
+    named = f"{pair['lower']} - {pair['than']}"
+    if pair["difference"] is None:
+        return f"{named}: no common seed"
+    interval = "no interval" if pair["low"] is None else f"[{pair['low']:+.3g}, {pair['high']:+.3g}]"
+    return f"{named}: {pair['difference']:+.3g} {interval}"
