@@ -16,6 +16,7 @@ from dashboards.pages import (
     architecture,
     compare,
     context,
+    curves,
     factor,
     inspect,
     report,
@@ -75,7 +76,7 @@ def make_app(store_root: Path) -> dash.Dash:
     )
     app.server.config["LIBRARY"] = library
     app.server.config["COMPRESS_STREAMS"] = False  # it leaves files open; only our own few assets are streamed
-    for own in (studies, study, table, runs, run, compare, timeline, architecture, report):
+    for own in (studies, study, table, curves, runs, run, compare, timeline, architecture, report):
         own.register(app, library)
     for why in (factor, scaling, search, stability, context, inspect):
         why.register(app, library)

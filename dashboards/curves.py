@@ -76,7 +76,7 @@ class CurveFile:
 
     def _reset(self) -> None:
         self._position, self._tail, self.unreadable = 0, b"", 0
-        self._step, self._time, self._attempt = array("d"), array("d"), array("d")
+        self._step, self._time, self._attempt, self._tokens = (array("d") for _ in range(4))
         self._values = {name: (array("l"), array("d")) for name in SERIES}
         self._cache: dict[str, tuple[Floats, Floats, Floats]] = {}
 
@@ -94,7 +94,7 @@ class CurveFile:
                 continue
             place = len(self._step)
             self._step.append(values["step"])
-            for column, name in ((self._time, "time"), (self._attempt, "attempt")):
+            for column, name in ((self._time, "time"), (self._attempt, "attempt"), (self._tokens, "tokens")):
                 value = values.get(name)
                 column.append(value if _is_number(value, null=False) else NAN)
             for name, (places, numbers) in self._values.items():
@@ -108,6 +108,16 @@ class CurveFile:
         with self._lock:
             self._catch_up()
             return int(self._step[-1]) if self._step else 0
+
+    def tokens(self, step: Floats) -> Floats | None:
+        """Tokens that were trained on after so many optimizer steps, between the lines that say it; None before one."""
+        with self._lock:
+            self._catch_up()
+            known = np.isfinite(tokens := np.array(self._tokens))
+            if not known.any():
+                return None
+            steps, tokens = np.array(self._step)[known], tokens[known]
+            return np.where(step <= steps[-1], np.interp(step, steps, tokens), tokens[-1] * step / steps[-1])
 
     def series(self, name: str) -> tuple[Floats, Floats, Floats]:
         """(step, seconds of training, value) of the lines that have `name`; NaN where the trial wrote null.
@@ -166,11 +176,13 @@ class Line:
     x: Floats
     y: Floats
     diverged: bool = False
+    key: str = ""  # of the trial
 
 
 @dataclass(frozen=True)
 class Group:
-    """A variant's curve: mean over its seeds and the spread around it (std, [points], zeros for one seed)."""
+    """A variant's curve: mean over its seeds and the spread around it (std, [points], zeros for one seed). With a
+    `label` it is called that, and told from others of its variant."""
 
     variant: str
     seeds: int
@@ -178,6 +190,7 @@ class Group:
     mean: Floats
     std: Floats
     lines: list[Line] = field(default_factory=list)
+    label: str = ""
 
 
 def smooth(values: Floats, weight: float) -> Floats:

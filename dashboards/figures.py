@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
-from dashboards.curves import Floats, Group
-from dashboards.theme import INK, MUTED, axis, dashes, layout, translucent
+from dashboards.curves import Floats, Group, Line
+from dashboards.theme import DASHES, INK, MUTED, axis, dashes, layout, translucent
 
 MAXIMUM_LINES = 200
 GRAPH_CONFIG = {
@@ -37,25 +39,25 @@ def curves(
     A diverged seed is a thin line that ends in a cross. Above 200 lines the thin ones beyond are left out, which
     `hidden_lines` counts. A curve that `falls` is framed without its first steep part, which a double click shows.
     """
-    groups = groups[:MAXIMUM_LINES]
-    style = dashes(list(dict.fromkeys(group.variant for group in groups)), baseline)
+    groups = sorted(groups[:MAXIMUM_LINES], key=lambda each: each.variant == baseline, reverse=True)
     room = MAXIMUM_LINES - len(groups)
     named: set[str] = set()
     thin_lines: list[dict[str, Any]] = []
     bands, means = [], []
-    for group in sorted(groups, key=lambda each: each.variant == baseline, reverse=True):
-        colour, name = colours[group.variant], escape(group.variant)
+    for group, dash in zip(groups, _styles(groups, baseline), strict=True):
+        colour, name = colours.get(group.variant, MUTED), escape(group.variant)
         for line in group.lines[: max(room, 0)]:
             room -= 1
             if group.seeds > 1 or line.diverged:
-                thin_lines.append(_thin(line.x, line.y, colour, name))
+                thin_lines.append(_thin(line, colour, name))
             if line.diverged:
                 thin_lines += _cross(line.x, line.y, colour, name, line.label)
         if group.seeds > 1:
             bands.append(_band(group, colour, name))
         if len(group.x):
-            means.append(_mean(group, colour, name, style[group.variant]) | {"showlegend": name not in named})
-            named.add(name)
+            mean = _mean(group, colour, name, dash)
+            means.append(mean | {"showlegend": mean["name"] not in named})
+            named.add(mean["name"])
     traces = [*bands, *thin_lines, *means]
     if not traces:
         return empty("No points yet: they appear with the first steps.")
@@ -65,6 +67,15 @@ def curves(
     if frame is not None:
         figure["layout"]["yaxis"] |= {"range": frame, "autorange": False}
     return figure
+
+
+def _styles(groups: Sequence[Group], baseline: str) -> Iterator[str]:
+    """A line style for each group: that of its variant, or one of its own where labels tell groups of one apart."""
+    of = dashes(list(dict.fromkeys(group.variant for group in groups)), baseline)
+    alike = Counter[str]()
+    for group in groups:
+        yield DASHES[alike[group.variant] % len(DASHES)] if group.label else of[group.variant]
+        alike[group.variant] += 1
 
 
 def _frame(groups: Sequence[Group]) -> list[float] | None:
@@ -91,22 +102,28 @@ def hidden_lines(groups: Sequence[Group]) -> tuple[int, int]:
 
 
 def _mean(group: Group, colour: str, name: str, dash: str) -> dict[str, Any]:
-    seeds = f"mean of {group.seeds} seeds" if group.seeds > 1 else escape(group.lines[0].label)
+    one = group.lines[0]
+    seeds = f"mean of {group.seeds} seeds" if group.seeds > 1 else escape(one.label)
     return {
         "type": "scatter",
         "mode": "lines",
         "x": _plain(group.x),
         "y": _plain(group.mean),
-        "name": name,
-        "legendgroup": name,
+        "name": escape(group.label) or name,
+        "legendgroup": escape(group.label) or name,
         "line": {"color": colour, "width": 2, "dash": dash},
+        "meta": {"variant": quote(group.variant)} if group.seeds > 1 else {"key": one.key},
         "hovertemplate": f"<b>{name}</b> · {seeds}<br>%{{x:.4~s}} → %{{y:.5g}}<extra></extra>",
     }
 
 
-def _thin(x: Floats, y: Floats, colour: str, name: str) -> dict[str, Any]:
-    line = {"color": translucent(colour, 0.35), "width": 0.8}
-    return _quiet({"mode": "lines", "x": _plain(x), "y": _plain(y), "line": line, "legendgroup": name})
+def _thin(line: Line, colour: str, name: str) -> dict[str, Any]:
+    drawn = {"color": translucent(colour, 0.35), "width": 0.8}
+    made = _quiet({"mode": "lines", "x": _plain(line.x), "y": _plain(line.y), "line": drawn, "legendgroup": name})
+    if not line.key:
+        return made
+    hover = f"{name} · {escape(line.label)}<br>%{{x:.4~s}} → %{{y:.5g}}<extra></extra>"
+    return made | {"meta": {"key": line.key}, "hovertemplate": hover, "hoverinfo": "all"}
 
 
 def _band(group: Group, colour: str, name: str) -> dict[str, Any]:

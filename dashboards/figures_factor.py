@@ -22,7 +22,7 @@ def effects(rows: Sequence[Mapping[str, Any]], pairs: pd.DataFrame, unit: str) -
     """A row per effect: the mean as a large point with its interval, each pair of variants and seed as a small one.
 
     `rows` are {place, mean, low, high, cells, pairs} in the order from the top, `pairs` {place, difference, variant,
-    reference, seed}.
+    reference, seed, href}, where a click leads to.
     """
     if not rows:
         return figures.empty("Differences appear when two variants that differ in nothing else have a finished seed.")
@@ -43,6 +43,7 @@ def effects(rows: Sequence[Mapping[str, Any]], pairs: pd.DataFrame, unit: str) -
                 "marker": {"size": 5, "color": translucent(colour, 0.4)},
                 "hoverinfo": "text",
                 "hovertext": text,
+                "customdata": list(own["href"]),
             }
         )
         traces.append(_mean(row, at + 0.12, colour))
@@ -90,7 +91,7 @@ def interactions(found: pd.DataFrame) -> Figure:
         for a, b in ((row["one"], row["other"]), (row["other"], row["one"])):
             y, x = names.index(a), names.index(b)
             values[y][x] = row["value"]
-            texts[y][x] = f"{row['value']:+.3f}".replace("-", "\N{MINUS SIGN}")
+            texts[y][x] = f"{row['value']:+.4f}".replace("-", "\N{MINUS SIGN}")
             half = f" ± {row['half']:.3f}" if math.isfinite(row["half"]) else ""
             told[y][x] = f"{escape(a)} with {escape(b)}: {row['value']:+.4f}{half}<br>in {row['cells']} cells"
     most = float(np.abs(found["value"]).max()) or 1.0

@@ -156,7 +156,8 @@ class Library:
             curves = self._curves_of(name, trials)
         holder = holder_of(self.root, name)
         shown = ("key", "role", "state", "attempt", "reason", "measured")
-        results = _digest(record, [tuple(trial[name] for name in shown) for trial in trials])
+        gone = holder is None and any(trial["state"] == "running" for trial in trials)
+        results = _digest(record, [tuple(trial[name] for name in shown) for trial in trials], gone)
         version = f"{results}:{_digest([(key, file.stamp) for key, file in curves.items()], holder)}"
         if name not in self._comparisons or self._comparisons[name][0] != results:
             self._comparisons[name] = (results, *self._compare(name))

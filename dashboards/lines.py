@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -21,36 +21,56 @@ MOST_POINTS = 40_000
 """Of all lines of a figure together, so that a study of thousands of trials is drawn as fast as one of ten."""
 
 
-def groups(study: Study, view: View, variants: Collection[str] | None = None) -> list[Group]:
-    """One group per variant that has a curve, of those that are named (None: all). In the view `tuning` each learning
-    rate is a group member of its own.
+def groups(
+    study: Study, view: View, variants: Collection[str] | None = None, keys: Collection[str] | None = None
+) -> list[Group]:
+    """One group per variant that has a curve, of those that are named (None: all), of the trials with these `keys`
+    (None: all that the view has). Where the view has lines for trials, or has not the final seeds, each is a group.
 
     A variant whose seeds aren't there yet is drawn with what it has: its tuning trials.
     """
     metric = METRICS[view.metric][0]
     assert metric in SERIES
-    chosen = [each for each in study.record["variants"] if variants is None or each["name"] in variants]
-    trials = _trials(study, view.trials)
-    limit = min(400, max(50, MOST_POINTS // max(1, sum(len(trials[each["name"]]) for each in chosen))))
+    chosen = [each for each in _variants(study) if variants is None or each["name"] in variants]
+    trials = {
+        name: [trial for trial in mine if keys is None or trial["key"] in keys]
+        for name, mine in _trials(study, view.trials).items()
+    }
+    limit = min(400, max(50, MOST_POINTS // max(1, sum(map(len, trials.values())))))
     found = []
     for variant in chosen:
-        mine = trials[variant["name"]]
+        mine = trials.get(variant["name"], [])
         longest = max((len(study.curves[trial["key"]].series(metric)[0]) for trial in mine), default=0)
         every = max(1, math.ceil(longest / limit))
         lines = [_line(study, variant, trial, metric, view, every) for trial in mine]
         lines = [line for line in lines if len(line.x)]
         if not lines:
             continue
-        if view.trials == "tuning":
+        if view.alone:
             found += [group([line]) for line in lines]
         else:
             found.append(group(lines))
     return found
 
 
+def _variants(study: Study) -> list[dict[str, Any]]:
+    """The study's variants, then what a search proposed, which has a name of its own too."""
+    found = {each["name"]: each for each in study.record["variants"]}
+    proposals = {each["number"]: each for each in (study.record.get("search") or {}).get("proposals", ())}
+    for trial in study.trials:
+        if trial["variant"] not in found and (facts := proposals.get(trial["settings"].get("number"))) is not None:
+            found[trial["variant"]] = {**facts, "name": trial["variant"]}
+    return list(found.values())
+
+
 def _trials(study: Study, which: str) -> dict[str, list[dict[str, Any]]]:
-    """By variant each trial once: those that stand in the table, or all tuning trials. Before there are any, what there
-    is, but for probes of a screen, whose losses are of another recipe."""
+    """By variant each trial once: those that stand in the table, all tuning trials, or all. Before there are any, what
+    there is, but for probes of a screen, whose losses are of another recipe."""
+    if which == "all":
+        every: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in study.variants}
+        for trial in study.trials:
+            every.setdefault(trial["variant"], {}).setdefault(trial["key"], trial)
+        return {name: list(mine.values()) for name, mine in every.items()}
     tuning: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in study.variants}
     repeats: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in study.variants}
     for trial in study.trials:
@@ -72,21 +92,20 @@ def _line(study: Study, variant: dict[str, Any], trial: dict[str, Any], metric: 
     file = study.curves[trial["key"]]
     step, seconds, value = file.series(metric)
     keep = strided(len(step), every)
-    x = _position(study, variant, file)[view.x](step, seconds)
+    x = _position(study, variant, file, view.x, step, seconds)
     lr = trial["settings"].get("lr")
     label = f"seed {trial['seed']}" + ("" if lr is None else f", rate {rate_text(float(lr))}")
-    y = smooth(value, float(view.smooth))
-    return Line(variant["name"], trial["seed"], label, step[keep], x[keep], y[keep], trial["state"] == "diverged")
+    y, lost = smooth(value, float(view.smooth)), trial["state"] == "diverged"
+    return Line(variant["name"], trial["seed"], label, step[keep], x[keep], y[keep], lost, trial["key"])
 
 
-def _position(study: Study, variant: dict[str, Any], file: CurveFile) -> dict[str, Callable[[Floats, Floats], Floats]]:
-    """What each choice of the x axis makes of (optimizer step, seconds of training)."""
+def _position(study: Study, variant: dict[str, Any], file: CurveFile, x: str, step: Floats, seconds: Floats) -> Floats:
+    """Where on an x axis optimizer steps lie that ended after so many seconds of training."""
+    if x == "steps":
+        return step
+    if x == "time":
+        return np.asarray(seconds / 60)
     recipe = study.record["recipe"]
-    tokens = float(recipe["batch"] * recipe["context"])
-    flops = FORWARD_AND_BACKWARD * variant["flops_per_token"]
-    return {
-        "tokens": lambda step, _: step * tokens,
-        "steps": lambda step, _: step,
-        "flops": lambda step, _: step * tokens * flops,
-        "time": lambda _, seconds: np.asarray(seconds / 60),
-    }
+    told = file.tokens(step)
+    tokens = step * float(recipe["batch"] * recipe["context"]) if told is None else told
+    return tokens if x == "tokens" else tokens * FORWARD_AND_BACKWARD * variant["flops_per_token"]

@@ -16,7 +16,7 @@ from dash.development.base_component import Component
 
 from dashboards.figures import GRAPH_CONFIG, Figure
 from dashboards.library import STATES, Library, NotFound, Study
-from dashboards.words import STATE_WORDS
+from dashboards.words import STATE_WORDS, marked, shown
 from search.render.blocks import Block
 from search.store import StoreError
 
@@ -243,12 +243,14 @@ def block_table(block: Block) -> Component:
     body = [
         html.Tr(
             [
-                html.Td(html.B(cell.text) if cell.strong else cell.text, className=f"to-{column.align}")
+                html.Td(
+                    html.B(shown(cell, column)) if cell.strong else shown(cell, column), className=f"to-{column.align}"
+                )
                 for column, cell in zip(block.columns, line, strict=True)
             ]
         )
         for line in lines
     ]
     table = html.Table([html.Caption(block.title), html.Thead(header), html.Tbody(body)], className="searched")
-    legend = html.P(block.legend, className="muted small") if block.legend else None
+    legend = html.P(marked(block.legend), className="muted small") if block.legend else None
     return html.Div([html.Div(table, className="wide"), legend])

@@ -10,11 +10,11 @@ from typing import Any
 import dash_ag_grid as dag
 
 from dashboards.parts import to_trial
+from dashboards.words import marked, pretty, shown
 from search.comparison import Comparison
 from search.render.blocks import Block, Cell, Column
 
 MOST_ROWS = 60  # a longer table scrolls by itself
-MINUS = "\N{MINUS SIGN}"
 VERDICTS = (
     *("baseline", "better", "worse", "within noise", "equivalent", "undecided", "diverged", "left out"),
     *("other objective", "other test text", "lossy tokenizer", "incomplete", "too few seeds"),
@@ -78,7 +78,7 @@ def rows(block: Block, comparison: Comparison, colours: Mapping[str, str]) -> li
         }
         for column in block.columns:
             field = field_of(column.key)
-            row["text"][field] = pretty(column.cells[i].text)
+            row["text"][field] = shown(column.cells[i], column)
             row["number"][field] = column.values[i]
             if column.cells[i].strong:
                 row["best"] = True
@@ -98,15 +98,8 @@ def columns(block: Block) -> list[dict[str, Any]]:
 
 def legend(block: Block) -> str:
     """What the marks of the table mean."""
-    text = block.legend.replace("* best", "bold: best").replace("^ rate", "† rate")
+    text = marked(block.legend)
     return text[:1].upper() + text[1:]
-
-
-def pretty(text: str) -> str:
-    """A printed cell with a true minus sign and the edge mark of a paper."""
-    if text[:1] in "-[+" or text[:1].isdigit():
-        return text.replace("-", MINUS).replace("^", " †").replace(f"e{MINUS}", "e-")
-    return text
 
 
 def heading(key: str, header: str) -> Heading:
@@ -210,11 +203,23 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+TICKS = {
+    "rowSelection": {"mode": "multiRow", "headerCheckbox": False, "enableClickSelection": False},
+    "selectionColumnDef": {"pinned": "left", "width": 44, "sortable": False, "resizable": False},
+}
+"""Options of a grid whose rows can be ticked."""
+
+
 def grid(
-    found: list[dict[str, Any]], definitions: list[dict[str, Any]], name: str = "table", room: int = 0
+    found: list[dict[str, Any]],
+    definitions: list[dict[str, Any]],
+    name: str = "table",
+    room: int = 0,
+    more: Mapping[str, Any] = {},
 ) -> dag.AgGrid:
     """The grid: the baseline's row marked, no pages, as tall as its rows as long as these, with `room` for those that
-    a reader may open, are few. Any but the overview's tells its order to the store `<name>-sort`."""
+    a reader may open, are few. Any but the overview's tells its order to the store `<name>-sort`. `more` are options
+    of AG Grid's."""
     whole = len(found) + room <= MOST_ROWS
     options = {
         "domLayout": "autoHeight" if whole else "normal",
@@ -226,6 +231,7 @@ def grid(
         "tooltipShowDelay": 300,
         "suppressMovableColumns": True,
         "postSortRows": {"function": "seedsBelow(params)"},
+        **more,
     }
     sorting = {"sortable": True, "resizable": True, "suppressHeaderMenuButton": True}
     return dag.AgGrid(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from urllib.parse import parse_qsl, urlencode
 
@@ -22,8 +22,17 @@ X_AXES = {
     "steps": ("Steps", "Optimizer steps"),
 }
 SMOOTHING = {"0": "none", "0.5": "0.5", "0.9": "0.9", "0.98": "0.98"}
-TRIALS = {"reported": "Final seeds", "tuning": "Learning rates"}
-CHOICES: dict[str, Mapping[str, object]] = {"metric": METRICS, "x": X_AXES, "smooth": SMOOTHING, "trials": TRIALS}
+TRIALS = {"reported": "Final seeds", "tuning": "Learning rates", "all": "All"}
+LINES = {"mean": "Means", "runs": "Trials"}
+SCALES = {"linear": "Linear", "y": "Log y", "xy": "Log both"}
+CHOICES: dict[str, Mapping[str, object]] = {
+    "metric": METRICS,
+    "x": X_AXES,
+    "smooth": SMOOTHING,
+    "trials": TRIALS,
+    "lines": LINES,
+    "scale": SCALES,
+}
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,13 @@ class View:
     x: str = "tokens"
     smooth: str = "0"
     trials: str = "reported"
+    lines: str = "mean"
+    scale: str = "linear"
+
+    @property
+    def alone(self) -> bool:
+        """Whether each trial is a line of its own, without means."""
+        return self.lines == "runs" or self.trials != "reported"
 
     def query(self) -> str:
         """`?metric=training`, without what is at its default; empty where all is."""
@@ -41,10 +57,11 @@ class View:
         return f"?{urlencode(chosen)}" if chosen else ""
 
 
-def read_view(query: Mapping[str, object]) -> tuple[View, list[str]]:
-    """The view that an address asks for, and a notice for each value that doesn't exist; unknown keys are ignored."""
+def read_view(query: Mapping[str, object], keys: Collection[str] = tuple(CHOICES)) -> tuple[View, list[str]]:
+    """The view that an address asks for with these keys, and a notice for each value that doesn't exist; others are
+    ignored."""
     chosen, notices = {}, []
-    for field in fields(View):
+    for field in (each for each in fields(View) if each.name in keys):
         value = str(query.get(field.name, field.default))
         if value in CHOICES[field.name]:
             chosen[field.name] = value

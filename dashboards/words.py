@@ -12,7 +12,9 @@ from typing import Any
 from dashboards.library import Study
 from search.comparison import Comparison
 from search.notes import lossy_of, objective_of, tested_on
+from search.render.blocks import Cell, Column
 
+MINUS = "\N{MINUS SIGN}"
 STATE_WORDS = {
     "complete": "complete",
     "running": "running",
@@ -91,7 +93,24 @@ def _asked(study: Study) -> dict[str, list[Any]]:
 
 def signed(value: float) -> str:
     """A difference to three decimals with its sign, a true minus."""
-    return f"{value:+.3f}".replace("-", "\N{MINUS SIGN}")
+    return f"{value:+.3f}".replace("-", MINUS)
+
+
+def pretty(text: str) -> str:
+    """A printed cell with a true minus sign and the edge mark of a paper."""
+    if text[:1] in "-[+" or text[:1].isdigit():
+        return text.replace("-", MINUS).replace("^", " †").replace(f"e{MINUS}", "e-")
+    return text
+
+
+def shown(cell: Cell, column: Column) -> str:
+    """A cell as a page has it: what stands at the right is a number, all else is as it was written."""
+    return pretty(cell.text) if column.align == "r" else cell.text
+
+
+def marked(legend: str) -> str:
+    """A printed legend with the marks that a page has."""
+    return legend.replace("* best", "bold: best").replace("^ rate", "† rate")
 
 
 def listed(names: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from search.search_table import search_frame, search_notes, search_summary
 from search.seeding import analysed, decision, only_wanted
 from search.selection import Selection, baselines_of, edge, select, varied_in, with_baselines, with_tuned_size
 from search.statistics import Analysis
+from search.status import standing
 
 if TYPE_CHECKING:
     from search.store import Store
@@ -87,7 +88,8 @@ class Comparison:
 
 
 def load_comparison(store: Store, study: str) -> Comparison:
-    """Compares a study of a store. Reads the per-document losses of the trials that stand in the table, no others.
+    """Compares a study of a store. Reads the per-document losses of the trials that stand in the table, no others. In
+    its `trials` one whose driver is gone is `interrupted`.
 
     Raises the store's error for an unknown study, DamagedDocuments for a damaged documents file.
     """
@@ -98,7 +100,8 @@ def load_comparison(store: Store, study: str) -> Comparison:
     for trial in trials:
         trial["measures"] = found.get(trial["key"], [])
         trial["documents"] = read_documents(store.trial_folder(trial["key"])) if trial["key"] in chosen else None
-    return compare(record, trials)
+    compared, states = compare(record, trials), standing(store, trials)
+    return replace(compared, trials=compared.trials.assign(state=compared.trials["key"].map(states)))
 
 
 def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:

@@ -34,12 +34,17 @@
     window.dash_clientside.set_props(store, { data: told });
   };
 
-  const go = href => event => {
-    if (event.metaKey || event.ctrlKey || event.shiftKey || event.button) return;
-    event.preventDefault();
+  /* To another page of ours, without loading it all again. */
+  const visit = (window.archlabVisit = href => {
     window.history.pushState({}, '', href);
     window.dispatchEvent(new CustomEvent('_dashprivate_pushstate'));
     window.scrollTo(0, 0);
+  });
+
+  const go = href => event => {
+    if (event.metaKey || event.ctrlKey || event.shiftKey || event.button) return;
+    event.preventDefault();
+    visit(href);
   };
 
   /* A cell that leads to `data.href`. */

@@ -1,9 +1,11 @@
-"""Variants beside each other: what differs in their specs and recipes, their curves, and their rows of the table."""
+"""Variants and trials beside each other: what differs in their specs and recipes, their curves, and their results."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -14,36 +16,67 @@ from dash.development.base_component import Component
 
 from dashboards import figures, lines, table, theme
 from dashboards.library import Library, NotFound, Study
-from dashboards.pages.shell import COMPARE, notice, register_page, register_refresh, shell
+from dashboards.pages.runs import span, trials_of
+from dashboards.pages.shell import COMPARE, MOST_BESIDE, notice, register_page, register_refresh, shell
 from dashboards.pages.studies import KEEP_ADDRESS, REFRESH_MS
 from dashboards.parts import block_table, choice, graph, guarded, section
 from dashboards.view import METRICS, View
 from search.render.ablation import main_block
+from search.render.blocks import Block, Cell, Column, number, printable
 from search.render.shape import Shape
+from search.selection import terse
 from search.side_by_side import side_by_side
 from search.store import StoreError
 
-MOST = 8
+_OFFERED = 100  # of a list of thousands, what is shown at once; it is searched
+_KEY, _SHORT = re.compile("[0-9a-f]{64}"), 12
 PLACES = {"different": "What differs", "all": "Everything"}
 TITLES = {"model": "Model", "recipe": "Recipe", "machine": "Machine"}
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What stands beside each other: variants by name, then trials by key."""
+
+    variants: tuple[str, ...] = ()
+    trials: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, chosen: Sequence[str]) -> Sides:
+        """From what is chosen in the list."""
+        keys = tuple(each for each in chosen if _KEY.fullmatch(each))
+        return cls(tuple(each for each in chosen if each not in keys), keys)
+
+    @property
+    def chosen(self) -> list[str]:
+        """As the list has them."""
+        return [*self.variants, *self.trials]
+
+    def query(self) -> dict[str, str | list[str]]:
+        """As an address has them: commas between names, or where a name has one the key again for each."""
+        names = list(self.variants)
+        plain = not any("," in each for each in names)
+        said: dict[str, str | list[str]] = {"variants": ",".join(names) if plain else names} if names else {}
+        return said | ({"runs": ",".join(key[:_SHORT] for key in self.trials)} if self.trials else {})
 
 
 def register(app: dash.Dash, library: Library) -> None:
     """Adds the page `/study/<name>/compare` and its callbacks to an app."""
     register_page(COMPARE, layout)
 
-    def refresh(_: int, variants: list[str], places: str, metric: str, seen: list[str]) -> Any:
+    def refresh(_: int, chosen: list[str], places: str, metric: str, seen: list[str]) -> Any:
+        sides = Sides.of(chosen)
         try:
             study = library.study(seen[0])
             if ctx.triggered_id == "compare-tick" and COMPARE.version(study) == seen[1]:
                 return [no_update] * 4
             with library.reading():
-                shown = content(library, study, variants, places, metric)
+                shown = content(library, study, sides, places, metric)
         except (StoreError, NotFound) as error:
             return no_update, no_update, no_update, notice(f"Shown as it last was: {error}")
-        said = {"variants": ("|" if any("," in each for each in variants) else ",").join(variants)}
+        said = sides.query()
         said |= {key: value for key, value in (("places", places), ("metric", metric)) if value not in _USUAL}
-        return shown, [study.name, COMPARE.version(study)], f"?{urlencode(said, safe=',')}", None
+        return shown, [study.name, COMPARE.version(study)], f"?{urlencode(said, doseq=True, safe=',')}", None
 
     outputs = [
         Output("compare-content", "children"),
@@ -66,9 +99,9 @@ _USUAL = ("different", "validation")
 
 @guarded
 def layout(library: Library, name: object = "", **query: Any) -> Component:
-    """The page, with the variants that the address names, else the first two."""
+    """The page, with the variants and trials that the address names, else the first two variants."""
     study = library.study(str(name))
-    variants, notices = _wanted(study, str(query.get("variants", "")))
+    sides, notices = _wanted(study, query.get("variants", ""), query.get("runs", ""))
     chosen = {}
     for key, known in (("places", PLACES), ("metric", METRICS)):
         asked = str(query.get(key, next(iter(known))))
@@ -76,17 +109,7 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
             notices.append(f"The address asks for {key} {asked[:40]!r}, which does not exist ({', '.join(known)}).")
         chosen[key] = asked if asked in known else next(iter(known))
     with library.reading():
-        shown = content(library, study, variants, chosen["places"], chosen["metric"])
-    select = dmc.MultiSelect(
-        id="compare-variants",
-        data=study.variants,
-        value=variants,
-        maxValues=MOST,
-        searchable=True,
-        size="sm",
-        className="filter",
-        **{"aria-label": "Variants"},
-    )
+        shown = content(library, study, sides, chosen["places"], chosen["metric"])
     names = {key: value[1] for key, value in METRICS.items()}
     return shell(
         study,
@@ -97,7 +120,7 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
         html.Div([notice(text) for text in notices], id="compare-notice"),
         html.Div(
             [
-                select,
+                _select(study, sides),
                 choice("compare-places", "Places", PLACES, chosen["places"]),
                 choice("compare-metric", "Curves", names, chosen["metric"]),
             ],
@@ -107,41 +130,108 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
     )
 
 
-def _wanted(study: Study, asked: str) -> tuple[list[str], list[str]]:
-    """The variants of an address, and a notice for each that the study lacks."""
-    if not asked:
-        return study.variants[:2], []
-    names = [asked] if asked in study.variants else [each for each in asked.split("|" if "|" in asked else ",") if each]
-    lost = [f"The address asks for the variant {each[:60]!r}, which the study lacks." for each in names]
+def _select(study: Study, sides: Sides) -> Component:
+    """The list of what can stand beside each other."""
+    trials = [{"value": key, "label": label} for key, label in _labels(study).items()]
+    return dmc.MultiSelect(
+        id="compare-variants",
+        data=[{"group": "Variants", "items": study.variants}, {"group": "Trials", "items": trials}],
+        value=sides.chosen,
+        maxValues=MOST_BESIDE,
+        limit=_OFFERED,
+        searchable=True,
+        size="sm",
+        className="filter",
+        **{"aria-label": "Variants and trials"},
+    )
+
+
+def _labels(study: Study) -> dict[str, str]:
+    """What each trial is called, by key: its variant, seed and settings."""
+    found = {}
+    for trial in study.trials:
+        said = [f"seed {trial['seed']}", *terse(trial["settings"])]
+        found.setdefault(trial["key"], " · ".join([trial["variant"], *said]))
+    return found
+
+
+def _wanted(study: Study, variants: object, runs: object) -> tuple[Sides, list[str]]:
+    """What an address asks for, and a notice for each that the study lacks."""
+    if not variants and not runs:
+        return Sides(tuple(study.variants[:2])), []
+    names = _listed(variants, study.variants)
+    lost = [f"The address asks for the variant {each[:60]!r}, which the study lacks." for each in names
+            if each not in study.variants]  # fmt: skip
+    keys, every = [], dict.fromkeys(trial["key"] for trial in study.trials)
+    for each in _listed(runs, ()):
+        found = [key for key in every if key.startswith(each)]
+        keys += found if len(found) == 1 else []
+        if len(found) != 1:
+            what = "no trial" if not found else "several trials"
+            lost.append(f"The address asks for the trial {each[:60]!r}: the study has {what} whose key begins so.")
     known = [each for each in dict.fromkeys(names) if each in study.variants]
-    notices = [said for said, each in zip(lost, names, strict=True) if each not in study.variants]
-    if len(known) > MOST:
-        notices.append(f"Shown are {MOST} of {len(known)} variants.")
-    return known[:MOST], notices
+    sides = Sides(tuple(known), tuple(dict.fromkeys(keys)))
+    if len(sides.chosen) > MOST_BESIDE:
+        lost.append(f"Shown are {MOST_BESIDE} of {len(sides.chosen)}.")
+    return Sides.of(sides.chosen[:MOST_BESIDE]), lost
 
 
-def content(library: Library, study: Study, variants: Sequence[str], places: str, metric: str) -> list[Component]:
-    """The table's rows, what differs, and the curves of some variants."""
-    if not variants:
-        return [html.P("Choose variants to compare.", className="muted")]
-    colours = theme.colours(study.variants, study.record["baseline"])
-    shown = []
-    if study.comparison is not None:
-        shown.append(section("Results", block_table(main_block(study.comparison, Shape(variants=tuple(variants))))))
-    else:
-        shown.append(html.P(study.problem, className="problem"))
-    made = side_by_side([_made_of(library, study, name) for name in variants])
-    for part, rows in made.items():
+def _listed(asked: object, known: Sequence[str]) -> list[str]:
+    """What a key of an address lists: itself again for each, or commas between."""
+    if isinstance(asked, list):
+        return [str(each) for each in asked]
+    return [str(asked)] if asked in known else [each for each in str(asked).split(",") if each]
+
+
+def content(library: Library, study: Study, sides: Sides, places: str, metric: str) -> list[Component]:
+    """The results, what differs, and the curves of some variants and trials."""
+    if not sides.chosen:
+        return [html.P("Choose variants or trials to compare.", className="muted")]
+    labels, baseline = _labels(study), study.record["baseline"]
+    colours = theme.colours(study.variants, baseline)
+    of = {trial["key"]: trial["variant"] for trial in study.trials}
+    heads = [(name, table.swatch(name, baseline, colours)) for name in sides.variants]
+    heads += [(labels[key], table.swatch(of[key], baseline, colours)) for key in sides.trials]
+    shown = [*_results(study, sides, labels)]
+    made = [_made_of(library, study, name) for name in sides.variants]
+    made += [_made_of_trial(library, study, key) for key in sides.trials]
+    for part, rows in side_by_side(made).items():
         kept = [(path, values) for path, values, differs in rows if differs or places == "all"]
         known = bool(rows) or part != "machine"
         said = "No differences." if known else "Known when trials have ended."
-        body = _places(kept, variants, study.record["baseline"], colours) if kept else html.P(said, className="muted")
-        shown.append(section(TITLES[part], body))
-    groups = lines.groups(study, View(metric=metric), variants)
+        shown.append(section(TITLES[part], _places(kept, heads) if kept else html.P(said, className="muted")))
+    view = View(metric=metric)
+    groups = lines.groups(study, view, sides.variants) if sides.variants else []
+    alone = lines.groups(study, replace(view, trials="all"), keys=sides.trials) if sides.trials else []
+    groups += [replace(each, label=labels[each.lines[0].key]) for each in alone]
     falls = metric in ("validation", "training")
-    figure = figures.curves(groups, colours, study.record["baseline"], "Training tokens", METRICS[metric][2], falls)
-    figure["layout"]["uirevision"] = f"{metric}{'|'.join(variants)}"
+    figure = figures.curves(groups, colours, baseline, "Training tokens", METRICS[metric][2], falls)
+    figure["layout"]["uirevision"] = f"{metric}{'|'.join(sides.chosen)}"
     return [*shown, section("Curves", graph("compare-curves", figure, 430))]
+
+
+def _results(study: Study, sides: Sides, labels: Mapping[str, str]) -> list[Component]:
+    """The rows of the variants as the report has them, and a row for each trial."""
+    shown: list[Component] = []
+    if sides.variants and study.comparison is None:
+        shown.append(html.P(study.problem, className="problem"))
+    elif sides.variants:
+        assert study.comparison is not None
+        shown.append(block_table(main_block(study.comparison, Shape(variants=sides.variants))))
+    if sides.trials:
+        found = {trial["key"]: trial for trial in trials_of(study)}
+        trials = [found[key] for key in sides.trials]
+        columns = [
+            Column("trial", [Cell(printable(labels[key])) for key in sides.trials], "l"),
+            Column("state", [Cell(trial["state"]) for trial in trials], "l"),
+            Column("steps", [Cell(number(trial["step"], ",.0f")) for trial in trials]),
+            Column("validation loss ↓", [Cell(number(trial["validation_loss"], ".4f")) for trial in trials]),
+            Column("test loss ↓", [Cell(number(trial["test_loss"], ".4f")) for trial in trials]),
+            Column("test perplexity ↓", [Cell(number(trial["test_perplexity"], ".3f")) for trial in trials]),
+            Column("time", [Cell(span(trial["train_s"])) for trial in trials]),
+        ]
+        shown.append(block_table(Block("", columns)))
+    return [section("Results", *shown)]
 
 
 def _made_of(library: Library, study: Study, variant: str) -> dict[str, Any]:
@@ -152,17 +242,21 @@ def _made_of(library: Library, study: Study, variant: str) -> dict[str, Any]:
         mine.sort(key=lambda trial: trial["key"] not in reported)
     if not mine:
         return {"model": next(each["spec"] for each in study.record["variants"] if each["name"] == variant)}
-    made: dict[str, Any] = json.loads(library.spec(mine[0]["key"]))
-    return {**made, "machine": (mine[0]["result"] or {}).get("fingerprint")}
+    return _made_of_trial(library, study, mine[0]["key"])
 
 
-def _places(
-    rows: Sequence[tuple[str, list[str]]], variants: Sequence[str], baseline: str, colours: Mapping[str, str]
-) -> Component:
+def _made_of_trial(library: Library, study: Study, key: str) -> dict[str, Any]:
+    """What a trial was made of, and the machine that trained it."""
+    made: dict[str, Any] = json.loads(library.spec(key))
+    result = next(trial["result"] for trial in study.trials if trial["key"] == key) or {}
+    return {**made, "machine": result.get("fingerprint")}
+
+
+def _places(rows: Sequence[tuple[str, list[str]]], sides: Sequence[tuple[str, str]]) -> Component:
     """A row per place, grouped by what it is a part of; a value that is not the first one's is marked."""
     heads = [html.Th("")]
-    for name in variants:
-        swatch = html.Span(className="swatch", style={"background": table.swatch(name, baseline, colours)})
+    for name, colour in sides:
+        swatch = html.Span(className="swatch", style={"background": colour})
         heads.append(html.Th(html.Span([swatch, name], className="variant-name")))
     groups: dict[str, list[Component]] = {}
     for path, values in rows:
@@ -171,7 +265,7 @@ def _places(
         groups.setdefault(place, []).append(html.Tr([html.Th(html.Code(name)), *cells]))
     body = []
     for place, lines_ in groups.items():
-        head = html.Tr(html.Th(html.Code(place), colSpan=len(variants) + 1), className="place")
+        head = html.Tr(html.Th(html.Code(place), colSpan=len(sides) + 1), className="place")
         body += [head, *lines_] if place else lines_
     return html.Div(
         html.Table([html.Thead(html.Tr(heads)), html.Tbody(body)], className="searched beside"), className="wide"

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import dash
 import pandas as pd
-from dash import html
+from dash import Input, html
 from dash.development.base_component import Component
 
 from dashboards import figures_factor
 from dashboards.library import Library, Study
-from dashboards.pages.shell import FACTOR, Choice, Chosen, register_tab
+from dashboards.pages.shell import COMPARE, FACTOR, GO, Choice, Chosen, address, register_tab
 from dashboards.parts import block_table, graph, section
 from search.comparison import Comparison
 from search.factor_frames import WITH, effects_frame, factors, interactions_frame, pairs_frame
@@ -19,13 +19,16 @@ from search.render.blocks import Block, Cell, Column, number, printable
 
 NOTE = (
     "Large: the mean over cells with its 95% interval, filled where that leaves zero out; the variance is the table's, "
-    "pooled over all variants, and not corrected for how many effects are looked at. Small: each pair and seed."
+    "pooled over all variants, and not corrected for how many effects are looked at. Small: each pair and seed; a "
+    "click shows the two beside each other."
 )
 
 
 def register(app: dash.Dash, library: Library) -> None:
     """Adds the page `/study/<name>/factor`."""
     register_tab(app, library, FACTOR, choices, content)
+    for figure in ("effect", "beside"):
+        app.clientside_callback(GO, Input(figure, "clickData"), prevent_initial_call=True)
 
 
 def choices(study: Study) -> Sequence[Choice]:
@@ -46,6 +49,10 @@ def content(study: Study, chosen: Chosen) -> list[Component]:
         ]
     factor = chosen["component"]
     pairs = pairs_frame(variants, found, factor)
+    both = [
+        address(study.name, COMPARE.step, variants=[*names]) for names in pairs[["reference", "variant"]].to_numpy()
+    ]
+    pairs = pairs.assign(href=both)
     shown = [_effect(found, factor, factors(variants)[factor], pairs)]
     if len(pairs) and (others := [name for name in factors(variants) if name != factor]):
         shown.append(_beside(found, factor, others, pairs))

@@ -14,7 +14,7 @@ from dash.development.base_component import Component
 
 from dashboards import table, theme
 from dashboards.library import Library, NotFound, Study
-from dashboards.pages.shell import RUNS, notice, register_page, register_refresh, shell
+from dashboards.pages.shell import COMPARE, MOST_BESIDE, RUNS, address, notice, register_page, register_refresh, shell
 from dashboards.pages.studies import KEEP_ADDRESS, REFRESH_MS
 from dashboards.parts import command_line, guarded, here, section, to_trial
 from dashboards.words import command
@@ -40,6 +40,13 @@ HEADINGS = {
     "attempt": table.Heading("Attempts", "How often it was started", 84),
     "reason": table.Heading("Reason", "Why it ended as it did; whether another study trained it", 180),
 }
+COMPARE_TICKED = """(rows, seen) => {
+  const keys = [...new Set((rows || []).map(row => row.key))];
+  const told = keys.length > MOST ? `${keys.length} are ticked; MOST compare` : `Compare ${keys.length} trials`;
+  const few = keys.length < 2 ? 'Tick trials to compare them' : told;
+  return [`/study/${seen[0]}/compare?runs=${keys.slice(0, MOST).map(key => key.slice(0, 12)).join(',')}`, few];
+}""".replace("MOST", str(MOST_BESIDE))
+"""Where the trials that are ticked stand beside each other."""
 _LEFT = ("variant", "state", "role", "settings", "reason")
 
 
@@ -78,6 +85,14 @@ def register(app: dash.Dash, library: Library) -> None:
     states = [State("runs-seen", "data")]
     register_refresh(app, refresh, outputs, "runs-tick", inputs, states)
     app.clientside_callback(KEEP_ADDRESS, Input("runs-query", "data"), prevent_initial_call=True)
+    app.clientside_callback(
+        COMPARE_TICKED,
+        Output("runs-compare", "href"),
+        Output("runs-compare", "children"),
+        Input("runs", "selectedRows"),
+        State("runs-seen", "data"),
+        prevent_initial_call=True,
+    )
 
 
 @guarded
@@ -109,8 +124,11 @@ def layout(library: Library, name: object = "", q: object = "", sort: object = "
         html.Div(problem, id="runs-problem", className="problem small", role="alert"),
         section(
             "Trials",
-            table.grid(rows, table.sorted_by(columns(), str(sort)), "runs"),
-            aside=html.Span(_count(rows, study), id="runs-count"),
+            table.grid(rows, table.sorted_by(columns(), str(sort)), "runs", more=table.TICKS),
+            aside=[
+                dcc.Link("Tick trials to compare them", id="runs-compare", href=address(study.name, COMPARE.step)),
+                html.Span(_count(rows, study), id="runs-count", className="muted"),
+            ],
         ),
         section("Go on", *commands(study)),
     )
@@ -152,11 +170,10 @@ def trials_of(study: Study) -> list[dict[str, Any]]:
     )
     found: list[dict[str, Any]] = frame.to_dict("records")
     for trial in found:
-        if trial["state"] != "running":
-            continue
-        trial["step"] = study.curves[trial["key"]].last_step or trial["step"]
-        if study.holder is None:
-            trial["state"] = "interrupted"
+        if trial["state"] in ("running", "interrupted"):
+            trial["step"] = study.curves[trial["key"]].last_step or trial["step"]
+            if study.comparison is None and study.holder is None:
+                trial["state"] = "interrupted"
     return found
 
 
@@ -202,6 +219,7 @@ def _row(trial: dict[str, Any], swatch: str, study: str) -> dict[str, Any]:
     }
     return {
         "id": f"{trial['variant']}/{trial['role']}/{trial['key']}",
+        "key": trial["key"],
         "href": to_trial(trial["key"], study),
         "swatch": {"--swatch": swatch},
         "left_out": not trial["reported"],

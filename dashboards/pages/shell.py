@@ -37,6 +37,7 @@ class Tab:
 
 OVERVIEW = Tab("", "Overview")
 TABLE = Tab("table", "Table")
+CURVES = Tab("curves", "Curves", live=True)
 FACTOR = Tab("factor", "Factors", lambda study: bool(factors(study.record["variants"])))
 SCALING = Tab("scaling", "Scaling", lambda study: bool(study.record.get("ladder")))
 SEARCH = Tab("search", "Search", lambda study: bool(study.record.get("search")))
@@ -48,10 +49,13 @@ RUNS = Tab("runs", "Runs", live=True)
 ARCHITECTURE = Tab("architecture", "Architecture")
 REPORT = Tab("report", "Report")
 COMPARE = Tab("compare", "Compare", live=True)
+MOST_BESIDE = 8
+"""So many variants and trials stand beside each other at most."""
 
 TABS = [
     OVERVIEW,
     TABLE,
+    CURVES,
     FACTOR,
     SCALING,
     SEARCH,
@@ -86,6 +90,9 @@ class Choice:
 BEFORE_OVERVIEW = 1
 """The `order` of pages below a study: the template of its overview, which has none, takes their addresses for names."""
 
+GO = "event => { if (event && event.points[0].customdata) window.archlabVisit(event.points[0].customdata) }"
+"""What a click on a point of a figure does whose `customdata` are addresses."""
+
 _LONGEST = 500  # characters of a text that a reader writes
 
 Chosen = dict[str, str]
@@ -93,9 +100,9 @@ Choices = Callable[[Study], Sequence[Choice]]
 Content = Callable[[Study, Chosen], list[Component]]
 
 
-def address(study: str, step: str = "", **query: str) -> str:
-    """Where a page of a study is."""
-    return f"/study/{quote(study)}/{step}".rstrip("/") + (f"?{urlencode(query)}" if query else "")
+def address(study: str, step: str = "", **query: str | list[str]) -> str:
+    """Where a page of a study is; a key that has several values comes again for each."""
+    return f"/study/{quote(study)}/{step}".rstrip("/") + (f"?{urlencode(query, doseq=True)}" if query else "")
 
 
 def shell(study: Study, here: Tab, *content: Any) -> Component:

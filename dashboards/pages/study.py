@@ -10,27 +10,16 @@ import dash
 from dash import Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
-from dashboards import figures, lines, table, theme, words
+from dashboards import figures, table, theme, words
 from dashboards.library import Library, NotFound, Study
-from dashboards.pages.shell import OVERVIEW, notice, shell
+from dashboards.pages.curves import REMEMBER_ZOOM, Zoom, drawn
+from dashboards.pages.shell import CURVES, OVERVIEW, address, notice, shell
 from dashboards.pages.studies import KEEP_ADDRESS, REFRESH_MS
 from dashboards.pages.study_parts import CONTROLS, controls, elsewhere, head, notes, variants
 from dashboards.parts import command_line, graph, guarded, section
-from dashboards.view import METRICS, X_AXES, View, read_view
+from dashboards.view import View, read_view
 from search.render.ablation import main_block
 from search.store import StoreError
-
-Zoom = dict[str, list[float]]
-REMEMBER_ZOOM = """(event, zoom) => {
-  if (!event) return window.dash_clientside.no_update;
-  const kept = {...zoom};
-  for (const axis of ['xaxis', 'yaxis']) {
-    if (event[axis + '.range[0]'] !== undefined) kept[axis] = [event[axis + '.range[0]'], event[axis + '.range[1]']];
-    if (event[axis + '.autorange']) kept[axis] = [];
-  }
-  return kept;
-}"""
-"""The part of the curves that a reader looks at: {axis: [from, to]}, [] for an axis that was told to show all."""
 
 
 def register(app: dash.Dash, library: Library) -> None:
@@ -64,7 +53,7 @@ def register(app: dash.Dash, library: Library) -> None:
         if study.version == seen:
             return [no_update] * 10
         with library.reading():
-            moving = (study.version, None, head(study), *_curves(study, _view(chosen), zoom))
+            moving = (study.version, None, head(study), *drawn(study, _view(chosen), zoom))
         if study.version.split(":")[0] == seen.split(":")[0]:
             return (*moving, *[no_update] * 5)
         return (*moving, *_rows(study), notes(study), _forest(study), _rate_curve(study))
@@ -85,7 +74,7 @@ def register(app: dash.Dash, library: Library) -> None:
         except (StoreError, NotFound) as error:
             return no_update, str(error), no_update, view.query()
         with library.reading():
-            return (*_curves(study, view, {}), {}, view.query())
+            return (*drawn(study, view, {}), {}, view.query())
 
     app.clientside_callback(KEEP_ADDRESS, Input("study-query", "data"), prevent_initial_call=True)
     app.clientside_callback(
@@ -96,7 +85,7 @@ def register(app: dash.Dash, library: Library) -> None:
 @guarded
 def layout(library: Library, name: object = "", **query: Any) -> Component:
     """The page of one study, in the view that the address asks for."""
-    view, notices = read_view(query)
+    view, notices = read_view(query, CONTROLS)
     study = library.study(str(name))
     with library.reading():
         return _page(study, view, notices, str(library.root))
@@ -108,7 +97,7 @@ def _view(chosen: Any) -> View:
 
 def _page(study: Study, view: View, notices: list[str], root: str) -> Component:
     rows, columns = _rows(study)
-    curves, note = _curves(study, view, {})
+    curves, note = drawn(study, view, {})
     default = root.endswith("/.archlab")
     links = [
         html.A(f".{ending}", href=f"/download/{study.name}.{ending}", className="download")
@@ -145,6 +134,7 @@ def _page(study: Study, view: View, notices: list[str], root: str) -> Component:
             controls(view),
             graph("curves", curves, 430),
             html.Div(note, id="curves-note", className="muted small"),
+            aside=dcc.Link("Filters, scales and single trials", href=address(study.name, CURVES.step)),
         ),
         section("Variants", variants(study, _colours(study))),
         section(
@@ -179,31 +169,6 @@ def _rate_curve(study: Study) -> figures.Figure:
         return figures.empty(study.problem or "")
     rows = [row for row in study.comparison.rates.to_dict("records") if row["along"]]
     return figures.rate_curve(rows, _colours(study), study.comparison.baseline)
-
-
-def _curves(study: Study, view: View, zoom: Zoom) -> tuple[figures.Figure, str]:
-    """The figure, and what must be said about it."""
-    found = lines.groups(study, view)
-    falls = view.metric in ("validation", "training")
-    titles = X_AXES[view.x][1], METRICS[view.metric][2]
-    figure = figures.curves(found, _colours(study), study.record["baseline"], *titles, falls)
-    figure["layout"]["uirevision"] = f"view{view.query()}"  # lines that were switched off stay so
-    for axis, ends in zoom.items():
-        figure["layout"][axis] |= {"range": ends or None, "autorange": not ends}
-    drawn, total = figures.hidden_lines(found)
-    said = [
-        "Bold: mean over seeds; band: ± one standard deviation; thin: each seed."
-        if view.trials == "reported"
-        else "Each line is one trial, first seed."
-    ]
-    if falls:
-        said.append("The steep start lies above the frame; a double click shows it.")
-    if drawn < total:
-        said.append(f"Showing {drawn} of {total} trials as lines.")
-    damaged = sum(file.unreadable for file in study.curves.values())
-    if damaged:
-        said.append(f"{damaged} damaged lines in metrics.jsonl were left out.")
-    return figure, " ".join(said)
 
 
 def _colours(study: Study) -> dict[str, str]:

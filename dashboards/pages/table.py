@@ -36,21 +36,22 @@ class Wanted:
     sort: str = ""
     opened: tuple[str, ...] = ()
 
-    def query(self) -> dict[str, str]:
-        """The keys that are not at their defaults."""
+    def query(self) -> dict[str, str | list[str]]:
+        """The keys that are not at their defaults; that of open rows comes again for each of them."""
         shape = self.shape
-        said = {"q": shape.where, "err": shape.error if shape.error != "std" else ""}
+        said: dict[str, str | list[str]] = {"q": shape.where, "err": shape.error if shape.error != "std" else ""}
         said |= {"cols": "" if shape.columns is None else ",".join(shape.columns) or "variant"}
-        said |= {"sort": self.sort, "open": "|".join(self.opened)}
+        said |= {"sort": self.sort, "open": list(self.opened)}
         return {key: value for key, value in said.items() if value}
 
 
 def wanted(query: Mapping[str, object], study: Study) -> tuple[Wanted, list[str]]:
     """What an address asks for, and a notice for each value that does not exist; unknown keys are ignored."""
-    given = {key: str(query.get(key, "")) for key in ("q", "err", "cols", "sort", "open")}
+    given = {key: str(query.get(key, "")) for key in ("q", "err", "cols", "sort")}
     names = {} if study.comparison is None else column_names(study.comparison)
     shape, wrong = read_shape(names, given["err"], given["cols"] if names else "", given["q"])
-    opened = tuple(each for each in given["open"].split("|") if each in study.variants)
+    asked = query.get("open")
+    opened = tuple(each for each in study.variants if each in (asked if isinstance(asked, list) else [asked]))
     return Wanted(shape, given["sort"], opened), [f"The address asks for what is not there: {each}." for each in wrong]
 
 
@@ -112,7 +113,7 @@ def _refreshed(
     usual = [key for key, (_, standard) in column_names(study.comparison).items() if standard]
     chosen = None if columns == usual else tuple(columns)
     asked = Wanted(Shape(error, chosen, where or ""), sort or "", tuple(opened))
-    said, files = f"?{urlencode(asked.query(), safe=',')}" if asked.query() else "", _files(study, asked)
+    said, files = f"?{urlencode(asked.query(), doseq=True, safe=',')}" if asked.query() else "", _files(study, asked)
     try:
         block = main_block(study.comparison, asked.shape)
     except BadFilter as problem:

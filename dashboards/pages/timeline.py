@@ -17,7 +17,7 @@ from dash.development.base_component import Component
 from dashboards.figures import Figure, empty
 from dashboards.library import Library, Study
 from dashboards.pages.runs import span
-from dashboards.pages.shell import TIMELINE, Choice, Chosen, register_tab
+from dashboards.pages.shell import GO, TIMELINE, Choice, Chosen, register_tab
 from dashboards.parts import graph, section, to_trial
 from dashboards.theme import INK, axis, layout
 from search.attempts import attempts_frame
@@ -36,10 +36,6 @@ COLOURS = {
 }
 """By how an attempt ended; `planned`: stopped with a checkpoint, to go on later."""
 NAMES = {"planned": "stopped, goes on later", "paused": "paused where it was to", "stale": "superseded"}
-_GO = """event => {
-  const trial = event && event.points[0].customdata;
-  if (trial) { history.pushState({}, '', trial); dispatchEvent(new CustomEvent('_dashprivate_pushstate')); }
-}"""
 
 
 def register(app: dash.Dash, library: Library) -> None:
@@ -54,7 +50,7 @@ def register(app: dash.Dash, library: Library) -> None:
         return shown(study, frame, chosen["rows"])
 
     register_tab(app, library, TIMELINE, choices, content)
-    app.clientside_callback(_GO, Input("timeline-figure", "clickData"), prevent_initial_call=True)
+    app.clientside_callback(GO, Input("timeline-figure", "clickData"), prevent_initial_call=True)
 
 
 def shown(study: Study, frame: pd.DataFrame, rows: str) -> list[Component]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -138,34 +139,40 @@ def ladder(study: Study, found: Comparison) -> Iterator[Drawing]:
         yield Drawing(name, f"Test loss of each rung; dotted: {said}.", rows, draw)
 
 
-def front(found: Comparison) -> Drawing | None:
-    """The trials of a search with two goals, and its front."""
+def fronts(found: Comparison) -> Iterator[Drawing]:
+    """The trials of a search with several goals, perplexity over each of the others.
+
+    Points are on the front of all goals. A line joins those that nothing beats in the two goals that are drawn: with a
+    third goal the others of the front lie above it, and joining them would draw trade-offs that there are not.
+    """
     goals = [goal for goal in found.searched.get("minimize", ()) if goal != "perplexity"]
     if not goals or "perplexity" not in found.searched["minimize"] or not len(found.search):
-        return None
-    goal = goals[0]
-    rows = found.search[["number", "state", "validation_perplexity", goal, "feasible", "front"]]
-    rows = rows[np.isfinite(rows["validation_perplexity"]) & np.isfinite(rows[goal])]
-    if not len(rows):
-        return None
+        return
+    for goal in goals:
+        rows = found.search[["number", "state", "validation_perplexity", goal, "feasible", "front"]]
+        rows = rows[np.isfinite(rows["validation_perplexity"]) & np.isfinite(rows[goal])]
+        if not len(rows):
+            continue
+        name = goal.replace("_", " ").replace("flops", "FLOPs")
+        said = f"Trials of the search: validation perplexity against {name}."
+        if len(goals) > 1:
+            said += f" Coloured: on the front of all {len(goals) + 1} goals; line: of these two."
+        drawing = partial(_front, rows.reset_index(drop=True), goal, name)
+        yield Drawing("front" if len(goals) == 1 else f"front-{goal.replace('_', '-')}", said, rows, drawing)
 
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        best = rows[rows["front"]].sort_values(goal)
-        rest = rows[~rows["front"] & rows["feasible"]]
-        broken = rows[~rows["feasible"].astype(bool)]
-        axes.plot(rest[goal], rest["validation_perplexity"], "o", markersize=3, color="#aab2ba", label="dominated")
-        if len(broken):
-            axes.plot(
-                broken[goal], broken["validation_perplexity"], "x", markersize=3, color=MUTED, label="not feasible"
-            )
-        axes.plot(best[goal], best["validation_perplexity"], "o-", markersize=4, color=theme.PALETTE[1], label="front",
-                  drawstyle="steps-post")  # fmt: skip
-        count_axis(axes.xaxis)
-        axes.set_xlabel(goal.replace("_", " "))
-        axes.set_ylabel("Validation perplexity")
-        under(figure, axes)
 
-    return Drawing(
-        "front", f"Trials of the search: validation perplexity against {goal.replace('_', ' ')}.", rows, draw
-    )
+def _front(rows: pd.DataFrame, goal: str, name: str, figure: Figure) -> None:
+    axes = figure.subplots()
+    best = rows[rows["front"]].sort_values([goal, "validation_perplexity"])
+    rest, broken = rows[~rows["front"] & rows["feasible"]], rows[~rows["feasible"].astype(bool)]
+    edge = best[best["validation_perplexity"] < best["validation_perplexity"].cummin().shift(fill_value=np.inf)]
+    y = "validation_perplexity"
+    axes.plot(rest[goal], rest[y], "o", markersize=3, color="#aab2ba", label="dominated")
+    if len(broken):
+        axes.plot(broken[goal], broken[y], "x", markersize=3, color=MUTED, label="not feasible")
+    axes.plot(edge[goal], edge[y], "-", color=theme.PALETTE[1], drawstyle="steps-post")
+    axes.plot(best[goal], best[y], "o", markersize=4, color=theme.PALETTE[1], label="front")
+    count_axis(axes.xaxis)
+    axes.set_xlabel(name)
+    axes.set_ylabel("Validation perplexity")
+    under(figure, axes)

@@ -27,17 +27,18 @@ LOSS, PERPLEXITY = "loss_by_position", "perplexity_by_context"
 
 def drawings(study: Study) -> list[Drawing]:
     """Every figure that the study has numbers for."""
-    from dashboards.paper import more
+    from dashboards.paper import more, trials
 
     found = study.comparison
     if found is None:
         return []
     base = study.record["baseline"]
     look = Look(theme.colours(study.variants, base), theme.dashes(study.variants, base))
-    made: list[Drawing | None] = [_training(study, look), _forest(found, look), _rates(found, look)]
+    made: list[Drawing | None] = [_training(study, look), trials.seeds(study, look), _forest(found, look)]
+    made += [_rates(found, look), trials.gradients(study, look), trials.domains(found, look)]
     made += _positions(study, found, look)
     made += [_probes(found, look), *more.grids(study, found), *more.layers(found, look)]
-    made += [*more.ladder(study, found), more.front(found)]
+    made += [*more.ladder(study, found), *more.fronts(found)]
     return [each for each in made if each is not None]
 
 

@@ -137,6 +137,16 @@ def test_runs_are_all_trials_and_a_filter_finds_some(client, trials):
     assert "interrupted" in half and "diverged" in half and "loss is not finite at step 130" in half
 
 
+def test_a_trial_whose_driver_is_gone_is_interrupted_in_every_filter(client, store):
+    assert "No variant matches" not in client.page("/study/qk-norm/table", "?q=state=interrupted")
+    assert "No variant matches" in client.page("/study/qk-norm/table", "?q=state=running")
+    assert "1 of " in client.page("/study/qk-norm/runs", "?q=state=interrupted")
+    asked = ["report", "qk-norm", "--store", str(store), "--json", "--where", "state=interrupted"]
+    told = json.loads(CliRunner().invoke(main, asked).stdout)
+    (gone,) = [trial for trial in told["trials"] if trial["state"] == "interrupted"]
+    assert [row["variant"] for row in told["table"]] == [gone["variant"]]
+
+
 def test_a_trial_is_found_by_its_key_and_its_beginning(client, trials):
     trial = trials[0]
     for key in (trial["key"], trial["key"][:12]):

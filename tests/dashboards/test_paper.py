@@ -4,20 +4,24 @@ import hashlib
 import io
 import json
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from matplotlib.figure import Figure
 
 from arch_dsl.errors import SpecError
 from dashboards.library import Library
-from dashboards.paper.drawing import counted
+from dashboards.paper.drawing import Look, counted
 from dashboards.paper.files import write
 from dashboards.paper.inline import inline
+from dashboards.paper.more import fronts
 from dashboards.paper.page import page
 from dashboards.paper.pictures import drawings
+from dashboards.paper.trials import domains
 from search.architecture import graph_of
 from search.cli import main
 from search.comparison import load_comparison
@@ -42,7 +46,7 @@ def written(study, tmp_path_factory):
 
 def test_a_study_leaves_its_figures_tables_and_where_they_come_from(written):
     drawn = {name.rpartition(".")[0] for name in written if name.endswith(".pdf")}
-    assert drawn == {"training", "differences", "learning-rates"}
+    assert drawn == {"training", "training-seeds", "differences", "learning-rates", "gradient-norm"}
     tables = {f"table.{ending}" for ending in ("tex", "md", "csv", "json")}
     forms = {f"{name}.{form}" for name in drawn for form in ("pdf", "svg", "png", "csv")}
     assert set(written) == forms | tables | {"provenance.json"}
@@ -69,6 +73,10 @@ def test_the_numbers_behind_a_figure_are_those_of_the_report(written, store):
             ends.append([v["validation_loss"] for v in map(json.loads, lines) if "validation_loss" in v][-1])
     assert last["mean"] == pytest.approx(np.mean(ends)) and last["std"] == pytest.approx(np.std(ends, ddof=1))
     assert last["n"] == 3
+    alone = pd.read_csv(io.BytesIO(written["training-seeds.csv"])).query("variant == 'G1'")
+    assert alone.groupby("seed")["value"].last().tolist() == pytest.approx(ends)
+    norms = pd.read_csv(io.BytesIO(written["gradient-norm.csv"]))
+    assert norms["key"].nunique() == 18 and (norms["value"] > 0).all()
 
 
 def test_files_are_what_a_paper_needs(written):
@@ -127,6 +135,38 @@ def test_ladders_and_searches_are_drawn(tmp_path):
     assert points["loss"].tolist() == ladder.comparison.rungs["loss"].tolist()
     front = made["front"].rows
     assert set(front[front["front"]]["number"]) == set(search.comparison.search.query("front")["number"])
+
+
+def test_a_front_of_three_goals_is_drawn_per_pair_without_false_trade_offs(tmp_path):
+    values = [(0, 1e6, 5.0, 9.0, True), (1, 2e6, 1.0, 9.5, True), (2, 3e6, 4.0, 8.0, True), (3, 4e6, 9.0, 8.5, False)]
+    columns = ["number", "flops_per_token", "cache", "validation_perplexity", "front"]
+    search = pd.DataFrame(values, columns=columns).assign(state="complete", feasible=True)
+    with make_store(tmp_path) as made:
+        make_search(made)
+        found = load_comparison(made, SEARCH)
+    goals = ["perplexity", "flops_per_token", "cache"]
+    made = {each.name: each for each in fronts(replace(found, search=search, searched={"minimize": goals}))}
+    assert set(made) == {"front-flops-per-token", "front-cache"}
+    for name, x in (("front-flops-per-token", [1e6, 3e6]), ("front-cache", [1.0, 4.0])):
+        figure = Figure()
+        made[name].draw(figure)
+        (steps,) = [line for line in figure.axes[0].lines if line.get_linestyle() == "-"]
+        assert list(steps.get_xdata()) == x and list(steps.get_ydata()) == sorted(steps.get_ydata())[::-1]
+        (points,) = [line for line in figure.axes[0].lines if line.get_label() == "front"]
+        assert len(points.get_xdata()) == 3
+
+
+def test_domains_are_points_of_each_variant_in_their_rows(study):
+    rows = [("baseline", "code", 4.0), ("baseline", "_prose", 9.0), ("G1", "code", 3.5), ("G1", "_prose", 9.5)]
+    frame = pd.DataFrame(rows, columns=["variant", "domain", "perplexity"]).assign(loss=np.nan)
+    look = Look({"baseline": "#000000", "G1": "#0072b2"}, {"baseline": "solid", "G1": "solid"})
+    drawing, figure = domains(replace(study.comparison, domains=frame), look), Figure()
+    drawing.draw(figure)
+    axes = figure.axes[0]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["code", "_prose"]
+    for line, x in zip(axes.lines, ([4.0, 9.0], [3.5, 9.5]), strict=True):
+        assert list(line.get_xdata()) == x and [round(y) for y in line.get_ydata()] == [0, 1]
+    assert domains(study.comparison, look) is None
 
 
 def test_figures_says_what_is_wrong_before_it_draws(store, tmp_path):

@@ -1,0 +1,215 @@
+"""The curves of a study: means or single trials, of those that a filter keeps, over what a reader chooses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+from urllib.parse import urlencode
+
+import dash
+import dash_mantine_components as dmc
+from dash import Input, Output, State, ctx, dcc, html, no_update
+from dash.development.base_component import Component
+
+from dashboards import figures, lines, theme
+from dashboards.library import Library, NotFound, Study
+from dashboards.pages.shell import CURVES, notice, register_page, register_refresh, shell
+from dashboards.pages.studies import REFRESH_MS
+from dashboards.parts import choice, graph, guarded, section
+from dashboards.view import LINES, METRICS, SCALES, SMOOTHING, TRIALS, X_AXES, View, read_view
+from search.render.ablation import kept_rows
+from search.store import StoreError
+from search.where import BadFilter
+
+Zoom = dict[str, list[float]]
+"""The part of the curves that a reader looks at: {axis: [from, to]}, [] for an axis that was told to show all."""
+REMEMBER_ZOOM = """(event, zoom) => {
+  if (!event) return window.dash_clientside.no_update;
+  const kept = {...zoom};
+  for (const axis of ['xaxis', 'yaxis']) {
+    if (event[axis + '.range[0]'] !== undefined) kept[axis] = [event[axis + '.range[0]'], event[axis + '.range[1]']];
+    if (event[axis + '.autorange']) kept[axis] = [];
+  }
+  return kept;
+}"""
+ADDRESS = """(query, zoom) => {
+  const said = new URLSearchParams(query.slice(1));
+  for (const [axis, key] of [['xaxis', 'xr'], ['yaxis', 'yr']])
+    if (zoom[axis]) said.set(key, zoom[axis].map(end => +(+end).toPrecision(6)).join(',') || 'all');
+  const text = said.toString().replaceAll('%2C', ',');
+  window.history.replaceState(window.history.state, '', window.location.pathname + (text && '?' + text));
+}"""
+CLICK = """(click, figure, seen) => {
+  const to = click && (figure.data[click.points[0].curveNumber].meta || {});
+  if (to && to.key) window.archlabVisit(`/run/${to.key}?study=${seen[0]}`);
+  if (to && to.variant) window.archlabVisit(`/study/${seen[0]}/table?open=${to.variant}`);
+}"""
+"""A thin line leads to its trial, a mean to its variant with its trials open."""
+NAMES = {
+    "metric": ("Show", {key: value[1] for key, value in METRICS.items()}),
+    "x": ("Over", {key: value[0] for key, value in X_AXES.items()}),
+    "smooth": ("Smoothing", SMOOTHING),
+    "trials": ("Trials", TRIALS),
+    "lines": ("Lines", LINES),
+    "scale": ("Scale", SCALES),
+}
+"""Control: (its label, what its values are called)."""
+
+
+def register(app: dash.Dash, library: Library) -> None:
+    """Adds the page `/study/<name>/curves` and its callbacks to an app."""
+    register_page(CURVES, layout)
+    outputs = [
+        Output("curve", "figure"),
+        Output("curve-note", "children"),
+        Output("curve-problem", "children"),
+        Output("curve-notice", "children"),
+        Output("curve-seen", "data"),
+        Output("curve-zoom", "data"),
+        Output("curve-query", "data"),
+    ]
+    inputs = [Input("curve-q", "value"), *(Input(f"curve-{key}", "value") for key in NAMES)]
+    states = [State("curve-seen", "data"), State("curve-zoom", "data")]
+    register_refresh(app, partial(_refreshed, library), outputs, "curve-tick", inputs, states)
+    app.clientside_callback(
+        REMEMBER_ZOOM,
+        Output("curve-zoom", "data", allow_duplicate=True),
+        Input("curve", "relayoutData"),
+        State("curve-zoom", "data"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        ADDRESS, Input("curve-query", "data"), Input("curve-zoom", "data"), prevent_initial_call=True
+    )
+    app.clientside_callback(
+        CLICK, Input("curve", "clickData"), State("curve", "figure"), State("curve-seen", "data"),
+        prevent_initial_call=True,
+    )  # fmt: skip
+
+
+def _refreshed(library: Library, _: int, where: str | None, *values: Any) -> Any:
+    """What the page shows by now; a choice begins with the whole of what it shows."""
+    *chosen, seen, zoom = values
+    try:
+        study = library.study(seen[0])
+    except (StoreError, NotFound) as problem:
+        return *[no_update] * 3, notice(f"Shown as it last was: {problem}"), *[no_update] * 3
+    ticked = ctx.triggered_id == "curve-tick"
+    if ticked and CURVES.version(study) == seen[1]:
+        return [no_update] * 7
+    view, zoom = View(**dict(zip(NAMES, chosen, strict=True))), zoom if ticked else {}
+    told = [study.name, CURVES.version(study)]
+    try:
+        with library.reading():
+            figure, note = drawn(study, view, zoom, where or "")
+    except BadFilter as problem:
+        return *[no_update] * 2, str(problem), None, told, no_update, _query(view, where)
+    return figure, note, None, None, told, no_update if ticked else zoom, _query(view, where)
+
+
+@guarded
+def layout(library: Library, name: object = "", **query: Any) -> Component:
+    """The page, in the view that the address asks for."""
+    study, (view, notices) = library.study(str(name)), read_view(query)
+    where, problem = str(query.get("q", "")), None
+    zoom, wrong = _zoom(query)
+    with library.reading():
+        try:
+            figure, note = drawn(study, view, zoom, where)
+        except BadFilter as error:
+            problem = str(error)
+            figure, note = drawn(study, view, zoom)
+    search = dmc.TextInput(
+        id="curve-q",
+        value=where,
+        placeholder="Filter: verdict=better lr>=0.002 seed=0",
+        size="sm",
+        debounce=250,
+        className="filter",
+        **{"aria-label": "Filter trials"},
+    )
+    controls = [choice(f"curve-{key}", label, names, getattr(view, key)) for key, (label, names) in NAMES.items()]
+    return shell(
+        study,
+        CURVES,
+        dcc.Store(id="curve-seen", data=[study.name, CURVES.version(study)]),
+        dcc.Store(id="curve-query", data=_query(view, where)),
+        dcc.Store(id="curve-zoom", data=zoom),
+        dcc.Interval(id="curve-tick", interval=REFRESH_MS),
+        html.Div([notice(text) for text in [*notices, *wrong]], id="curve-notice"),
+        html.Div([search, *controls], className="controls"),
+        html.Div(problem, id="curve-problem", className="problem small", role="alert"),
+        section("Curves", graph("curve", figure, 620), html.Div(note, id="curve-note", className="muted small")),
+    )
+
+
+def _query(view: View, where: str | None) -> str:
+    """The address of a view, without its zoom."""
+    return view.query() + (f"{'&' if view.query() else '?'}{urlencode({'q': where})}" if where else "")
+
+
+def _zoom(query: Mapping[str, object]) -> tuple[Zoom, list[str]]:
+    """What part an address asks for, `xr=1e5,2e6` as the axis counts it (a logarithm by its exponents) or `all`, and a
+    notice for what is no part."""
+    found: Zoom = {}
+    wrong = []
+    for axis, key in (("xaxis", "xr"), ("yaxis", "yr")):
+        if not (text := str(query.get(key, ""))):
+            continue
+        try:
+            found[axis] = [] if text == "all" else [float(each) for each in text.split(",")]
+            if found[axis] and (len(found[axis]) != 2 or not all(map(math.isfinite, found[axis]))):
+                raise ValueError(text)
+        except ValueError:
+            found.pop(axis, None)
+            wrong.append(f"The address asks for {key} {text[:40]!r}, which is no range (there is: FROM,TO and all).")
+    return found, wrong
+
+
+def drawn(study: Study, view: View, zoom: Zoom, where: str = "") -> tuple[figures.Figure, str]:
+    """The figure, and what must be said about it. Raises BadFilter."""
+    keys = _kept(study, where)
+    found = lines.groups(study, view, keys=keys)
+    falls = view.metric in ("validation", "training")
+    titles = X_AXES[view.x][1], METRICS[view.metric][2]
+    colours = theme.colours(study.variants, study.record["baseline"])
+    figure = figures.curves(found, colours, study.record["baseline"], *titles, falls and view.scale == "linear")
+    if not found and where:
+        figure = figures.empty("No trial with a curve matches the filter.")
+    figure["layout"]["uirevision"] = f"view{view.query()}{where}"  # lines that were switched off stay so
+    for axis in ("xaxis", "yaxis") if figure["data"] else ():
+        if view.scale == "xy" or (view.scale == "y" and axis == "yaxis"):
+            figure["layout"][axis] |= {"type": "log"}
+        if axis in zoom:
+            figure["layout"][axis] |= {"range": zoom[axis] or None, "autorange": not zoom[axis]}
+    return figure, " ".join(_said(study, view, found, "range" in figure["layout"].get("yaxis", {}) and not zoom))
+
+
+def _kept(study: Study, where: str) -> set[str] | None:
+    """The keys of the trials that a filter keeps; None where there is none."""
+    if not where.strip():
+        return None
+    if study.comparison is None:
+        raise BadFilter("there is nothing to filter by before results compare")
+    trials = study.comparison.trials
+    return set(trials["key"][kept_rows(study.comparison, where)[1]])
+
+
+def _said(study: Study, view: View, found: list[lines.Group], framed: bool) -> list[str]:
+    """What must be known to read the curves."""
+    count, total = figures.hidden_lines(found)
+    said = [
+        "Each line is one trial."
+        if view.alone
+        else "Bold: mean over seeds; band: ± one standard deviation; thin: each seed."
+    ]
+    if framed:
+        said.append("The steep start lies above the frame; a double click shows it.")
+    if count < total:
+        said.append(f"Showing {count} of {total} trials as lines.")
+    damaged = sum(file.unreadable for file in study.curves.values())
+    if damaged:
+        said.append(f"{damaged} damaged lines in metrics.jsonl were left out.")
+    return said
