@@ -57,7 +57,12 @@ def _canonical_spec(spec: Spec, brief: bool) -> Any:
 
 def identity(spec: Spec) -> str:
     """sha256 of the canonical form: the same for two specs exactly if they mean the same."""
-    text = json.dumps(canonical(spec), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return digest(canonical(spec))
+
+
+def digest(plain: Any) -> str:
+    """sha256 of plain JSON data, such as a canonical form that was stored: 64 hexadecimal digits."""
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

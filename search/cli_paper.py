@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,8 +119,10 @@ def write_page(study: str, store: str | None, file: Path) -> None:
     from dashboards import words
     from dashboards.paper.page import page
 
-    found, root = _stored(study, store), store_folder(store).absolute()
-    file.write_text(page(found, words.command(found, root.name == ".archlab", str(root))))
+    found = _stored(study, store)
+    own = Path(found.record.get("file") or f"{found.name}.yaml")
+    named = {**found.record, "file": own.name if own.is_absolute() else str(own)}  # a page goes to other machines
+    file.write_text(page(found, words.command(replace(found, record=named), True, "")))
 
 
 def _stored(study: str, store: str | None) -> Any:

@@ -12,10 +12,11 @@ import pandas as pd
 from search.beside import beside
 from search.contrast import MINIMUM_SEEDS, Contrast
 from search.findings import findings
-from search.frames import NAN, domains_frame, provenance, rates_frame, trials_frame
+from search.frames import NAN, domains_frame, rates_frame, trials_frame
 from search.losses import Layout, lay_out, read_documents
 from search.measure_frames import curves_frame, grids_frame, measures_frame
 from search.notes import NO_DIFFERENCE, gather_notes, lossy_of, method_sentence, objective_of, tested_on
+from search.provenance import identified, provenance
 from search.rate_curve import tuning_frame
 from search.scaling_frames import scaling_frames, scaling_notes
 from search.screen_frame import screen_frame, screen_summary
@@ -25,6 +26,7 @@ from search.seeding import analysed, decision, only_wanted
 from search.selection import Selection, baselines_of, edge, select, varied_in, with_baselines, with_tuned_size
 from search.statistics import Analysis
 from search.status import standing
+from search.training_cost import spent_on, training_cost
 
 if TYPE_CHECKING:
     from search.store import Store
@@ -48,7 +50,8 @@ class Comparison:
         critical_value (the largest used), unit, margin (of equivalence, in `unit`, or None), paired (whether any
         difference is), unpaired (the variants whose difference is not), method (the sentence to print).
     notes: sentences: what was not run, diverged, pruned, reused, lies at an edge, or is not as it should be.
-    provenance: data, tokens, context, seeds, versions.
+    provenance: study, data, tokens, context, seeds, recipe, versions, dates, identities (search/provenance.py).
+    cost: what was trained for it, and would have been without reuse, early ends and the like (search/training_cost.py).
     tuning: a row per variant that tuned its learning rate: fitted optimum, largest stable rate, sensitivity, verdict
         (search/rate_curve.py).
     domains: of a mixture a row per variant and domain with the TEST perplexity and loss, means over the seeds.
@@ -85,6 +88,7 @@ class Comparison:
     agreement: list[dict[str, Any]] = field(default_factory=list)
     claims: pd.DataFrame = field(default_factory=pd.DataFrame)
     paper: dict[str, Any] = field(default_factory=dict)
+    cost: dict[str, Any] = field(default_factory=dict)
 
 
 def load_comparison(store: Store, study: str) -> Comparison:
@@ -93,13 +97,16 @@ def load_comparison(store: Store, study: str) -> Comparison:
 
     Raises the store's error for an unknown study, DamagedDocuments for a damaged documents file.
     """
-    record = store.study(study)
     trials = store.study_trials(study)
+    record = identified(store.study(study), trials, store.spec)
+    spent, began = spent_on(store.events(study)), store.began({trial["key"] for trial in trials})
     chosen = {t["key"] for selection in select(record, trials) for t in selection.complete.values()}
     found = findings(store, chosen)
     for trial in trials:
         trial["measures"] = found.get(trial["key"], [])
         trial["documents"] = read_documents(store.trial_folder(trial["key"])) if trial["key"] in chosen else None
+        trial["spent"] = spent.get(trial["key"], None if trial["owner"] == study else 0)
+        trial["began"] = began.get(trial["key"])
     compared, states = compare(record, trials), standing(store, trials)
     return replace(compared, trials=compared.trials.assign(state=compared.trials["key"].map(states)))
 
@@ -131,7 +138,7 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
     table = pd.DataFrame([_row(whole, v, s, contrasts.get(s.variant), varied[s.variant]) for v, s in rows])
     screen = screen_frame(whole, seen)
     table = table.assign(probe_loss=screen["probe_loss"], probe_rank=screen["probe_rank"]) if len(screen) else table
-    noise = _noise(record, analysis, layout)
+    noise, nats = _noise(record, analysis, layout), layout.unit == "nats/token"
     verdicts = {name: said for name, said in zip(names, table["verdict"], strict=True) if name in contrasts}
     comparable = {name for name, said in verdicts.items() if said not in NO_DIFFERENCE}
     searched = search_frame(record, trials)
@@ -139,7 +146,7 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
     screening = screen_summary(whole, seen)
     notes = gather_notes(record, selections, analysis, layout.undocumented, noise, list(verdicts.values()))
     domains = domains_frame(record, selections)
-    rungs, fits = scaling_frames(record, selections, table, domains, noise["unit"] == "nats/token")
+    rungs, fits = scaling_frames(record, selections, table, domains, nats)
     return Comparison(
         study=record["study"],
         question=record.get("question") or "",
@@ -150,7 +157,8 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
         search=searched,
         noise=noise,
         notes=[*screening.get("sentences", ()), *notes, *search_notes(summary), *scaling_notes(rungs, fits)],
-        provenance=provenance(record, selections),
+        provenance=provenance(whole, selections, trials),
+        cost=training_cost(whole, trials, everyone, screening),
         domains=domains,
         rungs=rungs,
         scaling=fits,
@@ -161,9 +169,7 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
         curves=curves_frame(selections),
         **beside(record, selections, layout, table, whole),
         grids=grids_frame(selections),
-        tuning=tuning_frame(
-            record, selections, noise["seed_sd"], comparable if noise["unit"] == "nats/token" else set()
-        ),
+        tuning=tuning_frame(record, selections, noise["seed_sd"], comparable if nats else set()),
     )
 
 

@@ -130,25 +130,3 @@ def trials_frame(selections: list[Selection], trials: list[dict[str, Any]]) -> p
 
 def _number(value: float | None) -> float:
     return NAN if value is None else value
-
-
-def provenance(record: dict[str, Any], selections: list[Selection]) -> dict[str, Any]:
-    """Where the numbers come from: data, seeds, and the distinct versions of the reported trials.
-
-    `tokens` and `context` are lists of the distinct values of the variants, ascending.
-    """
-    prints = [t["result"].get("fingerprint") or {} for s in selections for t in s.complete.values()]
-    names = ("archlab", "torch", "python", "device", "cpu", "threads")
-    versions = {name: sorted({str(p[name]) for p in prints if name in p}) for name in names}
-    return {
-        "data": dict(record["data"]),
-        **{
-            name: sorted({variant.get(name, record[name]) for variant in record["variants"]})
-            for name in ("tokens", "context")
-        },
-        "seeds": sorted({n for s in selections for n in s.reported}) if record.get("sequential") else record["seeds"],
-        "versions": {name: found for name, found in versions.items() if found},
-        "published": record.get("published"),
-        "match": record.get("match"),
-        **({"ladder": record["ladder"]} if "ladder" in record else {}),
-    }

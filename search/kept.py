@@ -104,6 +104,16 @@ class Kept:
         rows = self._query(f"SELECT * FROM event WHERE {where} ORDER BY id", [value for _, value in asked])
         return [{**row, "detail": json.loads(row["detail"])} for row in rows]
 
+    def began(self, keys: Iterable[str]) -> dict[str, float]:
+        """When the trials of these keys were first started (unix s), by whichever study; those that were."""
+        wanted, found = list(keys), {}
+        for start in range(0, len(wanted), MANY):
+            some = wanted[start : start + MANY]
+            marks = ", ".join("?" * len(some))
+            first = f"SELECT key, min(time) AS time FROM event WHERE kind = 'running' AND key IN ({marks}) GROUP BY key"
+            found.update({row["key"]: float(row["time"]) for row in self._query(first, some)})
+        return found
+
     def _query(self, sql: str, values: Sequence[Any] = ()) -> Found:
         return self.database.query(sql, values)
 

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from search.render.ablation import narrowed, table_page
@@ -50,7 +51,7 @@ def to_plain(comparison: Comparison) -> dict[str, Any]:
         "table": _rows(comparison.table),
         "rates": _rows(comparison.rates),
         "tuning": _rows(comparison.tuning),
-        "trials": _rows(comparison.trials),
+        "trials": [row | {"folder": _below_store(row["folder"])} for row in _rows(comparison.trials)],
         "search": _rows(comparison.search),
         "rungs": _rows(comparison.rungs),
         "scaling": _rows(comparison.scaling),
@@ -66,12 +67,18 @@ def to_plain(comparison: Comparison) -> dict[str, Any]:
         "claims": _rows(comparison.claims),
         "noise": _plain(comparison.noise),
         "notes": list(comparison.notes),
+        "cost": _plain(comparison.cost),
         "provenance": _plain(comparison.provenance),
     }
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return [_plain(row) for row in frame.to_dict("records")]
+
+
+def _below_store(folder: str | None) -> str | None:
+    """The folder of a trial as it is called below a store: where that lies is the machine's own."""
+    return "/".join(Path(folder).parts[-3:]) if folder else folder
 
 
 def _curves(frame: pd.DataFrame) -> list[dict[str, Any]]:

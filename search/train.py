@@ -264,7 +264,7 @@ class Run:
         """Notes that another trial has trained a stage, and writes its lines after `step`."""
         for line in kept["lines"]:
             if line["step"] > step:
-                self.journal.write(**line)
+                self.journal.write(**line | {"attempt": 0})  # no attempt of this trial has spent anything on it
         note_event(self.folder, self.attempt, "taken_over", stage=index, step=kept["ended"]["step"])
 
     def loop(

@@ -27,6 +27,7 @@ from search.objectives import has_encoder
 from search.objectives.checks import positions, refusals
 from search.optimizers import unmatched
 from search.parallel.rules import refuse
+from search.provenance import identity_of
 from search.recipe import Recipe
 from search.rungs import Rung
 from search.settled import Settled
@@ -91,6 +92,11 @@ class Variant:
         written: dict[str, Any] = canonical(self.model)
         return written
 
+    @cached_property
+    def identity(self) -> dict[str, str]:
+        """The hashes of its model and of its recipe, which tables name as where they come from."""
+        return identity_of(self.trial(0))
+
     @property
     def batches(self) -> str:
         """What decides the batches: two variants with the same text here saw the same tokens in the same order."""
@@ -105,6 +111,7 @@ class Variant:
 
     def record(self) -> dict[str, Any]:
         """What the store keeps of it, for tables and pages."""
+        asked = self.recipe.whole[-1].objective
         return {
             "name": self.name,
             "baseline": self.baseline,
@@ -122,12 +129,9 @@ class Variant:
             "bytes_per_token": self.dataset.bytes_per_token("test"),
             **({"lossy": self.dataset.lossy} if self.dataset.lossy else {}),
             "domains": [domain.name for domain in (self.stages[-1] if self.stages else self).dataset.domains],
-            **(
-                {}
-                if self.recipe.whole[-1].objective.every
-                else {"objective": canonical(self.recipe.whole[-1].objective)}
-            ),
+            **({} if asked.every else {"objective": canonical(asked)}),
             "spec": canonical(self.model, brief=True),
+            "identity": self.identity,
             **({"series": self.series, "rung": self.rung} if self.series else {}),
             **({"start": dataclasses.asdict(self.start)} if self.start else {}),
             **({"stages": [stage.record() for stage in self.stages]} if self.stages else {}),
@@ -299,12 +303,8 @@ class Builder:
 
     def given(self, path: str) -> Any:
         """What stands at a path of the base, as a condition compares it: a primitive is its type. Raises SpecError."""
-        spec, steps = (
-            (self.study.train, path.split(".")[1:])
-            if path.startswith("train.")
-            else (self.study.model, path.split("."))
-        )
-        value = get(spec, tuple(steps))
+        spec = self.study.train if path.startswith("train.") else self.study.model
+        value = get(spec, tuple(path.removeprefix("train.").split(".")))
         return value.type if isinstance(value, Family) else canonical(value, brief=True)
 
 

@@ -12,7 +12,7 @@ from dashboards.paper.drawing import WIDTHS
 from dashboards.paper.inline import inline
 from dashboards.paper.pictures import drawings
 from search.comparison import Comparison
-from search.render.blocks import Block, Cell, build_page
+from search.render.blocks import IDENTITIES, Block, Cell, build_page
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """What the page may load: nothing; the browser holds it to that from wherever it is opened."""
@@ -100,5 +100,9 @@ def _models(study: Study) -> Iterator[str]:
 
 def _foot(study: Study, command: str) -> Iterator[str]:
     assert study.comparison is not None
-    yield f"<h2>Provenance</h2><p class=small>{escape(build_page(study.comparison).provenance)}</p>"
+    told = build_page(study.comparison)
+    yield f"<h2>Provenance</h2><p class=small>{escape(told.provenance)}</p>"
+    if told.identities:
+        rows = "".join(f"<li>{escape(name)}: {hashes}</li>" for name, hashes in told.identities)
+        yield f"<details class=small><summary>{escape(IDENTITIES)}</summary><ul>{rows}</ul></details>"
     yield f"<p class=small>To go on with it: <code>{escape(command)}</code></p>"

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from search.frames import records
+from search.training_cost import cost_sentence
 
 if TYPE_CHECKING:
     from search.comparison import Comparison
 
 DASH = "\N{EN DASH}"
 SEARCH_ROWS = 20
+DIGITS = 12  # of a hash
+IDENTITIES = "Identities: sha256 of each variant's resolved model, and of its recipe without what was tuned or settled"
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Page:
-    """A whole report. `method`, `resolvable` and `notes` are printed below the first table, `provenance` last."""
+    """A whole report. `lines` and `notes` are printed below the first table, `provenance` last; for what is kept in a
+    repository, each variant with the `identities` of its model and recipe."""
 
     study: str
     question: str
@@ -60,6 +65,7 @@ class Page:
     lines: list[str]
     notes: list[str]
     provenance: str
+    identities: list[tuple[str, str]]
 
 
 def build_page(comparison: Comparison) -> Page:
@@ -94,6 +100,10 @@ def page_of(comparison: Comparison, blocks: list[Block]) -> Page:
         lines=_lines(comparison),
         notes=[printable(note) for note in comparison.notes],
         provenance=printable(_provenance(comparison)),
+        identities=[
+            (printable(name), ", ".join(f"{of} {digest[:DIGITS]}" for of, digest in found.items()))
+            for name, found in comparison.provenance["identities"].items()
+        ],
     )
 
 
@@ -209,18 +219,37 @@ def _lines(comparison: Comparison) -> list[str]:
     known = [f"{value:.2g} from {name}" for name, value in parts.items() if value is not None]
     if known:
         lines.append(f"Noise (standard deviation, {noise['unit']}): {', '.join(known)}.")
-    return lines
+    cost = cost_sentence(comparison.cost)
+    return [*lines, cost] if cost else lines
 
 
 def _provenance(comparison: Comparison) -> str:
     found = comparison.provenance
     data = found["data"]
     sizes = [f"{data[k]:,} {k.removesuffix('_tokens')}" for k in data if k.endswith("_tokens")]
-    versions = [f"{name} {'/'.join(values)}" for name, values in found["versions"].items()]
+    versions = [f"{name} {'/'.join(map(_short_commit, values))}" for name, values in found["versions"].items()]
     seeds = f", seeds {' '.join(str(s) for s in found['seeds'])}" if found["seeds"] else ""
     return (
-        f"data {data['identity'][:12]} ({data['source']}, {data['tokenizer']}; {' / '.join(sizes)} tokens); "
+        f"{_study(found)}data {data['identity'][:DIGITS]} ({data['source']}, {data['tokenizer']}; "
+        f"{' / '.join(sizes)} tokens); "
         f"{' / '.join(f'{n:,}' for n in found['tokens'])} tokens per trial, "
         f"context {' / '.join(str(n) for n in found['context'])}{seeds}; "
         f"{', '.join(versions) or 'no finished trial'}"
     )
+
+
+def _study(found: dict[str, Any]) -> str:
+    """The study, what was set for it, how its trials computed, and when."""
+    named = f"study {found['study']}" + (f" at scale {found['scale']}" if "scale" in found else "")
+    given = [f"{path}={json.dumps(value)}" for path, value in found.get("overrides", {}).items() if path != "scale"]
+    recipes = [f"{name} {' / '.join(found[name])}" for name in ("precision", "compile") if name in found]
+    days = list(dict.fromkeys(found["trained"].values()))
+    told = [named + (f" with {', '.join(given)}" if given else ""), ", ".join(recipes)]
+    told += [f"trained {' to '.join(days)} (UTC)"] if days else []
+    return "".join(f"{each}; " for each in told if each)
+
+
+def _short_commit(text: str) -> str:
+    """A version; a git commit by its first digits."""
+    head, mark, rest = text.partition("+changes")
+    return f"{head[:DIGITS]}{mark}{rest}" if len(head) == 40 else text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from search.render.blocks import Block, Cell, Page
+from search.render.blocks import IDENTITIES, Block, Cell, Page
 
 SYMBOLS = {
     "\\": r"\textbackslash{}",
@@ -31,6 +31,8 @@ def latex(page: Page) -> str:
     lines += _table(page.blocks[0], caption, f"tab:{_label(page.study)}", [*page.notes, page.provenance])
     for i, block in enumerate(page.blocks[1:], 2):
         lines += ["", *_table(block, f"{block.title}.", f"tab:{_label(page.study)}-{i}", [])]
+    if page.identities:
+        lines += ["", f"% {IDENTITIES}", *(f"% {name}: {hashes}" for name, hashes in page.identities)]
     return "\n".join(lines) + "\n"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from search.render.blocks import Block, Cell, Page
+from search.render.blocks import IDENTITIES, Block, Cell, Page
 
 ALIGN = {"l": ":--", "r": "--:", "c": ":-:"}
 
@@ -19,7 +19,14 @@ def markdown(page: Page) -> str:
         lines += ["", f"{escape(block.title)}:", "", *_table(block)]
     if page.notes:
         lines += ["", *(f"- {escape(note)}" for note in page.notes)]
-    return "\n".join([*lines, "", escape(page.provenance), ""])
+    return "\n".join([*lines, "", escape(page.provenance), "", *_identities(page)])
+
+
+def _identities(page: Page) -> Iterator[str]:
+    if page.identities:
+        yield from (f"<details><summary>{IDENTITIES}</summary>", "")
+        yield from (f"- {escape(name)}: {hashes}" for name, hashes in page.identities)
+        yield from ("", "</details>", "")
 
 
 def escape(text: str) -> str:

@@ -11,6 +11,7 @@ from arch_dsl import canonical, load, resolve
 from arch_dsl.errors import SpecError
 from search import checkpoint, compiling
 from search import estimate as estimates
+from search.budget import attempt_spent
 from search.fingerprint import fingerprint
 from search.journal import events
 from search.loop import Loop
@@ -149,12 +150,14 @@ def test_trials_that_begin_alike_train_it_once(tmp_path, store, whole):
     run(first, store)
     with pytest.raises(Interrupted):
         run(second, store, 1, steps=2)  # in its second stage, as the first is there
+    assert attempt_spent(second, 1, gpus=0.0)["tokens"] == 2 * 64, "not what another trial trained"
     run(second, store, 2)
     assert [(e["event"], e.get("stage"), e["step"]) for e in events(second)] == [
         ("taken_over", 0, 6),
         ("resumed", None, 8),
     ]
     assert same(second, whole)
+    assert attempt_spent(second, 2, gpus=0.0)["tokens"] == 5 * 64
 
 
 def test_a_damaged_stage_is_trained_again(tmp_path, store, whole):

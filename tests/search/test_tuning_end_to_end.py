@@ -78,6 +78,7 @@ def plain(store: Path) -> dict[str, Any]:
         found = json.loads(report(load_comparison(opened, "gates"), "json"))
     for part in ("table", "trials"):
         found[part] = [{name: value for name, value in row.items() if name not in CLOCK} for row in found[part]]
+    del found["cost"]  # it counts what was repeated
     found["notes"] = [note for note in found["notes"] if "reused" not in note]
     return found
 
