@@ -23,7 +23,7 @@ from arch_dsl.knobs import KNOBS
 from arch_dsl.layout import Layout
 from arch_dsl.model import DecoderModel, EncoderDecoderModel
 from arch_dsl.parse import parse, parse_value
-from arch_dsl.source import read_text
+from arch_dsl.source import read, read_text
 from arch_dsl.spec import Family, FieldType, Spec, alternatives, families, fields_of
 from search.axes import KINDS
 from search.cli import main
@@ -228,9 +228,18 @@ def test_both_ways_to_write_a_model_are_one() -> None:
     assert len({arch_dsl.identity(arch_dsl.resolve(m, vocab=257, max_positions=128)) for m in models}) == 1
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda file: file.name)
-def test_committed_studies_load(file: Path) -> None:
-    examine(load_study(file))
+def committed_studies() -> Iterator[Any]:
+    """(file, overrides) of every study at every scale; results, golden texts and published figures are no studies."""
+    folders = [ROOT / "studies", ROOT / "studies" / "search"]
+    for file in sorted(path for folder in folders for path in folder.glob("*.yaml")):
+        for scale in read(file).plain().get("scales", [None]):
+            overrides = {"scale": scale} if scale else {}
+            yield pytest.param(file, overrides, id=f"{file.stem}-{scale}" if scale else file.stem)
+
+
+@pytest.mark.parametrize(("file", "overrides"), list(committed_studies()))
+def test_committed_studies_load_at_every_scale(file: Path, overrides: dict[str, str]) -> None:
+    examine(load_study(file, overrides))
 
 
 # Commands
