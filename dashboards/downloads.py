@@ -62,7 +62,7 @@ def register(server: flask.Flask, library: Library) -> None:
         """What the numbers were computed of: data, versions, method, trials, and the command that computes them."""
         study, comparison = found(name, "json")
         plain = to_plain(comparison)
-        said = {name: plain[name] for name in ("study", "question", "baseline", "provenance", "noise", "notes")}
+        said = {name: plain[name] for name in ("study", "question", "baseline", "provenance", "cost", "noise", "notes")}
         said["command"] = command(study, str(library.root).endswith("/.archlab"), str(library.root))
         said["trials"] = [
             {name: trial[name] for name in ("variant", "seed", "key", "reused")}

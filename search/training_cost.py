@@ -142,7 +142,8 @@ def _share(mine: Sequence[dict[str, Any]], wholes: Mapping[tuple[str, bool], int
     trial, whole = mine[0], wholes.get(_kind(mine[0]), 0)
     spent = trial.get("spent")
     if trial["state"] not in ("complete", "diverged", "paused"):
-        return Share(spent or 0, pruned=max(0, whole - spent) if spent is not None and trial["state"] == "pruned" else 0)
+        known = trial["state"] == "pruned" and spent is not None
+        return Share(spent or 0, pruned=max(0, whole - (spent or 0)) if known else 0)
     seen = trial["result"].get("tokens", 0)
     missing = seen - (_own(trial, seen) if spent is None else spent)
     reuse = missing if missing > whole * _LINE else 0

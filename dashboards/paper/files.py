@@ -51,7 +51,7 @@ def provenance(study: Study, command: str) -> dict[str, Any]:
     """What the numbers were computed of: data, versions, method, the trials of the table, and the command."""
     assert study.comparison is not None
     plain = to_plain(study.comparison)
-    said = {name: plain[name] for name in ("study", "question", "baseline", "provenance", "noise", "notes")}
+    said = {name: plain[name] for name in ("study", "question", "baseline", "provenance", "cost", "noise", "notes")}
     trials = [
         {key: row[key] for key in ("variant", "seed", "key", "reused")} for row in plain["trials"] if row["reported"]
     ]
