@@ -84,16 +84,16 @@ class Table(Spec):
     claims: tuple[Claim, ...] = ()
 
 
-class Published(Spec):
+class Paper(Spec):
     """The tables of one paper."""
 
     source: Source
     tables: dict[str, Table]
 
 
-def read_published(path: Path) -> Published:
+def read_published(path: Path) -> Paper:
     """The tables of a file. Raises SpecError with everything that is wrong with it."""
-    found = parse(Published, read(path))
+    found = parse(Paper, read(path))
     if problems := [problem for name, table in found.tables.items() for problem in _wrong(table, f"tables.{name}")]:
         raise SpecError(problems)
     return found

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 from arch_dsl.errors import Problem, SpecError, unknown
 from arch_dsl.spec import Spec
-from search.published import FOLDER, Published, Table, files_from, read_published
+from search.published import FOLDER, Paper, Table, files_from, read_published
 
 
-class PublishedOptions(Spec):
+class Published(Spec):
     """The `table` that the study reproduces, as `FILE.TABLE`: the file published/FILE.yaml beside the study's file or
     in a folder above it, the nearest, and one of its tables. `rows` says which row a variant is, or which ones; one
     that it does not name is the row of its own name. Rank correlations are given once more `without` some variants."""
@@ -25,7 +25,7 @@ class PublishedOptions(Spec):
 
 
 def problems_of(
-    options: PublishedOptions, variants: Collection[str], cells: Collection[str], file: Path | None
+    options: Published, variants: Collection[str], cells: Collection[str], file: Path | None
 ) -> Iterator[Problem]:
     """What a study gets wrong: `variants` are its own, `cells` those of its grid, named as the table names them."""
     path, known = "report.published", [*variants, *cells]
@@ -59,7 +59,7 @@ def problems_of(
             yield Problem(f"{path}.without", message, options.mark("without"))
 
 
-def find_table(options: PublishedOptions, file: Path | None) -> tuple[Published, Table]:
+def find_table(options: Published, file: Path | None) -> tuple[Paper, Table]:
     """The paper and the table that options name. Raises SpecError."""
     mark = options.mark("table")
     folder = file.absolute().parent if file is not None and file.is_file() else Path.cwd()
@@ -74,9 +74,7 @@ def find_table(options: PublishedOptions, file: Path | None) -> tuple[Published,
     return paper, paper.tables[table]
 
 
-def rows_of_variants(
-    options: PublishedOptions, table: Table, names: Iterable[str]
-) -> dict[str, tuple[tuple[str, ...], str]]:
+def rows_of_variants(options: Published, table: Table, names: Iterable[str]) -> dict[str, tuple[tuple[str, ...], str]]:
     """Name to (rows, group) of the variants that have a row. In a grid or a ladder every cell is a group of its own,
     but for what `rows` names with its cell, which is one group."""
     found, given = {}, {row for rows in options.rows.values() for row in rows}
@@ -91,7 +89,7 @@ def rows_of_variants(
     return found
 
 
-def published_record(options: PublishedOptions, names: Iterable[str], file: Path | None) -> dict[str, Any]:
+def published_record(options: Published, names: Iterable[str], file: Path | None) -> dict[str, Any]:
     """What the store keeps of the table, so that reports need no file: all of it, and which variant is which row."""
     paper, table = find_table(options, file)
     mapped = rows_of_variants(options, table, names)

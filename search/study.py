@@ -30,7 +30,7 @@ from search.match import KINDS, Match
 from search.measures import Measures, Perplexity
 from search.plugin_files import load_listed
 from search.prune import Pruner
-from search.published_options import PublishedOptions, problems_of
+from search.published_options import Published, problems_of
 from search.recipe import Recipe
 from search.resources import Resources
 from search.rungs import Rung, rungs_of, written_sizes
@@ -70,7 +70,7 @@ class ReportOptions(Spec):
 
     title: ClassVar[str] = "report"
     baseline: str = "baseline"
-    published: PublishedOptions | None = None
+    published: Published | None = None
 
 
 class Study(Spec):

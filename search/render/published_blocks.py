@@ -67,8 +67,8 @@ def _beside(comparison: Comparison) -> Block:
     caption = printable(comparison.paper["caption"] or comparison.paper["table"])
     title = f"Published: {caption} ({source_of(comparison)})"
     legend = (
-        "perplexity: ours on our test text, theirs as printed; published Δ: ln of the published perplexity over that of "
-        "the baseline's row; ranks among the rows that have both, 1 the best, a diverged one last"
+        "perplexity: ours on our test text, theirs as printed; published Δ: ln of the published perplexity over that "
+        "of the baseline's row; ranks among the rows that have both, 1 the best, a diverged one last"
     )
     return Block(title, columns, legend)
 
@@ -86,8 +86,8 @@ def _agreement(comparison: Comparison) -> Block:
         columns.append(column(header, partial(_told, name)))
     left = sorted({name for row in rows for name in row["without"]})
     legend = (
-        "95% intervals by Fisher's transformation, none with fewer than 4 rows for rho and 5 for tau: they take the rows "
-        "for a sample of variants, and do not hold the noise of our seeds"
+        "95% intervals by Fisher's transformation, none with fewer than 4 rows for rho and 5 for tau: they take the "
+        "rows for a sample of variants, and do not hold the noise of our seeds"
     )
     resolved = "resolved: those better or worse than the baseline or diverged at every seed, and the baseline"
     also = f"; left out: {', '.join(left)}" if left else ""
@@ -123,8 +123,8 @@ def _claims(comparison: Comparison) -> Block:
     numbers = {row["on"]: row["comparisons"] for row in rows if row["comparisons"]}
     shared = "; ".join(f"{count} on {name}" for name, count in numbers.items())
     legend = (
-        f"differences of the first variant to the second ({comparison.noise['unit']} for {PERPLEXITY}), n pairs of seeds at "
-        "least. holds: every interval excludes zero as claimed; reversed: one excludes it the other way, corrected for "
+        f"differences of the first variant to the second ({comparison.noise['unit']} for {PERPLEXITY}), n pairs of seeds "
+        "at least. holds: every interval excludes zero as claimed; reversed: one excludes it the other way, corrected for "
         f"the pairs of its claim; claims on one number share 5% (Bonferroni: {shared or 'none'})"
     )
     return Block("Published: what our data say of the paper's claims", columns, printable(legend))
