@@ -123,9 +123,9 @@ def _claims(comparison: Comparison) -> Block:
     numbers = {row["on"]: row["comparisons"] for row in rows if row["comparisons"]}
     shared = "; ".join(f"{count} on {name}" for name, count in numbers.items())
     legend = (
-        f"differences of the first variant to the second ({comparison.noise['unit']} for {PERPLEXITY}), n pairs of seeds "
-        "at least. holds: every interval excludes zero as claimed; reversed: one excludes it the other way, corrected for "
-        f"the pairs of its claim; claims on one number share 5% (Bonferroni: {shared or 'none'})"
+        f"differences of the first variant to the second ({comparison.noise['unit']} for {PERPLEXITY}), n pairs of "
+        "seeds at least. holds: every interval excludes zero as claimed; reversed: one excludes it the other way, "
+        f"corrected for the pairs of its claim; claims on one number share 5% (Bonferroni: {shared or 'none'})"
     )
     return Block("Published: what our data say of the paper's claims", columns, printable(legend))
 
