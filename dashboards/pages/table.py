@@ -17,9 +17,10 @@ from dashboards import table, theme
 from dashboards.library import Library, NotFound, Study
 from dashboards.pages.shell import TABLE, notice, register_page, register_refresh, shell
 from dashboards.pages.studies import KEEP_ADDRESS, REFRESH_MS
-from dashboards.parts import choice, guarded, section
+from dashboards.parts import block_table, choice, guarded, section
 from search.render.ablation import column_names, main_block, table_page, trial_cells
 from search.render.blocks import Block
+from search.render.published_blocks import published_blocks
 from search.render.shape import Shape, read_shape
 from search.store import StoreError
 from search.where import BadFilter
@@ -69,6 +70,7 @@ def register(app: dash.Dash, library: Library) -> None:
         Output("ablation-open", "data"),
         Output("ablation-query", "data"),
         Output("ablation-files", "children"),
+        Output("ablation-published", "children"),
     ]
     inputs = [
         Input("ablation-q", "value"),
@@ -99,12 +101,12 @@ def _refreshed(
     try:
         study = library.study(seen[0])
     except (StoreError, NotFound) as problem:
-        return *[no_update] * 3, notice(f"Shown as it last was: {problem}"), *[no_update] * 5
+        return *[no_update] * 3, notice(f"Shown as it last was: {problem}"), *[no_update] * 6
     if ctx.triggered_id == "ablation-tick" and TABLE.version(study) == seen[1]:
-        return [no_update] * 9
+        return [no_update] * 10
     told = [study.name, TABLE.version(study)]
     if study.comparison is None:
-        return *[no_update] * 3, notice(study.problem or ""), no_update, told, *[no_update] * 3
+        return *[no_update] * 3, notice(study.problem or ""), no_update, told, *[no_update] * 4
     if "ablation.cellRendererData" in ctx.triggered_prop_ids and clicked:
         name = clicked["value"]
         opened = [each for each in opened if each != name] if name in opened else [*opened, name]
@@ -117,12 +119,13 @@ def _refreshed(
     try:
         block = main_block(study.comparison, asked.shape)
     except BadFilter as problem:
-        return *[no_update] * 3, None, str(problem), told, opened, said, no_update
+        return *[no_update] * 3, None, str(problem), told, opened, said, no_update, no_update
     sorted_, same = ctx.triggered_id == "ablation-sort", ("ablation", "ablation-sort", "ablation-q", "ablation-all")
     defs = no_update if ctx.triggered_id in same else _columns(block, asked)
     rows = no_update if sorted_ else _rows(study, block, asked)
     before = no_update if sorted_ else None
-    return rows, defs, _notes(study, asked, block), before, None, told, opened, said, files
+    published = _published(study) if ctx.triggered_id == "ablation-tick" else no_update
+    return rows, defs, _notes(study, asked, block), before, None, told, opened, said, files, published
 
 
 @guarded
@@ -157,6 +160,7 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
             html.Div(_notes(study, shown, block), id="ablation-notes", className="notes"),
             aside=html.Span(_files(study, asked), id="ablation-files"),
         ),
+        html.Div(_published(study), id="ablation-published"),
     )
 
 
@@ -230,6 +234,13 @@ def _notes(study: Study, asked: Wanted, block: Block) -> list[Component]:
     if page.notes:
         said.append(html.Ul([html.Li(note) for note in page.notes]))
     return [*said, html.P(page.provenance, className="provenance")]
+
+
+def _published(study: Study) -> Component | None:
+    """The table of a paper that the study reproduces, apart from ours."""
+    assert study.comparison is not None
+    blocks = published_blocks(study.comparison)
+    return section("Published", *map(block_table, blocks), id="published") if blocks else None
 
 
 def _files(study: Study, asked: Wanted) -> list[Any]:

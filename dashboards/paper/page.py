@@ -13,6 +13,7 @@ from dashboards.paper.inline import inline
 from dashboards.paper.pictures import drawings
 from search.comparison import Comparison
 from search.render.blocks import IDENTITIES, Block, Cell, build_page
+from search.render.published_blocks import published_blocks
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """What the page may load: nothing; the browser holds it to that from wherever it is opened."""
@@ -49,7 +50,12 @@ def _tables(found: Comparison) -> Iterator[str]:
     yield "".join(f"<p class=small>{escape(line)}</p>" for line in told.lines)
     if told.notes:
         yield f"<ul class=notes>{''.join(f'<li>{escape(note)}</li>' for note in told.notes)}</ul>"
+    if published := published_blocks(found):
+        shown = "".join(f"<h3>{escape(block.title)}</h3>{_table(block)}" for block in published)
+        yield f"<section class=published><h2>Published</h2>{shown}</section>"
     for block in others:
+        if block in published:
+            continue
         yield f"<details><summary>{escape(block.title)}</summary>{_table(block)}</details>"
 
 
