@@ -1,111 +1,107 @@
 """Time until a study can be read: our pages beside MLflow's run list and optuna-dashboard's study, same store, same
-browser, taking turns.
+browser, taking turns, each served by a process of its own.
 
-Ready is: ours, the grid has its rows (and on the study's page the curves are drawn); MLflow's, the list has a row per
-run that it shows; optuna-dashboard's, its figures are drawn. All with an empty browser cache (a first visit) and with a
-warm one. Of our table also: the server's start, the bytes of a first visit, from a filter to its rows, sorting 10,000
-rows.
+    python benchmarks/dashboard.py                         # 1,000 trials with 500 points each; rows are appended
+    python benchmarks/dashboard.py --store FOLDER          # makes the study there, or takes the one that is there
+    python benchmarks/dashboard.py --variants 6 --points 50 --turns 1 --alone --dry
+
+Ready is: ours, the grid has its rows, the figure its lines (on the study's page both); MLflow's, the list has a row
+per run that it shows; optuna-dashboard's, its figures are drawn. `first visit` has an empty browser cache, `again` a
+warm one. Of ours also: from the command to the first answer, the table as the first page of a new server, the bytes
+of a first visit as they were sent, from a filter to its rows and to its figure, and sorting 10,000 rows. Each row of
+benchmarks/results/dashboard.jsonl has what was measured, each time of it, the goal, the load of the machine when it
+was written, processor and versions.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import platform
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from werkzeug.serving import make_server
-
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+RESULTS = ROOT / "benchmarks" / "results" / "dashboard.jsonl"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+STUDY = "gate-position"
+PACKAGES = ("dash", "dash-ag-grid", "dash-mantine-components", "plotly", "mlflow", "optuna", "optuna-dashboard")
+PATIENCE_MS = 300_000
+GOALS = {
+    "server up, s": 1.5,
+    "archlab table, new server, s": 2.5,
+    "archlab table, first visit, s": 2.5,
+    "archlab table, again, s": 1.0,
+    "first visit, MB": 3.0,
+    "filter to rows, s": 0.7,
+    "filter to figure, s": 0.7,
+    "10,000 rows sorted, s": 1.0,
+}
+
+Row = dict[str, Any]
 
 
 def make(root: Path, variants: int, points: int, track: bool) -> int:
     """A finished study in the store, five trials per variant with so many points each, and where it is asked for in its
-    MLflow and Optuna databases. Returns the number of trials."""
+    MLflow and Optuna databases. Returns the number of trials; what is there already is kept."""
     from search.track import sync
     from tests.dashboards.generate import Plan, make_store, make_study
 
     effects = {"baseline": 0.0, **{f"v{i}": -0.004 * i for i in range(1, variants)}}
+    plan = Plan(effects=effects, points=points, steps=points)
     with make_store(root) as store:
-        plan = make_study(store, Plan(effects=effects, points=points, steps=points))
+        if plan.name not in {study["name"] for study in store.studies()}:
+            make_study(store, plan)
         trials = len({trial["key"] for trial in store.study_trials(plan.name)})
     if track:
         sync(root, plan.name)
     return trials
 
 
-def serve_ours(root: Path) -> tuple[str, Callable[[], None]]:
-    """The address of the study's page, and how to stop it."""
-    from dashboards.server import listen
-
-    server = listen(root, port=0)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return f"http://127.0.0.1:{server.port}", server.shutdown
-
-
-def serve_optuna(root: Path) -> tuple[str, Callable[[], None]]:
-    """The address of the study in optuna-dashboard, and how to stop it. Raises ImportError where that is missing."""
-    import optuna
-    import optuna_dashboard
-
-    storage = optuna.storages.RDBStorage(f"sqlite:///{root / 'optuna.db'}")
-    study = next(each for each in optuna.get_all_study_summaries(storage) if each.study_name == "gate-position")
-    server = make_server("127.0.0.1", 0, optuna_dashboard.wsgi(storage), threaded=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return f"http://127.0.0.1:{server.port}/dashboard/studies/{study._study_id}", server.shutdown
-
-
-def serve_mlflow(root: Path) -> tuple[str, Callable[[], None]]:
-    """The address of the experiment's run list, and how to stop it."""
-    from mlflow import MlflowClient
-
-    uri = f"sqlite:///{root / 'mlflow.db'}"
-    experiment = next(e for e in MlflowClient(uri).search_experiments() if e.name != "Default")
+def free_port() -> int:
+    """A port that nobody listens on now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "server",
-        "--backend-store-uri",
-        uri,
-        "--port",
-        str(port),
-        "--workers",
-        "1",
-    ]
-    quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
+        return int(free.getsockname()[1])
+
+
+@contextmanager
+def served(command: list[str], url: str) -> Iterator[float]:
+    """Runs a server; gives the seconds from its command to its first answer."""
+    quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "PYTHONPATH": str(ROOT)}
+    began = time.perf_counter()
     process = subprocess.Popen(
-        command, env={**os.environ, **quiet}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command,
+        env={**os.environ, **quiet},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
-    base = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 120
-    while not _answers(f"{base}/health"):
-        if time.monotonic() > deadline or process.poll() is not None:
-            process.terminate()
-            raise RuntimeError("MLflow's server did not start within two minutes")
-        time.sleep(0.3)
-
-    def stop() -> None:
-        process.terminate()
-        process.wait(20)
-
-    return f"{base}/#/experiments/{experiment.experiment_id}/runs", stop
+    try:
+        while not _answers(url):
+            if process.poll() is not None or time.perf_counter() - began > PATIENCE_MS / 1000:
+                raise RuntimeError(f"{' '.join(command[:5])} ... did not come up")
+            time.sleep(0.02)
+        yield time.perf_counter() - began
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)  # MLflow's has children
+        process.wait(30)
 
 
 def _answers(url: str) -> bool:
@@ -116,16 +112,75 @@ def _answers(url: str) -> bool:
         return False
 
 
+def ours(root: Path, port: int) -> tuple[list[str], str]:
+    """The command of our server, and what it answers first."""
+    code = "from search.cli import main; main()"
+    command = [sys.executable, "-c", code, "dashboard", "--store", str(root), "--port", str(port)]
+    return command, f"http://127.0.0.1:{port}/assets/archlab.css"
+
+
+def of_mlflow(root: Path, port: int) -> tuple[list[str], str, str]:
+    """The command of MLflow's server, what it answers first, and the list of the study's runs."""
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{root / 'mlflow.db'}"
+    found = next(e for e in MlflowClient(uri).search_experiments() if e.name != "Default")
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--port", str(port)]
+    base = f"http://127.0.0.1:{port}"
+    return [*command, "--workers", "1"], f"{base}/health", f"{base}/#/experiments/{found.experiment_id}/runs"
+
+
+def of_optuna(root: Path, port: int) -> tuple[list[str], str, str]:
+    """The command of optuna-dashboard, what it answers first, and the page of the study."""
+    import optuna
+    import optuna_dashboard  # noqa: F401  # or say that it is missing
+
+    uri = f"sqlite:///{root / 'optuna.db'}"
+    study = next(each for each in optuna.get_all_study_summaries(uri) if each.study_name == STUDY)
+    code = "import sys; from optuna_dashboard._cli import main; sys.argv = ['optuna-dashboard', *sys.argv[1:]]; main()"
+    base = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-c", code, uri, "--port", str(port), "--host", "127.0.0.1"]
+    return command, f"{base}/dashboard", f"{base}/dashboard/studies/{study._study_id}"
+
+
 GRID_READY = "document.querySelectorAll('#{id} .ag-center-cols-container .ag-row').length > 1"
+LINES_READY = "document.querySelectorAll('#{id} .scatterlayer .trace').length > 1"
 READY = {
-    "archlab study": GRID_READY.format(id="table")
-    + " && document.querySelectorAll('#curves .scatterlayer .trace').length > 1",
+    "archlab study": GRID_READY.format(id="table") + " && " + LINES_READY.format(id="curves"),
     "archlab table": GRID_READY.format(id="ablation"),
+    "archlab curves": LINES_READY.format(id="curve"),
     "archlab runs": GRID_READY.format(id="runs"),
     "MLflow run list": "document.querySelectorAll('[role=row] a[href*=\"/runs/\"]').length > 1",
     "optuna-dashboard": "document.querySelectorAll('.js-plotly-plot .main-svg').length > 1",
 }
-OURS = {"archlab study": "", "archlab table": "/table", "archlab runs": "/runs"}
+OURS = {"archlab study": "", "archlab table": "/table", "archlab curves": "/curves", "archlab runs": "/runs"}
+THEIRS: dict[str, Callable[[Path, int], tuple[list[str], str, str]]] = {
+    "MLflow run list": of_mlflow,
+    "optuna-dashboard": of_optuna,
+}
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """Chromium, without what it would ask the internet for."""
+    from playwright.sync_api import sync_playwright
+
+    path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if path is None:
+        raise SystemExit("no chromium on this machine: install it to run this benchmark (apt-get install chromium)")
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=path, headless=True, args=FLAGS, timeout=PATIENCE_MS)
+        yield made
+        made.close()
+
+
+@contextmanager
+def tab(made: Any) -> Iterator[Any]:
+    """A page with an empty cache."""
+    context = made.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(PATIENCE_MS)
+    yield context.new_page()
+    context.close()
 
 
 def visit(page: Any, name: str, url: str) -> float:
@@ -133,77 +188,58 @@ def visit(page: Any, name: str, url: str) -> float:
     page.goto("about:blank")
     started = time.perf_counter()
     page.goto(url, wait_until="commit")
-    page.wait_for_function(READY[name], polling=20, timeout=90_000)
+    page.wait_for_function(READY[name], polling=20)
     return time.perf_counter() - started
 
 
-def measure(addresses: dict[str, str], turns: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds per page and visit, {name: {"first visit": [...], "again": [...]}}."""
-    from playwright.sync_api import sync_playwright
-
-    path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    if path is None:
-        raise SystemExit("no chromium on this machine: install it to run this benchmark")
-    found: dict[str, dict[str, list[float]]] = {name: {"first visit": [], "again": []} for name in addresses}
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, headless=True, args=FLAGS)
-        for turn in range(turns + 1):
-            for name, url in addresses.items():
-                context = browser.new_context(viewport={"width": 1280, "height": 900})
-                page = context.new_page()
-                times = visit(page, name, url), visit(page, name, url)
-                context.close()
-                if turn:  # the first turn warms the servers
-                    found[name]["first visit"].append(times[0])
-                    found[name]["again"].append(times[1])
-        browser.close()
-    return found
+def visits(made: Any, addresses: dict[str, str], turns: int) -> Iterator[tuple[str, list[float]]]:
+    """(what was measured, seconds of each turn): of each page a first visit and one with a warm cache."""
+    found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in addresses}
+    for turn in range(turns + 1):
+        for name, url in list(addresses.items()):
+            with tab(made) as page:
+                try:
+                    times = visit(page, name, url), visit(page, name, url)
+                except Exception as error:  # one of others must not cost the rest
+                    print(f"  {name}: left out, {str(error).splitlines()[0]}", flush=True)
+                    del addresses[name]
+                    continue
+            if turn:  # the first turn warms the servers
+                for kept, seconds in zip(found[name], times, strict=True):
+                    kept.append(seconds)
+    for name in addresses:
+        for what, times in zip(("first visit", "again"), found[name], strict=True):
+            yield f"{name}, {what}, s", times
 
 
-def start_seconds(root: Path) -> float:
-    """From the command to the first answer."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    code = f"import dashboards; from pathlib import Path; dashboards.serve(Path({str(root)!r}), port={port})"
-    began = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL)
-    try:
-        while not _answers(f"http://127.0.0.1:{port}/assets/archlab.css"):
-            if process.poll() is not None or time.perf_counter() - began > 120:
-                raise RuntimeError("the dashboard did not start")
-            time.sleep(0.02)
-        return time.perf_counter() - began
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-def table_seconds(base: str) -> dict[str, float]:
-    """Of the table's page: the megabytes of a first visit (compressed), from a filter to its rows, and the sorting of
-    10,000 rows in the grid."""
-    from playwright.sync_api import sync_playwright
-
-    path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, headless=True, args=FLAGS)
-        page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+def of_table(made: Any, base: str, variant: str, turns: int) -> Iterator[tuple[str, list[float]]]:
+    """Of the table and the curves: bytes of a first visit, from a filter to its rows and its figure, a sort."""
+    with tab(made) as page:
         session = page.context.new_cdp_session(page)
         session.send("Network.enable")
         sizes: list[float] = []
         session.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
-        page.goto(f"{base}/study/gate-position/table")
-        page.wait_for_function(READY["archlab table"], polling=20, timeout=90_000)
-        page.wait_for_load_state("networkidle")
-        found = {"first visit, MB": sum(sizes) / 1e6}
-        began = time.perf_counter()
-        page.fill("#ablation-q", "variant=v7")
-        rows = "document.querySelectorAll('#ablation .ag-center-cols-container .ag-row').length == 1"
-        page.wait_for_function(rows, polling=20, timeout=90_000)
-        found["filter to rows, s"] = time.perf_counter() - began
-        found["10,000 rows sorted, s"] = page.evaluate(SORT)
-        browser.close()
-    return found
+        visit(page, "archlab table", f"{base}/study/{STUDY}/table")
+        page.wait_for_timeout(3000)
+        yield "first visit, MB", [sum(sizes) / 1e6]
+        rows = "document.querySelectorAll('#ablation .ag-center-cols-container .ag-row').length"
+        yield "filter to rows, s", [_filtered(page, "ablation", rows, variant) for _ in range(turns)]
+        yield "10,000 rows sorted, s", [page.evaluate(SORT)]
+        visit(page, "archlab curves", f"{base}/study/{STUDY}/curves")
+        shown = "document.querySelectorAll('#curve .legendtext').length"
+        yield "filter to figure, s", [_filtered(page, "curve", shown, variant) for _ in range(turns)]
+
+
+def _filtered(page: Any, name: str, count: str, variant: str) -> float:
+    """Seconds from the last letter of a filter to what it leaves; then the filter is taken off."""
+    before = page.evaluate(count)
+    began = time.perf_counter()
+    page.fill(f"#{name}-q", f"variant={variant}")
+    page.wait_for_function(f"{count} == 1", polling=20)
+    seconds = time.perf_counter() - began
+    page.fill(f"#{name}-q", "")
+    page.wait_for_function(f"{count} == {before}", polling=20)
+    return seconds
 
 
 SORT = """async () => {
@@ -219,41 +255,83 @@ SORT = """async () => {
 }"""
 
 
+def measured(root: Path, options: argparse.Namespace) -> Iterator[tuple[str, list[float]]]:
+    """(what was measured, each time of it)."""
+    starts, news, last = [], [], f"v{options.variants - 1}"
+    with browser() as made:
+        for _ in range(options.turns):
+            port = free_port()
+            with served(*ours(root, port)) as seconds, tab(made) as page:
+                starts.append(seconds)
+                news.append(visit(page, "archlab table", f"http://127.0.0.1:{port}/study/{STUDY}/table"))
+        yield "server up, s", starts
+        yield "archlab table, new server, s", news
+        port = free_port()
+        with served(*ours(root, port)):
+            base = f"http://127.0.0.1:{port}"
+            yield from of_table(made, base, last, options.turns)
+            mine = {name: f"{base}/study/{STUDY}{path}" for name, path in OURS.items()}
+            yield from beside(made, root, mine, [] if options.alone else list(THEIRS), options.turns)
+
+
+def beside(
+    made: Any, root: Path, addresses: dict[str, str], others: list[str], turns: int
+) -> Iterator[tuple[str, list[float]]]:
+    """Visits with the servers of others up too, each that can be had."""
+    if not others:
+        yield from visits(made, addresses, turns)
+        return
+    name, *rest = others
+    port = free_port()
+    try:
+        command, first, address = THEIRS[name](root, port)
+    except (ImportError, StopIteration) as error:
+        print(f"  {name}: left out, {error or 'the study was not sent to it'}", flush=True)
+        yield from beside(made, root, addresses, rest, turns)
+        return
+    with served(command, first):
+        yield from beside(made, root, {**addresses, name: address}, rest, turns)
+
+
+def machine() -> Row:
+    """Processor and versions."""
+    names = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+             if line.startswith("model name")]  # fmt: skip
+    found: Row = {"cpu": names[0] if names else platform.processor(), "cores": os.cpu_count()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    chromium = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    told = subprocess.run([chromium, "--version"], capture_output=True, text=True).stdout if chromium else ""
+    return {**found, "chromium": " ".join(told.split()[1:2]), "python": platform.python_version()}
+
+
 def main() -> None:
-    """Prints a row per page: medians of first and later visits; then what else was measured of the table."""
+    """Prints a line per measure, median and goal, and appends its row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--variants", type=int, default=200, help="five trials each")
     parser.add_argument("--points", type=int, default=500, help="of each trial's curve")
     parser.add_argument("--alone", action="store_true", help="without MLflow and optuna-dashboard")
+    parser.add_argument("--store", type=Path, help="where the study is, or is made; a folder of its own without it")
+    parser.add_argument("--dry", action="store_true", help="append nothing")
     options = parser.parse_args()
+    told = machine()
     with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / ".archlab"
+        root = (options.store or Path(folder)).resolve() / ".archlab"
+        root.parent.mkdir(parents=True, exist_ok=True)
         trials = make(root, options.variants, options.points, not options.alone)
-        print(f"{trials} trials of {options.variants} variants with {options.points} points each")
-        print(f"  server up {start_seconds(root):.2f} s")
-        base, stop = serve_ours(root)
-        stops, addresses = [stop], {name: f"{base}/study/gate-position{path}" for name, path in OURS.items()}
-        if not options.alone:
-            for name, serve in (("MLflow run list", serve_mlflow), ("optuna-dashboard", serve_optuna)):
-                try:
-                    addresses[name], stop = serve(root)
-                    stops.append(stop)
-                except ImportError as error:
-                    print(f"  {name}: left out, {error}")
-        try:
-            times = measure(addresses, options.turns)
-            told = table_seconds(base)
-        finally:
-            for stop in stops:
-                stop()
-    print(f"  seconds until it can be read, median of {options.turns} visits, taking turns")
-    print(f"  {'':18} first visit   again")
-    for name, found in times.items():
-        first, again = (statistics.median(found[what]) for what in ("first visit", "again"))
-        print(f"  {name:18} {first:11.2f} {again:7.2f}")
-    for what, value in told.items():
-        print(f"  {what:24} {value:.2f}")
+        print(f"{trials} trials of {options.variants} variants with {options.points} points each", flush=True)
+        for what, times in measured(root, options):
+            median, goal = statistics.median(times), GOALS.get(what)
+            print(f"  {what:34} {median:6.2f}" + (f"   goal {goal:g}" if goal else ""), flush=True)
+            row: Row = {"measure": what, "value": round(median, 3), "goal": goal, "all": [round(t, 3) for t in times]}
+            row |= {"trials": trials, "points": options.points, "load": round(os.getloadavg()[0], 1), **told}
+            if not options.dry:
+                with RESULTS.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":

@@ -143,7 +143,8 @@ def _square(own: pd.DataFrame, value: str) -> Floats:
 
 
 def _text(value: float, form: str) -> str:
-    return f"{value:{form}}".replace("-", "\N{MINUS SIGN}") if math.isfinite(value) else ""
+    """A number with its zeros at the end, so that all cells have as many digits."""
+    return f"{value:#{form}}".rstrip(".").replace("-", "\N{MINUS SIGN}") if math.isfinite(value) else ""
 
 
 def _axes(own: pd.DataFrame, end: str, box: tuple[list[float], list[float]], look: Look, first: bool) -> dict[str, Any]:

@@ -19,9 +19,10 @@ from dashboards.pages.shell import CURVES, notice, register_page, register_refre
 from dashboards.pages.studies import REFRESH_MS
 from dashboards.parts import choice, graph, guarded, section
 from dashboards.view import LINES, METRICS, SCALES, SMOOTHING, TRIALS, X_AXES, View, read_view
-from search.render.ablation import kept_rows
+from search.frames import records
+from search.render.ablation import OF_TRIAL, row_values, trial_values
 from search.store import StoreError
-from search.where import BadFilter
+from search.where import BadFilter, parse_filter
 
 Zoom = dict[str, list[float]]
 """The part of the curves that a reader looks at: {axis: [from, to]}, [] for an axis that was told to show all."""
@@ -188,13 +189,17 @@ def drawn(study: Study, view: View, zoom: Zoom, where: str = "") -> tuple[figure
 
 
 def _kept(study: Study, where: str) -> set[str] | None:
-    """The keys of the trials that a filter keeps; None where there is none."""
+    """The keys of the trials that a filter keeps, None where there is none. It may name what a trial has, then what the
+    table says of its variant. Raises BadFilter."""
     if not where.strip():
         return None
-    if study.comparison is None:
+    if (found := study.comparison) is None:
         raise BadFilter("there is nothing to filter by before results compare")
-    trials = study.comparison.trials
-    return set(trials["key"][kept_rows(study.comparison, where)[1]])
+    of = {row["variant"]: row for row in row_values(found, records(found.table))}
+    trials = records(found.trials)
+    told = [of.get(trial["variant"], {}) | trial_values(trial) for trial in trials]
+    asked = parse_filter(where, dict.fromkeys(name for each in [OF_TRIAL, *told] for name in each))
+    return {trial["key"] for trial, each in zip(trials, told, strict=True) if asked.holds(each)}
 
 
 def _said(study: Study, view: View, found: list[lines.Group], framed: bool) -> list[str]:

@@ -52,6 +52,15 @@ KINDS = {
     ),
     "local_attention": Kind("attention", "Local attention", "Share of the attention that stays near.", _SHARE),
     "attention_entropy": Kind("attention", "Entropy of attention", "In nats: how spread it is.", Look(low=0.0)),
+    "strong_attention": Kind(
+        "attention", "Strong attention", "Share of the attention that lies in single weights above the bound.", _SHARE
+    ),
+    "strong_attention_map": Kind(
+        "memory",
+        "Strong attention with distance",
+        "Share of the attention in single weights above the bound, at the distances from one number to the next.",
+        _SHARE,
+    ),
     "gate_mean": Kind("gates", "Open gates", "Mean score of a gate after its activation.", _SHARE),
     "gate_below": Kind("gates", "Closed gates", "Share of scores whose magnitude is below the bound.", _SHARE),
     "gated_below": Kind("gates", "What is gated away", "Share of what leaves a gate that is below the bound.", _SHARE),

@@ -23,6 +23,7 @@ from search.measures.perplexity_by_domain import PerplexityByDomain
 from search.measures.repeated import Induction, Recall
 from search.measures.router_load import RouterLoad
 from search.measures.speed import Speed
+from search.measures.strong_attention import StrongAttention
 
 __all__ = [
     "ALL",
@@ -55,5 +56,6 @@ __all__ = [
     "Recall",
     "RouterLoad",
     "Speed",
+    "StrongAttention",
     "Subject",
 ]

@@ -11,7 +11,7 @@ from scipy.stats import t as student
 
 from search.frames import records
 from search.notes import NO_DIFFERENCE
-from search.render.blocks import DASH, Block, Cell, Column, Page, number, page_of, printable, short_count
+from search.render.blocks import DASH, Block, Cell, Column, Page, number, page_of, printable, short_count, with_error
 from search.render.shape import ERRORS, USUAL, Shape, known_column, known_error
 from search.where import Filter, parse_filter
 
@@ -191,10 +191,7 @@ def _measured(comparison: Comparison, rows: list[Row], error: str) -> Iterator[C
 
 
 def _measure(each: Mapping[Any, Any], error: str) -> str:
-    if not math.isfinite(each["mean"]):
-        return DASH
-    half = spread_of(each["std"], each["n"], error)
-    return number(each["mean"], ".4g") + (f" ± {half:.2g}" if half >= 0 else "")
+    return with_error(each["mean"], spread_of(each["std"], each["n"], error))
 
 
 def spread_of(std: float, n: int, error: str) -> float:

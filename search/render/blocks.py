@@ -117,6 +117,19 @@ def number(value: float | None, form: str) -> str:
     return DASH if value is None or not math.isfinite(value) else format(value, form)
 
 
+def with_error(mean: float, half: float) -> str:
+    """A mean and what stands behind its ±, with so many decimals that this shows two digits; nothing behind it for a
+    single value, whose `half` is NaN."""
+    if not math.isfinite(mean):
+        return DASH
+    if not half > 0:
+        return f"{mean:.4g}" + (" ± 0" if half == 0 else "")
+    decimals = 1 - math.floor(math.log10(half))
+    if decimals > 6 or abs(mean) >= 1e6:
+        return f"{mean:.4g} ± {half:.2g}"
+    return f"{mean:.{max(decimals, 0)}f} ± {half:.{max(decimals, 0)}f}"
+
+
 def short_count(value: float) -> str:
     """1234 -> 1.23k, 861312 -> 861k, 2.5e6 -> 2.50M: three digits."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):

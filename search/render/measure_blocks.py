@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from search.frames import records
-from search.render.blocks import DASH, Block, Cell, Column, number, printable
+from search.render.blocks import DASH, Block, Cell, Column, number, printable, with_error
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,9 +101,7 @@ def _range(counts: pd.Series[Any]) -> str:
 
 
 def _spread(row: dict[str, Any] | None) -> Cell:
-    if row is None or not math.isfinite(row["mean"]):
-        return Cell(DASH)
-    return Cell(number(row["mean"], ".4g") + (f" ± {row['std']:.2g}" if row["std"] >= 0 else ""))
+    return Cell(DASH if row is None else with_error(row["mean"], row["std"]))
 
 
 def _octaves(frame: pd.DataFrame, variants: list[str]) -> list[Column]:

@@ -24,6 +24,7 @@ from search.comparison import load_comparison
 from search.factor_frames import effects_frame, factors, interactions_frame, pairs_frame
 from search.figure_frames import minus_baseline, over_rows, probes_frame, settings_frame, smoothed, uniform_frame
 from search.findings import keep_finding
+from search.render.blocks import with_error
 from search.reporting import report
 from search.scaling_lines import scaling_lines
 from search.store import Store
@@ -301,7 +302,7 @@ def test_pages_of_why_show_what_was_stored(told, compared, served, visit):
     with Store.open(root, create=False) as store:
         whole = json.loads(report(load_comparison(store, WHY), "json"))
     row = next(r for r in whole["measures"] if r["variant"] == "G1" and r["name"] == "needle_exact")
-    assert f"{row['mean']:.4g} ± {row['std']:.2g}" in page.inner_text("main")
+    assert with_error(row["mean"], row["std"]) in page.inner_text("main")
 
     page.goto(f"{start}/study/{WHY}/inspect")
     heads = next(trace for trace in drawn(page, "first_token_attention") if trace["name"] == "G1")

@@ -13,6 +13,7 @@ from scipy import stats
 
 from search.comparison import Comparison, compare
 from search.render.ablation import column_names, kept_rows, main_block, trial_cells
+from search.render.blocks import with_error
 from search.render.shape import Shape, read_shape
 from search.reporting import report
 from search.where import BadFilter
@@ -109,6 +110,23 @@ def test_a_filter_keeps_variants_with_a_trial_that_it_keeps(
     assert sum(map(len, found.values())) == trials
     printed = list(csv.DictReader(io.StringIO(report(comparison, "csv", Shape(where=where)))))
     assert [row["variant"] for row in printed] == variants
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "text"),
+    [
+        (0.5934, 0.0131, "0.593 ± 0.013"),
+        (0.08601, 0.0032, "0.0860 ± 0.0032"),
+        (123.4, 23.4, "123 ± 23"),
+        (2.4, 0.0, "2.4 ± 0"),
+        (2.39871, math.nan, "2.399"),
+        (math.nan, 0.1, "\N{EN DASH}"),
+        (3.1e9, 2.2e8, "3.1e+09 ± 2.2e+08"),
+        (1.0, 1e-9, "1 ± 1e-09"),
+    ],
+)
+def test_a_mean_has_the_decimals_of_its_error(mean: float, half: float, text: str) -> None:
+    assert with_error(mean, half) == text
 
 
 def test_what_is_best_stays_so_in_a_part_of_the_table(comparison: Comparison) -> None:

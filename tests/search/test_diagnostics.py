@@ -25,6 +25,7 @@ from search.measures import (
     LocalAttention,
     MassiveActivations,
     RouterLoad,
+    StrongAttention,
     Subject,
 )
 from search.measures.sample import sample
@@ -43,6 +44,8 @@ from tests.search.diagnostics_kit import (
     plainly,
     small,
 )
+
+STRONG = 0.2  # small models at their beginning weigh little more
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +99,9 @@ def statistics_of_head(
     weights: Tensor, seen: Tensor, rows: list[tuple[int, int, int]], memory: int, cross: bool
 ) -> dict[str, float]:
     """Means over queries, of which `rows` have the window, the place, and the key that comes first."""
-    found: dict[str, list[float]] = {kind: [] for kind in ("first", "even", "every", "entropy", "local", "near")}
+    found: dict[str, list[float]] = {
+        kind: [] for kind in ("first", "even", "every", "entropy", "local", "near", "strong")
+    }
     for b, i, start in rows:
         row, can = weights[b, i].tolist(), seen[b, i].tolist()
         found["every"].append(row[start])
@@ -108,6 +113,7 @@ def statistics_of_head(
             around = [j for j in range(len(row)) if j >= memory and abs(j - memory - i) <= 2]
             found["local"].append(sum(row[j] for j in around))
             found["near"].append(sum(can[j] for j in around) / sum(can))
+            found["strong"].append(sum(p for p in row[memory:] if p > STRONG))
     return {kind: mean(numbers) for kind, numbers in found.items()}
 
 
@@ -116,6 +122,7 @@ KINDS: dict[str, Any] = {
     "every": FirstTokenAttention(windows=WINDOWS, first_query=True),
     "entropy": AttentionEntropy(windows=WINDOWS),
     "local": LocalAttention(windows=WINDOWS),
+    "strong": StrongAttention(windows=WINDOWS, above=STRONG),
 }
 UNIFORM = {"even": "first", "near": "local"}
 
@@ -148,6 +155,35 @@ def assert_attention_agrees(dataset: Dataset, name: str) -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_attention_is_that_of_whole_matrices(dataset: Dataset, name: str) -> None:
     assert_attention_agrees(dataset, name)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_strong_attention_by_distance_is_that_of_whole_matrices(dataset: Dataset, name: str) -> None:
+    subject, asked, plain = seen_by(dataset, name)
+    (told,) = measured(subject, StrongAttention(windows=WINDOWS, above=STRONG))
+    shown = {key: grid for key, grid in told.grids.items() if "_map" in key}
+    prompt = len(subject.model.prompt) if getattr(subject.model, "prompt", None) is not None else 0
+    found = []
+    for module_name, layers in plain.weights.items():
+        module = subject.model.get_submodule(module_name)
+        if type(module).__name__ == "_CrossAttention":
+            continue
+        hidden = asked.source_padding if module_name.startswith("encoder") else asked.padding
+        memory = len(module.memory.keys) if getattr(module, "memory", None) is not None else 0
+        for weights, _, _ in layers:
+            own = weights[..., memory:]
+            rows = torch.ones(own.shape[0], own.shape[2], dtype=torch.bool)
+            if hidden is not None:
+                rows[:, prompt:] = ~torch.from_numpy(hidden)
+            places = torch.arange(own.shape[2])
+            far = (places[:, None] - torch.arange(own.shape[3])).abs()
+            strong = torch.where(own > STRONG, own, 0) * rows[:, None, :, None]
+            count = float(rows.sum()) * own.shape[1]
+            powers = range((own.shape[3] - 1).bit_length())
+            found.append([float(strong[..., (far >= 2**p) & (far < 2 ** (p + 1))].sum()) / count for p in powers])
+    values = [[x for x in row if x is not None] for grid in shown.values() for row in grid.values]
+    assert sorted(values) == [pytest.approx(row, rel=1e-9, abs=1e-12) for row in sorted(found)]
+    assert all(grid.columns[:3] == [1, 2, 4] and grid.column == "distance" for grid in shown.values())
 
 
 @pytest.mark.slow
