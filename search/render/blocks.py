@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DASH = "\N{EN DASH}"
 SEARCH_ROWS = 20
 DIGITS = 12  # of a hash
-IDENTITIES = "Identities: sha256 of each variant's resolved model, and of its recipe without what was tuned or settled"
+IDENTITIES = "Identities: sha256 of each variant's resolved model, and of its recipe but for rate, precision, compiling"
 
 
 @dataclass(frozen=True)
