@@ -23,6 +23,7 @@ from arch_dsl.parse import INVALID, parse_value
 from arch_dsl.source import Node
 from arch_dsl.spec import Count, Positive, Spec
 from search.selection import counted
+from search.zoo_variants import ZOO
 
 if TYPE_CHECKING:
     from search.study import Study
@@ -186,10 +187,16 @@ def filled(node: Node) -> Node:
         return node
     more = {"tokens": Node.of(10**15)} if "tokens" in ladder else {}
     more |= {"lr": Node.of(1)} if "lr" in below(node, "ladder", "train") else {}
+    sizes = below(node, "ladder", "sizes")
+    more |= {name: sizes[f"train.{name}"].value[0] for name in ("tokens", "lr") if _several(sizes.get(f"train.{name}"))}
     assert isinstance(node.value, dict)
     old = node.value["train"]
     whole = Node({**more, **train}, old.mark, old.key_marks)
     return Node({**node.value, "train": whole}, node.mark, node.key_marks)
+
+
+def _several(node: Node | None) -> bool:
+    return node is not None and isinstance(node.value, list) and bool(node.value)
 
 
 def given(node: Node) -> set[str]:
@@ -232,5 +239,7 @@ def problems_of(study: Study, own: set[str]) -> Iterator[Problem]:
     taken += [("grid", [*study.grid], study.mark("grid"))]
     taken += [(place, [s.path for s in patch.settings], study.mark(place)) for place, patch in patches.items()]
     for place, paths, mark in taken:
+        if ZOO in paths:
+            yield Problem(f"{place}.{ZOO}", "is a model of its own, whose size no rung would change", mark)
         for path in {*paths} & {*ladder.sets}:
             yield Problem(f"{place}.{path}", "is what `ladder` sets at every rung; say it in one place", mark)

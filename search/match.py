@@ -24,8 +24,9 @@ class Match(Spec):
 
     `parameters` counts all of them, `active_parameters` those that one token meets, which is fewer with experts;
     `flops_per_token` those of a forward pass, mask-aware; `cache_bytes` what decoding keeps of one context, in float32;
-    `step_time` is measured, once. Several fields keep their proportions. `multiple` is what every field is a multiple
-    of; `report_unmatched` adds each variant as it is written, unless that is what matching gives.
+    `step_time` is measured, once. Several fields keep their proportions; a variant is solved by those that it has, and
+    stays as it is without any. `multiple` is what every field is a multiple of; `report_unmatched` adds each variant as
+    it is written, unless that is what matching gives.
     """
 
     title: ClassVar[str] = "match"
@@ -65,8 +66,8 @@ class Match(Spec):
         return {**figures, "parameters": total.parameters, "cache_bytes": 4 * total.cache}.get(self.kind, 0)
 
     def values(self, size: int, given: Sequence[int]) -> list[int]:
-        """The fields at `size`: the one in units of `multiple`, or several at size / SCALE of their `given` values."""
-        if len(self.by) == 1:
+        """The fields at `size`: one in units of `multiple`, or several at size / SCALE of their `given` values."""
+        if not given:
             return [self.multiple * size]
         return [self.multiple * max(1, round(value * size / (SCALE * self.multiple))) for value in given]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 from arch_dsl.errors import Mark, Problem, SpecError
@@ -26,7 +27,8 @@ class Matcher:
 
     def __init__(self, match: Match, timings: Timings) -> None:
         self.match, self.timings = match, timings
-        self.guess = 1 if len(match.by) == 1 else SCALE
+        self.guesses = {False: 1, True: SCALE}  # of one field, and of several
+        self.idle = set(match.by) if len(match.by) > 1 else set()  # paths that no variant has had so far
 
     def mismatch(self, timed: Timed, size: int, target: Variant) -> float:
         """How far a model is from what it is to be matched to, as a share of that."""
@@ -44,17 +46,37 @@ class Matcher:
                 message = f"`match` solves {by} for this variant; the {own} that is set here would be ignored"
                 raise SpecError.of(by, message, setting.mark if setting else self.match.mark("by"))
 
+    def fields(self, model: Model) -> tuple[str, ...]:
+        """What is solved of a model: the one path, or those of several that it has."""
+        if len(self.match.by) == 1:
+            return self.match.by
+        found = []
+        for path in self.match.by:
+            with suppress(SpecError):
+                get(model, tuple(path.split(".")))
+                found.append(path)
+        self.idle -= set(found)
+        return tuple(found)
+
+    def problems(self) -> Iterator[Problem]:
+        """The paths that would be ignored, once all variants are solved."""
+        for path in sorted(self.idle):
+            yield Problem("match.by", f"no variant that is matched has {path}", self.match.mark("by"))
+
     def solved(
         self, model: Model, target: Variant, sizes: tuple[int, int], lengths: Lengths, timed: Timed
     ) -> tuple[Model, dict[str, int]]:
         """The model with the integer fields of a match solved, and these. Raises SpecError."""
         match, mark, context = self.match, self.match.mark("by"), timed.recipe.context
         known = {"vocab": model.vocab or sizes[0], "max_positions": model.max_positions or sizes[1]}
-        steps = [_integer_field(model, by, mark) for by in match.by]
-        given = _values(resolve(model, vocab=sizes[0], max_positions=sizes[1]), match) if len(steps) > 1 else []
+        if not (fields := self.fields(model)):
+            return model, {}
+        several = len(fields) > 1
+        steps = [_integer_field(model, by, mark) for by in fields]
+        given = _values(resolve(model, vocab=sizes[0], max_positions=sizes[1]), fields, match) if several else []
 
         def at(size: int) -> Model:
-            values = zip(match.by, match.values(size, given), strict=True)
+            values = zip(fields, match.values(size, given), strict=True)
             return apply(model, [Setting(by, Node(value, mark), "match", mark) for by, value in values])
 
         def sized(size: int) -> Model:  # the same as a rule, and faster
@@ -73,21 +95,21 @@ class Matcher:
 
         try:
             if match.kind == "step_time":
-                first = _first_value(target.model, match) if len(steps) == 1 else SCALE
-                self.guess = solve_time(ratio, first)
+                found = solve_time(ratio, SCALE if several else _first_value(target.model, fields, match))
             else:
-                self.guess, _ = solve(counted, target.size, self.guess)
+                found, _ = solve(counted, target.size, self.guesses[several])
         except SpecError as error:
             own = model.replace(**known).check()  # what is wrong with the model explains it better
             said = [Problem("match.by", f"{', '.join(match.by)}: {p.message}", mark) for p in error.problems]
             raise SpecError(own or said) from error
-        return at(self.guess), dict(zip(match.by, match.values(self.guess, given), strict=True))
+        self.guesses[several] = found
+        return at(found), dict(zip(fields, match.values(found, given), strict=True))
 
 
-def _values(model: Model, match: Match) -> list[int]:
+def _values(model: Model, fields: Iterable[str], match: Match) -> list[int]:
     """The fields of a match in a resolved model. Raises SpecError for a path that names none, or several."""
     found = []
-    for by in match.by:
+    for by in fields:
         try:
             value = get(model, tuple(by.split(".")))
         except SpecError:
@@ -103,9 +125,9 @@ def _always(value: int) -> Callable[[Any, Any], int]:
     return lambda old, annotation: value
 
 
-def _first_value(model: Model, match: Match) -> int:
+def _first_value(model: Model, fields: Iterable[str], match: Match) -> int:
     """Where timing begins: at what the one field is in the model that is matched to, in units of `multiple`."""
-    return max(1, _values(model, match)[0] // match.multiple)
+    return max(1, _values(model, fields, match)[0] // match.multiple)
 
 
 def _integer_field(model: Model, by: str, mark: Mark | None) -> tuple[str, ...]:

@@ -27,6 +27,11 @@ class Mistakes:
             if variant not in names[-1:]:
                 names.append(variant)
 
+    @property
+    def found(self) -> bool:
+        """Whether there are any."""
+        return bool(self._seen)
+
     def problems(self) -> Iterable[Problem]:
         """Every mistake with the variants that make it, unless all do."""
         for problem, names in self._seen.values():

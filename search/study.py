@@ -39,8 +39,9 @@ from search.screen import Screen
 from search.seeds import Seeds
 from search.selection import shortest
 from search.space import Space
-from search.study_values import Axis, Duration, Patch, Scale
+from search.study_values import AtScale, Axis, Duration, Patch
 from search.tune import Tune, short
+from search.zoo_variants import ZOO, with_sizes
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _VARIANT = re.compile(r"[^\s\[\]]+( [^\s\[\]]+)*")
@@ -81,7 +82,7 @@ class Study(Spec):
     question: str = ""
     plugins: tuple[str, ...] = ()
     scale: str | None = None
-    scales: dict[str, Scale] = field(default_factory=dict)
+    scales: dict[str, AtScale] = field(default_factory=dict)
     model: Model
     ablate: Ablate | None = None
     components: dict[str, Patch] = field(default_factory=dict)
@@ -151,7 +152,7 @@ def parse_study(node: Node) -> Study:
         )
     problems: list[Problem] = []
     given = set(node.value)
-    node = with_base(node, problems)
+    node = with_sizes(with_base(node, problems))
     study = parse_value(Study, filled(node), "", problems)
     if "ablate" in given:
         problems = list(_of_ablate(problems, "model" in given))
@@ -302,6 +303,9 @@ def _check_tuned(study: Study) -> Iterator[Problem]:
 
 
 def _check_grid(study: Study) -> Iterator[Problem]:
+    if ZOO in study.grid:
+        message = "names models, and those are variants: write `variants: {llama: {zoo: llama}}`"
+        yield Problem(f"grid.{ZOO}", message, study.mark(f"grid.{ZOO}"))
     if study.grid and study.search:
         yield Problem(
             "grid", "a search takes its variants from `space:`; make each axis one of its axes", study.mark("grid")

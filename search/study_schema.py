@@ -22,8 +22,9 @@ from search.recipe import Recipe
 from search.space import Space
 from search.start import Start
 from search.study import Study
-from search.study_values import SIZE, Axis, Changes, Duration, Memory, Patch, Scale
+from search.study_values import SIZE, AtScale, Axis, Changes, Duration, Memory, Patch
 from search.tune import GRIDS, Brackets, Tune
+from search.zoo_variants import ZOO
 
 _PLAIN = r"[0-9.]+(e[-+]?[0-9]+)?[kMBT]?"
 DRAFT = "http://json-schema.org/draft-07/schema#"  # the newest that editors' YAML servers know in full
@@ -45,7 +46,7 @@ def study_schema() -> dict[str, Any]:
                 "description": "4e-3 to 1e-3",
             },
             Changes: _recipe_changes,
-            Scale: _scale,
+            AtScale: _scale,
             Axis: lambda _: {"type": "array", "minItems": 1, "uniqueItems": True},
             Space: _space,
             Source: _source,
@@ -66,8 +67,9 @@ def study_schema() -> dict[str, Any]:
     root["properties"]["grid"] |= {"propertyNames": {"pattern": path_pattern()}}
     sizes = writer.definitions["ladder"]["properties"]["sizes"]
     sizes |= {"propertyNames": {"pattern": rf"^{PARAMETERS}$|{path_pattern()}"}, "minProperties": 1}
-    needed = {"anyOf": writer.definitions["recipe"].pop("anyOf")}  # unless a ladder says it
-    root |= {"if": {"not": {"required": ["ladder"]}}, "then": {"properties": {"train": needed}}}
+    needed = {"anyOf": writer.definitions["recipe"].pop("anyOf")}  # unless a ladder or a scale says it
+    said = {"anyOf": [{"required": ["ladder"]}, {"required": ["scales"]}]}
+    root |= {"if": {"not": said}, "then": {"properties": {"train": needed}}}
     text = json.dumps({"$schema": DRAFT, "title": "An archlab study", **root, "$defs": writer.definitions})
     found: dict[str, Any] = json.loads(text.replace("#/$defs/", "#/definitions/").replace('"$defs"', '"definitions"'))
     return found
@@ -92,8 +94,10 @@ def _paths() -> Schema:
     return {"type": "object", "propertyNames": {"pattern": path_pattern()}}
 
 
-def _patch(_: Writer) -> Schema:
-    paths = {"description": "Paths to values, which replace or edit what is there.", **_paths()}
+def _patch(writer: Writer) -> Schema:
+    told = "Paths to values, which replace or edit what is there; with `zoo` they are those of another model."
+    names = {"pattern": rf"^({ZOO}|size)$|{path_pattern()}"}
+    paths = {"type": "object", "description": told, "propertyNames": names, "properties": _reference(writer)}
     items = {"anyOf": [{"type": "string", "description": "the name of a component"}, paths]}
     return {"anyOf": [paths, {"type": "array", "items": items}, {"type": "string"}, {"type": "null"}]}
 
@@ -113,22 +117,27 @@ def _recipe_changes(_: Writer) -> Schema:
 
 def _model(writer: Writer) -> Schema:
     """A model, or one of the zoo with what it changes, by paths."""
-    asked = {"type": "object", "properties": {"parameters": writer.of(Count)}, "required": ["parameters"]}
     path = rf"^(zoo|size|({'|'.join(model_fields())})(\.{PATH_STEP})*)$"
     reference = {
         "type": "object",
         "description": "A published model of the zoo; every other key is a path that it changes.",
-        "properties": {
-            "zoo": {"enum": zoo.names()},
-            "size": {
-                "description": "A published size, or {parameters: 1M}: embeddings not counted.",
-                "anyOf": [{"enum": _sizes()}, {**asked, "additionalProperties": False}],
-            },
-        },
+        "properties": _reference(writer),
         "required": ["zoo"],
         "propertyNames": {"pattern": path},
     }
     return either([writer.record(DecoderModel), writer.record(EncoderDecoderModel), reference])
+
+
+def _reference(writer: Writer) -> Schema:
+    """The keys that name a model of the zoo."""
+    asked = {"type": "object", "properties": {"parameters": writer.of(Count)}, "required": ["parameters"]}
+    return {
+        "zoo": {"enum": zoo.names()},
+        "size": {
+            "description": "A published size, or {parameters: 1M}: embeddings not counted.",
+            "anyOf": [{"enum": _sizes()}, {**asked, "additionalProperties": False}],
+        },
+    }
 
 
 def _ablate(writer: Writer) -> Schema:

@@ -57,7 +57,7 @@ class Patch:
 
 
 @dataclass(frozen=True)
-class Scale:
+class AtScale:
     """What a study changes at one of its scales: search.scales."""
 
     change: Node

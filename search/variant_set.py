@@ -92,7 +92,8 @@ class _Making:
         if self.study.prune and len(asks) > 1:
             message = "holds trials against each other, and losses of different objectives do not compare"
             raise SpecError.of("prune", message, self.study.mark("prune"))
-        if problems := [*self.mistakes.problems(), *idle_problems(self.builder)]:
+        idle = self.builder.matcher.problems() if self.builder.matcher and not self.mistakes.found else ()
+        if problems := [*self.mistakes.problems(), *idle_problems(self.builder), *idle]:
             raise SpecError(problems)
         return sorted(self.built, key=lambda variant: self._places[variant.name])
 

@@ -37,6 +37,7 @@ from search.start import Start, Started, as_written, keep_weights, started
 from search.study import Asked, Study
 from search.timing import Timed, Timings
 from search.trial import Trial, canonical_json
+from search.zoo_variants import varied
 
 
 @dataclass(frozen=True)
@@ -245,14 +246,14 @@ class Builder:
         key = json.dumps([changed, goal, dataset.vocab, asks, more, mend, timed])
         if key not in self.built:
             base = apply(self.study.model, sized)
-            model = apply(base, settings)
+            start, model = varied(base, settings)
             model, repaired = rules.repaired(model) if mend else (model, [])
             lengths = recipe.objective.lengths(recipe.context, has_encoder(model))
             needed = (positions(r, model) + extra for r, extra in zip(recipe.whole, more, strict=True))
             sizes = max(r.vocab(dataset.vocab) for r in recipe.whole), max(needed)
             matched: dict[str, int] = {}
             if matcher and target:
-                matcher.refuse_own_size(model, base, asked)
+                matcher.refuse_own_size(model, start, asked)
                 model, matched = matcher.solved(model, target, sizes, lengths, Timed(model, recipe, dataset))
             model = resolve(model, vocab=sizes[0], max_positions=sizes[1])
             if problems := list(refusals(recipe, model)):
@@ -284,7 +285,7 @@ class Builder:
         model, recipe = self.study.model, self.study.train
         try:
             for each in (rung.settings if rung else (), mine):
-                model = apply(model, [s for s in each if not s.path.startswith("train.")])
+                _, model = varied(model, [s for s in each if not s.path.startswith("train.")])
         except SpecError as error:
             problems += error.problems
         try:

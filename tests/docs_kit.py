@@ -16,6 +16,7 @@ from arch_dsl.source import read_text
 from search.objectives import positions, refusals
 from search.parallel.rules import problems as divided
 from search.study import Study, asked_variants, load_study
+from search.zoo_variants import varied
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATE = ROOT / "search" / "template.yaml"
@@ -104,7 +105,7 @@ def examine(study: Study) -> None:
     """Makes the models of all variants, without data. Raises SpecError for what makes no sense."""
     for asked in asked_variants(study):
         recipe = apply(study.train, [_below(s, "train.") for s in asked.settings if s.path.startswith("train.")])
-        model = apply(study.model, [s for s in asked.settings if not s.path.startswith("train.")])
+        _, model = varied(study.model, [s for s in asked.settings if not s.path.startswith("train.")])
         if problems := recipe.problems("train"):
             raise SpecError(problems)
         model = resolve(model, vocab=recipe.vocab(257), max_positions=positions(recipe, model))

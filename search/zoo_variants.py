@@ -1,0 +1,73 @@
+"""Variants that are models of the zoo: `variants: {llama: {zoo: llama}, narrow: {zoo: palm, block.parallel.…}}`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from arch_dsl.errors import Problem, SpecError
+from arch_dsl.model import Model
+from arch_dsl.parse import INVALID
+from arch_dsl.patch import Setting, apply
+from arch_dsl.source import Node
+from arch_dsl.zoo import expand
+
+ZOO = "zoo"
+_KEYS = (ZOO, "size")
+
+
+def varied(base: Model, settings: Iterable[Setting]) -> tuple[Model, Model]:
+    """What a variant starts from, the base or the model of the zoo that it names, and that with its other changes.
+
+    Raises SpecError.
+    """
+    mine = list(settings)
+    named = [setting for setting in mine if setting.path == ZOO]
+    if not named:
+        return base, apply(base, mine)
+    if len(named) > 1:
+        where = f" by {named[0].source}" if named[0].source != named[1].source and named[0].source else ""
+        raise SpecError.of(ZOO, f"is set twice: it was set{where}", named[1].mark)
+    asked = {setting.path: setting for setting in mine if setting.path in _KEYS}
+    reference = Node(
+        {path: setting.node for path, setting in asked.items()},
+        named[0].mark,
+        {path: setting.mark for path, setting in asked.items() if setting.mark},
+    )
+    problems: list[Problem] = []
+    start = expand(reference, "", problems)
+    if start is INVALID:
+        raise SpecError(problems)
+    return start, apply(start, [setting for setting in mine if setting.path not in _KEYS])
+
+
+def with_sizes(node: Node) -> Node:
+    """A study's node in which variants and components that name a model of the zoo, and no size, have the number of
+    parameters that the `size` of its base asks for."""
+    assert isinstance(node.value, dict)
+    model = node.value.get("model")
+    size = model.value.get("size") if model is not None and isinstance(model.value, dict) else None
+    if size is None or not isinstance(size.value, dict):
+        return node
+    sections = {name: node.value[name] for name in ("components", "variants") if name in node.value}
+    return Node(
+        {**node.value, **{name: _sized(each, size) for name, each in sections.items()}}, node.mark, node.key_marks
+    )
+
+
+def _sized(section: Node, size: Node) -> Node:
+    """The patches of a section, each with a size where it needs one."""
+    if not isinstance(section.value, dict):
+        return section
+    fields = {
+        name: Node([_patch(item, size) for item in each.value], each.mark)
+        if isinstance(each.value, list)
+        else _patch(each, size)
+        for name, each in section.value.items()
+    }
+    return Node(fields, section.mark, section.key_marks)
+
+
+def _patch(node: Node, size: Node) -> Node:
+    if not isinstance(node.value, dict) or ZOO not in node.value or "size" in node.value:
+        return node
+    return Node({**node.value, "size": size}, node.mark, node.key_marks)
