@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from arch_dsl.spec import Count, Range
+from arch_dsl.spec import Count, Range, added
 from search.data.noise import Draw
-from search.data.sources import Corpus, Document, Source, Stdlib, pieces
+from search.data.sources import GIVEN, Corpus, Document, Source, Stdlib, pieces
 
 Raw = bytes
 Mode = Literal["standard", "easy"]
@@ -70,7 +70,8 @@ class Needles(Corpus):
     measure `needle` asks for it.
 
     The first `documents` pieces are taken. Each is in the split of the text that it was made of, so that none tells of
-    another domain's held-out text.
+    another domain's held-out text. With `examples` text and question are given and the answer is asked for, by the
+    objective `targets`.
     """
 
     haystack: Source = Stdlib()
@@ -78,6 +79,11 @@ class Needles(Corpus):
     document_bytes: Annotated[int, Range(min=16)] = 1_000
     mode: Mode = "standard"
     seed: Seed = 0
+    examples: bool = added(default=False)
+
+    @property
+    def holds_examples(self) -> bool:
+        return self.examples
 
     def find(self, base: Path | None, path: str, root: Path | None = None) -> list[Path]:
         """Those of the haystack."""
@@ -96,9 +102,11 @@ class Needles(Corpus):
     def hidden(self, text: str, index: int) -> Raw:
         """A text with needle and question."""
         draw = Draw(self.seed, index)
-        own = needle(draw, self.mode)
-        place, answer = draw.below(len(text) + 1), own.answers[0]
-        return f"{text[:place]}{own.needle}{answer}\n{text[place:]}{own.question}{answer}\n".encode()
+        own, place = needle(draw, self.mode), draw.below(len(text) + 1)
+        answer, asked = own.answers[0], ""
+        if self.examples:
+            text, asked = text.replace(GIVEN.decode(), " "), GIVEN.decode()
+        return f"{text[:place]}{own.needle}{answer}\n{text[place:]}{own.question}{asked}{answer}\n".encode()
 
     def label(self) -> str:
         """`needles in text: books/*.txt`"""

@@ -270,3 +270,18 @@ def test_documents_with_needles_are_in_the_split_of_their_haystack(tmp_path: Pat
     assert len(plain) == 200
     assert len(hidden_in) == 150
     assert hidden_in.items() <= plain.items()
+
+
+def test_needles_as_examples_give_text_and_question_and_ask_for_the_answer(tmp_path: Path) -> None:
+    (tmp_path / "hay.txt").write_text("|".join(f"{'lorem ipsum ' * 15}\x1e{number} end" for number in range(200)))
+    hay = {"type": "text", "files": str(tmp_path / "hay.txt"), "separator": "|"}
+    plain = parse(Source, {"type": "needles", "haystack": hay, "documents": 150})
+    data = prepare(plain.replace(examples=True), Bytes(), tmp_path / "data")
+    inputs = data.inputs("train")
+    assert inputs is not None
+    assert prepare(plain, Bytes(), tmp_path / "data").inputs("train") is None
+    for index, given in enumerate(inputs):
+        text = data.document("train", index).decode()
+        assert re.fullmatch(r" \d{4}\.\n", text[given:])
+        assert f"is{text[given:]}" in text[:given]
+        assert text[:given].endswith(" is")
