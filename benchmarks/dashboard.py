@@ -255,23 +255,22 @@ SORT = """async () => {
 }"""
 
 
-def measured(root: Path, options: argparse.Namespace) -> Iterator[tuple[str, list[float]]]:
+def measured(made: Any, root: Path, options: argparse.Namespace) -> Iterator[tuple[str, list[float]]]:
     """(what was measured, each time of it)."""
     starts, news, last = [], [], f"v{options.variants - 1}"
-    with browser() as made:
-        for _ in range(options.turns):
-            port = free_port()
-            with served(*ours(root, port)) as seconds, tab(made) as page:
-                starts.append(seconds)
-                news.append(visit(page, "archlab table", f"http://127.0.0.1:{port}/study/{STUDY}/table"))
-        yield "server up, s", starts
-        yield "archlab table, new server, s", news
+    for _ in range(options.turns):
         port = free_port()
-        with served(*ours(root, port)):
-            base = f"http://127.0.0.1:{port}"
-            yield from of_table(made, base, last, options.turns)
-            mine = {name: f"{base}/study/{STUDY}{path}" for name, path in OURS.items()}
-            yield from beside(made, root, mine, [] if options.alone else list(THEIRS), options.turns)
+        with served(*ours(root, port)) as seconds, tab(made) as page:
+            starts.append(seconds)
+            news.append(visit(page, "archlab table", f"http://127.0.0.1:{port}/study/{STUDY}/table"))
+    yield "server up, s", starts
+    yield "archlab table, new server, s", news
+    port = free_port()
+    with served(*ours(root, port)):
+        base = f"http://127.0.0.1:{port}"
+        yield from of_table(made, base, last, options.turns)
+        mine = {name: f"{base}/study/{STUDY}{path}" for name, path in OURS.items()}
+        yield from beside(made, root, mine, [] if options.alone else list(THEIRS), options.turns)
 
 
 def beside(
@@ -323,15 +322,21 @@ def main() -> None:
         root = (options.store or Path(folder)).resolve() / ".archlab"
         root.parent.mkdir(parents=True, exist_ok=True)
         trials = make(root, options.variants, options.points, not options.alone)
+        told |= {"trials": trials, "points": options.points}
         print(f"{trials} trials of {options.variants} variants with {options.points} points each", flush=True)
-        for what, times in measured(root, options):
-            median, goal = statistics.median(times), GOALS.get(what)
-            print(f"  {what:34} {median:6.2f}" + (f"   goal {goal:g}" if goal else ""), flush=True)
-            row: Row = {"measure": what, "value": round(median, 3), "goal": goal, "all": [round(t, 3) for t in times]}
-            row |= {"trials": trials, "points": options.points, "load": round(os.getloadavg()[0], 1), **told}
-            if not options.dry:
-                with RESULTS.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+        with browser() as made:
+            for what, times in measured(made, root, options):
+                note(what, times, told, options.dry)
+
+
+def note(what: str, times: list[float], told: Row, dry: bool) -> None:
+    """Prints what was measured, and appends its row."""
+    median, goal, load = statistics.median(times), GOALS.get(what), round(os.getloadavg()[0], 1)
+    print(f"  {what:34} {median:6.2f}" + (f"   goal {goal:g}" if goal else "") + f"   load {load}", flush=True)
+    row = {"measure": what, "value": round(median, 3), "goal": goal, "all": [round(t, 3) for t in times], "load": load}
+    if not dry:
+        with RESULTS.open("a") as file:
+            file.write(json.dumps(row | told) + "\n")
 
 
 if __name__ == "__main__":

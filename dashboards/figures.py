@@ -102,8 +102,9 @@ def hidden_lines(groups: Sequence[Group]) -> tuple[int, int]:
 
 
 def _mean(group: Group, colour: str, name: str, dash: str) -> dict[str, Any]:
-    one = group.lines[0]
-    seeds = f"mean of {group.seeds} seeds" if group.seeds > 1 else escape(one.label)
+    """The bold line; `meta` says what it is of, the variant or a trial."""
+    several = group.seeds > 1
+    seeds = f"mean of {group.seeds} seeds" if several else escape(group.lines[0].label)
     return {
         "type": "scatter",
         "mode": "lines",
@@ -112,7 +113,7 @@ def _mean(group: Group, colour: str, name: str, dash: str) -> dict[str, Any]:
         "name": escape(group.label) or name,
         "legendgroup": escape(group.label) or name,
         "line": {"color": colour, "width": 2, "dash": dash},
-        "meta": {"variant": quote(group.variant)} if group.seeds > 1 else {"key": one.key},
+        "meta": {"variant": quote(group.variant)} if several else {"key": group.lines[0].key},
         "hovertemplate": f"<b>{name}</b> · {seeds}<br>%{{x:.4~s}} → %{{y:.5g}}<extra></extra>",
     }
 

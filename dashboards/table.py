@@ -87,7 +87,7 @@ def rows(block: Block, comparison: Comparison, colours: Mapping[str, str]) -> li
 
 
 def swatch(variant: str, baseline: str, colours: Mapping[str, str]) -> str:
-    """A variant's colour as CSS; the baseline's is dark on light and light on dark."""
+    """A variant's colour as CSS; a dark page turns it round, as it does with figures."""
     return "var(--baseline)" if variant == baseline else colours.get(variant, "var(--faint)")
 
 
@@ -113,7 +113,7 @@ def heading(key: str, header: str) -> Heading:
         return Heading(header, f"Whether the variant has {name}", 84)
     if kind == "varied":
         return Heading(name.rpartition(".")[2], name, 150)
-    return Heading(header, name or header, 116)
+    return Heading(header, name or header, 140)
 
 
 def field_of(key: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +28,7 @@ from search.side_by_side import side_by_side
 from search.store import StoreError
 
 _OFFERED = 100  # of a list of thousands, what is shown at once; it is searched
-_KEY, _SHORT = re.compile("[0-9a-f]{64}"), 12
+_SHORT = 12  # digits of a key in an address
 PLACES = {"different": "What differs", "all": "Everything"}
 TITLES = {"model": "Model", "recipe": "Recipe", "machine": "Machine"}
 
@@ -42,10 +41,10 @@ class Sides:
     trials: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, chosen: Sequence[str]) -> Sides:
-        """From what is chosen in the list."""
-        keys = tuple(each for each in chosen if _KEY.fullmatch(each))
-        return cls(tuple(each for each in chosen if each not in keys), keys)
+    def of(cls, chosen: Sequence[str], study: Study) -> Sides:
+        """From what is chosen in the list, where a trial is its key."""
+        names = tuple(each for each in chosen if each in study.variants)
+        return cls(names, tuple(each for each in chosen if each not in names))
 
     @property
     def chosen(self) -> list[str]:
@@ -65,9 +64,9 @@ def register(app: dash.Dash, library: Library) -> None:
     register_page(COMPARE, layout)
 
     def refresh(_: int, chosen: list[str], places: str, metric: str, seen: list[str]) -> Any:
-        sides = Sides.of(chosen)
         try:
             study = library.study(seen[0])
+            sides = Sides.of(chosen, study)
             if ctx.triggered_id == "compare-tick" and COMPARE.version(study) == seen[1]:
                 return [no_update] * 4
             with library.reading():
@@ -173,7 +172,7 @@ def _wanted(study: Study, variants: object, runs: object) -> tuple[Sides, list[s
     sides = Sides(tuple(known), tuple(dict.fromkeys(keys)))
     if len(sides.chosen) > MOST_BESIDE:
         lost.append(f"Shown are {MOST_BESIDE} of {len(sides.chosen)}.")
-    return Sides.of(sides.chosen[:MOST_BESIDE]), lost
+    return Sides.of(sides.chosen[:MOST_BESIDE], study), lost
 
 
 def _listed(asked: object, known: Sequence[str]) -> list[str]:

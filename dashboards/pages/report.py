@@ -70,11 +70,14 @@ def content(study: Study, _: Chosen) -> list[Component]:
             ],
             className="lead",
         ),
-        html.Iframe(
-            src=f"/report/{study.name}.html?version={version}",
-            title=f"Report of {study.name}",
-            className="report-frame",
-            sandbox="",
+        html.Div(
+            html.Iframe(
+                src=f"/report/{study.name}.html?version={version}",
+                title=f"Report of {study.name}",
+                className="report-frame",
+                sandbox="",
+            ),
+            className="report-box",
         ),
         section("Write it", command_line(page)),
         section(

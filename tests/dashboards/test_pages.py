@@ -5,11 +5,17 @@ import io
 import json
 import re
 from dataclasses import replace
+from urllib.parse import urlencode
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from dash._pages import _parse_query_string
 
+from dashboards.library import Library
+from dashboards.pages.compare import Sides
+from dashboards.pages.compare import _wanted as beside
+from dashboards.pages.table import Wanted, wanted
 from search.cli import main
 from search.store import Store
 from tests.dashboards.conftest import QK_NORM, XSS
@@ -198,6 +204,32 @@ def test_compared_variants_show_their_own_specs_and_rows(client):
     rows = page.split('"compare-content"')[0].split("Results")[1]
     assert "G1" in rows and "G2" in rows and "baseline" not in rows.split("Model")[0]
     assert "G1" in client.page("/study/gate-position/compare", "?variants=G1&places=all&metric=training")
+
+
+def test_trials_stand_beside_each_other_by_the_beginning_of_their_keys(client, trials):
+    one, other = (t for t in trials if (t["variant"], t["role"]) == ("G2", "repeat") and t["seed"] in (1, 2))
+    page = client.page("/study/gate-position/compare", f"?runs={one['key'][:10]},{other['key']},ffffffff")
+    assert "The address asks for the trial 'ffffffff': the study has no trial" in page.replace("\\'", "'")
+    assert "G2 · seed 1 · lr=0.002" in page and "G2 · seed 2 · lr=0.002" in page
+    differs = page.split('"compare-content"')[0].split("Results")[1]
+    model, recipe, machine = (differs.split(f'"{part}"')[1] for part in ("Model", "Recipe", "Machine"))
+    assert "No differences." in model.split("Recipe")[0] and "No differences." in machine.split("Curves")[0]
+    assert '"seed"' in recipe.split("Machine")[0] and '"tokens"' not in recipe.split("Machine")[0]
+    assert f"{one['result']['test']['loss']:.4f}" in differs
+
+
+def test_names_of_any_letters_survive_their_addresses(tmp_path):
+    names = ["baseline", "a|b", "c,d", "e&f=g", "a" * 64]
+    with make_store(tmp_path) as made:
+        make_study(made, Plan("named", effects=dict.fromkeys(names, 0.0), rates=(), seeds=(0,)))
+    study = Library(tmp_path).study("named")
+    for chosen in (("a|b", "baseline"), ("c,d",), ("c,d", "e&f=g"), tuple(names)):
+        sides = Sides(variants=chosen, trials=(study.trials[0]["key"],))
+        asked = _parse_query_string(f"?{urlencode(sides.query(), doseq=True, safe=',')}")
+        assert beside(study, asked.get("variants", ""), asked.get("runs", "")) == (sides, [])
+        opened = tuple(name for name in names if name in chosen)
+        asked = _parse_query_string(f"?{urlencode(Wanted(opened=opened).query(), doseq=True)}")
+        assert wanted(asked, study) == (Wanted(opened=opened), [])
 
 
 def test_the_timeline_has_a_bar_for_each_attempt(client, tmp_path):
