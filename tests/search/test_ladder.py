@@ -64,6 +64,14 @@ def test_rates_and_batches_are_interpolated_along_the_parameters(tmp_path: Path)
     assert Ends(1e-3, 1e-3).at(0.3) == 1e-3
 
 
+def test_sizes_may_say_the_tokens_and_the_rate_of_every_rung(tmp_path: Path) -> None:
+    sizes = "ladder: {sizes: {d_model: [32, 64], train.tokens: [1k, 4k], train.lr: [4e-3, 1e-3]}}"
+    planned = made(tmp_path, ladder=sizes, train=TRAIN.replace(", lr: 1e-3", ""))
+    assert [(v.recipe.tokens, v.recipe.lr) for v in planned.variants[::2]] == [(1000, 4e-3), (4000, 1e-3)]
+    with pytest.raises(SpecError, match=r"train\.lr: is missing"):
+        made(tmp_path, ladder=sizes.replace(", train.lr: [4e-3, 1e-3]", ""), train=TRAIN.replace(", lr: 1e-3", ""))
+
+
 @pytest.mark.parametrize("count", ["non_embedding", "all"])
 def test_tokens_follow_the_parameters_that_count(tmp_path: Path, count: str) -> None:
     for variant in made(tmp_path, f"count: {count}\n  tokens: 2.5 per parameter").variants:
