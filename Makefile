@@ -13,7 +13,7 @@ BASE := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help study dashboard docs test test-slow storm check bench venv venv-dev
+.PHONY: help study dashboard docs golden test test-slow storm check bench venv venv-dev
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ check: $(DEV) ## format, lint and types
 docs: $(DEV) ## write the pages that are made from the code
 	$(BIN)/archlab primitives --format md > docs/primitives.md.new && mv docs/primitives.md.new docs/primitives.md
 	$(BIN)/archlab schema > docs/study.schema.json.new && mv docs/study.schema.json.new docs/study.schema.json
+
+golden: $(DEV) ## write what the variants of every study are, and the list of studies
+	$(BIN)/python -m tests.golden
 
 bench: $(DEV) ## measure ours beside what a user could pick instead
 	set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done

@@ -35,8 +35,9 @@ class _Vocabulary:
 
     def of(self, recipe: Recipe) -> Any:
         """What stands for the data of a recipe."""
-        if recipe.data.holds_answers:
-            return SimpleNamespace(vocab=recipe.data.kinds + 1)
+        data: Any = recipe.data
+        if data.holds_answers:
+            return SimpleNamespace(vocab=data.kinds + 1)
         return SimpleNamespace(vocab=getattr(recipe.tokenizer, "vocab", 257))
 
 
@@ -66,6 +67,7 @@ def resolved(study: Study) -> Iterator[tuple[Asked, Any, Any]]:
     found: dict[str, list[tuple[Asked, Any, Any]]] = {}
     for item in sorted(asked, key=lambda item: study.match is None or item.base != study.match.to):
         recipe = builder.recipe(item.settings, item.rung, item.over)
+        built: Any
         try:
             built = builder.build(item, targets.get(item.cell), builder.datasets.of(recipe), recipe)
         except SpecError as error:
