@@ -3,6 +3,7 @@ browser, taking turns, each served by a process of its own.
 
     python benchmarks/dashboard.py                         # 1,000 trials with 500 points each; rows are appended
     python benchmarks/dashboard.py --store FOLDER          # makes the study there, or takes the one that is there
+    python benchmarks/dashboard.py --server                # no browser: the processor time that our server takes
     python benchmarks/dashboard.py --variants 6 --points 50 --turns 1 --alone --dry
 
 Ready is: ours, the grid has its rows, the figure its lines (on the study's page both); MLflow's, the list has a row
@@ -30,6 +31,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -80,9 +82,22 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
+@dataclass(frozen=True)
+class Up:
+    """A server that answers: its process, and how many seconds its first answer took."""
+
+    pid: int
+    seconds: float
+
+    def cpu(self) -> float:
+        """Processor seconds that it has taken so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
-def served(command: list[str], url: str) -> Iterator[float]:
-    """Runs a server; gives the seconds from its command to its first answer."""
+def served(command: list[str], url: str) -> Iterator[Up]:
+    """Runs a server until the block ends."""
     quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "PYTHONPATH": str(ROOT)}
     began = time.perf_counter()
     process = subprocess.Popen(
@@ -97,7 +112,7 @@ def served(command: list[str], url: str) -> Iterator[float]:
             if process.poll() is not None or time.perf_counter() - began > PATIENCE_MS / 1000:
                 raise RuntimeError(f"{' '.join(command[:5])} ... did not come up")
             time.sleep(0.02)
-        yield time.perf_counter() - began
+        yield Up(process.pid, time.perf_counter() - began)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)  # MLflow's has children
@@ -260,8 +275,8 @@ def measured(made: Any, root: Path, options: argparse.Namespace) -> Iterator[tup
     starts, news, last = [], [], f"v{options.variants - 1}"
     for _ in range(options.turns):
         port = free_port()
-        with served(*ours(root, port)) as seconds, tab(made) as page:
-            starts.append(seconds)
+        with served(*ours(root, port)) as up, tab(made) as page:
+            starts.append(up.seconds)
             news.append(visit(page, "archlab table", f"http://127.0.0.1:{port}/study/{STUDY}/table"))
     yield "server up, s", starts
     yield "archlab table, new server, s", news
@@ -271,6 +286,38 @@ def measured(made: Any, root: Path, options: argparse.Namespace) -> Iterator[tup
         yield from of_table(made, base, last, options.turns)
         mine = {name: f"{base}/study/{STUDY}{path}" for name, path in OURS.items()}
         yield from beside(made, root, mine, [] if options.alone else list(THEIRS), options.turns)
+
+
+def of_server(root: Path) -> Iterator[tuple[str, list[float]]]:
+    """Processor seconds of our server, which others on the machine change little: to its first answer, and for each
+    page as the browser asks for it, the first time and again."""
+    port = free_port()
+    command, first = ours(root, port)
+    with served(command, first) as up:
+        yield "server up, CPU s", [up.cpu()]
+        base = f"http://127.0.0.1:{port}"
+        told = json.loads(urllib.request.urlopen(f"{base}/_dash-dependencies").read())
+        output = next(each["output"] for each in told if "_pages_content" in each["output"])
+        for name, path in OURS.items():
+            times = []
+            for _ in range(2):
+                before = up.cpu()
+                _asked(base, output, f"/study/{STUDY}{path}")
+                times.append(up.cpu() - before)
+            yield f"{name}, first, CPU s", times[:1]
+            yield f"{name}, again, CPU s", times[1:]
+
+
+def _asked(base: str, output: str, path: str) -> None:
+    """Asks for a page as Dash's script in the browser does."""
+    place = [{"id": "_pages_location", "property": each, "value": value} for each, value in
+             (("pathname", path), ("search", ""))]  # fmt: skip
+    outputs = [{"id": "_pages_content", "property": "children"}, {"id": "_pages_store", "property": "data"}]
+    body: Row = {"output": output, "outputs": outputs, "inputs": place, "changedPropIds": ["_pages_location.pathname"]}
+    kind = {"Content-Type": "application/json"}
+    asked = urllib.request.Request(f"{base}/_dash-update-component", json.dumps(body).encode(), kind)
+    with urllib.request.urlopen(asked, timeout=PATIENCE_MS / 1000) as answer:
+        answer.read()
 
 
 def beside(
@@ -313,6 +360,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--variants", type=int, default=200, help="five trials each")
     parser.add_argument("--points", type=int, default=500, help="of each trial's curve")
+    parser.add_argument("--server", action="store_true", help="the processor time of our server alone")
     parser.add_argument("--alone", action="store_true", help="without MLflow and optuna-dashboard")
     parser.add_argument("--store", type=Path, help="where the study is, or is made; a folder of its own without it")
     parser.add_argument("--dry", action="store_true", help="append nothing")
@@ -321,9 +369,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = (options.store or Path(folder)).resolve() / ".archlab"
         root.parent.mkdir(parents=True, exist_ok=True)
-        trials = make(root, options.variants, options.points, not options.alone)
+        trials = make(root, options.variants, options.points, not (options.alone or options.server))
         told |= {"trials": trials, "points": options.points}
         print(f"{trials} trials of {options.variants} variants with {options.points} points each", flush=True)
+        if options.server:
+            for what, times in of_server(root):
+                note(what, times, told, options.dry)
+            return
         with browser() as made:
             for what, times in measured(made, root, options):
                 note(what, times, told, options.dry)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
+import scipy  # its optimize is imported when it is used: half a second
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import chdtri, gammaln, ndtr, stdtrit
 
 Floats = NDArray[np.float64]
@@ -58,7 +58,7 @@ def dunnett_critical(comparisons: int, df: float, correlation: float = 0.5, leve
         return one
     bonferroni = float(stdtrit(bounded, 1 - (1 - level) / (2 * comparisons)))
     return float(
-        brentq(
+        scipy.optimize.brentq(
             lambda c: dunnett_probability(c, comparisons, df, correlation) - level,
             0.99 * one,
             1.01 * bonferroni,

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy  # its optimize is imported when it is used: half a second
 from numpy.typing import NDArray
-from scipy.optimize import brentq, least_squares, minimize, minimize_scalar, nnls
-from scipy.stats import f as fisher
-from scipy.stats import t as student
+from scipy.special import fdtri, stdtrit
 
 Floats = NDArray[np.float64]
 
@@ -97,7 +96,7 @@ class Linear:
 
     @property
     def critical(self) -> float:
-        return float(student.ppf(0.5 + LEVEL / 2, self.df))
+        return float(stdtrit(self.df, 0.5 + LEVEL / 2))
 
     def estimate(self, weights: Floats) -> Estimate:
         """A weighted sum of the solution."""
@@ -137,7 +136,7 @@ def surface(parameters: Floats, tokens: Floats, loss: Floats) -> dict[str, Estim
     best = space.huber()
     a, b, e, alpha, beta = best
     low = space.least()
-    limit = low.square * (1 + float(fisher.ppf(LEVEL, 1, len(loss) - 5)) / (len(loss) - 5))
+    limit = low.square * (1 + float(fdtri(1, len(loss) - 5, LEVEL)) / (len(loss) - 5))
     ends = {
         "E": _profile(space.of_floor, low.floor, (0.0, float(loss.min()) * (1 - 1e-6)), limit),
         "alpha": _profile(space.of_alpha, low.alpha, EXPONENTS, limit),
@@ -187,7 +186,7 @@ class _Space:
     def linear(self, alpha: float, beta: float) -> tuple[Floats, float]:
         """E, A, B >= 0 at these exponents, and the sum of squares that they leave."""
         terms = np.stack([np.ones(len(self.n)), self.n**-alpha, self.d**-beta], 1) / self.loss[:, None]
-        found, norm = nnls(terms, np.ones(len(self.n)))
+        found, norm = scipy.optimize.nnls(terms, np.ones(len(self.n)))
         return found, float(norm) ** 2
 
     def square(self, alpha: float, beta: float) -> float:
@@ -206,7 +205,10 @@ class _Space:
         how: Any = {"loss": "huber", "f_scale": HUBER, "x_scale": "jac", "max_nfev": 300}
         ends: Any = dict.fromkeys(("xtol", "ftol", "gtol"), 1e-12)
         with np.errstate(over="ignore", invalid="ignore"):  # a step that leads so far is taken back
-            fits = [least_squares(self._residuals, self._start(*at), self._jacobian, **how, **ends) for at in starts]
+            fits = [
+                scipy.optimize.least_squares(self._residuals, self._start(*at), self._jacobian, **how, **ends)
+                for at in starts
+            ]
         x = min(fits, key=lambda fit: float(fit.cost)).x
         return tuple(float(value) for value in (*np.exp(x[:3]), x[3], x[4]))
 
@@ -242,7 +244,7 @@ class _Space:
 
         def square(alpha: float, beta: float) -> float:
             terms = np.stack([self.n**-alpha, self.d**-beta], 1) / self.loss[:, None]
-            return float(nnls(terms, 1 - floor / self.loss)[1]) ** 2
+            return float(scipy.optimize.nnls(terms, 1 - floor / self.loss)[1]) ** 2
 
         start = min((square(alpha, beta), alpha, beta) for alpha in _GRID[3::2] for beta in _GRID[3::2])
         return _descend(square, *start[1:])[0]
@@ -252,7 +254,7 @@ def _descend(square: Callable[[float, float], float], alpha: float, beta: float)
     """The minimum near two exponents, and where it is."""
     options = {"xatol": 1e-6, "fatol": 1e-15, "maxiter": 400}
     start = np.log([alpha, beta])
-    minimise: Any = minimize
+    minimise: Any = scipy.optimize.minimize
     found = minimise(lambda x: square(*_bounded(x)), start, method="Nelder-Mead", options=options)
     return float(found.fun), *_bounded(found.x)
 
@@ -268,7 +270,7 @@ def _along(square: Callable[[float], float]) -> float:
     values = [square(at) for at in _GRID]
     best = int(np.argmin(values))
     ends = math.log(_GRID[max(best - 1, 0)]), math.log(_GRID[min(best + 1, len(_GRID) - 1)])
-    found: Any = minimize_scalar(lambda x: square(math.exp(x)), bounds=ends, method="bounded")
+    found: Any = scipy.optimize.minimize_scalar(lambda x: square(math.exp(x)), bounds=ends, method="bounded")
     return min(float(found.fun), values[best])
 
 
@@ -282,7 +284,7 @@ def _profile(
         if abs(best - bound) < 1e-9 or least(bound) <= limit:
             ends.append(None)
         else:
-            ends.append(float(brentq(lambda x: least(x) - limit, best, bound, xtol=1e-4, rtol=1e-4)))
+            ends.append(float(scipy.optimize.brentq(lambda x: least(x) - limit, best, bound, xtol=1e-4, rtol=1e-4)))
     return ends[0], ends[1]
 
 

@@ -34,7 +34,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
-from scipy.optimize import minimize_scalar
+import scipy  # its optimize is imported when it is used: half a second
 
 from search.contrast import Contrast, Floats, resolve
 from search.statistics import (
@@ -73,7 +73,9 @@ def narrowest_spread(df: float, alpha: float) -> float:
     def critical(log_spread: float) -> float:
         return min(mixture_critical(df, alpha, math.exp(log_spread)), 1e9 - log_spread)
 
-    return math.exp(minimize_scalar(critical, bounds=(0.0, 30.0), method="bounded", options={"xatol": 1e-9}).x)
+    return math.exp(
+        scipy.optimize.minimize_scalar(critical, bounds=(0.0, 30.0), method="bounded", options={"xatol": 1e-9}).x
+    )
 
 
 def always_valid_critical(pairs: int, df: float, planned_df: float, comparisons: int) -> float:

@@ -31,7 +31,7 @@ HEADINGS = {
     "state": table.Heading("State", "Interrupted: its driver is gone, and the next run goes on with it", 110),
     "role": table.Heading("Role", "tune: a rate; repeat: a seed at the best; search: proposed; screen: a probe", 106),
     "seed": table.Heading("Seed", "", 60),
-    "settings": table.Heading("Settings", "What was tuned or proposed", 130),
+    "settings": table.Heading("Settings", "What was tuned or proposed", 110),
     "step": table.Heading("Steps", "Optimizer steps done", 76),
     "validation": table.Heading("Val. loss", "Validation loss at the end, nats per token", 92),
     "test": table.Heading("Test ppl", "Test perplexity", 86),
@@ -127,6 +127,7 @@ def layout(library: Library, name: object = "", q: object = "", sort: object = "
             table.grid(rows, table.sorted_by(columns(), str(sort)), "runs", more=table.TICKS),
             aside=[
                 dcc.Link("Tick trials to compare them", id="runs-compare", href=address(study.name, COMPARE.step)),
+                " · ",
                 html.Span(_count(rows, study), id="runs-count", className="muted"),
             ],
         ),
@@ -152,7 +153,7 @@ def columns() -> list[dict[str, Any]]:
         "cellRenderer": "Link",
         "pinned": "left",
         "flex": None,
-        "width": 170,
+        "width": 144,
         "cellStyle": {"function": "params.data.swatch"},
         "cellClass": "cell-variant",
     }
