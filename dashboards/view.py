@@ -22,7 +22,7 @@ X_AXES = {
     "steps": ("Steps", "Optimizer steps"),
 }
 SMOOTHING = {"0": "none", "0.5": "0.5", "0.9": "0.9", "0.98": "0.98"}
-TRIALS = {"reported": "Final seeds", "tuning": "Learning rates", "all": "All"}
+TRIALS = {"reported": "Final seeds", "tuning": "Rates", "all": "All"}
 LINES = {"mean": "Means", "runs": "Trials"}
 SCALES = {"linear": "Linear", "y": "Log y", "xy": "Log both"}
 CHOICES: dict[str, Mapping[str, object]] = {

@@ -88,7 +88,7 @@ def test_columns_of_numbers_sort_as_numbers(tmp_path, served, visit):
         plan = make_study(made, Plan(effects=effects, rates=(), seeds=(0,)))
         stored = made.study(plan.name)
         for variant in stored["variants"][1:]:
-            variant["changes"] = [["block.ffn.width", "340", variant["name"][1:]]]
+            variant |= {"matched": {}, "changes": [["block.ffn.width", "340", variant["name"][1:]]]}
         made.save_study(plan.name, stored, "study: gate-position\n")
         assert load_comparison(made, plan.name).table["varied"].map(dict)[1]["block.ffn.width"] == "1024"
     page = visit.page
