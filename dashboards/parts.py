@@ -251,6 +251,8 @@ def block_table(block: Block) -> Component:
         )
         for line in lines
     ]
-    table = html.Table([html.Caption(block.title), html.Thead(header), html.Tbody(body)], className="searched")
+    table = html.Table(
+        [html.Caption(block.title) if block.title else None, html.Thead(header), html.Tbody(body)], className="searched"
+    )
     legend = html.P(marked(block.legend), className="muted small") if block.legend else None
     return html.Div([html.Div(table, className="wide"), legend])
