@@ -15,7 +15,7 @@ from tests.dashboards.special_studies import FACTORIAL, LADDER, SEARCH, make_fac
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 WHOLE = """() => {
   const content = document.querySelector('#_pages_content');
-  if (!content || content.innerText.trim().length < 60) return false;
+  if (!content || content.innerText.trim().length < 40) return false;
   const drawn = [...document.querySelectorAll('.dash-graph')].every(graph => graph.querySelector('.main-svg'));
   return drawn && [...document.querySelectorAll('.paper-table')].every(table => table.querySelector('.ag-row'));
 }"""
