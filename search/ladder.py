@@ -188,15 +188,16 @@ def filled(node: Node) -> Node:
     more = {"tokens": Node.of(10**15)} if "tokens" in ladder else {}
     more |= {"lr": Node.of(1)} if "lr" in below(node, "ladder", "train") else {}
     sizes = below(node, "ladder", "sizes")
-    more |= {name: sizes[f"train.{name}"].value[0] for name in ("tokens", "lr") if _several(sizes.get(f"train.{name}"))}
+    more |= {name: first for name in ("tokens", "lr") for first in _first(sizes.get(f"train.{name}"))}
     assert isinstance(node.value, dict)
     old = node.value["train"]
     whole = Node({**more, **train}, old.mark, old.key_marks)
     return Node({**node.value, "train": whole}, node.mark, node.key_marks)
 
 
-def _several(node: Node | None) -> bool:
-    return node is not None and isinstance(node.value, list) and bool(node.value)
+def _first(node: Node | None) -> list[Node]:
+    """The first of a list of values; none of anything else."""
+    return node.value[:1] if node is not None and isinstance(node.value, list) else []
 
 
 def given(node: Node) -> set[str]:

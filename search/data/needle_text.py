@@ -70,7 +70,7 @@ class Needles(Corpus):
     measure `needle` asks for it.
 
     The first `documents` pieces are taken. Each is in the split of the text that it was made of, so that none tells of
-    another domain's held-out text. With `examples` text and question are given and the answer is asked for, by the
+    another domain's held-out text. With `as_examples` text and question are given and the answer is asked for, by the
     objective `targets`.
     """
 
@@ -79,11 +79,11 @@ class Needles(Corpus):
     document_bytes: Annotated[int, Range(min=16)] = 1_000
     mode: Mode = "standard"
     seed: Seed = 0
-    examples: bool = added(default=False)
+    as_examples: bool = added(default=False)
 
     @property
     def holds_examples(self) -> bool:
-        return self.examples
+        return self.as_examples
 
     def find(self, base: Path | None, path: str, root: Path | None = None) -> list[Path]:
         """Those of the haystack."""
@@ -104,7 +104,7 @@ class Needles(Corpus):
         draw = Draw(self.seed, index)
         own, place = needle(draw, self.mode), draw.below(len(text) + 1)
         answer, asked = own.answers[0], ""
-        if self.examples:
+        if self.as_examples:
             text, asked = text.replace(GIVEN.decode(), " "), GIVEN.decode()
         return f"{text[:place]}{own.needle}{answer}\n{text[place:]}{own.question}{asked}{answer}\n".encode()
 

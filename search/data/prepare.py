@@ -133,7 +133,7 @@ def _read(source: Source, path: str, base: Path | None, root: Path, texts: Spool
     for name, (corpus, place) in corpora_of(source, path).items():
         if corpus.holds_examples and (corpus.clean or source.clean or corpus is not source):
             message = "examples are read as they are: they cannot be cleaned or mixed with other text"
-            said = "examples" if corpus.mark("examples") else "input"
+            said = "as_examples" if corpus.mark("as_examples") else "input"
             raise SpecError.of(f"{place}.{said}", message, corpus.mark(said))
         if corpus.holds_answers and corpus is not source:
             message = "its sequences are asked one by one: they cannot be mixed with other data"

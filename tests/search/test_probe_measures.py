@@ -276,7 +276,7 @@ def test_needles_as_examples_give_text_and_question_and_ask_for_the_answer(tmp_p
     (tmp_path / "hay.txt").write_text("|".join(f"{'lorem ipsum ' * 15}\x1e{number} end" for number in range(200)))
     hay = {"type": "text", "files": str(tmp_path / "hay.txt"), "separator": "|"}
     plain = parse(Source, {"type": "needles", "haystack": hay, "documents": 150})
-    data = prepare(plain.replace(examples=True), Bytes(), tmp_path / "data")
+    data = prepare(plain.replace(as_examples=True), Bytes(), tmp_path / "data")
     inputs = data.inputs("train")
     assert inputs is not None
     assert prepare(plain, Bytes(), tmp_path / "data").inputs("train") is None
