@@ -334,7 +334,7 @@ def test_pages_of_why_show_what_was_stored(told, compared, served, visit):
     found = effects_frame(pairs_frame(compared[FACTORIAL][1]["variants"], compared[FACTORIAL][0], "gate"), {
         **compared[FACTORIAL][0].noise})  # fmt: skip
     assert effect["x"][0] == pytest.approx(found["mean"].iloc[0])
-    assert f"{found['mean'].iloc[0]:+.4f}" in page.inner_text("main")
+    assert f"{found['mean'].iloc[0]:+.4f}" in page.inner_text("main").replace("\N{MINUS SIGN}", "-")
     page.goto(f"{start}/study/{LADDER}/scaling")
     gain = next(trace for trace in drawn(page, "gains") if "error_x" in trace)
     told_gain = compared[LADDER][0].scaling.query("law == 'gain' and name == 'gain'")["value"].iloc[0]
