@@ -235,7 +235,7 @@ def of_table(made: Any, base: str, variant: str, turns: int) -> Iterator[tuple[s
         sizes: list[float] = []
         session.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
         visit(page, "archlab table", f"{base}/study/{STUDY}/table")
-        page.wait_for_timeout(3000)
+        page.wait_for_load_state("networkidle")
         yield "first visit, MB", [sum(sizes) / 1e6]
         rows = "document.querySelectorAll('#ablation .ag-center-cols-container .ag-row').length"
         yield "filter to rows, s", [_filtered(page, "ablation", rows, variant) for _ in range(turns)]

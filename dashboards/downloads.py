@@ -9,9 +9,9 @@ import flask
 
 from dashboards.library import Library, NotFound, Study
 from dashboards.pages.table import wanted
-from dashboards.words import command
+from dashboards.words import command_elsewhere
 from search.comparison import Comparison
-from search.reporting import report, to_plain
+from search.reporting import report
 from search.store import StoreError
 
 DOWNLOADS = {
@@ -59,19 +59,12 @@ def register(server: flask.Flask, library: Library) -> None:
 
     @server.get("/download/<name>/provenance.json")
     def provenance(name: str) -> flask.Response:
-        """What the numbers were computed of: data, versions, method, trials, and the command that computes them."""
-        study, comparison = found(name, "json")
-        plain = to_plain(comparison)
-        said = {name: plain[name] for name in ("study", "question", "baseline", "provenance", "cost", "noise", "notes")}
-        said["command"] = command(study, str(library.root).endswith("/.archlab"), str(library.root))
-        said["trials"] = [
-            {name: trial[name] for name in ("variant", "seed", "key", "reused")}
-            for trial in plain["trials"]
-            if trial["reported"]
-        ]
-        return _file(
-            json.dumps(said, indent=2, ensure_ascii=False) + "\n", "application/json", f"{name}-provenance.json"
-        )
+        """What `archlab figures` says of where the numbers come from, and the command that computes them."""
+        from dashboards.paper.files import provenance as told  # with matplotlib, which a server starts without
+
+        study, _ = found(name, "json")
+        text = json.dumps(told(study, command_elsewhere(study)), indent=2, ensure_ascii=False) + "\n"
+        return _file(text, "application/json", f"{name}-provenance.json")
 
 
 def _file(text: str, media: str, name: str) -> flask.Response:

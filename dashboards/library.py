@@ -156,7 +156,8 @@ class Library:
             curves = self._curves_of(name, trials)
         holder = holder_of(self.root, name)
         shown = ("key", "role", "state", "attempt", "reason", "measured")
-        gone = holder is None and any(trial["state"] == "running" for trial in trials)
+        owners = {trial["owner"] for trial in trials if trial["state"] == "running"}
+        gone = sorted(str(owner) for owner in owners if owner is None or holder_of(self.root, owner) is None)
         results = _digest(record, [tuple(trial[name] for name in shown) for trial in trials], gone)
         version = f"{results}:{_digest([(key, file.stamp) for key, file in curves.items()], holder)}"
         if name not in self._comparisons or self._comparisons[name][0] != results:

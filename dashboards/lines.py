@@ -65,10 +65,12 @@ def _variants(study: Study) -> list[dict[str, Any]]:
 
 def _trials(study: Study, which: str) -> dict[str, list[dict[str, Any]]]:
     """By variant each trial once: those that stand in the table, all tuning trials, or all. Before there are any, what
-    there is, but for probes of a screen, whose losses are of another recipe."""
+    there is. None of them is a probe of a screen, whose losses are of another recipe."""
     if which == "all":
         every: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in study.variants}
         for trial in study.trials:
+            if trial["role"] == "screen":
+                continue
             every.setdefault(trial["variant"], {}).setdefault(trial["key"], trial)
         return {name: list(mine.values()) for name, mine in every.items()}
     tuning: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in study.variants}

@@ -53,6 +53,7 @@ HEADINGS = {
 }
 
 
+_WORDS = ("variant", "verdict", "trials")  # columns whose cells are words in the rows of trials
 OF_TRIAL = {
     "lr": "lr",
     "perplexity": "test_perplexity",
@@ -183,7 +184,7 @@ def with_trials(
         mine = trials.get(row["id"], [])
         shown.append(row | {"open": row["id"] in opened})
         for trial, cells in mine if row["id"] in opened else ():
-            texts = {field_of(key): pretty(cell.text) for key, cell in cells.items()}
+            texts = {field_of(key): cell.text if key in _WORDS else pretty(cell.text) for key, cell in cells.items()}
             shown.append(
                 {
                     "id": f"{row['id']}/{trial['key']}",

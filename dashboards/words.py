@@ -7,6 +7,8 @@ import math
 import shlex
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dashboards.library import Study
@@ -147,6 +149,13 @@ def ago(then: float, now: float | None = None) -> str:
             many = int(seconds // size)
             return f"{many} {unit}{'s' if many > 1 else ''} ago"
     return "just now"
+
+
+def command_elsewhere(study: Study) -> str:
+    """What to type on any machine to go on with the study: no folder of this one."""
+    own = Path(study.record.get("file") or f"{study.name}.yaml")
+    file = own.name if own.is_absolute() else str(own)
+    return command(replace(study, record={**study.record, "file": file}), True, "")
 
 
 def command(study: Study, default_store: bool, root: str) -> str:

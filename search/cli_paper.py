@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,9 +119,7 @@ def write_page(study: str, store: str | None, file: Path) -> None:
     from dashboards.paper.page import page
 
     found = _stored(study, store)
-    own = Path(found.record.get("file") or f"{found.name}.yaml")
-    named = {**found.record, "file": own.name if own.is_absolute() else str(own)}  # a page goes to other machines
-    file.write_text(page(found, words.command(replace(found, record=named), True, "")))
+    file.write_text(page(found, words.command_elsewhere(found)))
 
 
 def _stored(study: str, store: str | None) -> Any:

@@ -42,9 +42,9 @@ class Sides:
 
     @classmethod
     def of(cls, chosen: Sequence[str], study: Study) -> Sides:
-        """From what is chosen in the list, where a trial is its key."""
-        names = tuple(each for each in chosen if each in study.variants)
-        return cls(names, tuple(each for each in chosen if each not in names))
+        """From what is chosen in the list, where a trial is its key; what the study no longer has is left out."""
+        names, keys = (set(study.variants), {trial["key"] for trial in study.trials})
+        return cls(*(tuple(each for each in chosen if each in known) for known in (names, keys)))
 
     @property
     def chosen(self) -> list[str]:

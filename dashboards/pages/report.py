@@ -38,9 +38,8 @@ def register(app: dash.Dash, library: Library) -> None:
         version = study.version.partition(":")[0]
         with lock:
             if made.get(name, ("",))[0] != version:
-                root = str(library.root)
                 with library.reading():
-                    text = page(study, words.command(study, root.endswith("/.archlab"), root))
+                    text = page(study, words.command_elsewhere(study))
                 made[name] = version, text
             response = flask.Response(made[name][1], mimetype="text/html")
         response.headers["Content-Security-Policy"] = f"{POLICY}; frame-ancestors 'self'; sandbox"

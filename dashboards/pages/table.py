@@ -105,6 +105,7 @@ def _refreshed(
     if ctx.triggered_id == "ablation-tick" and TABLE.version(study) == seen[1]:
         return [no_update] * 10
     told = [study.name, TABLE.version(study)]
+    moved = told != seen  # also what a tick would bring is brought by whatever comes first
     if study.comparison is None:
         return *[no_update] * 3, notice(study.problem or ""), no_update, told, *[no_update] * 4
     if "ablation.cellRendererData" in ctx.triggered_prop_ids and clicked:
@@ -119,12 +120,13 @@ def _refreshed(
     try:
         block = main_block(study.comparison, asked.shape)
     except BadFilter as problem:
-        return *[no_update] * 3, None, str(problem), told, opened, said, no_update, no_update
-    sorted_, same = ctx.triggered_id == "ablation-sort", ("ablation", "ablation-sort", "ablation-q", "ablation-all")
+        return *[no_update] * 3, None, str(problem), seen, opened, said, no_update, no_update
+    sorted_ = ctx.triggered_id == "ablation-sort" and not moved
+    same = ("ablation", "ablation-sort", "ablation-q", "ablation-all")
     defs = no_update if ctx.triggered_id in same else _columns(block, asked)
     rows = no_update if sorted_ else _rows(study, block, asked)
     before = no_update if sorted_ else None
-    published = _published(study) if ctx.triggered_id == "ablation-tick" else no_update
+    published = _published(study) if moved else no_update
     return rows, defs, _notes(study, asked, block), before, None, told, opened, said, files, published
 
 

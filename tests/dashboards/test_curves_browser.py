@@ -119,7 +119,7 @@ def test_ticked_trials_stand_beside_each_other(address, trials, visit):
     page.goto(f"{address}/study/gate-position/runs?q=variant%3DG1")
     page.wait_for_selector("#runs .ag-row")
     boxes = page.locator("#runs .ag-selection-checkbox input")
-    assert boxes.count() == 5
+    page.wait_for_function("document.querySelectorAll('#runs .ag-selection-checkbox input').length == 5")
     boxes.nth(0).check()
     boxes.nth(2).check()
     page.click("text=Compare 2 trials")
@@ -149,6 +149,7 @@ def test_a_driver_that_was_killed_leaves_the_page_up_and_its_zoom(tmp_path, serv
         page.goto(f"{served(root)}/study/live/curves?lines=runs")
         page.wait_for_selector(DRAWN)
         _drag(page)
+        page.wait_for_function("location.search.includes('xr=')")
         zoom, before = page.evaluate(RANGES), len(page.evaluate(DATA))
         run_trial(made, plan, last, fraction=0.5)  # half a curve, and nobody who goes on with it
         page.wait_for_function(f"{DATA}.length == {before + 1}", timeout=240_000)

@@ -64,7 +64,8 @@ def test_two_tabs_with_different_filters_leave_each_other_alone(base, visit):
         page.wait_for_function(WHOLE)
     one.fill("#ablation-q", "variant=G4")
     one.wait_for_selector('#ablation .ag-row[row-id="G4"]')
-    two.wait_for_timeout(2500)  # a tick of the other tab
+    with two.expect_response(lambda got: "ablation-tick" in (got.request.post_data or ""), timeout=240_000):
+        pass  # a tick of the other tab
     assert two.locator("#ablation .ag-pinned-left-cols-container .ag-row").count() == 2
     assert two.input_value("#ablation-q") == "variant=G2,G3" and "err=se" in two.url
     two.close()
@@ -76,6 +77,7 @@ def test_the_table_of_the_page_is_that_of_the_command_line(base, visit, tmp_path
     page.wait_for_function(WHOLE)
     told = page.request.get(f"{base[0]}/download/gate-position.json").json()["table"]
     for row in told:
+        page.wait_for_selector(f'#ablation .ag-row[row-id="{row["variant"]}"] [col-id="verdict"]')
         texts = [cell.replace("\N{MINUS SIGN}", "-") for cell in visit.cells(row["variant"]).values()]
         if row["delta"] is not None:
             assert f"{row['delta']:+.4f}" in texts and f"[{row['delta_low']:+.4f}, {row['delta_high']:+.4f}]" in texts

@@ -79,9 +79,10 @@ def test_the_published_block_stands_apart_in_the_browser(root, served, visit):
     tab = visit.page
     tab.goto(f"{served(root)}/study/gate-position/table")
     tab.wait_for_selector("#published table")
+    tab.wait_for_selector("#ablation .ag-row")
     assert TITLE in tab.inner_text("#published")
     assert tab.locator("#published .ag-row").count() == 0, "it is no part of the grid"
     assert "61.026" not in tab.inner_text("#ablation")
-    below = tab.evaluate("document.querySelector('#published').getBoundingClientRect().top")
-    assert below >= tab.evaluate("document.querySelector('#ablation').getBoundingClientRect().bottom")
+    top, bottom = (f"document.querySelector('#{name}').getBoundingClientRect()" for name in ("published", "ablation"))
+    assert tab.evaluate(f"{top}.top >= {bottom}.bottom")
     assert "holds" in tab.inner_text("#published")

@@ -20,9 +20,10 @@ def root(tmp_path_factory, chromium):
 
 
 def test_every_goal_is_met_three_times_over(root, chromium):
+    before = os.getloadavg()[0]
     found = dict(measured(chromium.browser, root, argparse.Namespace(turns=2, variants=200, alone=True)))
     assert set(GOALS) <= set(found)
-    busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))  # of a machine that others use
+    busy = max(1.0, max(before, os.getloadavg()[0]) / (os.cpu_count() or 1))  # of a machine that others use
     late = {
         what: times
         for what, times in found.items()
