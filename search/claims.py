@@ -103,6 +103,9 @@ def _judge(claim: Row, rows: dict[str, str], differences: Differences, compariso
     pairs = [(rows[one], rows[other]) for one, other in claim["pairs"]]
     if why := _unknown(claim["on"], pairs, differences):
         return {"verdict": NOT_COVERED, "reason": why, **nothing}
+    if claim["margin"] and claim["on"] == PERPLEXITY and differences.layout.unit != "nats/token":
+        reason = f"its margin is in nats/token, and losses here are in {differences.layout.unit}"
+        return {"verdict": NOT_COVERED, "reason": reason, **nothing}
     if claim["testable"]:
         verdict, why = _condition(claim["testable"], rows, differences)
         if verdict:

@@ -146,7 +146,10 @@ def _wrong_claim(claim: Claim, table: Table, path: str) -> Iterator[Problem]:
         if needs.of not in known:
             yield Problem(f"{path}.testable.of", unknown(needs.of, "row of the table", known), needs.mark("of"))
         for key in ("number", "times"):
-            if (number := getattr(needs, key)) is not None:
+            if (number := getattr(needs, key)) in OF_TABLE:
+                message = f"must be what was measured of each trial, found '{number}'"
+                yield Problem(f"{path}.testable.{key}", message, needs.mark(key))
+            elif number is not None:
                 yield from _wrong_number(number, f"{path}.testable.{key}", needs, key)
 
 

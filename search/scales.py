@@ -42,6 +42,10 @@ def merged(node: Node, change: Node) -> Node:
         return change
     if any(key in change.value and change.value[key].value != _value(node.value.get(key)) for key in _KINDS):
         return change
+    for key, new in change.value.items():
+        if new.value is None and key not in node.value:
+            message = unknown(key, "key that is there to take out", node.value)
+            raise SpecError.of(key, message, change.key_marks.get(key, new.mark))
     fields = {**node.value, **{key: merged(node.value.get(key, Node(None)), new) for key, new in change.value.items()}}
     marks = {**node.key_marks, **change.key_marks}
     return Node({key: found for key, found in fields.items() if not _taken_out(change, key)}, node.mark, marks)

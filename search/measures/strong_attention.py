@@ -54,7 +54,7 @@ class _Strong(Observer):
         strong = torch.where((weighed.probabilities > self.above) & (j >= 0), weighed.probabilities, 0.0)
         self.shares.heads(weighed.place, weighed.layer, strong.sum(-1), rows)
         distance = (i[:, None] - j).abs()
-        far = distance > 0
+        far = (distance > 0) & (j >= 0)
         power = torch.frexp(distance[far].float()).exponent - 1
         pairs = (strong.double() * rows[..., None]).sum((0, 1))[far]
         sums = pairs.new_zeros(int(j[-1]).bit_length()).index_add(0, power.long(), pairs)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from search.claims import REVERSED
 from search.frames import records
 from search.published_frame import PERPLEXITY, correlation
 from search.render.blocks import DASH, Block, Cell, Column, number, printable
@@ -142,9 +143,15 @@ def decided_by(row: Row) -> str:
     if not row["pairs"]:
         return str(row["reason"])
     deciding = [pair for pair in row["pairs"] if pair["decides"]]
-    first = max(deciding, key=lambda pair: _position(pair, bool(row["margin"] and row["margin"] > 0)))
+    equal = bool(row["margin"] and row["margin"] > 0)
+    first = max(deciding, key=_sure if row["verdict"] == REVERSED else partial(_position, equal=equal))
     more = f"; {len(deciding)} of {len(row['pairs'])} pairs" if len(row["pairs"]) > 1 else ""
     return f"{pair_text(first)}{more}"
+
+
+def _sure(pair: Row) -> float:
+    """How far the nearer end of a reversed pair's interval is on the other side."""
+    return math.inf if pair["diverged"] else float(min(abs(pair["low"]), abs(pair["high"])))
 
 
 def _position(pair: Row, equal: bool) -> float:
@@ -159,7 +166,7 @@ def _position(pair: Row, equal: bool) -> float:
 def pair_text(pair: Row) -> str:
     """One difference with its interval."""
     if pair["diverged"]:
-        return f"{pair['diverged']} diverged at every seed"
+        return f"{pair['diverged']} diverged in every trial"
     named = f"{pair['lower']} - {pair['than']}"
     if pair["difference"] is None:
         return f"{named}: no common seed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -14,6 +15,7 @@ from search.claims import claims_frame
 from search.comparison import Comparison, compare
 from search.losses import lay_out
 from search.pairs import Differences
+from search.render.published_blocks import decided_by
 from search.selection import select, with_baselines
 from search.sequential import always_valid_critical
 from tests.search.compare_kit import end_as, make_study, measures, pick
@@ -162,6 +164,29 @@ def test_a_claim_gets_its_verdict(asked: dict[str, Any], verdict: str, deciding:
     assert sum(pair["decides"] for pair in found.claims["pairs"][0]) == deciding
     assert found.claims["n"][0] == (3 if deciding else 0)
     assert bool(found.claims["reason"][0]) == (verdict == "not covered")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "expected"),
+    [("reversed", "b - d: +0.25 [+0.2, +0.3]"), ("undecided", "a - d: +0.2 [-0.1, +0.5]")],
+)
+def test_the_pair_that_decides_is_the_surest_of_those_reversed_and_else_the_furthest(
+    verdict: str, expected: str
+) -> None:
+    far = {"lower": "a", "than": "d", "difference": 0.2, "low": 0.01 if verdict == "reversed" else -0.1, "high": 0.5}
+    sure = {"lower": "b", "than": "d", "difference": 0.25, "low": 0.2, "high": 0.3}
+    pairs = [{**pair, "diverged": "", "decides": True} for pair in (far, sure)]
+    row = {"verdict": verdict, "reason": "", "margin": None, "pairs": pairs}
+    assert decided_by(row) == f"{expected}; 2 of 2 pairs"
+
+
+def test_a_margin_in_nats_is_not_held_against_bits() -> None:
+    record, trials = make_study(EFFECTS)
+    layout = lay_out(with_baselines(record), select(with_baselines(record), trials))
+    bits = Differences(record, select(with_baselines(record), trials), replace(layout, unit="bits/byte"))
+    found = claims_frame(with_claims(record, claim(equal="c baseline", margin=0.05), claim("a", "b")), bits)
+    assert found["verdict"].tolist()[0] == "not covered" and "bits/byte" in found["reason"][0]
+    assert found["verdict"].tolist()[1] != "not covered"
 
 
 def test_claims_share_the_error_whatever_came_of_them() -> None:

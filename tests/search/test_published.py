@@ -116,6 +116,11 @@ def test_every_claim_is_true_of_the_figures_that_were_printed(table: Table) -> N
             "than: [g2], testable: {number: gates.gate_mean, of: base, at_least: 3}",
             "claims.0.testable.of: 'base' is not a row of the table; did you mean 'baseline'?",
         ),
+        (
+            "than: [baseline, g2]",
+            "than: [g2], testable: {number: perplexity, of: baseline, at_least: 6}",
+            "claims.0.testable.number: must be what was measured of each trial, found 'perplexity'",
+        ),
     ],
     ids=lambda text: text[:20],
 )

@@ -50,6 +50,11 @@ def test_a_change_is_merged_key_by_key(said: Any, change: Any, expected: Any) ->
     assert merged(Node.of(said), Node.of(change)).plain() == expected
 
 
+def test_what_is_not_there_cannot_be_taken_out() -> None:
+    with pytest.raises(SpecError, match=r"seds: 'seds' is not a key that is there to take out; did you mean 'seeds'\?"):
+        merged(Node.of({"seeds": 2, "train": {}}), Node.of({"seds": None}))
+
+
 @pytest.mark.parametrize(
     ("overrides", "name", "d_model", "tokens", "seeds"),
     [
