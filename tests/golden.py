@@ -126,8 +126,11 @@ def row_of(file: Path) -> str:
     trials = each * len(built)
     flops = sum(3 * model.figures["flops_per_token"] * recipe.all_tokens * each for recipe, model in built)
     if study.search:
-        flops *= (study.search.trials + trials) / trials
-        trials += study.search.trials
+        more = study.search.trials + study.search.found * (most(study.seeds) - 1)
+        flops *= (more + trials) / trials
+        trials += more
+    if study.screen:
+        trials += len(built)  # a probe of each
     name = file.relative_to(STUDIES).as_posix()
     scales = ", ".join(study.scales) or "one"
     paper = f"`{study.report.published.table}`" if study.report.published else ""
