@@ -36,6 +36,7 @@ REMEMBER_ZOOM = """(event, zoom) => {
   return kept;
 }"""
 ADDRESS = """(query, zoom) => {
+  if (!window.location.pathname.endsWith('/curves')) return;  // a click has led elsewhere already
   const said = new URLSearchParams(query.slice(1));
   for (const [axis, key] of [['xaxis', 'xr'], ['yaxis', 'yr']])
     if (zoom[axis]) said.set(key, zoom[axis].map(end => +(+end).toPrecision(6)).join(',') || 'all');

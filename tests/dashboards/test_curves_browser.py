@@ -91,19 +91,28 @@ def test_a_click_on_a_line_leads_to_its_trial_or_its_variant(address, trials, vi
     assert key in {trial["key"] for trial in trials if trial["variant"] == "G3"}
     page.goto(f"{address}/study/gate-position/curves?q=variant%3DG4")
     page.wait_for_selector(DRAWN)
+    lines = page.evaluate("document.querySelector('#curve .js-plotly-plot').data.map(line => [line.x, line.y])")
     mean = page.evaluate(f"{DATA}.findIndex(trace => trace[0] == 'G4')")
+    (first, *_, last), heights = lines[mean][0][8:13], [y[10] for x, y in lines if len(x) == len(lines[mean][0])]
+    zoom = f"xr={first},{last}&yr={min(heights)},{max(heights)}"  # there the seeds are apart
+    page.goto(f"{address}/study/gate-position/curves?q=variant%3DG4&{zoom}")
+    page.wait_for_selector(DRAWN)
     _click_line(page, mean)
     page.wait_for_url("**/study/gate-position/table?open=G4")
     page.wait_for_selector("#ablation a >> text=seed 2")
 
 
 def _click_line(page, trace):
-    """Clicks a point in the middle of a line."""
+    """Clicks the point of a line that is farthest from all others, so that no other line is under the pointer."""
     x, y = page.evaluate(
         """trace => {
         const figure = document.querySelector('#curve .js-plotly-plot'), own = figure.data[trace];
-        const middle = Math.floor(own.x.length / 2), {xaxis, yaxis} = figure._fullLayout;
-        const box = figure.getBoundingClientRect(), x = xaxis.c2p(own.x[middle]), y = yaxis.c2p(own.y[middle]);
+        const {xaxis, yaxis} = figure._fullLayout, box = figure.getBoundingClientRect();
+        const points = line => [...line.x].map((x, i) => [xaxis.c2p(x), yaxis.c2p(line.y[i])]);
+        const others = figure.data.filter(line => line !== own && line.x).flatMap(points);
+        const room = ([x, y]) => Math.min(...others.map(([u, v]) => Math.hypot(x - u, y - v)));
+        const inside = ([x, y]) => x > 5 && y > 5 && x < xaxis._length - 5 && y < yaxis._length - 5;
+        const [x, y] = points(own).filter(inside).reduce((best, point) => room(point) > room(best) ? point : best);
         return [box.left + xaxis._offset + x, box.top + yaxis._offset + y];
     }""",
         trace,
