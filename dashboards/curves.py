@@ -20,6 +20,8 @@ SERIES = ("validation_loss", "loss", "grad_norm", "lr", "tokens_per_s")
 """What can be drawn; each is a field of some lines of the file."""
 _TAIL_BYTES = 512
 NAN = float("nan")
+_NUMBERS = frozenset((int, float))  # what JSON gives for them; a truth value is none
+_KNOWN = _NUMBERS | {type(None)}  # null is a number that is not finite
 
 
 class CurveFile:
@@ -88,19 +90,17 @@ class CurveFile:
             found = []
         if len(found) != len(lines):
             found = [_loaded(line) for line in lines]
-        for values in found:
-            if not isinstance(values, dict) or not _is_number(values.get("step"), null=False):
-                self.unreadable += 1  # shown beneath the figure: the file is damaged there
-                continue
-            place = len(self._step)
-            self._step.append(values["step"])
-            for column, name in ((self._time, "time"), (self._attempt, "attempt"), (self._tokens, "tokens")):
-                value = values.get(name)
-                column.append(value if _is_number(value, null=False) else NAN)
-            for name, (places, numbers) in self._values.items():
-                if name in values and _is_number(values[name]):
-                    places.append(place)
-                    numbers.append(NAN if values[name] is None else values[name])
+        kept = [each for each in found if isinstance(each, dict) and type(each.get("step")) in _NUMBERS]
+        self.unreadable += len(found) - len(kept)  # shown beneath the figure: the file is damaged there
+        start = len(self._step)
+        self._step.extend([each["step"] for each in kept])
+        for column, name in ((self._time, "time"), (self._attempt, "attempt"), (self._tokens, "tokens")):
+            values = [each.get(name) for each in kept]
+            column.extend([value if type(value) in _NUMBERS else NAN for value in values])
+        for name, (places, numbers) in self._values.items():
+            where = [place for place, each in enumerate(kept) if name in each and type(each[name]) in _KNOWN]
+            places.extend([start + place for place in where])
+            numbers.extend([NAN if (value := kept[place][name]) is None else value for place in where])
 
     @property
     def last_step(self) -> int:
@@ -139,13 +139,6 @@ def _loaded(line: bytes) -> Any:
         return json.loads(line)
     except ValueError:
         return None
-
-
-def _is_number(value: object, null: bool = True) -> bool:
-    """A number, or where it may be so null, as which a trial writes one that is not finite."""
-    if value is None:
-        return null
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _training_seconds(time: Floats, attempt: Floats) -> Floats:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -54,11 +56,15 @@ def _published(table: dict[str, Any] | None) -> dict[str, Any] | None:
 def identity_of(trial: Trial) -> dict[str, str]:
     """The sha256 of a trial's resolved model (that of `arch_dsl.identity`), and of its recipe without what is tuned,
     or settled by machine or store: the same wherever a study is planned."""
-    from arch_dsl.identity import digest  # whose package imports torch, and a report has what plans said
-
     recipe = _closed(trial.recipe)
     recipe |= {"stages": [_closed(stage) for stage in recipe["stages"]]} if "stages" in recipe else {}
-    return {"model": digest(trial.model), "recipe": digest(recipe)}
+    return {"model": _digest(trial.model), "recipe": _digest(recipe)}
+
+
+def _digest(plain: Any) -> str:
+    """What `arch_dsl.identity.digest` gives, whose package imports torch: two seconds before a page or a report."""
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def identified(

@@ -258,6 +258,20 @@ def test_the_dashboard_needs_none_of_the_heavy_packages():
     assert done.stdout.strip() == "[]"
 
 
+def test_a_study_of_an_older_version_is_compared_without_torch(tmp_path):
+    with make_store(tmp_path) as store:
+        make_study(store, Plan(effects={"baseline": 0.0, "G1": -0.05}, points=5, steps=5))
+        assert not any("identity" in each for each in store.study("gate-position")["variants"])
+    code = (
+        "import sys; from dashboards.library import Library; from pathlib import Path\n"
+        "found = Library(Path(sys.argv[1])).study('gate-position').comparison\n"
+        "print(len(found.provenance['identities']), 'torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    assert done.stdout.split() == ["2", "False"]
+
+
 def test_scripts_that_a_study_asks_to_load_early_exist(client):
     for link in client.http.get("/study/gate-position").headers["Link"].split(", "):
         path = link[1 : link.index(">")]
