@@ -45,8 +45,11 @@ class Term:
     negated: bool = False
 
     def holds(self, row: Mapping[str, Any]) -> bool:
-        """Whether the row satisfies it. What a row lacks (None, NaN) equals nothing and is no more nor less."""
-        asked = [row.get(self.name)] if self.name else [value for value in row.values() if isinstance(value, str)]
+        """Whether the row satisfies it. What a row lacks (None, NaN) equals nothing and is no more nor less; a tuple
+        are several values, of which one must satisfy it (with `!=`: none may be equal)."""
+        asked = _each(row.get(self.name)) if self.name else [text for value in row.values() for text in _each(value)]
+        if not self.name:
+            asked = [value for value in asked if isinstance(value, str)]
         if self.operator == "!=":
             found = not any(_equal(value, text) for value in asked for text in self.values)
         else:
@@ -126,6 +129,10 @@ def to_number(text: str) -> float | None:
     """`4e-3` and `1.5M` as numbers; None for anything else."""
     match = _NUMBER.fullmatch(text)
     return float(match[1]) * _SUFFIX[match[2]] if match else None
+
+
+def _each(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 def _lacks(value: Any) -> bool:

@@ -98,6 +98,8 @@ def test_words_that_ask_for_nothing_are_said(comparison: Comparison, error: str,
         ("sdpa_gate=yes", ["sdpa"], 5),
         ("sdpa=[gate] state=complete", ["sdpa"], 5),
         ("seed=2", ["baseline", "sdpa", "value"], 3),
+        ("role=repeat", ["baseline", "sdpa", "value"], 9),
+        ("role=tune", ["baseline", "sdpa", "value"], 9),
         ("verdict=worse seed=17", [], 0),
     ],
 )

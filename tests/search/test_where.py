@@ -20,6 +20,7 @@ ROW: dict[str, Any] = {
     "block.attention.sdpa": "[gate(headwise, sigmoid)]",
     "delta": math.nan,
     "reason": None,
+    "role": ("tune+repeat", "tune", "repeat"),
 }
 
 
@@ -28,6 +29,12 @@ ROW: dict[str, Any] = {
     [
         ("", True),
         ("state=complete", True),
+        ("role=repeat", True),
+        ("role=tune+repeat", True),
+        ("role!=tune", False),
+        ("role!=search", True),
+        ("-role=search,tune", False),
+        ("role~peat", True),
         ("state=COMPLETE", True),
         ("state!=failed", True),
         ("state=failed,complete", True),
