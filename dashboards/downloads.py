@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+from typing import TYPE_CHECKING
 
 import flask
 
 from dashboards.library import Library, NotFound, Study
 from dashboards.pages.table import wanted
 from dashboards.words import command_elsewhere
-from search.comparison import Comparison
-from search.reporting import report
 from search.store import StoreError
+
+if TYPE_CHECKING:  # which a server starts without
+    from search.comparison import Comparison
 
 DOWNLOADS = {
     "md": ("md", "text/markdown"),
@@ -40,6 +42,8 @@ def register(server: flask.Flask, library: Library) -> None:
     @server.get("/download/<name>.<ending>")
     def whole(name: str, ending: str) -> flask.Response:
         """The report of a study, the same text that `archlab report` prints."""
+        from search.reporting import report
+
         _, comparison = found(name, ending)
         form, media = DOWNLOADS[ending]
         return _file(report(comparison, form), media, f"{name}.{ending}")
@@ -47,6 +51,8 @@ def register(server: flask.Flask, library: Library) -> None:
     @server.get("/download/<name>/table.<ending>")
     def table(name: str, ending: str) -> flask.Response:
         """The ablation table in the shape that the address asks for."""
+        from search.reporting import report
+
         study, comparison = found(name, ending)
         form, media = DOWNLOADS[ending]
         asked, wrong = wanted(flask.request.args, study)

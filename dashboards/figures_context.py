@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from dashboards import figures
 from dashboards.curves import Group, Line, thin
 from dashboards.figures import Figure
 from dashboards.theme import MUTED, axis, layout
+
+if TYPE_CHECKING:  # which a server starts without
+    import pandas as pd
 
 DRAWN = 500  # points of a curve
 
@@ -77,6 +79,8 @@ def dots(
 
     `marks` are {place, value, text}: ticks across a row at what chance or a ceiling reaches.
     """
+    import pandas as pd
+
     traces: list[dict[str, Any]] = []
     variants = list(dict.fromkeys(map(str, rows["variant"])))
     for order, variant in enumerate(variants):

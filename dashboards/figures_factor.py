@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from dashboards import figures
 from dashboards.figures import Figure
 from dashboards.panels import SIGNED
 from dashboards.theme import BASELINE_COLOUR, INK, MUTED, PALETTE, axis, layout, translucent
+
+if TYPE_CHECKING:  # which a server starts without
+    import pandas as pd
 
 _SPREAD = 0.22  # of the points of a row around its middle
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from dashboards import figures
 from dashboards.figures import Figure
 from dashboards.theme import axis, layout, translucent
+
+if TYPE_CHECKING:  # which a server starts without
+    import pandas as pd
 
 Colours = Mapping[str, str]
 
@@ -148,6 +150,8 @@ def _quiet(mode: str, x: Any, y: Any, name: str) -> dict[str, Any]:
 
 
 def _minimum(row: Mapping[str, Any], colour: str) -> dict[str, Any]:
+    import pandas as pd
+
     spread = _spread(pd.DataFrame([row]))
     bars = {"color": colour, "thickness": 1.5, "width": 0}
     hover = f"<b>{escape(row['series'])}</b> at {row['at']:.3g} FLOPs<br>best N %{{x:.3s}}<extra></extra>"

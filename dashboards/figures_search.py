@@ -7,10 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from dashboards import figures
 from dashboards.figures import Figure
@@ -19,6 +18,9 @@ from dashboards.theme import BASELINE_COLOUR, INK, MUTED, PALETTE, axis, layout
 from search.render.blocks import short_count
 from search.selection import shortest
 from search.where import Filter, to_number
+
+if TYPE_CHECKING:  # which a server starts without
+    import pandas as pd
 
 FRONT = PALETTE[1]
 _ROOM = 18  # characters of a text on an axis

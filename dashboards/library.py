@@ -7,18 +7,20 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dashboards.curves import CurveFile, stamp_of
-from search.comparison import Comparison, load_comparison
 from search.findings import measured
 from search.lock import STUDY_NAME, holder_of
 from search.selection import is_over, select, tuned_paths
 from search.store import Store, StoreError
+
+if TYPE_CHECKING:
+    from search.comparison import Comparison
 
 STATES = ("complete", "running", "paused", "planned", "failed", "diverged", "pruned")
 _PROBE_S = 1.0  # a page says "locked" rather than wait for a minute, as a run does
@@ -124,6 +126,12 @@ class Library:
             self._studies[name] = study
             return study
 
+    def prepare(self) -> None:
+        """Compares the newest study before a reader asks for it. What is wrong with the store, its pages say."""
+        with suppress(StoreError, NotFound, OSError):
+            if newest := self.listing()[:1]:
+                self.study(newest[0]["name"])
+
     def rows(self, name: str) -> list[dict[str, Any]]:
         """The rows of a study in the trial table."""
         with self._lock:
@@ -211,6 +219,8 @@ class Library:
 
     def _compare(self, name: str) -> tuple[Comparison | None, str | None]:
         """The comparison, or the sentence that says what is wrong with a result; the page stands either way."""
+        from search.comparison import load_comparison  # with pandas and scipy, which a server starts without
+
         with self.open() as store:
             try:
                 return load_comparison(store, name), None

@@ -6,15 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from dashboards import figures
 from dashboards.curves import Floats
 from dashboards.figures import Figure
 from dashboards.theme import INK, MUTED, layout
+
+if TYPE_CHECKING:  # which a server starts without
+    import pandas as pd
 
 MOST = 24  # panels of a figure
 ROOM = 24  # cells beside each other in which numbers are written
@@ -43,6 +45,8 @@ class Look:
 def panels(grids: pd.DataFrame, variants: Sequence[str], colours: Mapping[str, str], look: Look) -> tuple[Figure, int]:
     """The figure and its height in px. `grids` are rows {variant, y, x, row, column, mean, std, n} of one grid; without
     it a variant has no panel."""
+    import pandas as pd
+
     found = {name: own for name in variants if len(own := grids[grids["variant"] == name])}
     if not found:
         return figures.empty("Nothing has been measured here yet."), 120

@@ -16,6 +16,7 @@ from werkzeug.serving import BaseWSGIServer, make_server
 
 from dashboards import PortTaken, WeakToken, make_app
 from dashboards.door import SHORTEST, Door, is_loopback
+from dashboards.library import Library
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
@@ -37,7 +38,8 @@ def serve(store_root: Path, host: str = "127.0.0.1", port: int | None = None, op
     loopback asks for a token: that of the variable ARCHLAB_TOKEN, with which loopback asks for it too, or a new one.
     """
     token = token_for(host)
-    server = listen(store_root, host, port, token)
+    app = make_app(Path(store_root))
+    server = _listen(app.server, host, port, token)
     url = f"http://{_shown(host)}:{server.port}/"
     if token is not None and TOKEN not in os.environ:  # one that is ours is told
         url += f"?token={token}"
@@ -48,6 +50,8 @@ def serve(store_root: Path, host: str = "127.0.0.1", port: int | None = None, op
         print(f"  {NO_TLS.format(port=server.port)}", flush=True)
     if open_browser:
         threading.Timer(0.3, webbrowser.open, [url]).start()
+    library: Library = app.server.config["LIBRARY"]
+    threading.Thread(target=library.prepare, name="prepare", daemon=True).start()  # while a browser loads its scripts
     server.serve_forever()  # returns on Ctrl-C
 
 
@@ -65,14 +69,17 @@ def listen(
     store_root: Path, host: str = "127.0.0.1", port: int | None = None, token: str | None = None
 ) -> BaseWSGIServer:
     """A server that is bound and not yet serving; its `port` says where. Raises as `serve` does."""
+    return _listen(make_app(Path(store_root)).server, host, port, token)
+
+
+def _listen(application: WSGIApplication, host: str, port: int | None, token: str | None) -> BaseWSGIServer:
     if token is None and not is_loopback(host):
         raise ValueError(f"a server on {host}, which others can reach, needs a token")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    app = make_app(Path(store_root))
     first = DEFAULT_PORT if port is None else port
     for candidate in range(first, first + (TRIES if port is None else 1)):
         try:
-            return _bind(Door(app.server, host, token), host, candidate)
+            return _bind(Door(application, host, token), host, candidate)
         except PortTaken:
             if port is not None:
                 raise

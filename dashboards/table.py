@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dash_ag_grid as dag
 
 from dashboards.parts import to_trial
 from dashboards.words import marked, pretty, shown
-from search.comparison import Comparison
 from search.render.blocks import Block, Cell, Column
+
+if TYPE_CHECKING:  # which a server starts without
+    from search.comparison import Comparison
 
 MOST_ROWS = 60  # a longer table scrolls by itself
 VERDICTS = (

@@ -9,12 +9,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dashboards.library import Study
-from search.comparison import Comparison
 from search.notes import lossy_of, objective_of, tested_on
 from search.render.blocks import Cell, Column
+
+if TYPE_CHECKING:  # which a server starts without
+    from search.comparison import Comparison
 
 MINUS = "\N{MINUS SIGN}"
 STATE_WORDS = {

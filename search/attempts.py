@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
+if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
+    import pandas as pd
+
 
 COLUMNS = ["key", "attempt", "start", "end", "ended", "place"]
 _ENDS = ("complete", "paused", "planned", "failed", "diverged", "pruned", "stale")
@@ -19,6 +21,8 @@ def attempts_frame(events: Iterable[dict[str, Any]], now: float, running: bool) 
     trial has begun ends nothing. `place` is the lowest number that no other attempt has at that time: how many ran at
     once.
     """
+    import pandas as pd
+
     rows: list[dict[str, Any]] = []
     under_way: dict[str, dict[str, Any]] = {}
     last = 0.0

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from search.pairs import Differences
 from search.published_frame import PERPLEXITY
 from search.selection import Selection
+
+if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
+    import pandas as pd
 
 HOLDS, REVERSED, UNDECIDED = "holds", "reversed", "undecided"
 NOT_TESTABLE, NOT_COVERED = "not testable at this scale", "not covered"
@@ -64,6 +65,8 @@ def claims_frame(record: Row, differences: Differences) -> pd.DataFrame:
 
     `comparisons` is how many claims share the error; `reason` says why one was not tested. Empty without a table.
     """
+    import pandas as pd
+
     asked = record.get("published") or {}
     variants: dict[str, Row] = asked.get("variants", {})
     groups: dict[str, dict[str, str]] = {}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy  # its special is imported when it is used: an eighth of a second
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 Floats = NDArray[np.float64]
 
@@ -69,7 +69,7 @@ def simultaneous_critical(
     """
     if documents_df < 1:
         return np.full(np.shape(seeds), seeds_critical, np.float64)
-    theirs = float(stdtrit(documents_df, 1 - 0.05 / (2 * comparisons)))
+    theirs = float(scipy.special.stdtrit(documents_df, 1 - 0.05 / (2 * comparisons)))
     a, b = np.asarray(seeds, np.float64), np.asarray(documents, np.float64)
     total = a + b
     share = np.divide(b, total, out=np.zeros(np.shape(total)), where=total > 0)
@@ -103,7 +103,7 @@ def welch_difference(ours: Floats, base: Floats, documents: tuple[float, int], c
         return contrast
     one, other = (float(r.var(ddof=1)) / len(r) for r in (ours, base))
     df = satterthwaite(one, len(ours) - 1, other, len(base) - 1)
-    critical = float(stdtrit(df, 1 - 0.05 / (2 * comparisons)))
+    critical = float(scipy.special.stdtrit(df, 1 - 0.05 / (2 * comparisons)))
     return resolve(contrast, one + other, critical, documents, comparisons)
 
 

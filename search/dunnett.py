@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-import scipy  # its optimize is imported when it is used: half a second
+import scipy  # its special and its optimize are imported when they are used: half a second
 from numpy.typing import NDArray
-from scipy.special import chdtri, gammaln, ndtr, stdtrit
 
 Floats = NDArray[np.float64]
 
@@ -25,7 +24,7 @@ def dunnett_probability(critical: float, comparisons: int, df: float, correlatio
     shift = np.sqrt(correlation) * z
     scale = np.sqrt(1 - correlation)
     reach = critical * s[:, None]
-    inside = ndtr((shift + reach) / scale) - ndtr((shift - reach) / scale)
+    inside = scipy.special.ndtr((shift + reach) / scale) - scipy.special.ndtr((shift - reach) / scale)
     return float(weight_s @ (inside**comparisons @ weight_z))
 
 
@@ -34,10 +33,12 @@ def _chi_nodes(df: float) -> tuple[Floats, Floats]:
     """Nodes s and weights of the law of chi_df / sqrt(df)."""
     if df > 1e7:
         return np.ones(1), np.ones(1)
-    low, high = np.log(np.sqrt(chdtri(df, np.array([1 - 1e-13, 1e-13])) / df))
+    low, high = np.log(np.sqrt(scipy.special.chdtri(df, np.array([1 - 1e-13, 1e-13])) / df))
     x, weight = np.polynomial.legendre.leggauss(128)
     x = 0.5 * (high - low) * x + 0.5 * (high + low)
-    log_density = df * x - 0.5 * df * np.exp(2 * x) + np.log(2.0) + 0.5 * df * np.log(df / 2) - gammaln(df / 2)
+    log_density = (
+        df * x - 0.5 * df * np.exp(2 * x) + np.log(2.0) + 0.5 * df * np.log(df / 2) - scipy.special.gammaln(df / 2)
+    )
     return np.exp(x), weight * 0.5 * (high - low) * np.exp(log_density)
 
 
@@ -53,10 +54,10 @@ def dunnett_critical(comparisons: int, df: float, correlation: float = 0.5, leve
             f"received {comparisons}, {df}, {correlation}"
         )
     bounded = min(df, 1e8)
-    one = float(stdtrit(bounded, 0.5 + level / 2))
+    one = float(scipy.special.stdtrit(bounded, 0.5 + level / 2))
     if comparisons == 1:
         return one
-    bonferroni = float(stdtrit(bounded, 1 - (1 - level) / (2 * comparisons)))
+    bonferroni = float(scipy.special.stdtrit(bounded, 1 - (1 - level) / (2 * comparisons)))
     return float(
         scipy.optimize.brentq(
             lambda c: dunnett_probability(c, comparisons, df, correlation) - level,

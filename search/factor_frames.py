@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
-from scipy.special import stdtrit
+import scipy  # its special is imported when it is used: an eighth of a second
 
 from search.notes import NO_DIFFERENCE
 
 if TYPE_CHECKING:
+    import pandas as pd  # when a frame is made: a quarter of a second
+
     from search.comparison import Comparison
 
 NAN = math.nan
@@ -40,6 +41,8 @@ def factors(variants: Variants) -> dict[str, tuple[str, ...]]:
 def pairs_frame(variants: Variants, comparison: Comparison, factor: str) -> pd.DataFrame:
     """A row per pair and seed that both have: `level` against the factor's first one, the `cell` (the levels of all
     other factors), `variant` and `reference`, and the `difference` of their TEST losses in the unit of the table."""
+    import pandas as pd
+
     levels, losses = _levels(variants), _losses(comparison)
     first = factors(variants)[factor][0]
     places = {_without(own, (factor,)): name for name, own in levels.items() if own.get(factor) == first}
@@ -72,6 +75,8 @@ def effects_frame(pairs: pd.DataFrame, noise: Mapping[str, Any], by: str | None 
     pooled over all variants, and the variance of documents, as if every cell's documents were the same. Not corrected
     for how many effects are looked at. NaN without a sigma.
     """
+    import pandas as pd
+
     rows = []
     keys = ["level"] if by is None else [by, "level"]
     for key, own in pairs.groupby(keys, sort=False):
@@ -90,6 +95,8 @@ def interactions_frame(variants: Variants, comparison: Comparison) -> pd.DataFra
     """A row per two factors of two levels: by how much the one's difference is larger where the other one is at its
     second level, (ab - b) - (a - 0), mean over the cells that have all four and the seeds that all four have, with the
     half width of its 95% interval (the variances of `effects_frame`, of four losses)."""
+    import pandas as pd
+
     levels, losses = _levels(variants), _losses(comparison)
     two = {name: own for name, own in factors(variants).items() if len(own) == 2}
     rows = []
@@ -158,4 +165,4 @@ def _half_width(squares: float, noise: Mapping[str, Any]) -> float:
     if noise["seed_sd"] is None or not noise["df"]:
         return NAN
     variance = squares * noise["seed_sd"] ** 2 + (noise["document_sd"] or 0.0) ** 2
-    return float(stdtrit(noise["df"], 0.975)) * math.sqrt(variance)
+    return float(scipy.special.stdtrit(noise["df"], 0.975)) * math.sqrt(variance)

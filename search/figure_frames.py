@@ -4,10 +4,12 @@ chance reaches, measures and what uniform attention would have. Pure functions f
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
+
+if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
+    import pandas as pd
 
 WINDOWS = (1, 11, 101)
 """Tokens that a loss by position is smoothed over; the figures of arXiv:2503.02130 have 101."""
@@ -21,6 +23,8 @@ def usual_window(places: int) -> int:
 def smoothed(curves: pd.DataFrame, window: int) -> pd.DataFrame:
     """Each curve of a curves frame with the mean over `window` places around each one, at the ends over those that
     there are, weighted by their targets. The deviation of such means over the seeds is not known, and NaN."""
+    import pandas as pd
+
     if window == 1:
         return curves
     parts = []
@@ -49,6 +53,8 @@ def minus_baseline(frame: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
 def probes_frame(measures: pd.DataFrame) -> pd.DataFrame:
     """A row per variant and share of right answers (recall, induction, the needle, a data set of questions): its mean,
     std, n, and beside it what `chance` and a `ceiling` reach, NaN where that is not measured."""
+    import pandas as pd
+
     rows: list[dict[str, Any]] = []
     own = {(row["variant"], row["name"]): row for row in measures.to_dict("records")}
     for (variant, name), row in own.items():
@@ -89,6 +95,8 @@ def over_rows(grids: pd.DataFrame) -> pd.DataFrame:
 def settings_frame(found: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """The trials of a search frame with a column for each setting that the trials have, named by its path, and these
     columns: numbers and texts as they are, all else as a patch spells it; NaN where a trial has no such setting."""
+    import pandas as pd
+
     given = [{path: value for path, value in each.items() if path != "lr"} for each in found["settings"]]
     paths = list(dict.fromkeys(path for each in given for path in each))
     spelled = [{path: _plain(value) for path, value in each.items()} for each in given]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from search.screening import ROLE
 from search.selection import Selection, choose, group, loss, rate, spelled
+
+if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
+    import pandas as pd
 
 NAN = float("nan")
 
@@ -27,6 +29,8 @@ def rates_frame(record: dict[str, Any], selections: list[Selection]) -> pd.DataF
     steps; `settled` is whether the variant's tuning is over, else one that is paused waits for the others; `along` is
     whether all but the rate is as it was chosen.
     """
+    import pandas as pd
+
     rows = []
     batches = {variant["name"]: variant.get("batches") for variant in record["variants"]}
     first = record["variants"][0]["name"]
@@ -67,6 +71,8 @@ def _others(settings: dict[str, Any]) -> dict[str, Any]:
 
 def domains_frame(record: dict[str, Any], selections: list[Selection]) -> pd.DataFrame:
     """A row per variant and domain of a mixture: the test loss per token and exp of it, means over the seeds."""
+    import pandas as pd
+
     rows = []
     whole = [domain["name"] for domain in record["data"].get("domains", ())]
     own = {variant["name"]: variant.get("domains", whole) for variant in record["variants"]}
@@ -97,6 +103,8 @@ _RESULT: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 def trials_frame(selections: list[Selection], trials: list[dict[str, Any]]) -> pd.DataFrame:
     """A row per trial and variant; `reported` marks those that stand in the table."""
+    import pandas as pd
+
     names = {s.variant for s in selections}
     grouped = group(trials)
     others = [choose({"seeds": []}, name, grouped[name]) for name in grouped if name not in names]

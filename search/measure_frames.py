@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from search.selection import Selection
+
+if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
+    import pandas as pd
 
 
 def measures_frame(selections: list[Selection]) -> pd.DataFrame:
@@ -17,6 +19,8 @@ def measures_frame(selections: list[Selection]) -> pd.DataFrame:
     Trials are those of the table, with what was found under `measures`; a variant without a mean has no row. Findings
     of another version than the newest one among the trials are left out, as if they were missing.
     """
+    import pandas as pd
+
     rows = []
     for (variant, measure, name), by_seed in values_by_seed(selections).items():
         found = [*by_seed.values()]
@@ -43,6 +47,8 @@ def curves_frame(selections: list[Selection]) -> pd.DataFrame:
 
     Of the same findings as `measures_frame`.
     """
+    import pandas as pd
+
     frames, newest = [], _newest(selections)
     for selection in selections:
         curves: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -67,6 +73,8 @@ def grids_frame(selections: list[Selection]) -> pd.DataFrame:
 
     Of the same findings as `measures_frame`.
     """
+    import pandas as pd
+
     frames, newest = [], _newest(selections)
     for selection in selections:
         grids: dict[tuple[str, str], list[dict[str, Any]]] = {}

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
+import scipy  # its special is imported when it is used: an eighth of a second
 
 from search.contrast import MINIMUM_SEEDS, Contrast, Floats, paired_difference, resolve, welch_difference
 from search.losses import Layout, pair_documents
@@ -86,7 +86,7 @@ class Differences:
             return welch_difference(both[0], both[1], known, comparisons if enough else 0)
         if number != PERPLEXITY:
             return _own_difference(ours, base, comparisons)
-        critical = float(stdtrit(df, 1 - 0.05 / (2 * comparisons))) if df else 0.0
+        critical = float(scipy.special.stdtrit(df, 1 - 0.05 / (2 * comparisons))) if df else 0.0
         return paired_difference(ours, base, variance, critical, known, comparisons)
 
     def documents(self, one: str, other: str) -> tuple[float, int]:
@@ -110,5 +110,5 @@ def _own_difference(ours: Floats, base: Floats, comparisons: int) -> Contrast | 
     contrast = Contrast(count, float(differences.mean()))
     if count < MINIMUM_SEEDS:
         return contrast
-    critical = float(stdtrit(count - 1, 1 - 0.05 / (2 * comparisons)))
+    critical = float(scipy.special.stdtrit(count - 1, 1 - 0.05 / (2 * comparisons)))
     return resolve(contrast, float(differences.var(ddof=1)) / count, critical, (0.0, 0), comparisons)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from search.frames import NAN, records
 from search.kendall import kendall
 from search.spearman import Correlation, ranks, spearman
+
+if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
+    import pandas as pd
 
 PERPLEXITY = "perplexity"
 DIVERGED = "diverged"
@@ -46,6 +47,8 @@ def published_frame(record: Row, table: pd.DataFrame, measures: pd.DataFrame, un
     both, a diverged one last. `numbers` has for each other published column that is one of our numbers the pair (ours,
     theirs).
     """
+    import pandas as pd
+
     asked = record.get("published") or {}
     variants: dict[str, Row] = asked.get("variants", {})
     own = {row["variant"]: row for row in records(table)}

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy  # its optimize is imported when it is used: half a second
+import scipy  # its special and its optimize are imported when they are used: half a second
 from numpy.typing import NDArray
-from scipy.special import fdtri, stdtrit
 
 Floats = NDArray[np.float64]
 
@@ -96,7 +95,7 @@ class Linear:
 
     @property
     def critical(self) -> float:
-        return float(stdtrit(self.df, 0.5 + LEVEL / 2))
+        return float(scipy.special.stdtrit(self.df, 0.5 + LEVEL / 2))
 
     def estimate(self, weights: Floats) -> Estimate:
         """A weighted sum of the solution."""
@@ -136,7 +135,7 @@ def surface(parameters: Floats, tokens: Floats, loss: Floats) -> dict[str, Estim
     best = space.huber()
     a, b, e, alpha, beta = best
     low = space.least()
-    limit = low.square * (1 + float(fdtri(1, len(loss) - 5, LEVEL)) / (len(loss) - 5))
+    limit = low.square * (1 + float(scipy.special.fdtri(1, len(loss) - 5, LEVEL)) / (len(loss) - 5))
     ends = {
         "E": _profile(space.of_floor, low.floor, (0.0, float(loss.min()) * (1 - 1e-6)), limit),
         "alpha": _profile(space.of_alpha, low.alpha, EXPONENTS, limit),

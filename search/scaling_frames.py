@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from search import scaling
 from search.gains import gain
 from search.notes import NO_DIFFERENCE
 from search.scaling import Estimate, Floats, Unidentified
 from search.selection import Selection, with_tuned_size
+
+if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
+    import pandas as pd
 
 NAN = math.nan
 ALL = "test"  # the loss of the whole test set; others are those of domains
@@ -73,6 +75,8 @@ def scaling_frames(
         the compute of an IsoFLOP minimum, `n` the rungs used; or a row without a constant that says `why` the law was
         not fitted.
     """
+    import pandas as pd
+
     ladder = record.get("ladder")
     if not ladder:
         return pd.DataFrame(columns=RUNGS), pd.DataFrame(columns=FITS)

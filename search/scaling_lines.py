@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from search import scaling
 from search.scaling import Estimate, Floats, Unidentified
 from search.scaling_frames import ISOFLOP, OVER_C, OVER_N
+
+if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
+    import pandas as pd
 
 LINES = ["series", "law", "at", "x", "loss", "low", "high"]
 _POINTS = 41
@@ -25,6 +27,8 @@ def scaling_lines(rungs: pd.DataFrame, ladder: dict[str, Any]) -> pd.DataFrame:
     that it was fitted to, `low` and `high` its 95% t band, NaN where nothing is left over to make one from; or the
     parabola at the compute `at`, which has no band. `ladder` is that of a study's record.
     """
+    import pandas as pd
+
     size = size_of(ladder)
     rows: list[tuple[Any, ...]] = []
     for name, own in rungs[np.isfinite(rungs["loss"])].groupby("series", sort=False) if len(rungs) else ():

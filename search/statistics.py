@@ -36,8 +36,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # its special is imported when it is used: an eighth of a second
 from numpy.typing import NDArray
-from scipy.special import fdtrc
 
 from search.contrast import MINIMUM_SEEDS, Contrast, Floats, paired_difference, welch_difference
 from search.dunnett import dunnett_critical
@@ -125,7 +125,7 @@ def uneven_noise(losses: Floats) -> tuple[Floats, NDArray[np.intp], Floats]:
     ratio = row * (variants - 2) / rest
     which = ratio.argmax(-1)
     top = np.take_along_axis(ratio, which[..., None], -1)[..., 0]
-    p = np.minimum(1.0, variants * fdtrc(seeds - 1, (variants - 2) * (seeds - 1), top))
+    p = np.minimum(1.0, variants * scipy.special.fdtrc(seeds - 1, (variants - 2) * (seeds - 1), top))
     return p, which, np.sqrt(top)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import dash
-import pandas as pd
 from dash import html
 from dash.development.base_component import Component
 
@@ -15,9 +15,13 @@ from dashboards.pages.shell import CONTEXT, Choice, Chosen, register_tab
 from dashboards.panels import Look, left_out, panels
 from dashboards.parts import asks, block_table, graph, measuring, missing, section
 from dashboards.words import unlike_baseline
-from search.comparison import Comparison
 from search.figure_frames import WINDOWS, minus_baseline, probes_frame, smoothed, usual_window
 from search.render.measure_blocks import numbers_block
+
+if TYPE_CHECKING:  # which a server starts without
+    import pandas as pd
+
+    from search.comparison import Comparison
 
 LOSS, PERPLEXITY = "loss_by_position", "perplexity_by_context"
 SCORES = {
@@ -153,6 +157,8 @@ def _needle(study: Study, found: Comparison, chosen: Chosen, colours: Mapping[st
 
 
 def _numbers(column: pd.Series) -> pd.Series:
+    import pandas as pd
+
     return (
         pd.to_numeric(column)
         if column.name in ("x", "y")

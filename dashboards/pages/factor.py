@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import dash
-import pandas as pd
 from dash import Input, html
 from dash.development.base_component import Component
 
@@ -13,9 +13,13 @@ from dashboards import figures_factor
 from dashboards.library import Library, Study
 from dashboards.pages.shell import COMPARE, FACTOR, GO, Choice, Chosen, address, register_tab
 from dashboards.parts import block_table, graph, section
-from search.comparison import Comparison
 from search.factor_frames import WITH, effects_frame, factors, interactions_frame, pairs_frame
 from search.render.blocks import Block, Cell, Column, number, printable
+
+if TYPE_CHECKING:  # which a server starts without
+    import pandas as pd
+
+    from search.comparison import Comparison
 
 NOTE = (
     "Large: the mean over cells with its 95% interval, filled where that leaves zero out; the variance is the table's, "
@@ -90,6 +94,8 @@ def _place(factor: str, level: str) -> str:
 
 def _beside(found: Comparison, factor: str, others: Sequence[str], pairs: pd.DataFrame) -> Component:
     """The effect where each of the other factors is at each of its levels."""
+    import pandas as pd
+
     rows, points = [], []
     for other in others:
         by = f"at {other}"

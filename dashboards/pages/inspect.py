@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import dash
-import pandas as pd
 from dash import html
 from dash.development.base_component import Component
 
@@ -16,9 +16,13 @@ from dashboards.library import Library, Study
 from dashboards.pages.shell import INSPECT, Choice, Chosen, register_tab
 from dashboards.panels import Look, left_out, panels
 from dashboards.parts import asks, block_table, graph, measuring, missing, section
-from search.comparison import Comparison
 from search.figure_frames import minus_baseline, over_rows, uniform_frame
 from search.render.measure_blocks import numbers_block
+
+if TYPE_CHECKING:  # which a server starts without
+    import pandas as pd
+
+    from search.comparison import Comparison
 
 Colours = Mapping[str, str]
 ALL = ":all"

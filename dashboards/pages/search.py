@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dash
-import pandas as pd
 from dash import Input, Output, State, html, no_update
 from dash.development.base_component import Component
 
@@ -15,7 +14,6 @@ from dashboards.figures_search import Dimension
 from dashboards.library import Library, NotFound, Study
 from dashboards.pages.shell import SEARCH, Choice, Chosen, notice, register_tab
 from dashboards.parts import block_table, graph, section
-from search.comparison import Comparison
 from search.figure_frames import settings_frame
 from search.frames import records
 from search.render.blocks import Block, Cell, Column, number, printable, short_count
@@ -23,6 +21,11 @@ from search.render.search_blocks import search_blocks
 from search.selection import shortest, terse
 from search.store import StoreError
 from search.where import BadFilter, Filter, parse_filter
+
+if TYPE_CHECKING:  # which a server starts without
+    import pandas as pd
+
+    from search.comparison import Comparison
 
 MOST = 40  # rows of the table
 PLAIN = ("number", "state", "perplexity", "feasible", "front")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dash
 from dash import html
@@ -17,9 +17,11 @@ from dashboards.library import Library, Study
 from dashboards.pages.shell import STABILITY, Choice, Chosen, register_tab
 from dashboards.parts import asks, block_table, graph, measuring, missing, section
 from dashboards.view import METRICS, SMOOTHING, TRIALS, X_AXES, View
-from search.comparison import Comparison
 from search.render.blocks import DASH, Block, Cell, Column, number, printable, tuning_block
 from search.render.measure_blocks import numbers_block
+
+if TYPE_CHECKING:  # which a server starts without
+    from search.comparison import Comparison
 
 SHOWN = {key: METRICS[key][1] for key in ("gradient", "training", "validation")}
 

@@ -6,11 +6,10 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dash
 import flask
-import pandas as pd
 from dash import Input, html
 from dash.development.base_component import Component
 
@@ -22,6 +21,9 @@ from dashboards.parts import graph, section, to_trial
 from dashboards.theme import INK, axis, layout
 from search.attempts import attempts_frame
 from search.selection import terse
+
+if TYPE_CHECKING:  # which a server starts without
+    import pandas as pd
 
 COLOURS = {
     "complete": "#2d8a5b",

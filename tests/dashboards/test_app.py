@@ -252,10 +252,23 @@ def test_an_explicit_port_that_is_taken_is_refused_and_else_the_next_is_used(tmp
         first.server_close()
 
 
-def test_the_dashboard_needs_none_of_the_heavy_packages():
-    code = "import sys, dashboards.app; print([m for m in ('torch', 'ray', 'mlflow', 'optuna') if m in sys.modules])"
+def test_the_dashboard_starts_without_the_heavy_packages():
+    heavy = ("torch", "ray", "mlflow", "optuna", "matplotlib", "pandas", "pyarrow", "scipy.special", "scipy.optimize")
+    code = f"import sys, dashboards.app, dashboards.server; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_newest_study_is_compared_before_it_is_asked_for(store):
+    library = Library(store)
+    library.prepare()
+    library._compare = lambda name: pytest.fail(f"{name} is compared again")
+    assert library.summary("qk-norm").comparison is not None
+
+
+def test_a_store_that_is_not_there_is_nothing_to_prepare(tmp_path):
+    Library(tmp_path / "none").prepare()
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_study_of_an_older_version_is_compared_without_torch(tmp_path):
