@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scipy.special import stdtrit
+import scipy  # its special is imported when it is used: an eighth of a second
 
 from search.frames import records
 from search.notes import NO_DIFFERENCE
@@ -201,7 +201,7 @@ def spread_of(std: float, n: int, error: str) -> float:
     if error == "std" or n < 2:
         return std
     standard_error = std / math.sqrt(n)
-    return standard_error if error == "se" else standard_error * float(stdtrit(n - 1, 0.975))
+    return standard_error if error == "se" else standard_error * float(scipy.special.stdtrit(n - 1, 0.975))
 
 
 def best_rows(rows: list[Row]) -> set[int]:
