@@ -102,9 +102,11 @@ def load_comparison(store: Store, study: str) -> Comparison:
     spent, began = spent_on(store.events(study)), store.began({trial["key"] for trial in trials})
     chosen = {t["key"] for selection in select(record, trials) for t in selection.complete.values()}
     found = findings(store, chosen)
+    once = dict.fromkeys(trial["key"] for trial in trials if trial["key"] in chosen)  # a trial may have two rows
+    documents = {key: read_documents(store.trial_folder(key)) for key in once}
     for trial in trials:
         trial["measures"] = found.get(trial["key"], [])
-        trial["documents"] = read_documents(store.trial_folder(trial["key"])) if trial["key"] in chosen else None
+        trial["documents"] = documents.get(trial["key"])
         trial["spent"] = spent.get(trial["key"], None if trial["owner"] == study else 0)
         trial["began"] = began.get(trial["key"])
     compared, states = compare(record, trials), standing(store, trials)

@@ -13,6 +13,7 @@ from dashboards.library import Library, NotFound, Study
 from dashboards.server import listen
 from search.cli_kit import parsed
 from search.comparison import load_comparison
+from search.losses import read_documents
 from search.reporting import report
 from search.store import Store
 from tests.dashboards.generate import Plan, make_store, make_study, planned, rows, run_trial
@@ -269,6 +270,20 @@ def test_the_newest_study_is_compared_before_it_is_asked_for(store):
 def test_a_store_that_is_not_there_is_nothing_to_prepare(tmp_path):
     Library(tmp_path / "none").prepare()
     assert not (tmp_path / "none").exists()
+
+
+def test_the_documents_of_a_trial_with_two_rows_are_read_once(store, monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        "search.comparison.read_documents", lambda folder: read.append(folder) or read_documents(folder)
+    )
+    with Store.open(store) as opened:
+        rows = [
+            trial["key"]
+            for trial in load_comparison(opened, "gate-position").trials.query("reported").to_dict("records")
+        ]
+        every = [trial["key"] for trial in opened.study_trials("gate-position") if trial["key"] in rows]
+    assert sorted(folder.name for folder in read) == sorted(set(rows)) and len(every) > len(read)
 
 
 def test_a_study_of_an_older_version_is_compared_without_torch(tmp_path):
