@@ -8,10 +8,10 @@ browser, taking turns, each served by a process of its own.
 
 Ready is: ours, the grid has its rows, the figure its lines (on the study's page both); MLflow's, the list has a row
 per run that it shows; optuna-dashboard's, its figures are drawn. `first visit` has an empty browser cache, `again` a
-warm one. Of ours also: from the command to the first answer, the table as the first page of a new server, the bytes
-of a first visit as they were sent, from a filter to its rows and to its figure, and sorting 10,000 rows. Each row of
-benchmarks/results/dashboard.jsonl has what was measured, each time of it, the goal, the load of the machine when it
-was written, processor and versions.
+warm one. Beside these: from the command to the first answer, and the bytes of a first visit as they were sent; of ours
+also the table as the first page of a new server, from a filter to its rows and to its figure, and sorting 10,000 rows.
+Each row of benchmarks/results/dashboard.jsonl has what was measured, each time of it, the goal, the load of the machine
+when it was written, processor and versions.
 """
 
 from __future__ import annotations
@@ -215,6 +215,18 @@ def visit(page: Any, name: str, url: str) -> float:
     return time.perf_counter() - started
 
 
+def weight(made: Any, name: str, url: str) -> float:
+    """MB of a first visit, as they were sent."""
+    with tab(made) as page:
+        session = page.context.new_cdp_session(page)
+        session.send("Network.enable")
+        sizes: list[float] = []
+        session.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
+        visit(page, name, url)
+        page.wait_for_load_state("networkidle")
+        return sum(sizes) / 1e6
+
+
 def visits(made: Any, addresses: dict[str, str], turns: int) -> Iterator[tuple[str, list[float]]]:
     """(what was measured, seconds of each turn): of each page a first visit and one with a warm cache."""
     found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in addresses}
@@ -237,14 +249,10 @@ def visits(made: Any, addresses: dict[str, str], turns: int) -> Iterator[tuple[s
 
 def of_table(made: Any, base: str, variant: str, turns: int) -> Iterator[tuple[str, list[float]]]:
     """Of the table and the curves: bytes of a first visit, from a filter to its rows and its figure, a sort."""
+    yield "first visit, MB", [weight(made, "archlab table", f"{base}/study/{STUDY}/table")]
     with tab(made) as page:
-        session = page.context.new_cdp_session(page)
-        session.send("Network.enable")
-        sizes: list[float] = []
-        session.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
         visit(page, "archlab table", f"{base}/study/{STUDY}/table")
         page.wait_for_load_state("networkidle")
-        yield "first visit, MB", [sum(sizes) / 1e6]
         rows = "document.querySelectorAll('#ablation .ag-center-cols-container .ag-row').length"
         yield "filter to rows, s", [_filtered(page, "ablation", rows, variant) for _ in range(turns)]
         yield "10,000 rows sorted, s", [page.evaluate(SORT)]
@@ -334,6 +342,8 @@ def beside(
     """Visits with the servers of others up too, each that can be had."""
     if not others:
         yield from visits(made, addresses, turns)
+        for name in addresses.keys() - OURS.keys():
+            yield f"{name}, first visit, MB", [weight(made, name, addresses[name])]
         return
     name, *rest = others
     port = free_port()
@@ -343,7 +353,8 @@ def beside(
         print(f"  {name}: left out, {error or 'the study was not sent to it'}", flush=True)
         yield from beside(made, root, addresses, rest, turns)
         return
-    with served(command, first):
+    with served(command, first) as up:
+        yield f"{name}, server up, s", [up.seconds]
         yield from beside(made, root, {**addresses, name: address}, rest, turns)
 
 
