@@ -175,7 +175,8 @@ class Line:
 @dataclass(frozen=True)
 class Group:
     """A variant's curve: mean over its seeds and the spread around it (std, [points], zeros for one seed). With a
-    `label` it is called that, and told from others of its variant."""
+    `label` it is called that, and told from others of its variant. With a `factor` it is that of a level of it, called
+    `variant`, over trials of several variants."""
 
     variant: str
     seeds: int
@@ -184,6 +185,7 @@ class Group:
     std: Floats
     lines: list[Line] = field(default_factory=list)
     label: str = ""
+    factor: str = ""
 
 
 def smooth(values: Floats, weight: float) -> Floats:
@@ -233,3 +235,18 @@ def group(lines: Sequence[Line]) -> Group:
     y = np.stack([line.y[np.isin(line.step, shared)] for line in members])
     std = y.std(0, ddof=1) if len(members) > 1 else np.zeros(len(shared))
     return Group(name, len(members), x.mean(0), y.mean(0), std, list(lines))
+
+
+def group_level(lines: Sequence[Line], level: str, factor: str) -> Group:
+    """The mean of all trials at one level of a factor, each read (linearly) at the same places of the x axis: those of
+    the one with the fewest points, where all of them have points. Their steps need not hold as many tokens."""
+    members = [line for line in lines if not line.diverged and np.isfinite(line.y).any()]
+    known = [(line.x[np.isfinite(line.y)], line.y[np.isfinite(line.y)]) for line in members]
+    first, last = max((x[0] for x, _ in known), default=0.0), min((x[-1] for x, _ in known), default=0.0)
+    x = min((x for x, _ in known), key=len, default=np.empty(0))
+    x = x[(x >= first) & (x <= last)]
+    if not len(x):
+        return Group(level, 0, np.empty(0), np.empty(0), np.empty(0), list(lines), factor=factor)
+    y = np.stack([np.interp(x, *each) for each in known])
+    std = y.std(0, ddof=1) if len(members) > 1 else np.zeros(len(x))
+    return Group(level, len(members), x, y.mean(0), std, list(lines), factor=factor)

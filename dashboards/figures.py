@@ -103,17 +103,21 @@ def hidden_lines(groups: Sequence[Group]) -> tuple[int, int]:
 
 def _mean(group: Group, colour: str, name: str, dash: str) -> dict[str, Any]:
     """The bold line; `meta` says what it is of, the variant or a trial."""
-    several = group.seeds > 1
-    seeds = f"mean of {group.seeds} seeds" if several else escape(group.lines[0].label)
+    several, first = group.seeds > 1, group.lines[0]
+    seeds = f"mean of {group.seeds} {'trials' if group.factor else 'seeds'}"
+    if not several:
+        seeds = escape(f"{first.variant}, {first.label}" if group.factor else first.label)
+    counted = f" (n = {group.seeds})" if group.factor and len(group.lines) > 1 else ""
+    of = {"level": quote(group.factor)} if group.factor else {"variant": quote(group.variant)}
     return {
         "type": "scatter",
         "mode": "lines",
         "x": _plain(group.x),
         "y": _plain(group.mean),
-        "name": escape(group.label) or name,
+        "name": (escape(group.label) or name) + counted,
         "legendgroup": escape(group.label) or name,
         "line": {"color": colour, "width": 2, "dash": dash},
-        "meta": {"variant": quote(group.variant)} if several else {"key": group.lines[0].key},
+        "meta": of if several else {"key": first.key},
         "hovertemplate": f"<b>{name}</b> · {seeds}<br>%{{x:.4~s}} → %{{y:.5g}}<extra></extra>",
     }
 
@@ -123,7 +127,7 @@ def _thin(line: Line, colour: str, name: str) -> dict[str, Any]:
     made = _quiet({"mode": "lines", "x": _plain(line.x), "y": _plain(line.y), "line": drawn, "legendgroup": name})
     if not line.key:
         return made
-    hover = f"{name} · {escape(line.label)}<br>%{{x:.4~s}} → %{{y:.5g}}<extra></extra>"
+    hover = f"{escape(line.variant)} · {escape(line.label)}<br>%{{x:.4~s}} → %{{y:.5g}}<extra></extra>"
     return made | {"meta": {"key": line.key}, "hovertemplate": hover, "hoverinfo": "all"}
 
 

@@ -78,6 +78,8 @@ def _mean(row: Mapping[str, Any], y: float, colour: str) -> dict[str, Any]:
         "marker": {"size": 10, "color": colour if clear else "#ffffff", "line": {"color": colour, "width": 2}},
         "hovertemplate": f"<b>{escape(str(row['place']))}</b> %{{x:+.4f}}{reach}{told}<extra></extra>",
     }
+    if row.get("href"):
+        trace["customdata"] = [row["href"]]
     if known:
         ends = {"type": "data", "array": [row["high"] - row["mean"]], "thickness": 2, "width": 0, "color": colour}
         trace["error_x"] = ends
@@ -93,7 +95,7 @@ def interactions(found: pd.DataFrame) -> Figure:
         for a, b in ((row["one"], row["other"]), (row["other"], row["one"])):
             y, x = names.index(a), names.index(b)
             values[y][x] = row["value"]
-            texts[y][x] = f"{row['value']:+.4f}".replace("-", "\N{MINUS SIGN}")
+            texts[y][x] = f"{round(row['value'], 4) + 0:+.4f}".replace("-", "\N{MINUS SIGN}")
             half = f" ± {row['half']:.3f}" if math.isfinite(row["half"]) else ""
             told[y][x] = f"{escape(a)} with {escape(b)}: {row['value']:+.4f}{half}<br>in {row['cells']} cells"
     most = float(np.abs(found["value"]).max()) or 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -182,6 +183,15 @@ def brushed(event: Sequence[Any], dimensions: Sequence[Dimension]) -> dict[str, 
     return found
 
 
+def spoken(text: str) -> str:
+    """A setting that a patch spells as an object, as people do: window(size=32)."""
+    if not text.startswith("{"):
+        return text
+    said = json.loads(text)
+    name = said.pop("type", "")
+    return f"{name}({', '.join(f'{key}={value}' for key, value in said.items())})"
+
+
 def parallel(dimensions: Sequence[Dimension], colour: Sequence[float], where: Filter) -> Figure:
     """A line per trial through all dimensions, coloured by `colour`, its perplexity; a filter is shown as brushes."""
     drawn, names = [], [each.name for each in dimensions]
@@ -192,7 +202,7 @@ def parallel(dimensions: Sequence[Dimension], colour: Sequence[float], where: Fi
             "multiselect": False,
         }
         if own.texts:
-            made |= {"tickvals": list(range(len(own.texts))), "ticktext": [each[:_ROOM] for each in own.texts]}
+            made |= {"tickvals": list(range(len(own.texts))), "ticktext": [spoken(each)[:_ROOM] for each in own.texts]}
         elif own.log:
             ticks = np.linspace(min(own.values), max(own.values), 4)
             made |= {"tickvals": [float(each) for each in ticks], "ticktext": [_short(10**each) for each in ticks]}

@@ -39,7 +39,8 @@ class Study:
     """One study at one moment. `version` changes when anything that a page shows of it does: the part
     before the colon with a trial's state or the study itself, the rest with its curves and its driver.
 
-    `holder` says who runs it now ({} if unknown, None if nobody), `problem` why there is no comparison.
+    `holder` says who runs it now ({} if unknown, None if nobody), `problem` why there is no comparison, `gone` which
+    studies have left trials of it running, that nobody drives any more.
     """
 
     name: str
@@ -50,6 +51,11 @@ class Study:
     comparison: Comparison | None
     problem: str | None
     curves: dict[str, CurveFile]
+    gone: tuple[str, ...] = ()
+
+    def state_of(self, trial: dict[str, Any]) -> str:
+        """The state of one of its rows, which another study may be training; `interrupted` where nobody does."""
+        return "interrupted" if trial["state"] == "running" and str(trial["owner"]) in self.gone else trial["state"]
 
     @property
     def variants(self) -> list[str]:
@@ -171,7 +177,7 @@ class Library:
         if name not in self._comparisons or self._comparisons[name][0] != results:
             self._comparisons[name] = (results, *self._compare(name))
         _, comparison, problem = self._comparisons[name]
-        return Study(name, version, record, trials, holder, comparison, problem, curves)
+        return Study(name, version, record, trials, holder, comparison, problem, curves, tuple(gone))
 
     @contextmanager
     def reading(self) -> Iterator[None]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from dashboards.curves import SERIES, CurveFile, Floats, Group, Line, group, smooth, strided
+from dashboards.curves import SERIES, CurveFile, Floats, Group, Line, group, group_level, smooth, strided
 from dashboards.figures import rate_text
 from dashboards.library import Study
-from dashboards.view import METRICS, View
+from dashboards.view import METRICS, VARIANT, View
 
 FORWARD_AND_BACKWARD = 3.0
 """Training FLOPs per token over those of the forward pass (the convention of the scaling laws)."""
@@ -24,8 +25,9 @@ MOST_POINTS = 40_000
 def groups(
     study: Study, view: View, variants: Collection[str] | None = None, keys: Collection[str] | None = None
 ) -> list[Group]:
-    """One group per variant that has a curve, of those that are named (None: all), of the trials with these `keys`
-    (None: all that the view has). Where the view has lines for trials, or has not the final seeds, each is a group.
+    """One group per variant that has a curve, or per level of what the view groups `by`, of the variants that are named
+    (None: all), of the trials with these `keys` (None: all that the view has). Where the view has lines for trials, or
+    has not the final seeds, each is a group.
 
     A variant whose seeds aren't there yet is drawn with what it has: its tuning trials.
     """
@@ -37,20 +39,33 @@ def groups(
         for name, mine in _trials(study, view.trials).items()
     }
     limit = min(400, max(50, MOST_POINTS // max(1, sum(map(len, trials.values())))))
-    found = []
+    found: dict[str, list[Line]] = {}
+    places = places_of(study, view.by)
     for variant in chosen:
         mine = trials.get(variant["name"], [])
         longest = max((len(study.curves[trial["key"]].series(metric)[0]) for trial in mine), default=0)
         every = max(1, math.ceil(longest / limit))
         lines = [_line(study, variant, trial, metric, view, every) for trial in mine]
-        lines = [line for line in lines if len(line.x)]
-        if not lines:
-            continue
-        if view.alone:
-            found += [group([line]) for line in lines]
-        else:
-            found.append(group(lines))
-    return found
+        if lines := [line for line in lines if len(line.x)]:
+            found.setdefault(places.get(variant["name"], variant["name"]), []).extend(lines)
+    factor = "" if view.by == VARIANT else view.by
+    if view.alone:
+        each = ((name, line) for name, lines in found.items() for line in lines)
+        return [replace(group([line]), variant=name, factor=factor) for name, line in each]
+    return [group_level(lines, name, factor) if factor else group(lines) for name, lines in found.items()]
+
+
+def places_of(study: Study, by: str) -> dict[str, str]:
+    """What the trials of each variant are counted to: itself, or the level of a component, axis or rung, in the order
+    of the levels."""
+    if by == VARIANT:
+        return {name: name for name in study.variants}
+    from search.factor_frames import WITH, WITHOUT, factors, levels_of
+
+    levels, order = levels_of(study.record["variants"]), factors(study.record["variants"])[by]
+    told = {level: f"{level} {by}" if level in (WITH, WITHOUT) else f"{by}={level}" for level in order}
+    names = {name: told.get(own.get(by, ""), f"no level of {by}") for name, own in levels.items()}
+    return dict(sorted(names.items(), key=lambda each: [*told.values(), each[1]].index(each[1])))
 
 
 def _variants(study: Study) -> list[dict[str, Any]]:

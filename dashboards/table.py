@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import dash_ag_grid as dag
@@ -55,6 +56,7 @@ HEADINGS = {
 }
 
 
+_AROUND = 24  # pixels beside the text of a cell
 _WORDS = ("variant", "verdict", "trials")  # columns whose cells are words in the rows of trials
 OF_TRIAL = {
     "lr": "lr",
@@ -126,34 +128,55 @@ def field_of(key: str) -> str:
 
 def _definition(column: Column) -> dict[str, Any]:
     head = heading(column.key, column.header)
-    found = definition(column.key, head, column.align == "r")
+    widest = max((len(cell.text) for cell in column.cells), default=0)
+    found = definition(column.key, head, column.align == "r", widest)
+    if column.align == "c":
+        found |= {"headerClass": "cell-tick", "cellClass": "cell-tick"}
     if column.key == "perplexity":
         found["cellClassRules"] = {"cell-best": "params.data.best"}
     if column.key == "variant":
-        found |= {
-            "pinned": "left",
-            "flex": None,
-            "width": head.width,
-            "cellStyle": {"function": "params.data.swatch"},
-            "cellClass": "cell-variant",
-        }
+        found |= names(cell.text for cell in column.cells)
     if column.key == "verdict":
         found |= badges(VERDICTS)
     return found
 
 
-def definition(key: str, head: Heading, right: bool = True) -> dict[str, Any]:
-    """A column of rows {text: {field: as shown}, number: {field: to sort by, None where there is none}}."""
+def names(shown: Iterable[str]) -> dict[str, Any]:
+    """What makes a column that of the names of variants: as wide as lets each of them stand on two lines, in bounds. A
+    name that is longer still is cut short, and whole in its tooltip."""
+    own = list(shown)
+    letters = next((each for each in range(18, 27) if all(len(wrap(name, each)) <= 2 for name in own)), 27)
+    width = max(_AROUND + 12 + round(7.8 * min(letters, max(map(len, own), default=0))), 124)
+    return {
+        "pinned": "left",
+        "flex": None,
+        "width": width,
+        "minWidth": min(width, 150),
+        "cellRenderer": "Link",
+        "cellStyle": {"function": "params.data.swatch"},
+        "cellClass": "cell-variant",
+        "tooltipValueGetter": {"function": f"params.data.text.{field_of('variant')}"},
+    }
+
+
+def definition(key: str, head: Heading, right: bool = True, widest: int | None = None) -> dict[str, Any]:
+    """A column of rows {text: {field: as shown}, number: {field: to sort by, None where there is none}}, as wide as its
+    heading says, or less where the words of that and the `widest` cell (in letters) need less."""
     field = field_of(key)
+    parts = [part + "_" for part in head.title.split("_")]  # a heading may be broken there
+    needed = _AROUND + 8.2 * max(max(map(len, parts)) - 1, widest or 0)
+    least = head.width if widest is None else min(head.width, round(needed))
     return {
         "colId": field,
-        "headerName": head.title,
+        "headerName": head.title.replace("_", "_\N{ZERO WIDTH SPACE}"),
+        "wrapHeaderText": True,
         "headerTooltip": head.tip,
         "valueGetter": {"function": f"params.data.number.{field}"},
         "valueFormatter": {"function": f"params.data.text.{field}"},
         "comparator": {"function": "missingLast"},
-        "minWidth": head.width,
-        "flex": head.width,
+        "width": least,
+        "minWidth": least,
+        "flex": least,
         **({"type": "rightAligned"} if right else {}),
     }
 
@@ -219,10 +242,11 @@ def grid(
     name: str = "table",
     room: int = 0,
     more: Mapping[str, Any] = {},
+    ticked: Sequence[str] = (),
 ) -> dag.AgGrid:
     """The grid: the baseline's row marked, no pages, as tall as its rows as long as these, with `room` for those that
     a reader may open, are few. Any but the overview's tells its order to the store `<name>-sort`. `more` are options
-    of AG Grid's."""
+    of AG Grid's, `ticked` the ids of rows that are."""
     whole = len(found) + room <= MOST_ROWS
     options = {
         "domLayout": "autoHeight" if whole else "normal",
@@ -251,5 +275,6 @@ def grid(
         dashGridOptions=options,
         style={"height": None if whole else "720px", "width": "100%"},
         className="paper-table",
+        **({"selectedRows": {"ids": list(ticked)}} if ticked else {}),
         eventListeners={} if name == "table" else {"sortChanged": [f"tellSort(params, '{name}-sort')"]},
     )

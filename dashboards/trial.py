@@ -37,8 +37,7 @@ class Trial:
     @property
     def state(self) -> str:
         """Its state; `interrupted` where its driver is gone."""
-        gone = self.row["state"] == "running" and self.study.holder is None
-        return "interrupted" if gone else str(self.row["state"])
+        return self.study.state_of(self.row)
 
     @property
     def version(self) -> str:

@@ -25,6 +25,7 @@ SMOOTHING = {"0": "none", "0.5": "0.5", "0.9": "0.9", "0.98": "0.98"}
 TRIALS = {"reported": "Final seeds", "tuning": "Rates", "all": "All"}
 LINES = {"mean": "Means", "runs": "Trials"}
 SCALES = {"linear": "Linear", "y": "Log y", "xy": "Log both"}
+VARIANT = "variant"
 CHOICES: dict[str, Mapping[str, object]] = {
     "metric": METRICS,
     "x": X_AXES,
@@ -37,7 +38,8 @@ CHOICES: dict[str, Mapping[str, object]] = {
 
 @dataclass(frozen=True)
 class View:
-    """The controls of the curves; every field is a key of the address."""
+    """The controls of the curves; every field is a key of the address. `by` is what trials share whose mean is drawn:
+    their variant, or the level of a component, axis or rung."""
 
     metric: str = "validation"
     x: str = "tokens"
@@ -45,16 +47,20 @@ class View:
     trials: str = "reported"
     lines: str = "mean"
     scale: str = "linear"
+    by: str = VARIANT
 
     @property
     def alone(self) -> bool:
         """Whether each trial is a line of its own, without means."""
         return self.lines == "runs" or self.trials != "reported"
 
+    def said(self) -> dict[str, str]:
+        """What is not at its default, by its key in the address."""
+        return {key: value for key, value in asdict(self).items() if value != getattr(View(), key)}
+
     def query(self) -> str:
         """`?metric=training`, without what is at its default; empty where all is."""
-        chosen = {key: value for key, value in asdict(self).items() if value != getattr(View(), key)}
-        return f"?{urlencode(chosen)}" if chosen else ""
+        return f"?{urlencode(self.said())}" if self.said() else ""
 
 
 def read_view(query: Mapping[str, object], keys: Collection[str] = tuple(CHOICES)) -> tuple[View, list[str]]:

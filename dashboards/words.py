@@ -18,6 +18,7 @@ from search.render.blocks import Cell, Column
 if TYPE_CHECKING:  # which a server starts without
     from search.comparison import Comparison
 
+_LINES, _NAMED = 12, 6  # sentences of a kind of verdict; variants that one of them names
 MINUS = "\N{MINUS SIGN}"
 STATE_WORDS = {
     "complete": "complete",
@@ -39,11 +40,14 @@ def verdicts(comparison: Comparison) -> list[tuple[str, str]]:
     unit = comparison.noise["unit"].split("/")[0]
     found = []
     for kind in ("better", "worse"):
-        for row in sorted((r for r in rows if r["verdict"] == kind), key=lambda r: abs(r["delta"]), reverse=True):
+        own = sorted((r for r in rows if r["verdict"] == kind), key=lambda r: abs(r["delta"]), reverse=True)
+        for row in own[:_LINES]:
             reach = f"[{signed(row['delta_low'])}, {signed(row['delta_high'])}]"
             found.append(
                 (kind, f"{row['variant']} is {kind} than {row['baseline']}: {signed(row['delta'])} {unit} {reach}")
             )
+        if len(own) > _LINES:
+            found.append((kind, f"{len(own) - _LINES} more are {kind} than their baselines, by less"))
     for kind, one, many in (
         ("within noise", "is within noise of", "are within noise of"),
         ("equivalent", "is equivalent to", "are equivalent to"),
@@ -56,10 +60,12 @@ def verdicts(comparison: Comparison) -> list[tuple[str, str]]:
         ("too few seeds", "has too few seeds for an interval against", "have too few seeds for an interval against"),
         ("incomplete", "has no finished comparison with", "have no finished comparison with"),
     ):
-        for baseline in dict.fromkeys(row["baseline"] for row in rows):
-            names = [row["variant"] for row in rows if row["verdict"] == kind and row["baseline"] == baseline]
-            if names:
-                found.append((kind, f"{listed(names)} {one if len(names) == 1 else many} {baseline}"))
+        own = [row for row in rows if row["verdict"] == kind]
+        if own:
+            bases = list(dict.fromkeys(row["baseline"] for row in own))
+            against = bases[0] if len(bases) == 1 else "their baselines"
+            said = listed([row["variant"] for row in own], _NAMED)
+            found.append((kind, f"{said} {one if len(own) == 1 else many} {against}"))
     return found
 
 
@@ -117,16 +123,20 @@ def marked(legend: str) -> str:
     return legend.replace("* best", "bold: best").replace("^ rate", "† rate")
 
 
-def listed(names: Sequence[str]) -> str:
-    """a, b and c."""
+def listed(names: Sequence[str], most: int = 0) -> str:
+    """a, b and c; of more than `most`, where that is said, the first ones and how many more there are."""
+    if 0 < most < len(names):
+        names = [*names[: most - 1], f"{len(names) - most + 1} more"]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def progress(study: Study) -> str:
     """12 of 21 trials · 2 running · 7 waiting."""
     counts = study.counts
-    words = STATE_WORDS if study.holder is not None else {**STATE_WORDS, "running": "interrupted"}
-    extra = [f"{counts[s]} {words[s]}" for s in ("running", "paused", "failed", "diverged", "pruned") if s in counts]
+    left = len({trial["key"] for trial in study.trials if study.state_of(trial) == "interrupted"})
+    counts = {**counts, "running": counts.get("running", 0) - left, "interrupted": left}
+    shown = ("running", "interrupted", "paused", "failed", "diverged", "pruned")
+    extra = [f"{counts[state]} {STATE_WORDS.get(state, state)}" for state in shown if counts.get(state)]
     return " · ".join([f"{study.done} of {study.expected} trials", *extra])
 
 

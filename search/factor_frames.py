@@ -31,11 +31,32 @@ _COLUMN = {"nats/token": "test_loss", "bits/byte": "test_bits_per_byte"}
 
 def factors(variants: Variants) -> dict[str, tuple[str, ...]]:
     """The factors of a study's variants, each with its levels: components first, "without" before "with"."""
-    own = _levels(variants).values()
+    own = levels_of(variants).values()
     names = dict.fromkeys(name for levels in own for name in levels)
     found = {name: tuple(dict.fromkeys(levels[name] for levels in own if name in levels)) for name in names}
     found = {name: (WITHOUT, WITH) if {*levels} == {WITH, WITHOUT} else levels for name, levels in found.items()}
     return {name: levels for name, levels in found.items() if len(levels) > 1}
+
+
+def paired(variants: Variants) -> list[str]:
+    """The factors that have pairs: in which some variant at another level differs from one at the first level alone."""
+    levels, found = levels_of(variants).values(), []
+    for name, (first, *_) in factors(variants).items():
+        cells: dict[tuple[tuple[str, str], ...], set[str]] = {}
+        for own in levels:
+            if name in own:
+                cells.setdefault(_without(own, (name,)), set()).add(own[name])
+        if any(first in each and len(each) > 1 for each in cells.values()):
+            found.append(name)
+    return found
+
+
+def always_with(variants: Variants, factor: str) -> list[str]:
+    """Which other factors differ wherever two variants differ in this one."""
+    own = [each for each in levels_of(variants).values() if factor in each]
+    unlike = [(one, two) for one, two in itertools.combinations(own, 2) if one[factor] != two[factor]]
+    others = [name for name in factors(variants) if name != factor]
+    return [name for name in others if all(one.get(name) != two.get(name) for one, two in unlike)]
 
 
 def pairs_frame(variants: Variants, comparison: Comparison, factor: str) -> pd.DataFrame:
@@ -43,7 +64,7 @@ def pairs_frame(variants: Variants, comparison: Comparison, factor: str) -> pd.D
     other factors), `variant` and `reference`, and the `difference` of their TEST losses in the unit of the table."""
     import pandas as pd
 
-    levels, losses = _levels(variants), _losses(comparison)
+    levels, losses = levels_of(variants), _losses(comparison)
     first = factors(variants)[factor][0]
     places = {_without(own, (factor,)): name for name, own in levels.items() if own.get(factor) == first}
     rows = []
@@ -97,7 +118,7 @@ def interactions_frame(variants: Variants, comparison: Comparison) -> pd.DataFra
     half width of its 95% interval (the variances of `effects_frame`, of four losses)."""
     import pandas as pd
 
-    levels, losses = _levels(variants), _losses(comparison)
+    levels, losses = levels_of(variants), _losses(comparison)
     two = {name: own for name, own in factors(variants).items() if len(own) == 2}
     rows = []
     for a, b in itertools.combinations(two, 2):
@@ -131,8 +152,8 @@ def told(cell: Iterable[tuple[str, str]]) -> str:
     return " + ".join(parts)
 
 
-def _levels(variants: Variants) -> dict[str, dict[str, str]]:
-    """variant -> {factor: level}."""
+def levels_of(variants: Variants) -> dict[str, dict[str, str]]:
+    """variant -> {factor: level}; one that lacks a factor has no level of it."""
     return {
         variant["name"]: {
             **{name: WITH if there else WITHOUT for name, there in (variant.get("components") or {}).items()},

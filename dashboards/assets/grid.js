@@ -41,6 +41,20 @@
     window.scrollTo(0, 0);
   });
 
+  /* What a reader chose stands in the address, without a new entry in the history: back leads to the page before. Links
+     to other pages of the study, `to-<step>`, take along the keys that `carried[step]` says they know. Nothing happens
+     when a click has led from the page of this `step` already. */
+  window.archlabAddress = (query, step, carried) => {
+    const [, , study, here] = window.location.pathname.split('/'), said = new URLSearchParams(query);
+    if ((here || '') !== step) return;
+    window.history.replaceState(window.history.state, '', window.location.pathname + query);
+    for (const [other, keys] of Object.entries(carried)) {
+      const kept = new URLSearchParams(keys.filter(key => said.has(key)).map(key => [key, said.get(key)])).toString();
+      const href = `/study/${study}/${other}${kept && '?' + kept}`;
+      for (const link of document.querySelectorAll(`[id^="to-${other}"]`)) window.dash_clientside.set_props(link.id, { href });
+    }
+  };
+
   const go = href => event => {
     if (event.metaKey || event.ctrlKey || event.shiftKey || event.button) return;
     event.preventDefault();
@@ -50,15 +64,16 @@
   /* A cell that leads to `data.href`. */
   components.Link = props =>
     props.data.href
-      ? React.createElement('a', { href: props.data.href, onClick: go(props.data.href) }, props.valueFormatted || props.value)
-      : React.createElement('span', null, props.valueFormatted || props.value);
+      ? React.createElement('a', { className: 'name', href: props.data.href, onClick: go(props.data.href) }, props.valueFormatted || props.value)
+      : React.createElement('span', { className: 'name' }, props.valueFormatted || props.value);
 
   /* The name of a variant, with a button that shows its trials; that of a trial leads to it. */
   components.Opener = props => {
     if (props.data.href) return components.Link(props);
     const mark = { className: 'opener', 'aria-expanded': props.data.open, 'aria-label': `trials of ${props.value}`, onClick: () => props.setData(props.data.id) };
     return React.createElement(
-      'span', null, React.createElement('button', mark, props.data.open ? '▾' : '▸'), ' ', props.valueFormatted || props.value,
+      'span', { className: 'opens' }, React.createElement('button', mark, props.data.open ? '▾' : '▸'),
+      React.createElement('span', { className: 'name' }, props.valueFormatted || props.value),
     );
   };
 })();

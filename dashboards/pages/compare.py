@@ -15,10 +15,11 @@ from dash.development.base_component import Component
 
 from dashboards import figures, lines, table, theme
 from dashboards.library import Library, NotFound, Study
-from dashboards.pages.runs import span, trials_of
-from dashboards.pages.shell import COMPARE, MOST_BESIDE, notice, register_page, register_refresh, shell
-from dashboards.pages.studies import KEEP_ADDRESS, REFRESH_MS
+from dashboards.pages.runs import span
+from dashboards.pages.shell import COMPARE, MOST_BESIDE, keep_address, notice, register_page, register_refresh, shell
+from dashboards.pages.studies import REFRESH_MS
 from dashboards.parts import block_table, choice, graph, guarded, section
+from dashboards.trials import trials_of
 from dashboards.view import METRICS, View
 from search.render.ablation import main_block
 from search.render.blocks import Block, Cell, Column, number, printable
@@ -90,7 +91,7 @@ def register(app: dash.Dash, library: Library) -> None:
     ]
     states = [State("compare-seen", "data")]
     register_refresh(app, refresh, outputs, "compare-tick", inputs, states)
-    app.clientside_callback(KEEP_ADDRESS, Input("compare-query", "data"), prevent_initial_call=True)
+    keep_address(app, COMPARE, "compare-query")
 
 
 _USUAL = ("different", "validation")

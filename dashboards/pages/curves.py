@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import urlencode
@@ -15,14 +16,12 @@ from dash.development.base_component import Component
 
 from dashboards import figures, lines, theme
 from dashboards.library import Library, NotFound, Study
-from dashboards.pages.shell import CURVES, notice, register_page, register_refresh, shell
+from dashboards.pages.shell import CURVES, keep_address, notice, register_page, register_refresh, shell
 from dashboards.pages.studies import REFRESH_MS
 from dashboards.parts import choice, graph, guarded, section
-from dashboards.view import LINES, METRICS, SCALES, SMOOTHING, TRIALS, X_AXES, View, read_view
-from search.frames import records
-from search.render.ablation import OF_TRIAL, row_values, trial_values
+from dashboards.trials import BadFilter, kept, trials_of
+from dashboards.view import LINES, METRICS, SCALES, SMOOTHING, TRIALS, VARIANT, X_AXES, View, read_view
 from search.store import StoreError
-from search.where import BadFilter, parse_filter
 
 Zoom = dict[str, list[float]]
 """The part of the curves that a reader looks at: {axis: [from, to]}, [] for an axis that was told to show all."""
@@ -36,19 +35,20 @@ REMEMBER_ZOOM = """(event, zoom) => {
   return kept;
 }"""
 ADDRESS = """(query, zoom) => {
-  if (!window.location.pathname.endsWith('/curves')) return;  // a click has led elsewhere already
   const said = new URLSearchParams(query.slice(1));
   for (const [axis, key] of [['xaxis', 'xr'], ['yaxis', 'yr']])
     if (zoom[axis]) said.set(key, zoom[axis].map(end => +(+end).toPrecision(6)).join(',') || 'all');
   const text = said.toString().replaceAll('%2C', ',');
-  window.history.replaceState(window.history.state, '', window.location.pathname + (text && '?' + text));
+  return text && '?' + text;
 }"""
+"""The address of a view with its zoom."""
 CLICK = """(click, figure, seen) => {
   const to = click && (figure.data[click.points[0].curveNumber].meta || {});
   if (to && to.key) window.archlabVisit(`/run/${to.key}?study=${seen[0]}`);
   if (to && to.variant) window.archlabVisit(`/study/${seen[0]}/table?open=${to.variant}`);
+  if (to && to.level) window.archlabVisit(`/study/${seen[0]}/factor?component=${to.level}`);
 }"""
-"""A thin line leads to its trial, a mean to its variant with its trials open."""
+"""A thin line leads to its trial, a mean to its variant with its trials open, or to what the factor does."""
 NAMES = {
     "metric": ("Show", {key: value[1] for key, value in METRICS.items()}),
     "x": ("Over", {key: value[0] for key, value in X_AXES.items()}),
@@ -56,8 +56,9 @@ NAMES = {
     "trials": ("Trials", TRIALS),
     "lines": ("Lines", LINES),
     "scale": ("Scale", SCALES),
+    "by": ("By", {VARIANT: "Variant"}),
 }
-"""Control: (its label, what its values are called)."""
+"""Control: (its label, what its values are called); a study's factors are values of the last one too."""
 
 
 def register(app: dash.Dash, library: Library) -> None:
@@ -82,9 +83,7 @@ def register(app: dash.Dash, library: Library) -> None:
         State("curve-zoom", "data"),
         prevent_initial_call=True,
     )
-    app.clientside_callback(
-        ADDRESS, Input("curve-query", "data"), Input("curve-zoom", "data"), prevent_initial_call=True
-    )
+    keep_address(app, CURVES, "curve-query", ADDRESS, Input("curve-zoom", "data"))
     app.clientside_callback(
         CLICK, Input("curve", "clickData"), State("curve", "figure"), State("curve-seen", "data"),
         prevent_initial_call=True,
@@ -117,6 +116,11 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
     study, (view, notices) = library.study(str(name)), read_view(query)
     where, problem = str(query.get("q", "")), None
     zoom, wrong = _zoom(query)
+    names = {**NAMES, "by": (NAMES["by"][0], _offered(study))}
+    if (by := str(query.get("by", VARIANT))) in names["by"][1]:
+        view = replace(view, by=by)
+    else:
+        wrong.append(f"The address asks for by {by[:40]!r}, which the study does not vary.")
     with library.reading():
         try:
             figure, note = drawn(study, view, zoom, where)
@@ -132,7 +136,9 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
         className="filter",
         **{"aria-label": "Filter trials"},
     )
-    controls = [choice(f"curve-{key}", label, names, getattr(view, key)) for key, (label, names) in NAMES.items()]
+    controls = [choice(f"curve-{key}", label, told, getattr(view, key)) for key, (label, told) in names.items()]
+    if len(names["by"][1]) == 1:  # the callbacks ask for its value all the same
+        controls.append(html.Div(controls.pop(), hidden=True))
     return shell(
         study,
         CURVES,
@@ -144,7 +150,17 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
         html.Div([search, *controls], className="controls"),
         html.Div(problem, id="curve-problem", className="problem small", role="alert"),
         section("Curves", graph("curve", figure, 620), html.Div(note, id="curve-note", className="muted small")),
+        said={**view.said(), "q": where},
     )
+
+
+def _offered(study: Study) -> dict[str, str]:
+    """What trials may share whose mean is drawn, each by its last steps."""
+    from search.factor_frames import factors
+    from search.selection import shortest
+
+    names = factors(study.record["variants"])
+    return {VARIANT: NAMES["by"][1][VARIANT], **{name: shortest(name, names) for name in names if name != VARIANT}}
 
 
 def _query(view: View, where: str | None) -> str:
@@ -176,8 +192,9 @@ def drawn(study: Study, view: View, zoom: Zoom, where: str = "") -> tuple[figure
     found = lines.groups(study, view, keys=keys)
     falls = view.metric in ("validation", "training")
     titles = X_AXES[view.x][1], METRICS[view.metric][2]
-    colours = theme.colours(study.variants, study.record["baseline"])
-    figure = figures.curves(found, colours, study.record["baseline"], *titles, falls and view.scale == "linear")
+    names = list(dict.fromkeys(lines.places_of(study, view.by).values()))
+    baseline = study.record["baseline"] if view.by == VARIANT else names[0]
+    figure = figures.curves(found, theme.colours(names, baseline), baseline, *titles, falls and view.scale == "linear")
     if not found and where:
         figure = figures.empty("No trial with a curve matches the filter.")
     figure["layout"]["uirevision"] = f"view{view.query()}{where}"  # lines that were switched off stay so
@@ -190,27 +207,25 @@ def drawn(study: Study, view: View, zoom: Zoom, where: str = "") -> tuple[figure
 
 
 def _kept(study: Study, where: str) -> set[str] | None:
-    """The keys of the trials that a filter keeps, None where there is none. It may name what a trial has, then what the
-    table says of its variant. Raises BadFilter."""
+    """The keys of the trials that a filter keeps, None where there is none. Raises BadFilter."""
     if not where.strip():
         return None
-    if (found := study.comparison) is None:
-        raise BadFilter("there is nothing to filter by before results compare")
-    of = {row["variant"]: row for row in row_values(found, records(found.table))}
-    trials = records(found.trials)
-    told = [of.get(trial["variant"], {}) | trial_values(trial) for trial in trials]
-    asked = parse_filter(where, dict.fromkeys(name for each in [OF_TRIAL, *told] for name in each))
-    return {trial["key"] for trial, each in zip(trials, told, strict=True) if asked.holds(each)}
+    return {trial["key"] for trial in kept(study, trials_of(study), where)}
 
 
 def _said(study: Study, view: View, found: list[lines.Group], framed: bool) -> list[str]:
     """What must be known to read the curves."""
     count, total = figures.hidden_lines(found)
-    said = [
-        "Each line is one trial."
-        if view.alone
-        else "Bold: mean over seeds; band: ± one standard deviation; thin: each seed."
-    ]
+    said = ["Bold: mean over seeds; band: ± one standard deviation; thin: each seed."]
+    if view.alone:
+        said = ["Each line is one trial."]
+    elif view.by != VARIANT:
+        said = [
+            f"Bold: mean over the n trials that share a level of {view.by}, read at the same places of the axis, as "
+            "far as all of them go; band: ± one standard deviation of them; thin: each trial. What else they differ "
+            "in is averaged over, and may be unlike at the levels: a click on a mean leads to pairs that differ in "
+            "nothing else."
+        ]
     if framed:
         said.append("The steep start lies above the frame; a double click shows it.")
     if count < total:

@@ -11,9 +11,18 @@ from dash.development.base_component import Component
 
 from dashboards import figures_factor
 from dashboards.library import Library, Study
-from dashboards.pages.shell import COMPARE, FACTOR, GO, Choice, Chosen, address, register_tab
+from dashboards.pages.shell import COMPARE, CURVES, FACTOR, GO, Choice, Chosen, address, register_tab
 from dashboards.parts import block_table, graph, section
-from search.factor_frames import WITH, effects_frame, factors, interactions_frame, pairs_frame
+from dashboards.words import listed
+from search.factor_frames import (
+    WITH,
+    always_with,
+    effects_frame,
+    factors,
+    interactions_frame,
+    paired,
+    pairs_frame,
+)
 from search.render.blocks import Block, Cell, Column, number, printable
 
 if TYPE_CHECKING:  # which a server starts without
@@ -24,7 +33,7 @@ if TYPE_CHECKING:  # which a server starts without
 NOTE = (
     "Large: the mean over cells with its 95% interval, filled where that leaves zero out; the variance is the table's, "
     "pooled over all variants, and not corrected for how many effects are looked at. Small: each pair and seed; a "
-    "click shows the two beside each other."
+    "click shows the two beside each other, on a large one the curves of the levels."
 )
 
 
@@ -37,8 +46,9 @@ def register(app: dash.Dash, library: Library) -> None:
 
 def choices(study: Study) -> Sequence[Choice]:
     """The components and axes of the study."""
-    names = factors(study.record["variants"])
-    return [Choice("component", "Component or axis", {name: name for name in names})] if names else []
+    variants = study.record["variants"]
+    names = {name: name for name in factors(variants)}
+    return [Choice("component", "Component or axis", names, next(iter(paired(variants)), ""))] if names else []
 
 
 def content(study: Study, chosen: Chosen) -> list[Component]:
@@ -57,7 +67,10 @@ def content(study: Study, chosen: Chosen) -> list[Component]:
         address(study.name, COMPARE.step, variants=[*names]) for names in pairs[["reference", "variant"]].to_numpy()
     ]
     pairs = pairs.assign(href=both)
-    shown = [_effect(found, factor, factors(variants)[factor], pairs)]
+    if factor in paired(variants):
+        shown = [_effect(study, found, factor, pairs)]
+    else:
+        shown = [section("Effect", html.P(_never_alone(factor, always_with(variants, factor)), className="muted"))]
     if len(pairs) and (others := [name for name in factors(variants) if name != factor]):
         shown.append(_beside(found, factor, others, pairs))
     crossed = interactions_frame(variants, found)
@@ -66,9 +79,19 @@ def content(study: Study, chosen: Chosen) -> list[Component]:
     return shown
 
 
-def _effect(found: Comparison, factor: str, levels: Sequence[str], pairs: pd.DataFrame) -> Component:
+def _never_alone(factor: str, along: Sequence[str]) -> str:
+    """Why a factor has no effect of its own."""
+    said = f"No two variants of this study differ in {factor} and in nothing else"
+    return f"{said}: {listed(along)} always change{'s' if len(along) == 1 else ''} with it." if along else f"{said}."
+
+
+def _effect(study: Study, found: Comparison, factor: str, pairs: pd.DataFrame) -> Component:
+    levels, means = factors(study.record["variants"])[factor], address(study.name, CURVES.step, by=factor)
     effects = effects_frame(pairs, found.noise)
-    rows = [row | {"place": _place(factor, row["level"]), "whole": True} for row in effects.to_dict("records")]
+    rows = [
+        row | {"place": _place(factor, row["level"]), "whole": True, "href": means}
+        for row in effects.to_dict("records")
+    ]
     points = pairs.assign(place=[_place(factor, level) for level in pairs["level"]])
     figure = figures_factor.effects(rows, points, found.noise["unit"])
     against = f"the variant without {factor}" if levels[0] != WITH and {*levels} & {WITH} else f"{factor}={levels[0]}"
@@ -80,7 +103,7 @@ def _effect(found: Comparison, factor: str, levels: Sequence[str], pairs: pd.Dat
         Column("pairs", [Cell(str(row["pairs"])) for row in rows]),
     ]
     table = [block_table(Block(f"Against {printable(against)}, all else equal", columns))] if rows else []
-    drawn = graph("effect", figure, 110 + 70 * max(len(rows), 1))
+    drawn = graph("effect", figure, 110 + 70 * len(rows) if rows else 120)
     return section("Effect", drawn, html.P(NOTE, className="muted small"), *table)
 
 
@@ -100,7 +123,7 @@ def _beside(found: Comparison, factor: str, others: Sequence[str], pairs: pd.Dat
     for other in others:
         by = f"at {other}"
         for row in effects_frame(pairs, found.noise, by).to_dict("records"):
-            level = "" if row["level"] == WITH else f"{row['level']}, "
+            level = "" if pairs["level"].nunique() == 1 else f"{_place(factor, row['level'])}, "
             place = f"{level}{row['at']} {other}" if row["at"] in (WITH, "without") else f"{level}{other}={row['at']}"
             rows.append(row | {"place": place})
             points.append(pairs[(pairs[by] == row["at"]) & (pairs["level"] == row["level"])].assign(place=place))
@@ -115,4 +138,5 @@ def _interactions(found: Comparison, crossed: pd.DataFrame) -> Component:
         "they help each other, above zero they do the same work twice or get into each other's way."
     )
     drawn = graph("interactions", figures_factor.interactions(crossed), 90 + 56 * names)
+    drawn = html.Div(drawn, style={"maxWidth": f"{260 + 170 * names}px"})
     return section("Interactions", drawn, html.P(note, className="muted small"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlencode
 
@@ -14,16 +15,25 @@ from dash.development.base_component import Component
 
 from dashboards import table, theme
 from dashboards.library import Library, NotFound, Study
-from dashboards.pages.shell import COMPARE, MOST_BESIDE, RUNS, address, notice, register_page, register_refresh, shell
-from dashboards.pages.studies import KEEP_ADDRESS, REFRESH_MS
+from dashboards.pages.shell import (
+    COMPARE,
+    MOST_BESIDE,
+    RUNS,
+    address,
+    keep_address,
+    notice,
+    register_page,
+    register_refresh,
+    shell,
+)
+from dashboards.pages.studies import REFRESH_MS
 from dashboards.parts import command_line, guarded, here, section, to_trial
+from dashboards.trials import kept, trials_of
 from dashboards.words import command
-from search.frames import trials_frame
-from search.render.ablation import OF_TRIAL, trial_values
 from search.render.blocks import DASH, number, short_count
-from search.selection import select, terse
+from search.selection import terse
 from search.store import StoreError
-from search.where import BadFilter, parse_filter
+from search.where import BadFilter
 
 STATES = ("complete", "running", "interrupted", "paused", "planned", "failed", "diverged", "pruned")
 HEADINGS = {
@@ -40,13 +50,15 @@ HEADINGS = {
     "attempt": table.Heading("Attempts", "How often it was started", 84),
     "reason": table.Heading("Reason", "Why it ended as it did; whether another study trained it", 180),
 }
-COMPARE_TICKED = """(rows, seen) => {
-  const keys = [...new Set((rows || []).map(row => row.key))];
+TICKED = """(rows, seen) => {
+  const every = rows && rows.ids ? rows.ids.map(id => id.split('/').pop()) : (rows || []).map(row => row.key);
+  const keys = [...new Set(every)].map(key => key.slice(0, 12));
   const told = keys.length > MOST ? `${keys.length} are ticked; MOST compare` : `Compare ${keys.length} trials`;
   const few = keys.length < 2 ? 'Tick trials to compare them' : told;
-  return [`/study/${seen[0]}/compare?runs=${keys.slice(0, MOST).map(key => key.slice(0, 12)).join(',')}`, few];
+  return [`/study/${seen[0]}/compare?runs=${keys.slice(0, MOST).join(',')}`, few, keys.join(',')];
 }""".replace("MOST", str(MOST_BESIDE))
-"""Where the trials that are ticked stand beside each other."""
+"""Where the trials that are ticked stand beside each other, what the link there says, and their keys."""
+ADDRESS = "(query, ticked) => query + (ticked && (query ? '&' : '?') + `ticked=${ticked}`)"
 _LEFT = ("variant", "state", "role", "settings", "reason")
 
 
@@ -61,8 +73,7 @@ def register(app: dash.Dash, library: Library) -> None:
             return *[no_update] * 3, notice(f"Shown as it last was: {problem}"), *[no_update] * 2
         if ctx.triggered_id == "runs-tick" and RUNS.version(study) == seen[1]:
             return [no_update] * 6
-        said = {key: value for key, value in (("q", where), ("sort", sort)) if value}
-        query = f"?{urlencode(said, safe=',')}" if said else ""
+        query = _query(where, sort)
         try:
             rows = rows_of(study, where or "")
         except BadFilter as problem:
@@ -84,25 +95,38 @@ def register(app: dash.Dash, library: Library) -> None:
     ]
     states = [State("runs-seen", "data")]
     register_refresh(app, refresh, outputs, "runs-tick", inputs, states)
-    app.clientside_callback(KEEP_ADDRESS, Input("runs-query", "data"), prevent_initial_call=True)
+    keep_address(app, RUNS, "runs-query", ADDRESS, Input("runs-picked", "data"))
     app.clientside_callback(
-        COMPARE_TICKED,
+        TICKED,
         Output("runs-compare", "href"),
         Output("runs-compare", "children"),
+        Output("runs-picked", "data"),
         Input("runs", "selectedRows"),
         State("runs-seen", "data"),
-        prevent_initial_call=True,
     )
 
 
+def _query(where: str | None, sort: str | None) -> str:
+    """The address of a view, without its ticks."""
+    said = {key: value for key, value in (("q", where), ("sort", sort)) if value}
+    return f"?{urlencode(said, safe=',')}" if said else ""
+
+
 @guarded
-def layout(library: Library, name: object = "", q: object = "", sort: object = "", **_: Any) -> Component:
-    """The page, with the trials that the filter `q` finds."""
+def layout(
+    library: Library, name: object = "", q: object = "", sort: object = "", ticked: object = "", **_: Any
+) -> Component:
+    """The page, with the trials that the filter `q` finds, those `ticked` whose keys begin so."""
     study, problem = library.study(str(name)), None
     try:
         rows = rows_of(study, str(q))
     except BadFilter as error:
         problem, rows = str(error), rows_of(study, "")
+    asked = [each for each in str(ticked).split(",") if each]
+    every = [trial["key"] for trial in study.trials]
+    lost = [each for each in asked if not any(key.startswith(each) for key in every)]
+    said = [f"The address ticks the trial {each[:40]!r}, which the study lacks." for each in lost]
+    ids = [row["id"] for row in rows if row["key"].startswith(tuple(asked))]
     search = dmc.TextInput(
         id="runs-q",
         value=str(q),
@@ -117,14 +141,15 @@ def layout(library: Library, name: object = "", q: object = "", sort: object = "
         RUNS,
         dcc.Store(id="runs-seen", data=[study.name, RUNS.version(study)]),
         dcc.Store(id="runs-sort", data=str(sort)),
-        dcc.Store(id="runs-query"),
+        dcc.Store(id="runs-query", data=_query(str(q), str(sort))),
+        dcc.Store(id="runs-picked"),
         dcc.Interval(id="runs-tick", interval=REFRESH_MS),
-        html.Div(None, id="runs-notice"),
+        html.Div([notice(text) for text in said], id="runs-notice"),
         html.Div([search], className="controls"),
         html.Div(problem, id="runs-problem", className="problem small", role="alert"),
         section(
             "Trials",
-            table.grid(rows, table.sorted_by(columns(), str(sort)), "runs", more=table.TICKS),
+            table.grid(rows, table.sorted_by(columns(study.variants), str(sort)), "runs", more=table.TICKS, ticked=ids),
             aside=[
                 dcc.Link("Tick trials to compare them", id="runs-compare", href=address(study.name, COMPARE.step)),
                 " · ",
@@ -132,6 +157,7 @@ def layout(library: Library, name: object = "", q: object = "", sort: object = "
             ],
         ),
         section("Go on", *commands(study)),
+        said={"q": str(q)},
     )
 
 
@@ -146,47 +172,21 @@ def commands(study: Study) -> list[Component]:
     return found
 
 
-def columns() -> list[dict[str, Any]]:
-    """The grid's columns."""
+def columns(names: Iterable[str]) -> list[dict[str, Any]]:
+    """The grid's columns, with room for the names of variants."""
     found = [table.definition(key, head, key not in _LEFT) for key, head in HEADINGS.items()]
-    found[0] |= {
-        "cellRenderer": "Link",
-        "pinned": "left",
-        "flex": None,
-        "width": 144,
-        "cellStyle": {"function": "params.data.swatch"},
-        "cellClass": "cell-variant",
-    }
+    found[0] |= table.names(names)
     found[1] |= table.badges(STATES)
     found[-1] |= {"tooltipValueGetter": {"function": f"params.data.text.{table.field_of('reason')}"}}
     return found
 
 
-def trials_of(study: Study) -> list[dict[str, Any]]:
-    """The study's trials, each with all of its roles; one whose driver is gone is `interrupted`."""
-    frame = (
-        study.comparison.trials
-        if study.comparison is not None
-        else trials_frame(select(study.record, study.trials), study.trials)
-    )
-    found: list[dict[str, Any]] = frame.to_dict("records")
-    for trial in found:
-        if trial["state"] in ("running", "interrupted"):
-            trial["step"] = study.curves[trial["key"]].last_step or trial["step"]
-            if study.comparison is None and study.holder is None:
-                trial["state"] = "interrupted"
-    return found
-
-
 def rows_of(study: Study, where: str) -> list[dict[str, Any]]:
     """A row of the grid for each trial that a filter finds. Raises BadFilter."""
-    trials = trials_of(study)
-    values = [trial_values(trial) for trial in trials]
-    asked = parse_filter(where, dict.fromkeys(name for each in [OF_TRIAL, *values] for name in each))
-    colours = theme.colours(study.variants, study.record["baseline"])
-    kept = [trial for trial, each in zip(trials, values, strict=True) if asked.holds(each)]
     baseline = study.record["baseline"]
-    return [_row(trial, table.swatch(trial["variant"], baseline, colours), study.name) for trial in kept]
+    colours = theme.colours(study.variants, baseline)
+    found = kept(study, trials_of(study), where)
+    return [_row(trial, table.swatch(trial["variant"], baseline, colours), study.name) for trial in found]
 
 
 def _row(trial: dict[str, Any], swatch: str, study: str) -> dict[str, Any]:

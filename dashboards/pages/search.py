@@ -190,4 +190,4 @@ def _short(value: Any) -> str:
     """A number with three digits, a text as it is."""
     if isinstance(value, float):
         return number(None, "") if value != value else short_count(value) if value >= 1000 else f"{value:.3g}"
-    return short_count(value) if isinstance(value, int) and value >= 10_000 else str(value)
+    return short_count(value) if isinstance(value, int) and value >= 10_000 else figures_search.spoken(str(value))

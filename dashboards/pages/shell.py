@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from dash import ALL, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
 from dashboards.library import Library, NotFound, Study
-from dashboards.pages.studies import KEEP_ADDRESS, REFRESH_MS
+from dashboards.pages.studies import REFRESH_MS
 from dashboards.parts import choice, guarded
 from search.factor_frames import factors
 from search.store import StoreError
@@ -93,6 +94,11 @@ BEFORE_OVERVIEW = 1
 GO = "event => { if (event && event.points[0].customdata) window.archlabVisit(event.points[0].customdata) }"
 """What a click on a point of a figure does whose `customdata` are addresses."""
 
+CARRIED = {TABLE.step: ("q",), RUNS.step: ("q",), CURVES.step: ("q", "metric", "x", "smooth", "trials")}
+"""Which keys of an address, where a page has them too, a link to another page of the study takes along."""
+CARRIES = (OVERVIEW, TABLE, CURVES, RUNS)
+"""The pages whose keys mean the same as there."""
+
 _LONGEST = 500  # characters of a text that a reader writes
 
 Chosen = dict[str, str]
@@ -105,22 +111,41 @@ def address(study: str, step: str = "", **query: str | list[str]) -> str:
     return f"/study/{quote(study)}/{step}".rstrip("/") + (f"?{urlencode(query, doseq=True)}" if query else "")
 
 
-def shell(study: Study, here: Tab, *content: Any) -> Component:
-    """A page of a study: crumbs, the tabs that apply, and its content."""
+def led(study: str, step: str, said: Mapping[str, object]) -> str:
+    """Where a page of a study is in the view that the address of another one says."""
+    return address(study, step, **{key: str(said[key]) for key in CARRIED.get(step, ()) if said.get(key)})
+
+
+def shell(study: Study, here: Tab, *content: Any, said: Mapping[str, object] = {}) -> Component:
+    """A page of a study: crumbs, the tabs that apply, and its content. `said` is what its address says, which the links
+    to other pages take along."""
     slash = html.Span("/", className="slash")
     crumbs = html.Nav(
         [dcc.Link("Studies", href="/"), slash, html.Span(study.name, className="here")], className="crumbs"
     )
-    links = [_link(study, tab, tab == here) for tab in TABS if tab == here or tab.applies(study)]
+    links = [_link(study, tab, tab == here, said) for tab in TABS if tab == here or tab.applies(study)]
     return html.Div(
         [crumbs, html.Nav(links, className="pages", **{"aria-label": "pages"}), *content], className="study"
     )
 
 
-def _link(study: Study, tab: Tab, current: bool) -> Component:
+def _link(study: Study, tab: Tab, current: bool, said: Mapping[str, object]) -> Component:
     if current:
         return html.Span(tab.title, className="to-page page-here", **{"aria-current": "page"})
-    return dcc.Link(tab.title, href=address(study.name, tab.step), className="to-page")
+    return dcc.Link(tab.title, href=led(study.name, tab.step, said), className="to-page", id=f"to-{tab.step}")
+
+
+def keep_address(app: dash.Dash, tab: Tab, store: str, extra: str = "", *inputs: Input) -> None:
+    """Writes the query that a store holds into the address, and what a page in the browser adds to it: `extra` is a
+    function of the query and the `inputs`."""
+    told = json.dumps(CARRIED if tab in CARRIES else {})
+    query = f"({extra})(query, ...more)" if extra else "query"
+    app.clientside_callback(
+        f"(query, ...more) => window.archlabAddress({query}, '{tab.step}', {told})",
+        Input(store, "data"),
+        *inputs,
+        prevent_initial_call=True,
+    )
 
 
 def notice(text: str) -> Component:
@@ -188,7 +213,7 @@ def register_tab(app: dash.Dash, library: Library, tab: Tab, choices: Choices, c
     controls = {"page": tab.step, "key": ALL}
     states = [State(controls, "id"), State(f"{tab.step}-seen", "data")]
     register_refresh(app, refresh, outputs, f"{tab.step}-tick", [Input(controls, "value")], states)
-    app.clientside_callback(KEEP_ADDRESS, Input(f"{tab.step}-query", "data"), prevent_initial_call=True)
+    keep_address(app, tab, f"{tab.step}-query")
 
 
 def _layout(tab: Tab, choices: Choices, content: Content) -> Callable[..., Component]:

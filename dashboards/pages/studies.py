@@ -17,8 +17,8 @@ from search.render.blocks import DASH
 from search.store import StoreError
 
 REFRESH_MS = 2000
-KEEP_ADDRESS = "query => { window.history.replaceState(window.history.state, '', window.location.pathname + query) }"
-"""Writes the view into the address without a new entry in the history: back leads to the page before."""
+KEEP_ADDRESS = "query => window.archlabAddress(query, '', {})"
+"""Writes the view into the address."""
 
 
 def register(app: dash.Dash, library: Library) -> None:

@@ -13,8 +13,8 @@ from dash.development.base_component import Component
 from dashboards import figures, table, theme, words
 from dashboards.library import Library, NotFound, Study
 from dashboards.pages.curves import REMEMBER_ZOOM, Zoom, drawn
-from dashboards.pages.shell import CURVES, OVERVIEW, address, notice, shell
-from dashboards.pages.studies import KEEP_ADDRESS, REFRESH_MS
+from dashboards.pages.shell import CURVES, OVERVIEW, keep_address, led, notice, shell
+from dashboards.pages.studies import REFRESH_MS
 from dashboards.pages.study_parts import CONTROLS, controls, elsewhere, head, notes, variants
 from dashboards.parts import command_line, graph, guarded, section
 from dashboards.view import View, read_view
@@ -76,7 +76,7 @@ def register(app: dash.Dash, library: Library) -> None:
         with library.reading():
             return (*drawn(study, view, {}), {}, view.query())
 
-    app.clientside_callback(KEEP_ADDRESS, Input("study-query", "data"), prevent_initial_call=True)
+    keep_address(app, OVERVIEW, "study-query")
     app.clientside_callback(
         REMEMBER_ZOOM, Output("curves-zoom", "data"), Input("curves", "relayoutData"), State("curves-zoom", "data")
     )
@@ -99,6 +99,7 @@ def _page(study: Study, view: View, notices: list[str], root: str) -> Component:
     rows, columns = _rows(study)
     curves, note = drawn(study, view, {})
     default = root.endswith("/.archlab")
+    more = led(study.name, CURVES.step, view.said())
     links = [
         html.A(f".{ending}", href=f"/download/{study.name}.{ending}", className="download")
         for ending in ("md", "csv", "tex", "json")
@@ -134,7 +135,7 @@ def _page(study: Study, view: View, notices: list[str], root: str) -> Component:
             controls(view),
             graph("curves", curves, 430),
             html.Div(note, id="curves-note", className="muted small"),
-            aside=dcc.Link("Filters, scales and single trials", href=address(study.name, CURVES.step)),
+            aside=dcc.Link("Filters, scales and single trials", href=more, id="to-curves-below"),
         ),
         section("Variants", variants(study, _colours(study))),
         section(
@@ -143,6 +144,7 @@ def _page(study: Study, view: View, notices: list[str], root: str) -> Component:
             command_line(words.command(study, default, root)),
             html.P(elsewhere(Path(root), study.name), className="muted small"),
         ),
+        said=view.said(),
     )
 
 

@@ -40,7 +40,7 @@ def head(study: Study) -> list[Component]:
         f"{record['tokens']:,} tokens per trial",
         f"context {record['context']}",
         f"{data['source']}, {data['tokenizer']}",
-        f"{len(record['seeds'])} seeds",
+        f"{len(record['seeds'])} seed{'s' if len(record['seeds']) > 1 else ''}",
     ]
     return [
         html.H1(record.get("question") or study.name, className="question"),

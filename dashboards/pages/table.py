@@ -15,8 +15,8 @@ from dash.development.base_component import Component
 
 from dashboards import table, theme
 from dashboards.library import Library, NotFound, Study
-from dashboards.pages.shell import TABLE, notice, register_page, register_refresh, shell
-from dashboards.pages.studies import KEEP_ADDRESS, REFRESH_MS
+from dashboards.pages.shell import TABLE, keep_address, notice, register_page, register_refresh, shell
+from dashboards.pages.studies import REFRESH_MS
 from dashboards.parts import block_table, choice, guarded, section
 from search.render.ablation import column_names, main_block, table_page, trial_cells
 from search.render.blocks import Block
@@ -82,7 +82,7 @@ def register(app: dash.Dash, library: Library) -> None:
     ]
     states = [State("ablation-open", "data"), State("ablation-seen", "data")]
     register_refresh(app, partial(_refreshed, library), outputs, "ablation-tick", inputs, states)
-    app.clientside_callback(KEEP_ADDRESS, Input("ablation-query", "data"), prevent_initial_call=True)
+    keep_address(app, TABLE, "ablation-query")
 
 
 def _refreshed(
@@ -163,6 +163,7 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
             aside=html.Span(_files(study, asked), id="ablation-files"),
         ),
         html.Div(_published(study), id="ablation-published"),
+        said=asked.query(),
     )
 
 
@@ -208,7 +209,7 @@ def _controls(study: Study, asked: Wanted) -> Component:
 def _columns(block: Block, asked: Wanted) -> list[dict[str, Any]]:
     """The grid's columns; the first one opens rows, and those that the address sorts by are sorted."""
     found = table.columns(block)
-    found[0] |= {"cellRenderer": "Opener", "equals": {"function": "neverEqual"}, "width": 150}
+    found[0] |= {"cellRenderer": "Opener", "equals": {"function": "neverEqual"}, "width": found[0]["width"] + 26}
     return table.sorted_by(found, asked.sort)
 
 

@@ -110,8 +110,7 @@ def row_values(comparison: Comparison, rows: Iterable[Row]) -> list[Row]:
 
 
 def trial_values(trial: Mapping[Any, Any]) -> Row:
-    """What a filter can ask of a trial, by name: each setting by its path, and of a trial that has several roles each of
-    them and all."""
+    """What a filter can ask of a trial, by name: each setting by its path, and its roles as each and all of them."""
     settings = {name: value for name, value in trial["settings"].items() if name not in OF_TRIAL}
     roles = tuple(dict.fromkeys([trial["role"], *trial["role"].split("+")]))
     return {name: trial[name] for name in OF_TRIAL} | {"role": roles} | settings

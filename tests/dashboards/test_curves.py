@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from dashboards.curves import CurveFile, Line, group, smooth, strided, thin
+from dashboards.curves import CurveFile, Line, group, group_level, smooth, strided, thin
 
 
 def line(step, attempt=1, **values):
@@ -81,6 +81,20 @@ def test_a_group_is_the_mean_of_shared_steps_without_diverged_trials():
     assert found.seeds == 2 and found.x.tolist() == [10.0, 20.0] and found.mean.tolist() == [4.0, 3.0]
     np.testing.assert_allclose(found.std, np.sqrt(2))
     assert len(found.lines) == 3
+
+
+def test_a_level_is_the_mean_of_trials_at_the_same_tokens_though_their_steps_hold_unlike_many():
+    step = np.arange(1.0, 9)
+    dense = Line("b4", 0, "seed 0", step, step * 10, step * 10)  # y = x
+    sparse = Line("b8", 0, "seed 0", step[:3], step[:3] * 20, np.array([40.0, 80.0, 120.0]))  # y = 2 x
+    gap = Line("b4", 1, "seed 1", step[:7], step[:7] * 10, np.array([np.nan, 60, 90, np.nan, 150, 180, 210]))  # y = 3 x
+    lost = Line("b4", 2, "seed 2", step, step * 10, step * 0, diverged=True)
+    found = group_level([dense, sparse, gap, lost], "with gate", "gate")
+    assert (found.variant, found.factor, found.seeds, len(found.lines)) == ("with gate", "gate", 3, 4)
+    assert found.x.tolist() == [20.0, 40.0, 60.0] and found.mean.tolist() == [40.0, 80.0, 120.0]
+    np.testing.assert_allclose(found.std, found.x)
+    apart = Line("c", 0, "", step + 100, step * 10 + 1000, step)
+    assert group_level([dense, apart], "a", "f").seeds == 0 and group_level([lost], "a", "f").seeds == 0
 
 
 def test_smoothing_keeps_a_constant_and_passes_gaps():

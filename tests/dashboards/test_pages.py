@@ -12,11 +12,14 @@ import pytest
 from click.testing import CliRunner
 from dash._pages import _parse_query_string
 
+from dashboards import lines
 from dashboards.library import Library
 from dashboards.pages.compare import Sides
 from dashboards.pages.compare import _wanted as beside
 from dashboards.pages.table import Wanted, wanted
+from dashboards.view import View
 from search.cli import main
+from search.lock import StudyLock
 from search.store import Store
 from tests.dashboards.conftest import QK_NORM, XSS
 from tests.dashboards.generate import Plan, make_store, make_study, planned, record, rows, run_trial
@@ -173,6 +176,72 @@ def test_a_trial_of_two_studies_is_shown_as_the_one_wants_it_that_a_reader_comes
         (link,) = set(re.findall(rf"/run/{key}[^\"\\]*", client.page(f"/study/{name}/runs")))
         crumbs = client.page(*re.fullmatch(r"(.*)(\?.*)", link).groups()).split("run-seen")[0]
         assert f"/study/{name}/runs" in crumbs and f"/study/{other}" not in crumbs
+
+
+def test_a_trial_that_another_study_trains_is_running_in_both_and_reused_in_one_when_it_ends(tmp_path):
+    plan = Plan("first", effects={"baseline": 0.0}, rates=(), seeds=(0,))
+    with make_store(tmp_path) as made:
+        make_study(made, plan, finish=False)
+        made.save_study("second", record(replace(plan, name="second")), "study: second\n")
+        made.add_trials("second", rows(plan))
+        (key,) = planned(made, plan)
+        attempt = run_trial(made, plan, key, 0.5)  # `first` owns it
+        pages = ["/study/first/runs", "/study/second/runs", "/study/first", "/study/second", "/"]
+        for driven, there, gone in ((True, "running", "interrupted"), (False, "interrupted", "running")):
+            client, lock = Client(tmp_path), StudyLock(tmp_path, "first")
+            if driven:
+                lock.acquire()
+            said = [client.page(path) for path in pages[:2]]
+            assert all(f'"c_state": "{there}"' in page and f'"c_state": "{gone}"' not in page for page in said)
+            assert all(f"0 of 1 trials · 1 {there}" in client.page(path) for path in pages[2:])
+            for study in ("first", "second"):
+                assert f"badge-{there}" in client.page(f"/run/{key}", f"?study={study}")
+            if driven:
+                lock.release()
+        made.finish(key, attempt, "failed", None, "RuntimeError: lost")
+    client = Client(tmp_path)
+    assert '"c_reason": "RuntimeError: lost"' in client.page(pages[0])
+    assert '"c_reason": "reused, RuntimeError: lost"' in client.page(pages[1])
+
+
+def test_ticks_of_an_address_are_those_of_the_grid_and_an_unknown_one_is_said(client, trials):
+    ticked = list(dict.fromkeys(t["key"] for t in trials))[:2]
+    page = client.page("/study/gate-position/runs", f"?ticked={ticked[0][:12]},{ticked[1]},0zz")
+    ids = set(json.loads(re.search(r'"selectedRows": ({[^}]*})', page)[1])["ids"])
+    assert {each.rpartition("/")[2] for each in ids} == {*ticked}
+    assert "ticks the trial '0zz', which the study lacks" in page
+    assert "selectedRows" not in client.page("/study/gate-position/runs")
+
+
+@pytest.mark.parametrize("path", ["table", "curves", "runs"])
+def test_a_filter_goes_along_to_the_other_pages_that_have_one(client, path):
+    page = client.page(f"/study/gate-position/{path}", "?q=verdict=better seed=0")
+    for other in {"table", "curves", "runs"} - {path}:
+        assert f'"/study/gate-position/{other}?q=verdict%3Dbetter+seed%3D0"' in page
+    assert '"/study/gate-position/stability"' in page
+    assert '"/study/gate-position/curves?metric=training"' in client.page("/study/gate-position", "?metric=training")
+
+
+def test_curves_are_means_over_what_shares_a_level(tmp_path):
+    plan = Plan(rates=(), effects={"baseline": 0.0, "G1": -0.05, "G2": -0.02, "G3": 0.01}, seeds=(0, 1))
+    with make_store(tmp_path) as made:
+        stored = record(make_study(made, plan))
+        for variant in stored["variants"]:
+            variant["components"] = {"gate": variant["name"] in ("G1", "G2")}
+            variant["axes"] = {"block.norm.placement": "pre"}
+        made.save_study(plan.name, stored, "study: gate-position\n")
+    study = Library(tmp_path).study(plan.name)
+    each = {group.variant: group for group in lines.groups(study, View())}
+    levels = {group.variant: group for group in lines.groups(study, View(by="gate"))}
+    assert {name: group.seeds for name, group in levels.items()} == {"without gate": 4, "with gate": 4}
+    wanted = (each["G1"].mean + each["G2"].mean) / 2
+    np.testing.assert_allclose(levels["with gate"].mean, wanted)
+    assert len(lines.groups(study, View(by="gate", lines="runs"))) == 8
+    client = Client(tmp_path)
+    page = client.page(f"/study/{plan.name}/curves", "?by=gate")
+    assert "with gate (n = 4)" in page and '{"level": "gate"}' in page
+    page = client.page(f"/study/{plan.name}/curves", "?by=block.norm.placement")
+    assert "by 'block.norm.placement', which the study does not vary" in page and '{"variant": "G1"}' in page
 
 
 @pytest.mark.parametrize("key", ["0", "f" * 64, "..%2F..%2Fetc%2Fpasswd", "%3Cb%3E", "zz"])
