@@ -233,7 +233,7 @@ def missing(what: str, line: str, command: str | None = None, awaited: bool = Fa
         said = [what, " The study asks for it: it comes when the trials of the table have ended."]
     if command is None:
         return html.P(said, className="muted missing")
-    return html.Div([html.P([*said, " Of the trials that are finished:"], className="muted"), command_line(command)])
+    return html.Div([html.P([*said, " To measure the finished trials now:"], className="muted"), command_line(command)])
 
 
 def block_table(block: Block) -> Component:

@@ -192,7 +192,7 @@ def content(library: Library, study: Study, sides: Sides, places: str, metric: s
     of = {trial["key"]: trial["variant"] for trial in study.trials}
     heads = [(name, table.swatch(name, baseline, colours)) for name in sides.variants]
     heads += [(labels[key], table.swatch(of[key], baseline, colours)) for key in sides.trials]
-    shown = [*_results(study, sides, labels)]
+    shown = [*_results(study, sides, labels, places)]
     made = [_made_of(library, study, name) for name in sides.variants]
     made += [_made_of_trial(library, study, key) for key in sides.trials]
     for part, rows in side_by_side(made).items():
@@ -210,14 +210,19 @@ def content(library: Library, study: Study, sides: Sides, places: str, metric: s
     return [*shown, section("Curves", graph("compare-curves", figure, 430))]
 
 
-def _results(study: Study, sides: Sides, labels: Mapping[str, str]) -> list[Component]:
-    """The rows of the variants as the report has them, and a row for each trial."""
+def _results(study: Study, sides: Sides, labels: Mapping[str, str], places: str) -> list[Component]:
+    """The rows of the variants as the report has them, and a row for each trial. Components that all of them have, or
+    none, are left out with what else does not differ."""
     shown: list[Component] = []
     if sides.variants and study.comparison is None:
         shown.append(html.P(study.problem, className="problem"))
     elif sides.variants:
         assert study.comparison is not None
-        shown.append(block_table(main_block(study.comparison, Shape(variants=sides.variants))))
+        block = main_block(study.comparison, Shape(variants=sides.variants))
+        differs = {c.key for c in block.columns if len({cell.text for cell in c.cells}) > 1}
+        whole = places == "all" or len(sides.variants) < 2
+        kept = [c for c in block.columns if whole or c.key in differs or not c.key.startswith("component.")]
+        shown.append(block_table(replace(block, columns=kept)))
     if sides.trials:
         found = {trial["key"]: trial for trial in trials_of(study)}
         trials = [found[key] for key in sides.trials]

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,6 +87,18 @@ def planned(store, plan, role=None):
     """Keys of the trials that have not been started, each once."""
     members = store.study_trials(plan.name)
     return list(dict.fromkeys(m["key"] for m in members if m["state"] == "planned" and role in (None, m["role"])))
+
+
+@contextmanager
+def live(root):
+    """A study whose last trial is still to come: (its store, its plan, the key of that trial)."""
+    plan = Plan(effects={"baseline": 0.0, "G1": -0.05}, rates=(), name="live", best_rate={})
+    with make_store(root) as made:
+        make_study(made, plan, finish=False)
+        *done, last = planned(made, plan)
+        for key in done:
+            run_trial(made, plan, key)
+        yield made, plan, last
 
 
 def record(plan):

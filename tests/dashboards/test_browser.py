@@ -9,7 +9,7 @@ from search.comparison import load_comparison
 from search.reporting import report
 from search.store import Store
 from tests.dashboards.conftest import XSS
-from tests.dashboards.generate import Plan, make_store, make_study, planned, run_trial
+from tests.dashboards.generate import Plan, live, make_store, make_study, run_trial
 
 pytestmark = pytest.mark.browser
 
@@ -71,6 +71,8 @@ def test_address_keeps_the_view_through_reload_and_a_fresh_browser(address, visi
     page.click("#curves-smooth >> text=0.9")
     page.wait_for_function("location.search.includes('metric=training') && location.search.includes('smooth=0.9')")
     link = page.url
+    for below in ("to-curves", "to-curves-below"):
+        page.wait_for_function(f"document.getElementById('{below}').search.includes('metric=training')")
     page.goto("about:blank")
     visit.study(link)
     assert _axis_titles(page) == ["Optimizer steps", "Training loss (nats/token)"]
@@ -94,12 +96,7 @@ def test_figures_are_svg_lines_without_a_share_button(opened):
 
 def test_a_finished_trial_appears_by_itself_and_keeps_the_zoom(tmp_path, served, visit):
     root = tmp_path / ".archlab"
-    plan = Plan(effects={"baseline": 0.0, "G1": -0.05}, rates=(), name="live", best_rate={})
-    with make_store(root) as made:
-        make_study(made, plan, finish=False)
-        *done, last = planned(made, plan)
-        for key in done:
-            run_trial(made, plan, key)
+    with live(root) as (made, plan, last):
         visit.study(f"{served(root)}/study/live")
         page = visit.page
         assert "incomplete" in " ".join(visit.cells("G1").values())

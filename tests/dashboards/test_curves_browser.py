@@ -6,12 +6,16 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from search.store import Store
-from tests.dashboards.generate import Plan, make_store, make_study, planned, run_trial
+from tests.dashboards.generate import live, run_trial
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 RANGES = "['xaxis', 'yaxis'].map(axis => document.querySelector('#curve .js-plotly-plot')._fullLayout[axis].range)"
 DATA = (
     "document.querySelector('#curve .js-plotly-plot').data.map(trace => [trace.name, trace.x.length, trace.y.length])"
+)
+PICKED = (
+    "[...document.querySelectorAll('#runs .ag-pinned-left-cols-container .ag-row-selected')]"
+    ".map(row => row.getAttribute('row-id')).sort()"
 )
 DRAWN = "#curve .scatterlayer .trace"
 CHOSEN = {"metric": "Training", "x": "Steps", "smooth": "0.5", "trials": "All", "lines": "Trials", "scale": "Log y"}
@@ -64,6 +68,7 @@ def test_every_choice_and_the_zoom_are_the_address_in_a_fresh_browser_too(addres
     assert page.evaluate(RANGES)[0] == pytest.approx(ranges[0], rel=1e-4) and page.url == link
     page.click("text=Runs")
     page.wait_for_selector("#runs .ag-row")
+    assert page.input_value("#runs-q") == "variant=G1,G2 lr>=0.002", "the filter goes along"
     page.go_back()
     page.wait_for_selector(DRAWN)
     assert page.url == link and page.evaluate(DATA) == data
@@ -131,6 +136,17 @@ def test_ticked_trials_stand_beside_each_other(address, trials, visit):
     page.wait_for_function("document.querySelectorAll('#runs .ag-selection-checkbox input').length == 5")
     boxes.nth(0).check()
     boxes.nth(2).check()
+    page.wait_for_function("location.search.includes('ticked=')")
+    link, picked = page.url, page.evaluate(PICKED)
+    assert len(picked) == 2 and parse_qs(urlsplit(link).query)["ticked"][0].count(",") == 1
+    page.reload()
+    page.wait_for_function(f"{PICKED}.length == 2")
+    assert page.evaluate(PICKED) == picked and page.url == link
+    page.click("text=Compare 2 trials")
+    page.wait_for_selector("#compare-curves .scatterlayer .trace")
+    page.go_back()
+    page.wait_for_function(f"{PICKED}.length == 2")
+    assert page.evaluate(PICKED) == picked and page.url == link
     page.click("text=Compare 2 trials")
     page.wait_for_selector("#compare-curves .scatterlayer .trace")
     keys = parse_qs(urlsplit(page.url).query)["runs"][0].split(",")
@@ -148,12 +164,7 @@ def test_ticked_trials_stand_beside_each_other(address, trials, visit):
 
 def test_a_driver_that_was_killed_leaves_the_page_up_and_its_zoom(tmp_path, served, visit):
     root = tmp_path / ".archlab"
-    plan = Plan(effects={"baseline": 0.0, "G1": -0.05}, rates=(), name="live", best_rate={})
-    with make_store(root) as made:
-        make_study(made, plan, finish=False)
-        *done, last = planned(made, plan)
-        for key in done:
-            run_trial(made, plan, key)
+    with live(root) as (made, plan, last):
         page = visit.page
         page.goto(f"{served(root)}/study/live/curves?lines=runs")
         page.wait_for_selector(DRAWN)

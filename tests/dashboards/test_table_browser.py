@@ -5,7 +5,7 @@ import re
 import pytest
 
 from search.store import Store
-from tests.dashboards.generate import Plan, make_store, make_study, planned, run_trial
+from tests.dashboards.generate import live, run_trial
 
 pytestmark = pytest.mark.browser
 ROWS = "[...document.querySelectorAll('#ablation .ag-pinned-left-cols-container .ag-row')]"
@@ -86,12 +86,7 @@ def test_every_page_of_trials_is_whole_in_both_widths(address, visit):
 @pytest.mark.slow
 def test_a_trial_that_ends_moves_its_row_and_its_page(tmp_path, served, visit):
     root = tmp_path / ".archlab"
-    plan = Plan(effects={"baseline": 0.0, "G1": -0.05}, rates=(), name="live", best_rate={})
-    with make_store(root) as made:
-        make_study(made, plan, finish=False)
-        *done, last = planned(made, plan)
-        for key in done:
-            run_trial(made, plan, key)
+    with live(root) as (made, plan, last):
         page, base = visit.page, served(root)
         page.goto(f"{base}/study/live/table?open=G1")
         page.wait_for_selector("#ablation .ag-row >> text=planned")

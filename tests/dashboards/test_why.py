@@ -5,6 +5,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,7 @@ import pytest
 
 from dashboards import panels
 from dashboards.figures_context import by_position
-from dashboards.figures_search import Dimension, brushed, front
+from dashboards.figures_search import Dimension, brushed, front, spoken
 from dashboards.library import Library
 from dashboards.pages import context, inspect
 from dashboards.pages.search import plain_rows, replaced
@@ -21,7 +22,7 @@ from dashboards.parts import asks, missing
 from dashboards.words import unlike_baseline
 from search import scaling
 from search.comparison import load_comparison
-from search.factor_frames import effects_frame, factors, interactions_frame, pairs_frame
+from search.factor_frames import always_with, effects_frame, factors, interactions_frame, paired, pairs_frame
 from search.figure_frames import minus_baseline, over_rows, probes_frame, settings_frame, smoothed, uniform_frame
 from search.findings import keep_finding
 from search.render.blocks import with_error
@@ -171,6 +172,8 @@ def test_effects_of_a_factorial_are_means_over_its_cells(told, compared):
     assert crossed.loc[("gate", "qk_norm"), "value"] == pytest.approx(0.03, abs=0.005)
     one = [v for v in variants if v["name"] in ("baseline [placement=pre]", "gate + qk_norm [placement=pre]")]
     assert len(pairs_frame(one, found, "gate")) == 0, "a pair differs in nothing else"
+    assert paired(variants) == [*names] and paired(one) == [] and always_with(one, "gate") == ["qk_norm"]
+    assert always_with(variants, "gate") == []
 
 
 def test_a_grid_says_its_axes_in_the_record(tmp_path):
@@ -182,6 +185,10 @@ def test_a_grid_says_its_axes_in_the_record(tmp_path):
     variants = plan(load_study(path), tmp_path / "data").record()["variants"]
     assert factors(variants)["placement"] == ("pre", "sandwich")
     assert "axes" not in plan(load_study(write_study(tmp_path, "b.yaml")), tmp_path / "data").record()["variants"][0]
+
+
+def test_a_setting_that_is_an_object_is_said_as_people_do():
+    assert spoken('{"size": 32, "type": "window"}') == "window(size=32)" and spoken("causal") == "causal"
 
 
 def test_brushes_are_filters_and_filters_are_brushes(compared):
@@ -339,6 +346,41 @@ def test_pages_of_why_show_what_was_stored(told, compared, served, visit):
     gain = next(trace for trace in drawn(page, "gains") if "error_x" in trace)
     told_gain = compared[LADDER][0].scaling.query("law == 'gain' and name == 'gain'")["value"].iloc[0]
     assert gain["x"] == [pytest.approx(told_gain)] and "IsoFLOP minima" in page.inner_text("main")
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_a_click_on_a_pair_shows_its_two_variants_and_on_an_effect_the_curves_of_the_levels(told, served, visit):
+    page = visit.page
+    page.goto(f"{served(told[0])}/study/{FACTORIAL}/factor?component=gate")
+    pair = drawn(page, "effect")[0]
+    click_point(page, "effect", 0, 0)
+    page.wait_for_url(lambda url: url.endswith(pair["customdata"][0]))
+    page.wait_for_selector(".beside")
+    named = parse_qs(urlsplit(page.url).query)["variants"]
+    assert len(named) == 2 and {"gate" in each for each in named} == {True, False}
+    page.go_back()
+    drawn(page, "effect")
+    click_point(page, "effect", 1, 0)
+    page.wait_for_url(lambda url: url.endswith("/curves?by=gate"))
+    page.wait_for_selector("#curve")
+    assert page.locator("#curve-by input:checked").first.get_attribute("value") == "gate"
+
+
+def click_point(page, figure, trace, point):
+    """Clicks a point of a figure where it is drawn."""
+    x, y = page.evaluate(
+        """([figure, trace, point]) => {
+        const graph = document.querySelector(`#${figure} .js-plotly-plot`), own = graph.data[trace];
+        const {xaxis, yaxis} = graph._fullLayout, box = graph.getBoundingClientRect();
+        return [box.left + xaxis._offset + xaxis.c2p(own.x[point]), box.top + yaxis._offset + yaxis.c2p(own.y[point])];
+    }""",
+        [figure, trace, point],
+    )
+    page.mouse.move(x - 3, y - 3)
+    page.mouse.move(x, y)
+    page.wait_for_selector(f"#{figure} .hoverlayer .hovertext")
+    page.mouse.click(x, y)
 
 
 @pytest.mark.slow
