@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 
 from torch import nn
+
+from arch_dsl.plain.trees import Unexportable, child_of, load
 
 
 class NotInline(Exception):
@@ -17,7 +20,8 @@ class Body:
     """The statements of one function of the written file, and how its names came about.
 
     Every assignment makes a new name, `base__3`, but for `pinned` ones, which control flow at run time assigns. `soft`
-    names were not chosen by whoever wrote this function, and vanish where they are used once.
+    names were not chosen by whoever wrote this function, and vanish where they are used once. `owner` is the module
+    whose method this is; `optional` says that a return may give None.
     """
 
     def __init__(self, owner: nn.Module | None) -> None:
@@ -29,12 +33,17 @@ class Body:
         self.pinned: set[str] = set()
         self.silent = 0
         self.optional = False
-        self.methods: dict[str, ast.FunctionDef] = {}
 
     def fresh(self, base: str) -> str:
         """A new name that will read `base` wherever that is possible."""
         own = f"{base}__{len(self.bases)}"
         self.bases[own] = base
+        return own
+
+    def pin(self, base: str) -> str:
+        """A new name that may be assigned more than once."""
+        own = self.fresh(base)
+        self.pinned.add(own)
         return own
 
     def emit(self, statement: ast.stmt) -> None:
@@ -49,7 +58,7 @@ class Body:
         if soft:
             self.soft.add(own)
         self.emit(ast.Assign([ast.Name(own, ast.Store())], value))
-        return ast.Name(own, ast.Load())
+        return load(own)
 
     @contextmanager
     def nested(self) -> Iterator[list[ast.stmt]]:
@@ -68,3 +77,19 @@ class Body:
             yield
         finally:
             self.silent -= 1
+
+    def path(self, module: nn.Module) -> ast.expr:
+        """How a method reaches a module. Raises Unexportable."""
+        if self.owner is None:
+            raise Unexportable(f"a {type(module).__name__} takes part in a function, which has no modules")
+        if id(module) not in self._paths:
+            raise Unexportable(f"a {type(module).__name__} takes part in a module that it is no part of")
+        found: ast.expr = load("self")
+        for step in filter(None, self._paths[id(module)].split(".")):
+            found = child_of(found, step)
+        return found
+
+    @cached_property
+    def _paths(self) -> dict[int, str]:
+        assert self.owner is not None
+        return {id(module): path for path, module in self.owner.named_modules()}

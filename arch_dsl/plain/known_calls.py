@@ -4,54 +4,45 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from arch_dsl.plain.evaluate import Evaluator, Part
-from arch_dsl.plain.values import (
-    Items,
-    Stream,
-    Table,
-    Unexportable,
-    Val,
-    plain_value,
-)
+from arch_dsl.plain.frame import Frame, call
+from arch_dsl.plain.parts import attribute
+from arch_dsl.plain.trees import Unexportable
+from arch_dsl.plain.values import Items, Part, Stream, Table, Val
+
+# The value of a call, or None if only the run knows it.
+Known = Callable[[Frame, list[Val], dict[str, Val]], Val | None]
 
 
-def call_of_container(frame: Evaluator, method: Part, args: list[Val]) -> Val:
-    """A method of a list, dict or iterator that is known."""
+@call.register
+def _of_part(method: Part, frame: Frame, function: Val, args: list[Val], keywords: dict[str, Val]) -> Val:
+    """A method of a list or dict that is known."""
     known = method.value.known
     if isinstance(known, Items) and method.name == "append":
         known.values.append(frame.settled(args[0]))
         return Val(known=None)
-    if isinstance(known, Items) and method.name == "extend":
-        known.values += frame.items(args[0]) or []
-        return Val(known=None)
-    if isinstance(known, Table):
-        if method.name == "items":
-            pairs = [[Val(known=key), item] for key, item in known.values.items()]
-            return Val(known=Items([Val(known=Items(pair, tuple=True)) for pair in pairs]))
-        if method.name == "values":
-            return Val(known=Items(list(known.values.values())))
-        if method.name == "get":
-            return known.values.get(plain_value(args[0]), args[1] if len(args) > 1 else Val(known=None))
-    raise Unexportable(f"`{method.name}` of a {type(known).__name__.lower()} has no form in a plain file")
+    if isinstance(known, Table) and method.name == "items":
+        return _rows([Val(known=key), item] for key, item in known.values.items())
+    kind = {Items: "list", Table: "dict"}.get(type(known), "iterator")
+    raise Unexportable(f"`{method.name}` of a {kind} has no form in a plain file")
 
 
-Special = Callable[[Evaluator, list[Val], dict[str, Val]], Val | None]
+def _rows(rows: Iterable[Sequence[Val]]) -> Val:
+    """A list of tuples."""
+    return Val(known=Items([Val(known=Items(list(row), tuple=True)) for row in rows]))
 
 
-def _all_items(frame: Evaluator, args: Sequence[Val]) -> list[list[Val]] | None:
+def _all_items(frame: Frame, args: Sequence[Val]) -> list[list[Val]] | None:
     found = [frame.items(value) for value in args]
     return None if any(item is None for item in found) else found  # type: ignore[return-value]
 
 
-def _next(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | None:
+def _next(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None:
     known = args[0].known
-    if isinstance(known, Items):
-        known = Stream(known.values)
     if not isinstance(known, Stream):
         return None
     if known.taken == len(known.values):
@@ -60,40 +51,34 @@ def _next(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | 
     return known.values[known.taken - 1]
 
 
-def _iter(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | None:
+def _iter(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None:
     if isinstance(args[0].known, Stream):
         return args[0]
     items = frame.items(frame.settled(args[0]))
     return None if items is None else Val(known=Stream(list(items)))
 
 
-def _list(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | None:
+def _list(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None:
     items = _all_items(frame, args)
     return None if items is None else Val(known=Items([*itertools.chain.from_iterable(items)]))
 
 
-def _zip(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    items = _all_items(frame, args)
-    if items is None:
-        return None
-    return Val(known=Items([Val(known=Items(list(row), tuple=True)) for row in zip(*items, strict=False)]))
-
-
-def _enumerate(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    items = frame.items(args[0])
-    if items is None:
-        return None
-    start = plain_value(args[1]) if len(args) > 1 else 0
-    rows = [Val(known=Items([Val(known=number), item], tuple=True)) for number, item in enumerate(items, start)]
-    return Val(known=Items(rows))
-
-
-def _chain(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | None:
+def _chain(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None:
     items = _all_items(frame, [frame.settled(value) for value in args])
     return None if items is None else Val(known=Stream([*itertools.chain.from_iterable(items)]))
 
 
-def _sum(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | None:
+def _zip(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None:
+    items = _all_items(frame, args)
+    return None if items is None else _rows(zip(*items, strict=False))
+
+
+def _enumerate(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None:
+    items = frame.items(args[0])
+    return None if items is None else _rows([Val(known=number), item] for number, item in enumerate(items))
+
+
+def _sum(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None:
     items = frame.items(args[0])
     if items is None or all(item.plain for item in items):
         return None
@@ -104,39 +89,44 @@ def _sum(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | N
     return Val(total)
 
 
-def _len(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | None:
+def _len(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None:
     known = args[0].known
-    if isinstance(known, Items | Table | Stream):
+    if isinstance(known, Items | Table):
         return Val(known=len(known.values))
     return Val(known=len(known)) if isinstance(known, nn.ModuleList | nn.ModuleDict) else None
 
 
-def _isinstance(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    if args[0].dynamic and args[1].known is Tensor and not args[0].optional:
-        return Val(known=True)
-    known = args[0].known
+def _isinstance(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None:
+    value, kind = args[0], args[1].known
+    if value.dynamic:
+        return Val(known=True) if kind is Tensor and not value.optional else None
+    known = value.known
     if isinstance(known, Items):
         known = () if known.tuple else []
-    return None if args[0].dynamic else Val(known=isinstance(known, plain_value(args[1])))
+    return Val(known=isinstance(known, args[1].data))
 
 
-def _getattr(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    return frame.attribute(args[0], plain_value(args[1]), args[2] if len(args) > 2 else None)
+def _getattr(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None:
+    return attribute(frame, args[0], args[1].data, args[2] if len(args) > 2 else None)
 
 
-def _any(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    items = frame.items(args[0])
-    truths = [frame.truth(item) for item in items or [Val()]]
+def _any(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None:
+    truths = _truths(frame, args[0])
     return None if None in truths else Val(known=any(truths))
 
 
-def _all(frame: Evaluator, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    items = frame.items(args[0])
-    truths = [frame.truth(item) for item in items or [Val()]]
+def _all(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None:
+    truths = _truths(frame, args[0])
     return None if None in truths else Val(known=all(truths))
 
 
-BUILTINS: dict[Any, Special] = {
+def _truths(frame: Frame, value: Val) -> list[bool | None]:
+    """What its items count as; None for what only the run knows."""
+    items = frame.items(value)
+    return [None] if items is None else [item.truth for item in items]
+
+
+KNOWN: dict[Any, Known] = {
     next: _next,
     iter: _iter,
     list: _list,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from arch_dsl.plain.values import Unexportable, clone, literal, name, torch_name
+from arch_dsl.plain.trees import Unexportable, clone, literal, name, torch_name
 
 _BINARY: dict[str, ast.operator] = {
     "add": ast.Add(),

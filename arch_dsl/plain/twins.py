@@ -11,7 +11,7 @@ from torch import nn
 
 import kernels
 from arch_dsl.plain.trace import Recorder, drawn
-from arch_dsl.plain.values import text
+from arch_dsl.plain.trees import text
 from arch_dsl.spec import Spec
 
 _OF_TORCH = set(vars(nn.Module()))

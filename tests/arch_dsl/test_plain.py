@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import arch_dsl
 from arch_dsl import Model, plugins, zoo
 from arch_dsl.model import DecoderModel
 from arch_dsl.plain import Unexportable, to_python
+from arch_dsl.plain.lists import listed
 from tests.arch_dsl.conformance import CALL, TARGETS, TOKENS, build, cases, load, whole_model
 
 # What a fresh interpreter does with every file: load the weights, compare logits and gradients.
@@ -69,6 +71,77 @@ class _Swing(nn.Module):
                 total = total - torch.sin(x) if turn else total * 2
         return total
 """
+# What people write in a forward pass, beside what the primitives of this repository do.
+ORDINARY = """
+import torch
+from torch import nn
+from arch_dsl.families import Scale
+
+
+@Scale.register("ordinary")
+class Ordinary(Scale):
+    def build(self, ctx):
+        return _Ordinary()
+
+
+def shared_out(*parts, **sizes):
+    return [part / sizes["by"] for part in parts]
+
+
+class _Shift(nn.Module):
+    def __init__(self, by):
+        super().__init__()
+        self.by = by
+
+    def forward(self, x):
+        return torch.sin(x + self.by).square()
+
+
+class _Ordinary(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.smooth = nn.Softplus(beta=2.0)
+        self.shifts = nn.ModuleDict({"a": _Shift(0.5), "b": _Shift(0.25)})
+        self.signs = (1.0, -1.0)
+        self.listed = [self.shifts["b"]]
+
+    @property
+    def first(self):
+        return self.shifts["a"]
+
+    @staticmethod
+    def doubled(x):
+        return x + x
+
+    def squared(self, x):
+        waves = x.cos()
+        return waves * waves
+
+    def above(self, x):
+        if x.sum() > 0:
+            return x.exp()
+        else:
+            return x - 1
+
+    def forward(self, x, call):
+        parts = []
+        for number, (name, shift) in enumerate(self.shifts.items()):
+            part = shift(x)
+            part *= self.signs[number]
+            parts.append(part)
+        named = {f"part_{number}": part for number, part in enumerate(parts) if number < 2}
+        for name, part in named.items():
+            x = x + part if name == "part_0" else x - part
+        if len(parts) == 2 and isinstance(parts, list) and all(sign < 2 for sign in self.signs):
+            x += sum(shared_out(*parts, by=2.0))
+        if any(part is not None for part in parts):
+            x = x.tanh()
+        rest = iter(parts)
+        x = x + next(rest) * next(iter(rest)) + next(rest, x)
+        x = torch.maximum(self.first(x) * 2, self.above(self.doubled(x)))
+        x = torch.minimum(x.sin() * 2, self.squared(x))
+        return self.smooth(x + self.listed[0](x))
+"""
 GOLDEN = Path(__file__).with_name("plain_model.py.txt")
 
 
@@ -88,6 +161,8 @@ def models() -> dict[str, Model]:
     found["share_branch"] = layered(3, windows=False, share="stack")
     apart = {"type": "causal", "documents": True}
     found["documents"] = layered(2, windows=False, mask=apart, key=["shift"], value=["shift"])
+    overrides = {"1::2": {"block.attention.mask": apart}}
+    found["some_documents"] = load({**whole_model(), "n_layers": 4, "overrides": overrides})
     found["numbers"] = layered(5, pre=["rmsnorm", "depth_scale"])
     tiny = {f"zoo_{name}": arch_dsl.resolve(zoo.load(name, "tiny")) for name in zoo.names()}
     return found | {name: model for name, model in tiny.items() if isinstance(model, DecoderModel)}
@@ -139,6 +214,21 @@ def test_equal_layers_are_written_once(written: dict[str, tuple[Model, str]]):
     assert to_python(load(scaled)).count("\nclass ") == deep.count("\nclass ") + 1
 
 
+@pytest.mark.parametrize(
+    ("calls", "written"),
+    [
+        (["A()", "B(1)"], "[A(), B(1)]"),
+        (["A()"] * 3, "A() for _ in range(3)"),
+        (["A(1)", "A(2)", "A(3)"], "A(number) for number in (1, 2, 3)"),
+        (["A(1, 2)", "A(2, 2)", "A(3, 1)"], "A(*numbers) for numbers in ((1, 2), (2, 2), (3, 1))"),
+        (["A()", "B()"] * 2, "kind() for kind in (A, B) * 2"),
+        (["A()", "A()", "B()"], "kind() for kind in [A] * 2 + [B]"),
+    ],
+)
+def test_lists_layers_by_what_differs(calls: list[str], written: str):
+    assert listed(calls) == written
+
+
 def test_llama_is_short():
     model = arch_dsl.resolve(zoo.load("llama", "7b"))
     code = to_python(model)
@@ -180,20 +270,46 @@ def test_says_what_cannot_be_written(monkeypatch: pytest.MonkeyPatch):
         to_python(load(whole_model()))
 
 
-def test_writes_a_plugin(tmp_path: Path):
-    file = tmp_path / "swing.py"
-    file.write_text(PLUGIN)
+@pytest.mark.parametrize(("source", "item"), [(PLUGIN, {"type": "swing", "turns": 3}), (ORDINARY, "ordinary")])
+def test_writes_a_plugin(source: str, item: Any, tmp_path: Path):
+    file = tmp_path / "plugin.py"
+    file.write_text(source)
     plugin = plugins.load(file)
     try:
         data = whole_model()
-        data["block"]["ffn"]["post"] = [{"type": "swing", "turns": 3}]
+        data["block"]["ffn"]["post"] = [item]
         code, compiled = to_python(load(data)), build(load(data), dtype=torch.float32)
     finally:
         plugins.unload(plugin)
-    assert "class Swing(nn.Module):" in code
-    assert "for turn in range" not in code
+    assert "class Swing(nn.Module):" in code or "class Ordinary(nn.Module):" in code
+    assert "for turn in range" not in code and "enumerate" not in code
     namespace: dict[str, type[torch.nn.Module]] = {}
     exec(code, namespace)
     plain = namespace["Model"]()
     plain.load_state_dict(compiled.state_dict())
     assert torch.equal(plain(TOKENS), compiled(TOKENS))
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("x = (lambda y: y + y)(x)", "a Lambda expression"),
+        ("x.kept = x", "this assignment"),
+        ("x = x + {**{}}.get('a', 0)", "this mapping"),
+        ("raise ValueError(x)", "a Raise statement"),
+        ("name = f'{x}'", "a text that only the run knows"),
+        ("self.train()", "`train` of a module"),
+        ("[x].pop()", "`pop` of a list"),
+    ],
+)
+def test_says_which_line_cannot_be_written(line: str, why: str, tmp_path: Path):
+    file = tmp_path / "plugin.py"
+    file.write_text(PLUGIN.replace("        total = x\n", f"        total = x\n        {line}\n"))
+    plugin = plugins.load(file)
+    data = whole_model()
+    data["block"]["ffn"]["post"] = ["swing"]
+    try:
+        with pytest.raises(Unexportable, match=re.escape(why)):
+            to_python(load(data))
+    finally:
+        plugins.unload(plugin)

@@ -1,0 +1,177 @@
+"""Expressions: those of known values have a value now, all others are written down."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from arch_dsl.plain.frame import Frame, evaluate, write
+from arch_dsl.plain.trees import is_numbers, literal, unwritable
+from arch_dsl.plain.values import Items, Table, Val
+
+_OPERATORS: dict[type, Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Not: operator.not_,
+    ast.Invert: operator.invert,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+}
+
+
+@evaluate.register
+def _constant(node: ast.Constant, frame: Frame) -> Val:
+    return Val(known=node.value)
+
+
+@evaluate.register
+def _name(node: ast.Name, frame: Frame) -> Val:
+    if node.id in frame.env:
+        return frame.env[node.id]
+    if node.id in frame.outer:
+        return frame.object(frame.outer[node.id])
+    raise unwritable(node, "a name without a meaning")
+
+
+# Lists, tuples and mappings
+
+
+@evaluate.register
+def _sequence(node: ast.List | ast.Tuple, frame: Frame) -> Val:
+    return Val(known=Items(spread(frame, node.elts), tuple=isinstance(node, ast.Tuple)))
+
+
+def spread(frame: Frame, nodes: Sequence[ast.expr]) -> list[Val]:
+    """The values of expressions, and those in what has a star."""
+    found = []
+    values = frame.in_order([node.value if isinstance(node, ast.Starred) else node for node in nodes])
+    for node, value in zip(nodes, values, strict=True):
+        items = frame.items(value) if isinstance(node, ast.Starred) else [value]
+        found += [Val(ast.Starred(frame.lift(value), ast.Load()))] if items is None else items
+    return found
+
+
+@evaluate.register
+def _mapping(node: ast.Dict, frame: Frame) -> Val:
+    found: dict[Any, Val] = {}
+    for key, item in zip(node.keys, node.values, strict=True):
+        value = frame.eval(item)
+        if key is None:
+            raise unwritable(node, "this mapping")
+        found[frame.eval(key).data] = value
+    return Val(known=Table(found))
+
+
+@write.register
+def _written_items(known: Items, frame: Frame) -> ast.expr:
+    parts = [frame.lift(item) for item in known.values]
+    return ast.Tuple(parts, ast.Load()) if known.tuple else ast.List(parts, ast.Load())
+
+
+@write.register
+def _written_table(known: Table, frame: Frame) -> ast.expr:
+    keys: list[ast.expr | None] = [literal(key) for key in known.values]
+    return ast.Dict(keys, [frame.lift(item) for item in known.values.values()])
+
+
+# Arithmetic and logic
+
+
+@evaluate.register
+def _binary(node: ast.BinOp, frame: Frame) -> Val:
+    left, right = frame.in_order([node.left, node.right])
+    return _operation(frame, node.op, [left, right], lambda parts: ast.BinOp(parts[0], node.op, parts[1]))
+
+
+@evaluate.register
+def _unary(node: ast.UnaryOp, frame: Frame) -> Val:
+    value = frame.eval(node.operand)
+    if isinstance(node.op, ast.Not) and value.truth is not None:
+        return Val(known=not value.truth)
+    return _operation(frame, node.op, [value], lambda parts: ast.UnaryOp(node.op, parts[0]))
+
+
+def _operation(frame: Frame, op: ast.AST, values: list[Val], join: Callable[[list[ast.expr]], ast.expr]) -> Val:
+    if not all(value.plain for value in values):
+        return Val(join([frame.lift(value) for value in values]))
+    result = _OPERATORS[type(op)](*(value.data for value in values))
+    if all(value.expr is None for value in values) or not is_numbers(result):
+        return Val(known=result)
+    return Val(join([frame.lift(value) for value in values]), result)
+
+
+@evaluate.register
+def _comparison(node: ast.Compare, frame: Frame) -> Val:
+    values = frame.in_order([node.left, *node.comparators])
+    if isinstance(node.ops[0], ast.Is | ast.IsNot) and len(values) == 2:
+        for one, other in (values, reversed(values)):
+            if one.known is None and not other.optional:
+                return Val(known=(other.known is None) == isinstance(node.ops[0], ast.Is))
+    if all(value.plain for value in values):
+        plain = [value.data for value in values]
+        pairs = zip(node.ops, plain, plain[1:], strict=False)
+        return Val(known=all(_OPERATORS[type(op)](a, b) for op, a, b in pairs))
+    parts = [frame.lift(value) for value in values]
+    return Val(ast.Compare(parts[0], node.ops, parts[1:]))
+
+
+@evaluate.register
+def _logic(node: ast.BoolOp, frame: Frame) -> Val:
+    stops = isinstance(node.op, ast.Or)
+    left: list[Val] = []
+    value = Val(known=not stops)
+    for item in node.values:
+        value = frame.eval(item)
+        if value.truth is None:
+            left.append(value)
+        elif value.truth == stops:
+            if isinstance(value.known, bool):
+                return value
+            left.append(value)
+            break
+    if len(left) < 2:
+        return left[0] if left else value
+    return Val(ast.BoolOp(node.op, [frame.lift(item) for item in left]))
+
+
+@evaluate.register
+def _choice(node: ast.IfExp, frame: Frame) -> Val:
+    test = frame.eval(node.test)
+    if test.truth is not None:
+        return frame.eval(node.body if test.truth else node.orelse)
+    with frame.body.quiet():
+        body, other = frame.eval(node.body), frame.eval(node.orelse)
+    return Val(
+        ast.IfExp(frame.lift(test), frame.lift(body), frame.lift(other)), optional=body.nullable or other.nullable
+    )
+
+
+@evaluate.register
+def _text(node: ast.JoinedStr, frame: Frame) -> Val:
+    """A text with known parts, as the name of one of several attributes is."""
+    parts = [frame.eval(part.value if isinstance(part, ast.FormattedValue) else part) for part in node.values]
+    special = any(
+        isinstance(part, ast.FormattedValue) and (part.format_spec or part.conversion > 0) for part in node.values
+    )
+    if special or not all(part.plain for part in parts):
+        raise unwritable(node, "a text that only the run knows")
+    return Val(known="".join(str(part.data) for part in parts))

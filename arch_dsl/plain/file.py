@@ -1,0 +1,138 @@
+"""The file: what it says of itself, its imports, its functions, its classes."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from arch_dsl.families import Primitive
+from arch_dsl.identity import dump, identity
+from arch_dsl.model import DecoderModel, Model, cost, resolve
+from arch_dsl.modules import Decoder, LanguageModel
+from arch_dsl.plain.application import Application
+from arch_dsl.plain.classes import Classes, Group
+from arch_dsl.plain.layout import WIDTH, lines, source
+from arch_dsl.plain.program import Program
+from arch_dsl.plain.record import fields_read, make_record, record
+from arch_dsl.plain.shared import shared
+from arch_dsl.plain.specialise import entry
+from arch_dsl.plain.trace import Recorder
+from arch_dsl.plain.trees import Unexportable, load
+from arch_dsl.plain.twins import twins
+from arch_dsl.plain.values import CallRecord, Val
+
+_LINEAR = '''def linear(inputs: int, outputs: int, std: float, bias: float | None = None) -> nn.Linear:
+    """A linear map whose weights start from N(0, std^2), and whose bias, if it has one, starts at a number."""
+    module = nn.Linear(inputs, outputs, bias=bias is not None)
+    nn.init.normal_(module.weight, std=std)
+    if bias is not None:
+        nn.init.constant_(module.bias, bias)
+    return module'''
+
+_LINEAR_EACH = (
+    _LINEAR.replace("bias: float | None", "bias: float | tuple[float, ...] | None")
+    .replace("whose bias, if it has one, starts at a number", "whose bias starts at a number, or at one per output")
+    .replace("nn.init.constant_(module.bias, bias)", "module.bias.data.copy_(torch.tensor(bias))")
+)
+
+
+def to_python(spec: Model, title: str = "") -> str:
+    """The source of a Python file with a class `Model` that computes what the compiled model does.
+
+    Its logits and gradients equal those of `compile(spec, backend="reference")`, and so do its names of parameters. It
+    needs torch alone. Raises Unexportable for a primitive whose forward pass cannot be written down.
+    """
+    spec = resolve(spec)
+    if not isinstance(spec, DecoderModel):
+        raise Unexportable("a model with an encoder: only decoders are written down")
+    if spec.prompt:
+        raise Unexportable("a model with a learned prompt: only what reads tokens alone is written down")
+    recorder = Recorder()
+    with recorder:
+        model = Decoder(spec, spec.context(backend="reference"))
+    program = Program(twins(model.block, recorder))
+    given = {"self": Val(load("self"), model), "tokens": Val(load("tokens")), "call": Val(load("call"), CallRecord())}
+    forward = entry(program, model, Application(vars(LanguageModel)["forward"], given, (), Decoder))
+    called, fields = "call" in forward.parameters, fields_read(program)
+    if called:
+        make_record(forward.node, fields)
+    classes = Classes(program, recorder, model)
+    classes.groups[-1].lines += shared(model)
+    parts = [_LINEAR_EACH if classes.linear_bias else _LINEAR] if classes.linear else []
+    parts += [record(fields)] if called else []
+    parts += [source(function) for function in program.functions.values()]
+    parts += [_class(group) for group in classes.groups]
+    code = "\n\n\n".join(parts)
+    return f"{_header(spec, title)}\n{_imports(code)}\n\n\n{code}\n"
+
+
+def _header(spec: Model, title: str) -> str:
+    words = title or "A language model"
+    count = f"{cost(spec).parameters:,}"
+    yaml = "".join(f"#   {line}".rstrip() + "\n" for line in dump(spec).splitlines())
+    return (
+        f'"""{words} in plain PyTorch: {count} parameters.\n\n'
+        "Written by archlab from the model below. It computes the same as the compiled model with its reference\n"
+        "kernels, in float32 to the bit, and its parameters have the same names:\n\n"
+        '    model.load_state_dict(safetensors.torch.load_file("model.safetensors"))\n"""\n\n'
+        f"# identity: {identity(spec)}\n# model:\n{yaml}"
+    )
+
+
+def _imports(code: str) -> str:
+    """The imports that code needs."""
+    used = {item.id for item in ast.walk(ast.parse(code)) if isinstance(item, ast.Name)}
+    groups: list[list[str]] = [[], ["import torch"] if "torch" in used else []]
+    if "math" in used:
+        groups[0].append("import math")
+    if "dataclass" in used:
+        groups[0].append(
+            "from dataclasses import dataclass, field" if "field" in used else "from dataclasses import dataclass"
+        )
+    if "F" in used:
+        groups[1].append("import torch.nn.functional as F")
+    groups[1].append("from torch import Tensor, nn")
+    return "\n\n".join("\n".join(group) for group in groups if group)
+
+
+def _class(group: Group) -> str:
+    words = "The model: logits from token ids." if group.kind is Decoder else _summary(group.kind)
+    rows = [f"class {group.name}(nn.Module):"]
+    if words:
+        rows += [_docstring(words), ""]
+    if group.lines:
+        taken = "".join(f", {parameter}: {kind}" for parameter, kind in group.parameters)
+        rows += [lines(f"def __init__(self{taken}) -> None:", 4), "        super().__init__()"]
+        rows += [lines(line, 8) for line in group.lines]
+        rows.append("")
+    for method in group.methods:
+        rows += [source(method, 4), ""]
+    if not group.lines and not group.methods:
+        rows.append("    pass")
+    return "\n".join(rows).rstrip()
+
+
+def _docstring(words: str) -> str:
+    line = f'    """{words.strip()}"""'
+    if all(len(row) <= WIDTH for row in line.split("\n")):
+        return line
+    return textwrap.fill(" ".join(line.split()), WIDTH, initial_indent="    ", subsequent_indent="    ")
+
+
+def _summary(kind: type) -> str | None:
+    """What a module's class computes, in a paragraph: its own words, or those of the primitive that builds it."""
+    if kind.__doc__ and kind.__module__.split(".")[0] != "torch":
+        return kind.__doc__.split("\n\n")[0]
+    for member in _members(Primitive):
+        build = vars(member).get("build")
+        if build is not None and kind.__name__ in build.__code__.co_names and build.__module__ == kind.__module__:
+            return (member.__doc__ or "").split("\n\n")[0] or None
+    return None
+
+
+def _members(kind: type[Any]) -> Iterator[type[Any]]:
+    for child in kind.__subclasses__():
+        yield child
+        yield from _members(child)

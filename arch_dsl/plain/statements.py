@@ -1,0 +1,125 @@
+"""Statements: those that the run alone decides are written down, all others happen now."""
+
+from __future__ import annotations
+
+import ast
+
+from torch import nn
+
+from arch_dsl.plain.assignments import store
+from arch_dsl.plain.body import NotInline
+from arch_dsl.plain.frame import WRITTEN, Frame, Returned, run
+from arch_dsl.plain.trees import clone, load, stored, unwritable
+from arch_dsl.plain.values import Each, Val
+
+
+@run.register
+def _nothing(node: ast.Pass | ast.Assert, frame: Frame) -> None:
+    """A check is one of shapes, which are those of this very model."""
+
+
+@run.register
+def _expression(node: ast.Expr, frame: Frame) -> None:
+    if isinstance(node.value, ast.Constant):
+        return
+    value = frame.eval(node.value)
+    if value.dynamic:
+        frame.body.emit(ast.Expr(frame.lift(value)))
+
+
+@run.register
+def _return(node: ast.Return, frame: Frame) -> Val:
+    value = Val(known=None) if node.value is None else frame.eval(node.value)
+    if frame.inline:
+        if frame.region:
+            raise NotInline
+        return value
+    frame.body.optional |= value.nullable
+    frame.body.emit(ast.Return(frame.lift(value)))
+    return WRITTEN
+
+
+@run.register
+def _if(node: ast.If, frame: Frame) -> Returned:
+    test = frame.eval(node.test)
+    if test.truth is not None:
+        return frame.block(node.body if test.truth else node.orelse)
+    if not node.orelse and all(isinstance(item, ast.Raise) for item in node.body):
+        return None  # a check of shapes, which are those of this very model
+    frame.pin(stored(*node.body, *node.orelse))
+    before, live, written = frame.env, [], []
+    for branch in (node.body, node.orelse):
+        frame.env = dict(before)
+        with frame.branch() as statements:
+            end = frame.block(branch)
+        written.append(statements)
+        if end is None:
+            live.append(frame.env)
+    frame.body.emit(ast.If(frame.lift(test), written[0] or [ast.Pass()], written[1]))
+    if not live:
+        return WRITTEN
+    frame.env = live[0]
+    for name in frame.pins:
+        if found := [env[name] for env in live if name in env]:
+            frame.env[name] = Val(found[0].expr, optional=any(item.optional for item in found))
+    return None
+
+
+@run.register
+def _for(node: ast.For, frame: Frame) -> Returned:
+    over = frame.eval(node.iter)
+    if isinstance(over.known, nn.ModuleList):
+        _over_layers(node, frame, over)
+        return None
+    items = frame.items(over)
+    if items is None:
+        _over_unknown(node, frame, frame.lift(over))
+        return None
+    for item in items:
+        store(frame, node.target, item)
+        if (result := frame.block(node.body)) is not None:
+            return result
+    return None
+
+
+def _over_layers(node: ast.For, frame: Frame, over: Val) -> None:
+    """A loop over modules, written as one."""
+    assert isinstance(node.target, ast.Name)
+    layer = frame.body.pin(node.target.id)
+    frame.pin([name for name in stored(*node.body) if name in frame.env])
+    frame.env[node.target.id] = Val(load(layer), Each(list(over.known)))
+    with frame.branch() as written:
+        if frame.block(node.body) is not None:
+            raise unwritable(node, "a return inside the loop over layers")
+    frame.body.emit(ast.For(ast.Name(layer, ast.Store()), frame.lift(over), written, []))
+
+
+def _over_unknown(node: ast.For, frame: Frame, over: ast.expr) -> None:
+    """A loop over something unknown, written as one."""
+    frame.pin([*stored(node.target, *node.body), *(name for name in _grown(node.body) if name in frame.env)])
+    target = clone(node.target)
+    for item in ast.walk(target):
+        if isinstance(item, ast.Name):
+            frame.env[item.id] = Val(load(frame.pins[item.id]))
+            item.id = frame.pins[item.id]
+    with frame.branch() as written:
+        frame.block(node.body)
+    frame.body.emit(ast.For(target, over, written or [ast.Pass()], []))
+
+
+def _grown(statements: list[ast.stmt]) -> list[str]:
+    """The names of lists that statements append to."""
+    calls = [n.func for statement in statements for n in ast.walk(statement) if isinstance(n, ast.Call)]
+    lists = [c.value for c in calls if isinstance(c, ast.Attribute) and c.attr in ("append", "extend")]
+    return list(dict.fromkeys(item.id for item in lists if isinstance(item, ast.Name)))
+
+
+@run.register
+def _with(node: ast.With, frame: Frame) -> Returned:
+    if any(item.optional_vars is not None for item in node.items):
+        raise unwritable(node, "a name for a context")
+    entered = [ast.withitem(frame.lift(frame.eval(item.context_expr)), None) for item in node.items]
+    with frame.branch() as written:
+        result = frame.block(node.body)
+    frame.body.emit(ast.With(entered, written or [ast.Pass()]))
+    return result
