@@ -12,8 +12,8 @@ from typing import Any
 from arch_dsl import canonical
 from arch_dsl.errors import Problem, SpecError, nearest
 from arch_dsl.identity import Change, brief_text, diff
-from arch_dsl.layout import shapes_of
 from arch_dsl.model import Model
+from arch_dsl.shapes import shapes_of
 from search.data.dataset import Dataset
 from search.objectives.checks import refusals
 from search.recipe import Recipe

@@ -21,9 +21,9 @@ from torch import nn
 from arch_dsl.errors import Problem, SpecError, unknown
 from arch_dsl.identity import Change
 from arch_dsl.layers import without_groups
-from arch_dsl.layout import shapes_of
 from arch_dsl.model import Model
 from arch_dsl.parse import INVALID, parse_record
+from arch_dsl.shapes import shapes_of
 from arch_dsl.source import Node
 from arch_dsl.spec import Spec
 from arch_dsl.weights import MODEL, read_checkpoint, read_shapes, sha256_of

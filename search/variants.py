@@ -14,10 +14,10 @@ from typing import Any
 from arch_dsl import rules
 from arch_dsl.errors import Problem, SpecError
 from arch_dsl.identity import Change, brief_text, canonical, diff
-from arch_dsl.layout import shapes_of
 from arch_dsl.model import Model, cost, resolve
 from arch_dsl.patch import Setting, apply
 from arch_dsl.paths import get
+from arch_dsl.shapes import shapes_of
 from arch_dsl.spec import Family, marks_of, set_marks
 from search.data.dataset import Dataset
 from search.datasets import Datasets

@@ -11,8 +11,10 @@ from torch import Tensor
 
 import arch_dsl
 from arch_dsl import Model, SpecError
+from arch_dsl.conversion import export_tensors, import_tensors
 from arch_dsl.errors import unknown
-from arch_dsl.layout import Layout, export_tensors, import_tensors, shapes_of
+from arch_dsl.layout import Layout
+from arch_dsl.shapes import shapes_of
 from arch_dsl.weights import MODEL, read_checkpoint, read_weights, write_tensors, write_weights
 from search import checkpoint
 from search.keep import WEIGHTS

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 import arch_dsl
 from arch_dsl.errors import Mark, Problem
 from arch_dsl.identity import canonical
-from arch_dsl.layout import shapes_of
 from arch_dsl.model import Model
 from arch_dsl.parse import INVALID, parse_member, parse_record
+from arch_dsl.shapes import shapes_of
 from arch_dsl.source import Node
 from arch_dsl.spec import Family
 from search.data.dataset import Dataset

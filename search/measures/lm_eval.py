@@ -14,8 +14,8 @@ from typing import Annotated, Any, ClassVar
 
 from arch_dsl.decoding import Sampling
 from arch_dsl.errors import Problem, nearest, shorten, unknown
-from arch_dsl.layout import shapes_of
 from arch_dsl.parse import INVALID
+from arch_dsl.shapes import shapes_of
 from arch_dsl.source import Node
 from arch_dsl.spec import Count, NotNegative, Range, added
 from search.downstream.suites import SUITES

@@ -9,18 +9,11 @@ import torch
 
 import arch_dsl
 from arch_dsl import SpecError, zoo
-from arch_dsl.layout import (
-    Layout,
-    Move,
-    export_tensors,
-    import_tensors,
-    layout_of,
-    layouts,
-    load_layout,
-    moves,
-    shapes_of,
-)
+from arch_dsl.conversion import export_tensors, import_tensors
+from arch_dsl.layout import Layout, layout_of, layouts, load_layout
+from arch_dsl.moves import Move, moves
 from arch_dsl.parse import parse
+from arch_dsl.shapes import shapes_of
 from arch_dsl.weights import read_checkpoint, read_spec, read_weights, write_tensors, write_weights
 
 PUBLISHED = [(name, model) for name in layouts() for model in load_layout(name).zoo]

@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 import arch_dsl
 from arch_dsl import zoo
-from arch_dsl.layout import FOLDER, export_tensors, load_layout
+from arch_dsl.conversion import export_tensors
+from arch_dsl.layout import FOLDER, load_layout
 from arch_dsl.weights import read_checkpoint, read_weights, write_tensors
 from search.cli import main
 from search.running import run

@@ -1,0 +1,131 @@
+"""Where each parameter of a model lies in a layout, and how it gets there and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from arch_dsl.errors import Problem, SpecError
+from arch_dsl.layers import without_groups
+from arch_dsl.layout import Layout, Stored
+from arch_dsl.model import Model
+from arch_dsl.name_patterns import filled, fillings, place
+from arch_dsl.paths import stack_at
+from arch_dsl.shapes import Shapes
+
+_EXPERT = "{expert}"
+
+
+@dataclass(frozen=True)
+class Move:
+    """One tensor of theirs, or one for each expert, and the parameters of ours that it holds."""
+
+    theirs: str
+    ours: tuple[str, ...]
+    also: tuple[str, ...] = ()
+    transpose: bool = False
+    flatten: bool = False
+    ones: int = 0
+    groups: int = 1
+    axis: int = 0
+    experts: int | None = None  # how many tensors, if there is one for each
+
+    def names(self, stored: str) -> list[str]:
+        """The tensors of theirs under one of its names."""
+        if self.experts is None:
+            return [stored]
+        return [stored.replace(_EXPERT, str(expert)) for expert in range(self.experts)]
+
+    def gather(self, parts: Sequence[Tensor]) -> Tensor:
+        """Their tensor from our parameters; a stack of theirs if there is one for each expert."""
+        whole, axis = parts[0], self.axis
+        if len(parts) > 1:
+            grouped = [part.unflatten(axis, (self.groups, -1)) for part in parts]
+            whole = torch.cat(grouped, axis + 1).flatten(axis, axis + 1)
+        if self.flatten:
+            whole = whole.flatten()
+        if self.ones:
+            whole = whole[(None,) * self.ones]
+        return whole.mT if self.transpose and whole.ndim > 1 else whole
+
+    def scatter(self, whole: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Our parameters, of these shapes, from their tensor."""
+        if self.transpose and whole.ndim > 1:
+            whole = whole.mT
+        if len(shapes) == 1:
+            return [whole.reshape(*shapes[0])]
+        axis = self.axis
+        sizes = [shape[axis] // self.groups for shape in shapes]
+        parts = whole.unflatten(axis, (self.groups, -1)).split(sizes, axis + 1)
+        return [part.flatten(axis, axis + 1) for part in parts]
+
+
+def moves(layout: Layout, model: Model, shapes: Shapes) -> list[Move]:
+    """Where each parameter of a resolved model is stored in a layout. Raises SpecError where a tensor holds more."""
+    names = {short: name for name, short in without_groups(shapes).items()}
+    problems: list[Problem] = []
+    found: list[Move] = []
+    taken: dict[str, str] = {}
+    for theirs, stored in layout.tensors.items():
+        for filling in fillings(stored.to[0], names):
+            holes = filling | {"expert": _EXPERT}
+            name, mark = filled(theirs, holes), layout.mark(f"tensors.{theirs}")
+            parts = [place(filled(item, holes), names) for item in stored.to]
+            complaints = _misplaced(stored, holes, parts, taken)
+            if not complaints:
+                ours = tuple(names[part[0]] for part in parts)
+                groups = stored.groups if isinstance(stored.groups, int) else _field(model, ours[0], stored.groups)
+                also = tuple(filled(other, holes) for other in stored.also)
+                complaints = _uneven(ours, groups, stored.axis, shapes)
+                experts = shapes[ours[0]][0] if stored.each else None
+                found.append(
+                    Move(name, ours, also, stored.transpose, stored.flatten, stored.ones, groups, stored.axis, experts)
+                )
+                taken |= {part[0]: name for part in parts}
+            problems += [Problem(f"tensors.{name}", complaint, mark) for complaint in complaints]
+    if problems:
+        raise SpecError(problems)
+    return found
+
+
+def _misplaced(
+    stored: Stored, holes: Mapping[str, str], parts: Sequence[Sequence[str]], taken: Mapping[str, str]
+) -> list[str]:
+    """What is wrong with the parameters that a tensor should hold: none, several or those of another tensor."""
+    complaints = []
+    for pattern, part in zip(stored.to, parts, strict=True):
+        if not part:
+            complaints.append(f"holds {filled(pattern, holes)}, which this model lacks")
+        elif part[1:]:
+            complaints.append(f"would be {' and '.join(part)} at once")
+        elif part[0] in taken:
+            complaints.append(f"holds {part[0]}, as does {taken[part[0]]}")
+    return complaints
+
+
+def _uneven(ours: Sequence[str], groups: int, axis: int, shapes: Shapes) -> list[str]:
+    """What is wrong with the sizes of parameters that lie in one tensor."""
+
+    def others(name: str) -> tuple[int, ...]:
+        return (*shapes[name][:axis], *shapes[name][axis + 1 :])
+
+    if uneven := [f"{name} {list(shapes[name])}" for name in ours if shapes[name][axis] % groups]:
+        return [f"holds {part}, which {groups} groups do not divide" for part in uneven]
+    first = ours[0]
+    strange = next((name for name in ours if others(name) != others(first)), None)
+    if strange is None:
+        return []
+    return [f"holds {first} {list(shapes[first])} and {strange} {list(shapes[strange])}, which differ in form"]
+
+
+def _field(model: Model, name: str, field: str) -> int:
+    """A number of the branch that a parameter belongs to."""
+    stack, (_, depth, branch, *rest) = stack_at(tuple(name.split(".")))
+    spec: Any = model.stacks()[".".join(stack)].layers()[int(depth)][branch]
+    if rest[0] == "members":
+        spec = spec.branches[rest[1]]
+    return int(getattr(spec, field))

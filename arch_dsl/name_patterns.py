@@ -1,0 +1,59 @@
+"""Patterns of parameters' names: `{i}` stands for one step of a path, the same wherever it stands in a map; `*` for any
+one step; `a | b` for the first of two that the model has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+
+_HOLE = re.compile(r"\{([a-z]+)\}|\*")
+
+
+def matches_any(patterns: Iterable[str], name: str) -> bool:
+    """Whether a name has the form of one of some patterns."""
+    return any(match(pattern, name) is not None for pattern in patterns)
+
+
+def match(pattern: str, name: str) -> dict[str, str] | None:
+    """What the holes of a pattern stand for in a name, or None if it has another form."""
+    found = _regex(pattern).fullmatch(name)
+    return None if found is None else found.groupdict()
+
+
+@cache
+def _regex(pattern: str) -> re.Pattern[str]:
+    """Holes match one step of a path."""
+    text, end, seen = "", 0, set()
+    for hole in _HOLE.finditer(pattern):
+        text += re.escape(pattern[end : hole.start()])
+        name = hole[1]
+        text += "[^.]+" if name is None else f"(?P={name})" if name in seen else f"(?P<{name}>[^.]+)"
+        seen.add(name)
+        end = hole.end()
+    return re.compile(text + re.escape(pattern[end:]))
+
+
+def filled(pattern: str, holes: Mapping[str, str]) -> str:
+    """A pattern with its holes filled; a `*` stays."""
+    return _HOLE.sub(lambda hole: hole[0] if hole[1] is None else holes[hole[1]], pattern)
+
+
+def fillings(pattern: str, names: Iterable[str]) -> Iterator[dict[str, str]]:
+    """What the holes of a pattern of ours stand for, once for each place in the model."""
+    seen: list[dict[str, str]] = []
+    for alternative in pattern.split(" | "):
+        for name in names:
+            holes = match(alternative, name)
+            if holes is not None and holes not in seen:
+                seen.append(holes)
+                yield holes
+
+
+def place(pattern: str, names: Iterable[str]) -> list[str]:
+    """The parameters that the first fitting alternative of a filled pattern means: one, if all is well."""
+    for alternative in pattern.split(" | "):
+        if found := [name for name in names if match(alternative, name) is not None]:
+            return found
+    return []

@@ -1,0 +1,19 @@
+"""The parameters of a model and their shapes, without their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from arch_dsl.model import Model
+from arch_dsl.modules import build
+
+Shapes = Mapping[str, Sequence[int]]
+
+
+def shapes_of(model: Model) -> dict[str, tuple[int, ...]]:
+    """Every parameter of a resolved model with its shape; nothing is allocated."""
+    with torch.device("meta"):
+        module = build(model, model.context(backend="reference"))
+    return {name: tuple(value.shape) for name, value in module.named_parameters()}
