@@ -3,6 +3,7 @@
 from search.data.batches import IGNORE, batch, windows
 from search.data.cleaning import Cleaner, CleaningStage
 from search.data.dataset import DataError, Dataset, Documents
+from search.data.document import Document
 from search.data.duplicates import MinHash, Paragraphs, Spans
 from search.data.given_tokens import TokenFiles
 from search.data.hub import Hub
@@ -14,7 +15,7 @@ from search.data.prepare import prepare, require
 from search.data.probes import Probe
 from search.data.quality import C4, Gopher
 from search.data.records import Jsonl, Parquet
-from search.data.sources import Document, Source, Stdlib, Text
+from search.data.sources import Source, Stdlib, Text
 from search.data.subwords import BytePairs, Unigram, WordPiece
 from search.data.tokenizer_files import Pretrained
 from search.data.tokenizers import Bytes, Codec, Tokenizer

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from arch_dsl.errors import Problem, unknown
 from arch_dsl.parse import INVALID, parse_member, parse_record
 from arch_dsl.source import Node
 from arch_dsl.spec import Family
+from search.data.document import Document
 from search.data.notation import plain
-
-if TYPE_CHECKING:
-    from search.data.sources import Document
 
 GROUPS = ("quality", "dedup", "pii")
 _EXAMPLES = 3  # of what a stage removed or changed

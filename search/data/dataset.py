@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from arch_dsl.parse import parse
+from search.data.document import GIVEN
 from search.data.given_tokens import ANSWER
-from search.data.sources import GIVEN
 from search.data.splits import NAMES
 from search.data.tokenizers import Codec, Tokenizer, Tokens
 

@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from arch_dsl.errors import SpecError
 from arch_dsl.spec import Count
-from search.data.sources import Document, Source, find_files
+from search.data.document import Document
+from search.data.sources import Source
+from search.data.text_files import find_files
 from search.data.tokenizers import Tokens
 
 STORED = np.dtype("<u4")  # how a document of tokens is spelt in bytes

@@ -16,8 +16,10 @@ from typing import Any
 from arch_dsl.errors import SpecError
 from arch_dsl.identity import canonical
 from arch_dsl.spec import Count
+from search.data.document import Document
 from search.data.records import Jsonl, capped
-from search.data.sources import Corpus, Document, Source, find_files
+from search.data.sources import Corpus, Source
+from search.data.text_files import find_files
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from arch_dsl.identity import canonical
 from arch_dsl.parse import INVALID, parse_record, parse_value
 from arch_dsl.source import Node
 from arch_dsl.spec import Positive, Spec
-from search.data.sources import Document, Source
+from search.data.document import Document
+from search.data.sources import Source
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 

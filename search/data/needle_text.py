@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from arch_dsl.spec import Count, Range, added
+from search.data.document import GIVEN, Document, pieces
 from search.data.noise import Draw
-from search.data.sources import GIVEN, Corpus, Document, Source, Stdlib, pieces
+from search.data.sources import Corpus, Source, Stdlib
 
 Raw = bytes
 Mode = Literal["standard", "easy"]

@@ -14,7 +14,9 @@ from typing import IO, Any
 
 from arch_dsl.errors import Mark, SpecError, nearest
 from arch_dsl.spec import Count, added
-from search.data.sources import GIVEN, Corpus, Document, Source, find_files
+from search.data.document import GIVEN, Document
+from search.data.sources import Corpus, Source
+from search.data.text_files import find_files
 
 Raw = bytes  # what a class with a field of that name cannot say
 _ROWS = 1_000  # of Parquet at a time

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import codecs
-import glob
 import hashlib
-import mmap
 import os
 import platform
 import sysconfig
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-from arch_dsl.errors import Mark, Problem, SpecError
+from arch_dsl.errors import Problem, SpecError
 from arch_dsl.identity import canonical
 from arch_dsl.parse import INVALID, parse_member, parse_record
 from arch_dsl.source import Node
 from arch_dsl.spec import Count, Family, added
 from search.data.cleaning import CleaningStage
+from search.data.document import Document, pieces, separated
 from search.data.notation import long_form
+from search.data.text_files import find_files, mapped_text, read_text
 
-PIECE_BYTES = 8_192
-GIVEN = b"\x1e"  # ends what an example gives; ASCII's record separator, which text does not have
-_CHUNK = 1 << 20  # bytes that are checked at a time
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
 _MADE_HERE = ("_sysconfigdata", "sitecustomize", "usercustomize", "config-")  # they differ from machine to machine
-
-
-class Document(NamedTuple):
-    """UTF-8 bytes of one document, and the SHA-256 it is split by: the documents of one group share a split."""
-
-    data: bytes
-    group: bytes
 
 
 class Source(Family):
@@ -141,7 +129,7 @@ class Stdlib(Corpus):
         """Pieces of at most 8 kB, until the next one would pass `bytes`; the pieces of a file are one group."""
         total = 0
         for file in files:
-            data = _read(file, path, self.mark())
+            data = read_text(file, path, self.mark())
             group = hashlib.sha256(data).digest()
             for piece in pieces(data):
                 total += len(piece)
@@ -174,111 +162,11 @@ class Text(Corpus):
     def read(self, files: Sequence[Path], path: str) -> Iterator[Document]:
         """One document per group, so that even a single book has all splits."""
         for file in files:
-            with _mapped(file, f"{path}.files", self.mark("files")) as data:
-                cut = pieces(data) if self.separator is None else _separated(data, self.separator.encode())
+            with mapped_text(file, f"{path}.files", self.mark("files")) as data:
+                cut = pieces(data) if self.separator is None else separated(data, self.separator.encode())
                 for piece in cut:
                     yield Document(piece, hashlib.sha256(piece).digest())
 
     def label(self) -> str:
         """`text: poems/*.txt`"""
         return f"text: {', '.join(self.files)}"
-
-
-def pieces(data: bytes | mmap.mmap, limit: int = PIECE_BYTES) -> Iterator[bytes]:
-    """Cuts UTF-8 text into pieces of at most `limit` bytes (at least 4) that join to the same text again.
-
-    A piece ends at its last blank line; where it has none at a line's end, and where it has none at a character's end.
-    """
-    start = 0
-    while len(data) - start > limit:
-        end = start + limit
-        blank = max(data.rfind(b"\n\n", start, end) + 2, data.rfind(b"\n\r\n", start, end) + 3)
-        line = data.rfind(b"\n", start, end) + 1
-        if blank > start + 3:
-            end = blank
-        elif line > start:
-            end = line
-        else:
-            while data[end] & 0xC0 == 0x80:  # inside a character
-                end -= 1
-        yield data[start:end]
-        start = end
-    if start < len(data):
-        yield data[start:]
-
-
-def _separated(data: bytes | mmap.mmap, separator: bytes) -> Iterator[bytes]:
-    """What stands between separators, as `bytes.split` does, one at a time."""
-    start = 0
-    while (end := data.find(separator, start)) >= 0:
-        yield data[start:end]
-        start = end + len(separator)
-    yield data[start:]
-
-
-def find_files(patterns: Sequence[str], base: Path | None, path: str, mark: Mark | None) -> list[Path]:
-    """The files of the globs in their order, those of one glob sorted by name, each file once. Raises SpecError."""
-    if not patterns:
-        raise SpecError.of(path, "names no file", mark)
-    found: dict[Path, Path] = {}
-    for pattern in patterns:
-        for file in _matches(pattern, base, path, mark):
-            found.setdefault(file.resolve(), file)
-    return list(found.values())
-
-
-def _matches(pattern: str, base: Path | None, place: str, mark: Mark | None) -> list[Path]:
-    """The files of one glob in the first folder that has any, sorted. Raises SpecError when there is none."""
-    wanted = os.path.expanduser(pattern)
-    if os.path.isabs(wanted):
-        folders = [Path(os.path.sep)]
-    else:
-        folders = list(dict.fromkeys(folder.resolve() for folder in (Path.cwd(), base) if folder is not None))
-    for folder in folders:
-        matches = [folder / name for name in sorted(glob.glob(wanted, root_dir=folder, recursive=True))]
-        if files := [file for file in matches if file.is_file()]:
-            return files
-        if matches:
-            raise SpecError.of(
-                place, f"'{pattern}' is a folder; name its files: '{pattern.rstrip('/')}/**/*.txt'", mark
-            )
-    where = "" if os.path.isabs(wanted) else f" in {' or '.join(map(str, folders))}"
-    raise SpecError.of(place, f"'{pattern}' matches no file{where}", mark)
-
-
-def _read(file: Path, path: str, mark: Mark | None) -> bytes:
-    """The bytes of a text file, exactly. Raises SpecError when it cannot be read or is not UTF-8."""
-    try:
-        data = file.read_bytes()
-        data.decode("utf-8")
-    except OSError as error:
-        raise SpecError.of(path, f"cannot read {file}: {error.strerror}", mark) from error
-    except UnicodeDecodeError as error:
-        raise SpecError.of(path, f"{file} is not UTF-8 text (byte {error.start})", mark) from error
-    return data
-
-
-@contextmanager
-def _mapped(file: Path, path: str, mark: Mark | None) -> Iterator[bytes | mmap.mmap]:
-    """A text file that the system reads as it is needed. Raises SpecError when it cannot be read or is not UTF-8."""
-    try:
-        with file.open("rb") as opened:
-            if not os.fstat(opened.fileno()).st_size:
-                yield b""
-                return
-            with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                _check_utf8(data, file, path, mark)
-                yield data
-    except OSError as error:
-        raise SpecError.of(path, f"cannot read {file}: {error.strerror}", mark) from error
-
-
-def _check_utf8(data: mmap.mmap, file: Path, path: str, mark: Mark | None) -> None:
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    for start in range(0, len(data), _CHUNK):
-        begun = len(decoder.getstate()[0])
-        try:
-            decoder.decode(data[start : start + _CHUNK], final=start + _CHUNK >= len(data))
-        except UnicodeDecodeError as error:
-            message = f"{file} is not UTF-8 text (byte {start - begun + error.start})"
-            raise SpecError.of(path, message, mark) from error

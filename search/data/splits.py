@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from arch_dsl.errors import SpecError
-from search.data.sources import Document, Source
+from search.data.document import Document
+from search.data.sources import Source
 from search.data.spool import Picked, Texts
 
 NAMES = ("train", "validation", "test")

@@ -13,7 +13,7 @@ from arch_dsl.parse import parse
 from arch_dsl.source import read_text
 from arch_dsl.spec import Spec
 from search.data import Source, Stdlib, Text
-from search.data.sources import Document, pieces
+from search.data.document import Document, pieces
 from search.data.splits import NAMES, split
 
 

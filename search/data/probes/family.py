@@ -12,9 +12,10 @@ import numpy as np
 
 from arch_dsl.errors import SpecError
 from arch_dsl.spec import Count, Range
+from search.data.document import Document
 from search.data.given_tokens import ANSWER, STORED
 from search.data.noise import Bools, Draw, Ints
-from search.data.sources import Document, Source
+from search.data.sources import Source
 from search.data.splits import NAMES, TEST_FROM, VALIDATION_FROM
 
 Number = Annotated[int, Range(min=0, max=2**31)]
