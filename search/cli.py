@@ -84,11 +84,11 @@ def plan(
 ) -> None:
     """Show what a study would run: variants, sizes, trials, an estimate of the time. Trains nothing."""
     from search.estimate import refuse_too_little
+    from search.plan_page import plan_json, print_plan
     from search.planning import plan as make_plan
     from search.running import slots_at, store_root
     from search.smoke import decided
     from search.study import load_study
-    from search.terminal import plan_json, print_plan
 
     root, loaded = store_root(store).absolute(), load_study(study, parsed(overrides), allow_plugins)
     slots = slots_at(address, root, loaded.resources)

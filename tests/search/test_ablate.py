@@ -11,9 +11,9 @@ import arch_dsl
 from arch_dsl.errors import SpecError
 from arch_dsl.patch import apply
 from search.comparison import compare
+from search.plan_page import print_plan
 from search.planning import Plan, plan
 from search.study import load_study
-from search.terminal import print_plan
 from tests.search.study_files import write_study
 
 COMPONENTS = """\

@@ -8,11 +8,11 @@ import pytest
 from search.budget import Account, Limits, Spent, attempt_spent, limits_of, spent_of, standing
 from search.driver import drive
 from search.executor import InlineExecutor
+from search.plan_page import plan_json, print_plan
 from search.planning import plan
 from search.running import run, tokens_left
 from search.store import Store
 from search.study import load_study
-from search.terminal import plan_json, print_plan
 from tests.search.study_files import write_study
 from tests.search.study_kit import ENTRY, make_store, rows_of, steps_run, toy
 

@@ -7,12 +7,12 @@ import pytest
 from search.edits import edits
 from search.follow import follow
 from search.lock import StudyLock, StudyLocked
+from search.plan_page import print_plan
 from search.planning import plan
 from search.progress import LineProgress
 from search.running import run
 from search.store import Store
 from search.study import load_study
-from search.terminal import print_plan
 from tests.search.study_files import SECTIONS, write_study
 
 

@@ -16,11 +16,11 @@ from arch_dsl.spec import fields_of
 from search.cli import main
 from search.estimate import memory_bytes, refuse_too_little
 from search.optimizers import Lion
+from search.plan_page import print_plan
 from search.planning import Plan, plan
 from search.recipe import Recipe
 from search.running import run
 from search.study import asked_variants, load_study, parse_study
-from search.terminal import print_plan
 from tests.search.study_files import SECTIONS, write_study
 
 TUNE = "tune: {lr: [1e-3, 2e-3, 4e-3]}"

@@ -14,6 +14,7 @@ from search.edits import edits
 from search.estimate import estimate
 from search.noise import resolution
 from search.pace import Pace, worker
+from search.plan_page import plan_json, print_plan
 from search.planning import Plan, plan
 from search.progress import Progress
 from search.reporting import report
@@ -26,7 +27,6 @@ from search.sinks.tracked import tracked
 from search.status import status_of
 from search.store import Store
 from search.study import load_study
-from search.terminal import plan_json, print_plan
 from tests.search.plan_kit import simulate
 from tests.search.study_files import SECTIONS, write_study
 

@@ -1,0 +1,170 @@
+"""What `archlab plan` prints: a row per variant, then what would be trained and how long that takes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from search.budget import Spent, limits_of, spent_of, standing
+from search.edits import edits
+from search.estimate import estimate
+from search.measure_plan import to_measure
+from search.noise import Resolution, resolution
+from search.plan_text import also_changed_lines, ladder_lines, made_of_lines, screen_lines, ticked, trials_line
+from search.planning import Plan, Variant
+from search.prefixes import GoingOn, going_on
+from search.resources import Room
+from search.settled import lines as settled_lines
+from search.stage_plans import stage_lines
+from search.start import start_lines
+from search.store import Store
+from search.terminal import count, duration, plain_console, signed, size
+
+_ROWS = 200  # variants that a plan prints
+_FIGURES = 40  # characters that the numbers of a variant take in a plan
+
+
+@dataclass
+class _Known:
+    """What the store knows of a plan: trials that have a result, the smallest difference that can be resolved, what was
+    edited since the study was run, what goes on from shorter trials, and what was spent so far."""
+
+    done: int
+    resolution: Resolution | None
+    edits: list[str]
+    going_on: GoingOn | None
+    spent: Spent
+
+    @classmethod
+    def of(cls, planned: Plan, root: Path) -> Self:
+        """Of the store in a folder, if there is one."""
+        if not (root / "store.json").exists():
+            return cls(0, resolution(planned, None), [], None, Spent())
+        with Store.open(root, create=False) as store:
+            spent = spent_of(store, planned.study.study)
+            return cls(
+                planned.done(store), resolution(planned, store), edits(planned, store), going_on(planned, store), spent
+            )
+
+
+def plan_json(planned: Plan, root: Path, slots: int | None = None) -> dict[str, Any]:
+    """A plan as JSON: its record, the number of trials, how many have a result, and the estimate in seconds."""
+    known = _Known.of(planned, root)
+    left = planned.left(known.done)
+    guess = asdict(estimate(planned, root, slots or _here(planned), known.done if left else planned.trials))
+    told = {
+        "resolution": asdict(known.resolution) if known.resolution else None,
+        "edits": known.edits,
+        "measuring": asdict(to_measure(planned, root)),
+        "settled": planned.builder.settled.record() if planned.builder.settled else None,
+        "going_on": asdict(known.going_on) if known.going_on else None,
+        "spent": {
+            "trials": len(known.spent.trials),
+            "tokens": known.spent.tokens,
+            "gpu_hours": round(known.spent.gpu_s / 3600, 4),
+        },
+    }
+    return {**planned.record(), "trials": planned.trials, "done": known.done, "left": left, "estimate": guess, **told}
+
+
+def _here(planned: Plan) -> int:
+    """Trials at once on this machine. Raises ResourcesError when it has no room for one."""
+    return planned.study.resources.slots([Room.here()])
+
+
+def print_plan(planned: Plan, root: Path, slots: int | None = None) -> None:
+    """A row per variant, then what would be trained and how long that takes with so many trials at once."""
+    console = plain_console()
+    console.print(Text.assemble((planned.study.study, "bold"), f"  {planned.study.question}"))
+    if others := [name for name in planned.study.scales if name != planned.study.scale]:
+        console.print(Text(f"scale {planned.study.scale}; `--set scale=NAME` for {', '.join(others)}"))
+    _print_variants(console, planned)
+    known = _Known.of(planned, root)
+    done, left = known.done, planned.left(known.done)
+    told = f"; {done} of them have a result, {left} are left, as far as is known" if done else ""
+    if done and not left:
+        told = f"; all that are wanted have a result ({done})"
+    console.print(Text(trials_line(planned) + told))
+    for line in screen_lines(planned):
+        console.print(Text(line))
+    if known.going_on:
+        console.print(Text(str(known.going_on)))
+    _print_data(console, planned.variants[0])
+    guess = estimate(planned, root, slots or _here(planned), done if left else planned.trials)
+    console.print(
+        f"about {duration(guess.wall_s)} on {guess.slots} cores ({duration(guess.core_s)} of one core; "
+        f"from {guess.source})"
+    )
+    console.print(f"{size(guess.memory_bytes)} of memory for the tensors of the largest trial, or somewhat more")
+    if known.resolution:
+        console.print(Text(str(known.resolution)))
+    recipes = [variant.recipe for variant in planned.variants]
+    for line in settled_lines(planned.builder.settled, planned.study.train, recipes):
+        console.print(Text(line))
+    for line in to_measure(planned, root).lines():
+        console.print(Text(line))
+    for line in known.edits:
+        console.print(Text(f"edited: {line}"))
+    if budget := standing(limits_of(planned.study.budget), known.spent):
+        console.print(Text(budget))
+    console.print("nothing was trained")
+
+
+def _print_variants(console: Console, planned: Plan) -> None:
+    """A row per variant, with its components or changes and its sizes; below it what the columns mean."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    matched = bool(planned.study.match)
+    shown = ticked(planned)
+    room = console.width - _FIGURES - max(len(variant.name) for variant in planned.variants[:_ROWS])
+    numbered = sum(len(name) + 2 for name in shown) > room
+    table.add_column("variant")
+    for index, name in enumerate(shown, 1):
+        table.add_column(str(index) if numbered else Text(name), justify="center")
+    if not shown:
+        table.add_column("changes from the base")
+    table.add_column("parameters", justify="right")
+    sparse = any(variant.figures["active_parameters"] < variant.parameters for variant in planned.variants)
+    if sparse:
+        table.add_column("active", justify="right")
+    table.add_column("mismatch" if matched else "added", justify="right")
+    table.add_column("FLOPs/token", justify="right")
+    added = planned.added()
+    for variant in planned.variants[:_ROWS]:
+        said = "\n".join(map(str, variant.changes)) or "none"
+        cells = [Text("✓" if variant.components[name] else "") for name in shown] or [Text(said)]
+        more = f"{variant.mismatch:+.2%}" if matched else signed(added[variant.name])
+        flops = count(variant.flops_per_token)
+        sizes = [variant.parameters, *([variant.figures["active_parameters"]] if sparse else [])]
+        table.add_row(Text(variant.name), *cells, *(f"{size:,}" for size in sizes), more, flops)
+    console.print(table)
+    if len(planned.variants) > _ROWS:
+        console.print(f"… and {len(planned.variants) - _ROWS:,} more variants (--json shows all)")
+    if numbered:
+        console.print(Text("columns: " + ", ".join(f"{index} {name}" for index, name in enumerate(shown, 1))))
+    for line in [*also_changed_lines(planned), *made_of_lines(planned), *ladder_lines(planned)]:
+        console.print(Text(line))
+    for variant in planned.variants:
+        for line in start_lines(variant.name, variant.start) if variant.start else ():
+            console.print(Text(line))
+        for line in stage_lines(variant.name, variant.stages):
+            console.print(Text(line))
+
+
+def _print_data(console: Console, first: Variant) -> None:
+    """What the first variant reads, and how often."""
+    data = first.dataset.record()
+    each = first.recipe.epochs(first.dataset)
+    epochs = f"{each[0]:.2g} epochs" if len(each) == 1 else f"{len(each)} domains"
+    density = f", {data['bytes_per_token']:.3g} bytes per token" if "bytes_per_token" in data else ""
+    read = (
+        f"data: {data['source']}, {data['tokenizer']}, {count(data['train_tokens'])} training tokens{density} "
+        f"({epochs}), {data['identity']}"
+    )
+    console.print(Text(read))
+    for row, read_times in zip(data.get("domains", ()), each, strict=False):
+        console.print(Text(f"  {row['name']}: {row['share']:.1%} of the rows, {read_times:.2g} epochs"))
