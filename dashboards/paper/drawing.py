@@ -106,6 +106,16 @@ def in_legend(name: str) -> str:
     return f" {name}" if name.startswith("_") else name
 
 
+def line_plot(axes: Axes, rows: pd.DataFrame, x: str, look: Look, **options: Any) -> None:
+    """The lines and bands of `rows` {variant, `x`, mean, std}."""
+    for name, own in rows.groupby("variant", sort=False):
+        style = look.line(str(name))
+        axes.plot(own[x], own["mean"], label=in_legend(str(name)), **style, **options)
+        if own["std"].notna().any():
+            low, high = own["mean"] - own["std"], own["mean"] + own["std"]
+            axes.fill_between(own[x], low, high, color=style["color"], alpha=0.15, linewidth=0)
+
+
 def under(figure: Figure, axes: Axes, most: int = 6) -> None:
     """The legend below the figure, in as few rows as its width gives."""
     handles, labels = axes.get_legend_handles_labels()

@@ -12,7 +12,7 @@ import pandas as pd
 
 from dashboards import theme
 from dashboards.library import Study
-from dashboards.paper.drawing import MUTED, Drawing, Look, count_axis, in_legend, log_axis, under
+from dashboards.paper.drawing import MUTED, Drawing, Look, count_axis, in_legend, line_plot, log_axis, under
 from search.comparison import Comparison
 from search.scaling_frames import ISOFLOP, OVER_C
 from search.scaling_lines import scaling_lines, size_of
@@ -84,8 +84,6 @@ def layers(found: Comparison, look: Look) -> Iterator[Drawing]:
         rows = found.curves[found.curves["name"] == name]
 
         def draw(figure: Figure, rows: pd.DataFrame = rows, name: str = name) -> None:
-            from dashboards.paper.pictures import line_plot
-
             axes = figure.subplots()
             line_plot(axes, rows, "x", look, marker=".")
             if (rows["mean"] > 0).all() and rows["mean"].max() > 50 * rows["mean"].min():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -13,13 +13,13 @@ import pandas as pd
 from dashboards import lines, theme
 from dashboards.figures import rate_text
 from dashboards.library import Study
-from dashboards.paper.drawing import MUTED, Drawing, Look, count_axis, in_legend, late_range, under
+from dashboards.paper import more, trials
+from dashboards.paper.drawing import MUTED, Drawing, Look, count_axis, in_legend, late_range, line_plot, under
 from dashboards.view import View
 from search.comparison import Comparison
 from search.figure_frames import probes_frame, smoothed, usual_window
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 LOSS, PERPLEXITY = "loss_by_position", "perplexity_by_context"
@@ -27,8 +27,6 @@ LOSS, PERPLEXITY = "loss_by_position", "perplexity_by_context"
 
 def drawings(study: Study) -> list[Drawing]:
     """Every figure that the study has numbers for."""
-    from dashboards.paper import more, trials
-
     found = study.comparison
     if found is None:
         return []
@@ -70,16 +68,6 @@ def _lines(
         if len(late):
             axes.set_ylim(*late_range(float(late.min()), float(late.max())))
     under(figure, axes)
-
-
-def line_plot(axes: Axes, rows: pd.DataFrame, x: str, look: Look, **options: Any) -> None:
-    """The lines and bands of `rows` {variant, `x`, mean, std}."""
-    for name, own in rows.groupby("variant", sort=False):
-        style = look.line(str(name))
-        axes.plot(own[x], own["mean"], label=in_legend(str(name)), **style, **options)
-        if own["std"].notna().any():
-            low, high = own["mean"] - own["std"], own["mean"] + own["std"]
-            axes.fill_between(own[x], low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
 def _forest(found: Comparison, look: Look) -> Drawing | None:
