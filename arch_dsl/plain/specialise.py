@@ -59,14 +59,14 @@ def _specialised(program: Program, applied: Application, owner: nn.Module | None
     body = Body(owner)
     env = {parameter: _seen_inside(parameter, value, owner) for parameter, value in applied.values.items()}
     source = applied.source
-    result = Frame(program, body, env, applied.outer, inline=False, kind=applied.kind).block(source.body)
-    statements, used = tidy(body, applied.values)
+    result = Frame(program, body, dict(env), applied.outer, inline=False, kind=applied.kind).block(source.body)
+    statements, used = tidy(body, env)
     if result is None and any(isinstance(item, ast.Return) for item in ast.walk(ast.Module(statements, []))):
         body.optional = True
     parameters = [
         parameter
-        for parameter in applied.values
-        if parameter != "self" and (parameter in used or parameter in kept) and env[parameter].expr is not None
+        for parameter, value in env.items()
+        if parameter != "self" and (parameter in used or parameter in kept) and value.expr is not None
     ]
     written = [ast.arg("self")] if owner is not None else []
     written += [

@@ -229,6 +229,12 @@ def test_lists_layers_by_what_differs(calls: list[str], written: str):
     assert listed(calls) == written
 
 
+def test_leaves_out_a_parameter_that_is_none_and_then_set():
+    code = to_python(layered(1, windows=False, memory=2))
+    assert "def forward(self, queries: int, k: Tensor, v: Tensor) ->" in code
+    assert "self.memory(q.shape[1], k, v)" in code
+
+
 def test_llama_is_short():
     model = arch_dsl.resolve(zoo.load("llama", "7b"))
     code = to_python(model)
