@@ -94,6 +94,19 @@ def _frame(groups: Sequence[Group]) -> list[float] | None:
     return [low - room, high + room]
 
 
+def logarithmic(figure: Figure, name: str) -> None:
+    """Makes an axis of curves logarithmic, with ticks at 1, 2 and 5 of each power of ten where it spans half a one. A
+    band that reaches to zero or below ends at the lowest value of a line."""
+    letter, whole = name[0], {"dtick": "D2", "tickformat": "~s" if name == "xaxis" else "~g"}
+    lines = [trace[letter] for trace in figure["data"] if "fill" not in trace]
+    values = [each for line in lines for each in line if each is not None and each > 0]
+    low = min(values, default=0.0)
+    for trace in figure["data"]:
+        if "fill" in trace:
+            trace[letter] = [each if each is None else max(each, low) for each in trace[letter]]
+    figure["layout"][name] |= {"type": "log", **(whole if max(values, default=0.0) > 3 * low else {})}
+
+
 def hidden_lines(groups: Sequence[Group]) -> tuple[int, int]:
     """(trials that `curves` draws, trials that there are); a mean takes a line of its own."""
     total = sum(len(group.lines) for group in groups)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # which a server starts without
 
 FRONT = PALETTE[1]
 _ROOM = 18  # characters of a text on an axis
+_STEPS = 8  # of an axis of whole numbers, each with its own tick
 _BRUSH = re.compile(r"dimensions\[(\d+)\]\.constraintrange")
 
 
@@ -206,6 +207,8 @@ def parallel(dimensions: Sequence[Dimension], colour: Sequence[float], where: Fi
         elif own.log:
             ticks = np.linspace(min(own.values), max(own.values), 4)
             made |= {"tickvals": [float(each) for each in ticks], "ticktext": [_short(10**each) for each in ticks]}
+        elif own.whole and len(set(own.values)) <= _STEPS:
+            made |= {"tickvals": sorted(set(own.values))}
         span = own.span(where)
         if span is not None:
             made["constraintrange"] = span

@@ -56,7 +56,7 @@ HEADINGS = {
 }
 
 
-_AROUND = 24  # pixels beside the text of a cell
+_AROUND = 22  # pixels beside the text of a cell
 _WORDS = ("variant", "verdict", "trials")  # columns whose cells are words in the rows of trials
 OF_TRIAL = {
     "lr": "lr",
@@ -164,7 +164,7 @@ def definition(key: str, head: Heading, right: bool = True, widest: int | None =
     heading says, or less where the words of that and the `widest` cell (in letters) need less."""
     field = field_of(key)
     parts = [part + "_" for part in head.title.split("_")]  # a heading may be broken there
-    needed = _AROUND + 8.2 * max(max(map(len, parts)) - 1, widest or 0)
+    needed = _AROUND + max(7.6 * (max(map(len, parts)) - 1), 8.2 * (widest or 0))
     least = head.width if widest is None else min(head.width, round(needed))
     return {
         "colId": field,
@@ -257,6 +257,7 @@ def grid(
         "enableCellTextSelection": True,
         "tooltipShowDelay": 300,
         "suppressMovableColumns": True,
+        "animateRows": False,  # rows that a filter takes away would stay for 0.4 s
         "postSortRows": {"function": "seedsBelow(params)"},
         **more,
     }

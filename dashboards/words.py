@@ -18,7 +18,7 @@ from search.render.blocks import Cell, Column
 if TYPE_CHECKING:  # which a server starts without
     from search.comparison import Comparison
 
-_LINES, _NAMED = 12, 6  # sentences of a kind of verdict; variants that one of them names
+_LINES, _NAMED = 6, 6  # sentences of a kind of verdict; variants that one of them names
 MINUS = "\N{MINUS SIGN}"
 STATE_WORDS = {
     "complete": "complete",
@@ -47,7 +47,8 @@ def verdicts(comparison: Comparison) -> list[tuple[str, str]]:
                 (kind, f"{row['variant']} is {kind} than {row['baseline']}: {signed(row['delta'])} {unit} {reach}")
             )
         if len(own) > _LINES:
-            found.append((kind, f"{len(own) - _LINES} more are {kind} than their baselines, by less"))
+            more = len(own) - _LINES
+            found.append((kind, f"{more} more {'is' if more == 1 else 'are'} {kind} than {_against(own)}, by less"))
     for kind, one, many in (
         ("within noise", "is within noise of", "are within noise of"),
         ("equivalent", "is equivalent to", "are equivalent to"),
@@ -62,11 +63,15 @@ def verdicts(comparison: Comparison) -> list[tuple[str, str]]:
     ):
         own = [row for row in rows if row["verdict"] == kind]
         if own:
-            bases = list(dict.fromkeys(row["baseline"] for row in own))
-            against = bases[0] if len(bases) == 1 else "their baselines"
             said = listed([row["variant"] for row in own], _NAMED)
-            found.append((kind, f"{said} {one if len(own) == 1 else many} {against}"))
+            found.append((kind, f"{said} {one if len(own) == 1 else many} {_against(own)}"))
     return found
+
+
+def _against(rows: Sequence[dict[str, Any]]) -> str:
+    """The baseline that all of them have, or that each has its own."""
+    bases = {row["baseline"] for row in rows}
+    return str(next(iter(bases))) if len(bases) == 1 else "their baselines"
 
 
 def best(comparison: Comparison) -> dict[str, Any] | None:

@@ -200,7 +200,7 @@ def drawn(study: Study, view: View, zoom: Zoom, where: str = "") -> tuple[figure
     figure["layout"]["uirevision"] = f"view{view.query()}{where}"  # lines that were switched off stay so
     for axis in ("xaxis", "yaxis") if figure["data"] else ():
         if view.scale == "xy" or (view.scale == "y" and axis == "yaxis"):
-            figure["layout"][axis] |= {"type": "log"}
+            figures.logarithmic(figure, axis)
         if axis in zoom:
             figure["layout"][axis] |= {"range": zoom[axis] or None, "autorange": not zoom[axis]}
     return figure, " ".join(_said(study, view, found, "range" in figure["layout"].get("yaxis", {}) and not zoom))

@@ -98,7 +98,7 @@ def _over_training(study: Study, chosen: Chosen, colours: Mapping[str, str]) -> 
     titles = X_AXES[view.x][1], METRICS[view.metric][2]
     figure: Figure = figures.curves(groups, colours, study.record["baseline"], *titles, view.metric != "gradient")
     if view.metric == "gradient" and figure["data"]:
-        figure["layout"]["yaxis"] |= {"type": "log"}
+        figures.logarithmic(figure, "yaxis")
     figure["layout"]["uirevision"] = f"view{view.query()}"
     drawn, total = figures.hidden_lines(groups)
     note = "Each line is a trial of the tuning." if view.trials == "tuning" else "Bold: mean over seeds; thin: each."

@@ -29,6 +29,18 @@ def test_curves_draw_a_mean_a_band_and_thin_seeds_per_variant():
     assert [trace["name"] for trace in traces if trace.get("showlegend")] == ["baseline", "a"]
 
 
+def test_a_band_on_a_logarithmic_axis_ends_at_the_lowest_line():
+    x = np.array([1.0, 2.0, 3.0])
+    made = [Line("a", seed, "", x, x, np.array([1.0, each, 10.0])) for seed, each in enumerate((0.5, 9.0))]
+    figure = figures.curves([group(made)], COLOURS, "baseline", "x", "y")
+    (band,) = [trace for trace in figure["data"] if "fill" in trace]
+    assert min(band["y"]) < 0
+    figures.logarithmic(figure, "yaxis")
+    assert min(band["y"]) == 0.5 and figure["layout"]["yaxis"]["dtick"] == "D2"
+    figures.logarithmic(figure, "xaxis")
+    assert figure["layout"]["xaxis"]["type"] == "log" and "dtick" not in figure["layout"]["xaxis"]
+
+
 @pytest.mark.parametrize("groups, seeds", [(3, 150), (250, 1), (100, 3)], ids=["many seeds", "many rates", "both"])
 def test_never_more_than_two_hundred_trials_are_drawn(groups, seeds):
     made = [_group("a", seeds, 5) for _ in range(groups)]

@@ -18,6 +18,7 @@ from dashboards.pages.compare import Sides
 from dashboards.pages.compare import _wanted as beside
 from dashboards.pages.table import Wanted, wanted
 from dashboards.view import View
+from dashboards.words import verdicts
 from search.cli import main
 from search.lock import StudyLock
 from search.store import Store
@@ -220,6 +221,19 @@ def test_a_filter_goes_along_to_the_other_pages_that_have_one(client, path):
         assert f'"/study/gate-position/{other}?q=verdict%3Dbetter+seed%3D0"' in page
     assert '"/study/gate-position/stability"' in page
     assert '"/study/gate-position/curves?metric=training"' in client.page("/study/gate-position", "?metric=training")
+
+
+def test_of_many_verdicts_the_largest_are_said_and_how_many_more_there_are(tmp_path):
+    effects = {"baseline": 0.0, **{f"v{i}": -0.05 * i for i in range(1, 9)}, **{f"same{i}": 0.0 for i in range(8)}}
+    plan = Plan("many", effects=effects, rates=())
+    with make_store(tmp_path) as made:
+        make_study(made, plan)
+    said = verdicts(Library(tmp_path).study("many").comparison)
+    better = [text for kind, text in said if kind == "better"]
+    assert [text.split()[0] for text in better] == ["v8", "v7", "v6", "v5", "v4", "v3", "2"]
+    assert better[-1] == "2 more are better than baseline, by less"
+    (noise,) = [text for kind, text in said if kind == "within noise"]
+    assert noise == "same0, same1, same2, same3, same4 and 3 more are within noise of baseline"
 
 
 def test_curves_are_means_over_what_shares_a_level(tmp_path):
