@@ -258,7 +258,6 @@ def grid(
         "tooltipShowDelay": 300,
         "suppressMovableColumns": True,
         "animateRows": False,  # rows that a filter takes away would stay for 0.4 s
-        "animateRows": False,  # rows that a filter takes away would stay for 0.4 s
         "postSortRows": {"function": "seedsBelow(params)"},
         **more,
     }
