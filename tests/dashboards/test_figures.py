@@ -1,6 +1,7 @@
 """Figures hold what they were given, as SVG lines and plain text."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,6 +28,12 @@ def test_curves_draw_a_mean_a_band_and_thin_seeds_per_variant():
     traces = _drawn(figures.curves([_group("baseline"), _group("a")], COLOURS, "baseline", "x", "y"))
     assert len(traces) == 2 * (1 + 1 + 3)
     assert [trace["name"] for trace in traces if trace.get("showlegend")] == ["baseline", "a"]
+
+
+def test_a_mean_without_lines_of_its_own_is_drawn():
+    whole = _group("a")
+    (band, mean) = _drawn(figures.curves([replace(whole, lines=[])], COLOURS, "baseline", "x", "y"))
+    assert "fill" in band and mean["y"] == pytest.approx(whole.mean, rel=1e-5)
 
 
 def test_a_band_on_a_logarithmic_axis_ends_at_the_lowest_line():
