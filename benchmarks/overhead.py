@@ -277,11 +277,11 @@ def train_one(
     """A trial as one writes it by hand, under another seed; returns its test loss in nats per token and its model."""
     import torch
 
+    from search.built import build_model, split_seed
     from search.data import batch
     from search.evaluate import evaluate, held_out, losses
     from search.loop import LOG_LINES, curve_points, curve_windows
     from search.recipe import load_recipe
-    from search.train import build_model, split_seed
 
     recipe, seeds = load_recipe(trial.recipe), split_seed(seed)
     model = build_model(replace(trial, seed=seed), recipe, torch.device("cpu"))

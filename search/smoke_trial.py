@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from search.built import build_model
 from search.compiling import compiling
+from search.determinism import deterministic
 from search.loop import Before, Diverged, Interrupted, Loop
+from search.outcome import peak_memory
 from search.plugin_files import load_kept
 from search.recipe import load_recipe
 from search.stages import parts
-from search.train import CHECKPOINT_S, Run, build_model, deterministic, peak_memory, team_of
+from search.train import CHECKPOINT_S, Run, team_of
 from search.trial import Trial
 
 if TYPE_CHECKING:

@@ -116,9 +116,9 @@ def _loop(timed: Timed, folder: Path) -> Loop:
     """A loop at its first step, which writes nothing."""
     import torch
 
+    from search.built import build_model
     from search.compiling import cannot_compile, compile_blocks
     from search.loop import Loop
-    from search.train import build_model
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     recipe = timed.recipe.replace(stages=())

@@ -6,34 +6,25 @@ been tested.
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
-import math
-import os
-import resource
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-import arch_dsl
-from arch_dsl.modules import fallbacks
-from arch_dsl.stack import StackModule
 from search import checkpoint
+from search.built import build_model, seeds_of, slower
 from search.compiling import cannot_compile, compile_blocks, compiled_with, compiling
 from search.data.dataset import Dataset
-from search.evaluate import Arrays, evaluate
+from search.determinism import deterministic
 from search.journal import Journal, events, note_event
 from search.keep import told
-from search.loop import Before, Diverged, Interrupted, Loop, Paused, rungs, tokens_at
+from search.loop import Before, Interrupted, Loop, Paused, rungs, tokens_at
+from search.outcome import ShouldStop, outcome, stage_record
 from search.plugin_files import load_kept
 from search.prefixes import FOLDER, Prefixes, take_over
 from search.recipe import Recipe, load_recipe
@@ -46,53 +37,11 @@ from search.trial import Trial
 if TYPE_CHECKING:
     from search.gang import Gang
 
-__all__ = ["Interrupted", "build_model", "split_seed", "train"]
+__all__ = ["Interrupted", "train"]
 
 CHECKPOINT_S = 20.0
 
 Build = Callable[[Trial, Recipe, torch.device], nn.Module]
-ShouldStop = Callable[[], bool]
-
-
-class Seeds(NamedTuple):
-    """What a trial's seed splits into: initial weights, order of the batches, noise of the forward pass (dropout)."""
-
-    init: int
-    data: int
-    noise: int
-
-
-def split_seed(seed: int) -> Seeds:
-    """Three independent seeds of 63 bits: the first 8 bytes of sha256("archlab:<name>:<seed>"), shifted by one."""
-    words = (hashlib.sha256(f"archlab:{name}:{seed}".encode()).digest() for name in Seeds._fields)
-    return Seeds(*(int.from_bytes(word[:8], "big") >> 1 for word in words))
-
-
-def seeds_of(trial: Trial, recipe: Recipe) -> Seeds:
-    """What the trial's seed splits into, but for what the recipe holds fixed."""
-    found = split_seed(trial.seed)
-    if recipe.init_seed is not None:
-        found = found._replace(init=split_seed(recipe.init_seed).init)
-    if recipe.data_seed is not None:
-        found = found._replace(data=split_seed(recipe.data_seed).data)
-    return found
-
-
-def build_model(trial: Trial, recipe: Recipe, device: torch.device) -> nn.Module:
-    """The trial's spec compiled for a device, with the initial values of its seed."""
-    dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
-    seed = seeds_of(trial, recipe).init
-    model = arch_dsl.compile(arch_dsl.load(trial.model), seed=seed, device=device.type, dtype=dtype)
-    for stack in model.modules():
-        if isinstance(stack, StackModule):
-            stack.recompute = recipe.recompute == "layers"
-    return model
-
-
-def slower(model: nn.Module) -> dict[str, str]:
-    """What a fingerprint says of nodes that fell back from the kernels that their ops have for the device."""
-    found = fallbacks(getattr(model, "choices", []))
-    return {"slower_kernels": ", ".join(f"{op} by {found[op].implementation}" for op in sorted(found))} if found else {}
 
 
 def train(
@@ -206,7 +155,7 @@ class Run:
                     self.take_over(kept, index, own.state["step"] if own and own.state else 0)
             weights = kept["weights"]
             before = before.then(part.recipe, kept["ended"], kept["train_s"])
-        ended = [*before.stages, _ended(len(before.stages), result)]
+        ended = [*before.stages, stage_record(len(before.stages), result)]
         return result | {"stages": ended} if recipe.stages else result
 
     def go_on(self, loop: Loop) -> None:
@@ -222,7 +171,7 @@ class Run:
 
     def stage(self, loop: Loop) -> dict[str, Any]:
         """Trains and evaluates a stage."""
-        return _outcome(loop, self.journal, self.should_stop, self.checkpoint_s, self.until)
+        return outcome(loop, self.journal, self.should_stop, self.checkpoint_s, self.until)
 
     def paused(self) -> dict[str, Any]:
         """What is told of a trial that waits after step `until`. Raises ValueError without the curve's point there.
@@ -254,7 +203,7 @@ class Run:
     def keep(self, place: Path | None, index: int, loop: Loop, result: dict[str, Any]) -> dict[str, Any]:
         """Keeps the end of a stage for all trials that begin alike; returns what is kept."""
         weights = self.team.given(self.team.model_state(loop.model))
-        kept = {"weights": weights, "ended": _ended(index, result), "train_s": loop.train_s}
+        kept = {"weights": weights, "ended": stage_record(index, result), "train_s": loop.train_s}
         self.journal.sync()
         if place:
             keep_stage(place, loop.step, kept | {"lines": self.journal.lines(loop.before.steps, loop.step)})
@@ -288,106 +237,3 @@ class Run:
         if found is not None:
             loop.resume(found)
         return loop
-
-
-def _ended(index: int, result: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of a stage that another one follows."""
-    return {"stage": index, **{name: result[name] for name in ("step", "tokens", "validation", "test")}}
-
-
-def _outcome(
-    loop: Loop, journal: Journal, should_stop: ShouldStop, checkpoint_s: float, until: int | None
-) -> dict[str, Any]:
-    """Trains, evaluates, and says how the trial ended. Raises Paused."""
-    try:
-        loop.run(journal, should_stop, checkpoint_s, until)
-        started = time.perf_counter()
-        measures, documents = _measure(loop, journal, should_stop)
-    except Diverged as end:
-        loop.log_diverged(journal, end.step)
-        return _result(loop, "diverged", end.step, end.reason, dict.fromkeys(("validation", "test")))
-    if loop.team.leads:
-        packed = io.BytesIO()
-        np.savez(packed, **documents)  # type: ignore[arg-type]
-        checkpoint.write_atomically(loop.folder / "test_documents.npz", lambda file: file.write(packed.getvalue()))
-    evaluate_s = round(time.perf_counter() - started, 3)
-    return _result(loop, "complete", loop.step, None, measures) | {"evaluate_s": evaluate_s}
-
-
-def _measure(loop: Loop, journal: Journal, should_stop: ShouldStop) -> tuple[dict[str, dict[str, float]], Arrays]:
-    """Summaries of validation and test, and the documents of test. Raises Diverged when one is not finite."""
-
-    def tick() -> None:
-        if any(loop.team.agree(should_stop())):
-            raise Interrupted("stopped while evaluating the trained model")
-        journal.pulse()
-
-    recipe, measures, documents = loop.recipe, {}, Arrays()
-    for split in ("validation", "test"):
-        measures[split], documents = evaluate(
-            loop.model,
-            loop.dataset,
-            split,
-            recipe.context,
-            recipe.micro_batch,
-            recipe.precision,
-            tick,
-            recipe.objective,
-            loop.team,
-        )
-        if not all(map(math.isfinite, measures[split].values())):
-            raise Diverged(loop.step, f"the {split} loss or perplexity is not finite")
-    return measures, documents
-
-
-def _result(loop: Loop, state: str, step: int, reason: str | None, measures: dict[str, Any]) -> dict[str, Any]:
-    """What `result.json` says. `bit_exact` is False when a continuation ran on other hardware or software."""
-    tokens = loop.tokens_at(step)
-    happened = events(loop.folder)
-    resumed = [event for event in happened if event["event"] == "resumed"]
-    return {
-        "state": state,
-        "reason": reason,
-        "step": step,
-        "tokens": tokens,
-        "parameters": loop.size,
-        **measures,
-        "train_s": round(loop.train_s, 3),
-        "tokens_per_s": round(tokens / loop.train_s, 1) if loop.train_s > 0 else None,
-        "peak_memory_bytes": peak_memory(loop.device),
-        "fingerprint": loop.fingerprint,
-        "bit_exact": not any(event["changed"] for event in resumed),
-        "resumed_from": [event["step"] for event in resumed],
-        "discarded_checkpoints": [
-            {"name": event["checkpoint"], "reason": event["reason"]}
-            for event in happened
-            if event["event"] == "discarded"
-        ],
-        **({"continued": loop.continued} if loop.continued else {}),
-    }
-
-
-def peak_memory(device: torch.device) -> int:
-    """Bytes: the tensors of this process on a CUDA device, or all of its resident memory on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-@contextmanager
-def deterministic(device: torch.device) -> Iterator[None]:
-    """The same bits on every run. The settings and the random state of the process are put back afterwards."""
-    memory: Any = torch.utils.deterministic
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filling = memory.fill_uninitialized_memory
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.use_deterministic_algorithms(True)
-            # Else every new tensor is filled with NaN first, which takes time and changes no result.
-            memory.fill_uninitialized_memory = False
-            yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        memory.fill_uninitialized_memory = filling

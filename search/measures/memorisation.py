@@ -9,13 +9,13 @@ import torch
 
 from arch_dsl.decoding import stream
 from arch_dsl.spec import Count, added
+from search.built import seeds_of
 from search.data import mixing
 from search.data.batches import IGNORE, windows
 from search.data.noise import Ints
 from search.downstream.text_model import TextModel, not_continued, text_model
 from search.measures.family import About, Curve, Found, Measure, Subject
 from search.recipe import load_recipe
-from search.train import seeds_of
 from search.trial import Trial
 
 

@@ -11,9 +11,9 @@ import torch
 import arch_dsl
 import kernels
 from arch_dsl import modules
+from search.built import slower
 from search.fingerprint import differences, fingerprint
 from search.shown import _by_layers
-from search.train import slower
 
 SINKS = {"attention": {"heads": 2, "scores": "sinks"}, "ffn": {"type": "glu"}}
 

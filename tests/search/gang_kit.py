@@ -15,12 +15,13 @@ import torch
 
 from arch_dsl import canonical, load, resolve
 from search import checkpoint
+from search.built import build_model
 from search.data.dataset import write
 from search.data.tokenizers import Bytes
 from search.gang import Gang, Parallel
 from search.ranks import free_port
 from search.recipe import load_recipe
-from search.train import Interrupted, build_model, train
+from search.train import Interrupted, train
 from search.trial import Trial
 
 GUARD_S = 180.0

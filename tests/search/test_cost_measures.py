@@ -14,13 +14,13 @@ import torch
 
 import arch_dsl
 from arch_dsl.identity import canonical
+from search.built import seeds_of
 from search.data import mixing
 from search.device_peaks import PEAKS, joules, known_peak, measured_peak, rapl_joules
 from search.measures import Decoding, LossSpikes, Measure, Memorisation, Speed, Subject
 from search.measures.loss_spikes import spikes
 from search.measures.speed import flops_of, training_flops
 from search.render.measure_blocks import TIMED, is_timed
-from search.train import seeds_of
 from search.trial import Trial
 from tests.search.downstream_kit import CONTEXT, byte_data, subject
 

@@ -9,10 +9,10 @@ import torch
 
 from arch_dsl import SpecError, load, resolve
 from search.api import plan
+from search.built import build_model
 from search.gang import Gang, Parallel
 from search.parallel.rules import problems
 from search.recipe import load_recipe
-from search.train import build_model
 from tests.search.gang_kit import LLAMA, RECIPE, Job, lines, make, run, run_together, weights, write_store
 
 DATA, SHARD, TENSOR, PIPELINE = (Parallel(**{name: 2}) for name in ("data", "shard", "tensor", "pipeline"))

@@ -20,6 +20,7 @@ from arch_dsl.errors import SpecError
 from arch_dsl.source import read_text
 from search import checkpoint
 from search.api import compare
+from search.built import build_model
 from search.data.batches import IGNORE, Batch, batch
 from search.data.dataset import Dataset, write
 from search.data.tokenizers import Bytes
@@ -32,7 +33,7 @@ from search.recipe import Recipe, load_recipe
 from search.running import run
 from search.store import Store
 from search.study import load_study, parse_study
-from search.train import Interrupted, build_model, train
+from search.train import Interrupted, train
 from search.trial import Trial
 from tests.search.study_files import study_text, write_study
 

@@ -12,11 +12,12 @@ from torch import nn
 
 from arch_dsl import canonical, compile, load, resolve
 from search import checkpoint
+from search.built import seeds_of, split_seed
 from search.data.dataset import Dataset, write
 from search.data.tokenizers import Bytes
 from search.loop import Loop, curve_points
 from search.recipe import load_recipe
-from search.train import Interrupted, seeds_of, split_seed, train
+from search.train import Interrupted, train
 from search.trial import Trial
 
 RECIPE = {

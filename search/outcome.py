@@ -1,0 +1,106 @@
+"""How a trial ends: trained, measured, and written down as `result.json` has it."""
+
+from __future__ import annotations
+
+import io
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from search import checkpoint
+from search.evaluate import Arrays, evaluate
+from search.journal import Journal, events
+from search.loop import Diverged, Interrupted, Loop
+
+ShouldStop = Callable[[], bool]
+
+
+def stage_record(index: int, result: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of a stage that another one follows."""
+    return {"stage": index, **{name: result[name] for name in ("step", "tokens", "validation", "test")}}
+
+
+def outcome(
+    loop: Loop, journal: Journal, should_stop: ShouldStop, checkpoint_s: float, until: int | None
+) -> dict[str, Any]:
+    """Trains, evaluates, and says how the trial ended. Raises Paused."""
+    try:
+        loop.run(journal, should_stop, checkpoint_s, until)
+        started = time.perf_counter()
+        measures, documents = _measure(loop, journal, should_stop)
+    except Diverged as end:
+        loop.log_diverged(journal, end.step)
+        return _result(loop, "diverged", end.step, end.reason, dict.fromkeys(("validation", "test")))
+    if loop.team.leads:
+        packed = io.BytesIO()
+        np.savez(packed, **documents)  # type: ignore[arg-type]
+        checkpoint.write_atomically(loop.folder / "test_documents.npz", lambda file: file.write(packed.getvalue()))
+    evaluate_s = round(time.perf_counter() - started, 3)
+    return _result(loop, "complete", loop.step, None, measures) | {"evaluate_s": evaluate_s}
+
+
+def _measure(loop: Loop, journal: Journal, should_stop: ShouldStop) -> tuple[dict[str, dict[str, float]], Arrays]:
+    """Summaries of validation and test, and the documents of test. Raises Diverged when one is not finite."""
+
+    def tick() -> None:
+        if any(loop.team.agree(should_stop())):
+            raise Interrupted("stopped while evaluating the trained model")
+        journal.pulse()
+
+    recipe, measures, documents = loop.recipe, {}, Arrays()
+    for split in ("validation", "test"):
+        measures[split], documents = evaluate(
+            loop.model,
+            loop.dataset,
+            split,
+            recipe.context,
+            recipe.micro_batch,
+            recipe.precision,
+            tick,
+            recipe.objective,
+            loop.team,
+        )
+        if not all(map(math.isfinite, measures[split].values())):
+            raise Diverged(loop.step, f"the {split} loss or perplexity is not finite")
+    return measures, documents
+
+
+def _result(loop: Loop, state: str, step: int, reason: str | None, measures: dict[str, Any]) -> dict[str, Any]:
+    """What `result.json` says. `bit_exact` is False when a continuation ran on other hardware or software."""
+    tokens = loop.tokens_at(step)
+    happened = events(loop.folder)
+    resumed = [event for event in happened if event["event"] == "resumed"]
+    return {
+        "state": state,
+        "reason": reason,
+        "step": step,
+        "tokens": tokens,
+        "parameters": loop.size,
+        **measures,
+        "train_s": round(loop.train_s, 3),
+        "tokens_per_s": round(tokens / loop.train_s, 1) if loop.train_s > 0 else None,
+        "peak_memory_bytes": peak_memory(loop.device),
+        "fingerprint": loop.fingerprint,
+        "bit_exact": not any(event["changed"] for event in resumed),
+        "resumed_from": [event["step"] for event in resumed],
+        "discarded_checkpoints": [
+            {"name": event["checkpoint"], "reason": event["reason"]}
+            for event in happened
+            if event["event"] == "discarded"
+        ],
+        **({"continued": loop.continued} if loop.continued else {}),
+    }
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: the tensors of this process on a CUDA device, or all of its resident memory on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
