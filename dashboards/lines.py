@@ -21,6 +21,20 @@ FORWARD_AND_BACKWARD = 3.0
 MOST_POINTS = 40_000
 """Of all lines of a figure together, so that a study of thousands of trials is drawn as fast as one of ten."""
 
+MOST_VARIANTS = 24
+"""In each figure of a study's first page: more can neither be told apart nor drawn at once."""
+
+
+def leading(study: Study) -> list[str]:
+    """The variants that the figures of a study's first page draw: all, or of very many the baselines and the best."""
+    names = list(study.variants)
+    if len(names) <= MOST_VARIANTS or study.comparison is None:
+        return names[:MOST_VARIANTS]
+    ranked = study.comparison.table.sort_values("loss_mean")
+    baselines = dict.fromkeys(ranked["baseline"])
+    best = set([*baselines, *(name for name in ranked["variant"] if name not in baselines)][:MOST_VARIANTS])
+    return [name for name in names if name in best]
+
 
 def groups(
     study: Study, view: View, variants: Collection[str] | None = None, keys: Collection[str] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -186,10 +186,12 @@ def _zoom(query: Mapping[str, object]) -> tuple[Zoom, list[str]]:
     return found, wrong
 
 
-def drawn(study: Study, view: View, zoom: Zoom, where: str = "") -> tuple[figures.Figure, str]:
-    """The figure, and what must be said about it. Raises BadFilter."""
+def drawn(
+    study: Study, view: View, zoom: Zoom, where: str = "", variants: Collection[str] | None = None
+) -> tuple[figures.Figure, str]:
+    """The figure, of all variants or of those that are named, and what must be said about it. Raises BadFilter."""
     keys = _kept(study, where)
-    found = lines.groups(study, view, keys=keys)
+    found = lines.groups(study, view, variants, keys)
     falls = view.metric in ("validation", "training")
     titles = X_AXES[view.x][1], METRICS[view.metric][2]
     names = list(dict.fromkeys(lines.places_of(study, view.by).values()))

@@ -12,6 +12,7 @@ from dash.development.base_component import Component
 
 from dashboards import figures, table, theme, words
 from dashboards.library import Library, NotFound, Study
+from dashboards.lines import leading
 from dashboards.pages.curves import REMEMBER_ZOOM, Zoom, drawn
 from dashboards.pages.shell import CURVES, OVERVIEW, keep_address, led, notice, shell
 from dashboards.pages.studies import REFRESH_MS
@@ -53,7 +54,7 @@ def register(app: dash.Dash, library: Library) -> None:
         if study.version == seen:
             return [no_update] * 10
         with library.reading():
-            moving = (study.version, None, head(study), *drawn(study, _view(chosen), zoom))
+            moving = (study.version, None, head(study), *_curves(study, _view(chosen), zoom))
         if study.version.split(":")[0] == seen.split(":")[0]:
             return (*moving, *[no_update] * 5)
         return (*moving, *_rows(study), notes(study), _forest(study), _rate_curve(study))
@@ -74,7 +75,7 @@ def register(app: dash.Dash, library: Library) -> None:
         except (StoreError, NotFound) as error:
             return no_update, str(error), no_update, view.query()
         with library.reading():
-            return (*drawn(study, view, {}), {}, view.query())
+            return (*_curves(study, view, {}), {}, view.query())
 
     keep_address(app, OVERVIEW, "study-query")
     app.clientside_callback(
@@ -97,7 +98,7 @@ def _view(chosen: Any) -> View:
 
 def _page(study: Study, view: View, notices: list[str], root: str) -> Component:
     rows, columns = _rows(study)
-    curves, note = drawn(study, view, {})
+    curves, note = _curves(study, view, {})
     default = root.endswith("/.archlab")
     more = led(study.name, CURVES.step, view.said())
     links = [
@@ -105,7 +106,8 @@ def _page(study: Study, view: View, notices: list[str], root: str) -> Component:
         for ending in ("md", "csv", "tex", "json")
     ]
     tuned = bool(study.record.get("tune"))
-    pair = [section("Differences", graph("forest", _forest(study), _forest_height(study)))]
+    left_out = html.Div(_left_out(study), className="muted small")
+    pair = [section("Differences", graph("forest", _forest(study), _forest_height(study)), left_out)]
     pair.append(
         section(
             "Learning rate",
@@ -148,6 +150,23 @@ def _page(study: Study, view: View, notices: list[str], root: str) -> Component:
     )
 
 
+def _curves(study: Study, view: View, zoom: Zoom) -> tuple[figures.Figure, str]:
+    """The curves of the leading variants, and what must be said about them."""
+    said = _left_out(study)
+    figure, note = drawn(study, view, zoom, variants=leading(study) if said else None)
+    return figure, f"{said} {note}" if said else note
+
+
+def _left_out(study: Study) -> str | None:
+    """What the figures of this page do not draw."""
+    drawn, every = len(leading(study)), len(study.variants)
+    if drawn == every:
+        return None
+    return (
+        f"Drawn are {drawn} of {every} variants, the baselines and the best; the table and the page of curves have all."
+    )
+
+
 def _rows(study: Study) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     if study.comparison is None:
         return [], []
@@ -158,18 +177,24 @@ def _rows(study: Study) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 def _forest(study: Study) -> figures.Figure:
     if study.comparison is None:
         return figures.empty(study.problem or "")
-    rows = [row for row in study.comparison.table.to_dict("records") if row["variant"] != row["baseline"]]
+    shown = set(leading(study))
+    rows = [
+        row
+        for row in study.comparison.table.to_dict("records")
+        if row["variant"] != row["baseline"] and row["variant"] in shown
+    ]
     return figures.forest(rows, _colours(study), study.comparison.noise["unit"])
 
 
 def _forest_height(study: Study) -> int:
-    return min(max(300, 110 + 34 * len(study.variants)), 1800)
+    return max(300, 110 + 34 * len(leading(study)))
 
 
 def _rate_curve(study: Study) -> figures.Figure:
     if study.comparison is None:
         return figures.empty(study.problem or "")
-    rows = [row for row in study.comparison.rates.to_dict("records") if row["along"]]
+    shown = set(leading(study))
+    rows = [row for row in study.comparison.rates.to_dict("records") if row["along"] and row["variant"] in shown]
     return figures.rate_curve(rows, _colours(study), study.comparison.baseline)
 
 

@@ -236,6 +236,21 @@ def test_of_many_verdicts_the_largest_are_said_and_how_many_more_there_are(tmp_p
     assert noise == "same0, same1, same2, same3, same4 and 3 more are within noise of baseline"
 
 
+def test_figures_of_very_many_variants_draw_the_baseline_and_the_best(tmp_path):
+    effects = {"baseline": 0.0} | {f"v{i}": 0.01 * (7 * i % 40 - 20) for i in range(1, 40)}
+    plan = Plan("many", effects=effects, rates=(), points=8, steps=8)
+    with make_store(tmp_path) as made:
+        make_study(made, plan)
+    study = Library(tmp_path).study("many")
+    best = study.comparison.table.sort_values("loss_mean")["variant"]
+    wanted = {"baseline", *[name for name in best if name != "baseline"][:23]}
+    assert lines.leading(study) == [name for name in effects if name in wanted]
+    page = Client(tmp_path).page("/study/many")
+    assert page.count("Drawn are 24 of 40 variants, the baselines and the best") == 2
+    worst = best.iloc[-1]
+    assert '{"variant": "%s"}' % worst not in page and '{"variant": "%s"}' % best.iloc[0] in page
+
+
 def test_curves_are_means_over_what_shares_a_level(tmp_path):
     plan = Plan(rates=(), effects={"baseline": 0.0, "G1": -0.05, "G2": -0.02, "G3": 0.01}, seeds=(0, 1))
     with make_store(tmp_path) as made:
