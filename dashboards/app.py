@@ -82,7 +82,7 @@ def make_app(store_root: Path) -> dash.Dash:
         why.register(app, library)
     dash.register_page("not_found_404", layout=_no_page)
     page = frame(dash.page_container, library.root)
-    app.layout = dmc.MantineProvider(html.Div(page), theme=theme.MANTINE, defaultColorScheme="light")
+    app.layout = dmc.MantineProvider(html.Div(page), theme=theme.MANTINE, defaultColorScheme="auto")
     app.clientside_callback("() => window.location.reload()", Input("retry", "n_intervals"), prevent_initial_call=True)
     downloads.register(app.server, library)
     app.server.after_request(_stay_local)
