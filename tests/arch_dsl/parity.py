@@ -22,7 +22,8 @@ from arch_dsl import Call, Model, SpecError, canonical
 from arch_dsl.block import Block
 from arch_dsl.conformance.fields import alterations
 from arch_dsl.conformance.hosts import Case
-from arch_dsl.layout import export_tensors, import_tensors, load_layout
+from arch_dsl.conversion import export_tensors, import_tensors
+from arch_dsl.layout import load_layout
 from arch_dsl.model import Init
 from arch_dsl.modules import LanguageModel, build
 from arch_dsl.overrides import Overrides, normal_form

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from arch_dsl import Call, SpecError, compile, cost, identity, load, patch, resolve, zoo
+from arch_dsl.conversion import import_tensors
 from arch_dsl.families import Branch
-from arch_dsl.layout import import_tensors, layout_of, load_layout
+from arch_dsl.layout import layout_of, load_layout
 from arch_dsl.source import read_text
 from arch_dsl.zoo.budget import MOST_OFF, body
 from arch_dsl.zoo.entries import FOLDER
