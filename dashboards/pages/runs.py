@@ -109,7 +109,7 @@ def register(app: dash.Dash, library: Library) -> None:
 def _query(where: str | None, sort: str | None) -> str:
     """The address of a view, without its ticks."""
     said = {key: value for key, value in (("q", where), ("sort", sort)) if value}
-    return f"?{urlencode(said, safe=',')}" if said else ""
+    return f"?{urlencode(said, safe=',=')}" if said else ""
 
 
 @guarded
