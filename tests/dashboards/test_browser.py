@@ -131,12 +131,6 @@ def test_names_that_look_like_html_are_text(address, visit):
     assert XSS in visit.page.inner_text(".variants")
 
 
-@pytest.mark.parametrize("width", [800, 1280], ids=["narrow", "laptop"])
-def test_nothing_is_wider_than_the_window(opened, width):
-    opened.page.set_viewport_size({"width": width, "height": 900})
-    opened.page.wait_for_function(f"document.documentElement.scrollWidth <= {width}", timeout=240_000)
-
-
 def test_a_broken_store_is_a_card_that_heals_by_itself(tmp_path, served, visit):
     root = tmp_path / ".archlab"
     base = served(root)

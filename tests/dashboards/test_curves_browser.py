@@ -136,7 +136,7 @@ def test_ticked_trials_stand_beside_each_other(address, trials, visit):
     page.wait_for_function("document.querySelectorAll('#runs .ag-selection-checkbox input').length == 5")
     boxes.nth(0).check()
     boxes.nth(2).check()
-    page.wait_for_function("location.search.includes('ticked=')")
+    page.wait_for_function("(new URLSearchParams(location.search).get('ticked') || '').split(',').length == 2")
     link, picked = page.url, page.evaluate(PICKED)
     assert len(picked) == 2 and parse_qs(urlsplit(link).query)["ticked"][0].count(",") == 1
     page.reload()
