@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +18,13 @@ from dashboards.curves import CurveFile, stamp_of
 from search.findings import measured
 from search.lock import STUDY_NAME, holder_of
 from search.selection import is_over, select, tuned_paths
+from search.status import standing
 from search.store import Store, StoreError
 
 if TYPE_CHECKING:
     from search.comparison import Comparison
 
-STATES = ("complete", "running", "paused", "planned", "failed", "diverged", "pruned")
+STATES = ("complete", "running", "interrupted", "paused", "planned", "failed", "diverged", "pruned")
 _PROBE_S = 1.0  # a page says "locked" rather than wait for a minute, as a run does
 
 
@@ -39,8 +41,8 @@ class Study:
     """One study at one moment. `version` changes when anything that a page shows of it does: the part
     before the colon with a trial's state or the study itself, the rest with its curves and its driver.
 
-    `holder` says who runs it now ({} if unknown, None if nobody), `problem` why there is no comparison, `gone` which
-    studies have left trials of it running, that nobody drives any more.
+    `holder` says who runs it now ({} if unknown, None if nobody), `problem` why there is no comparison. The state of a
+    trial that runs in the table and whose driver is gone is `interrupted`.
     """
 
     name: str
@@ -51,11 +53,6 @@ class Study:
     comparison: Comparison | None
     problem: str | None
     curves: dict[str, CurveFile]
-    gone: tuple[str, ...] = ()
-
-    def state_of(self, trial: dict[str, Any]) -> str:
-        """The state of one of its rows, which another study may be training; `interrupted` where nobody does."""
-        return "interrupted" if trial["state"] == "running" and str(trial["owner"]) in self.gone else trial["state"]
 
     @property
     def variants(self) -> list[str]:
@@ -165,19 +162,19 @@ class Library:
         known = [row["name"] for row in self.listing()]
         if not STUDY_NAME.fullmatch(name) or name not in known:
             raise NotFound(name, known)
-        record, trials = self._rows_of(name)
+        record, rows = self._rows_of(name)
+        states = standing(rows, partial(holder_of, self.root))
+        trials = [{**row, "state": states[row["key"]]} for row in rows]
         if curves is None:
             curves = self._curves_of(name, trials)
         holder = holder_of(self.root, name)
         shown = ("key", "role", "state", "attempt", "reason", "measured")
-        owners = {trial["owner"] for trial in trials if trial["state"] == "running"}
-        gone = sorted(str(owner) for owner in owners if owner is None or holder_of(self.root, owner) is None)
-        results = _digest(record, [tuple(trial[name] for name in shown) for trial in trials], gone)
+        results = _digest(record, [tuple(trial[name] for name in shown) for trial in trials])
         version = f"{results}:{_digest([(key, file.stamp) for key, file in curves.items()], holder)}"
         if name not in self._comparisons or self._comparisons[name][0] != results:
             self._comparisons[name] = (results, *self._compare(name))
         _, comparison, problem = self._comparisons[name]
-        return Study(name, version, record, trials, holder, comparison, problem, curves, tuple(gone))
+        return Study(name, version, record, trials, holder, comparison, problem, curves)
 
     @contextmanager
     def reading(self) -> Iterator[None]:

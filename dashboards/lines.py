@@ -13,6 +13,7 @@ from dashboards.curves import SERIES, CurveFile, Floats, Group, Line, group, gro
 from dashboards.figures import rate_text
 from dashboards.library import Study
 from dashboards.view import METRICS, VARIANT, View
+from search.factor_frames import factors, level_name, levels_of
 
 FORWARD_AND_BACKWARD = 3.0
 """Training FLOPs per token over those of the forward pass (the convention of the scaling laws)."""
@@ -26,14 +27,23 @@ MOST_VARIANTS = 24
 
 
 def leading(study: Study) -> list[str]:
-    """The variants that the figures of a study's first page draw: all, or of very many the baselines and the best."""
-    names = list(study.variants)
-    if len(names) <= MOST_VARIANTS or study.comparison is None:
-        return names[:MOST_VARIANTS]
-    ranked = study.comparison.table.sort_values("loss_mean")
-    baselines = dict.fromkeys(ranked["baseline"])
-    best = set([*baselines, *(name for name in ranked["variant"] if name not in baselines)][:MOST_VARIANTS])
-    return [name for name in names if name in best]
+    """The variants that the figures of a study's first page draw, in its order: all, or of very many the baselines, the
+    best, and while there are few losses yet those that train."""
+    names = study.variants
+    if len(names) <= MOST_VARIANTS:
+        return names
+    baselines, losses = {study.record["baseline"]}, {}
+    if study.comparison is not None:
+        baselines |= {*study.comparison.table["baseline"]}
+        means = zip(study.comparison.table["variant"], study.comparison.table["loss_mean"], strict=True)
+        losses = {name: loss for name, loss in means if math.isfinite(loss)}
+    begun = {trial["variant"] for trial in study.trials if trial["state"] != "planned"}
+
+    def rank(name: str) -> tuple[bool, float, bool]:
+        return name not in baselines, losses.get(name, math.inf), name not in begun
+
+    drawn = {*sorted(names, key=rank)[:MOST_VARIANTS]}
+    return [name for name in names if name in drawn]
 
 
 def groups(
@@ -74,10 +84,8 @@ def places_of(study: Study, by: str) -> dict[str, str]:
     of the levels."""
     if by == VARIANT:
         return {name: name for name in study.variants}
-    from search.factor_frames import WITH, WITHOUT, factors, levels_of
-
     levels, order = levels_of(study.record["variants"]), factors(study.record["variants"])[by]
-    told = {level: f"{level} {by}" if level in (WITH, WITHOUT) else f"{by}={level}" for level in order}
+    told = {level: level_name(by, level) for level in order}
     names = {name: told.get(own.get(by, ""), f"no level of {by}") for name, own in levels.items()}
     return dict(sorted(names.items(), key=lambda each: [*told.values(), each[1]].index(each[1])))
 

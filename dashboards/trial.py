@@ -36,8 +36,9 @@ class Trial:
 
     @property
     def state(self) -> str:
-        """Its state; `interrupted` where its driver is gone."""
-        return self.study.state_of(self.row)
+        """Its state, `interrupted` where its driver is gone."""
+        state: str = self.row["state"]
+        return state
 
     @property
     def version(self) -> str:
@@ -94,9 +95,10 @@ def find_trial(library: Library, key: str, study: str = "") -> Trial | list[str]
     ]
     if not rows:
         return []
-    name, row = next((pair for pair in rows if pair[0] == study), rows[0])
     wanted = [(name, row["variant"], row["role"]) for name, row in rows]
-    return Trial(whole, library.study(name), row, wanted, spec, events)
+    found = library.study(next((name for name, *_ in wanted if name == study), wanted[0][0]))
+    row = next(row for row in found.trials if row["key"] == whole)
+    return Trial(whole, found, row, wanted, spec, events)
 
 
 def _yaml(value: Any) -> str:

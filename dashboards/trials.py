@@ -6,34 +6,27 @@ from collections.abc import Sequence
 from typing import Any
 
 from dashboards.library import Study
-from search.where import BadFilter, parse_filter
-
-__all__ = ["BadFilter", "kept", "trials_of", "values_of"]
+from search.frames import records, trials_frame
+from search.render.ablation import OF_TRIAL, row_values, trial_values
+from search.selection import select
+from search.where import parse_filter
 
 
 def trials_of(study: Study) -> list[dict[str, Any]]:
-    """The study's trials, each with all of its roles; one whose driver is gone is `interrupted`."""
-    from search.frames import trials_frame
-    from search.selection import select
-
+    """The study's trials, each with all of its roles."""
     if study.comparison is not None:
         frame = study.comparison.trials
     else:
         frame = trials_frame(select(study.record, study.trials), study.trials)
     found: list[dict[str, Any]] = frame.to_dict("records")
-    states = {trial["key"]: study.state_of(trial) for trial in study.trials}
     for trial in found:
-        trial["state"] = states.get(trial["key"], trial["state"])
         if trial["state"] in ("running", "interrupted"):
             trial["step"] = study.curves[trial["key"]].last_step or trial["step"]
     return found
 
 
-def values_of(study: Study, trials: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _values(study: Study, trials: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """What a filter can ask of each trial, by name: what it has, then what the table says of its variant."""
-    from search.frames import records
-    from search.render.ablation import row_values, trial_values
-
     found = study.comparison
     of = {} if found is None else {row["variant"]: row for row in row_values(found, records(found.table))}
     return [of.get(trial["variant"], {}) | trial_values(trial) for trial in trials]
@@ -41,10 +34,8 @@ def values_of(study: Study, trials: Sequence[dict[str, Any]]) -> list[dict[str, 
 
 def kept(study: Study, trials: Sequence[dict[str, Any]], where: str) -> list[dict[str, Any]]:
     """The trials that a filter keeps. Raises BadFilter."""
-    from search.render.ablation import OF_TRIAL
-
     if not where.strip():
         return [*trials]
-    told = values_of(study, trials)
+    told = _values(study, trials)
     asked = parse_filter(where, dict.fromkeys(name for each in [OF_TRIAL, *told] for name in each))
     return [trial for trial, each in zip(trials, told, strict=True) if asked.holds(each)]

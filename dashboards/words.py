@@ -23,6 +23,7 @@ MINUS = "\N{MINUS SIGN}"
 STATE_WORDS = {
     "complete": "complete",
     "running": "running",
+    "interrupted": "interrupted",
     "paused": "paused",
     "planned": "waiting",
     "failed": "failed",
@@ -138,10 +139,8 @@ def listed(names: Sequence[str], most: int = 0) -> str:
 def progress(study: Study) -> str:
     """12 of 21 trials · 2 running · 7 waiting."""
     counts = study.counts
-    left = len({trial["key"] for trial in study.trials if study.state_of(trial) == "interrupted"})
-    counts = {**counts, "running": counts.get("running", 0) - left, "interrupted": left}
     shown = ("running", "interrupted", "paused", "failed", "diverged", "pruned")
-    extra = [f"{counts[state]} {STATE_WORDS.get(state, state)}" for state in shown if counts.get(state)]
+    extra = [f"{counts[state]} {STATE_WORDS[state]}" for state in shown if counts.get(state)]
     return " · ".join([f"{study.done} of {study.expected} trials", *extra])
 
 
@@ -151,6 +150,8 @@ def activity(study: Study) -> tuple[str, str]:
     if study.holder is not None:
         who = f" by process {study.holder['pid']} on {study.holder['host']}" if study.holder else ""
         return "live", f"training now{who}"
+    if counts.get("running"):
+        return "live", "another study trains its trials now"
     if study.done < study.expected:
         return "stopped", "not running; the command below goes on where it stopped"
     if counts.get("failed"):

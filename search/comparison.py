@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -104,13 +104,14 @@ def load_comparison(store: Store, study: str) -> Comparison:
     found = findings(store, chosen)
     once = dict.fromkeys(trial["key"] for trial in trials if trial["key"] in chosen)  # a trial may have two rows
     documents = {key: read_documents(store.trial_folder(key)) for key in once}
+    states = standing(trials, store.holder)
     for trial in trials:
+        trial["state"] = states[trial["key"]]
         trial["measures"] = found.get(trial["key"], [])
         trial["documents"] = documents.get(trial["key"])
         trial["spent"] = spent.get(trial["key"], None if trial["owner"] == study else 0)
         trial["began"] = began.get(trial["key"])
-    compared, states = compare(record, trials), standing(store, trials)
-    return replace(compared, trials=compared.trials.assign(state=compared.trials["key"].map(states)))
+    return compare(record, trials)
 
 
 def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:

@@ -38,6 +38,11 @@ def factors(variants: Variants) -> dict[str, tuple[str, ...]]:
     return {name: levels for name, levels in found.items() if len(levels) > 1}
 
 
+def level_name(factor: str, level: str) -> str:
+    """A level as people say it: `with G1`, `without G1`, `n_layers=4`."""
+    return f"{level} {factor}" if level in (WITH, WITHOUT) else f"{factor}={level}"
+
+
 def paired(variants: Variants) -> list[str]:
     """The factors that have pairs: in which some variant at another level differs from one at the first level alone."""
     levels, found = levels_of(variants).values(), []

@@ -68,7 +68,7 @@ class Follower:
     def read(self) -> None:
         """Looks at the table."""
         self.rows = self.store.study_trials(self.study)
-        self.states = standing(self.store, self.rows)
+        self.states = standing(self.rows, self.store.holder)
 
     def news(self) -> Iterator[dict[str, Any]]:
         """What changed since the last call, in events of `drive`; at first how the study stands and what runs."""

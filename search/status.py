@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,12 @@ def status_of(root: Path, study: str | None = None) -> list[dict[str, Any]]:
     return found
 
 
-def standing(store: Store, rows: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """State by trial; one that is `running` in the table and has no driver any more is `interrupted`."""
+def standing(rows: Iterable[dict[str, Any]], holder_of: Callable[[str], object]) -> dict[str, str]:
+    """State by trial; one that is `running` in the table and has no driver any more is `interrupted`: `holder_of` says
+    who runs a study, None for nobody."""
     found = {row["key"]: row for row in rows}
     owners = {row["owner"] for row in found.values() if row["state"] == "running"}
-    dead = {owner for owner in owners if owner is None or store.holder(owner) is None}
+    dead = {owner for owner in owners if owner is None or holder_of(owner) is None}
     return {
         key: "interrupted" if row["state"] == "running" and row["owner"] in dead else row["state"]
         for key, row in found.items()
@@ -51,7 +52,7 @@ def _look_closer(store: Store, row: dict[str, Any]) -> None:
     from search.progress import Progress
 
     follower = Follower(store, row["name"])
-    row["counts"] = dict(Counter(standing(store, follower.rows).values()))
+    row["counts"] = dict(Counter(follower.states.values()))
     if row["holder"] is None:
         return
     record = store.study(row["name"])

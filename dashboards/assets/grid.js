@@ -43,10 +43,10 @@
 
   /* What a reader chose stands in the address, without a new entry in the history: back leads to the page before. Links
      to other pages of the study, `to-<step>`, take along the keys that `carried[step]` says they know. Nothing happens
-     when a click has led from the page of this `step` already. */
-  window.archlabAddress = (query, step, carried) => {
-    const [, , study, here] = window.location.pathname.split('/'), said = new URLSearchParams(query);
-    if ((here || '') !== step) return;
+     when a click has led from this page already: `study/<step>`, or that of all studies, which is empty. */
+  window.archlabAddress = (query, page, carried) => {
+    const [, kind, study, step] = window.location.pathname.split('/'), said = new URLSearchParams(query);
+    if ((study ? `${kind}/${step || ''}` : kind) !== page) return;
     window.history.replaceState(window.history.state, '', window.location.pathname + query);
     for (const [other, keys] of Object.entries(carried)) {
       const kept = new URLSearchParams(keys.filter(key => said.has(key)).map(key => [key, said.get(key)])).toString();

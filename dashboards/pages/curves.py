@@ -19,9 +19,12 @@ from dashboards.library import Library, NotFound, Study
 from dashboards.pages.shell import CURVES, keep_address, notice, register_page, register_refresh, shell
 from dashboards.pages.studies import REFRESH_MS
 from dashboards.parts import choice, graph, guarded, section
-from dashboards.trials import BadFilter, kept, trials_of
+from dashboards.trials import kept, trials_of
 from dashboards.view import LINES, METRICS, SCALES, SMOOTHING, TRIALS, VARIANT, X_AXES, View, read_view
+from search.factor_frames import factors
+from search.selection import shortest
 from search.store import StoreError
+from search.where import BadFilter
 
 Zoom = dict[str, list[float]]
 """The part of the curves that a reader looks at: {axis: [from, to]}, [] for an axis that was told to show all."""
@@ -156,9 +159,6 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
 
 def _offered(study: Study) -> dict[str, str]:
     """What trials may share whose mean is drawn, each by its last steps."""
-    from search.factor_frames import factors
-    from search.selection import shortest
-
     names = factors(study.record["variants"])
     return {VARIANT: NAMES["by"][1][VARIANT], **{name: shortest(name, names) for name in names if name != VARIANT}}
 

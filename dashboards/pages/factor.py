@@ -20,6 +20,7 @@ from search.factor_frames import (
     effects_frame,
     factors,
     interactions_frame,
+    level_name,
     paired,
     pairs_frame,
 )
@@ -124,7 +125,7 @@ def _beside(found: Comparison, factor: str, others: Sequence[str], pairs: pd.Dat
         by = f"at {other}"
         for row in effects_frame(pairs, found.noise, by).to_dict("records"):
             level = "" if pairs["level"].nunique() == 1 else f"{_place(factor, row['level'])}, "
-            place = f"{level}{row['at']} {other}" if row["at"] in (WITH, "without") else f"{level}{other}={row['at']}"
+            place = f"{level}{level_name(other, row['at'])}"
             rows.append(row | {"place": place})
             points.append(pairs[(pairs[by] == row["at"]) & (pairs["level"] == row["level"])].assign(place=place))
     figure = figures_factor.effects(rows, pd.concat(points), found.noise["unit"])

@@ -14,7 +14,7 @@ from dash import Input, Output, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 
 from dashboards import table, theme
-from dashboards.library import Library, NotFound, Study
+from dashboards.library import STATES, Library, NotFound, Study
 from dashboards.pages.shell import (
     COMPARE,
     MOST_BESIDE,
@@ -35,7 +35,6 @@ from search.selection import terse
 from search.store import StoreError
 from search.where import BadFilter
 
-STATES = ("complete", "running", "interrupted", "paused", "planned", "failed", "diverged", "pruned")
 HEADINGS = {
     "variant": table.Heading("Variant", "Leads to the trial", 150),
     "state": table.Heading("State", "Interrupted: its driver is gone, and the next run goes on with it", 110),

@@ -141,7 +141,7 @@ def keep_address(app: dash.Dash, tab: Tab, store: str, extra: str = "", *inputs:
     told = json.dumps(CARRIED if tab in CARRIES else {})
     query = f"({extra})(query, ...more)" if extra else "query"
     app.clientside_callback(
-        f"(query, ...more) => window.archlabAddress({query}, '{tab.step}', {told})",
+        f"(query, ...more) => window.archlabAddress({query}, 'study/{tab.step}', {told})",
         Input(store, "data"),
         *inputs,
         prevent_initial_call=True,

@@ -54,10 +54,11 @@ def register(app: dash.Dash, library: Library) -> None:
         if study.version == seen:
             return [no_update] * 10
         with library.reading():
-            moving = (study.version, None, head(study), *_curves(study, _view(chosen), zoom))
+            moving = (study.version, None, head(study), *_curves(study, _view(chosen), zoom, leading(study)))
         if study.version.split(":")[0] == seen.split(":")[0]:
             return (*moving, *[no_update] * 5)
-        return (*moving, *_rows(study), notes(study), _forest(study), _rate_curve(study))
+        shown = leading(study)
+        return (*moving, *_rows(study), notes(study), _forest(study, shown), _rate_curve(study, shown))
 
     @app.callback(
         Output("curves", "figure", allow_duplicate=True),
@@ -75,7 +76,7 @@ def register(app: dash.Dash, library: Library) -> None:
         except (StoreError, NotFound) as error:
             return no_update, str(error), no_update, view.query()
         with library.reading():
-            return (*_curves(study, view, {}), {}, view.query())
+            return (*_curves(study, view, {}, leading(study)), {}, view.query())
 
     keep_address(app, OVERVIEW, "study-query")
     app.clientside_callback(
@@ -98,7 +99,8 @@ def _view(chosen: Any) -> View:
 
 def _page(study: Study, view: View, notices: list[str], root: str) -> Component:
     rows, columns = _rows(study)
-    curves, note = _curves(study, view, {})
+    shown = leading(study)
+    curves, note = _curves(study, view, {}, shown)
     default = root.endswith("/.archlab")
     more = led(study.name, CURVES.step, view.said())
     links = [
@@ -106,12 +108,13 @@ def _page(study: Study, view: View, notices: list[str], root: str) -> Component:
         for ending in ("md", "csv", "tex", "json")
     ]
     tuned = bool(study.record.get("tune"))
-    left_out = html.Div(_left_out(study), className="muted small")
-    pair = [section("Differences", graph("forest", _forest(study), _forest_height(study)), left_out)]
+    left_out = html.Div(_left_out(study, shown), className="muted small")
+    height = max(300, 110 + 34 * len(shown))
+    pair = [section("Differences", graph("forest", _forest(study, shown), height), left_out)]
     pair.append(
         section(
             "Learning rate",
-            graph("rates", _rate_curve(study), _forest_height(study)),
+            graph("rates", _rate_curve(study, shown), height),
             id=None if tuned else "rates-hidden",
         )
     )
@@ -150,21 +153,21 @@ def _page(study: Study, view: View, notices: list[str], root: str) -> Component:
     )
 
 
-def _curves(study: Study, view: View, zoom: Zoom) -> tuple[figures.Figure, str]:
-    """The curves of the leading variants, and what must be said about them."""
-    said = _left_out(study)
-    figure, note = drawn(study, view, zoom, variants=leading(study) if said else None)
+def _curves(study: Study, view: View, zoom: Zoom, shown: list[str]) -> tuple[figures.Figure, str]:
+    """The curves of these variants, and what must be said about them."""
+    said = _left_out(study, shown)
+    figure, note = drawn(study, view, zoom, variants=shown if said else None)
     return figure, f"{said} {note}" if said else note
 
 
-def _left_out(study: Study) -> str | None:
+def _left_out(study: Study, shown: list[str]) -> str | None:
     """What the figures of this page do not draw."""
-    drawn, every = len(leading(study)), len(study.variants)
-    if drawn == every:
+    if len(shown) == len(study.variants):
         return None
-    return (
-        f"Drawn are {drawn} of {every} variants, the baselines and the best; the table and the page of curves have all."
-    )
+    ranked = study.comparison is not None and study.comparison.table["loss_mean"].notna().any()
+    which = "the baselines and the best" if ranked else "the baselines and what trains first"
+    counted = f"Drawn are {len(shown)} of {len(study.variants)} variants, {which}"
+    return f"{counted}; the table and the page of curves have all."
 
 
 def _rows(study: Study) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -174,10 +177,9 @@ def _rows(study: Study) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return table.rows(block, study.comparison, _colours(study)), table.columns(block)
 
 
-def _forest(study: Study) -> figures.Figure:
+def _forest(study: Study, shown: list[str]) -> figures.Figure:
     if study.comparison is None:
         return figures.empty(study.problem or "")
-    shown = set(leading(study))
     rows = [
         row
         for row in study.comparison.table.to_dict("records")
@@ -186,14 +188,9 @@ def _forest(study: Study) -> figures.Figure:
     return figures.forest(rows, _colours(study), study.comparison.noise["unit"])
 
 
-def _forest_height(study: Study) -> int:
-    return max(300, 110 + 34 * len(leading(study)))
-
-
-def _rate_curve(study: Study) -> figures.Figure:
+def _rate_curve(study: Study, shown: list[str]) -> figures.Figure:
     if study.comparison is None:
         return figures.empty(study.problem or "")
-    shown = set(leading(study))
     rows = [row for row in study.comparison.rates.to_dict("records") if row["along"] and row["variant"] in shown]
     return figures.rate_curve(rows, _colours(study), study.comparison.baseline)
 

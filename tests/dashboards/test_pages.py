@@ -251,6 +251,21 @@ def test_figures_of_very_many_variants_draw_the_baseline_and_the_best(tmp_path):
     assert drawn == lines.leading(study)
 
 
+def test_figures_of_very_many_variants_draw_what_trains_while_there_are_no_losses(tmp_path):
+    effects = {"baseline": 0.0} | {f"v{i}": 0.0 for i in range(1, 41)}
+    plan = Plan("many", effects=effects, rates=(), seeds=(0,), points=8, steps=8)
+    with make_store(tmp_path) as made:
+        make_study(made, plan, finish=False)
+        keys = planned(made, plan)
+        for key in keys[30:34]:
+            run_trial(made, plan, key, 0.5)
+    began = {*list(effects)[30:34]}
+    drawn = lines.leading(Library(tmp_path).study("many"))
+    assert {"baseline", *began} < {*drawn} and len(drawn) == 24
+    page = Client(tmp_path).page("/study/many")
+    assert "Drawn are 24 of 41 variants, the baselines and what trains first" in page
+
+
 def test_curves_are_means_over_what_shares_a_level(tmp_path):
     plan = Plan(rates=(), effects={"baseline": 0.0, "G1": -0.05, "G2": -0.02, "G3": 0.01}, seeds=(0, 1))
     with make_store(tmp_path) as made:
