@@ -116,12 +116,12 @@ def hidden_lines(groups: Sequence[Group]) -> tuple[int, int]:
 
 def _mean(group: Group, colour: str, name: str, dash: str) -> dict[str, Any]:
     """The bold line; `meta` says what it is of, the variant or a trial."""
-    seeds, several = f"mean of {group.seeds} {'trials' if group.factor else 'seeds'}", group.seeds > 1
-    first = next((line for line in group.lines if not line.diverged), group.lines[0])
-    if not several:
-        seeds = escape(f"{first.variant}, {first.label}" if group.factor else first.label)
-    counted = f" (n = {group.seeds})" if group.factor and len(group.lines) > 1 else ""
+    seeds = f"mean of {group.seeds} {'trials' if group.factor else 'seeds'}"
     of = {"level": quote(group.factor)} if group.factor else {"variant": quote(group.variant)}
+    if group.seeds == 1:
+        first = next((line for line in group.lines if not line.diverged), group.lines[0])
+        seeds, of = escape(f"{first.variant}, {first.label}" if group.factor else first.label), {"key": first.key}
+    counted = f" (n = {group.seeds})" if group.factor and len(group.lines) > 1 else ""
     return {
         "type": "scatter",
         "mode": "lines",
@@ -130,7 +130,7 @@ def _mean(group: Group, colour: str, name: str, dash: str) -> dict[str, Any]:
         "name": (escape(group.label) or name) + counted,
         "legendgroup": escape(group.label) or name,
         "line": {"color": colour, "width": 2, "dash": dash},
-        "meta": of if several else {"key": first.key},
+        "meta": of,
         "hovertemplate": f"<b>{name}</b> · {seeds}<br>%{{x:.4~s}} → %{{y:.5g}}<extra></extra>",
     }
 

@@ -62,7 +62,7 @@ def _with_variants(study: Any, design: Design, problems: list[Problem]) -> Any:
     if found := list(_complaints(design, names, study, mark)):
         problems.extend(found)
         return study
-    explicit = {frozenset(patch.components): name for name, patch in study.variants.items() if _is_pure(patch)}
+    explicit = {frozenset(patch.components): name for name, patch in study.variants.items() if patch.is_pure}
     rows = {}
     for name, row in design.named(names).items():
         mine = _patch(names, row, mark)
@@ -70,16 +70,11 @@ def _with_variants(study: Any, design: Design, problems: list[Problem]) -> Any:
     if isinstance(design, BothEnds) and len(names) > 2:
         rows = _against_all(rows, len(names))
     for name, patch in study.variants.items():
-        if name in rows and not (_is_pure(patch) and set(patch.components) == set(rows[name].components)):
+        if name in rows and not (patch.is_pure and set(patch.components) == set(rows[name].components)):
             message = f"'{name}' is what the design calls a variant of its own; choose another name"
             problems.append(Problem("variants", message, study.mark(f"variants.{name}")))
     own = {name: patch for name, patch in study.variants.items() if name not in rows}
     return study.replace(variants={**rows, **own})
-
-
-def _is_pure(patch: Patch) -> bool:
-    """Whether a variant is nothing but components."""
-    return len(patch.settings) == len(patch.components)
 
 
 def _patch(names: Sequence[str], row: Levels, mark: Mark | None) -> Patch:

@@ -1,7 +1,8 @@
 """What one component, or one axis of a grid, does: differences paired over everything else that a study varies.
 
-A factor is a component that some variants have ("with") and others lack ("without"), an axis of the grid, or the rungs
-of a ladder. A pair are two variants that differ in it alone, and so have equal levels of all others.
+A factor is a component that some variants have ("with") and others lack ("without"), an axis of the grid, the rungs of
+a ladder, or the row: the variant as the study writes it, before it was crossed with these. A pair are two variants that
+differ in it alone, and so have equal levels of all others.
 """
 
 from __future__ import annotations
@@ -23,24 +24,31 @@ if TYPE_CHECKING:
 
 NAN = math.nan
 WITH, WITHOUT = "with", "without"
-RUNG = "rung"
+RUNG, ROW = "rung", "row"
 Variants = Sequence[Mapping[str, Any]]
 Losses = dict[str, dict[int, float]]
 _COLUMN = {"nats/token": "test_loss", "bits/byte": "test_bits_per_byte"}
 
 
 def factors(variants: Variants) -> dict[str, tuple[str, ...]]:
-    """The factors of a study's variants, each with its levels: components first, "without" before "with"."""
+    """The factors of a study's variants, each with its levels: the row first, of components "without" before "with".
+
+    A row is none where some variants are components alone: they are told apart by these, and have none.
+    """
     own = levels_of(variants).values()
     names = dict.fromkeys(name for levels in own for name in levels)
     found = {name: tuple(dict.fromkeys(levels[name] for levels in own if name in levels)) for name in names}
     found = {name: (WITHOUT, WITH) if {*levels} == {WITH, WITHOUT} else levels for name, levels in found.items()}
+    if not all(ROW in levels for levels in own):
+        found.pop(ROW, None)
     return {name: levels for name, levels in found.items() if len(levels) > 1}
 
 
 def level_name(factor: str, level: str) -> str:
-    """A level as people say it: `with G1`, `without G1`, `n_layers=4`."""
-    return f"{level} {factor}" if level in (WITH, WITHOUT) else f"{factor}={level}"
+    """A level as people say it: `with G1`, `without G1`, `n_layers=4`, of a row its name."""
+    if level in (WITH, WITHOUT):
+        return f"{level} {factor}"
+    return level if factor == ROW else f"{factor}={level}"
 
 
 def paired(variants: Variants) -> list[str]:
@@ -153,7 +161,7 @@ def _crossed(names: Sequence[str], losses: Losses) -> tuple[float, int] | None:
 
 def told(cell: Iterable[tuple[str, str]]) -> str:
     """The levels of a cell for people: components that are there by name."""
-    parts = [f"{name}={level}" if level not in (WITH, WITHOUT) else name for name, level in cell if level != WITHOUT]
+    parts = [name if level == WITH else level_name(name, level) for name, level in cell if level != WITHOUT]
     return " + ".join(parts)
 
 
@@ -161,6 +169,7 @@ def levels_of(variants: Variants) -> dict[str, dict[str, str]]:
     """variant -> {factor: level}; one that lacks a factor has no level of it."""
     return {
         variant["name"]: {
+            **({ROW: variant[ROW]} if variant.get(ROW) else {}),
             **{name: WITH if there else WITHOUT for name, there in (variant.get("components") or {}).items()},
             **(variant.get("axes") or {}),
             **({RUNG: variant[RUNG]} if variant.get(RUNG) else {}),

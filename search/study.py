@@ -126,6 +126,7 @@ class Asked:
     rung: Rung | None = None  # what a ladder changes in the base
     over: tuple[Setting, ...] = ()  # paths of the recipe, whatever the settings say of them
     series: str = ""  # what all rungs of a ladder have in common of its name
+    row: str = ""  # its name before it was crossed, where components do not say all that it changes
 
 
 def load_study(path: str | Path, overrides: Mapping[str, Any] | None = None, allow_plugins: bool = False) -> Study:
@@ -390,6 +391,7 @@ def _asked(
         against=patch.against,
         rung=rung,
         series=(f"{name} [{label}]" if label else name) if rung else "",
+        row="" if components and patch.is_pure else name,
     )
 
 

@@ -33,6 +33,11 @@ class Patch:
     designed: bool = False
     against: str = ""
 
+    @property
+    def is_pure(self) -> bool:
+        """Whether it is nothing but components."""
+        return len(self.settings) == len(self.components)
+
     @classmethod
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
         """From a mapping of paths, or a list of component names and such mappings."""

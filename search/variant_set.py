@@ -134,7 +134,7 @@ def _as_written(item: Asked) -> Asked:
     """The same variant under the name that its unmatched form has in the table."""
     label = f" [{item.cell}]" if item.cell else ""
     series = item.series and f"{item.base} unmatched{item.series.removeprefix(item.base)}"
-    return replace(item, name=f"{item.base} unmatched{label}", series=series)
+    return replace(item, name=f"{item.base} unmatched{label}", series=series, row=f"{item.base} unmatched")
 
 
 def _brief(problem: Problem) -> str:

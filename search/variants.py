@@ -64,6 +64,7 @@ class Variant:
     stages: tuple[StagePlan, ...] = ()
     series: str = ""  # what all rungs of a ladder have in common of its name
     rung: str = ""  # and what is the rung's own
+    row: str = ""  # its name before it was crossed, where components do not say all that it changes
 
     @property
     def flops_per_token(self) -> int:
@@ -119,6 +120,7 @@ class Variant:
             "changes": [[c.path, brief_text(c.before), brief_text(c.after)] for c in self.changes],
             "components": self.components,
             **({"axes": self.axes} if self.axes else {}),
+            **({"row": self.row} if self.row and (self.axes or self.rung or self.components) else {}),
             "parameters": self.parameters,
             "mismatch": self.mismatch,
             "matched": self.matched,
@@ -203,6 +205,7 @@ class Builder:
             stages=stages,
             series=asked.series,
             rung=asked.rung.label if asked.rung else "",
+            row=asked.row,
         )
 
     def settle(self, recipe: Recipe) -> Recipe:

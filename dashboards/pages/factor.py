@@ -95,7 +95,7 @@ def _effect(study: Study, found: Comparison, factor: str, pairs: pd.DataFrame) -
     ]
     points = pairs.assign(place=[_place(factor, level) for level in pairs["level"]])
     figure = figures_factor.effects(rows, points, found.noise["unit"])
-    against = f"the variant without {factor}" if levels[0] != WITH and {*levels} & {WITH} else f"{factor}={levels[0]}"
+    against = f"the variant without {factor}" if levels[0] != WITH and {*levels} & {WITH} else level_name(factor, levels[0])
     columns = [
         Column("", [Cell(printable(row["place"])) for row in rows], "l"),
         Column(f"Δ {found.noise['unit']}", [Cell(number(row["mean"], "+.4f")) for row in rows]),
@@ -113,7 +113,7 @@ def _interval(low: float, high: float) -> str:
 
 
 def _place(factor: str, level: str) -> str:
-    return factor if level == WITH else f"{factor}={level}"
+    return factor if level == WITH else level_name(factor, level)
 
 
 def _beside(found: Comparison, factor: str, others: Sequence[str], pairs: pd.DataFrame) -> Component:

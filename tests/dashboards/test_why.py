@@ -176,6 +176,27 @@ def test_effects_of_a_factorial_are_means_over_its_cells(told, compared):
     assert always_with(variants, "gate") == []
 
 
+def test_rows_that_no_component_tells_apart_are_a_factor_and_pair_with_none_but_themselves(told, compared):
+    losses, (found, record) = told[3], compared[FACTORIAL]
+    rows = {v["name"]: v["name"].partition(" [")[0] for v in record["variants"]}
+    variants = [{**v, "components": {}, "row": rows[v["name"]]} for v in record["variants"]]
+    assert list(factors(variants)) == paired(variants) == ["row", "block.norm.placement"]
+    pairs = pairs_frame(variants, found, "block.norm.placement")
+    assert (pairs["variant"].map(rows) == pairs["reference"].map(rows)).all()
+    assert {*pairs["cell"]} == {*rows.values()} and {*pairs["level"]} == {"sandwich"}
+    (effect,) = effects_frame(pairs, found.noise).to_dict("records")
+    differences = [loss - losses[f"{rows[name]} [placement=pre]", seed] for (name, seed), loss in losses.items()
+                   if name.endswith("sandwich]")]  # fmt: skip
+    assert effect["cells"] == 8 and effect["mean"] == pytest.approx(np.mean(differences))
+    of_rows = effects_frame(pairs_frame(variants, found, "row"), found.noise)
+    assert [*of_rows["level"]] == [*dict.fromkeys(rows.values())][1:] and {*of_rows["cells"]} == {2}
+    pure = ("baseline", "gate")
+    mixed = [{**v, "components": {"gate": row == "gate"}, "row": "" if row in pure else row}
+             for v, row in zip(variants, rows.values(), strict=True)]  # fmt: skip
+    assert paired(mixed) == ["gate", "block.norm.placement"], "what is no component is no level of one"
+    assert {*pairs_frame(mixed, found, "gate")["variant"]} == {"gate [placement=pre]", "gate [placement=sandwich]"}
+
+
 def test_a_grid_says_its_axes_in_the_record(tmp_path):
     from search.planning import plan
     from search.study import load_study
@@ -184,6 +205,11 @@ def test_a_grid_says_its_axes_in_the_record(tmp_path):
     path = write_study(tmp_path, grid="grid: {block.norm.placement: [pre, sandwich]}")
     variants = plan(load_study(path), tmp_path / "data").record()["variants"]
     assert factors(variants)["placement"] == ("pre", "sandwich")
+    assert not any("row" in v for v in variants), "components tell them apart"
+    written = "variants:\n  baseline: {}\n  gated: [gate]\n  wide: {block.ffn.width: 128}"
+    path = write_study(tmp_path, "c.yaml", variants=written, grid="grid: {block.norm.placement: [pre, sandwich]}")
+    variants = plan(load_study(path), tmp_path / "data").record()["variants"]
+    assert [v.get("row", "") for v in variants] == ["", "", "wide"] * 2
     assert "axes" not in plan(load_study(write_study(tmp_path, "b.yaml")), tmp_path / "data").record()["variants"][0]
 
 
