@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import dash
@@ -46,7 +46,7 @@ def choices(study: Study) -> Sequence[Choice]:
     if lengths := _lengths(study, found):
         usual = str(usual_window(int(max(found.curves["x"], default=1))))
         if len(lengths) > 1:
-            offered.append(Choice("window", "Windows of", lengths))
+            offered.append(Choice("window", "Windows of", lengths, _widest(found, lengths)))
         offered += [
             Choice("show", "Show", {"value": "Value", "difference": "Minus baseline"}),
             Choice(
@@ -80,6 +80,12 @@ def _lengths(study: Study, found: Comparison) -> dict[str, str]:
     names = [str(name) for name in dict.fromkeys(found.curves["name"]) if str(name).startswith(LOSS)]
     ends = {name.removeprefix(LOSS): found.curves[found.curves["name"] == name]["x"].max() for name in names}
     return {end.strip("_") or "trained": f"{int(last)} tokens" for end, last in ends.items()}
+
+
+def _widest(found: Comparison, lengths: Iterable[str]) -> str:
+    """Of which windows most variants have a curve: another study may have measured a reused trial in others."""
+    having = found.curves.groupby("name")["variant"].nunique()
+    return max(lengths, key=lambda window: int(having[LOSS if window == "trained" else f"{LOSS}_{window}"]))
 
 
 def _needles(found: Comparison) -> list[str]:

@@ -95,7 +95,9 @@ def _effect(study: Study, found: Comparison, factor: str, pairs: pd.DataFrame) -
     ]
     points = pairs.assign(place=[_place(factor, level) for level in pairs["level"]])
     figure = figures_factor.effects(rows, points, found.noise["unit"])
-    against = f"the variant without {factor}" if levels[0] != WITH and {*levels} & {WITH} else level_name(factor, levels[0])
+    against = (
+        f"the variant without {factor}" if levels[0] != WITH and {*levels} & {WITH} else level_name(factor, levels[0])
+    )
     columns = [
         Column("", [Cell(printable(row["place"])) for row in rows], "l"),
         Column(f"Δ {found.noise['unit']}", [Cell(number(row["mean"], "+.4f")) for row in rows]),

@@ -17,12 +17,14 @@ from dashboards.library import Library, Study
 from dashboards.pages.shell import STABILITY, Choice, Chosen, register_tab
 from dashboards.parts import asks, block_table, graph, measuring, missing, section
 from dashboards.view import METRICS, SMOOTHING, TRIALS, X_AXES, View
+from search.factor_frames import levels_of, told
 from search.render.blocks import DASH, Block, Cell, Column, number, printable, tuning_block
 from search.render.measure_blocks import numbers_block
 
 if TYPE_CHECKING:  # which a server starts without
     from search.comparison import Comparison
 
+_RATES = ("lr", "train.lr")  # what a grid may call the learning rate
 SHOWN = {key: METRICS[key][1] for key in ("gradient", "training", "validation")}
 
 
@@ -62,6 +64,17 @@ def content(study: Study, chosen: Chosen) -> list[Component]:
 def _rates(study: Study, found: Comparison, colours: Mapping[str, str]) -> Component:
     """Loss against rate, its fitted optimum a diamond, and what is read from it."""
     rows = [row for row in found.rates.to_dict("records") if row["along"]]
+    if not rows and (crossed := crossed_rates(study, found)):
+        names = list(dict.fromkeys(row["variant"] for row in crossed))
+        figure = figures.rate_curve(crossed, theme.colours(names, names[0]), names[0], "loss")
+        figure["layout"] |= {
+            "showlegend": True,
+            "legend": {**figure["layout"]["legend"], "y": 1.02, "yanchor": "bottom"},
+        }
+        note = (
+            "Each rate of the grid, means over the seeds. Rings: the best one. Crosses at the top: all seeds diverged."
+        )
+        return section("Learning rate", graph("rates", figure, 420), html.P(note, className="muted small"))
     if not rows:
         said = "How the loss depends on the learning rate, and the largest that is stable."
         return section("Learning rate", missing(said, "tune: {lr: {grid: 1-2-5, from: 5e-4, to: 5e-3}}"))
@@ -75,6 +88,24 @@ def _rates(study: Study, found: Comparison, colours: Mapping[str, str]) -> Compo
     note += " Diamonds: the lowest point of a parabola through the neighbours of the best." if fitted else ""
     table = [block_table(tuning_block(found))] if len(found.tuning) else []
     return section("Learning rate", graph("rates", figure, 420), html.P(note, className="muted small"), *table)
+
+
+def crossed_rates(study: Study, found: Comparison) -> list[dict[str, Any]]:
+    """Rows for `figures.rate_curve` of a study whose grid has learning rates: of each of its other combinations."""
+    losses = found.trials[found.trials["reported"]].groupby("variant")["validation_loss"].mean()
+    lost = {*found.trials[found.trials["state"] == "diverged"]["variant"]}
+    rows: list[dict[str, Any]] = []
+    best: dict[str, float] = {}
+    for name, levels in levels_of(study.record["variants"]).items():
+        rate = next((float(levels[key]) for key in _RATES if key in levels), None)
+        loss = float(losses.get(name, math.nan))
+        if rate is None or not (math.isfinite(loss) or name in lost):
+            continue
+        series = told((factor, level) for factor, level in levels.items() if factor not in _RATES) or found.baseline
+        state = "complete" if math.isfinite(loss) else "diverged"
+        rows.append({"variant": series, "lr": rate, "validation_loss": loss, "state": state})
+        best[series] = min(loss, best.get(series, math.inf))
+    return [row | {"best": row["validation_loss"] == best[row["variant"]]} for row in rows]
 
 
 def _diamond(row: Mapping[str, Any], colours: Mapping[str, str]) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def _page(study: Study, view: View, notices: list[str], root: str) -> Component:
         section(
             "Curves",
             controls(view),
-            graph("curves", curves, 430),
+            graph("curves", curves, 430 + 8 * max(0, len(shown) - 8)),  # the legend takes its part of it
             html.Div(note, id="curves-note", className="muted small"),
             aside=dcc.Link("Filters, scales and single trials", href=more, id="to-curves-below"),
         ),

@@ -14,6 +14,7 @@ from dash._pages import _parse_query_string
 
 from dashboards import lines
 from dashboards.library import Library
+from dashboards.pages import stability
 from dashboards.pages.compare import Sides
 from dashboards.pages.compare import _wanted as beside
 from dashboards.pages.table import Wanted, wanted
@@ -286,6 +287,27 @@ def test_curves_are_means_over_what_shares_a_level(tmp_path):
     assert "with gate (n = 4)" in page and '{"level": "gate"}' in page
     page = client.page(f"/study/{plan.name}/curves", "?by=block.norm.placement")
     assert "by 'block.norm.placement', which the study does not vary" in page and '{"variant": "G1"}' in page
+
+
+def test_rates_of_a_grid_are_a_curve_of_each_of_its_other_combinations(tmp_path):
+    names = [f"{row} [lr={rate}]" for rate in ("0.004", "0.016") for row in ("baseline", "G1")]
+    plan = Plan("rates", effects=dict(zip(names, (0.0, -0.05, 0.3, 0.1), strict=True)), rates=(), seeds=(0, 1))
+    with make_store(tmp_path) as made:
+        stored = record(make_study(made, plan))
+        for variant in stored["variants"]:
+            row, _, rate = variant["name"].rstrip("]").partition(" [lr=")
+            variant |= {"axes": {"lr": rate}, "row": row, "components": {}, "baseline": f"baseline [lr={rate}]"}
+        made.save_study(plan.name, stored, "study: rates\n")
+    study = Library(tmp_path).study("rates")
+    rows = stability.crossed_rates(study, study.comparison)
+    assert [(row["variant"], row["lr"], row["best"]) for row in rows] == [
+        ("baseline", 0.004, True), ("G1", 0.004, True), ("baseline", 0.016, False), ("G1", 0.016, False)
+    ]  # fmt: skip
+    trials = study.comparison.trials
+    for row, name in zip(rows, names, strict=True):
+        own = trials[(trials["variant"] == name) & trials["reported"]]["validation_loss"]
+        assert len(own) == 2 and row["validation_loss"] == pytest.approx(own.mean())
+    assert "Each rate of the grid" in Client(tmp_path).page("/study/rates/stability")
 
 
 @pytest.mark.parametrize("key", ["0", "f" * 64, "..%2F..%2Fetc%2Fpasswd", "%3Cb%3E", "zz"])

@@ -301,6 +301,16 @@ def test_a_new_finding_changes_what_a_page_that_shows_it_is_told(tmp_path):
     assert replace(after, version="").record == replace(before, version="").record
 
 
+def test_the_page_of_context_opens_with_the_windows_that_most_variants_have(told):
+    study = Library(told[0]).study(WHY)
+    found = study.comparison.curves
+    short = found[found["name"] == "loss_by_position_512"].assign(name="loss_by_position")
+    for kept, usual in ((short, "trained"), (short[short["variant"] == "G1"], "512")):
+        compared = replace(study.comparison, curves=pd.concat([kept, found]))
+        (window,) = [each for each in context.choices(replace(study, comparison=compared)) if each.key == "window"]
+        assert [*window.values] == ["trained", "512"] and window.default == usual
+
+
 def test_what_a_study_asks_for_is_awaited_and_the_rest_is_offered(told):
     study = Library(told[0]).study("bare")
     asked = replace(study, record={**study.record, "evaluate": ["perplexity", {"type": "needle", "samples": 4}]})
