@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import pandas as pd
 
 from search.beside import beside
 from search.contrast import MINIMUM_SEEDS, Contrast
+from search.factor_frames import all_effects
 from search.findings import findings
 from search.frames import NAN, domains_frame, rates_frame, trials_frame
 from search.losses import Layout, lay_out, read_documents
@@ -46,6 +47,8 @@ class Comparison:
     trials: a row per trial, every state.
     search: the trials of a search, best validation perplexity first; empty for other studies.
     searched: what is told of a search beside its trials: search_table.search_summary.
+    effects: a row per level of what the study varies more than once: its mean difference over all else
+        (factor_frames.all_effects); empty where each change stands in one row.
     noise: seed_sd, seed_spread, df, document_sd, resolvable (`unit`), resolvable_percent (of perplexity), comparisons,
         critical_value (the largest used), unit, margin (of equivalence, in `unit`, or None), paired (whether any
         difference is), unpaired (the variants whose difference is not), method (the sentence to print).
@@ -74,6 +77,7 @@ class Comparison:
     noise: dict[str, Any]
     notes: list[str]
     provenance: dict[str, Any]
+    effects: pd.DataFrame = field(default_factory=pd.DataFrame)
     domains: pd.DataFrame = field(default_factory=pd.DataFrame)
     tuning: pd.DataFrame = field(default_factory=pd.DataFrame)
     searched: dict[str, Any] = field(default_factory=dict)
@@ -150,7 +154,7 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
     notes = gather_notes(record, selections, analysis, layout.undocumented, noise, list(verdicts.values()))
     domains = domains_frame(record, selections)
     rungs, fits = scaling_frames(record, selections, table, domains, nats)
-    return Comparison(
+    found = Comparison(
         study=record["study"],
         question=record.get("question") or "",
         baseline=record["baseline"],
@@ -174,6 +178,7 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
         grids=grids_frame(selections),
         tuning=tuning_frame(record, selections, noise["seed_sd"], comparable if nats else set()),
     )
+    return replace(found, effects=all_effects(record["variants"], found))
 
 
 def _row(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy  # its special is imported when it is used: an eighth of a second
 
-from search.notes import NO_DIFFERENCE
+from search.notes import NO_DIFFERENCE, lossy_of, objective_of
 
 if TYPE_CHECKING:
     import pandas as pd  # when a frame is made: a quarter of a second
@@ -74,16 +74,18 @@ def always_with(variants: Variants, factor: str) -> list[str]:
 
 def pairs_frame(variants: Variants, comparison: Comparison, factor: str) -> pd.DataFrame:
     """A row per pair and seed that both have: `level` against the factor's first one, the `cell` (the levels of all
-    other factors), `variant` and `reference`, and the `difference` of their TEST losses in the unit of the table."""
+    other factors), `variant` and `reference`, and the `difference` of their TEST losses in the unit of the table. Where
+    the factor changes what is asked, so that no losses compare, there are none."""
     import pandas as pd
 
     levels, losses = levels_of(variants), _losses(comparison)
+    asked = {variant["name"]: _asked(variant, comparison.noise["unit"]) for variant in variants}
     first = factors(variants)[factor][0]
     places = {_without(own, (factor,)): name for name, own in levels.items() if own.get(factor) == first}
     rows = []
     for name, own in levels.items():
         reference = places.get(_without(own, (factor,)))
-        if reference is None or name == reference:
+        if reference is None or name == reference or asked[name] != asked[reference]:
             continue
         for seed in sorted(losses.get(name, {}).keys() & losses.get(reference, {}).keys()):
             rows.append(
@@ -125,6 +127,23 @@ def effects_frame(pairs: pd.DataFrame, noise: Mapping[str, Any], by: str | None 
     return pd.DataFrame(rows, columns=columns)
 
 
+def all_effects(variants: Variants, comparison: Comparison) -> pd.DataFrame:
+    """`effects_frame` of every factor of which some level has several cells, each row with its `factor` and the level
+    that it is `against`. What has one cell alone stands in the table; what changes the batches is not paired."""
+    import pandas as pd
+
+    batches = {variant["name"]: variant.get("batches") for variant in variants}
+    found = []
+    for factor in paired(variants):
+        pairs = pairs_frame(variants, comparison, factor)
+        effects = effects_frame(pairs, comparison.noise)
+        names = zip(pairs["variant"], pairs["reference"], strict=True)
+        if (effects["cells"] > 1).any() and all(batches[name] == batches[reference] for name, reference in names):
+            found.append(effects.assign(factor=factor, against=factors(variants)[factor][0]))
+    columns = ["factor", "level", "against", "mean", "low", "high", "cells", "pairs"]
+    return pd.concat(found)[columns] if found else pd.DataFrame(columns=columns)
+
+
 def interactions_frame(variants: Variants, comparison: Comparison) -> pd.DataFrame:
     """A row per two factors of two levels: by how much the one's difference is larger where the other one is at its
     second level, (ab - b) - (a - 0), mean over the cells that have all four and the seeds that all four have, with the
@@ -132,6 +151,7 @@ def interactions_frame(variants: Variants, comparison: Comparison) -> pd.DataFra
     import pandas as pd
 
     levels, losses = levels_of(variants), _losses(comparison)
+    asked = {variant["name"]: _asked(variant, comparison.noise["unit"]) for variant in variants}
     two = {name: own for name, own in factors(variants).items() if len(own) == 2}
     rows = []
     for a, b in itertools.combinations(two, 2):
@@ -139,7 +159,7 @@ def interactions_frame(variants: Variants, comparison: Comparison) -> pd.DataFra
         for name, own in levels.items():
             if a in own and b in own:
                 cells.setdefault(_without(own, (a, b)), {})[own[a], own[b]] = name
-        whole = [cell for cell in cells.values() if len(cell) == 4]
+        whole = [cell for cell in cells.values() if len(cell) == 4 and _alike(asked[name] for name in cell.values())]
         crossed = [_crossed([cell[x, y] for x in two[a] for y in two[b]], losses) for cell in whole]
         found = [each for each in crossed if each is not None]
         if found:
@@ -180,6 +200,17 @@ def levels_of(variants: Variants) -> dict[str, dict[str, str]]:
 
 def _without(levels: Mapping[str, str], names: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple((name, level) for name, level in levels.items() if name not in names)
+
+
+def _asked(variant: Mapping[str, Any], unit: str) -> list[Any]:
+    """What a loss in this unit depends on beside the model: objective, test text, tokenizer."""
+    tokens = round(variant.get("bytes_per_token") or 0.0, 4) if unit == "nats/token" else None
+    return [objective_of(variant), variant.get("test"), lossy_of(variant), tokens]
+
+
+def _alike(asked: Iterable[list[Any]]) -> bool:
+    first, *others = asked
+    return all(each == first for each in others)
 
 
 def _losses(comparison: Comparison) -> Losses:

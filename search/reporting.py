@@ -49,6 +49,7 @@ def to_plain(comparison: Comparison) -> dict[str, Any]:
         "question": comparison.question,
         "baseline": comparison.baseline,
         "table": _rows(comparison.table),
+        "effects": _rows(comparison.effects),
         "rates": _rows(comparison.rates),
         "tuning": _rows(comparison.tuning),
         "trials": [row | {"folder": _below_store(row["folder"])} for row in _rows(comparison.trials)],

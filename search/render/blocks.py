@@ -72,13 +72,14 @@ def build_page(comparison: Comparison) -> Page:
     """All that text, Markdown and LaTeX print."""
     # all are made of what is defined here
     from search.render.ablation import main_block
+    from search.render.effect_blocks import effect_blocks
     from search.render.measure_blocks import measure_blocks
     from search.render.published_blocks import published_blocks
     from search.render.scaling_blocks import scaling_blocks
     from search.render.screen_blocks import screen_blocks
     from search.render.search_blocks import search_blocks
 
-    blocks = [main_block(comparison), *published_blocks(comparison)]
+    blocks = [main_block(comparison), *effect_blocks(comparison), *published_blocks(comparison)]
     if len(comparison.rates):
         blocks.append(_curve(comparison))
     if len(comparison.tuning):

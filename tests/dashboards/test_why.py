@@ -22,7 +22,15 @@ from dashboards.parts import asks, missing
 from dashboards.words import unlike_baseline
 from search import scaling
 from search.comparison import load_comparison
-from search.factor_frames import always_with, effects_frame, factors, interactions_frame, paired, pairs_frame
+from search.factor_frames import (
+    all_effects,
+    always_with,
+    effects_frame,
+    factors,
+    interactions_frame,
+    paired,
+    pairs_frame,
+)
 from search.figure_frames import minus_baseline, over_rows, probes_frame, settings_frame, smoothed, uniform_frame
 from search.findings import keep_finding
 from search.render.blocks import with_error
@@ -174,6 +182,26 @@ def test_effects_of_a_factorial_are_means_over_its_cells(told, compared):
     assert len(pairs_frame(one, found, "gate")) == 0, "a pair differs in nothing else"
     assert paired(variants) == [*names] and paired(one) == [] and always_with(one, "gate") == ["qk_norm"]
     assert always_with(variants, "gate") == []
+    of_all = found.effects.set_index(["factor", "level"])
+    assert [*of_all.index] == [(name, names[name][1]) for name in names] and (of_all["cells"] == 8).all()
+    assert of_all.loc[("gate", "with"), ["against", "mean", "low", "high", "pairs"]].tolist() == [
+        "without", *(effect[0][key] for key in ("mean", "low", "high", "pairs"))
+    ]  # fmt: skip
+    text = report(found, "text")
+    assert "Effects over all else that varies" in text and f"{effect[0]['mean']:+.4f}" in text
+    assert not len(all_effects(one, found)) and "Effects" not in report(compared[WHY][0], "text")
+
+
+def test_losses_of_other_questions_make_no_effect(compared):
+    found, record = compared[FACTORIAL]
+    for other in ({"objective": {"type": "prefix"}}, {"test": "another text"}, {"bytes_per_token": 4.0}):
+        variants = [{**v, **(other if "sandwich" in v["name"] else {})} for v in record["variants"]]
+        assert not len(pairs_frame(variants, found, "block.norm.placement"))
+        assert [*all_effects(variants, found)["factor"]] == ["gate", "qk_norm", "short_conv"]
+        crossed = interactions_frame(variants, found)
+        assert len(crossed) == 3 and "block.norm.placement" not in {*crossed["one"], *crossed["other"]}
+    variants = [{**v, "batches": v["name"].partition("[")[2]} for v in record["variants"]]
+    assert [*all_effects(variants, found)["factor"]] == ["gate", "qk_norm", "short_conv"], "these are not paired"
 
 
 def test_rows_that_no_component_tells_apart_are_a_factor_and_pair_with_none_but_themselves(told, compared):

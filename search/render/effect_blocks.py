@@ -1,0 +1,35 @@
+"""What each factor does over all else that a study varies, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from search.factor_frames import level_name
+from search.frames import records
+from search.render.blocks import Block, Cell, Column, number, printable
+
+if TYPE_CHECKING:
+    from search.comparison import Comparison
+
+LEGEND = (
+    "means over the cells in which all else is equal, with 95% intervals by the table's noise, not corrected for how "
+    "many effects are looked at; pairs: of a cell's variants and a seed"
+)
+
+
+def effect_blocks(comparison: Comparison) -> Iterator[Block]:
+    """The effect of every level against the first one of its factor; nothing where no factor is varied twice."""
+    rows = records(comparison.effects)
+    if not rows:
+        return
+    ends = [[number(row[end], "+.4f") for end in ("low", "high")] for row in rows]
+    columns = [
+        Column("effect", [Cell(printable(level_name(row["factor"], row["level"]))) for row in rows], "l"),
+        Column("against", [Cell(printable(level_name(row["factor"], row["against"]))) for row in rows], "l"),
+        Column(f"Δ {comparison.noise['unit']}", [Cell(number(row["mean"], "+.4f")) for row in rows]),
+        Column("95% interval", [Cell(f"[{low}, {high}]") for low, high in ends]),
+        Column("cells", [Cell(str(row["cells"])) for row in rows]),
+        Column("pairs", [Cell(str(row["pairs"])) for row in rows]),
+    ]
+    yield Block("Effects over all else that varies", columns, LEGEND)
