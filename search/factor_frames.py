@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -129,7 +129,12 @@ def effects_frame(pairs: pd.DataFrame, noise: Mapping[str, Any], by: str | None 
 
 def all_effects(variants: Variants, comparison: Comparison) -> pd.DataFrame:
     """`effects_frame` of every factor of which some level has several cells, each row with its `factor` and the level
-    that it is `against`. What has one cell alone stands in the table; what changes the batches is not paired."""
+    that it is `against`. What has one cell alone stands in the table; what changes the batches is not paired.
+
+    Of a fraction of a factorial, in which no two variants differ in one component alone, it is the mean of all that
+    have it less that of all that lack it (Box and Hunter 1961), in `pairs` of as many; the design says what that is
+    mixed up with.
+    """
     import pandas as pd
 
     batches = {variant["name"]: variant.get("batches") for variant in variants}
@@ -140,8 +145,39 @@ def all_effects(variants: Variants, comparison: Comparison) -> pd.DataFrame:
         names = zip(pairs["variant"], pairs["reference"], strict=True)
         if (effects["cells"] > 1).any() and all(batches[name] == batches[reference] for name, reference in names):
             found.append(effects.assign(factor=factor, against=factors(variants)[factor][0]))
+    found += [pd.DataFrame([row]) for row in _main_effects(variants, comparison)]
     columns = ["factor", "level", "against", "mean", "low", "high", "cells", "pairs"]
     return pd.concat(found)[columns] if found else pd.DataFrame(columns=columns)
+
+
+def _main_effects(variants: Variants, comparison: Comparison) -> Iterator[dict[str, Any]]:
+    """Of every component without pairs, where the variants of each cell of the grid are an orthogonal array."""
+    own, losses, alone = levels_of(variants), _losses(comparison), set(paired(variants))
+    names = [name for name, levels in factors(variants).items() if levels == (WITHOUT, WITH)]
+    if alone.issuperset(names) or all(ROW in levels for levels in own.values()):
+        return
+    asked = {variant["name"]: [_asked(variant, ""), variant.get("batches")] for variant in variants}
+    cells: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for name, levels in own.items():
+        if ROW not in levels:
+            cells.setdefault(_without(levels, names), []).append(name)
+    effects, trials, squares = [], 0, 0.0
+    for cell in cells.values():
+        seeds = sorted(set.intersection(*({*losses.get(name, {})} for name in cell)))
+        signs = np.array([[1 if own[name][factor] == WITH else -1 for factor in names] for name in cell])
+        is_orthogonal = (signs.T @ signs == len(cell) * np.eye(len(names))).all() and not signs.sum(axis=0).any()
+        if not seeds or not is_orthogonal or not _alike(asked[name] for name in cell):
+            return
+        means = np.array([np.mean([losses[name][seed] for seed in seeds]) for name in cell])
+        effects.append(2 * signs.T @ means / len(cell))
+        trials += len(cell) * len(seeds)
+        squares += 4 / (len(cell) * len(seeds)) / len(cells) ** 2
+    half = _half_width(squares, comparison.noise)
+    for factor, mean in zip(names, np.mean(effects, axis=0), strict=True):
+        if factor not in alone:
+            ends = {"mean": mean, "low": mean - half, "high": mean + half}
+            counts = {"cells": len(cells), "pairs": trials // 2}
+            yield {"factor": factor, "level": WITH, "against": WITHOUT, **ends, **counts}
 
 
 def interactions_frame(variants: Variants, comparison: Comparison) -> pd.DataFrame:

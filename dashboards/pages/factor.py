@@ -71,7 +71,8 @@ def content(study: Study, chosen: Chosen) -> list[Component]:
     if factor in paired(variants):
         shown = [_effect(study, found, factor, pairs)]
     else:
-        shown = [section("Effect", html.P(_never_alone(factor, always_with(variants, factor)), className="muted"))]
+        said = html.P(_never_alone(factor, always_with(variants, factor)), className="muted")
+        shown = [section("Effect", said, *_contrast(found, factor))]
     if len(pairs) and (others := [name for name in factors(variants) if name != factor]):
         shown.append(_beside(found, factor, others, pairs))
     crossed = interactions_frame(variants, found)
@@ -84,6 +85,16 @@ def _never_alone(factor: str, along: Sequence[str]) -> str:
     """Why a factor has no effect of its own."""
     said = f"No two variants of this study differ in {factor} and in nothing else"
     return f"{said}: {listed(along)} always change{'s' if len(along) == 1 else ''} with it." if along else f"{said}."
+
+
+def _contrast(found: Comparison, factor: str) -> list[Component]:
+    """What a fraction of a factorial tells of a component that is never alone."""
+    rows = found.effects[found.effects["factor"] == factor].to_dict("records")
+    told = "All that have it, less all that lack it: {} {} {}. The notes of the table say what that is mixed up with."
+    return [
+        html.P(told.format(number(row["mean"], "+.4f"), found.noise["unit"], _interval(row["low"], row["high"])))
+        for row in rows
+    ]
 
 
 def _effect(study: Study, found: Comparison, factor: str, pairs: pd.DataFrame) -> Component:

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import t
 
 from dashboards import panels
 from dashboards.figures_context import by_position
@@ -170,8 +171,6 @@ def test_effects_of_a_factorial_are_means_over_its_cells(told, compared):
     effect = effects_frame(pairs, found.noise).to_dict("records")
     assert len(effect) == 1 and effect[0]["cells"] == 8 and effect[0]["pairs"] == 24
     assert effect[0]["mean"] == pytest.approx(np.mean(by_cell))
-    from scipy.stats import t
-
     half = t.ppf(0.975, found.noise["df"]) * math.sqrt(8 * (2 / 3) / 64) * found.noise["seed_sd"]
     assert effect[0]["high"] - effect[0]["mean"] == pytest.approx(half)
     beside = effects_frame(pairs, found.noise, "at qk_norm").set_index("at")["mean"]
@@ -190,6 +189,22 @@ def test_effects_of_a_factorial_are_means_over_its_cells(told, compared):
     text = report(found, "text")
     assert "Effects over all else that varies" in text and f"{effect[0]['mean']:+.4f}" in text
     assert not len(all_effects(one, found)) and "Effects" not in report(compared[WHY][0], "text")
+
+
+def test_of_a_fraction_effects_are_contrasts_over_all_of_its_variants(told, compared):
+    losses, (found, record) = told[3], compared[FACTORIAL]
+    half = [v for v in record["variants"] if sum(v["components"].values()) % 2 == 1]  # a 2^(3-1) at each placement
+    assert paired(half) == ["block.norm.placement"]
+    rows = all_effects(half, found).set_index("factor")
+    assert [*rows.index] == ["block.norm.placement", "gate", "qk_norm", "short_conv"]
+    means = {v["name"]: np.mean([losses[v["name"], seed] for seed in range(3)]) for v in half}
+    for name in ("gate", "qk_norm", "short_conv"):
+        sides = [np.mean([means[v["name"]] for v in half if v["components"][name] is there]) for there in (True, False)]
+        assert rows.loc[name, "mean"] == pytest.approx(sides[0] - sides[1])
+        assert rows.loc[name, ["level", "against", "cells", "pairs"]].tolist() == ["with", "without", 2, 12]
+        wide = t.ppf(0.975, found.noise["df"]) * found.noise["seed_sd"] * math.sqrt(2 * 4 / 12 / 4)
+        assert rows.loc[name, "high"] - rows.loc[name, "mean"] == pytest.approx(wide)
+    assert "gate" not in [*all_effects(half[1:], found)["factor"]], "a run is missing: nothing is orthogonal"
 
 
 def test_losses_of_other_questions_make_no_effect(compared):
