@@ -47,6 +47,7 @@ def eval_(
     evaluated again. Exits with 1 when an evaluation went wrong or has no weights.
     """
     from search.executor import ExecutorError
+    from search.findings import ask
     from search.in_use import in_use
     from search.measuring import evaluate, wanted, without_weights
     from search.progress import line_of
@@ -61,6 +62,8 @@ def eval_(
     named += tuple(f"lm_eval: {{suite: {json.dumps(suite)}}}" for suite in suites)
     with Store.open(root, create=False) as opened, in_use(root):
         study, trials, measures = _asked(opened, target, named)
+        if (owner := study or target.partition("/")[0]) in {each["name"] for each in opened.studies()}:
+            ask(opened, owner, [measure.label for measure in measures.evaluated])
         missing = wanted(opened, measures, trials, again)
         workers = make_executor("inline", root)
         try:

@@ -12,7 +12,7 @@ import pandas as pd
 from search.beside import beside
 from search.contrast import MINIMUM_SEEDS, Contrast
 from search.factor_frames import all_effects
-from search.findings import findings
+from search.findings import findings_of
 from search.frames import NAN, domains_frame, rates_frame, trials_frame
 from search.losses import Layout, lay_out, read_documents
 from search.measure_frames import curves_frame, grids_frame, measures_frame
@@ -105,7 +105,7 @@ def load_comparison(store: Store, study: str) -> Comparison:
     record = identified(store.study(study), trials, store.spec)
     spent, began = spent_on(store.events(study)), store.began({trial["key"] for trial in trials})
     chosen = {t["key"] for selection in select(record, trials) for t in selection.complete.values()}
-    found = findings(store, chosen)
+    found = findings_of(store, record, chosen)
     once = dict.fromkeys(trial["key"] for trial in trials if trial["key"] in chosen)  # a trial may have two rows
     documents = {key: read_documents(store.trial_folder(key)) for key in once}
     states = standing(trials, store.holder)

@@ -14,7 +14,7 @@ from typing import Any
 from search.store import Store
 from search.store_files import write_whole
 
-_KIND = "measure "
+_KIND, _ASKED = "measure ", "asked "
 
 
 def kind_of(key: str) -> str:
@@ -36,6 +36,23 @@ def findings(store: Store, keys: Iterable[str]) -> dict[str, list[dict[str, Any]
         by_label = {each["measure"]: each for each in newest}
         found[kind.removeprefix(_KIND)] = [by_label[label] for label in sorted(by_label)]
     return found
+
+
+def ask(store: Store, study: str, labels: Iterable[str]) -> None:
+    """Keeps in the store which measures somebody has asked for of a study, beside those of its `evaluate:`."""
+    for label in labels:
+        store.remember(_ASKED + study, label, {})
+
+
+def findings_of(store: Store, record: dict[str, Any], keys: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+    """`findings` of trials of a study: those that were asked for, and what all of these trials have. What another study
+    has measured of the trials that both share is no column of this one's table."""
+    found = findings(store, keys)
+    kind = _ASKED + record["study"]
+    asked = {*record.get("measures", ()), *store.names([kind]).get(kind, ())}
+    labels = [{each["measure"] for each in found.get(key, ())} for key in keys]
+    shown = asked.union(set.intersection(*labels) if labels else ())
+    return {key: [each for each in mine if each["measure"] in shown] for key, mine in found.items()}
 
 
 def keep_finding(store: Store, key: str, digest: str, finding: dict[str, Any]) -> None:

@@ -98,6 +98,7 @@ class Plan:
             "trials": self.trials,
             "keep": self.study.keep.record(),
             **({"evaluate": canonical(self.study.evaluate)} if self.study.evaluate.evaluated else {}),
+            **({"measures": labels} if (labels := [each.label for each in self.study.evaluate.evaluated]) else {}),
             "budget": {"wall_s": budget.wall.seconds if budget.wall else None, "trials": budget.trials},
             **({"design": self.design()} if self.study.design else {}),
             **({"ladder": self.study.ladder.record()} if self.study.ladder else {}),

@@ -33,7 +33,7 @@ from search.factor_frames import (
     pairs_frame,
 )
 from search.figure_frames import minus_baseline, over_rows, probes_frame, settings_frame, smoothed, uniform_frame
-from search.findings import keep_finding
+from search.findings import ask, keep_finding
 from search.render.blocks import with_error
 from search.reporting import report
 from search.scaling_lines import scaling_lines
@@ -342,6 +342,30 @@ def test_a_new_finding_changes_what_a_page_that_shows_it_is_told(tmp_path):
     assert after.version.partition(":")[0] != before.version.partition(":")[0]
     assert after.comparison.measures["mean"].tolist() == [0.5] and not len(before.comparison.measures)
     assert replace(after, version="").record == replace(before, version="").record
+
+
+def test_what_another_study_has_measured_of_a_shared_trial_is_no_column_of_this_table(tmp_path):
+    plan = Plan("small", "?", {"baseline": 0.0, "G1": -0.05}, rates=(), seeds=(0,))
+    with make_store(tmp_path) as store:
+        make_study(store, plan)
+
+        def measure(variant, label):
+            (key,) = [t["key"] for t in store.study_trials("small") if t["variant"] == variant]
+            keep_finding(store, key, label, {"measure": label, "version": 1, "values": {label: 0.5}, "curves": {}})
+
+        def shown():
+            return {*load_comparison(store, "small").measures["name"]}
+
+        measure("G1", "recall")
+        measure("G1", "needle")
+        assert not shown()
+        measure("baseline", "recall")
+        assert shown() == {"recall"}, "all of its trials have it"
+        ask(store, "small", ["needle"])
+        assert shown() == {"recall", "needle"}, "a reader has asked for it"
+        measure("G1", "gates")
+        store.save_study("small", {**store.study("small"), "measures": ["gates"]}, "study: small\n")
+        assert shown() == {"recall", "needle", "gates"}, "the study asks for it"
 
 
 def test_the_page_of_context_opens_with_the_windows_that_most_variants_have(told):
