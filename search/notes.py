@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from search.contrast import MINIMUM_SEEDS
@@ -152,12 +152,12 @@ def tested_on(record: dict[str, Any], variant: dict[str, Any]) -> str:
     return str(variant.get("test") or record["data"]["identity"])
 
 
-def objective_of(variant: dict[str, Any]) -> Any:
+def objective_of(variant: Mapping[str, Any]) -> Any:
     """What a variant is asked, unless that is the next token."""
     return variant.get("objective")
 
 
-def lossy_of(variant: dict[str, Any]) -> str | None:
+def lossy_of(variant: Mapping[str, Any]) -> str | None:
     """Which tokenizer a variant has, if that loses some of the text: with another one nothing compares."""
     return variant.get("lossy")
 
