@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from search.findings import keep_finding
+from search.findings import ask, keep_finding
 
 LENGTHS, DEPTHS = (64, 128, 256, 512), (0.0, 25.0, 50.0, 75.0, 100.0)
 LAYERS, HEADS, WINDOW = 6, 4, 512
@@ -18,6 +18,7 @@ def measure_all(store, study, gated=("G1", "G2")):
             kept[trial["variant"], trial["seed"]] = _findings(draw, place % 7, trial["variant"] in gated)
             for finding in kept[trial["variant"], trial["seed"]]:
                 keep_finding(store, trial["key"], finding["measure"], finding)
+    ask(store, study, {finding["measure"] for found in kept.values() for finding in found})
     return kept
 
 
