@@ -169,7 +169,8 @@ class Library:
             curves = self._curves_of(name, trials)
         holder = holder_of(self.root, name)
         shown = ("key", "role", "state", "attempt", "reason", "measured")
-        results = _digest(record, [tuple(trial[name] for name in shown) for trial in trials])
+        others = self._listing if record.get("search") else []  # which a search is held against
+        results = _digest(record, [tuple(trial[name] for name in shown) for trial in trials], others)
         version = f"{results}:{_digest([(key, file.stamp) for key, file in curves.items()], holder)}"
         if name not in self._comparisons or self._comparisons[name][0] != results:
             self._comparisons[name] = (results, *self._compare(name))

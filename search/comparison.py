@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from search.rate_curve import tuning_frame
 from search.scaling_frames import scaling_frames, scaling_notes
 from search.screen_frame import screen_frame, screen_summary
 from search.screening import only_of, screened
+from search.search_rivals import rivals_frame, rivals_of
 from search.search_table import search_frame, search_notes, search_summary
 from search.seeding import analysed, decision, only_wanted
 from search.selection import Selection, baselines_of, edge, select, varied_in, with_baselines, with_tuned_size
@@ -47,6 +49,8 @@ class Comparison:
     trials: a row per trial, every state.
     search: the trials of a search, best validation perplexity first; empty for other studies.
     searched: what is told of a search beside its trials: search_table.search_summary.
+    rivals: a row per search of the store that asks the same, this one first (search_rivals.rivals_frame); empty where
+        there is no other.
     effects: a row per level of what the study varies more than once: its mean difference over all else
         (factor_frames.all_effects); empty where each change stands in one row.
     noise: seed_sd, seed_spread, df, document_sd, resolvable (`unit`), resolvable_percent (of perplexity), comparisons,
@@ -81,6 +85,7 @@ class Comparison:
     domains: pd.DataFrame = field(default_factory=pd.DataFrame)
     tuning: pd.DataFrame = field(default_factory=pd.DataFrame)
     searched: dict[str, Any] = field(default_factory=dict)
+    rivals: pd.DataFrame = field(default_factory=pd.DataFrame)
     measures: pd.DataFrame = field(default_factory=lambda: measures_frame([]))
     curves: pd.DataFrame = field(default_factory=lambda: curves_frame([]))
     grids: pd.DataFrame = field(default_factory=lambda: grids_frame([]))
@@ -115,11 +120,16 @@ def load_comparison(store: Store, study: str) -> Comparison:
         trial["documents"] = documents.get(trial["key"])
         trial["spent"] = spent.get(trial["key"], None if trial["owner"] == study else 0)
         trial["began"] = began.get(trial["key"])
-    return compare(record, trials)
+    return compare(record, trials, [(each, store.study_trials(each["study"])) for each in rivals_of(store, record)])
 
 
-def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
-    """The frames of one study from its record and its trials (plain data; `documents` of a trial may be None).
+def compare(
+    record: dict[str, Any],
+    trials: list[dict[str, Any]],
+    rivals: Sequence[tuple[dict[str, Any], list[dict[str, Any]]]] = (),
+) -> Comparison:
+    """The frames of one study from its record and its trials (plain data; `documents` of a trial may be None), and for
+    a search from those of its `rivals`.
 
     A variant is compared with the baseline that it names, else with the study's, which without one is the first
     variant. Raises ValueError when a baseline is no variant, or there is none.
@@ -170,6 +180,7 @@ def compare(record: dict[str, Any], trials: list[dict[str, Any]]) -> Comparison:
         rungs=rungs,
         scaling=fits,
         searched=summary,
+        rivals=rivals_frame([(record, searched), *((each, search_frame(each, rows)) for each, rows in rivals)]),
         screen=screen,
         screened=screening,
         measures=measures_frame(selections),

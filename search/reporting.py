@@ -60,6 +60,7 @@ def to_plain(comparison: Comparison) -> dict[str, Any]:
         "curves": _curves(comparison.curves),
         "grids": _grids(comparison.grids),
         "searched": _plain(comparison.searched),
+        "rivals": _rows(comparison.rivals),
         "screen": _rows(comparison.screen),
         "screened": _plain(comparison.screened),
         "paper": _plain(comparison.paper),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -91,20 +90,31 @@ def search_summary(record: Mapping[str, Any], frame: pd.DataFrame) -> Summary:
         "most": search["most"],
         "importances": search.get("importances", {}),
     }
-    complete = frame[(frame["state"] == "complete") & frame["feasible"]]
-    names = ["validation_perplexity" if goal == "perplexity" else goal for goal in goals]
-    known = complete.dropna(subset=names)
+    known = in_question(frame, goals)
     if len(goals) > 1 and len(known):
-        worst = {goal: float(known[name].max()) for goal, name in zip(goals, names, strict=True)}
-        points = [_point(goals, names, row) for row in known[known["front"]].to_dict("records")]
-        reference = _point(goals, names, dict(zip(names, worst.values(), strict=True)))
+        points = points_of(goals, known)
+        reference = [max(column) for column in zip(*points, strict=True)]
+        worst = {goal: float(known[column_of(goal)].max()) for goal in goals}
         found |= {"hypervolume": hypervolume(points, reference), "reference": worst}
     return found
 
 
-def _point(goals: Sequence[str], names: Sequence[str], row: Mapping[Any, Any]) -> list[float]:
-    known = {goal: row[name] for goal, name in zip(goals, names, strict=True)}
-    return [value for value in told(goals, {**known, "loss": math.log(known["perplexity"])}) if value is not None]
+def column_of(goal: str) -> str:
+    """The column of the frame that has a goal."""
+    return "validation_perplexity" if goal == "perplexity" else goal
+
+
+def in_question(frame: pd.DataFrame, goals: Sequence[str]) -> pd.DataFrame:
+    """The trials that may stand on a front: complete, within the constraints, all of their goals known."""
+    complete = frame[(frame["state"] == "complete") & frame["feasible"]]
+    return complete.dropna(subset=[column_of(goal) for goal in goals])
+
+
+def points_of(goals: Sequence[str], known: pd.DataFrame) -> list[list[float]]:
+    """What a sampler sees of each of these trials: natural logarithms of the goals."""
+    rows = known.to_dict("records")
+    seen = ({**row, "loss": row["validation_loss"]} for row in rows)
+    return [[value for value in told(goals, row) if value is not None] for row in seen]
 
 
 def search_notes(summary: Summary) -> list[str]:

@@ -72,6 +72,7 @@ class Seeker:
         self.noted: set[int] = set()  # refusals that have an event
         self.adopted = False
         self.losses: dict[int, float] = {}  # of the complete ones, on validation
+        self.base = self._base()
         self.proposer = Proposer(
             store.root,
             plan.study.study,
@@ -81,7 +82,7 @@ class Seeker:
             goals=len(self.search.minimize),
             given={path: plan.builder.given(path) for path in self.space.needs},
             known=self._known(),
-            base=self._base(),
+            base=self.base,
             worst=math.log(plan.builder.datasets.of(plan.study.train).vocab),  # the loss of who knows nothing
         )
         self._record()
@@ -257,6 +258,7 @@ class Seeker:
             "trials": search.trials,
             "most": search.most,
             "space": self.space.plain(),
+            "base": self.base,
             "importances": importances(
                 self.space, [(known[number], each) for number, each in sorted(self.losses.items())]
             ),

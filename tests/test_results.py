@@ -32,7 +32,7 @@ class NoData(Exception):
 def named(studies: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
     """By the name that a store gives a study: its file and the scale to ask for."""
     found: dict[str, tuple[Path, dict[str, Any]]] = {}
-    for file in sorted(studies.glob("*.yaml")):
+    for file in sorted([*studies.glob("*.yaml"), *studies.glob("search/*.yaml")]):
         node = {"study": "", **read(file).plain()}
         scales = {f"{node['study']}-{scale}": {"scale": scale} for scale in node.get("scales", ())}
         found |= {name: (file, scale) for name, scale in (scales or {node["study"]: {}}).items()}

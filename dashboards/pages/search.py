@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import dash
@@ -17,7 +18,7 @@ from dashboards.parts import block_table, graph, section
 from search.figure_frames import settings_frame
 from search.frames import records
 from search.render.blocks import Block, Cell, Column, number, printable, short_count
-from search.render.search_blocks import search_blocks
+from search.render.search_blocks import importances_block, rivals_block, trials_block
 from search.selection import shortest, terse
 from search.store import StoreError
 from search.where import BadFilter, Filter, parse_filter
@@ -117,6 +118,7 @@ def content(study: Study, chosen: Chosen) -> list[Component]:
     return [
         *wrong,
         _front(found, trials, chosen),
+        *_beside(found),
         *_mattered(found),
         _parallel(found, trials, paths, where),
         _table(found, kept, paths),
@@ -138,10 +140,18 @@ def _front(found: Comparison, trials: pd.DataFrame, chosen: Chosen) -> Component
         goal = chosen.get("goal", others[0])
         drawn.append(graph("front", figures_search.front(trials, goal, _named(goal)), 400))
     drawn.append(graph("history", figures_search.history(trials), 400))
-    legend = search_blocks(found)[0].legend.removeprefix("* ").removeprefix("best; ")
+    legend = trials_block(found).legend.removeprefix("* ").removeprefix("best; ")
     pair = "pair" if others else "pair pair-single"
     note = html.P(legend if legend != "best" else "", className="muted small")
     return section("Front" if others else "Trials", html.Div(drawn, className=pair), note)
+
+
+def _beside(found: Comparison) -> list[Component]:
+    """Other searches of the same space, where the store has any."""
+    if not len(found.rivals):
+        return []
+    block = rivals_block(found)
+    return [section(block.title, block_table(replace(block, title="")))]
 
 
 def _mattered(found: Comparison) -> list[Component]:
@@ -149,7 +159,7 @@ def _mattered(found: Comparison) -> list[Component]:
     if not shares:
         few = "Which axes mattered is told from 20 complete trials on."
         return [section("Importance of the axes", html.P(few, className="muted"))]
-    legend = search_blocks(found)[1].legend
+    legend = importances_block(found).legend
     drawn = graph("importances", figures_search.importances(shares), 80 + 30 * len(shares))
     return [section("Importance of the axes", drawn, html.P(legend, className="muted small"))]
 

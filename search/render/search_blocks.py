@@ -19,11 +19,17 @@ def search_blocks(comparison: Comparison) -> list[Block]:
     """The tables of a search; none where nothing was searched."""
     if not len(comparison.search):
         return []
-    several = len(comparison.searched.get("minimize", ())) > 1
-    blocks = [_front(comparison) if several else _best(comparison)]
+    blocks = [trials_block(comparison)]
+    if len(comparison.rivals):
+        blocks.append(rivals_block(comparison))
     if comparison.searched.get("importances"):
-        blocks.append(_importances(comparison))
+        blocks.append(importances_block(comparison))
     return blocks
+
+
+def trials_block(comparison: Comparison) -> Block:
+    """The best trials of a search; with several goals the front and some of what it dominates."""
+    return _front(comparison) if len(comparison.searched.get("minimize", ())) > 1 else _best(comparison)
 
 
 def _best(comparison: Comparison) -> Block:
@@ -69,6 +75,36 @@ def _front(comparison: Comparison) -> Block:
     return Block(f"Search, validation (front of {count} of {total} trials)", columns, legend + _repeated(comparison))
 
 
+def rivals_block(comparison: Comparison) -> Block:
+    """This search beside others of the same space, goals and constraints."""
+    rows, several = comparison.rivals.to_dict("records"), len(comparison.searched["minimize"]) > 1
+    best, after = min(row["perplexity"] for row in rows), rows[0]["after"]
+    courses = list(zip(*(row["course"] for row in rows), strict=True))
+    columns = [
+        Column("search", [Cell(row["study"]) for row in rows], "l"),
+        Column("sampler", [Cell(row["sampler"]) for row in rows], "l"),
+        Column("complete", [Cell(str(row["complete"])) for row in rows]),
+        Column("perplexity ↓", [Cell(number(p := row["perplexity"], ".3f"), p == best) for row in rows]),
+    ]
+    if several:
+        columns += [
+            Column("own front", [Cell(str(row["front"])) for row in rows]),
+            Column("common front", [Cell(str(row["common_front"])) for row in rows]),
+        ]
+    form, least = (".4g", max) if several else (".3f", min)
+    for count, found in zip(after, courses, strict=True):
+        header = f"hypervolume ↑ after {count}" if several else f"perplexity ↓ after {count}"
+        columns.append(Column(header, [Cell(number(value, form), value == least(found)) for value in found]))
+    legend = (
+        "* best; validation; after so many trials that each had drawn; one search each, so that luck is not told apart"
+    )
+    if several:
+        legend += (
+            "; hypervolume in natural logarithms, reference: the worst of the complete trials of all these searches"
+        )
+    return Block("Searches of the same space", columns, legend)
+
+
 def _place(row: Mapping[Any, Any]) -> str:
     if row["state"] != "complete":
         return str(row["state"])
@@ -91,7 +127,8 @@ def _shown(goal: str, value: float) -> str:
     return number(None, "") if value != value else forms.get(goal, short_count)(value)
 
 
-def _importances(comparison: Comparison) -> Block:
+def importances_block(comparison: Comparison) -> Block:
+    """How much each axis had to do with being among the best."""
     shares: dict[str, float] = comparison.searched["importances"]
     columns = [
         Column("axis", [Cell(printable(path)) for path in shares], "l"),
