@@ -29,9 +29,9 @@ def _trial(*what, seed=0):
     return Trial({"variant": list(what)}, {"tokens": 100_000}, "5d41402abc4b2a76", seed)
 
 
-def make_search(store, count=30):
+def make_search(store, count=30, study=SEARCH, sampler="nsga2", seed=5):
     """A search for perplexity and FLOPs: `count` trials, of which the last two wait."""
-    draw, rows, facts, losses = np.random.default_rng(5), [], [], []
+    draw, rows, facts, losses = np.random.default_rng(seed), [], [], []
     for number in range(count):
         layers, width = int(draw.integers(1, 5)), int(draw.integers(1, 13)) * 32
         lr, gate = float(10 ** draw.uniform(-3, -2)), ("off", "sdpa_gate")[int(draw.integers(2))]
@@ -42,15 +42,15 @@ def make_search(store, count=30):
         facts.append({"number": number, "flops_per_token": flops, "parameters": flops // 2, "tokens_per_step": 1024})
         losses.append(2.9 - 0.12 * math.log(flops / 2e4) + 0.1 * math.log10(lr / 4e-3) ** 2 - 0.05 * (gate != "off"))
         name = f"search-{number:04d}"
-        rows.append(Row(_trial(name), name, "search", settings | {"number": number}, 0))
+        rows.append(Row(_trial(study, name), name, "search", settings | {"number": number}, 0))
     shares = {"n_layers": 0.42, "block.ffn.width": 0.31, "train.lr": 0.15, "gate": 0.12}
-    made = record(Plan(SEARCH, "What does a FLOP buy?", {"baseline": 0.0}, rates=(), seeds=(0,)))
-    made["search"] = {"sampler": "nsga2", "minimize": ["perplexity", "flops_per_token"], "constraints": {}}
+    made = record(Plan(study, "What does a FLOP buy?", {"baseline": 0.0}, rates=(), seeds=(0,)))
+    made["search"] = {"sampler": sampler, "minimize": ["perplexity", "flops_per_token"], "constraints": {}, "base": ""}
     made["search"] |= {"trials": count, "most": 320, "importances": shares, "proposals": facts, "space": {}}
-    store.save_study(SEARCH, made, "study: search-small\n")
-    store.add_trials(SEARCH, rows)
-    for trial, loss in list(zip(store.study_trials(SEARCH), losses, strict=True))[:-2]:
-        finish(store, SEARCH, trial, loss)
+    store.save_study(study, made, f"study: {study}\n")
+    store.add_trials(study, rows)
+    for trial, loss in list(zip(store.study_trials(study), losses, strict=True))[:-2]:
+        finish(store, study, trial, loss)
     return dict(enumerate(losses[:-2]))
 
 
