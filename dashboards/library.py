@@ -18,7 +18,7 @@ from dashboards.curves import CurveFile, stamp_of
 from search.findings import measured
 from search.lock import STUDY_NAME, holder_of
 from search.selection import is_over, select, tuned_paths
-from search.status import standing
+from search.status import states_of
 from search.store import Store, StoreError
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class Library:
         if not STUDY_NAME.fullmatch(name) or name not in known:
             raise NotFound(name, known)
         record, rows = self._rows_of(name)
-        states = standing(rows, partial(holder_of, self.root))
+        states = states_of(rows, partial(holder_of, self.root))
         trials = [{**row, "state": states[row["key"]]} for row in rows]
         if curves is None:
             curves = self._curves_of(name, trials)

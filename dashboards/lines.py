@@ -27,22 +27,21 @@ MOST_VARIANTS = 24
 
 
 def leading(study: Study) -> list[str]:
-    """The variants that the figures of a study's first page draw, in its order: all, or of very many the baselines, the
-    best, and while there are few losses yet those that train."""
+    """The variants that the figures of a study's first page draw, in its order: all, or of very many the best, each
+    with the baseline that it is compared with, and while there are few losses yet those that train."""
     names = study.variants
     if len(names) <= MOST_VARIANTS:
         return names
-    baselines, losses = {study.record["baseline"]}, {}
+    baselines, losses = dict.fromkeys(names, study.record["baseline"]), {}
     if study.comparison is not None:
-        baselines |= {*study.comparison.table["baseline"]}
-        means = zip(study.comparison.table["variant"], study.comparison.table["loss_mean"], strict=True)
-        losses = {name: loss for name, loss in means if math.isfinite(loss)}
+        table = study.comparison.table
+        baselines |= dict(zip(table["variant"], table["baseline"], strict=True))
+        losses = {name: loss for name, loss in zip(table["variant"], table["loss_mean"], strict=True) if loss == loss}
     begun = {trial["variant"] for trial in study.trials if trial["state"] != "planned"}
-
-    def rank(name: str) -> tuple[bool, float, bool]:
-        return name not in baselines, losses.get(name, math.inf), name not in begun
-
-    drawn = {*sorted(names, key=rank)[:MOST_VARIANTS]}
+    drawn: set[str] = set()
+    for name in sorted(names, key=lambda name: (losses.get(name, math.inf), name not in begun)):
+        if len(both := drawn | {name, baselines[name]}) <= MOST_VARIANTS:
+            drawn = both
     return [name for name in names if name in drawn]
 
 
@@ -80,8 +79,8 @@ def groups(
 
 
 def places_of(study: Study, by: str) -> dict[str, str]:
-    """What the trials of each variant are counted to: itself, or the level of a component, axis or rung, in the order
-    of the levels."""
+    """What the trials of each variant are counted to: itself, or its row, or the level of a component, axis or rung, in
+    the order of the levels."""
     if by == VARIANT:
         return {name: name for name in study.variants}
     levels, order = levels_of(study.record["variants"]), factors(study.record["variants"])[by]

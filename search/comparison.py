@@ -28,7 +28,7 @@ from search.search_table import search_frame, search_notes, search_summary
 from search.seeding import analysed, decision, only_wanted
 from search.selection import Selection, baselines_of, edge, select, varied_in, with_baselines, with_tuned_size
 from search.statistics import Analysis
-from search.status import standing
+from search.status import states_of
 from search.training_cost import spent_on, training_cost
 
 if TYPE_CHECKING:
@@ -54,8 +54,9 @@ class Comparison:
     effects: a row per level of what the study varies more than once: its mean difference over all else
         (factor_frames.all_effects); empty where each change stands in one row.
     noise: seed_sd, seed_spread, df, document_sd, resolvable (`unit`), resolvable_percent (of perplexity), comparisons,
-        critical_value (the largest used), unit, margin (of equivalence, in `unit`, or None), paired (whether any
-        difference is), unpaired (the variants whose difference is not), method (the sentence to print).
+        critical_value (the largest used), always_valid (whether intervals hold at every number of seeds), unit, margin
+        (of equivalence, in `unit`, or None), paired (whether any difference is), unpaired (the variants whose
+        difference is not), method (the sentence to print).
     notes: sentences: what was not run, diverged, pruned, reused, lies at an edge, or is not as it should be.
     provenance: study, data, tokens, context, seeds, recipe, versions, dates, identities (search/provenance.py).
     cost: what was trained for it, and would have been without reuse, early ends and the like (search/training_cost.py).
@@ -113,7 +114,7 @@ def load_comparison(store: Store, study: str) -> Comparison:
     found = findings_of(store, record, chosen)
     once = dict.fromkeys(trial["key"] for trial in trials if trial["key"] in chosen)  # a trial may have two rows
     documents = {key: read_documents(store.trial_folder(key)) for key in once}
-    states = standing(trials, store.holder)
+    states = states_of(trials, store.holder)
     for trial in trials:
         trial["state"] = states[trial["key"]]
         trial["measures"] = found.get(trial["key"], [])
@@ -300,6 +301,7 @@ def _noise(record: dict[str, Any], analysis: Analysis, layout: Layout) -> dict[s
         "unit": layout.unit,
         "paired": len(analysis.unpaired) < compared or not compared,
         "unpaired": [record["variants"][row]["name"] for row in analysis.unpaired],
+        "always_valid": analysis.always_valid,
         "margin": (record.get("sequential") or {}).get("margin"),
     }
     return {**noise, "method": method_sentence(noise, analysis, bool(layout.undocumented))}

@@ -74,12 +74,14 @@ def always_with(variants: Variants, factor: str) -> list[str]:
 
 def pairs_frame(variants: Variants, comparison: Comparison, factor: str) -> pd.DataFrame:
     """A row per pair and seed that both have: `level` against the factor's first one, the `cell` (the levels of all
-    other factors), `variant` and `reference`, and the `difference` of their TEST losses in the unit of the table. Where
-    the factor changes what is asked, so that no losses compare, there are none."""
+    other factors), `variant` and `reference`, the `difference` of their TEST losses in the unit of the table, and
+    `paired`: whether both saw the same batches. Where the factor changes what is asked, so that no losses compare,
+    there are none."""
     import pandas as pd
 
     levels, losses = levels_of(variants), _losses(comparison)
     asked = {variant["name"]: _asked(variant, comparison.noise["unit"]) for variant in variants}
+    batches = {variant["name"]: variant.get("batches") for variant in variants}
     first = factors(variants)[factor][0]
     places = {_without(own, (factor,)): name for name, own in levels.items() if own.get(factor) == first}
     rows = []
@@ -97,10 +99,11 @@ def pairs_frame(variants: Variants, comparison: Comparison, factor: str) -> pd.D
                     "reference": reference,
                     "seed": seed,
                     "difference": losses[name][seed] - losses[reference][seed],
+                    "paired": batches[name] == batches[reference],
                 }
             )
     columns = ["level", "cell", *(f"at {each}" for each in factors(variants) if each != factor)]
-    return pd.DataFrame(rows, columns=[*columns, "variant", "reference", "seed", "difference"])
+    return pd.DataFrame(rows, columns=[*columns, "variant", "reference", "seed", "difference", "paired"])
 
 
 def effects_frame(pairs: pd.DataFrame, noise: Mapping[str, Any], by: str | None = None) -> pd.DataFrame:
@@ -109,7 +112,8 @@ def effects_frame(pairs: pd.DataFrame, noise: Mapping[str, Any], by: str | None 
 
     The variance is that of the table: 2 sigma^2 / n of each of the C cells over C^2, sigma and its degrees of freedom
     pooled over all variants, and the variance of documents, as if every cell's documents were the same. Not corrected
-    for how many effects are looked at. NaN without a sigma.
+    for how many effects are looked at. NaN where the table has no intervals, or has such that hold at any number of
+    seeds, and where the factor changes the batches.
     """
     import pandas as pd
 
@@ -118,7 +122,7 @@ def effects_frame(pairs: pd.DataFrame, noise: Mapping[str, Any], by: str | None 
     for key, own in pairs.groupby(keys, sort=False):
         cells = own.groupby("cell", sort=False)["difference"].agg(["mean", "count"])
         variance = float((2 / cells["count"]).sum()) / len(cells) ** 2
-        half = _half_width(variance, noise)
+        half = _half_width(variance, noise) if own["paired"].all() else NAN
         mean = float(cells["mean"].mean())
         at = {"at": key[0]} if by is not None else {}
         ends = {"mean": mean, "low": mean - half, "high": mean + half}
@@ -132,29 +136,27 @@ def all_effects(variants: Variants, comparison: Comparison) -> pd.DataFrame:
     that it is `against`. What has one cell alone stands in the table; what changes the batches is not paired.
 
     Of a fraction of a factorial, in which no two variants differ in one component alone, it is the mean of all that
-    have it less that of all that lack it (Box and Hunter 1961), in `pairs` of as many; the design says what that is
-    mixed up with.
+    have it less that of all that lack it (Box and Hunter 1961), in `pairs` of as many, and not `paired`; the design
+    says what that is mixed up with.
     """
     import pandas as pd
 
-    batches = {variant["name"]: variant.get("batches") for variant in variants}
     found = []
     for factor in paired(variants):
         pairs = pairs_frame(variants, comparison, factor)
         effects = effects_frame(pairs, comparison.noise)
-        names = zip(pairs["variant"], pairs["reference"], strict=True)
-        if (effects["cells"] > 1).any() and all(batches[name] == batches[reference] for name, reference in names):
-            found.append(effects.assign(factor=factor, against=factors(variants)[factor][0]))
+        if (effects["cells"] > 1).any() and pairs["paired"].all():
+            found.append(effects.assign(factor=factor, against=factors(variants)[factor][0], paired=True))
     found += [pd.DataFrame([row]) for row in _main_effects(variants, comparison)]
-    columns = ["factor", "level", "against", "mean", "low", "high", "cells", "pairs"]
+    columns = ["factor", "level", "against", "mean", "low", "high", "cells", "pairs", "paired"]
     return pd.concat(found)[columns] if found else pd.DataFrame(columns=columns)
 
 
 def _main_effects(variants: Variants, comparison: Comparison) -> Iterator[dict[str, Any]]:
     """Of every component without pairs, where the variants of each cell of the grid are an orthogonal array."""
-    own, losses, alone = levels_of(variants), _losses(comparison), set(paired(variants))
+    own, losses, with_pairs = levels_of(variants), _losses(comparison), set(paired(variants))
     names = [name for name, levels in factors(variants).items() if levels == (WITHOUT, WITH)]
-    if alone.issuperset(names) or all(ROW in levels for levels in own.values()):
+    if with_pairs.issuperset(names) or all(ROW in levels for levels in own.values()):
         return
     asked = {variant["name"]: [_asked(variant, ""), variant.get("batches")] for variant in variants}
     cells: dict[tuple[tuple[str, str], ...], list[str]] = {}
@@ -163,6 +165,8 @@ def _main_effects(variants: Variants, comparison: Comparison) -> Iterator[dict[s
             cells.setdefault(_without(levels, names), []).append(name)
     effects, trials, squares = [], 0, 0.0
     for cell in cells.values():
+        if not all(own[name].keys() >= {*names} for name in cell):
+            return
         seeds = sorted(set.intersection(*({*losses.get(name, {})} for name in cell)))
         signs = np.array([[1 if own[name][factor] == WITH else -1 for factor in names] for name in cell])
         is_orthogonal = (signs.T @ signs == len(cell) * np.eye(len(names))).all() and not signs.sum(axis=0).any()
@@ -174,9 +178,9 @@ def _main_effects(variants: Variants, comparison: Comparison) -> Iterator[dict[s
         squares += 4 / (len(cell) * len(seeds)) / len(cells) ** 2
     half = _half_width(squares, comparison.noise)
     for factor, mean in zip(names, np.mean(effects, axis=0), strict=True):
-        if factor not in alone:
+        if factor not in with_pairs:
             ends = {"mean": mean, "low": mean - half, "high": mean + half}
-            counts = {"cells": len(cells), "pairs": trials // 2}
+            counts = {"cells": len(cells), "pairs": trials // 2, "paired": False}
             yield {"factor": factor, "level": WITH, "against": WITHOUT, **ends, **counts}
 
 
@@ -263,8 +267,9 @@ def _losses(comparison: Comparison) -> Losses:
 
 
 def _half_width(squares: float, noise: Mapping[str, Any]) -> float:
-    """Half of a 95% t interval of so many sigma^2 and the documents."""
-    if noise["seed_sd"] is None or not noise["df"]:
+    """Half of a 95% t interval of so many sigma^2 and the documents. Seeds that were added after a look at the
+    differences have none such."""
+    if noise["critical_value"] is None or noise["always_valid"]:
         return NAN
     variance = squares * noise["seed_sd"] ** 2 + (noise["document_sd"] or 0.0) ** 2
     return float(scipy.special.stdtrit(noise["df"], 0.975)) * math.sqrt(variance)

@@ -8,7 +8,7 @@ column, values, n}} (earlier ones have none), seconds it took, fingerprint, time
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from search.store import Store
@@ -44,7 +44,7 @@ def ask(store: Store, study: str, labels: Iterable[str]) -> None:
         store.remember(_ASKED + study, label, {})
 
 
-def findings_of(store: Store, record: dict[str, Any], keys: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+def findings_of(store: Store, record: dict[str, Any], keys: Collection[str]) -> dict[str, list[dict[str, Any]]]:
     """`findings` of trials of a study: those that were asked for, and what all of these trials have. What another study
     has measured of the trials that both share is no column of this one's table."""
     found = findings(store, keys)

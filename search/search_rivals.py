@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 STAGES = 4
 COLUMNS = ["study", "sampler", "complete", "perplexity", "front", "common_front", "after", "course"]
-_SAME = ("base", "space", "minimize", "constraints")
+_SAME = ("base", "space", "components", "minimize", "constraints")
 
 Search = tuple[Mapping[str, Any], pd.DataFrame]
 
@@ -31,7 +31,7 @@ def rivals_of(store: Store, record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def rivals_frame(searches: Sequence[Search]) -> pd.DataFrame:
-    """A row per search of `searches`, the study's own first; empty where it is the only one.
+    """A row per search that has drawn a trial, the study's own first; empty where it is the only one.
 
     complete: trials with a result that keep to the constraints; perplexity: the lowest on VALIDATION; front: how many
         of them stand on the front of their own search; common_front: on that of all searches together.
@@ -40,6 +40,7 @@ def rivals_frame(searches: Sequence[Search]) -> pd.DataFrame:
         in natural logarithms, up to the worst of each goal among the trials of all searches.
     """
     goals = goals_of(searches[0][0])
+    searches = [(record, frame) for record, frame in searches if len(frame)]
     known = [in_question(frame, goals) for _, frame in searches]
     points = [points_of(goals, each) for each in known]
     everything = [point for each in points for point in each]
@@ -63,12 +64,16 @@ def rivals_frame(searches: Sequence[Search]) -> pd.DataFrame:
                 "common_front": len(best & set(map(tuple, mine))),
                 "after": after,
                 "course": [
-                    _best(each) if len(goals) == 1 else hypervolume(points_of(goals, each), reference)
+                    _best(each) if len(goals) == 1 else _dominated(points_of(goals, each), reference)
                     for each in by_then
                 ],
             }
         )
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _dominated(points: list[list[float]], reference: Sequence[float]) -> float:
+    return hypervolume([points[index] for index in front(points)], reference)
 
 
 def _best(known: pd.DataFrame) -> float:

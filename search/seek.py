@@ -17,7 +17,7 @@ from search.estimate import memory_bytes
 from search.importance import importances
 from search.objectives.checks import positions
 from search.pareto import spanning
-from search.planning import Plan, Variant
+from search.planning import Plan, Variant, spelt
 from search.propose import Ending, Known, Proposer, fits
 from search.scores import excess, measured, told
 from search.selection import loss
@@ -258,6 +258,11 @@ class Seeker:
             "trials": search.trials,
             "most": search.most,
             "space": self.space.plain(),
+            "components": {
+                name: spelt(self.plan.study.components[name].settings)
+                for path, axis in self._switches()
+                for name in _named(path, axis)
+            },
             "base": self.base,
             "importances": importances(
                 self.space, [(known[number], each) for number, each in sorted(self.losses.items())]
@@ -302,7 +307,7 @@ class Seeker:
                 if not any(event["kind"] == FOUND and event["detail"] == detail for event in self.store.events(study)):
                     self.store.add_event(FOUND, study, **detail)
                 return False
-        self.plan.variants.append(dataclasses.replace(best, name=name))
+        self.plan.variants.append(dataclasses.replace(best, name=name, row=name))
         return True
 
 

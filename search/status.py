@@ -34,7 +34,7 @@ def status_of(root: Path, study: str | None = None) -> list[dict[str, Any]]:
     return found
 
 
-def standing(rows: Iterable[dict[str, Any]], holder_of: Callable[[str], object]) -> dict[str, str]:
+def states_of(rows: Iterable[dict[str, Any]], holder_of: Callable[[str], object]) -> dict[str, str]:
     """State by trial; one that is `running` in the table and has no driver any more is `interrupted`: `holder_of` says
     who runs a study, None for nobody."""
     found = {row["key"]: row for row in rows}

@@ -25,6 +25,7 @@ from search.factor_frames import (
     pairs_frame,
 )
 from search.render.blocks import Block, Cell, Column, number, printable
+from search.render.effect_blocks import interval
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd
@@ -74,7 +75,7 @@ def content(study: Study, chosen: Chosen) -> list[Component]:
         said = html.P(_never_alone(factor, always_with(variants, factor)), className="muted")
         shown = [section("Effect", said, *_contrast(found, factor))]
     if len(pairs) and (others := [name for name in factors(variants) if name != factor]):
-        shown.append(_beside(found, factor, others, pairs))
+        shown += _beside(found, factor, others, pairs)
     crossed = interactions_frame(variants, found)
     if len(crossed):
         shown.append(_interactions(found, crossed))
@@ -92,7 +93,7 @@ def _contrast(found: Comparison, factor: str) -> list[Component]:
     rows = found.effects[found.effects["factor"] == factor].to_dict("records")
     told = "All that have it, less all that lack it: {} {} {}. The notes of the table say what that is mixed up with."
     return [
-        html.P(told.format(number(row["mean"], "+.4f"), found.noise["unit"], _interval(row["low"], row["high"])))
+        html.P(told.format(number(row["mean"], "+.4f"), found.noise["unit"], interval(row["low"], row["high"])))
         for row in rows
     ]
 
@@ -112,7 +113,7 @@ def _effect(study: Study, found: Comparison, factor: str, pairs: pd.DataFrame) -
     columns = [
         Column("", [Cell(printable(row["place"])) for row in rows], "l"),
         Column(f"Δ {found.noise['unit']}", [Cell(number(row["mean"], "+.4f")) for row in rows]),
-        Column("95% interval", [Cell(_interval(row["low"], row["high"])) for row in rows]),
+        Column("95% interval", [Cell(interval(row["low"], row["high"])) for row in rows]),
         Column("cells", [Cell(str(row["cells"])) for row in rows]),
         Column("pairs", [Cell(str(row["pairs"])) for row in rows]),
     ]
@@ -121,16 +122,12 @@ def _effect(study: Study, found: Comparison, factor: str, pairs: pd.DataFrame) -
     return section("Effect", drawn, html.P(NOTE, className="muted small"), *table)
 
 
-def _interval(low: float, high: float) -> str:
-    return f"[{low:+.4f}, {high:+.4f}]" if low == low else number(None, "")
-
-
 def _place(factor: str, level: str) -> str:
     return factor if level == WITH else level_name(factor, level)
 
 
-def _beside(found: Comparison, factor: str, others: Sequence[str], pairs: pd.DataFrame) -> Component:
-    """The effect where each of the other factors is at each of its levels."""
+def _beside(found: Comparison, factor: str, others: Sequence[str], pairs: pd.DataFrame) -> list[Component]:
+    """The effect where each of the other factors is at each of its levels, of those that its pairs have."""
     import pandas as pd
 
     rows, points = [], []
@@ -141,8 +138,10 @@ def _beside(found: Comparison, factor: str, others: Sequence[str], pairs: pd.Dat
             place = f"{level}{level_name(other, row['at'])}"
             rows.append(row | {"place": place})
             points.append(pairs[(pairs[by] == row["at"]) & (pairs["level"] == row["level"])].assign(place=place))
+    if not rows:
+        return []
     figure = figures_factor.effects(rows, pd.concat(points), found.noise["unit"])
-    return section(f"{factor} beside the others", graph("beside", figure, 90 + 48 * len(rows)))
+    return [section(f"{factor} beside the others", graph("beside", figure, 90 + 48 * len(rows)))]
 
 
 def _interactions(found: Comparison, crossed: pd.DataFrame) -> Component:

@@ -71,9 +71,7 @@ def _rates(study: Study, found: Comparison, colours: Mapping[str, str]) -> Compo
             "showlegend": True,
             "legend": {**figure["layout"]["legend"], "y": 1.02, "yanchor": "bottom"},
         }
-        note = (
-            "Each rate of the grid, means over the seeds. Rings: the best one. Crosses at the top: all seeds diverged."
-        )
+        note = "Each rate of the grid, means over the seeds. Rings: the best one. Crosses at the top: a seed diverged."
         return section("Learning rate", graph("rates", figure, 420), html.P(note, className="muted small"))
     if not rows:
         said = "How the loss depends on the learning rate, and the largest that is stable."
@@ -91,21 +89,24 @@ def _rates(study: Study, found: Comparison, colours: Mapping[str, str]) -> Compo
 
 
 def crossed_rates(study: Study, found: Comparison) -> list[dict[str, Any]]:
-    """Rows for `figures.rate_curve` of a study whose grid has learning rates: of each of its other combinations."""
+    """Rows for `figures.rate_curve` of a study whose grid has learning rates: of each of its other combinations. As in
+    the table, where a seed diverged there is no mean."""
     losses = found.trials[found.trials["reported"]].groupby("variant")["validation_loss"].mean()
-    lost = {*found.trials[found.trials["state"] == "diverged"]["variant"]}
+    lost = {*found.table[found.table["verdict"] == "diverged"]["variant"]}
     rows: list[dict[str, Any]] = []
     best: dict[str, float] = {}
     for name, levels in levels_of(study.record["variants"]).items():
         rate = next((float(levels[key]) for key in _RATES if key in levels), None)
-        loss = float(losses.get(name, math.nan))
+        loss = math.nan if name in lost else float(losses.get(name, math.nan))
         if rate is None or not (math.isfinite(loss) or name in lost):
             continue
-        series = told((factor, level) for factor, level in levels.items() if factor not in _RATES) or found.baseline
-        state = "complete" if math.isfinite(loss) else "diverged"
+        series = told((factor, level) for factor, level in levels.items() if factor not in _RATES)
+        series = series or found.baseline.partition(" [")[0]
+        state = "diverged" if name in lost else "complete"
         rows.append({"variant": series, "lr": rate, "validation_loss": loss, "state": state})
-        best[series] = min(loss, best.get(series, math.inf))
-    return [row | {"best": row["validation_loss"] == best[row["variant"]]} for row in rows]
+        if math.isfinite(loss):
+            best[series] = min(loss, best.get(series, math.inf))
+    return [row | {"best": row["validation_loss"] == best.get(row["variant"])} for row in rows]
 
 
 def _diamond(row: Mapping[str, Any], colours: Mapping[str, str]) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def _left_out(study: Study, shown: list[str]) -> str | None:
     if len(shown) == len(study.variants):
         return None
     ranked = study.comparison is not None and study.comparison.table["loss_mean"].notna().any()
-    which = "the baselines and the best" if ranked else "the baselines and what trains first"
+    which = "the best and their baselines" if ranked else "what trains first and its baselines"
     counted = f"Drawn are {len(shown)} of {len(study.variants)} variants, {which}"
     return f"{counted}; the table and the page of curves have all."
 

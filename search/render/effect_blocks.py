@@ -17,19 +17,30 @@ LEGEND = (
     "many effects are looked at; pairs: of a cell's variants and a seed"
 )
 
+FRACTION = (
+    "of a component that is never alone: all that have it less all that lack it, mixed up with what the notes say"
+)
+
 
 def effect_blocks(comparison: Comparison) -> Iterator[Block]:
     """The effect of every level against the first one of its factor; nothing where no factor is varied twice."""
     rows = records(comparison.effects)
     if not rows:
         return
-    ends = [[number(row[end], "+.4f") for end in ("low", "high")] for row in rows]
     columns = [
         Column("effect", [Cell(printable(level_name(row["factor"], row["level"]))) for row in rows], "l"),
         Column("against", [Cell(printable(level_name(row["factor"], row["against"]))) for row in rows], "l"),
         Column(f"Δ {comparison.noise['unit']}", [Cell(number(row["mean"], "+.4f")) for row in rows]),
-        Column("95% interval", [Cell(f"[{low}, {high}]") for low, high in ends]),
+        Column("95% interval", [Cell(interval(row["low"], row["high"])) for row in rows]),
         Column("cells", [Cell(str(row["cells"])) for row in rows]),
         Column("pairs", [Cell(str(row["pairs"])) for row in rows]),
     ]
-    yield Block("Effects over all else that varies", columns, LEGEND)
+    legend = LEGEND if all(row["paired"] for row in rows) else f"{LEGEND}; {FRACTION}"
+    if comparison.noise["always_valid"]:
+        legend += "; no intervals, as seeds were added until differences were resolved"
+    yield Block("Effects over all else that varies", columns, legend)
+
+
+def interval(low: float, high: float) -> str:
+    """The ends of an interval; a dash where there is none."""
+    return f"[{low:+.4f}, {high:+.4f}]" if low == low else number(None, "")

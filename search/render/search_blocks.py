@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from search.render.blocks import SEARCH_ROWS, Block, Cell, Column, number, printable, short_count
@@ -78,7 +79,7 @@ def _front(comparison: Comparison) -> Block:
 def rivals_block(comparison: Comparison) -> Block:
     """This search beside others of the same space, goals and constraints."""
     rows, several = comparison.rivals.to_dict("records"), len(comparison.searched["minimize"]) > 1
-    best, after = min(row["perplexity"] for row in rows), rows[0]["after"]
+    best, after = _finite(min, (row["perplexity"] for row in rows)), rows[0]["after"]
     courses = list(zip(*(row["course"] for row in rows), strict=True))
     columns = [
         Column("search", [Cell(row["study"]) for row in rows], "l"),
@@ -94,7 +95,7 @@ def rivals_block(comparison: Comparison) -> Block:
     form, least = (".4g", max) if several else (".3f", min)
     for count, found in zip(after, courses, strict=True):
         header = f"hypervolume ↑ after {count}" if several else f"perplexity ↓ after {count}"
-        columns.append(Column(header, [Cell(number(value, form), value == least(found)) for value in found]))
+        columns.append(Column(header, [Cell(number(value, form), value == _finite(least, found)) for value in found]))
     legend = (
         "* best; validation; after so many trials that each had drawn; one search each, so that luck is not told apart"
     )
@@ -103,6 +104,12 @@ def rivals_block(comparison: Comparison) -> Block:
             "; hypervolume in natural logarithms, reference: the worst of the complete trials of all these searches"
         )
     return Block("Searches of the same space", columns, legend)
+
+
+def _finite(pick: Callable[[list[float]], float], values: Iterable[float]) -> float | None:
+    """The least or the most of what is a number; None where nothing is."""
+    known = [value for value in values if math.isfinite(value)]
+    return pick(known) if known else None
 
 
 def _place(row: Mapping[Any, Any]) -> str:
@@ -148,8 +155,10 @@ def _settings(rows: list[dict[Hashable, Any]]) -> Column:
 
 
 def _repeated(comparison: Comparison) -> str:
-    """Which variants of the table are trials of the search, and what these have: whole, as a cell may be cut."""
-    proposals = {row["key"]: row for row in comparison.search.to_dict("records")}
+    """Which variants of the table are trials of the search, and what these have: whole, as a cell may be cut. Of equal
+    proposals it is the first."""
+    latest = comparison.search.sort_values("number", ascending=False)
+    proposals = {row["key"]: row for row in latest.to_dict("records")}
     repeats = comparison.trials[comparison.trials["role"].str.contains("repeat")].to_dict("records")
     found = {row["variant"]: proposals[row["key"]] for row in repeats if row["key"] in proposals}
     told = [f"; {name} is trial {row['number']} ({', '.join(terse(row['settings']))})" for name, row in found.items()]

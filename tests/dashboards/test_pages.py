@@ -247,9 +247,23 @@ def test_figures_of_very_many_variants_draw_the_baseline_and_the_best(tmp_path):
     wanted = {"baseline", *[name for name in best if name != "baseline"][:23]}
     assert lines.leading(study) == [name for name in effects if name in wanted]
     page = Client(tmp_path).page("/study/many")
-    assert page.count("Drawn are 24 of 40 variants, the baselines and the best") == 2
+    assert page.count("Drawn are 24 of 40 variants, the best and their baselines") == 2
     drawn = [name for name in effects if json.dumps({"variant": name}) in page]
     assert drawn == lines.leading(study)
+
+
+def test_figures_of_very_many_cells_draw_the_best_beside_what_they_are_compared_with(tmp_path):
+    names = [f"{row} [width={width}]" for width in range(20) for row in ("baseline", "G1")]
+    effects = {name: 0.02 * (index // 2) - 0.01 * (index % 2) for index, name in enumerate(names)}
+    plan = Plan("cells", effects=effects, rates=(), seeds=(0,), points=8, steps=8)
+    with make_store(tmp_path) as made:
+        stored = record(make_study(made, plan))
+        for variant in stored["variants"]:
+            variant["baseline"] = variant["name"].replace("G1", "baseline")
+        stored["baseline"] = names[0]
+        made.save_study(plan.name, stored, "study: cells\n")
+    shown = lines.leading(Library(tmp_path).study("cells"))
+    assert shown == names[:24]
 
 
 def test_figures_of_very_many_variants_draw_what_trains_while_there_are_no_losses(tmp_path):
@@ -264,7 +278,7 @@ def test_figures_of_very_many_variants_draw_what_trains_while_there_are_no_losse
     drawn = lines.leading(Library(tmp_path).study("many"))
     assert {"baseline", *began} < {*drawn} and len(drawn) == 24
     page = Client(tmp_path).page("/study/many")
-    assert "Drawn are 24 of 41 variants, the baselines and what trains first" in page
+    assert "Drawn are 24 of 41 variants, what trains first and its baselines" in page
 
 
 def test_curves_are_means_over_what_shares_a_level(tmp_path):
@@ -290,8 +304,9 @@ def test_curves_are_means_over_what_shares_a_level(tmp_path):
 
 
 def test_rates_of_a_grid_are_a_curve_of_each_of_its_other_combinations(tmp_path):
-    names = [f"{row} [lr={rate}]" for rate in ("0.004", "0.016") for row in ("baseline", "G1")]
-    plan = Plan("rates", effects=dict(zip(names, (0.0, -0.05, 0.3, 0.1), strict=True)), rates=(), seeds=(0, 1))
+    names = [f"{row} [lr={rate}]" for rate in ("0.004", "0.016", "0.064") for row in ("baseline", "G1")]
+    effects = dict(zip(names, (0.0, -0.05, 0.3, 0.1, 0.4, 0.4), strict=True))
+    plan = Plan("rates", effects=effects, rates=(), seeds=(0, 1), diverge=((names[-1], 1e-3),))
     with make_store(tmp_path) as made:
         stored = record(make_study(made, plan))
         for variant in stored["variants"]:
@@ -301,10 +316,12 @@ def test_rates_of_a_grid_are_a_curve_of_each_of_its_other_combinations(tmp_path)
     study = Library(tmp_path).study("rates")
     rows = stability.crossed_rates(study, study.comparison)
     assert [(row["variant"], row["lr"], row["best"]) for row in rows] == [
-        ("baseline", 0.004, True), ("G1", 0.004, True), ("baseline", 0.016, False), ("G1", 0.016, False)
+        ("baseline", 0.004, True), ("G1", 0.004, True), ("baseline", 0.016, False), ("G1", 0.016, False),
+        ("baseline", 0.064, False), ("G1", 0.064, False),
     ]  # fmt: skip
+    assert [row["state"] for row in rows] == ["complete"] * 5 + ["diverged"]
     trials = study.comparison.trials
-    for row, name in zip(rows, names, strict=True):
+    for row, name in zip(rows[:-1], names[:-1], strict=True):
         own = trials[(trials["variant"] == name) & trials["reported"]]["validation_loss"]
         assert len(own) == 2 and row["validation_loss"] == pytest.approx(own.mean())
     assert "Each rate of the grid" in Client(tmp_path).page("/study/rates/stability")

@@ -34,7 +34,8 @@ from search.factor_frames import (
 )
 from search.figure_frames import minus_baseline, over_rows, probes_frame, settings_frame, smoothed, uniform_frame
 from search.findings import ask, keep_finding
-from search.render.blocks import with_error
+from search.render.blocks import DASH, with_error
+from search.render.effect_blocks import effect_blocks
 from search.reporting import report
 from search.scaling_lines import scaling_lines
 from search.store import Store
@@ -205,6 +206,10 @@ def test_of_a_fraction_effects_are_contrasts_over_all_of_its_variants(told, comp
         wide = t.ppf(0.975, found.noise["df"]) * found.noise["seed_sd"] * math.sqrt(2 * 4 / 12 / 4)
         assert rows.loc[name, "high"] - rows.loc[name, "mean"] == pytest.approx(wide)
     assert "gate" not in [*all_effects(half[1:], found)["factor"]], "a run is missing: nothing is orthogonal"
+    said = "of a component that is never alone"
+    (block,) = effect_blocks(replace(found, effects=rows.reset_index()))
+    (alone,) = effect_blocks(found)
+    assert said in block.legend and said not in alone.legend
 
 
 def test_losses_of_other_questions_make_no_effect(compared):
@@ -217,6 +222,20 @@ def test_losses_of_other_questions_make_no_effect(compared):
         assert len(crossed) == 3 and "block.norm.placement" not in {*crossed["one"], *crossed["other"]}
     variants = [{**v, "batches": v["name"].partition("[")[2]} for v in record["variants"]]
     assert [*all_effects(variants, found)["factor"]] == ["gate", "qk_norm", "short_conv"], "these are not paired"
+    (told,) = effects_frame(pairs_frame(variants, found, "block.norm.placement"), found.noise).to_dict("records")
+    assert math.isfinite(told["mean"]) and math.isnan(told["low"]) and math.isnan(told["high"])
+
+
+def test_effects_have_no_interval_where_the_table_has_none_or_looked_at_the_seeds(compared):
+    found, record = compared[FACTORIAL]
+    for other in ({"critical_value": None}, {"always_valid": True}):
+        seen = replace(found, noise=found.noise | other)
+        rows = all_effects(record["variants"], seen)
+        assert rows["mean"].notna().all() and rows[["low", "high"]].isna().all(axis=None)
+    (block,) = effect_blocks(replace(seen, effects=rows))
+    assert "no intervals, as seeds were added until differences were resolved" in block.legend
+    (intervals,) = (column.cells for column in block.columns if column.header == "95% interval")
+    assert {cell.text for cell in intervals} == {DASH}
 
 
 def test_rows_that_no_component_tells_apart_are_a_factor_and_pair_with_none_but_themselves(told, compared):

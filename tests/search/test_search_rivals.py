@@ -93,3 +93,18 @@ def test_the_report_shows_searches_that_ask_the_same_and_no_others(tmp_path: Pat
     assert compared(store, "chance").rivals["study"].tolist() == ["chance", "gates"]
     told = report(found, "text")
     assert "Searches of the same space" in told and "common front" in told and "after 4" in told
+
+
+def test_components_that_mean_something_else_are_another_space(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    for heads in (1, 2):
+        few, gate = f"few: {{block.attention.kv_heads: {heads}}}", "G1: {block.attention.gate: sdpa}"
+        asked = SMALL | {"components": f"components: {{{few}, {gate}}}", "seeds": "seeds: 3"}
+        asked["space"] = "space:\n  heads: {component: [off, few]}\n  gate: {component: [off, G1]}\n"
+        asked["search"] = "search: {trials: 8, sampler: random, minimize: [perplexity, parameters], keep: 3}"
+        study = write_study(tmp_path, **asked)
+        run(study, store, overrides={"study": f"heads-{heads}"}, executor="inline", track=False)
+    found = compared(store, "heads-2")
+    assert not len(found.rivals)
+    assert not len(found.effects), "what was found differs in more than a component"
+    assert "found-2 is trial 4 " in report(found, "text"), "of equal proposals the first, which stands on the front"
