@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,9 +24,13 @@ from search.cli_kit import (
     fail,
     parsed,
     store_folder,
+    study_name,
     verb,
 )
 from search.stop import leave, leaving_early
+
+if TYPE_CHECKING:
+    from search.planning import Plan
 
 
 def _version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
@@ -129,6 +134,13 @@ def run(
     from search.running import run as run_study
     from search.running import store_root
 
+    shown = study  # what the commands that read a store find it by: a scale has a name of its own
+
+    def begin(planned: Plan) -> None:
+        nonlocal shown
+        shown = study if planned.study.study == study_name(study) else planned.study.study
+        progress.plan(planned.record(), planned.trials)
+
     with leaving_early(), make_progress(as_json=as_json) as progress:
         summary = run_study(
             study,
@@ -137,7 +149,7 @@ def run(
             executor="inline" if inline else "ray",
             address=address,
             on_event=progress.event,
-            on_plan=lambda planned: progress.plan(planned.record(), planned.trials),
+            on_plan=begin,
             track=not no_track,
             allow_plugins=allow_plugins,
             smoke=smoke,
@@ -145,7 +157,7 @@ def run(
     if not as_json:
         from search.terminal import print_summary
 
-        print_summary(summary, study, store_root(store))
+        print_summary(summary, shown, store_root(store))
     leave(summary.exit_code)
 
 
