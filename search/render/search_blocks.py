@@ -94,15 +94,13 @@ def rivals_block(comparison: Comparison) -> Block:
         ]
     form, least = (".4g", max) if several else (".3f", min)
     for count, found in zip(after, courses, strict=True):
-        header = f"hypervolume ↑ after {count}" if several else f"perplexity ↓ after {count}"
-        columns.append(Column(header, [Cell(number(value, form), value == _finite(least, found)) for value in found]))
-    legend = (
-        "* best; validation; after so many trials that each had drawn; one search each, so that luck is not told apart"
-    )
-    if several:
-        legend += (
-            "; hypervolume in natural logarithms, reference: the worst of the complete trials of all these searches"
-        )
+        header, cells = f"after {count} {'↑' if several else '↓'}", [number(value, form) for value in found]
+        marks = [value == _finite(least, found) for value in found]
+        columns.append(Column(header, [Cell(*cell) for cell in zip(cells, marks, strict=True)]))
+    of_several = "hypervolume in natural logarithms, reference: the worst of the complete trials of them all"
+    legend = "* best; validation; after so many trials of each: "
+    legend += of_several if several else "the lowest perplexity"
+    legend += "; one search each, so that luck is not told apart"
     return Block("Searches of the same space", columns, legend)
 
 
