@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from search.faults import RETRIES
 from search.lock import is_study_name
-from search.status import standing
+from search.status import states_of
 from search.stop import EXIT_TRY_AGAIN, Summary, count, summarise
 from search.store import TERMINAL, Store
 from search.table import goes_on
@@ -68,7 +68,7 @@ class Follower:
     def read(self) -> None:
         """Looks at the table."""
         self.rows = self.store.study_trials(self.study)
-        self.states = standing(self.rows, self.store.holder)
+        self.states = states_of(self.rows, self.store.holder)
 
     def news(self) -> Iterator[dict[str, Any]]:
         """What changed since the last call, in events of `drive`; at first how the study stands and what runs."""

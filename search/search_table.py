@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from search.frames import records
 from search.pareto import front, hypervolume
 from search.scores import measured, told
 from search.selection import loss
@@ -112,8 +113,7 @@ def in_question(frame: pd.DataFrame, goals: Sequence[str]) -> pd.DataFrame:
 
 def points_of(goals: Sequence[str], known: pd.DataFrame) -> list[list[float]]:
     """What a sampler sees of each of these trials: natural logarithms of the goals."""
-    rows = known.to_dict("records")
-    seen = ({**row, "loss": row["validation_loss"]} for row in rows)
+    seen = ({**row, "loss": row["validation_loss"]} for row in records(known))
     return [[value for value in told(goals, row) if value is not None] for row in seen]
 
 
