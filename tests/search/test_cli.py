@@ -253,8 +253,9 @@ def test_run_prints_json_lines_alone_and_trains_nothing_twice(trained: Path) -> 
 def test_run_says_what_to_type_next(trained: Path) -> None:
     result = archlab("run", "study.yaml", "--inline", "--no-track", "--store", ".archlab")
     assert result.stdout.splitlines()[-2:] == ["  archlab report study.yaml", "  archlab dashboard"]
-    result = archlab("run", "study.yaml", "--inline", "--no-track", "--set", "study=other")
-    assert "  archlab report other" in result.stdout.splitlines(), "the file's own name is another study"
+    result = archlab("run", "study.yaml", "--inline", "--no-track", "--store", "another", "--set", "study=other")
+    told = result.stdout.splitlines()
+    assert "  archlab report other --store another" in told, "the file's own name is that of another study"
 
 
 @pytest.mark.parametrize("format_", ["text", "md", "latex", "csv", "json"])
