@@ -135,13 +135,7 @@ def compare(
     A variant is compared with the baseline that it names, else with the study's, which without one is the first
     variant. Raises ValueError when a baseline is no variant, or there is none.
     """
-    names = [v["name"] for v in record["variants"]]
-    if not names:
-        raise ValueError(f"the study '{record['study']}' has no variants")
-    record = with_baselines(record)
-    for name in baselines_of(record):
-        if name not in names:
-            raise ValueError(f"the baseline '{name}' is not a variant of the study ({', '.join(names)})")
+    record = _checked(record)
     trials = [{"documents": None, **t} for t in trials]
     everyone = only_wanted(record, trials, select(record, trials))
     seen = screened(record, trials) if record.get("screen") else None
@@ -157,10 +151,10 @@ def compare(
     screen = screen_frame(whole, seen)
     table = table.assign(probe_loss=screen["probe_loss"], probe_rank=screen["probe_rank"]) if len(screen) else table
     noise, nats = _noise(record, analysis, layout), layout.unit == "nats/token"
-    verdicts = {name: said for name, said in zip(names, table["verdict"], strict=True) if name in contrasts}
+    verdicts = {name: said for name, said in zip(table["variant"], table["verdict"], strict=True) if name in contrasts}
     comparable = {name for name, said in verdicts.items() if said not in NO_DIFFERENCE}
-    searched = search_frame(record, trials)
-    summary = search_summary(record, searched)
+    searches = [(each, search_frame(each, rows)) for each, rows in ((record, trials), *rivals)]
+    summary = search_summary(*searches[0])
     screening = screen_summary(whole, seen)
     notes = gather_notes(record, selections, analysis, layout.undocumented, noise, list(verdicts.values()))
     domains = domains_frame(record, selections)
@@ -172,7 +166,7 @@ def compare(
         table=table,
         rates=rates_frame(record, selections),
         trials=trials_frame(everyone, trials),
-        search=searched,
+        search=searches[0][1],
         noise=noise,
         notes=[*screening.get("sentences", ()), *notes, *search_notes(summary), *scaling_notes(rungs, fits)],
         provenance=provenance(whole, selections, trials),
@@ -181,7 +175,7 @@ def compare(
         rungs=rungs,
         scaling=fits,
         searched=summary,
-        rivals=rivals_frame([(record, searched), *((each, search_frame(each, rows)) for each, rows in rivals)]),
+        rivals=rivals_frame(searches),
         screen=screen,
         screened=screening,
         measures=measures_frame(selections),
@@ -191,6 +185,18 @@ def compare(
         tuning=tuning_frame(record, selections, noise["seed_sd"], comparable if nats else set()),
     )
     return replace(found, effects=all_effects(record["variants"], found))
+
+
+def _checked(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with the baseline of each variant. Raises ValueError where one is no variant, or there is none."""
+    names = [v["name"] for v in record["variants"]]
+    if not names:
+        raise ValueError(f"the study '{record['study']}' has no variants")
+    record = with_baselines(record)
+    for name in baselines_of(record):
+        if name not in names:
+            raise ValueError(f"the baseline '{name}' is not a variant of the study ({', '.join(names)})")
+    return record
 
 
 def _row(

@@ -25,12 +25,16 @@ def front(points: Sequence[Point]) -> list[int]:
 def hypervolume(points: Sequence[Point], reference: Point) -> float:
     """The volume between the points and `reference`, by slices along the last axis (Zitzler and Thiele, 1999)."""
     inside = [tuple(point) for point in points if all(a < b for a, b in zip(point, reference, strict=True))]
+    return _volume([inside[index] for index in front(inside)], reference)
+
+
+def _volume(inside: list[tuple[float, ...]], reference: Point) -> float:
     if len(reference) == 1 or not inside:
         return reference[0] - min(point[0] for point in inside) if inside else 0.0
     inside.sort(key=lambda point: point[-1])
     ends = [*(point[-1] for point in inside[1:]), reference[-1]]
     return sum(
-        (end - point[-1]) * hypervolume([each[:-1] for each in inside[: index + 1]], reference[:-1])
+        (end - point[-1]) * _volume([each[:-1] for each in inside[: index + 1]], reference[:-1])
         for index, (point, end) in enumerate(zip(inside, ends, strict=True))
         if end > point[-1]
     )

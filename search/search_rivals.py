@@ -64,16 +64,12 @@ def rivals_frame(searches: Sequence[Search]) -> pd.DataFrame:
                 "common_front": len(best & set(map(tuple, mine))),
                 "after": after,
                 "course": [
-                    _best(each) if len(goals) == 1 else _dominated(points_of(goals, each), reference)
+                    _best(each) if len(goals) == 1 else hypervolume(points_of(goals, each), reference)
                     for each in by_then
                 ],
             }
         )
     return pd.DataFrame(rows, columns=COLUMNS)
-
-
-def _dominated(points: list[list[float]], reference: Sequence[float]) -> float:
-    return hypervolume([points[index] for index in front(points)], reference)
 
 
 def _best(known: pd.DataFrame) -> float:

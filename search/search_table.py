@@ -93,8 +93,8 @@ def search_summary(record: Mapping[str, Any], frame: pd.DataFrame) -> Summary:
     }
     known = in_question(frame, goals)
     if len(goals) > 1 and len(known):
-        points = points_of(goals, known[known["front"]])
-        reference = [max(column) for column in zip(*points_of(goals, known), strict=True)]
+        points = points_of(goals, known)
+        reference = [max(column) for column in zip(*points, strict=True)]
         worst = {goal: float(known[column_of(goal)].max()) for goal in goals}
         found |= {"hypervolume": hypervolume(points, reference), "reference": worst}
     return found

@@ -24,8 +24,7 @@ from search.factor_frames import (
     paired,
     pairs_frame,
 )
-from search.render.blocks import Block, Cell, Column, number, printable
-from search.render.effect_blocks import interval
+from search.render.blocks import Block, Cell, Column, interval, number, printable
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd

@@ -11,7 +11,19 @@ import scipy  # its special is imported when it is used: an eighth of a second
 
 from search.frames import records
 from search.notes import NO_DIFFERENCE
-from search.render.blocks import DASH, Block, Cell, Column, Page, number, page_of, printable, short_count, with_error
+from search.render.blocks import (
+    DASH,
+    Block,
+    Cell,
+    Column,
+    Page,
+    interval,
+    number,
+    page_of,
+    printable,
+    short_count,
+    with_error,
+)
 from search.render.shape import ERRORS, USUAL, Shape, known_column, known_error
 from search.where import Filter, parse_filter
 
@@ -154,7 +166,7 @@ def _columns(comparison: Comparison, rows: list[Row], error: str) -> Iterator[Co
     if several:
         yield numbered("bytes", "bytes/token", "bytes_per_token", ".3f", 5)
     yield numbered("delta", f"Δ {unit}", "delta", "+.4f")
-    yield column("interval", "95% interval", lambda r: r["delta"], lambda r: _interval(r["delta_low"], r["delta_high"]))
+    yield column("interval", "95% interval", lambda r: r["delta"], lambda r: interval(r["delta_low"], r["delta_high"]))
     yield column("verdict", "verdict", lambda r: r["verdict"], lambda r: _verdict(r["verdict"], margin), "l")
     if len(comparison.screen):
         yield column("probe", "probe (rank)", lambda r: r["probe_loss"], probe_text, keep=8)
@@ -291,10 +303,6 @@ def _spread(mean: float, std: float, digits: int) -> str:
 
 def _verdict(verdict: str, margin: float | None) -> str:
     return f"{verdict} within {margin:g}" if verdict == "equivalent" else verdict
-
-
-def _interval(low: float, high: float) -> str:
-    return DASH if math.isnan(low) else f"[{low:+.4f}, {high:+.4f}]"
 
 
 def trial_cells(comparison: Comparison, shape: Shape = USUAL) -> dict[str, list[tuple[Row, dict[str, Cell]]]]:

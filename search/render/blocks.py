@@ -118,6 +118,11 @@ def number(value: float | None, form: str) -> str:
     return DASH if value is None or not math.isfinite(value) else format(value, form)
 
 
+def interval(low: float, high: float) -> str:
+    """The ends of an interval of differences; a dash where there is none."""
+    return DASH if math.isnan(low) else f"[{low:+.4f}, {high:+.4f}]"
+
+
 def with_error(mean: float, half: float) -> str:
     """A mean and what stands behind its ±, with so many decimals that this shows two digits; nothing behind it for a
     single value, whose `half` is NaN."""

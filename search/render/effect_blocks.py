@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from search.factor_frames import level_name
 from search.frames import records
-from search.render.blocks import Block, Cell, Column, number, printable
+from search.render.blocks import Block, Cell, Column, interval, number, printable
 
 if TYPE_CHECKING:
     from search.comparison import Comparison
@@ -39,8 +39,3 @@ def effect_blocks(comparison: Comparison) -> Iterator[Block]:
     if comparison.noise["always_valid"]:
         legend += "; no intervals, as seeds were added until differences were resolved"
     yield Block("Effects over all else that varies", columns, legend)
-
-
-def interval(low: float, high: float) -> str:
-    """The ends of an interval; a dash where there is none."""
-    return f"[{low:+.4f}, {high:+.4f}]" if low == low else number(None, "")
