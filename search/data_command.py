@@ -26,7 +26,7 @@ from search.variants import Builder
 def data_of(study: Study, root: Path) -> dict[str, tuple[Dataset, Recipe]]:
     """The data sets of a study's variants and their stages by identity, made where they are not there, each with the
     first recipe that trains on it. Raises SpecError."""
-    builder = Builder(study, root)
+    builder = Builder(study, root, fetch=True)
     found: dict[str, tuple[Dataset, Recipe]] = {}
     for asked in climbed(builder, asked_variants(study)):
         recipe = builder.recipe(asked.settings, asked.rung)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from arch_dsl.errors import SpecError
 from arch_dsl.identity import canonical
+from search.data.absent import Absent
 from search.data.dataset import HELD_OUT, Dataset
 from search.data.prepare import prepare, require
 from search.recipe import Recipe
@@ -16,11 +17,11 @@ from search.trial import canonical_json
 
 
 class Datasets:
-    """Those of one study, in the folder `root`."""
+    """Those of one study, in the folder `root`; those that would have to be downloaded only if they are to `fetch`."""
 
-    def __init__(self, study: Study, root: Path) -> None:
-        self.study, self.root = study, root
-        self.prepared: dict[str, Dataset] = {}
+    def __init__(self, study: Study, root: Path, *, fetch: bool) -> None:
+        self.study, self.root, self.fetch = study, root, fetch
+        self.prepared: dict[str, Dataset | SpecError] = {}
         self.test_texts: dict[str, str] = {}
 
     def of(self, recipe: Recipe, like: Dataset | None = None, path: str = "train") -> Dataset:
@@ -28,9 +29,22 @@ class Datasets:
         alike = like.identity if like else None
         key = canonical_json([canonical(recipe.data), canonical(recipe.tokenizer), alike])
         if key not in self.prepared:
-            base = self.study.file.parent if self.study.file else None
-            self.prepared[key] = prepare(recipe.data, recipe.tokenizer, self.root, base, path, like)
-        return self.enough(recipe, self.prepared[key], path)
+            try:
+                self.prepared[key] = self._made(recipe, like, path)
+            except SpecError as error:
+                self.prepared[key] = error  # thirty variants don't wait thirty times for a network that is not there
+        found = self.prepared[key]
+        if isinstance(found, SpecError):
+            raise found
+        return self.enough(recipe, found, path)
+
+    def _made(self, recipe: Recipe, like: Dataset | None, path: str) -> Dataset:
+        source, tokenizer = recipe.data, recipe.tokenizer
+        base = self.study.file.parent if self.study.file else None
+        if self.fetch or not ((like and like.absent) or source.absent(self.root)):
+            return prepare(source, tokenizer, self.root, base, path, like)
+        source.find(base, f"{path}.data")  # is what can be refused without it
+        return Absent.of(source, tokenizer, f"{path}.tokenizer", base)
 
     def staged(self, stage: Stage, recipe: Recipe, before: Dataset, path: str) -> Dataset:
         """The data of a stage: its own in the tokens of that before it, or that. Raises SpecError."""
@@ -48,6 +62,8 @@ class Datasets:
 
     def enough(self, recipe: Recipe, dataset: Dataset, path: str = "train") -> Dataset:
         """The data set, if it holds what the recipe asks of it. Raises SpecError."""
+        if dataset.absent:
+            return dataset
         mark = recipe.mark("data") or self.study.mark("train")
         if recipe.objective.of_examples:
             if complaint := _not_its_examples(recipe, dataset):
@@ -68,6 +84,8 @@ class Datasets:
         if not recipe.objective.every:
             asked = [dataset.identity, recipe.context, canonical(recipe.objective)]
             source = canonical_json([source, *asked])
+        if dataset.absent:
+            return source
         if source not in self.test_texts:
             lengths = canonical_json(dataset.documents("test").bytes.tolist())
             self.test_texts[source] = hashlib.sha256(f"{source}{lengths}".encode()).hexdigest()[:16]

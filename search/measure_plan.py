@@ -62,10 +62,10 @@ def to_measure(planned: Plan, root: Path) -> ToMeasure:
 
 
 def _meant(planned: Plan, root: Path) -> list[Measure]:
-    """The measures of a study that a variant does not refuse, in its order."""
+    """The measures of a study that a variant does not refuse, in its order; all while data are absent."""
     evaluated = planned.study.evaluate.evaluated
-    refused = evaluated
-    for variant in planned.variants if evaluated else ():
+    refused = [] if planned.absent else evaluated
+    for variant in planned.variants if evaluated and not planned.absent else ():
         about = about_of(variant.trial(0), root / "data")
         refused = [measure for measure in refused if measure.refusal(about)]
     return [measure for measure in evaluated if measure not in refused]

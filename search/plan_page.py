@@ -95,6 +95,8 @@ def print_plan(planned: Plan, root: Path, slots: int | None = None) -> None:
     if known.going_on:
         console.print(Text(str(known.going_on)))
     _print_data(console, planned.variants[0])
+    if planned.absent:
+        console.print(Text(f"not downloaded yet: {'; '.join(planned.absent)}; `archlab run` does that first"))
     guess = estimate(planned, root, slots or _here(planned), done if left else planned.trials)
     console.print(
         f"about {duration(guess.wall_s)} on {guess.slots} cores ({duration(guess.core_s)} of one core; "
@@ -158,6 +160,9 @@ def _print_variants(console: Console, planned: Plan) -> None:
 def _print_data(console: Console, first: Variant) -> None:
     """What the first variant reads, and how often."""
     data = first.dataset.record()
+    if first.dataset.absent:
+        console.print(Text(f"data: {data['source']}, {data['tokenizer']}"))
+        return
     each = first.recipe.epochs(first.dataset)
     epochs = f"{each[0]:.2g} epochs" if len(each) == 1 else f"{len(each)} domains"
     density = f", {data['bytes_per_token']:.3g} bytes per token" if "bytes_per_token" in data else ""

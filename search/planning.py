@@ -61,6 +61,11 @@ class Plan:
         return list(range(most(self.study.seeds)))
 
     @property
+    def absent(self) -> list[str]:
+        """The labels of those of its data that have yet to be downloaded."""
+        return [*dict.fromkeys(data.header["labels"]["source"] for each in self.variants for data in each.absent)]
+
+    @property
     def points(self) -> list[dict[str, Any]]:
         """The settings that every variant chooses from, before any extension; empty without `tune`."""
         return self.study.tune.points if self.study.tune else []
@@ -319,10 +324,12 @@ def _step(row: dict[str, Any]) -> int | None:
     return None if row["result"] is None else row["result"].get("step")
 
 
-def plan(study: Study, data_root: Path, micro_batch: int | None = None) -> Plan:
+def plan(study: Study, data_root: Path, micro_batch: int | None = None, *, fetch: bool = False) -> Plan:
     """The variants of a study with everything solved that is left open; prepares the data, trains nothing.
 
-    `micro_batch` is what was decided for the study: how many sequences are computed at a time at most.
+    `micro_batch` is what was decided for the study: how many sequences are computed at a time at most. Data are only
+    downloaded to `fetch` them or to time steps on them: a plan without is the same but for the identities of its
+    trials, and does not refuse what only the text can.
 
     Raises SpecError with everything that is wrong with any variant, and for kernels forced by a name of none.
     """
@@ -330,9 +337,11 @@ def plan(study: Study, data_root: Path, micro_batch: int | None = None) -> Plan:
         kernels.forced()
     except ValueError as error:
         raise SpecError.of("environment", str(error)) from error
-    builder = Builder(study, data_root, micro_batch)
+    timed = study.match is not None and study.match.kind == "step_time"
+    builder = Builder(study, data_root, micro_batch, fetch=fetch or timed)
     found = variant_set(builder)
-    if problems := [*study.evaluate.problems(lambda: (About.of(each.trial(0), data_root) for each in found.variants))]:
+    known = [each for each in found.variants if not each.absent]
+    if problems := [*study.evaluate.problems(lambda: (About.of(each.trial(0), data_root) for each in known))]:
         raise SpecError(problems)
     tuner = _tuner(builder, found) if study.tune else None
     probes = probes_of(builder, found)

@@ -142,7 +142,10 @@ class Recipe(Spec):
         return sum(recipe.tokens for recipe in self.whole)
 
     def epochs(self, dataset: Dataset) -> tuple[float, ...]:
-        """How often a trial, without its stages, reads the training split, or each of its domains."""
+        """How often a trial, without its stages, reads the training split, or each of its domains; nothing where that
+        is absent."""
+        if dataset.absent:
+            return ()
         if self.objective.of_examples:
             return (self.rows_before(self.steps) / len(dataset.documents("train").tokens),)
         return tuple(self.tokens * share / (len(tokens) - 1) for share, tokens in dataset.streams())

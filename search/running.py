@@ -97,7 +97,7 @@ def run(
         workers = make_executor(executor, root, resources=study.resources, address=address)
         try:
             workers.start()
-            planned = plan(study, root / "data", smoking.decided(root, study.study))
+            planned = plan(study, root / "data", smoking.decided(root, study.study), fetch=True)
             if executor == "ray" and address is None:
                 refuse_too_little(planned)
             if smoke:

@@ -114,7 +114,7 @@ def stage_lines(name: str, plans: Sequence[StagePlan]) -> Iterator[str]:
     """The stages of a variant, for people."""
     for plan in plans:
         read = ", ".join(f"{each:.2g}" for each in plan.recipe.epochs(plan.dataset))
-        data = f"{read} epochs of {plan.dataset.record()['source']}"
+        data = f"{read} epochs of " * bool(read) + plan.dataset.record()["source"]
         steps = f"{plan.recipe.tokens:,} tokens ({plan.recipe.steps} steps), lr {plan.recipe.lr:g}"
         share = f"{plan.trained:,} of {plan.parameters:,} parameters"
         text = f"{name}: then {plan.name}: {steps}, {data}, {plan.recipe.objective.type}, trains {share}"

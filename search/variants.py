@@ -100,6 +100,11 @@ class Variant:
         return identity_of(self.trial(0))
 
     @property
+    def absent(self) -> list[Dataset]:
+        """Those of its data, by stage, that have yet to be downloaded."""
+        return [each for each in (self.dataset, *(stage.dataset for stage in self.stages)) if each.absent]
+
+    @property
     def batches(self) -> str:
         """What decides the batches: two variants with the same text here saw the same tokens in the same order."""
         recipe = self.recipe
@@ -158,11 +163,12 @@ class Built:
 class Builder:
     """Turns what a study asks for into variants: patch, match, resolve, cost; data sets are prepared once each."""
 
-    def __init__(self, study: Study, data_root: Path, micro_batch: int | None = None) -> None:
-        """`micro_batch` is what the store has decided that all variants are computed with at most, in sequences."""
+    def __init__(self, study: Study, data_root: Path, micro_batch: int | None = None, *, fetch: bool = False) -> None:
+        """`micro_batch` is what the store has decided that all variants are computed with at most, in sequences;
+        without `fetch` no data are downloaded: what would have to be is `absent`."""
         self.study, self.data_root, self.micro_batch = study, data_root, micro_batch
         self.settled: Settled | None = None
-        self.datasets = Datasets(study, data_root)
+        self.datasets = Datasets(study, data_root, fetch=fetch)
         self.bases: dict[tuple[Model, tuple[int, int]], Model] = {}
         self.built: dict[str, Built] = {}
         timings = Timings(data_root.parent / "timings", study.resources.cpus)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,7 @@ class Dataset:
 
     folder: Path
     header: dict[str, Any]
+    absent: ClassVar[bool] = False  # whether its text has yet to be downloaded
 
     @classmethod
     def open(cls, root: Path, identity: str) -> Dataset:

@@ -55,13 +55,11 @@ class Hub(Corpus):
             message = f"is missing: without it '{self.name}' may be another data set tomorrow; give a commit"
             raise SpecError.of(f"{path}.revision", message, self.mark("name"))
         files = find_files(self.data_files, base, f"{path}.data_files", self.mark("data_files")) if local else []
-        if root is None:
-            return files
-        asked = {**canonical(self), "data_files": [[str(f), f.stat().st_size, f.stat().st_mtime_ns] for f in files]}
-        for name in ("clean", "validation_bytes", "test_bytes"):
-            asked.pop(name, None)
-        key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
-        return self._fetched(root / f"hub-{key}", files, path)
+        return files if root is None else self._fetched(self._folder(root, files), files, path)
+
+    def absent(self, root: Path) -> bool:
+        """Whether it is of the hub, and not all of it was downloaded."""
+        return self.name not in _LOCAL and not _read_state(self._folder(root, []))["done"]
 
     def read(self, files: Sequence[Path], path: str) -> Iterator[Document]:
         """One document per row."""
@@ -72,6 +70,13 @@ class Hub(Corpus):
         """`hf: allenai/c4 en@1588ec4`"""
         config = f" {self.config}" if self.config else ""
         return f"hf: {self.name}{config}{f'@{self.revision[:7]}' if self.revision else ''}"
+
+    def _folder(self, root: Path, files: list[Path]) -> Path:
+        """Where its parts are kept: by what is downloaded, whatever becomes of it then."""
+        asked = {**canonical(self), "data_files": [[str(f), f.stat().st_size, f.stat().st_mtime_ns] for f in files]}
+        for name in ("clean", "validation_bytes", "test_bytes"):
+            asked.pop(name, None)
+        return root / f"hub-{hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]}"
 
     def _fetched(self, folder: Path, files: list[Path], path: str) -> list[Path]:
         """The parts in a folder, after adding those that are not there."""

@@ -110,6 +110,10 @@ class Mixture(Source):
         found = (domain.source.find(base, f"{path}.domains.{name}", root) for name, domain in self.domains.items())
         return [file for files in found for file in files]
 
+    def absent(self, root: Path) -> bool:
+        """Whether one of its domains is."""
+        return any(domain.source.absent(root) for domain in self.domains.values())
+
     def read(self, files: Sequence[Path], path: str) -> Iterator[Document]:
         """Not for a mixture: each of its domains is read by itself."""
         raise NotImplementedError

@@ -75,6 +75,10 @@ class Source(Family):
         """
         raise NotImplementedError
 
+    def absent(self, root: Path) -> bool:
+        """Whether some of its text has yet to be downloaded into `root`, the folder of prepared data."""
+        return False
+
     def read(self, files: Sequence[Path], path: str) -> Iterator[Document]:
         """The documents of these files in order. Raises SpecError for a file that is not UTF-8 text."""
         raise NotImplementedError

@@ -36,6 +36,10 @@ class Subwords(Tokenizer):
     split_digits: bool = added(default=False)
     normalize: Literal["none", "nfkc"] = added(default="none")
 
+    def size(self, path: str, base: Path | None = None) -> int:
+        """What is asked for, which the training text must give."""
+        return int(self.vocab)  # type: ignore[attr-defined]
+
     def load(self, state: str) -> Codec:
         """The codec from the JSON text of the `tokenizers` library."""
         from tokenizers import Tokenizer as Model

@@ -71,6 +71,10 @@ class Tokenizer(Family):
         """The codec that was trained, from its state."""
         raise NotImplementedError
 
+    def size(self, path: str, base: Path | None = None) -> int:
+        """How many tokens it has, the end of a document included; `path` and `base` as in `train`. Raises SpecError."""
+        return len(self.train((), path, base).token_bytes)
+
     def find(self, base: Path | None, path: str) -> list[Path]:
         """The files that it is read from; `base` is the study's folder. Raises SpecError when there is none."""
         return []
