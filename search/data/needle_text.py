@@ -90,6 +90,10 @@ class Needles(Corpus):
         """Those of the haystack."""
         return self.haystack.find(base, f"{path}.haystack", root)
 
+    def absent(self, root: Path) -> bool:
+        """Whether the haystack is."""
+        return self.haystack.absent(root)
+
     def read(self, files: Sequence[Path], path: str) -> Iterator[Document]:
         """One needle for each of the haystack's pieces, in their order."""
         made = 0

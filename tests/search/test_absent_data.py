@@ -90,6 +90,7 @@ def test_a_plan_says_what_has_to_be_downloaded(tmp_path: Path, asked: list[str])
 def test_a_part_and_a_stage_may_be_absent(tmp_path: Path, asked: list[str]) -> None:
     mixed = planned(tmp_path, f"{{mixture: {{a: {HUB[:-1]}, weight: 1}}, b: {{type: stdlib, weight: 1}}}}}}")
     assert [v.dataset.absent for v in mixed.variants] == [True, True]
+    assert planned(tmp_path, f"{{needles: {{haystack: {HUB}}}}}").absent == ["needles in hf: some/corpus a@abcdef0"]
     stages = f"stages: [{{tokens: 4k, lr: 1e-3, data: {HUB}}}, {{tokens: 4k, lr: 1e-3, data: {HERE}}}]"
     staged = planned(tmp_path, f"{HERE}, {stages}")
     assert not staged.variants[0].dataset.absent, "what is here is read"
