@@ -125,7 +125,9 @@ def test_a_killed_trial_goes_on_as_attempt_two(executor, tmp_path, kill):
 
     def killer():
         until(lambda: steps_run(executor._data_root)[0]["1/0", 3])
+        first = read_attempt(store.trial_folder(trial.key))["pid"]
         kill(store, trial)
+        until(lambda: not alive(first))  # which may come to its end first: the worker was another process
         go(executor._data_root, 5)
 
     thread = threading.Thread(target=killer)
