@@ -340,8 +340,8 @@ def plan(study: Study, data_root: Path, micro_batch: int | None = None, *, fetch
     timed = study.match is not None and study.match.kind == "step_time"
     builder = Builder(study, data_root, micro_batch, fetch=fetch or timed)
     found = variant_set(builder)
-    known = [each for each in found.variants if not each.absent]
-    if problems := [*study.evaluate.problems(lambda: (About.of(each.trial(0), data_root) for each in known))]:
+    asked = [] if any(each.absent for each in found.variants) else found.variants  # a measure may fit those alone
+    if problems := [*study.evaluate.problems(lambda: (About.of(each.trial(0), data_root) for each in asked))]:
         raise SpecError(problems)
     tuner = _tuner(builder, found) if study.tune else None
     probes = probes_of(builder, found)

@@ -100,6 +100,14 @@ def test_a_part_and_a_stage_may_be_absent(tmp_path: Path, asked: list[str]) -> N
     assert not asked
 
 
+def test_a_measure_that_only_absent_data_may_fit_is_not_refused(tmp_path: Path, asked: list[str]) -> None:
+    file = written(tmp_path, HERE)
+    mixed = f"{{train.data: {{mixture: {{a: {HUB}, b: stdlib}}}}}}"
+    text = file.read_text().replace("{block.attention.gate: {position: sdpa}}", mixed)
+    file.write_text(text.replace("{needle: {lengths: [160]}}", "perplexity_by_domain").replace("match:", "#"))
+    assert len(plan(load_study(file), tmp_path / "data").absent) == 1 and not asked
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
