@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import platform
@@ -109,16 +110,21 @@ class Corpus(Source):
 class Stdlib(Corpus):
     """The Python standard library's own source text, without tests: real text that every machine has.
 
-    Files come in the order of a hash of their names, so that a small `bytes` is a sample of the whole library. The
-    text depends on the version of Python, and with it the identity of the data.
+    Files come in the order of a hash of their names, so that a small `bytes` is a sample of the whole library, or of
+    the `files` that globs in its folder name (`encodings/*.py`). The text depends on the version of Python, and with
+    it the identity of the data.
     """
 
     bytes: Count | None = 8_000_000
+    files: tuple[str, ...] = added(default=())
 
     def find(self, base: Path | None, path: str, root: Path | None = None) -> list[Path]:
-        """All .py files below the library's folder but those of tests, of IDLE and of this machine."""
+        """The .py files of the library, or those of `files`, but for those of tests, of IDLE and of this machine.
+
+        Raises SpecError for a glob that matches none of them.
+        """
         library = sysconfig.get_path("stdlib")
-        names = []
+        names: list[str] = []
         for folder, folders, found in os.walk(library):
             folders[:] = [name for name in folders if name not in _LEFT_OUT and not name.startswith(_MADE_HERE)]
             inside = Path(folder).relative_to(library)
@@ -127,6 +133,8 @@ class Stdlib(Corpus):
             ]
         if not names:
             raise SpecError.of(path, f"finds no .py file of the standard library in {library}", self.mark())
+        if self.files:
+            names = self._named(names, library, path)
         return [Path(library, name) for name in sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())]
 
     def read(self, files: Sequence[Path], path: str) -> Iterator[Document]:
@@ -142,8 +150,20 @@ class Stdlib(Corpus):
                 yield Document(piece, group)
 
     def label(self) -> str:
-        """`standard library of Python 3.12.1`"""
-        return f"standard library of Python {platform.python_version()}"
+        """`standard library of Python 3.12.1`, `encodings/*.py of the standard library of Python 3.12.1`"""
+        library = f"standard library of Python {platform.python_version()}"
+        return f"{', '.join(self.files)} of the {library}" if self.files else library
+
+    def _named(self, names: Sequence[str], library: str, path: str) -> list[str]:
+        """Those of the library's `names` that `files` match."""
+        named: set[str] = set()
+        for pattern in self.files:
+            matches = set(names).intersection(glob.glob(pattern, root_dir=library, recursive=True))
+            if not matches:
+                message = f"'{pattern}' matches no .py file of the standard library in {library}"
+                raise SpecError.of(f"{path}.files", message, self.mark("files"))
+            named |= matches
+        return [name for name in names if name in named]
 
 
 @Source.register("text")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ SPELLINGS = {
     "type": ("{type: stdlib, bytes: 2M}", Stdlib(bytes=2_000_000)),
     "no cap": ("{type: stdlib, bytes: null}", Stdlib(bytes=None)),
     "name of a mapping": ("{stdlib: {bytes: 2M}}", Stdlib(bytes=2_000_000)),
+    "part of the library": ("{stdlib: json/*.py, bytes: 2M}", Stdlib(bytes=2_000_000, files=("json/*.py",))),
     "glob": ("{text: a/*.txt}", Text(files=("a/*.txt",))),
     "globs": ("{text: [a.txt, b.txt]}", Text(files=("a.txt", "b.txt"))),
     "files": ("{text: {files: a.txt, separator: '---'}}", Text(files=("a.txt",), separator="---")),
@@ -123,6 +125,23 @@ def test_the_standard_library_is_a_capped_sample_in_a_fixed_order_without_tests(
     assert 300_000 - 8_192 < sum(len(document.data) for document in small) <= 300_000
     assert large[: len(small)] == small, "a larger cap keeps what a smaller one has"
     assert len({document.group for document in small}) < len(small), "files are cut into pieces of one group"
+
+
+def test_globs_pick_files_of_the_standard_library_that_keep_their_order() -> None:
+    everything = Stdlib().find(None, "data")
+    found = Stdlib(files=("json/*.py", "email/**/*.py")).find(None, "data")
+    assert {file.parent.name for file in found} == {"json", "email", "mime"}
+    assert found == [file for file in everything if file in found]
+    assert Stdlib(files=("email/**/*.py", "json/*.py")).find(None, "data") == found
+    assert Stdlib(files=("json/*.py",)).label().startswith("json/*.py of the standard library of Python 3.")
+
+
+@pytest.mark.parametrize("pattern", ["jsn/*.py", "../*", "/etc/*", "test/*.py", ""])
+def test_a_glob_that_no_file_of_the_library_matches_is_refused_where_it_stands(pattern: str) -> None:
+    source = parse(Source, read_text(f"{{stdlib: ['json/*.py', '{pattern}']}}", "s.yaml"))
+    message = f"s.yaml:1:10: data.files: '{pattern}' matches no .py file of the standard library in "
+    with pytest.raises(SpecError, match=re.escape(message)):
+        source.find(None, "data")
 
 
 def test_a_separator_cuts_and_belongs_to_no_document(tmp_path: Path) -> None:
