@@ -310,4 +310,6 @@ def _noise(record: dict[str, Any], analysis: Analysis, layout: Layout) -> dict[s
         "always_valid": analysis.always_valid,
         "margin": (record.get("sequential") or {}).get("margin"),
     }
+    if not compared and len(layout.bases) > 1:
+        return {**noise, "method": "no intervals: the losses of no variant compare with its baseline's"}
     return {**noise, "method": method_sentence(noise, analysis, bool(layout.undocumented))}

@@ -335,6 +335,15 @@ def test_other_test_text_is_no_difference() -> None:
     assert not column.cells[1].strong, "lower on another text is no better"
 
 
+def test_where_no_text_is_the_baseline_s_the_table_says_that_nothing_compares() -> None:
+    record, trials = make_study(EFFECTS)
+    for variant in record["variants"]:
+        variant["test"] = variant["name"]
+    comparison = compare(record, trials)
+    assert set(comparison.table["verdict"]) == {"baseline", "other test text"}
+    assert comparison.noise["method"] == "no intervals: the losses of no variant compare with its baseline's"
+
+
 def test_cells_with_their_own_test_texts_compare_within() -> None:
     record, trials = make_study(CELLS)
     record = in_cells(record)
