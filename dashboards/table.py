@@ -40,6 +40,7 @@ HEADINGS = {
     "perplexity": Heading("Perplexity ↓", "Test perplexity, mean over seeds ± what the legend says", 128),
     "loss": Heading("Loss ↓", "Test loss, mean over seeds, nats per token", 84),
     "bits": Heading("Bits/byte ↓", "Test bits per byte; compares across tokenizers", 94),
+    "bytes": Heading("Bytes/tok", "Bytes of test text per token of the variant's tokenizer", 88),
     "delta": Heading("Δ loss", "Test loss minus that of the baseline; below zero is better", 86),
     "interval": Heading("95% interval", "Of the difference; all intervals of the table hold together", 150),
     "verdict": Heading("Verdict", "Whether the difference leaves the noise", 116),

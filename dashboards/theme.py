@@ -67,6 +67,8 @@ def layout(**options: Any) -> dict[str, Any]:
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "margin": {"l": 8, "r": 12, "t": 12, "b": 8},
+        # without these a figure's buttons stand in a grey box, as its background is transparent
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": translucent(MUTED, 0.5), "activecolor": MUTED},
         "hoverlabel": {"font": {"family": FONT, "size": 12}, "bgcolor": "#ffffff", "bordercolor": "#c9ced4"},
         "legend": {
             "orientation": "h",
