@@ -144,10 +144,8 @@ def compare(
         record = only_of(record, {each.variant for each in selections})
     layout = lay_out(record, selections)
     analysis = analysed(record, layout)
-    varied = varied_in(whole)
     contrasts = dict(zip((each.variant for each in selections), analysis.contrasts, strict=True))
-    rows = zip(whole["variants"], everyone, strict=True)
-    table = pd.DataFrame([_row(whole, v, s, contrasts.get(s.variant), varied[s.variant]) for v, s in rows])
+    table = _table(whole, everyone, contrasts)
     screen = screen_frame(whole, seen)
     table = table.assign(probe_loss=screen["probe_loss"], probe_rank=screen["probe_rank"]) if len(screen) else table
     noise, nats = _noise(record, analysis, layout), layout.unit == "nats/token"
@@ -197,6 +195,15 @@ def _checked(record: dict[str, Any]) -> dict[str, Any]:
         if name not in names:
             raise ValueError(f"the baseline '{name}' is not a variant of the study ({', '.join(names)})")
     return record
+
+
+def _table(
+    record: dict[str, Any], everyone: Sequence[Selection], contrasts: dict[str, Contrast | None]
+) -> pd.DataFrame:
+    """A row per variant, in the study's order; what a screen left out has no contrast."""
+    varied = varied_in(record)
+    rows = zip(record["variants"], everyone, strict=True)
+    return pd.DataFrame([_row(record, v, s, contrasts.get(s.variant), varied[s.variant]) for v, s in rows])
 
 
 def _row(
@@ -310,6 +317,5 @@ def _noise(record: dict[str, Any], analysis: Analysis, layout: Layout) -> dict[s
         "always_valid": analysis.always_valid,
         "margin": (record.get("sequential") or {}).get("margin"),
     }
-    if not compared and len(layout.bases) > 1:
-        return {**noise, "method": "no intervals: the losses of no variant compare with its baseline's"}
-    return {**noise, "method": method_sentence(noise, analysis, bool(layout.undocumented))}
+    comparable = compared > 0 or len(layout.bases) == 1
+    return {**noise, "method": method_sentence(noise, analysis, bool(layout.undocumented), comparable)}

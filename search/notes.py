@@ -19,8 +19,10 @@ _SHARED = 0.2  # of the test text, from which on a note says that it is in the t
 FINGERPRINT = ("archlab", "torch", "triton", "numpy", "python", "threads", "cpu", "cpu_capability", "device", "gpu")
 
 
-def method_sentence(noise: dict[str, Any], analysis: Analysis, undocumented: bool) -> str:
-    """How the intervals were made; one sentence without a full stop."""
+def method_sentence(noise: dict[str, Any], analysis: Analysis, undocumented: bool, comparable: bool) -> str:
+    """How the intervals were made, if any variant's losses are `comparable`; one sentence without a full stop."""
+    if not comparable:
+        return "no intervals: the losses of no variant compare with its baseline's"
     comparisons = noise["comparisons"]
     if analysis.always_valid:
         return _always_valid_sentence(noise, analysis, undocumented)

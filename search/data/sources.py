@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from arch_dsl.errors import Problem, SpecError
+from arch_dsl.errors import Problem, SpecError, nearest
 from arch_dsl.identity import canonical
 from arch_dsl.parse import INVALID, parse_member, parse_record
 from arch_dsl.source import Node
@@ -160,7 +160,10 @@ class Stdlib(Corpus):
         for pattern in self.files:
             matches = set(names).intersection(glob.glob(pattern, root_dir=library, recursive=True))
             if not matches:
-                message = f"'{pattern}' matches no .py file of the standard library in {library}"
+                folders = {f"{Path(name).parent.as_posix()}/*.py" for name in names if "/" in name}
+                meant = nearest(pattern, [*sorted(folders), *names])
+                hint = f"; did you mean '{meant}'?" if meant else ""
+                message = f"'{pattern}' matches no .py file of the standard library in {library}{hint}"
                 raise SpecError.of(f"{path}.files", message, self.mark("files"))
             named |= matches
         return [name for name in names if name in named]

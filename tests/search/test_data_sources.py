@@ -144,6 +144,12 @@ def test_a_glob_that_no_file_of_the_library_matches_is_refused_where_it_stands(p
         source.find(None, "data")
 
 
+@pytest.mark.parametrize(("pattern", "meant"), [("jsn/*.py", "json/*.py"), ("json", "json/*.py"), ("ast", "ast.py")])
+def test_a_glob_that_matches_nothing_is_answered_by_the_nearest_that_does(pattern: str, meant: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(f"; did you mean '{meant}'?")):
+        Stdlib(files=(pattern,)).find(None, "data")
+
+
 def test_a_separator_cuts_and_belongs_to_no_document(tmp_path: Path) -> None:
     (tmp_path / "poems.txt").write_bytes(b"one\n---\ntwo\r\n---\n\n---\nthree")
     source = Text(files=(str(tmp_path / "poems.txt"),), separator="---\n")
