@@ -36,7 +36,7 @@ from curves import Library, make_library  # noqa: E402
 
 from search.comparison import compare  # noqa: E402
 from search.planning import Plan, plan  # noqa: E402
-from search.study import load_study  # noqa: E402
+from search.study_load import load_study  # noqa: E402
 
 VARIANTS, SPREAD, MARGIN = 6, 0.03, 0.01
 RATES = (5e-4, 1e-3, 2e-3, 5e-3, 1e-2)

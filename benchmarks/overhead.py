@@ -145,7 +145,7 @@ def tuner(study: str, root: str, trials: str) -> None:
     from ray.tune.search.optuna import OptunaSearch
 
     from search.planning import plan
-    from search.study import load_study
+    from search.study_load import load_study
 
     class Last(ray_tune.Callback):
         """When the last trial's end was known."""
@@ -254,7 +254,7 @@ def worker(study: str, core: str, *seeds: str) -> None:
     import torch
 
     from search.planning import plan
-    from search.study import load_study
+    from search.study_load import load_study
 
     torch.set_num_threads(1)
     variant = plan(load_study(study), Path(study).parent / "data").variants[0]

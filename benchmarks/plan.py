@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from search.planning import Plan, plan
-from search.study import load_study
+from search.study_load import load_study
 
 STUDY = """\
 study: thousand

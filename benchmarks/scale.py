@@ -124,7 +124,7 @@ def driven(path: Path, root: Path, kind: str) -> None:
     from search.executor import Executor, InlineExecutor
     from search.planning import plan
     from search.store import Store
-    from search.study import load_study
+    from search.study_load import load_study
 
     study = load_study(path)
     planned = plan(study, root / "data")

@@ -10,7 +10,8 @@ from search.planning import plan as _plan
 from search.reporting import report
 from search.running import run, store_root
 from search.store import Store
-from search.study import Study, load_study
+from search.study import Study
+from search.study_load import load_study
 
 __all__ = ["compare", "load_study", "plan", "report", "run"]
 

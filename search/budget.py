@@ -6,12 +6,27 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+from arch_dsl.spec import Count, Positive, Spec
 from search.store import Store
-from search.study import Budget
+from search.study_values import Duration
 from search.watch import read_metrics
 from search.worker import read_attempt
+
+
+class Budget(Spec):
+    """What may be spent before a run stops with what it has. `wall` is the time of one run.
+
+    The others count over all runs of the study: `trials` started, `tokens` trained on, `gpu_hours` in which trials held
+    a GPU. What other studies have trained is free.
+    """
+
+    title: ClassVar[str] = "budget"
+    wall: Duration | None = None
+    trials: Count | None = None
+    tokens: Count | None = None
+    gpu_hours: Positive | None = None
 
 
 @dataclass(frozen=True)

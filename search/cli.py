@@ -93,7 +93,7 @@ def plan(
     from search.planning import plan as make_plan
     from search.running import slots_at, store_root
     from search.smoke import decided
-    from search.study import load_study
+    from search.study_load import load_study
 
     root, loaded = store_root(store).absolute(), load_study(study, parsed(overrides), allow_plugins)
     slots = slots_at(address, root, loaded.resources)

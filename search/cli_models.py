@@ -43,7 +43,7 @@ def show(
     from search.find_model import model_alone
     from search.planning import plan as make_plan
     from search.shown import Shown, print_dot, print_kernels, print_tree, variant_of
-    from search.study import load_study
+    from search.study_load import load_study
 
     if as_dot and (as_json or costs or kernels_):
         raise click.UsageError("--dot prints a diagram alone: it goes with none of --json, --cost and --kernels")

@@ -12,7 +12,7 @@ from arch_dsl.model import Model
 from arch_dsl.source import read
 from search.planning import plan
 from search.shown import Shown, variant_of
-from search.study import load_study
+from search.study_load import load_study
 
 EXAMPLE = {"vocab": 256, "max_positions": 1024}  # sizes that no one says
 _SHOWN = 12  # names of the zoo that an error lists

@@ -22,7 +22,7 @@ from arch_dsl.identity import brief_text
 from arch_dsl.parse import INVALID, parse_value
 from arch_dsl.source import Node
 from arch_dsl.spec import Count, Positive, Spec
-from search.selection import counted
+from search.asked import Tokens
 from search.zoo_variants import ZOO
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ PARAMETERS = "parameters"  # the key of `sizes` that is no path
 _RULE = re.compile(r"(\S+)\s+(per parameter|FLOPs)")
 _ENDS = re.compile(r"(\S+)\s+to\s+(\S+)")
 _DIGITS = 3  # of an interpolated rate
-
-Rule = Literal["tokens", "per parameter", "FLOPs"]
 
 
 @dataclass(frozen=True)
@@ -50,25 +48,6 @@ class Along:
         found = "an empty one" if isinstance(node.value, list) else node.kind
         problems.append(Problem(path, f"must be a list with a value for every rung, found {found}", node.mark))
         return INVALID
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """How many tokens the rungs take: `amount` of them, so many per parameter, or as many as so many FLOPs train."""
-
-    amount: float
-    rule: Rule
-
-    @property
-    def label(self) -> str:
-        """What tells trials of one size apart."""
-        if self.rule == "tokens":
-            return f"tokens={counted(self.amount)}"
-        return f"{'D/N' if self.rule == 'per parameter' else 'C'}={self.amount:g}"
-
-    def tokens(self, parameters: int, flops: int) -> int:
-        """Of a model with so many parameters, that takes so many FLOPs to train on a token."""
-        return round(self.amount * {"tokens": 1, "per parameter": parameters, "FLOPs": 1 / flops}[self.rule])
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from arch_dsl.patch import Setting, apply
 from arch_dsl.paths import get, update
 from arch_dsl.source import Node
 from arch_dsl.spec import alternatives
+from search.asked import Asked
 from search.match import SCALE, Match, solve, solve_time
 from search.objectives import Lengths
-from search.study import Asked
 from search.timing import Timed, Timings
 
 if TYPE_CHECKING:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from arch_dsl.errors import Problem, SpecError
 from arch_dsl.patch import Setting
 from search.space import Space, probes
-from search.study import Study, asked_variants
-from search.variants import Builder
+from search.study import Study
+from search.study_changes import changed, value_at
 
 
 class Mistakes:
@@ -43,54 +42,36 @@ class Mistakes:
             yield dataclasses.replace(problem, message=f"{problem.message} (variant{many} {shown})")
 
 
-def model_mistakes(study: Study) -> list[Problem]:
-    """What is wrong with the models of a study's variants, found without their data."""
-    builder = Builder(study, Path())
-    asked = asked_variants(study)
-    mistakes = Mistakes(len(asked))
-    for item in asked:
-        if item.impossible != "refuse":
-            continue  # left out or repaired when the study is planned
-        of_model = [setting for setting in item.settings if not setting.path.startswith("train.")]
-        try:
-            model, _ = builder.patched(of_model, item.rung)
-        except SpecError as error:
-            mistakes.add(error.problems, item.name)
-            continue
-        mistakes.add(model.replace(max_positions=model.max_positions or 1).check(), item.name)  # the recipe's, later
-    return list(mistakes.problems())
-
-
-def idle_problems(builder: Builder) -> Iterator[Problem]:
+def idle_problems(study: Study) -> Iterator[Problem]:
     """What is wrong with the parts of a study that no variant uses: spare components, the axes of a search."""
-    used = {name for patch in builder.study.variants.values() for name in patch.components}
-    for name, component in builder.study.components.items():
+    used = {name for patch in study.variants.values() for name in patch.components}
+    for name, component in study.components.items():
         if name not in used:
-            yield from _refusals(builder, component.settings)
-    if builder.study.space:
-        yield from _space_problems(builder, builder.study.space)
+            yield from _refusals(study, component.settings)
+    if study.space:
+        yield from _space_problems(study, study.space)
 
 
-def _space_problems(builder: Builder, space: Space) -> Iterator[Problem]:
+def _space_problems(study: Study, space: Space) -> Iterator[Problem]:
     """What the base refuses of a search: unknown paths, wrong values, conditions on what is not there."""
     told: set[tuple[object, str]] = set()
-    for path, settings in probes(space, builder.study.components):
-        for problem in _refusals(builder, settings):
+    for path, settings in probes(space, study.components):
+        for problem in _refusals(study, settings):
             if (key := (problem.mark, problem.message)) not in told:
                 told.add(key)
                 yield dataclasses.replace(problem, path=f"space.{path}")
     for path, axis in space.axes.items():
         for asked in [at for at in axis.when.paths if at in space.needs] if axis.when else []:
             try:
-                builder.given(asked)
+                value_at(study, asked)
             except SpecError as error:
                 for problem in error.problems:
                     yield Problem(f"space.{path}.when", problem.message, axis.mark("when"))
 
 
-def _refusals(builder: Builder, settings: Iterable[Setting]) -> tuple[Problem, ...]:
+def _refusals(study: Study, settings: Iterable[Setting]) -> tuple[Problem, ...]:
     try:
-        builder.patched(settings)
+        changed(study, settings)
     except SpecError as error:
         return error.problems
     return ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from arch_dsl.errors import Mark, Problem, SpecError
@@ -15,25 +15,17 @@ from arch_dsl.source import Node
 from arch_dsl.spec import Count, walk
 from arch_dsl.zoo import entry, load
 from arch_dsl.zoo.budget import NARROWEST_HEAD, Budget, solve
-from search.ladder import PARAMETERS, Along, Ladder, Tokens, below
+from search.asked import Rung
+from search.ladder import PARAMETERS, Along, Ladder, below
 from search.selection import counted, shortest
 
 if TYPE_CHECKING:
     from arch_dsl.model import Model
-    from search.study import Asked, Study
+    from search.asked import Asked
+    from search.study import Study
     from search.variants import Builder
 
 _LADDER = "the ladder"
-
-
-@dataclass(frozen=True)
-class Rung:
-    """A size with a length: what it changes in the base and in the recipe, and what is still open of it."""
-
-    place: int  # of its size
-    settings: tuple[Setting, ...]
-    rule: Tokens | None
-    label: str = ""  # once it is counted
 
 
 def written_sizes(study: Study, node: Node, problems: list[Problem]) -> Study:

@@ -28,7 +28,8 @@ from search.screening import sentences
 from search.seek import Seeker
 from search.stop import Summary
 from search.store import Row, Store
-from search.study import Study, load_study
+from search.study import Study
+from search.study_load import load_study
 from search.table import NextRows
 from search.track import Shipper
 from search.track_process import ShipperProcess

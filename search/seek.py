@@ -13,6 +13,7 @@ from typing import Any
 from arch_dsl.errors import SpecError
 from arch_dsl.identity import canonical
 from arch_dsl.model import resolve
+from search.asked import Asked
 from search.estimate import memory_bytes
 from search.importance import importances
 from search.objectives.checks import positions
@@ -23,7 +24,6 @@ from search.scores import excess, measured, told
 from search.selection import loss
 from search.space import Components, component_of
 from search.store import TERMINAL, Row, Store
-from search.study import Asked
 from search.timing import measure, step_time_key
 from search.trial import canonical_json
 from search.watch import validation_history

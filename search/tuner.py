@@ -12,10 +12,10 @@ from typing import Any
 from arch_dsl.errors import Problem, SpecError
 from arch_dsl.patch import Setting
 from arch_dsl.source import Node
+from search.asked import Asked
 from search.recipe import Recipe
 from search.selection import choose, loss
 from search.store import TERMINAL, Row
-from search.study import Asked
 from search.trial import Trial, canonical_json
 from search.tune import RATE, Tune, short
 from search.tuning import Point, tuned

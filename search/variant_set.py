@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 
 from arch_dsl.errors import Problem, SpecError
 from arch_dsl.identity import canonical
+from search.asked import Asked
 from search.coordinates import Coordinates
 from search.design import ALL
 from search.mistakes import Mistakes, idle_problems
 from search.rungs import climbed
 from search.settled import AUTO, Settled, kept_in, settle
-from search.study import Asked, Study, asked_variants
+from search.study import Study
+from search.study_asked import asked_variants
 from search.trial import canonical_json
 from search.variants import Builder, Variant
 from search.width_transfer import transfer_rungs
@@ -93,7 +95,7 @@ class _Making:
             message = "holds trials against each other, and losses of different objectives do not compare"
             raise SpecError.of("prune", message, self.study.mark("prune"))
         idle = self.builder.matcher.problems() if self.builder.matcher and not self.mistakes.found else ()
-        if problems := [*self.mistakes.problems(), *idle_problems(self.builder), *idle]:
+        if problems := [*self.mistakes.problems(), *idle_problems(self.study), *idle]:
             raise SpecError(problems)
         return sorted(self.built, key=lambda variant: self._places[variant.name])
 

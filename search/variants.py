@@ -11,14 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from arch_dsl import rules
+from arch_dsl import repair
 from arch_dsl.errors import Problem, SpecError
 from arch_dsl.identity import Change, brief_text, canonical, diff
 from arch_dsl.model import Model, cost, resolve
 from arch_dsl.patch import Setting, apply
-from arch_dsl.paths import get
 from arch_dsl.shapes import shapes_of
-from arch_dsl.spec import Family, marks_of, set_marks
+from search.asked import Asked, Rung
 from search.data.dataset import Dataset
 from search.datasets import Datasets
 from search.matching import Matcher
@@ -29,12 +28,12 @@ from search.optimizers import unmatched
 from search.parallel.rules import refuse
 from search.provenance import identity_of
 from search.recipe import Recipe
-from search.rungs import Rung
 from search.settled import Settled
 from search.stage_plans import StagePlan, plan_stages
 from search.stages import prompts
 from search.start import Start, Started, as_written, keep_weights, started
-from search.study import Asked, Study
+from search.study import Study
+from search.study_changes import changed_recipe, value_at
 from search.timing import Timed, Timings
 from search.trial import Trial, canonical_json
 from search.zoo_variants import varied
@@ -256,7 +255,7 @@ class Builder:
         if key not in self.built:
             base = apply(self.study.model, sized)
             start, model = varied(base, settings)
-            model, repaired = rules.repaired(model) if mend else (model, [])
+            model, repaired = repair.repaired(model) if mend else (model, [])
             lengths = recipe.objective.lengths(recipe.context, has_encoder(model))
             needed = (positions(r, model) + extra for r, extra in zip(recipe.whole, more, strict=True))
             sizes = max(r.vocab(dataset.vocab) for r in recipe.whole), max(needed)
@@ -278,32 +277,7 @@ class Builder:
     def recipe(self, settings: Iterable[Setting], rung: Rung | None = None, over: Iterable[Setting] = ()) -> Recipe:
         """The recipe with these changes, of which those that start with `train.` are its own, at a rung; `over` is
         changed last, whatever was set before."""
-        recipe = self.study.train
-        try:
-            for each in (rung.settings if rung else (), settings, over):
-                mine = [_below(s, "train.") for s in each if s.path.startswith("train.")]
-                recipe = _one_batch(apply(recipe, mine), mine) if mine else recipe
-            return recipe
-        except SpecError as error:
-            raise SpecError(dataclasses.replace(p, path=f"train.{p.path}") for p in error.problems) from error
-
-    def patched(self, settings: Iterable[Setting], rung: Rung | None = None) -> tuple[Model, Recipe]:
-        """The base model and the recipe with these changes. Raises SpecError with what is wrong with either."""
-        mine = list(settings)
-        problems: list[Problem] = []
-        model, recipe = self.study.model, self.study.train
-        try:
-            for each in (rung.settings if rung else (), mine):
-                _, model = varied(model, [s for s in each if not s.path.startswith("train.")])
-        except SpecError as error:
-            problems += error.problems
-        try:
-            recipe = self.recipe(mine, rung)
-        except SpecError as error:
-            problems += error.problems
-        if problems:
-            raise SpecError(problems)
-        return model, recipe
+        return changed_recipe(self.study, settings, rung, over)
 
     def resolved(self, base: Model, sizes: tuple[int, int]) -> Model:
         """What variants change, resolved for so many tokens and positions; once for each rung of a ladder."""
@@ -313,9 +287,7 @@ class Builder:
 
     def given(self, path: str) -> Any:
         """What stands at a path of the base, as a condition compares it: a primitive is its type. Raises SpecError."""
-        spec = self.study.train if path.startswith("train.") else self.study.model
-        value = get(spec, tuple(path.removeprefix("train.").split(".")))
-        return value.type if isinstance(value, Family) else canonical(value, brief=True)
+        return value_at(self.study, path)
 
 
 def refuse_idle_groups(recipe: Recipe, model: Model) -> None:
@@ -333,20 +305,6 @@ def refuse_idle_groups(recipe: Recipe, model: Model) -> None:
             problems.append(Problem(f"train.optimizer.groups.{index}.parameters", message, group.mark("parameters")))
     if problems:
         raise SpecError(problems)
-
-
-def _one_batch(recipe: Recipe, settings: Iterable[Setting]) -> Recipe:
-    """The recipe with its batch in sequences or in tokens alone, as the last of the two was set."""
-    said = [setting.path for setting in settings if setting.path in ("batch", "batch_tokens")]
-    if said == ["batch"]:
-        return recipe.replace(batch_tokens=None)
-    if said == ["batch_tokens"]:
-        set_marks(recipe, {name: mark for name, mark in marks_of(recipe).items() if name != "batch"})
-    return recipe
-
-
-def _below(setting: Setting, prefix: str) -> Setting:
-    return dataclasses.replace(setting, path=setting.path.removeprefix(prefix))
 
 
 def _recipe_changes(before: Recipe, after: Recipe) -> list[Change]:

@@ -15,7 +15,9 @@ from arch_dsl.patch import apply
 from arch_dsl.source import read_text
 from search.objectives import positions, refusals
 from search.parallel.rules import problems as divided
-from search.study import Study, asked_variants, load_study
+from search.study import Study
+from search.study_asked import asked_variants
+from search.study_load import load_study
 from search.zoo_variants import varied
 
 ROOT = Path(__file__).resolve().parent.parent

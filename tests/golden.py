@@ -15,10 +15,13 @@ from typing import Any
 
 from arch_dsl.errors import SpecError
 from arch_dsl.identity import canonical
+from search.asked import Asked
 from search.recipe import Recipe
 from search.rungs import climbed
 from search.seeds import most
-from search.study import Asked, Study, asked_variants, load_study
+from search.study import Study
+from search.study_asked import asked_variants
+from search.study_load import load_study
 from search.variants import Builder
 
 ROOT = Path(__file__).parents[1]

@@ -30,7 +30,8 @@ from search.cli import main
 from search.prune import Pruner
 from search.recipe import Recipe
 from search.samplers import Sampler
-from search.study import Study, load_study
+from search.study import Study
+from search.study_load import load_study
 from tests.docs_kit import (
     PAGES,
     ROOT,

@@ -16,7 +16,7 @@ from search.planning import Plan, plan
 from search.reporting import report
 from search.running import run
 from search.store import Store
-from search.study import load_study
+from search.study_load import load_study
 from search.tune import RATE
 from tests.docs_kit import ROOT
 from tests.search.study_files import write_study

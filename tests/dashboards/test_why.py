@@ -261,7 +261,7 @@ def test_rows_that_no_component_tells_apart_are_a_factor_and_pair_with_none_but_
 
 def test_a_grid_says_its_axes_in_the_record(tmp_path):
     from search.planning import plan
-    from search.study import load_study
+    from search.study_load import load_study
     from tests.search.study_files import write_study
 
     path = write_study(tmp_path, grid="grid: {block.norm.placement: [pre, sandwich]}")

@@ -13,7 +13,7 @@ from arch_dsl.patch import apply
 from search.comparison import compare
 from search.plan_page import print_plan
 from search.planning import Plan, plan
-from search.study import load_study
+from search.study_load import load_study
 from tests.search.study_files import write_study
 
 COMPONENTS = """\

@@ -13,7 +13,7 @@ from arch_dsl.errors import SpecError
 from search.cli import main
 from search.data import Hub
 from search.planning import Plan, plan
-from search.study import load_study
+from search.study_load import load_study
 from tests.golden import ROOT, files
 
 HUB = "{hf: {name: some/corpus, config: a, revision: abcdef0123, bytes: 20k, validation_bytes: 2k, test_bytes: 2k}}"

@@ -12,7 +12,7 @@ from search.planning import plan
 from search.progress import LineProgress
 from search.running import run
 from search.store import Store
-from search.study import load_study
+from search.study_load import load_study
 from tests.search.study_files import SECTIONS, write_study
 
 

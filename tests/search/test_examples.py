@@ -14,7 +14,7 @@ from search.data.sources import Source
 from search.data.tokenizers import Bytes, Tokenizer
 from search.objectives import Targets
 from search.planning import plan
-from search.study import load_study
+from search.study_load import load_study
 from tests.search.study_files import write_study
 
 EOD = 256

@@ -12,7 +12,7 @@ from arch_dsl.errors import SpecError
 from search.data_command import data_of
 from search.ladder import Ends
 from search.planning import Plan, plan
-from search.study import load_study
+from search.study_load import load_study
 from tests.search.study_files import write_study
 
 LADDER = """\

@@ -13,7 +13,7 @@ from arch_dsl.model import cost, resolve
 from arch_dsl.patch import patch
 from search.match import LARGEST, SCALE, Match, solve, solve_time
 from search.planning import Plan, plan
-from search.study import load_study
+from search.study_load import load_study
 from tests.search.study_files import write_study
 
 CURVES: dict[str, Callable[[int], int]] = {

@@ -15,7 +15,7 @@ from search.noise import known_noise, noise_key, remember_noise, resolution
 from search.planning import Plan, plan
 from search.running import run
 from search.store import Store
-from search.study import load_study
+from search.study_load import load_study
 from tests.search.compare_kit import make_study
 from tests.search.study_files import SECTIONS, write_study
 

@@ -32,7 +32,7 @@ from search.planning import plan
 from search.recipe import Recipe, load_recipe
 from search.running import run
 from search.store import Store
-from search.study import load_study, parse_study
+from search.study_load import load_study, parse_study
 from search.train import Interrupted, train
 from search.trial import Trial
 from tests.search.study_files import study_text, write_study

@@ -20,7 +20,8 @@ from search.plan_page import print_plan
 from search.planning import Plan, plan
 from search.recipe import Recipe
 from search.running import run
-from search.study import asked_variants, load_study, parse_study
+from search.study_asked import asked_variants
+from search.study_load import load_study, parse_study
 from tests.search.study_files import SECTIONS, write_study
 
 TUNE = "tune: {lr: [1e-3, 2e-3, 4e-3]}"

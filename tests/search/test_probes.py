@@ -18,7 +18,7 @@ from search.data.splits import NAMES
 from search.objectives import Answers, Causal
 from search.planning import plan
 from search.recipe import load_recipe
-from search.study import load_study
+from search.study_load import load_study
 from tests.search.study_files import write_study
 
 SMALL = {"sequences": 60, "validation_sequences": 20, "test_sequences": 20}

@@ -22,7 +22,7 @@ from search.render.blocks import IDENTITIES, build_page
 from search.reporting import FORMATS, report
 from search.running import run
 from search.store import Store
-from search.study import load_study
+from search.study_load import load_study
 from search.trial import Trial
 from tests.search.compare_kit import make_study
 from tests.search.study_files import write_study

@@ -21,7 +21,7 @@ from search.published_options import Published, published_record
 from search.reporting import report, to_plain
 from search.running import run
 from search.store import Store
-from search.study import load_study
+from search.study_load import load_study
 from tests.search.compare_kit import end_as, make_study, pick
 from tests.search.study_files import write_study
 

@@ -13,7 +13,7 @@ from arch_dsl.source import Node
 from search.cli import main
 from search.planning import plan
 from search.scales import merged
-from search.study import load_study
+from search.study_load import load_study
 from tests.search.study_files import write_study
 
 SCALES = """\

@@ -21,7 +21,7 @@ from search.planning import plan
 from search.render.blocks import DASH
 from search.reporting import report, to_plain
 from search.scaling import Estimate, Unidentified, frontier, isoflops, minimum, power_law, surface
-from search.study import load_study
+from search.study_load import load_study
 from tests.search.compare_kit import FINGERPRINT
 from tests.search.study_files import write_study
 

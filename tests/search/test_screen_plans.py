@@ -26,7 +26,7 @@ from search.sinks.spool import Spool
 from search.sinks.tracked import tracked
 from search.status import status_of
 from search.store import Store
-from search.study import load_study
+from search.study_load import load_study
 from tests.search.plan_kit import simulate
 from tests.search.study_files import SECTIONS, write_study
 

@@ -19,7 +19,7 @@ from search.running import run
 from search.space import Space
 from search.status import lines, status_of
 from search.store import Store
-from search.study import load_study
+from search.study_load import load_study
 from tests.search.study_files import write_study
 from tests.search.test_seek import SMALL, Killed, asked, kept, rows_of
 

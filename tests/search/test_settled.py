@@ -9,7 +9,7 @@ from search.plan_page import plan_json, print_plan
 from search.planning import plan
 from search.running import run
 from search.store import Store
-from search.study import load_study
+from search.study_load import load_study
 from tests.search.study_files import SECTIONS, write_study
 
 BF16 = "this CPU has AVX512_BF16"

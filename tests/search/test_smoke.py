@@ -14,7 +14,7 @@ from search.running import run
 from search.smoke_trial import STEPS, Interrupted
 from search.smoke_trial import train as real
 from search.store import Store
-from search.study import load_study
+from search.study_load import load_study
 from search.timing import step_time_key
 from search.trial import Trial
 from tests.search.study_files import write_study

@@ -20,7 +20,7 @@ from search.planning import plan
 from search.recipe import load_recipe
 from search.shared_stages import shared_stage
 from search.stages import parts
-from search.study import load_study
+from search.study_load import load_study
 from search.train import Interrupted, train
 from search.trial import Trial, canonical_json
 from tests.search.study_files import write_study

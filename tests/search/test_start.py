@@ -16,7 +16,7 @@ from search.notes import start_notes
 from search.planning import plan
 from search.recipe import load_recipe
 from search.start import kept, start_lines
-from search.study import load_study
+from search.study_load import load_study
 from search.train import Interrupted, train
 from tests.search.study_files import SECTIONS, write_study
 

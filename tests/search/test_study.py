@@ -12,7 +12,9 @@ from arch_dsl.errors import SpecError
 from arch_dsl.source import read_text
 from search.running import run
 from search.store import Store
-from search.study import MAX_CELLS, asked_variants, load_study, parse_study
+from search.study_asked import asked_variants
+from search.study_checks import MAX_CELLS
+from search.study_load import load_study, parse_study
 from tests.search.study_files import study_text, write_study
 
 WRONG = Path(__file__).with_name("wrong_studies.txt").read_text()

@@ -16,7 +16,7 @@ from search.planning import Plan, plan
 from search.rate_curve import Curve, fit, sensitivity, stable, verdict
 from search.reporting import FORMATS, report
 from search.selection import select
-from search.study import load_study, parse_study
+from search.study_load import load_study, parse_study
 from search.tune import Brackets, Tune, Values
 from search.tuning import tuned
 from tests.search.plan_kit import cost, simulate

@@ -17,7 +17,7 @@ from arch_dsl.transfer import transferred
 from search.coordinates import Coordinates, _power, coordinates
 from search.optimizers import AdamW, Optimizer
 from search.planning import plan
-from search.study import load_study
+from search.study_load import load_study
 from search.variants import Variant
 from search.width_transfer import with_rates
 from tests.search.study_files import write_study

@@ -13,7 +13,7 @@ from arch_dsl import SpecError, zoo
 from arch_dsl.source import read_text
 from search.cli import main
 from search.recipe import load_recipe
-from search.study import load_study, parse_study
+from search.study_load import load_study, parse_study
 
 
 def archlab(*arguments: str) -> Result:

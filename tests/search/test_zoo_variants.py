@@ -10,7 +10,10 @@ import pytest
 
 from arch_dsl import SpecError, identity, resolve, zoo
 from arch_dsl.source import read_text
-from search.study import Study, asked_variants, parse_study
+from search.study import Study
+from search.study_asked import asked_variants
+from search.study_changes import changed
+from search.study_load import parse_study
 from search.variants import Builder
 from tests.golden import resolved
 
@@ -36,8 +39,7 @@ def study(text: str = STUDY) -> Study:
 def models(text: str = STUDY) -> dict[str, Any]:
     """Each variant's model as it is written, resolved."""
     found = study(text)
-    builder = Builder(found, Path())
-    patched = {asked.name: builder.patched(asked.settings) for asked in asked_variants(found)}
+    patched = {asked.name: changed(found, asked.settings) for asked in asked_variants(found)}
     return {name: resolve(model, vocab=257, max_positions=256) for name, (model, _) in patched.items()}
 
 

@@ -1,0 +1,66 @@
+"""What a study asks for: every variant in every cell of its grid, at every rung of its ladder."""
+
+from __future__ import annotations
+
+import itertools
+
+from arch_dsl.identity import brief_text
+from arch_dsl.patch import Setting
+from search.asked import Asked, Rung
+from search.rungs import rungs_of
+from search.selection import shortest
+from search.study import Study
+from search.study_values import Patch
+
+
+def asked_variants(study: Study) -> list[Asked]:
+    """Every variant in every cell of the grid at every rung, in the order in which the table shows them.
+
+    The rungs of a ladder have no names before they are counted: search.rungs.climbed.
+    """
+    used = {name for patch in study.variants.values() for name in patch.components}
+    components = [name for name in study.components if name in used]
+    return [
+        _asked(study, name, patch, cell, components, rung)
+        for cell in itertools.product(*(cells_of(study, path) for path in study.grid))
+        for rung in rungs_of(study.ladder)
+        for name, patch in study.variants.items()
+    ]
+
+
+def cells_of(study: Study, path: str) -> list[tuple[str, Setting]]:
+    """The values of one axis, each with the text that names it."""
+    short, mark = shortest(path, study.grid), study.mark(f"grid.{path}")
+    nodes = study.grid[path].nodes
+    return [(f"{short}={brief_text(node.plain())}", Setting(path, node, "the grid", mark)) for node in nodes]
+
+
+def _asked(
+    study: Study,
+    name: str,
+    patch: Patch,
+    cell: tuple[tuple[str, Setting], ...],
+    components: list[str],
+    rung: Rung | None,
+) -> Asked:
+    settings: list[Setting] = []
+    for setting in patch.settings:
+        settings += [setting] if setting.path else _of_component(study, setting.source)
+    label = ", ".join(text for text, _ in cell)
+    return Asked(
+        name=f"{name} [{label}]" if label else name,
+        base=name,
+        cell=label,
+        settings=(*settings, *(setting for _, setting in cell)),
+        components={component: component in patch.components for component in components},
+        axes={text.partition("=")[0]: text.partition("=")[2] for text, _ in cell},
+        impossible=study.design.impossible if study.design and patch.designed else "refuse",
+        against=patch.against,
+        rung=rung,
+        series=(f"{name} [{label}]" if label else name) if rung else "",
+        row="" if components and patch.is_pure else name,
+    )
+
+
+def _of_component(study: Study, name: str) -> list[Setting]:
+    return [Setting(s.path, s.node, f"component {name}", s.mark) for s in study.components[name].settings]

@@ -1,0 +1,107 @@
+"""A study read from its file: its scale chosen, overrides applied, plug-ins allowed, mistakes told all at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from arch_dsl.errors import Problem, SpecError
+from arch_dsl.parse import INVALID, parse_value
+from arch_dsl.source import Node, read
+from search.ablate import with_base
+from search.designed import written_out
+from search.ladder import filled
+from search.ladder import given as given_to_recipe
+from search.ladder import problems_of as ladder_problems
+from search.model_mistakes import model_mistakes
+from search.plugin_files import load_listed
+from search.rungs import written_sizes
+from search.scales import at_scale
+from search.study import Study
+from search.study_checks import problems_in
+from search.study_values import Patch
+from search.zoo_variants import with_sizes
+
+
+def load_study(path: str | Path, overrides: Mapping[str, Any] | None = None, allow_plugins: bool = False) -> Study:
+    """A study from its file. `overrides` replaces values by dotted path (`train.tokens`), as `--set` does.
+
+    Of a study with `scales` it is the one at its first, or at the override `scale`; other overrides come after that.
+    The Python files that it lists under `plugins` are executed if `allow_plugins`, and refused otherwise. Raises
+    SpecError with everything that is wrong with it, each with line and column.
+    """
+    overrides = dict(overrides or {})
+    scale = overrides.pop("scale", None)
+    node = at_scale(read(path), None if scale is None else Node.of(scale))
+    for dotted, value in overrides.items():
+        node = _overridden(node, dotted.split("."), Node.of(value), dotted)
+    load_listed(node, Path(path).parent, allow_plugins)
+    return parse_study(node)
+
+
+def parse_study(node: Node) -> Study:
+    """A study from a node tree. Raises SpecError."""
+    if not isinstance(node.value, dict):
+        raise SpecError.of(
+            "", f"a study is a mapping with `study`, `model`, `variants`, `train`; found {node.kind}", node.mark
+        )
+    problems: list[Problem] = []
+    given = set(node.value)
+    node = with_sizes(with_base(node, problems))
+    study = parse_value(Study, filled(node), "", problems)
+    if "ablate" in given:
+        problems = list(_of_ablate(problems, "model" in given))
+    if study is INVALID or problems:
+        raise SpecError([*problems, *_model_mistakes(node, problems)])
+    study, problems = written_out(study)
+    study = written_sizes(study, node, problems)
+    if study.search and not study.variants:
+        study = study.replace(variants={study.report.baseline: Patch()})
+    if problems := [
+        *problems,
+        *problems_in(study),
+        *ladder_problems(study, given_to_recipe(node)),
+        *study.train.problems("train"),
+    ]:
+        raise SpecError([*problems, *_model_mistakes(node, problems)])
+    return study
+
+
+def _of_ablate(problems: Iterable[Problem], has_model: bool) -> Iterator[Problem]:
+    """The problems of a study with `ablate`, whose own mistakes say why there is no base, and whose `from` is it."""
+    for problem in problems:
+        head, *rest = problem.path.split(".")
+        if head != "model" or has_model:
+            yield problem
+        elif rest or not problem.message.startswith("is missing"):
+            yield dataclasses.replace(problem, path=".".join(["ablate", "from", *rest]))
+
+
+def _model_mistakes(node: Node, known: list[Problem]) -> list[Problem]:
+    """What is wrong with the models of a study whose file has other mistakes already, so that all are said at once."""
+    assert isinstance(node.value, dict)
+    sections = ("study", "model", "ablate", "components", "design", "variants", "grid")
+    if any(problem.path.split(".")[0] in sections for problem in known):
+        return []
+    kept = {name: node.value[name] for name in sections if name in node.value}
+    recipe = Node.of({"tokens": 1, "lr": 1.0})
+    study = parse_value(Study, Node({**kept, "train": recipe}, node.mark, node.key_marks), "", [])
+    if study is INVALID:
+        return []
+    study, problems = written_out(study)
+    return [] if problems else model_mistakes(study)
+
+
+def _overridden(node: Node, steps: list[str], value: Node, dotted: str) -> Node:
+    if not steps:
+        return value
+    if not isinstance(node.value, dict):
+        raise SpecError.of(dotted, "leads into a value that has no parts", node.mark)
+    # a path is itself a key: `grid.train.batch`, `model.block.attention.heads` where the model is one of the zoo
+    if (rest := ".".join(steps)) in node.value or ("zoo" in node.value and steps[0] not in node.value):
+        steps = [rest]
+    child = node.value.get(steps[0], Node({}, node.mark))
+    new = {**node.value, steps[0]: _overridden(child, steps[1:], value, dotted)}
+    return Node(new, node.mark, {k: v for k, v in node.key_marks.items() if k != steps[0]})
