@@ -49,7 +49,7 @@ def generate(
 
     TRIAL is STUDY/VARIANT[/SEED], or the start of a trial's key. At temperature 0 every token is the likeliest one.
     """
-    from arch_dsl.decoding import Sampling, seed_of
+    from arch_dsl.generation import Sampling, seed_of
     from search.store import Store
 
     given = sys.stdin.read() if prompt == "-" else prompt

@@ -25,7 +25,7 @@ from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from arch_dsl.decoding import GREEDY, Sampling, seed_of
+from arch_dsl.generation import GREEDY, Sampling, seed_of
 from search.downstream.task_files import config, data_files, is_path, task_files
 from search.downstream.text_model import TextModel
 

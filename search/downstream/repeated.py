@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from arch_dsl.decoding import Sampling, seed_of
+from arch_dsl.generation import Sampling, seed_of
 from search.downstream.harness import HarnessModel
 from search.downstream.sandbox import has_no_network, run
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arch_dsl.decoding import GREEDY, Sampling, stream
+from arch_dsl.generation import GREEDY, Sampling, stream
 from arch_dsl.modules import LanguageModel
 from search.data.tokenizers import Codec
 from search.evaluate import Precision, autocast, evaluating

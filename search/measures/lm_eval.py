@@ -12,8 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from arch_dsl.decoding import Sampling
 from arch_dsl.errors import Problem, nearest, shorten, unknown
+from arch_dsl.generation import Sampling
 from arch_dsl.parse import INVALID
 from arch_dsl.shapes import shapes_of
 from arch_dsl.source import Node

@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 import torch
 
-from arch_dsl.decoding import stream
+from arch_dsl.generation import stream
 from arch_dsl.spec import Count, added
 from search.built import seeds_of
 from search.data import mixing

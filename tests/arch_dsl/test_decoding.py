@@ -13,7 +13,8 @@ from arch_dsl import Call, zoo
 from arch_dsl.conformance.hosts import ATTENTION, LENGTH, _model
 from arch_dsl.conformance.properties import holds_what_its_cost_says, reads_in_pieces
 from arch_dsl.context import State
-from arch_dsl.decoding import Sampling, generate, recent, stream
+from arch_dsl.decoding import recent
+from arch_dsl.generation import Sampling, generate, stream
 from tests.arch_dsl.conformance import TOKENS, Case, build, load, whole_model
 
 WINDOW = {"type": "window", "size": 4}

@@ -15,7 +15,7 @@ import arch_dsl
 from arch_dsl import Call, SpecError, zoo
 from arch_dsl.conformance.effects import randomize
 from arch_dsl.context import State
-from arch_dsl.decoding import generate
+from arch_dsl.generation import generate
 from arch_dsl.modules import EncoderDecoder
 from arch_dsl.patch import apply
 from arch_dsl.slots import settings, slots

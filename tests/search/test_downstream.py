@@ -19,8 +19,8 @@ import pytest
 import torch
 from lm_eval.tasks import TaskManager
 
-from arch_dsl.decoding import Sampling
 from arch_dsl.errors import SpecError
+from arch_dsl.generation import Sampling
 from arch_dsl.identity import canonical
 from arch_dsl.parse import parse
 from arch_dsl.source import read, read_text
