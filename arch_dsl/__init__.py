@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from arch_dsl import primitives as primitives
+from arch_dsl import zoo as zoo  # which registers `{zoo: …}` with Model
 from arch_dsl.context import Call, Cost
 from arch_dsl.errors import Problem, SpecError
 from arch_dsl.identity import Change, canonical, diff, dump, identity

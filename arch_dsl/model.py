@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -25,6 +25,7 @@ from arch_dsl.stack import Stack, check_ends, check_stack, resolved_stack, stack
 
 LOSS_CHUNK = 2**24  # logits (rows x vocabulary) that the loss holds at a time
 STACKS = ("encoder", "decoder")
+Reader = Callable[[Node, str, list[Problem]], Any]  # as `parse_node`: a model, or INVALID after noting why
 
 
 class InitGroup(Spec):
@@ -104,15 +105,25 @@ class Model(Spec):
     unembedding: Unembedding = Unembedding()
     logits: tuple[Scale, ...] = added(default=())
     init: Init = Init()
+    readers: ClassVar[dict[str, Reader]] = {}
+
+    @classmethod
+    def notation(cls, key: str) -> Callable[[Reader], Reader]:
+        """Registers what reads a mapping with this key, as a reference to a model that is written elsewhere."""
+
+        def register(reader: Reader) -> Reader:
+            cls.readers[key] = reader
+            return reader
+
+        return register
 
     @classmethod
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
-        """A model of either kind. A mapping with the key `zoo` is a published model and what it changes."""
+        """A model of either kind. With a key that was registered (`zoo`) a mapping is what its reader makes of it."""
         keys = node.value if isinstance(node.value, dict) else {}
-        if "zoo" in keys:
-            from arch_dsl.zoo.reference import expand  # whose models are read by this very function
-
-            return expand(node, path, problems)
+        for key, reader in cls.readers.items():
+            if key in keys:
+                return reader(node, path, problems)
         if any(name in keys for name in STACKS):
             return parse_record(EncoderDecoderModel, node, path, problems)
         return parse_with_knobs(DecoderModel, node, path, problems)

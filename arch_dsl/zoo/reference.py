@@ -14,6 +14,7 @@ from arch_dsl.zoo.budget import solve
 from arch_dsl.zoo.entries import Entry, entry, recipe, settings
 
 
+@Model.notation("zoo")
 def expand(node: Node, path: str, problems: list[Problem]) -> Any:
     """The model that a mapping with the key `zoo` stands for, or INVALID after noting in `problems` why there is none.
 
