@@ -126,7 +126,7 @@ class Branches(nn.Module):
         for branch in self.children():
             stream = branch(stream, call)
         if call.watch is not None:
-            call.watch.tell("stream", self.path, call, output=stream)
+            call.watch.tell("stream", self.path, call.padding, output=stream)
         return stream
 
 

@@ -134,4 +134,4 @@ class Site(nn.Module):
     def tell(self, x: Tensor, call: Call) -> None:
         """To who watches, what the items made of it."""
         if call.watch is not None and len(self._modules):
-            call.watch.tell("site", self.path, call, output=x)
+            call.watch.tell("site", self.path, call.padding, output=x)

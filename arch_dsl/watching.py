@@ -22,12 +22,9 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from arch_dsl.context import Call
 
 KINDS = ("stream", "update", "site", "attention", "heads", "gate", "decay")
 _LAYER = re.compile(r"(?:(encoder|decoder)\.)?block\.([0-9]+)(?:\.|$)")
@@ -62,15 +59,16 @@ class Watch:
         """The same within a layer (`block.0`)."""
         return Watch(self.kinds, self.see, layer)
 
-    def tell(self, kind: str, path: str, call: Call, **tensors: Any) -> None:
-        """A place, whose path in the model is that of the first layer that has it, tells what passes."""
+    def tell(self, kind: str, path: str, padding: torch.Tensor | None, /, **tensors: Any) -> None:
+        """A place, whose path in the model is that of the first layer that has it, tells what passes, and what of it
+        does not count."""
         if kind not in self.kinds:
             return
         own = _LAYER.match(path)
         inside = path if own is None else path[own.end() :]
         place = _LAYER.match(self.layer)
         stack, layer = ("", None) if place is None else (place[1] or "", int(place[2]))
-        self.see(Sight(kind, stack, layer, inside, tensors, call.padding))
+        self.see(Sight(kind, stack, layer, inside, tensors, padding))
 
 
 def watching() -> AbstractContextManager[None]:

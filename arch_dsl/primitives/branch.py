@@ -92,7 +92,7 @@ class SublayerModule(nn.Module):
         """The same, told to who watches."""
         update = self.update(stream, call)
         assert call.watch is not None
-        call.watch.tell("update", self.path, call, output=update)
+        call.watch.tell("update", self.path, call.padding, output=update)
         return self.join(stream, update, call)  # type: ignore[no-any-return]
 
 

@@ -117,7 +117,7 @@ class _ForgetGate(_Closing):
     def decay(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
         logs = F.logsigmoid(at_least_float32(self.bias)).expand(1, k.shape[1], -1)
         if call.watch is not None:
-            call.watch.tell("decay", self.path, call, log_f=logs)
+            call.watch.tell("decay", self.path, call.padding, log_f=logs)
         return _sums(logs)
 
 
@@ -135,7 +135,7 @@ class _HiddenForgetGate(_Closing):
     def decay(self, q: Tensor, k: Tensor, call: Call, projected: Tensor) -> Tensor:
         logs = F.logsigmoid(at_least_float32(projected))
         if call.watch is not None:
-            call.watch.tell("decay", self.path, call, log_f=logs)
+            call.watch.tell("decay", self.path, call.padding, log_f=logs)
         if call.padding is not None:
             logs = logs.masked_fill(call.padding[..., None], 0)  # which forgets nothing
         return _sums(recent(call, self.path, logs, self.window))

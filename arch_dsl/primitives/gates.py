@@ -130,7 +130,7 @@ class _Gate(nn.Module):
         """To who watches, how far it is open, and what it gated."""
         assert call.watch is not None
         opened = activation_of(self.activation)(at_least_float32(scores))
-        call.watch.tell("gate", self.path, call, scores=opened, before=before, after=after)
+        call.watch.tell("gate", self.path, call.padding, scores=opened, before=before, after=after)
 
     def takes(self, norm: Any, node: str, ctx: BuildContext) -> bool:
         """Whether the norm before it, whose path is `node`, is computed in the same pass."""

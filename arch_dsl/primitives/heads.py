@@ -179,8 +179,8 @@ class MultiHeadModule(SublayerModule):
         given = {**factors, "sinks": self.scores.sink_logits(), **given}
         tensors = {"query": q_BTHD.transpose(1, 2), "key": k_BSKD.transpose(1, 2), "given": given}
         documents = call.documents if apart else None
-        call.watch.tell("attention", self.path, call, **tensors, memory=memory, documents=documents)
-        call.watch.tell("heads", self.path, call, output=o_BHTD.transpose(1, 2))
+        call.watch.tell("attention", self.path, call.padding, **tensors, memory=memory, documents=documents)
+        call.watch.tell("heads", self.path, call.padding, output=o_BHTD.transpose(1, 2))
 
     def opening(self, products: Iterator[Tensor], call: Call) -> Tensor | None:
         """The scores of the gate that attention itself applies; None where the site does, as for who watches."""

@@ -293,7 +293,7 @@ class _LinearAttention(SublayerModule):
         beta = self.beta(at_least_float32(next(products))) if self.beta_projection is not None else None
         log_f, step = self.decay(products, call) if self.decay is not None else (None, None)
         if call.watch is not None and log_f is not None:
-            call.watch.tell("decay", f"{self.path}.decay", call, log_f=_each_token(log_f, value))
+            call.watch.tell("decay", f"{self.path}.decay", call.padding, log_f=_each_token(log_f, value))
         if key is None and log_f is not None:
             key = -torch.expm1(log_f).to(query.dtype)
         q_BTGD = self.query(query, call, products)
@@ -309,7 +309,7 @@ class _LinearAttention(SublayerModule):
         if self.skip is not None:
             o_BTHV = o_BTHV + (self.skip[:, None] * v_BTHV).to(o_BTHV.dtype)
         if call.watch is not None:
-            call.watch.tell("heads", self.path, call, output=o_BTHV)
+            call.watch.tell("heads", self.path, call.padding, output=o_BTHV)
         o_BTHV = self.sdpa(o_BTHV, call, products)
         return self.output_projection(o_BTHV.flatten(-2))  # type: ignore[no-any-return]
 

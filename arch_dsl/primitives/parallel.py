@@ -99,7 +99,7 @@ class _Parallel(SublayerModule):
         updates = self.together(hidden, call) if self.joined else self.one_by_one(hidden, call)
         if call.watch is not None:
             for member, update in zip(self.members.values(), updates, strict=True):
-                call.watch.tell("update", member.path, call, output=update)  # type: ignore[arg-type]
+                call.watch.tell("update", member.path, call.padding, output=update)  # type: ignore[arg-type]
         return self.post(sum(updates[1:], updates[0]), call, iter(()))  # type: ignore[no-any-return]
 
     def one_by_one(self, hidden: Tensor, call: Call) -> list[Tensor]:
