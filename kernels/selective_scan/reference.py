@@ -6,6 +6,8 @@ from torch import Tensor
 
 from kernels.activations import at_least_float32
 
+STATES = (64, 128)  # numbers in the state of a channel: at most 64, and more
+
 
 def checked(
     x: Tensor, delta: Tensor, log_a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, state: Tensor | None

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from kernels import interpret
 from kernels.launch import Build, as_rows, on_device_of, power_of_2, tuned
-from kernels.selective_scan import STATES, torch_ops
-from kernels.selective_scan.reference import checked
+from kernels.selective_scan import torch_ops
+from kernels.selective_scan.reference import STATES, checked
 
 interpret.apply()
 CHUNK = 8 if interpret.active() else torch_ops.CHUNK
