@@ -5,18 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dashboards.errors import PortTaken, WeakToken
+
 if TYPE_CHECKING:
     import dash
 
 __all__ = ["PortTaken", "WeakToken", "make_app", "serve"]
-
-
-class PortTaken(Exception):
-    """Another program listens on the port that was asked for."""
-
-
-class WeakToken(Exception):
-    """The token that was given is easily guessed."""
 
 
 def make_app(store_root: Path) -> dash.Dash:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from werkzeug.serving import BaseWSGIServer, make_server
 
-from dashboards import PortTaken, WeakToken, make_app
+from dashboards.app import make_app
 from dashboards.door import SHORTEST, Door, is_loopback
+from dashboards.errors import PortTaken, WeakToken
 from dashboards.library import Library
 
 if TYPE_CHECKING:
