@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from arch_dsl.block import Block
 from arch_dsl.errors import Mark, Problem
 from arch_dsl.parse import INVALID
 from arch_dsl.source import Node
@@ -107,15 +106,3 @@ def ranges(depths: list[int]) -> str:
         else:
             runs.append([depth])
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-
-
-def normal_form(blocks: list[Block]) -> tuple[Block, Overrides]:
-    """The block of the first layer, and every other distinct block with its layers: one spelling for each stack."""
-    from arch_dsl.identity import canonical
-
-    places: dict[Block, list[int]] = {}
-    for depth, block in enumerate(blocks):
-        places.setdefault(block, []).append(depth)
-    first, *others = places
-    patches = {",".join(map(str, places[block])): Node.of({"block": canonical(block)}) for block in others}
-    return first, Overrides(patches)

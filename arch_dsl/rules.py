@@ -10,14 +10,13 @@ from arch_dsl.block import Block
 from arch_dsl.context import BuildContext
 from arch_dsl.errors import Problem
 from arch_dsl.families import Branch, Carry, Join, Position, Rotary
-from arch_dsl.overrides import normal_form
+from arch_dsl.normal_form import normal_form
 from arch_dsl.places import Place, distinct, places
 from arch_dsl.primitives.branch import Headed
 from arch_dsl.primitives.parallel import Parallel
 from arch_dsl.sharing import shared_broken, values_broken
 
 if TYPE_CHECKING:
-    from arch_dsl.model import Model
     from arch_dsl.stack import Stack
 
 Pass = Callable[["Stack"], "Stack"]
@@ -38,19 +37,6 @@ def problems(stack: Stack, ctx: BuildContext) -> list[Problem]:
     """What the rules find in a stack, `ctx` being the facts that hold in it."""
     found = places(stack, ctx, stack.layers())
     return [problem for rule in RULES for problem in rule.broken(stack, found)]
-
-
-def repaired(model: Model) -> tuple[Model, list[str]]:
-    """The model after the repairs of all rules that it breaks, and what they are called. The rest stays broken."""
-    names: dict[str, None] = {}
-    for where in model.stacks():
-        for rule in RULES:
-            stack = model.stacks()[where]
-            found = places(stack, model.place(model.context(), where), stack.layers())
-            if rule.repair and any(rule.broken(stack, found)):
-                model = model.with_stack(where, rule.repair(stack))
-                names[rule.name] = None
-    return model, list(names)
 
 
 def rewritten(stack: Stack, change: Callable[[Block], Block]) -> Stack:

@@ -15,7 +15,8 @@ from arch_dsl.context import BuildContext, Call, Cost
 from arch_dsl.errors import Problem, SpecError
 from arch_dsl.families import Carry, Norm, Position, Scale, build_site, check_site, site_cost
 from arch_dsl.layers import normal, table
-from arch_dsl.overrides import Overrides, layers_of, normal_form, ranges
+from arch_dsl.normal_form import normal_form
+from arch_dsl.overrides import Overrides, layers_of, ranges
 from arch_dsl.patch import apply, settings_of
 from arch_dsl.shortform import parse_with_knobs
 from arch_dsl.source import Node

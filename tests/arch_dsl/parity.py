@@ -26,7 +26,8 @@ from arch_dsl.conversion import export_tensors, import_tensors
 from arch_dsl.layout import load_layout
 from arch_dsl.model import Init
 from arch_dsl.modules import LanguageModel, build
-from arch_dsl.overrides import Overrides, normal_form
+from arch_dsl.normal_form import normal_form
+from arch_dsl.overrides import Overrides
 from arch_dsl.primitives.positions import Learned
 from arch_dsl.spec import Family, walk
 

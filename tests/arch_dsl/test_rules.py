@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import arch_dsl
-from arch_dsl import rules
+from arch_dsl import repair, rules
 
 LAYER = {"attention": {"heads": 4, "pre": "rmsnorm"}, "ffn": {"type": "glu", "pre": "rmsnorm"}}
 SHARED = {"type": "rmsnorm", "share": "stack"}
@@ -198,7 +198,7 @@ def test_rule_says_what_must_hold_and_repairs_what_leaves_no_doubt(
     with pytest.raises(arch_dsl.SpecError) as refused:
         arch_dsl.resolve(broken, vocab=64)
     assert str(refused.value) == message
-    mended, names = rules.repaired(broken)
+    mended, names = repair.repaired(broken)
     if after is None:
         assert refusals(mended)
     else:
@@ -223,13 +223,13 @@ WHOLE = {
 @pytest.mark.parametrize("spec", WHOLE.values(), ids=WHOLE)
 def test_rules_leave_alone_what_makes_sense(spec: arch_dsl.Model) -> None:
     assert refusals(spec) == ""
-    assert rules.repaired(spec) == (spec, [])
+    assert repair.repaired(spec) == (spec, [])
 
 
 def test_repair_reaches_the_layers_that_differ() -> None:
     wrong = [{"type": "alibi"}, {"type": "softcap", "cap": 30.0}]
     broken = model(overrides=overridden("block.attention.scores", wrong, "1:"))
-    mended, names = rules.repaired(broken)
+    mended, names = repair.repaired(broken)
     assert names == ["order of scores"] and not refusals(mended)
     kinds = [[item.type for item in block["attention"].scores] for block in mended.layers()]  # type: ignore[attr-defined]
     assert kinds == [[], ["softcap", "alibi"], ["softcap", "alibi"]]
