@@ -30,7 +30,7 @@ def data_of(study: Study, root: Path) -> dict[str, tuple[Dataset, Recipe]]:
     first recipe that trains on it. Raises SpecError."""
     builder = Builder(study, root, fetch=True)
     found: dict[str, tuple[Dataset, Recipe]] = {}
-    for asked in climbed(builder, asked_variants(study)):
+    for asked in climbed(study.ladder, builder, asked_variants(study)):
         recipe = builder.recipe(asked.settings, asked.rung)
         first, *later = recipe.whole
         dataset = builder.datasets.of(first)

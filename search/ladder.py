@@ -26,7 +26,7 @@ from search.asked import Tokens
 from search.zoo_variants import ZOO
 
 if TYPE_CHECKING:
-    from search.study import Study
+    from search.asks import Question
 
 PARAMETERS = "parameters"  # the key of `sizes` that is no path
 _RULE = re.compile(r"(\S+)\s+(per parameter|FLOPs)")
@@ -192,9 +192,8 @@ def below(node: Node, *steps: str) -> dict[str, Node]:
     return node.value if isinstance(node.value, dict) else {}
 
 
-def problems_of(study: Study, own: set[str]) -> Iterator[Problem]:
+def problems_of(ladder: Ladder | None, study: Question, own: set[str]) -> Iterator[Problem]:
     """What is wrong with a study's ladder. `own` are the keys that its recipe has in the file."""
-    ladder = study.ladder
     if ladder is None:
         return
     lengths = {path: len(along.nodes) for path, along in ladder.sizes.items()}

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from search.measures import Measure
+from search.measures import Measure, Measures
 from search.measuring import about_of, standing, wanted, without_weights
 from search.store import Store
 
 if TYPE_CHECKING:
-    from search.planning import Plan
+    from search.asks import Planned
 
 _FLOAT32 = 4  # bytes; weights are kept so under bf16 too
 
@@ -46,24 +46,23 @@ class ToMeasure:
             yield "no final weights are kept: nothing more can be measured of a trial once it has ended"
 
 
-def to_measure(planned: Plan, root: Path) -> ToMeasure:
+def to_measure(evaluate: Measures, planned: Planned, root: Path) -> ToMeasure:
     """What a plan would measure, given what its store has. Evaluates nothing."""
-    study = planned.study
     mean = sum(variant.parameters for variant in planned.variants) / len(planned.variants)
-    kept = round(_FLOAT32 * mean * planned.trials) if study.keep.final else 0
-    names = tuple(measure.label for measure in _meant(planned, root))
+    kept = round(_FLOAT32 * mean * planned.trials) if planned.study.keep.final else 0
+    names = tuple(measure.label for measure in _meant(evaluate, planned, root))
     if not names or not (root / "store.json").exists():
         return ToMeasure(names, 0, 0, (), kept)
     with Store.open(root, create=False) as store:
-        missing = wanted(store, study.evaluate, standing(planned.record(), planned.known(store)))
+        missing = wanted(store, evaluate, standing(planned.record(), planned.known(store)))
     can = [each for each in missing if each.why is None]
     count = sum(len(each.measures) for each in can)
     return ToMeasure(names, count, len(can), tuple(without_weights(missing)), kept)
 
 
-def _meant(planned: Plan, root: Path) -> list[Measure]:
+def _meant(evaluate: Measures, planned: Planned, root: Path) -> list[Measure]:
     """The measures of a study that a variant does not refuse, in its order; all while data are absent."""
-    evaluated = planned.study.evaluate.evaluated
+    evaluated = evaluate.evaluated
     refused = [] if planned.absent else evaluated
     for variant in planned.variants if evaluated and not planned.absent else ():
         about = about_of(variant.trial(0), root / "data")

@@ -60,7 +60,7 @@ def plan_json(planned: Plan, root: Path, slots: int | None = None) -> dict[str, 
     told = {
         "resolution": asdict(known.resolution) if known.resolution else None,
         "edits": known.edits,
-        "measuring": asdict(to_measure(planned, root)),
+        "measuring": asdict(to_measure(planned.study.evaluate, planned, root)),
         "settled": planned.builder.settled.record() if planned.builder.settled else None,
         "going_on": asdict(known.going_on) if known.going_on else None,
         "spent": {
@@ -108,7 +108,7 @@ def print_plan(planned: Plan, root: Path, slots: int | None = None) -> None:
     recipes = [variant.recipe for variant in planned.variants]
     for line in settled_lines(planned.builder.settled, planned.study.train, recipes):
         console.print(Text(line))
-    for line in to_measure(planned, root).lines():
+    for line in to_measure(planned.study.evaluate, planned, root).lines():
         console.print(Text(line))
     for line in known.edits:
         console.print(Text(f"edited: {line}"))

@@ -344,7 +344,7 @@ def plan(study: Study, data_root: Path, micro_batch: int | None = None, *, fetch
     if problems := [*study.evaluate.problems(lambda: (About.of(each.trial(0), data_root) for each in asked))]:
         raise SpecError(problems)
     tuner = _tuner(builder, found) if study.tune else None
-    probes = probes_of(builder, found)
+    probes = probes_of(study.screen, builder, found.variants, found.made) if study.screen else {}
     return Plan(study, builder, found.variants, found.omitted, tuner, found.coordinates, probes)
 
 

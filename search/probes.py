@@ -2,49 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from arch_dsl.errors import Problem, SpecError
 from arch_dsl.patch import Setting, apply
 from arch_dsl.source import Node
+from search.asked import Asked
+from search.asks import Builds, Question
 from search.mistakes import Mistakes
+from search.screen import Screen
 from search.screening import SPARE
-from search.study import Study
-from search.variant_set import VariantSet
-from search.variants import Builder, Variant
+from search.variants import Variant
 
 
-def probes_of(builder: Builder, found: VariantSet) -> dict[str, Variant]:
+def probes_of(
+    screen: Screen, builds: Builds, variants: list[Variant], made: Mapping[str, tuple[Asked, Variant | None]]
+) -> dict[str, Variant]:
     """By variant: its model, at the widths that matching found, under its recipe as the screen changes it.
 
-    Raises SpecError with everything that is wrong with any of them.
+    `made` has what each variant was made of. Raises SpecError with everything that is wrong with any of them.
     """
-    study = builder.study
-    if study.screen is None:
-        return {}
-    if problem := _too_few(study, len(found.variants)):
+    study = builds.study
+    if problem := _too_few(screen, len(variants)):
         raise SpecError([problem])
-    over, wrong, made = _changes(study), Mistakes(len(found.variants)), {}
-    for variant in found.variants:
-        asked, _ = found.made[variant.name]
+    over, wrong, probes = _changes(screen, study), Mistakes(len(variants)), dict[str, Variant]()
+    for variant in variants:
+        asked, _ = made[variant.name]
         widths = tuple(Setting(path, Node.of(width), "match") for path, width in variant.matched.items())
         try:
-            made[variant.name] = builder.variant(replace(asked, settings=(*asked.settings, *widths), over=over), None)
+            probes[variant.name] = builds.variant(replace(asked, settings=(*asked.settings, *widths), over=over), None)
         except SpecError as error:
             wrong.add((_of_screen(study, each) for each in error.problems), variant.name)
     if problems := [
         *wrong.problems(),
-        *(_idle(study, found.variants, made) if len(made) == len(found.variants) else ()),
+        *(_idle(screen, variants, probes) if len(probes) == len(variants) else ()),
     ]:
         raise SpecError(problems)
-    return {name: replace(probe, name=f"{name} (probe)") for name, probe in made.items()}
+    return {name: replace(probe, name=f"{name} (probe)") for name, probe in probes.items()}
 
 
-def _changes(study: Study) -> tuple[Setting, ...]:
+def _changes(screen: Screen, study: Question) -> tuple[Setting, ...]:
     """What the screen changes in every recipe; data with answers are asked for these unless it says otherwise."""
-    assert study.screen is not None
-    settings = study.screen.train.settings
+    settings = screen.train.settings
     said = {setting.path.split(".")[0] for setting in settings}
     over = [replace(setting, path=f"train.{setting.path}") for setting in settings]
     if "data" in said and "objective" not in said and apply(study.train, settings).data.holds_answers:
@@ -52,18 +52,17 @@ def _changes(study: Study) -> tuple[Setting, ...]:
     return tuple(over)
 
 
-def _too_few(study: Study, variants: int) -> Problem | None:
-    assert study.screen is not None
-    calibrate = study.screen.calibrate
+def _too_few(screen: Screen, variants: int) -> Problem | None:
+    calibrate = screen.calibrate
     if variants >= calibrate + SPARE:
         return None
     least = 4 + SPARE
     way = f"write calibrate: {variants - SPARE}" if variants >= least else f"a screen needs at least {least}"
     message = f"must leave at least {SPARE} of the {variants} variants to choose from, found {calibrate}; {way}"
-    return Problem("screen.calibrate", message, study.screen.mark("calibrate"))
+    return Problem("screen.calibrate", message, screen.mark("calibrate"))
 
 
-def _of_screen(study: Study, problem: Problem) -> Problem:
+def _of_screen(study: Question, problem: Problem) -> Problem:
     """A problem at the path where a reader can mend it."""
     mark = problem.mark or study.mark("screen")
     if problem.path.partition(".")[0] == "train":
@@ -71,11 +70,10 @@ def _of_screen(study: Study, problem: Problem) -> Problem:
     return replace(problem, message=f"{problem.message}, as the screen trains it", mark=mark)
 
 
-def _idle(study: Study, variants: list[Variant], probes: dict[str, Variant]) -> Iterator[Problem]:
+def _idle(screen: Screen, variants: list[Variant], probes: dict[str, Variant]) -> Iterator[Problem]:
     """That probes are the trials that they were to spare, or that they are all the same one."""
-    assert study.screen is not None
     keys = {name: probe.trial(0).key for name, probe in probes.items()}
-    mark = study.screen.mark("train")
+    mark = screen.mark("train")
     if all(keys[variant.name] == variant.trial(0).key for variant in variants):
         yield Problem("screen.train", "changes nothing: each probe is the variant's own trial", mark)
     elif len(set(keys.values())) == 1:

@@ -15,38 +15,37 @@ from arch_dsl.source import Node
 from arch_dsl.spec import Count, walk
 from arch_dsl.zoo import entry, load
 from arch_dsl.zoo.budget import NARROWEST_HEAD, Budget, solve
-from search.asked import Rung
+from search.asked import Asked, Rung
 from search.ladder import PARAMETERS, Along, Ladder, below
 from search.selection import counted, shortest
 
 if TYPE_CHECKING:
     from arch_dsl.model import Model
-    from search.asked import Asked
-    from search.study import Study
-    from search.variants import Builder
+    from search.asks import Builds
 
 _LADDER = "the ladder"
 
 
-def written_sizes(study: Study, node: Node, problems: list[Problem]) -> Study:
-    """The study with the numbers of parameters of its ladder as the widths and depths that have them, by the rule of
-    the zoo's model that it starts from or by the shape of its own one."""
-    ladder = study.ladder
+def written_sizes(ladder: Ladder | None, model: Model, node: Node, problems: list[Problem]) -> Ladder | None:
+    """The ladder of a study's node with its numbers of parameters as the widths and depths that have them.
+
+    These follow from the rule of the zoo's model that the study starts from, or from the shape of its own `model`.
+    """
     if ladder is None or PARAMETERS not in ladder.sizes:
-        return study
+        return ladder
     try:
-        shape, budget = _shape(study, node)
+        shape, budget = _shape(model, node)
         found = [_solved(shape, budget, each) for each in ladder.sizes[PARAMETERS].nodes]
     except SpecError as error:
         path, mark = f"ladder.sizes.{PARAMETERS}", ladder.mark("sizes")
         problems += [Problem(path, item.message, item.mark or mark) for item in error.problems]
-        return study
+        return ladder
     own = {path: Along(tuple(sizes[path] for sizes in found)) for path in found[0]}
     others = {path: along for path, along in ladder.sizes.items() if path != PARAMETERS}
     for path in own.keys() & others.keys():
         message = "follows from `parameters`; give one of them"
         problems.append(Problem(f"ladder.sizes.{path}", message, others[path].nodes[0].mark))
-    return study.replace(ladder=ladder.replace(sizes={**own, **others}))
+    return ladder.replace(sizes={**own, **others})
 
 
 def _solved(shape: Model, budget: Budget, node: Node) -> dict[str, Node]:
@@ -61,16 +60,16 @@ def _solved(shape: Model, budget: Budget, node: Node) -> dict[str, Node]:
         raise SpecError(replace(problem, mark=node.mark) for problem in error.problems) from error
 
 
-def _shape(study: Study, node: Node) -> tuple[Model, Budget]:
+def _shape(model: Model, node: Node) -> tuple[Model, Budget]:
     """The model whose proportions are kept, and how they scale."""
-    if "zoo" in (model := below(node, "model")):
-        name = str(model["zoo"].value)
+    if "zoo" in (written := below(node, "model")):
+        name = str(written["zoo"].value)
         return load(name), entry(name).budget
-    stacks = study.model.stacks()
+    stacks = model.stacks()
     blocks = tuple(stack.block for stack in stacks.values())
     heads = [part for _, part in walk(blocks) if isinstance(part, MultiHead)]
-    size = (heads[0].head_dim or study.model.d_model // heads[0].heads) if heads else NARROWEST_HEAD
-    return study.model, Budget(aspect=study.model.d_model / [*stacks.values()][-1].n_layers, head_dim=size)
+    size = (heads[0].head_dim or model.d_model // heads[0].heads) if heads else NARROWEST_HEAD
+    return model, Budget(aspect=model.d_model / [*stacks.values()][-1].n_layers, head_dim=size)
 
 
 def rungs_of(ladder: Ladder | None) -> list[Rung | None]:
@@ -87,15 +86,14 @@ def _settings(ladder: Ladder, place: int) -> tuple[Setting, ...]:
     return tuple(Setting(path, along.nodes[place], _LADDER, along.nodes[place].mark) for path, along in sizes)
 
 
-def climbed(builder: Builder, asked: list[Asked]) -> list[Asked]:
+def climbed(ladder: Ladder | None, builds: Builds, asked: list[Asked]) -> list[Asked]:
     """What a study asks for with the sizes of its rungs counted: their names, tokens and interpolated fields.
 
     Raises SpecError where the baseline makes no sense at a rung, or all rungs have one number of parameters.
     """
-    ladder = builder.study.ladder
     if ladder is None:
         return asked
-    sizes = _sizes(builder, asked)
+    sizes = _sizes(ladder, builds, asked)
     names = _names(sizes, asked)
     counts = [parameters for parameters, _ in sizes.values()]
     mark = ladder.mark("train")
@@ -132,17 +130,16 @@ def _told(ladder: Ladder, rung: Rung) -> list[str]:
     return [rung.rule.label] if rung.rule and ladder.tokens and len(ladder.tokens.rules) > 1 else []
 
 
-def _sizes(builder: Builder, asked: list[Asked]) -> dict[int, tuple[int, int]]:
+def _sizes(ladder: Ladder, builds: Builds, asked: list[Asked]) -> dict[int, tuple[int, int]]:
     """Parameters of the baseline at each size, as the ladder counts them, and its FLOPs to train on a token."""
-    study = builder.study
+    baseline = builds.study.report.baseline
     found: dict[int, tuple[int, int]] = {}
-    assert study.ladder is not None
     for item in asked:
-        if item.rung and item.base == study.report.baseline and item.rung.place not in found:
-            recipe = builder.recipe(item.settings, item.rung)
-            built = builder.build(item, None, builder.datasets.of(recipe), recipe)
+        if item.rung and item.base == baseline and item.rung.place not in found:
+            recipe = builds.recipe(item.settings, item.rung)
+            built = builds.build(item, None, builds.data(recipe), recipe)
             counts = {"all": built.parameters, "non_embedding": built.figures["non_embedding"]}
-            found[item.rung.place] = counts[study.ladder.count], built.figures["training_flops_per_token"]
+            found[item.rung.place] = counts[ladder.count], built.figures["training_flops_per_token"]
     return found
 
 

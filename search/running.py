@@ -124,7 +124,7 @@ def _drive(
     study = planned.study
     next_rows: NextRows = planned.rows
     if study.search and study.space:
-        next_rows = Seeker(planned, store, workers.slots).rows
+        next_rows = Seeker(study.search, study.space, planned, store, workers.slots).rows
     elif study.screen:
         next_rows = _telling(planned, store, on_event or (lambda _: None))
     plugin_files.keep(store.root)

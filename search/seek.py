@@ -14,18 +14,21 @@ from arch_dsl.errors import SpecError
 from arch_dsl.identity import canonical
 from arch_dsl.model import resolve
 from search.asked import Asked
+from search.asks import Planned
 from search.estimate import memory_bytes
+from search.goals import Search
 from search.importance import importances
 from search.objectives.checks import positions
 from search.pareto import spanning
-from search.planning import Plan, Variant, spelt
+from search.planning import spelt
 from search.propose import Ending, Known, Proposer, fits
 from search.scores import excess, measured, told
 from search.selection import loss
-from search.space import Components, component_of
+from search.space import Components, Space, component_of
 from search.store import TERMINAL, Row, Store
 from search.timing import measure, step_time_key
 from search.trial import canonical_json
+from search.variants import Variant
 from search.watch import validation_history
 
 FOUND = "found"
@@ -63,10 +66,9 @@ class Seeker:
     All that it knows it takes from the trial table and from the specs; what a run stored is judged again by the next.
     """
 
-    def __init__(self, plan: Plan, store: Store, slots: int) -> None:
-        assert plan.study.search is not None and plan.study.space is not None
+    def __init__(self, search: Search, space: Space, plan: Planned, store: Store, slots: int) -> None:
+        self.search, self.space = search, space
         self.plan, self.store, self.slots = plan, store, slots
-        self.search, self.space = plan.study.search, plan.study.space
         self.limits = self.search.constraints.values()
         self.judged: dict[int, _Judged] = {}
         self.noted: set[int] = set()  # refusals that have an event
@@ -83,7 +85,7 @@ class Seeker:
             given={path: plan.builder.given(path) for path in self.space.needs},
             known=self._known(),
             base=self.base,
-            worst=math.log(plan.builder.datasets.of(plan.study.train).vocab),  # the loss of who knows nothing
+            worst=math.log(plan.builder.data(plan.study.train).vocab),  # the loss of who knows nothing
         )
         self._record()
 
@@ -231,7 +233,7 @@ class Seeker:
     def _base(self) -> str:
         """A digest of what the proposals change: model, data, recipe (but for a drawn rate), what is matched."""
         study, builder = self.plan.study, self.plan.builder
-        dataset = builder.datasets.of(study.train)
+        dataset = builder.data(study.train)
         needed = positions(study.train, study.model)
         model = resolve(study.model, vocab=study.train.vocab(dataset.vocab), max_positions=needed)
         rate = self.space.axes.get("train.lr")

@@ -50,19 +50,22 @@ def parse_study(node: Node) -> Study:
     problems: list[Problem] = []
     given = set(node.value)
     node = with_sizes(with_base(node, problems))
-    study = parse_value(Study, filled(node), "", problems)
+    parsed = parse_value(Study, filled(node), "", problems)
     if "ablate" in given:
         problems = list(_of_ablate(problems, "model" in given))
-    if study is INVALID or problems:
+    if parsed is INVALID or problems:
         raise SpecError([*problems, *_model_mistakes(node, problems)])
-    study, problems = written_out(study)
-    study = written_sizes(study, node, problems)
+    study: Study
+    study, problems = written_out(parsed)
+    sized = written_sizes(study.ladder, study.model, node, problems)
+    if sized is not study.ladder:
+        study = study.replace(ladder=sized)
     if study.search and not study.variants:
         study = study.replace(variants={study.report.baseline: Patch()})
     if problems := [
         *problems,
         *problems_in(study),
-        *ladder_problems(study, given_to_recipe(node)),
+        *ladder_problems(study.ladder, study, given_to_recipe(node)),
         *study.train.problems("train"),
     ]:
         raise SpecError([*problems, *_model_mistakes(node, problems)])

@@ -13,13 +13,14 @@ from arch_dsl.errors import Problem, SpecError
 from arch_dsl.patch import Setting
 from arch_dsl.source import Node
 from search.asked import Asked
+from search.asks import Builds
 from search.recipe import Recipe
 from search.selection import choose, loss
 from search.store import TERMINAL, Row
 from search.trial import Trial, canonical_json
 from search.tune import RATE, Tune, short
 from search.tuning import Point, tuned
-from search.variants import Builder, Variant
+from search.variants import Variant
 from search.watch import validation_history
 
 _ENDED_WITHOUT = ("failed", "pruned", "diverged")
@@ -31,7 +32,7 @@ class Tuner:
     the one that tunes."""
 
     tune: Tune
-    builder: Builder
+    builder: Builds
     asked: Mapping[str, tuple[Asked, Variant | None]]
     seed: int
     second: int | None = None  # the seed that tells values apart which the first one can't

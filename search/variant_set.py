@@ -34,7 +34,7 @@ class VariantSet:
 def variant_set(builder: Builder) -> VariantSet:
     """What a study asks for, settled and built. Raises SpecError with everything that is wrong with any variant."""
     study = builder.study
-    asked = climbed(builder, asked_variants(study))
+    asked = climbed(study.ladder, builder, asked_variants(study))
     builder.settled = _settled(builder, asked)
     making = _Making(builder, asked)
     for item in sorted(asked, key=lambda item: study.match is None or item.base != study.match.to):

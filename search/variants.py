@@ -182,7 +182,7 @@ class Builder:
             raise SpecError(problems)
         recipe = self.kept(written)
         recipe = self.settle(at_most(recipe, self.micro_batch) if self.micro_batch else recipe)
-        dataset = self.datasets.of(recipe)
+        dataset = self.data(recipe)
         built = self.build(asked, target if matched else None, dataset, recipe)
         refuse_idle_groups(recipe, built.model)
         recipe, stages = plan_stages(recipe, built.model, dataset, self.datasets.staged)
@@ -212,6 +212,10 @@ class Builder:
             rung=asked.rung.label if asked.rung else "",
             row=asked.row,
         )
+
+    def data(self, recipe: Recipe) -> Dataset:
+        """The prepared data of a recipe. Raises SpecError."""
+        return self.datasets.of(recipe)
 
     def settle(self, recipe: Recipe) -> Recipe:
         """The recipe with what it leaves open as it was settled for the study, once it was."""

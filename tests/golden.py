@@ -66,7 +66,7 @@ def resolved(study: Study) -> Iterator[tuple[Asked, Any, Any]]:
     """Each variant with its recipe and what was built of it, or the reason why a design leaves it out."""
     builder = _Resolver(study)
     targets: dict[str, Any] = {}
-    asked = climbed(builder, asked_variants(study))
+    asked = climbed(study.ladder, builder, asked_variants(study))
     found: dict[str, list[tuple[Asked, Any, Any]]] = {}
     for item in sorted(asked, key=lambda item: study.match is None or item.base != study.match.to):
         recipe = builder.recipe(item.settings, item.rung, item.over)

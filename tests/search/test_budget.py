@@ -12,7 +12,7 @@ from search.plan_page import plan_json, print_plan
 from search.planning import plan
 from search.running import run, tokens_left
 from search.store import Store
-from search.study import load_study
+from search.study_load import load_study
 from tests.search.study_files import write_study
 from tests.search.study_kit import ENTRY, make_store, rows_of, steps_run, toy
 

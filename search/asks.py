@@ -1,0 +1,169 @@
+"""What a section of a study may ask of the study, of the builder of variants and of the plan: as little as it needs.
+
+A section is handed its own part of the file. These protocols are for all else, which is built above the sections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from arch_dsl.errors import Mark
+    from arch_dsl.model import Model
+    from arch_dsl.patch import Setting
+    from search.asked import Asked, Rung
+    from search.data.dataset import Dataset
+    from search.keep import Keep
+    from search.recipe import Recipe
+    from search.resources import Resources
+    from search.store import Row, Store
+    from search.study_values import Patch
+    from search.variants import Built, Variant
+
+
+class Baseline(Protocol):
+    """The section `report`, as the others see it."""
+
+    @property
+    def baseline(self) -> str:
+        """The variant that the others are compared with."""
+
+
+class Target(Protocol):
+    """The section `match`, as the others see it."""
+
+    @property
+    def to(self) -> str:
+        """The variant that the others are matched to."""
+
+    def goal(self, size: int, key: str) -> list[Any]:
+        """What is asked of every variant, given the size and the trial key of the one that they are matched to."""
+
+
+class Tuned(Protocol):
+    """The section `tune`, as the others see it."""
+
+    @property
+    def axes(self) -> Mapping[str, object]:
+        """What is tuned, by path."""
+
+
+class Question(Protocol):
+    """What a section sees of its study: the fields beside its own, and where they stand in the file."""
+
+    @property
+    def study(self) -> str:
+        """Its name."""
+
+    @property
+    def model(self) -> Model:
+        """The base."""
+
+    @property
+    def train(self) -> Recipe:
+        """The recipe that variants change."""
+
+    @property
+    def components(self) -> Mapping[str, Patch]:
+        """By name, what designs and variants are made of."""
+
+    @property
+    def variants(self) -> Mapping[str, Patch]:
+        """By name, those of a design among them."""
+
+    @property
+    def grid(self) -> Mapping[str, object]:
+        """Its axes, by path."""
+
+    @property
+    def match(self) -> Target | None:
+        """What variants are matched to."""
+
+    @property
+    def tune(self) -> Tuned | None:
+        """What is tuned."""
+
+    @property
+    def search(self) -> object | None:
+        """Whether anything is searched."""
+
+    @property
+    def keep(self) -> Keep:
+        """Which weights are kept."""
+
+    @property
+    def report(self) -> Baseline:
+        """What the others are compared with."""
+
+    @property
+    def resources(self) -> Resources:
+        """What a trial takes."""
+
+    def mark(self, name: str = "") -> Mark | None:
+        """Where a field was written, if it came from a file."""
+
+
+class Builds(Protocol):
+    """What sections need of the builder of variants."""
+
+    @property
+    def study(self) -> Question:
+        """The study whose variants are built."""
+
+    def variant(self, asked: Asked, target: Variant | None, matched: bool = True) -> Variant:
+        """One variant, if there is a `target` matched to it, or as it is written. Raises SpecError."""
+
+    def build(self, asked: Asked, target: Variant | None, dataset: Dataset, recipe: Recipe) -> Built:
+        """The model of a variant, matched, resolved and costed. Raises SpecError."""
+
+    def recipe(self, settings: Iterable[Setting], rung: Rung | None = None, over: Iterable[Setting] = ()) -> Recipe:
+        """The recipe with these changes, at a rung; `over` is changed last. Raises SpecError."""
+
+    def settle(self, recipe: Recipe) -> Recipe:
+        """The recipe with what it leaves open as it was settled for the study, once it was."""
+
+    def data(self, recipe: Recipe) -> Dataset:
+        """The prepared data of a recipe. Raises SpecError."""
+
+    def given(self, path: str) -> Any:
+        """What stands at a path of the base, as a condition compares it. Raises SpecError."""
+
+
+class Planned(Protocol):
+    """What sections need of a plan."""
+
+    searched: dict[str, Any]  # what a search tells the record
+
+    @property
+    def study(self) -> Question:
+        """The study that is planned."""
+
+    @property
+    def builder(self) -> Builds:
+        """What built its variants."""
+
+    @property
+    def variants(self) -> list[Variant]:
+        """Those of the study; it grows while a search proposes."""
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that a variant's repeats have at most; the first one tunes."""
+
+    @property
+    def absent(self) -> list[str]:
+        """The labels of those of its data that have yet to be downloaded."""
+
+    @property
+    def trials(self) -> int:
+        """How many trials the study takes when all of them run to their end, with what is known to be added."""
+
+    def rows(self, trials: list[dict[str, Any]]) -> list[Row]:
+        """The trials that should exist, given those that do."""
+
+    def known(self, store: Store) -> list[dict[str, Any]]:
+        """The rows of those trials that are known to be wanted and stand in this store, by whichever study."""
+
+    def record(self) -> dict[str, Any]:
+        """The study record that the store keeps."""
