@@ -222,3 +222,29 @@ class _LowerBounded(_Decay):
         log_share = F.logsigmoid(at_least_float32(next(products)))
         log_f = torch.logaddexp(bound.log(), torch.log1p(-bound) + log_share)
         return log_f.unflatten(-1, (self.heads, -1)), None
+
+
+def each_token(log_f: Tensor, v: Tensor) -> Tensor:
+    """Decays `[1, time, heads]` where all tokens have the same `[heads]`, else as they are."""
+    return log_f.expand(1, v.shape[1], -1) if log_f.ndim == 1 else log_f
+
+
+def over_tokens(log_f: Tensor | None, v: Tensor) -> Tensor:
+    """Decays of every token, `[batch, time, heads]` or with channels, for v `[batch, time, heads, value_dim]`."""
+    if log_f is None:
+        return at_least_float32(v.new_zeros(v.shape[:3]))
+    return log_f.expand(v.shape[:3]) if log_f.ndim == 1 else log_f
+
+
+def only_where(kept: Tensor, log_f: Tensor | None, v: Tensor) -> Tensor | None:
+    """Decays that leave the state as it is at tokens that are not kept `[batch, time]`."""
+    if log_f is None:
+        return None
+    wide = over_tokens(log_f, v)
+    return torch.where(kept[:, :, None, None] if wide.ndim == 4 else kept[:, :, None], wide, 0)
+
+
+def forgetting(starts: Tensor, log_f: Tensor | None, v: Tensor) -> Tensor:
+    """Decays that forget all that was before where a document starts `[batch, time]`."""
+    wide = over_tokens(log_f, v)
+    return wide.masked_fill(starts[:, :, None, None] if wide.ndim == 4 else starts[:, :, None], float("-inf"))

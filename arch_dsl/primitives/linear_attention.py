@@ -32,6 +32,7 @@ from arch_dsl.kept import kept_by, kept_of
 from arch_dsl.layers import Linear, constant, parameter
 from arch_dsl.notation import Activation, ProjectionNotation, Projections, SizeNotation, chosen, multiple_of
 from arch_dsl.primitives.branch import Headed, SublayerModule
+from arch_dsl.primitives.decays import each_token, forgetting, only_where
 from arch_dsl.spec import Count, Positive
 from kernels.activations import at_least_float32
 from kernels.linear_recurrence import width_class
@@ -163,9 +164,8 @@ class LinearAttention(Headed):
             kept = (own + result) * sizes.heads * tokens
             parts["beta_projection"] = Cost.product(tokens, ctx.d_model, sizes.heads).keeping(kept)
         products = 4 if self.rule == "add" else 6
-        factors = (
-            widths["value"] if self.skip or getattr(self.decay, "step", False) else 0
-        )  # values that are multiplied
+        scaled = self.skip or getattr(self.decay, "step", False)
+        factors = widths["value"] if scaled else 0  # values
         factors += sizes.heads * sizes.head_dim if self.keys == "decay" else 0  # exp(log f)
         learned = self.decay is not None and self.decay.cost(decay, 1).parameters > 0
         parts["recur"] = Cost(
@@ -293,7 +293,7 @@ class _LinearAttention(SublayerModule):
         beta = self.beta(at_least_float32(next(products))) if self.beta_projection is not None else None
         log_f, step = self.decay(products, call) if self.decay is not None else (None, None)
         if call.watch is not None and log_f is not None:
-            call.watch.tell("decay", f"{self.path}.decay", call.padding, log_f=_each_token(log_f, value))
+            call.watch.tell("decay", f"{self.path}.decay", call.padding, log_f=each_token(log_f, value))
         if key is None and log_f is not None:
             key = -torch.expm1(log_f).to(query.dtype)
         q_BTGD = self.query(query, call, products)
@@ -302,9 +302,9 @@ class _LinearAttention(SublayerModule):
         written = v_BTHV if step is None else (v_BTHV * step[..., None]).to(v_BTHV.dtype)
         if call.padding is not None:
             k_BTGD = k_BTGD.masked_fill(call.padding[..., None, None], 0)
-            log_f = _only_where(~call.padding, log_f, written)
+            log_f = only_where(~call.padding, log_f, written)
         if self.documents and call.documents is not None:
-            log_f = _forgetting(opens_document(call, self.path), log_f, written)
+            log_f = forgetting(opens_document(call, self.path), log_f, written)
         o_BTHV = self.through_time(q_BTGD, k_BTGD, written, log_f, beta, call)
         if self.skip is not None:
             o_BTHV = o_BTHV + (self.skip[:, None] * v_BTHV).to(o_BTHV.dtype)
@@ -323,29 +323,3 @@ class _LinearAttention(SublayerModule):
         if call.held is not None:
             call.held[self.path] = last
         return out
-
-
-def _each_token(log_f: Tensor, v: Tensor) -> Tensor:
-    """Decays `[1, time, heads]` where all tokens have the same `[heads]`, else as they are."""
-    return log_f.expand(1, v.shape[1], -1) if log_f.ndim == 1 else log_f
-
-
-def _over_tokens(log_f: Tensor | None, v: Tensor) -> Tensor:
-    """Decays of every token, `[batch, time, heads]` or with channels, for v `[batch, time, heads, value_dim]`."""
-    if log_f is None:
-        return at_least_float32(v.new_zeros(v.shape[:3]))
-    return log_f.expand(v.shape[:3]) if log_f.ndim == 1 else log_f
-
-
-def _only_where(kept: Tensor, log_f: Tensor | None, v: Tensor) -> Tensor | None:
-    """Decays that leave the state as it is at tokens that are not kept `[batch, time]`."""
-    if log_f is None:
-        return None
-    wide = _over_tokens(log_f, v)
-    return torch.where(kept[:, :, None, None] if wide.ndim == 4 else kept[:, :, None], wide, 0)
-
-
-def _forgetting(starts: Tensor, log_f: Tensor | None, v: Tensor) -> Tensor:
-    """Decays that forget all that was before where a document starts `[batch, time]`."""
-    wide = _over_tokens(log_f, v)
-    return wide.masked_fill(starts[:, :, None, None] if wide.ndim == 4 else starts[:, :, None], float("-inf"))
