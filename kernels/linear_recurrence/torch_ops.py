@@ -1,5 +1,7 @@
 """The linear recurrence in parallel: over the whole length at once, or chunk by chunk."""
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -64,36 +66,63 @@ def chunked(
         values = _split(v.reshape(batch, length, groups, -1), size)  # [B,N,G,C,R*Dv]
         held = v.new_zeros(batch, heads, q.shape[-1], width, dtype=wide) if state is None else state.to(wide)
         held = held.unflatten(1, (groups, shared)).transpose(2, 3).flatten(3)  # [B,G,Dk,R*Dv]
-        into = rest = total = None
-        reading, writing, erasing = queries, keys, keys
-        if beta is not None and not by_channel:
-            among = keys.to(wide) @ keys.to(wide).transpose(-2, -1)
-        if log_decay is None:
-            weights = (queries @ keys.transpose(-2, -1)).tril()
-        elif by_channel:
-            decay = _split(log_decay.to(wide), size)
-            total = decay.sum(-2)[..., None].exp()  # [B,N,H,Dk,1]
-            weights, reading, writing = (x.to(narrow) for x in _decayed(queries, keys, decay))
-            if beta is not None:
-                among, erasing, _ = _decayed(keys, keys, decay)
-        else:
-            pairs, into, rest, total = _decays(log_decay, length, size, groups, wide)
-            weights = ((queries @ keys.transpose(-2, -1)).unsqueeze(3) * pairs).to(narrow)  # [B,N,G,R,C,C]
-            total = total.expand(batch, values.shape[1], -1, -1).repeat_interleave(width, -1).unsqueeze(-2)
-            if beta is not None:
-                among, erasing = among * pairs.squeeze(3), keys * into.squeeze(4)
+        parts = _parts(queries, keys, log_decay, length, width, beta is not None)
         if beta is None:
-            before, held = _carry(writing.transpose(-2, -1) @ _times(values, rest), total, held)
+            steps = parts.writing.transpose(-2, -1) @ _times(values, parts.rest)
+            before, held = _carry(steps, parts.total, held)
         else:
+            assert parts.among is not None
             betas = _split(beta.to(wide), size)[..., None]
-            right = torch.cat([betas * values, betas * erasing], -1).to(narrow)
-            solved = solve_unit_lower((betas * among).tril(-1).flatten(0, 2), right.flatten(0, 2)).view_as(right)
-            writing = _times(writing, rest).transpose(-2, -1)
-            before, held, values = _carry_corrected(writing, solved, width, total, held)
-        out = _weighted(weights, values) + _times(reading @ before, into)
+            right = torch.cat([betas * values, betas * parts.erasing], -1).to(narrow)
+            solved = solve_unit_lower((betas * parts.among).tril(-1).flatten(0, 2), right.flatten(0, 2)).view_as(right)
+            writing = _times(parts.writing, parts.rest).transpose(-2, -1)
+            before, held, values = _carry_corrected(writing, solved, width, parts.total, held)
+        out = _weighted(parts.weights, values) + _times(parts.reading @ before, parts.into)
         out = out.transpose(2, 3).reshape(batch, -1, heads, width)[:, :length]
         held = held.unflatten(3, (shared, width)).transpose(2, 3).flatten(1, 2)
     return out if scale == 1 else scale * out, held
+
+
+class _Parts(NamedTuple):
+    """What queries, keys and decays of a chunk are multiplied with values and states by.
+
+    `weights` is A `[B,N,G,C,C]`, or that of each head `[B,N,G,R,C,C]`. The queries `reading` the state before a chunk
+    and the keys `writing` the one after it are `[B,N,G,C,Dk]`; a decay per channel is in them, one per head is apart:
+    the factors `into` a chunk, up to each token, and over the `rest` of it `[B,N,G,C,R,1]`. `total` is the decay over
+    the chunk. The delta rule has the keys `erasing` the state before, and A of keys with keys, `among` them.
+    """
+
+    weights: Tensor
+    reading: Tensor
+    writing: Tensor
+    erasing: Tensor
+    among: Tensor | None = None
+    into: Tensor | None = None
+    rest: Tensor | None = None
+    total: Tensor | None = None
+
+
+def _parts(queries: Tensor, keys: Tensor, log_decay: Tensor | None, length: int, width: int, delta: bool) -> _Parts:
+    """The parts of chunks `[B,N,G,C,Dk]` of `length` tokens, whose values have `width` channels."""
+    batch, chunks, groups, size, _ = queries.shape
+    narrow, wide = queries.dtype, torch.promote_types(queries.dtype, torch.float32)
+    if log_decay is not None and log_decay.ndim == 4:
+        decay = _split(log_decay.to(wide), size)
+        total = decay.sum(-2)[..., None].exp()  # [B,N,H,Dk,1]
+        weights, reading, writing = (x.to(narrow) for x in _decayed(queries, keys, decay))
+        among, erasing, _ = _decayed(keys, keys, decay) if delta else (None, keys, None)
+        return _Parts(weights, reading, writing, erasing, among, total=total)
+    among = keys.to(wide) @ keys.to(wide).transpose(-2, -1) if delta else None
+    products = queries @ keys.transpose(-2, -1)
+    if log_decay is None:
+        return _Parts(products.tril(), queries, keys, keys, among)
+    pairs, into, rest, total = _decays(log_decay, length, size, groups, wide)
+    weights = (products.unsqueeze(3) * pairs).to(narrow)  # [B,N,G,R,C,C]
+    total = total.expand(batch, chunks, -1, -1).repeat_interleave(width, -1).unsqueeze(-2)
+    erasing = keys
+    if among is not None:
+        among, erasing = among * pairs.squeeze(3), keys * into.squeeze(4)
+    return _Parts(weights, queries, keys, erasing, among, into, rest, total)
 
 
 def _times(x: Tensor, factors: Tensor | None) -> Tensor:
