@@ -83,9 +83,13 @@ def request_stop(folder: Path, attempt: int) -> None:
 
 def load_entry(entry: str) -> tuple[Any, type[BaseException]]:
     """The trainer behind "module:function", and the exception `Interrupted` which its module defines beside it."""
-    module_name, _, function = entry.partition(":")
-    module = importlib.import_module(module_name)
-    return getattr(module, function), module.Interrupted
+    return named(entry), named(f"{entry.partition(':')[0]}:Interrupted")
+
+
+def named(entry: str) -> Any:
+    """What stands behind "module:name", imported only now."""
+    module, _, name = entry.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 class InlineExecutor:

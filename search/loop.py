@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +29,6 @@ from search.recipe import Recipe
 from search.routers import health
 from search.team import ALONE, Noted, Team
 from search.windows import write_windows
-
-if TYPE_CHECKING:
-    from search.prefixes import Prefixes
 
 LOG_LINES = 400
 CURVE_POINTS = 10
@@ -72,6 +69,17 @@ class Before:
         return Before((*self.stages, ended), steps, tokens, train_s)
 
 
+class Beginnings(Protocol):
+    """Where a loop leaves what longer trials go on from."""
+
+    @property
+    def step(self) -> int:
+        """The step after which the trial keeps its state; 0 for none."""
+
+    def keep(self, loop: Loop, state: dict[str, Any], journal: Journal) -> None:
+        """Keeps the state after `step`."""
+
+
 class Loop:
     """A model on its way through a recipe. `step` counts the optimizer steps of the trial that are done."""
 
@@ -102,7 +110,7 @@ class Loop:
         self.curve = held_out(dataset, "validation", recipe.context, recipe.objective, self.encoder, count)
         self.fingerprint = fingerprint(str(self.device)) | team.facts
         (self.log2,) = team.agree(told(folder)["log2"])
-        self.prefixes: Prefixes | None = None  # where it leaves what longer trials go on from
+        self.prefixes: Beginnings | None = None  # where it leaves what longer trials go on from
         self.continued: dict[str, Any] | None = None  # key and step of the shorter trial that it went on from
         self.step = before.steps
         self.train_s = before.train_s
@@ -289,7 +297,7 @@ class Loop:
             checkpoint.save(folder, self.step, state, keep=sys.maxsize)
         self._clock = time.perf_counter()
 
-    def keep_prefix(self, prefixes: Prefixes, journal: Journal) -> None:
+    def keep_prefix(self, prefixes: Beginnings, journal: Journal) -> None:
         """Keeps all of this step for longer trials."""
         self.check()
         self.elapsed()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,21 @@ from search.journal import Journal
 
 if TYPE_CHECKING:
     from search.data.batches import Batch
-    from search.loop import Loop
     from search.recipe import Recipe
 
 T = TypeVar("T")
 Noted = list[dict[str, Tensor]]  # what is logged beside the loss: of every micro-batch, by name
+
+
+class Trained(Protocol):
+    """What a team asks of the loop whose steps it takes."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the stage."""
+
+    def backward(self, whole: Batch) -> tuple[Tensor, Noted, dict[str, Tensor]]:
+        """Leaves this process's share of a batch's gradients in the parameters; its loss, the others, the measures."""
 
 
 class Team:
@@ -49,7 +59,7 @@ class Team:
         """The rows of a micro-batch that this process computes."""
         return batch
 
-    def backward(self, loop: Loop, whole: Batch) -> tuple[Tensor, Noted, dict[str, Tensor]]:
+    def backward(self, loop: Trained, whole: Batch) -> tuple[Tensor, Noted, dict[str, Tensor]]:
         """Leaves the gradients of a batch in the parameters; its loss, the others and the measures, all summed."""
         return loop.backward(whole)
 

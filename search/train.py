@@ -21,6 +21,7 @@ from search.built import build_model, seeds_of, slower
 from search.compiling import cannot_compile, compile_blocks, compiled_with, compiling
 from search.data.dataset import Dataset
 from search.determinism import deterministic
+from search.executor import named
 from search.journal import Journal, events, note_event
 from search.keep import told
 from search.loop import Before, Interrupted, Loop, Paused, rungs, tokens_at
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["Interrupted", "train"]
 
 CHECKPOINT_S = 20.0
+TOGETHER = "search.parallel.together:Together"  # by its name: a trial of one process loads none of it
 
 Build = Callable[[Trial, Recipe, torch.device], nn.Module]
 
@@ -97,9 +99,7 @@ def team_of(gang: Gang | None, device: torch.device) -> Iterator[Team]:
     if gang is None:
         yield ALONE
         return
-    from search.parallel.together import Together
-
-    team = Together(gang, device)
+    team: Team = named(TOGETHER)(gang, device)
     try:
         yield team
     finally:

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,7 @@ from search.parallel.meeting import Meeting
 from search.parallel.silent import Silent
 from search.parallel.whole import load_optimizer_state, whole_optimizer_state
 from search.recipe import Recipe
-from search.team import Noted, Team
-
-if TYPE_CHECKING:
-    from search.loop import Loop
+from search.team import Noted, Team, Trained
 
 T = TypeVar("T")
 COPIES = "shard", "data"  # the dimensions that divide rows, from the inside out
@@ -67,7 +64,7 @@ class Together(Team):
         start, stop = bounds(len(batch), self.copies)[self.copy]
         return batch.rows(start, stop)
 
-    def backward(self, loop: Loop, whole: Batch) -> tuple[Tensor, Noted, dict[str, Tensor]]:
+    def backward(self, loop: Trained, whole: Batch) -> tuple[Tensor, Noted, dict[str, Tensor]]:
         if self.pipeline is None:
             total, noted, measures = loop.backward(whole)
         else:
