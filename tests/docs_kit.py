@@ -13,7 +13,7 @@ from arch_dsl.errors import Problem, SpecError
 from arch_dsl.model import resolve
 from arch_dsl.patch import apply
 from arch_dsl.source import read_text
-from search.objectives import positions, refusals
+from search.objectives.checks import positions, refusals
 from search.parallel.rules import problems as divided
 from search.study import Study
 from search.study_asked import asked_variants

@@ -27,7 +27,7 @@ from arch_dsl.source import Node
 from arch_dsl.spec import Family
 from search.data.dataset import Dataset
 from search.data.notation import long_form
-from search.objectives import positions
+from search.objectives.checks import positions
 from search.recipe import Recipe, load_recipe
 from search.stages import parts
 from search.trial import Trial, canonical_json

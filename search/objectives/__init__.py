@@ -1,6 +1,5 @@
 """What a model is asked of a text: a family of objectives that turn windows of the stream into batches."""
 
-from search.objectives.checks import positions, refusals
 from search.objectives.denoising import Denoiser, Denoisers, SpanCorruption, corrupted_lengths
 from search.objectives.examples import Answers, Targets
 from search.objectives.family import Causal, Lengths, Objective, has_encoder
@@ -20,6 +19,4 @@ __all__ = [
     "Targets",
     "corrupted_lengths",
     "has_encoder",
-    "positions",
-    "refusals",
 ]
