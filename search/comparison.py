@@ -92,7 +92,7 @@ class Comparison:
     grids: pd.DataFrame = field(default_factory=lambda: grids_frame([]))
     rungs: pd.DataFrame = field(default_factory=pd.DataFrame)
     scaling: pd.DataFrame = field(default_factory=pd.DataFrame)
-    screen: pd.DataFrame = field(default_factory=lambda: screen_frame({}, None))
+    screen: pd.DataFrame = field(default_factory=pd.DataFrame)
     screened: dict[str, Any] = field(default_factory=dict)
     published: pd.DataFrame = field(default_factory=pd.DataFrame)
     agreement: list[dict[str, Any]] = field(default_factory=list)
