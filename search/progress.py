@@ -80,7 +80,7 @@ class RunningTrial:
             f"{last.get('step', 0)}/{self.steps or '?'}",
             "" if last.get("loss") is None else f"loss {last['loss']:.3f}",
             f"{last['tokens_per_s']:,.0f} tok/s" if last.get("tokens_per_s") else "starting",
-            "" if left is None else f"{duration(left)} left",
+            "" if left is None else f"{duration_in_words(left)} left",
         ]
 
 
@@ -199,7 +199,7 @@ class Progress:
         parts += [f"{failed} failed"] if failed else []
         parts += [f"{diverged} diverged"] if diverged else []
         left = self.left_s()
-        return ", ".join(parts + ([f"about {duration(left)} left"] if left is not None else []))
+        return ", ".join(parts + ([f"about {duration_in_words(left)} left"] if left is not None else []))
 
 
 class LiveProgress(Progress):
@@ -357,7 +357,7 @@ def last_training_line(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def duration(seconds: float) -> str:
+def duration_in_words(seconds: float) -> str:
     """Such as 50 s, 12 min, 3.5 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"

@@ -85,12 +85,12 @@ def told(counts: dict[str, int]) -> str:
 
 
 def _who(row: dict[str, Any]) -> str:
-    from search.progress import duration
+    from search.progress import duration_in_words
 
     holder = row["holder"]
     if holder is not None:
         who = f"running on {holder['host']} (process {holder['pid']})" if holder else "running"
-        return who if row["left_s"] is None else f"{who}, about {duration(row['left_s'])} left"
+        return who if row["left_s"] is None else f"{who}, about {duration_in_words(row['left_s'])} left"
     minutes = (time.time() - row["updated"]) / 60
     when = f"started {minutes:.0f} min ago" if minutes < 120 else f"started {minutes / 60:.0f} h ago"
     waits = any(row["counts"].get(state) for state in ("interrupted", "planned"))

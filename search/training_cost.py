@@ -101,7 +101,7 @@ def spent_on(events: Iterable[Mapping[str, Any]]) -> dict[str, int | None]:
 def cost_sentence(cost: Mapping[str, Any]) -> str:
     """The cost for people: "Trained 34.2M tokens in 41 trials (0.9 h of one core); without reuse (12M) it would have
     been 46.2M."; "" where nothing was trained or saved yet."""
-    from search.progress import duration
+    from search.progress import duration_in_words
 
     if not cost.get("without"):
         return ""
@@ -110,7 +110,7 @@ def cost_sentence(cost: Mapping[str, Any]) -> str:
         told = f"Trained {counted(cost['tokens'])} tokens in {count:,} trial{'s' if count > 1 else ''}"
     if seconds := cost["seconds"]:
         least = "" if cost["timed_tokens"] == cost["tokens"] else "more than "
-        told += f" ({least}{duration(seconds)}{' of ' + cost['on'] if cost['on'] else ''})"
+        told += f" ({least}{duration_in_words(seconds)}{' of ' + cost['on'] if cost['on'] else ''})"
     shares = [f"{SAVED[name]} ({counted(count)})" for name, count in cost["saved"].items()]
     if shares:
         listed = " and ".join([*([", ".join(shares[:-1])] if shares[1:] else []), shares[-1]])

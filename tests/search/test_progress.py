@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from search.progress import JsonProgress, LineProgress, LiveProgress, duration, last_training_line, total_steps
+from search.progress import JsonProgress, LineProgress, LiveProgress, duration_in_words, last_training_line, total_steps
 
 LINES = (
     '{"step": 10, "tokens": 2560, "loss": 5.0, "tokens_per_s": 900.0}\n'
@@ -131,4 +131,4 @@ def test_json_progress_is_one_object_per_line(folder):
 
 @pytest.mark.parametrize(("seconds", "text"), [(5, "5 s"), (89.4, "89 s"), (600, "10 min"), (9000, "2.5 h")])
 def test_durations_are_rounded_for_people(seconds, text):
-    assert duration(seconds) == text
+    assert duration_in_words(seconds) == text
