@@ -121,7 +121,8 @@ def resident_mb(pid: int) -> float:
 def driven(path: Path, root: Path, kind: str) -> None:
     """Drives a study to its end in this process with the trainer above, and prints what it took."""
     from search.driver import drive
-    from search.executor import Executor, InlineExecutor
+    from search.executor import Executor
+    from search.inline_executor import InlineExecutor
     from search.planning import plan
     from search.store import Store
     from search.study_load import load_study

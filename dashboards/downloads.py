@@ -14,7 +14,7 @@ from dashboards.words import command_elsewhere
 from search.store import StoreError
 
 if TYPE_CHECKING:  # which a server starts without
-    from search.comparison import Comparison
+    from search.comparison_result import Comparison
 
 DOWNLOADS = {
     "md": ("md", "text/markdown"),

@@ -16,9 +16,9 @@ from dashboards import figures
 from dashboards.figures import Figure
 from dashboards.panels import RISING
 from dashboards.theme import BASELINE_COLOUR, INK, MUTED, PALETTE, axis, layout
-from search.render.blocks import short_count
-from search.selection import shortest
+from search.tables import short_count
 from search.where import Filter, to_number
+from search.words import shortest
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd

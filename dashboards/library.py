@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 from dashboards.curves import CurveFile, stamp_of
 from search.findings import measured
 from search.lock import STUDY_NAME, holder_of
-from search.selection import is_over, select, tuned_paths
-from search.status import states_of
+from search.selection import is_over, tuned_paths
+from search.standing import select
+from search.states import states_of
 from search.store import Store, StoreError
 
 if TYPE_CHECKING:
-    from search.comparison import Comparison
+    from search.comparison_result import Comparison
 
 STATES = ("complete", "running", "interrupted", "paused", "planned", "failed", "diverged", "pruned")
 _PROBE_S = 1.0  # a page says "locked" rather than wait for a minute, as a run does

@@ -17,8 +17,8 @@ from dash.development.base_component import Component
 from dashboards.figures import GRAPH_CONFIG, Figure
 from dashboards.library import STATES, Library, NotFound, Study
 from dashboards.words import STATE_WORDS, marked, shown
-from search.render.blocks import Block
 from search.store import StoreError
+from search.tables import Block
 
 log = logging.getLogger("archlab.dashboard")
 _ROOM = 60  # characters of the choices of a control that stand in a row

@@ -12,10 +12,10 @@ import dash_ag_grid as dag
 
 from dashboards.parts import to_trial
 from dashboards.words import marked, pretty, shown
-from search.render.blocks import Block, Cell, Column
+from search.tables import Block, Cell, Column
 
 if TYPE_CHECKING:  # which a server starts without
-    from search.comparison import Comparison
+    from search.comparison_result import Comparison
 
 MOST_ROWS = 60  # a longer table scrolls by itself
 VERDICTS = (

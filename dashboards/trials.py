@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from dashboards.library import Study
-from search.frames import records, trials_frame
+from search.frame_records import records
+from search.frames import trials_frame
 from search.render.ablation import OF_TRIAL, row_values, trial_values
-from search.selection import select
+from search.standing import select
 from search.where import parse_filter
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dashboards.library import Study
-from search.notes import lossy_of, objective_of, tested_on
-from search.render.blocks import Cell, Column
+from search.comparable import lossy_of, objective_of, tested_on
+from search.tables import Cell, Column
 
 if TYPE_CHECKING:  # which a server starts without
-    from search.comparison import Comparison
+    from search.comparison_result import Comparison
 
 _LINES, _NAMED = 6, 6  # sentences of a kind of verdict; variants that one of them names
 MINUS = "\N{MINUS SIGN}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from search.comparison import Comparison, load_comparison
+from search.comparison import load_comparison
+from search.comparison_result import Comparison
 from search.planning import Plan
 from search.planning import plan as _plan
 from search.reporting import report

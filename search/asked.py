@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from arch_dsl.patch import Setting
-from search.selection import counted
+from search.words import counted
 
 Rule = Literal["tokens", "per parameter", "FLOPs"]
 

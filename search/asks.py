@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from search.resources import Resources
     from search.store import Row, Store
     from search.study_values import Patch
-    from search.variants import Built, Variant
+    from search.variant import Built, Variant
 
 
 class Baseline(Protocol):

@@ -9,8 +9,8 @@ from arch_dsl.errors import Mark, Problem, unknown
 from arch_dsl.parse import INVALID, parse_value
 from arch_dsl.source import Node
 from arch_dsl.spec import Spec, set_marks
+from search.canonical import canonical_json
 from search.condition import When, parse_when
-from search.trial import canonical_json
 
 _OFF_GRID = 1e-6  # of a step, as decimal fractions are not exact
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from arch_dsl.spec import Count, Positive, Spec
+from search.outcome_files import read_attempt
+from search.quantities import Duration
 from search.store import Store
-from search.study_values import Duration
 from search.watch import read_metrics
-from search.worker import read_attempt
 
 
 class Budget(Spec):

@@ -14,8 +14,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from search.measure_frames import PERPLEXITY
 from search.pairs import Differences
-from search.published_frame import PERPLEXITY
 from search.selection import Selection
 
 if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second

@@ -27,7 +27,7 @@ from search.cli_kit import (
     study_name,
     verb,
 )
-from search.stop import leave, leaving_early
+from search.exits import leave, leaving_early
 
 if TYPE_CHECKING:
     from search.planning import Plan

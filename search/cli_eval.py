@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from search.cli_kit import JSON, PLUGIN, STORE, TRY_AGAIN, fail, store_folder, study_name, verb
-from search.stop import leave
+from search.exits import leave
 
 if TYPE_CHECKING:
     from arch_dsl.source import Node
@@ -49,11 +49,12 @@ def eval_(
     from search.executor import ExecutorError
     from search.findings import ask
     from search.in_use import in_use
-    from search.measuring import evaluate, wanted, without_weights
+    from search.measuring import evaluate
     from search.progress import line_of
     from search.running import make_executor
     from search.store import Store
     from search.track import sync
+    from search.wanted import wanted, without_weights
 
     def tell(event: dict[str, Any]) -> None:
         click.echo(json.dumps(event) if as_json else line_of(event, ""), err=not as_json)
@@ -84,8 +85,8 @@ def _asked(store: Store, target: str, named: tuple[str, ...]) -> tuple[str | Non
     from arch_dsl import SpecError
     from arch_dsl.source import Node, read, read_text
     from search.measures import ALL
-    from search.measuring import about_of, standing
     from search.trial import Trial
+    from search.wanted import about_of, standing
     from search.weights import folder_of
 
     name: str | None = study_name(target)

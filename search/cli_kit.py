@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import click
 
-from search.stop import leave
+from search.exits import leave
 
 INVALID, REFUSED, TRY_AGAIN, INTERRUPTED = 2, 3, 75, 130
 _TRAINING = ("plan", "run")  # what a mistake keeps from training

@@ -7,7 +7,7 @@ import json
 import click
 
 from search.cli_kit import INTERRUPTED, JSON, STORE, TRY_AGAIN, fail, store_folder, study_name, verb
-from search.stop import leave
+from search.exits import leave
 
 _STUDY = click.argument("study")
 

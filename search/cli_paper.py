@@ -13,7 +13,7 @@ import click
 from search.cli_kit import INVALID, JSON, STORE, fail, store_folder, study_name, verb
 
 if TYPE_CHECKING:
-    from search.comparison import Comparison
+    from search.comparison_result import Comparison
 
 
 @click.command()

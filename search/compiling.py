@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import subprocess
 import sys
-import sysconfig
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from arch_dsl.stack import StackModule
+from search.compiler import cannot_compile, compiler
 
 if TYPE_CHECKING:
     from arch_dsl.context import Call
@@ -120,17 +119,3 @@ def private(folder: Path) -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise PermissionError(f"{own} holds code that trials load: it must be a folder of mode 700 that is yours")
     return own
-
-
-@cache
-def cannot_compile() -> str | None:
-    """Why nothing can be compiled here; None where it can."""
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    wanted = f"{compiler()} (or a C++ compiler that CXX names)"
-    missing = [what for what, found in ((wanted, shutil.which(compiler())), (header, header.exists())) if not found]
-    return f"{' and '.join(map(str, missing))} not found" if missing else None
-
-
-def compiler() -> str:
-    """The C++ compiler that torch.compile takes."""
-    return os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")

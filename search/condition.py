@@ -13,7 +13,7 @@ from arch_dsl.errors import Problem
 from arch_dsl.parse import INVALID
 from arch_dsl.source import Node
 from arch_dsl.spec import Spec
-from search.trial import canonical_json
+from search.canonical import canonical_json
 
 _CONDITION = re.compile(r"\s*(?P<path>[A-Za-z_][\w.*:-]*)\s*(?P<operator>==|!=|\bin\b)\s*(?P<value>\S.*?)\s*")
 _LITERAL = re.compile(

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from arch_dsl.errors import unknown
+from search.files import write_whole
 from search.lock import holder_of, lock_path
 from search.store import Store, StoreRefused
-from search.store_files import write_whole
 
 WAIT_S = 180.0  # for a driver to end: trials get a minute to write their checkpoint, trackers half a minute
 

@@ -16,12 +16,12 @@ from arch_dsl.errors import SpecError, unknown
 from search.data.dataset import Dataset
 from search.data.downloads import CORPORA, get
 from search.data.overlap import WORDS, measure, of_files, share
+from search.numbers import plain_console
 from search.recipe import Recipe
 from search.rungs import climbed
 from search.study import Study
 from search.study_asked import asked_variants
 from search.study_load import load_study
-from search.terminal import plain_console
 from search.variants import Builder
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from arch_dsl.errors import SpecError
 from arch_dsl.identity import canonical
+from search.canonical import canonical_json
 from search.data.absent import Absent
 from search.data.dataset import HELD_OUT, Dataset
 from search.data.prepare import prepare, require
 from search.recipe import Recipe
-from search.stages import Stage
+from search.stage import Stage
 from search.study import Study
-from search.trial import canonical_json
 
 
 class Datasets:

@@ -7,10 +7,9 @@ import re
 import time
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 import torch
-
-from search.evaluate import Precision
 
 # Dense TFLOP/s without sparsity: products of bfloat16 matrices that are summed in float32, and float32 outside of the
 # tensor cores, which is how torch multiplies float32 by default. From the makers' data sheets, by the whole name that
@@ -92,3 +91,6 @@ def _nvml_joules(device: torch.device) -> float | None:
     if library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(used)) != 0:
         return None
     return used.value / 1e3
+
+
+Precision = Literal["auto", "fp32", "bf16"]  # left open: as the weights are

@@ -16,8 +16,9 @@ from search.executor import Executor, ExecutorError, Failure, Finished, request_
 from search.faults import Breaker, Retries
 from search.keep import Keep, tell
 from search.lock import StudyLock
-from search.progress import total_steps
+from search.outcome_files import read_result
 from search.recovery import settle, take_over
+from search.steps import total_steps
 from search.stop import (
     EXIT_BUDGET,
     EXIT_FAILED,
@@ -34,7 +35,6 @@ from search.store import StaleAttempt, Store, StoreFull
 from search.table import NextRows, Planner, Table
 from search.track import CLOSE_S
 from search.watch import Watch, read_metrics, validation_history
-from search.worker import read_result
 
 TICK_S = 0.5
 HANG_S = 300.0

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from arch_dsl.errors import SpecError
 from search.machine import usable_gpus
-from search.planning import Plan, Variant
-from search.screening import ROLE
+from search.memory import memory_bytes
+from search.planning import Plan
+from search.roles import ROLE
 from search.store import Store
 from search.timing import step_time_key
 
@@ -62,22 +63,6 @@ def refuse_too_little(plan: Plan) -> None:
         message = f"{name} takes {least[name] / 1e9:.2g} GB at least, {_LIBRARIES / 1e9:g} GB of them for torch"
         found = f"found {resources.memory.bytes / 1e9:.2g} GB"
         raise SpecError.of("resources.memory", f"{message}; {found}", resources.mark("memory") or resources.mark())
-
-
-def memory_bytes(variant: Variant, rows: int | None = None) -> int:
-    """What training keeps at once: weights, gradients, the optimizer's moments, activations of so many rows (None: of a
-    micro-batch).
-
-    What a process takes is more: libraries, buffers of kernels, what an allocator holds back. Under bf16 activations
-    are counted with two bytes; with recomputation those of one layer, and what each layer reads.
-    """
-    recipe, figures = variant.recipe, variant.figures
-    activations = figures["activation_bytes"]
-    if recipe.recompute == "layers":
-        layers = sum(stack.n_layers for stack in variant.model.stacks().values())
-        activations = activations // layers + 4 * layers * recipe.context * variant.model.d_model
-    half = 2 if recipe.precision == "bf16" else 1
-    return 4 * variant.parameters * (2 + recipe.optimizer.moments) + activations * (rows or recipe.micro_batch) // half
 
 
 def _step_times(plan: Plan, root: Path) -> list[float]:

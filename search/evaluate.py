@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from search.data.batches import IGNORE, Batch, windows
 from search.data.dataset import Dataset
 from search.data.examples import read
+from search.device_peaks import Precision
 from search.objectives import Causal, Objective, has_encoder
 from search.routers import KINDS, health
 from search.team import ALONE, Team
 
-Precision = Literal["auto", "fp32", "bf16"]  # left open: as the weights are
 Arrays = dict[str, npt.NDArray[Any]]
 
 _CAUSAL = Causal()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -90,49 +89,3 @@ def named(entry: str) -> Any:
     """What stands behind "module:name", imported only now."""
     module, _, name = entry.partition(":")
     return getattr(importlib.import_module(module), name)
-
-
-class InlineExecutor:
-    """One trial at a time in this very process: for tests and for debugging a trainer. It can't survive a crash."""
-
-    def __init__(self, entry: str, data_root: Path) -> None:
-        self._entry, self._data_root = entry, data_root
-        self._queue: deque[tuple[str, Path, int, int | None, str]] = deque()
-        self._cancelled: set[str] = set()
-
-    @property
-    def slots(self) -> int:
-        """One."""
-        return 1
-
-    @property
-    def gpus(self) -> float:
-        """None that anyone counts."""
-        return 0.0
-
-    def start(self) -> None:
-        """Nothing to get ready."""
-
-    def submit(self, key: str, folder: Path, attempt: int, until: int | None = None, entry: str | None = None) -> None:
-        """Remembers the attempt; `wait` trains it."""
-        self._queue.append((key, folder, attempt, until, entry or self._entry))
-
-    def wait(self, timeout: float) -> list[Finished]:
-        """Trains the attempt submitted first, however long it takes."""
-        from search.worker import run_trial
-
-        if not self._queue:
-            return []
-        key, folder, attempt, until, entry = self._queue.popleft()
-        if key in self._cancelled:
-            self._cancelled.discard(key)
-            return [Finished(key, attempt, Failure("cancelled", "cancelled before it started"))]
-        return [Finished(key, attempt, run_trial(entry, folder, self._data_root, attempt, until))]
-
-    def cancel(self, key: str) -> None:
-        """Drops an attempt that has not started."""
-        self._cancelled.add(key)
-
-    def close(self) -> None:
-        """Forgets what has not started."""
-        self._queue.clear()

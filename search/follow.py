@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from search.faults import RETRIES
 from search.lock import is_study_name
-from search.status import states_of
+from search.outcome_files import read_attempt
+from search.states import states_of
 from search.stop import EXIT_TRY_AGAIN, Summary, count, summarise
 from search.store import TERMINAL, Store
 from search.table import goes_on
-from search.worker import read_attempt
 
 POLL_S = 2.0
 

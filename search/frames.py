@@ -7,19 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from search.screening import ROLE
-from search.selection import Selection, choose, group, loss, rate, spelled
+from search.frame_records import NAN
+from search.roles import ROLE
+from search.selection import Selection, choose, group, loss, rate
+from search.words import spelled
 
 if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
     import pandas as pd
-
-NAN = float("nan")
-
-
-def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a frame, each by the names of its columns."""
-    found: list[dict[str, Any]] = frame.to_dict("records")  # type: ignore[assignment]  # names of columns are texts
-    return found
 
 
 def rates_frame(record: dict[str, Any], selections: list[Selection]) -> pd.DataFrame:

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from arch_dsl.errors import Problem
 from arch_dsl.spec import Count, Spec, fields_of
+from search.quantities import Duration, Memory
 from search.samplers import Sampler, TpeSampler
-from search.study_values import Duration, Memory
 
 Goal = Literal[
     "perplexity",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from search.checkpoint import write_atomically
-from search.watch import whole_lines
+from search.files import whole_lines
 
 FLUSH_S = 1.0
 

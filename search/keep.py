@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from arch_dsl.spec import Spec
-from search.store_files import write_whole
+from search.files import write_whole
 
 WEIGHTS = "weights"  # the folder of a trial with the weights after 1, 2, 4, 8, … steps
 

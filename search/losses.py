@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from search.comparable import is_one_tokenizer, lossy_of, tested_on
 from search.contrast import Floats, document_variance
-from search.notes import is_one_tokenizer, lossy_of, tested_on
 from search.selection import Selection
 from search.statistics import Keys
 

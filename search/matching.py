@@ -19,7 +19,7 @@ from search.objectives import Lengths
 from search.timing import Timed, Timings
 
 if TYPE_CHECKING:
-    from search.variants import Variant
+    from search.variant import Variant
 
 
 class Matcher:

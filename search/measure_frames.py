@@ -119,3 +119,29 @@ def _current(trial: dict[str, Any], newest: dict[str, int]) -> list[dict[str, An
 
 def _standing(selection: Selection) -> list[dict[str, Any]]:
     return [] if selection.has_no_mean else list(selection.complete.values())
+
+
+PERPLEXITY = "perplexity"
+
+
+DIVERGED = "diverged"
+
+
+OF_TABLE = {
+    PERPLEXITY: "perplexity_mean",
+    "loss": "loss_mean",
+    "bits_per_byte": "bits_per_byte_mean",
+    **{name: name for name in ("parameters", "active_parameters", "flops_per_token", "tokens_per_s", "lr")},
+    "peak_memory_bytes": "peak_memory_bytes",
+    "added_parameters": "",  # more than the row that it is compared with
+    DIVERGED: "",  # whether a published row diverged
+}
+
+
+def is_number(asked: str, measure: str, name: str) -> bool:
+    """Whether a number that was measured is the one that a published table asks for, as `measure` or `measure.name`.
+
+    A measure with options has these behind its name.
+    """
+    head, _, tail = asked.partition(".")
+    return (measure == head or measure.startswith(f"{head}_")) and name == (tail or head)

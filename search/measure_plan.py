@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from search.measures import Measure, Measures
-from search.measuring import about_of, standing, wanted, without_weights
 from search.store import Store
+from search.wanted import about_of, standing, wanted, without_weights
 
 if TYPE_CHECKING:
     from search.asks import Planned

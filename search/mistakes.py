@@ -12,36 +12,6 @@ from search.study import Study
 from search.study_changes import changed, value_at
 
 
-class Mistakes:
-    """What is wrong with the variants, each mistake once: one of the base model shows in all of them."""
-
-    def __init__(self, variants: int) -> None:
-        self._variants = variants
-        self._seen: dict[tuple[object, str], tuple[Problem, list[str]]] = {}
-
-    def add(self, problems: Iterable[Problem], variant: str) -> None:
-        """Notes the problems of one variant."""
-        for problem in problems:
-            _, names = self._seen.setdefault((problem.mark or problem.path, problem.message), (problem, []))
-            if variant not in names[-1:]:
-                names.append(variant)
-
-    @property
-    def found(self) -> bool:
-        """Whether there are any."""
-        return bool(self._seen)
-
-    def problems(self) -> Iterable[Problem]:
-        """Every mistake with the variants that make it, unless all do."""
-        for problem, names in self._seen.values():
-            if len(names) == self._variants:
-                yield problem
-                continue
-            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            many = "s" if len(names) > 1 else ""
-            yield dataclasses.replace(problem, message=f"{problem.message} (variant{many} {shown})")
-
-
 def idle_problems(study: Study) -> Iterator[Problem]:
     """What is wrong with the parts of a study that no variant uses: spare components, the axes of a search."""
     used = {name for patch in study.variants.values() for name in patch.components}

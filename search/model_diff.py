@@ -13,7 +13,7 @@ from arch_dsl.errors import shorten
 from arch_dsl.identity import Change, brief_text, diff, identity
 from arch_dsl.model import Model, cost, resolve
 from search.find_model import EXAMPLE, Found
-from search.terminal import count, plain_console
+from search.numbers import count, plain_console
 
 _WIDEST = 48  # characters of a value in the table
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from arch_dsl.errors import Problem, SpecError
-from search.mistakes import Mistakes
 from search.study import Study
 from search.study_asked import asked_variants
 from search.study_changes import changed
+from search.variant_mistakes import Mistakes
 
 
 def model_mistakes(study: Study) -> list[Problem]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from search.comparable import is_one_tokenizer, lossy_of, objective_of, tested_on
 from search.contrast import MINIMUM_SEEDS
 from search.design_text import design_notes
-from search.selection import Selection, baselines_of, edge, is_over, rate, spelled
+from search.selection import Selection, baselines_of, edge, is_over, rate
 from search.sequential import TUNED_AT
 from search.statistics import Analysis
+from search.words import spelled
 
-NO_DIFFERENCE = ("other objective", "other test text", "lossy tokenizer")  # verdicts that no more trials change
 _MOST = 8  # variants that a note lists
 _SHARED = 0.2  # of the test text, from which on a note says that it is in the training text
 
@@ -147,31 +147,6 @@ def _overlap_notes(record: dict[str, Any]) -> Iterable[str]:
             f"{shared:.0%} of the 13-grams of words of the test text are in the training text too: losses speak of "
             "memory as well (archlab data show)"
         )
-
-
-def tested_on(record: dict[str, Any], variant: dict[str, Any]) -> str:
-    """The identity of the text that a variant is tested on; without one, that of the study's data."""
-    return str(variant.get("test") or record["data"]["identity"])
-
-
-def objective_of(variant: Mapping[str, Any]) -> Any:
-    """What a variant is asked, unless that is the next token."""
-    return variant.get("objective")
-
-
-def lossy_of(variant: Mapping[str, Any]) -> str | None:
-    """Which tokenizer a variant has, if that loses some of the text: with another one nothing compares."""
-    return variant.get("lossy")
-
-
-def is_one_tokenizer(selections: list[Selection]) -> bool:
-    """Whether all complete trials have the same tokens per byte, which is bits per byte over bits per token.
-
-    Where not every byte is predicted there are no bits per byte, and nothing compares with another tokenizer's.
-    """
-    tests = [t["result"]["test"] for s in selections for t in s.complete.values()]
-    ratios = [t["bits_per_byte"] * math.log(2) / t["loss"] for t in tests if t.get("bits_per_byte") is not None]
-    return not ratios or max(ratios) <= min(ratios) * (1 + 1e-6)
 
 
 def _twin_notes(selections: list[Selection]) -> Iterable[str]:

@@ -13,17 +13,18 @@ from rich.text import Text
 from search.budget import Spent, limits_of, spent_of, standing
 from search.edits import edits
 from search.estimate import estimate
+from search.going_on import GoingOn, going_on
 from search.measure_plan import to_measure
-from search.noise import Resolution, resolution
+from search.numbers import count, duration, plain_console, signed, size
 from search.plan_text import also_changed_lines, ladder_lines, made_of_lines, screen_lines, ticked, trials_line
-from search.planning import Plan, Variant
-from search.prefixes import GoingOn, going_on
+from search.planning import Plan
+from search.resolution import Resolution, resolution
 from search.resources import Room
 from search.settled import lines as settled_lines
 from search.stage_plans import stage_lines
 from search.start import start_lines
 from search.store import Store
-from search.terminal import count, duration, plain_console, signed, size
+from search.variant import Variant
 
 _ROWS = 200  # variants that a plan prints
 _FIGURES = 40  # characters that the numbers of a variant take in a plan

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from arch_dsl.errors import shorten
 from arch_dsl.identity import brief_text
 from search.design_text import LONGEST, component_lines, design_lines
-from search.planning import Plan, Variant, spelt
+from search.numbers import count
+from search.planning import Plan
 from search.screening import most_left_out, probe_tokens, sentences, tokens_of
-from search.terminal import count
+from search.study_values import spelt
 from search.tune import Tune, short
+from search.variant import Variant
 
 
 def ticked(planned: Plan) -> list[str]:

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import kernels
 from arch_dsl.errors import SpecError
-from arch_dsl.identity import brief_text, canonical
-from arch_dsl.patch import Setting
+from arch_dsl.identity import canonical
 from search import plugin_files
+from search.canonical import canonical_json
 from search.coordinates import Coordinates
 from search.measures import About
-from search.mistakes import Mistakes
 from search.probes import probes_of
 from search.published_options import published_record
-from search.screening import DECIDED, ROLE, Screened, screened
+from search.roles import ROLE
+from search.screening import DECIDED, Screened, screened
 from search.seeding import wanted_seeds
 from search.seeds import most, sequential_record
 from search.selection import group, is_over
 from search.store import Row, Store
 from search.study import Study
-from search.trial import Trial, canonical_json
+from search.study_values import spelt
+from search.trial import Trial
 from search.tune import RATE, short
 from search.tuner import Tuner
+from search.tuning_noise import tuning_noise
+from search.variant import Variant
+from search.variant_mistakes import Mistakes
 from search.variant_set import VariantSet, variant_set
-from search.variants import Builder, Variant
-
-__all__ = ["Builder", "Plan", "Variant", "plan", "spelt"]
+from search.variants import Builder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -266,11 +269,26 @@ class Plan:
             self._record = self.record()
         return self._record
 
+    def hear(self, store: Store, decide: bool = False) -> None:
+        """Has the tuning go by what the store's studies tell of the seeds' noise; `decide` keeps what they told."""
+        if self.tuner is None:
+            return
+        self.tuner.noise = lambda _: 0.0
+        budget, trials = self.study.budget, self.trials + len(self.variants)
+        mean = sum(variant.recipe.all_tokens for variant in self.variants) / len(self.variants)
+        tokens = self.probe_tokens + mean * (trials - len(self.probes))
+        spare = trials <= (budget.trials or math.inf) and tokens <= (budget.tokens or math.inf)
+        self.tuner.noise = tuning_noise(self.study.study, self.variants, spare, store, decide)
+        self.forget()
+
+    @property
+    def probe_tokens(self) -> int:
+        """The tokens of what a screen trains before all else."""
+        return sum(probe.recipe.all_tokens for probe in self.probes.values())
+
     def known(self, store: Store) -> list[dict[str, Any]]:
         """The rows of those trials that are known to be wanted and stand in this store, by whichever study."""
-        from search.noise import hear  # which looks at plans
-
-        hear(self, store)
+        self.hear(store)
         trials: list[dict[str, Any]] = []
         wanted: set[tuple[str, str, int | None]] = set()
         while True:  # the first rungs; where these are known the next ones, then the repeats, seed by seed
@@ -360,8 +378,3 @@ def _tuner(builder: Builder, found: VariantSet) -> Tuner:
         if problems := [*wrong.problems()]:
             raise SpecError(problems)
     return tuner
-
-
-def spelt(settings: Iterable[Setting]) -> list[str]:
-    """Changes as a study writes them."""
-    return [f"{setting.path}: {brief_text(setting.node.plain())}" for setting in settings]

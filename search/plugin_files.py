@@ -13,7 +13,7 @@ from arch_dsl import plugins
 from arch_dsl.errors import Problem, SpecError
 from arch_dsl.plugins import Plugin
 from arch_dsl.source import Node
-from search.store_files import write_whole
+from search.files import write_whole
 
 FOLDER = "plugins"
 

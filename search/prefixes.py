@@ -19,15 +19,15 @@ import numpy as np
 import torch
 
 from search import checkpoint
+from search.canonical import canonical_json
 from search.journal import Journal, events
 from search.loop import Loop, curve_points
-from search.recipe import Recipe, load_recipe
-from search.trial import Trial, canonical_json
+from search.recipe import Recipe
+from search.trial import Trial
 from search.windows import read_windows, write_windows
 
 if TYPE_CHECKING:
-    from search.planning import Plan
-    from search.store import Store
+    pass
 
 FOLDER = "prefixes"  # of a store
 
@@ -115,41 +115,6 @@ def take_over(state: dict[str, Any], loop: Loop, journal: Journal) -> None:
     for line in state["lines"]:
         if "validation_loss" not in line or line["step"] in shared:
             journal.write(**line | {"attempt": 0})  # no attempt of this trial has spent anything on it
-
-
-@dataclass(frozen=True)
-class GoingOn:
-    """How many trials can go on from shorter ones, the last step from which one does, and how many are new."""
-
-    trials: int
-    step: int
-    new: int
-
-    def __str__(self) -> str:
-        goes = (
-            "1 trial goes on from a shorter one"
-            if self.trials == 1
-            else f"{self.trials} trials go on from shorter ones"
-        )
-        new = "1 is new" if self.new == 1 else f"{self.new} are new"
-        return f"{goes} (at most to step {self.step:,}, on machines alike); {new}"
-
-
-def going_on(planned: Plan, store: Store) -> GoingOn | None:
-    """Which of a plan's trials that have not begun can go on from shorter ones; None when none can."""
-    root = store.root / FOLDER
-    if planned.study.keep.log2 or not root.is_dir():
-        return None
-    rows = {row.trial.key: row for row in planned.rows(store.study_trials(planned.study.study))}
-    known = store.known(rows)
-    fresh = [row for key, row in rows.items() if key not in known or _is_untouched(known[key], store.trial_folder(key))]
-    ways = [fitting(root, row.trial, load_recipe(row.trial.recipe)) for row in fresh if row.until is None]
-    steps = [found[0][0] for found in ways if found]
-    return GoingOn(len(steps), max(steps), len(fresh) - len(steps)) if steps else None
-
-
-def _is_untouched(known: dict[str, Any], folder: Path) -> bool:
-    return known["state"] == "planned" and not (folder.is_dir() and checkpoint.steps_in(folder))
 
 
 @contextmanager

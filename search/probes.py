@@ -10,10 +10,10 @@ from arch_dsl.patch import Setting, apply
 from arch_dsl.source import Node
 from search.asked import Asked
 from search.asks import Builds, Question
-from search.mistakes import Mistakes
 from search.screen import Screen
 from search.screening import SPARE
-from search.variants import Variant
+from search.variant import Variant
+from search.variant_mistakes import Mistakes
 
 
 def probes_of(

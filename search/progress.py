@@ -16,9 +16,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from search.numbers import duration_in_words
 from search.pace import Pace, Part, worker
-from search.screening import ROLE
-from search.selection import terse, tuned_paths
+from search.roles import ROLE
+from search.selection import tuned_paths
+from search.steps import total_steps
+from search.words import terse
 
 _TAIL_BYTES = 8192  # holds dozens of lines
 _LINES_S = 30.0  # between two looks of plain progress
@@ -325,22 +328,6 @@ def line_of(event: dict[str, Any], name: str, quiet: bool = False, step: int | N
     return ""
 
 
-def total_steps(folder: Path) -> int | None:
-    """Optimizer steps of a trial that has been started, from its recipe."""
-    return steps_of(json.loads((folder / "trial.json").read_text())["recipe"])
-
-
-def steps_of(recipe: dict[str, Any]) -> int | None:
-    """Optimizer steps over all stages; None where the recipe does not say (that of a test)."""
-    if not {"tokens", "batch", "context"} <= recipe.keys():
-        return None
-    if {"ramp", "batch_tokens", "stages"} & recipe.keys():
-        from search.recipe import load_recipe
-
-        return load_recipe(recipe).all_steps
-    return math.ceil(int(recipe["tokens"]) / int(recipe["batch"] * recipe["context"]))
-
-
 def last_training_line(folder: Path) -> dict[str, Any] | None:
     """The newest whole training line of metrics.jsonl, None before the first."""
     try:
@@ -355,10 +342,3 @@ def last_training_line(folder: Path) -> dict[str, Any] | None:
             found: dict[str, Any] = json.loads(line)
             return found
     return None
-
-
-def duration_in_words(seconds: float) -> str:
-    """Such as 50 s, 12 min, 3.5 h."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from arch_dsl.errors import Problem, SpecError
+from search.canonical import canonical_json
 from search.samplers import Sampler, TpeSampler, seeded
 from search.sinks.database import open_optuna
 from search.space import Axis, Choice, Components, Integers, Space
-from search.trial import canonical_json
 
 if TYPE_CHECKING:
     import optuna

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from search.screening import ROLE
+from search.roles import ROLE
 from search.selection import Selection, tuned_paths
 from search.store import TERMINAL
 from search.trial import Trial
+from search.trial_identity import identity_of
 
 VERSIONS = ("archlab", "commit", "torch", "python", "device", "cpu", "threads", "gpu", "compiler", "parallel")
 """What of the fingerprints of trials a report says."""
-_OPEN = ("lr", "precision", "compile", "accumulate", "prepared")
 """Of a recipe what tuning, a machine or a store settles: not said by its identity, but beside it."""
 
 
@@ -53,20 +51,6 @@ def _published(table: dict[str, Any] | None) -> dict[str, Any] | None:
     return {name: table[name] for name in ("table", "source")} if table else None
 
 
-def identity_of(trial: Trial) -> dict[str, str]:
-    """The sha256 of a trial's resolved model (that of `arch_dsl.identity`), and of its recipe without what is tuned,
-    or settled by machine or store: the same wherever a study is planned."""
-    recipe = _closed(trial.recipe)
-    recipe |= {"stages": [_closed(stage) for stage in recipe["stages"]]} if "stages" in recipe else {}
-    return {"model": _digest(trial.model), "recipe": _digest(recipe)}
-
-
-def _digest(plain: Any) -> str:
-    """What `arch_dsl.identity.digest` gives, whose package imports torch: two seconds before a page or a report."""
-    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def identified(
     record: dict[str, Any], trials: Iterable[Mapping[str, Any]], spec: Callable[[str], str]
 ) -> dict[str, Any]:
@@ -83,10 +67,6 @@ def identified(
         for v in record["variants"]
     ]
     return {**record, "variants": variants}
-
-
-def _closed(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in recipe.items() if name not in _OPEN}
 
 
 def _recipes(record: Mapping[str, Any], name: str) -> list[str]:

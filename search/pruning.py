@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from search.canonical import canonical_json
 from search.noise import known_noise, noise_key
-from search.progress import steps_of
 from search.prune import History, Pruner, Seen
 from search.recipe import load_recipe
-from search.screening import ROLE
+from search.roles import ROLE
 from search.selection import with_baselines
+from search.steps import steps_of
 from search.store import Store
-from search.trial import Trial, canonical_json
+from search.trial import Trial
 from search.watch import read_metrics, validation_history
 from search.windows import paired_error, read_windows
 

@@ -16,8 +16,8 @@ from arch_dsl.errors import Problem, SpecError, unknown
 from arch_dsl.parse import parse, parse_record
 from arch_dsl.source import Node, read
 from arch_dsl.spec import Positive, Spec
+from search.measure_frames import OF_TABLE, PERPLEXITY
 from search.measures import Measure
-from search.published_frame import OF_TABLE, PERPLEXITY
 
 FOLDER = "published"
 Printed = bool | float | str | None  # a cell; None is not printed

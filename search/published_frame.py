@@ -6,37 +6,18 @@ import math
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from search.frames import NAN, records
+from search.frame_records import NAN, records
 from search.kendall import kendall
+from search.measure_frames import DIVERGED, OF_TABLE, PERPLEXITY, is_number
 from search.spearman import Correlation, ranks, spearman
 
 if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
     import pandas as pd
 
-PERPLEXITY = "perplexity"
-DIVERGED = "diverged"
-OF_TABLE = {
-    PERPLEXITY: "perplexity_mean",
-    "loss": "loss_mean",
-    "bits_per_byte": "bits_per_byte_mean",
-    **{name: name for name in ("parameters", "active_parameters", "flops_per_token", "tokens_per_s", "lr")},
-    "peak_memory_bytes": "peak_memory_bytes",
-    "added_parameters": "",  # more than the row that it is compared with
-    DIVERGED: "",  # whether a published row diverged
-}
 """What a published table calls the columns of ours."""
 RESOLVED = ("better", "worse", "baseline")
 
 Row = dict[str, Any]
-
-
-def is_number(asked: str, measure: str, name: str) -> bool:
-    """Whether a number that was measured is the one that a published table asks for, as `measure` or `measure.name`.
-
-    A measure with options has these behind its name.
-    """
-    head, _, tail = asked.partition(".")
-    return (measure == head or measure.startswith(f"{head}_")) and name == (tail or head)
 
 
 def published_frame(record: Row, table: pd.DataFrame, measures: pd.DataFrame, unit: str) -> pd.DataFrame:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from search.selection import Selection, is_number, loss
+from search.selection import Selection, loss
+from search.words import is_number
 
 NAN = float("nan")
 FITTED = 2  # neighbours on each side of the best that a parabola is fitted through

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from search.executor import ExecutorError, Failure, Finished, ResourcesError
+from search.exits import exit_would_hang
 from search.forkserver import ForkServer
 from search.ranks import Ends
 from search.ray_cluster import blame_machines, check_machines, launch_gang, of_all
@@ -28,7 +29,6 @@ from search.ray_start import (
 from search.ray_task import run_attempt, warm
 from search.resources import Resources, Room
 from search.shipping import ours, runtime_environment
-from search.stop import exit_would_hang
 from search.tempfolders import private_folder
 
 _SHUTDOWN_S = 10.0

@@ -16,7 +16,7 @@ from search.data.tokenizers import Bytes, Tokenizer
 from search.objectives import Answers, Causal, Objective
 from search.optimizers import AdamW, Optimizer
 from search.schedules import Cosine, Schedule
-from search.stages import Stage
+from search.stage import Stage
 from search.start import Start
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Container, Iterable
 
 from search.budget import attempt_spent
 from search.lock import StudyLock, StudyLocked
+from search.outcome_files import read_result
 from search.store import Store
-from search.worker import read_result
 
 
 def settle(store: Store, study: str, but: Container[str] = ()) -> list[str]:

@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from search.render.ablation import narrowed, table_page
-from search.render.blocks import Page, build_page
+from search.render.blocks import page_of
 from search.render.latex import latex
 from search.render.markdown import markdown
 from search.render.shape import Shape
 from search.render.text import text
+from search.tables import Block, Cell, Column, Page, number, printable
+from search.tune_blocks import _curve, tuning_block
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from search.comparison import Comparison
+    from search.comparison_result import Comparison
 
 
 def report(comparison: Comparison, format: str = "text", shape: Shape | None = None) -> str:
@@ -172,3 +174,43 @@ FORMATS: dict[str, Callable[[Comparison], str]] = {
     "csv": _csv,
     "json": _json,
 }
+
+
+def build_page(comparison: Comparison) -> Page:
+    """All that text, Markdown and LaTeX print."""
+    # all are made of what is defined here
+    from search.render.ablation import main_block
+    from search.render.effect_blocks import effect_blocks
+    from search.render.measure_blocks import measure_blocks
+    from search.render.published_blocks import published_blocks
+    from search.render.scaling_blocks import scaling_blocks
+    from search.render.screen_blocks import screen_blocks
+    from search.render.search_blocks import search_blocks
+
+    blocks = [main_block(comparison), *effect_blocks(comparison), *published_blocks(comparison)]
+    if len(comparison.rates):
+        blocks.append(_curve(comparison))
+    if len(comparison.tuning):
+        blocks.append(tuning_block(comparison))
+    blocks += [*screen_blocks(comparison), *search_blocks(comparison)]
+    if len(comparison.domains):
+        blocks.append(_by_domain(comparison))
+    blocks += scaling_blocks(comparison)
+    blocks += measure_blocks(comparison)
+    return page_of(comparison, blocks)
+
+
+def _by_domain(comparison: Comparison) -> Block:
+    """The test perplexity of each variant in each domain of a mixture."""
+    frame = comparison.domains.pivot(index="variant", columns="domain", values="perplexity")
+    variants = list(dict.fromkeys(comparison.domains["variant"]))
+    columns = [Column("variant", [Cell(printable(name)) for name in variants], "l")]
+    for domain in dict.fromkeys(comparison.domains["domain"]):
+        cells = [Cell(number(float(frame.loc[name, domain]), ".4g")) for name in variants]
+        columns.append(Column(printable(str(domain)), cells))
+    tokens = comparison.provenance["tokens"][0]
+    drawn = [
+        f"{row['name']} {row['share']:.0%} of the rows, {tokens * row['share'] / row['train_tokens']:.2g} epochs"
+        for row in comparison.provenance["data"].get("domains", ())
+    ]
+    return Block("Test perplexity by domain", columns, printable(f"{comparison.baseline}: {'; '.join(drawn)}"))

@@ -14,7 +14,7 @@ from arch_dsl.spec import Count, NotNegative, Spec
 from search import machine
 from search.executor import ResourcesError
 from search.gang import Parallel
-from search.study_values import Memory
+from search.quantities import Memory
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from arch_dsl.zoo import entry, load
 from arch_dsl.zoo.budget import NARROWEST_HEAD, Budget, solve
 from search.asked import Asked, Rung
 from search.ladder import PARAMETERS, Along, Ladder, below
-from search.selection import counted, shortest
+from search.words import counted, shortest
 
 if TYPE_CHECKING:
     from arch_dsl.model import Model

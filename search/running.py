@@ -15,11 +15,12 @@ from search.budget import limits_of
 from search.driver import drive
 from search.edits import edits
 from search.estimate import refuse_too_little
-from search.executor import Executor, InlineExecutor, ResourcesError
+from search.executor import Executor, ResourcesError
 from search.in_use import in_use
+from search.inline_executor import InlineExecutor
 from search.lock import StudyLock
 from search.measuring import measure_study
-from search.noise import hear, remember_noise
+from search.noise import remember_noise
 from search.planning import Plan, plan
 from search.pruning import pruning
 from search.recipe import load_recipe
@@ -139,7 +140,7 @@ def _drive(
             on_event({"event": "plugin", "message": told})
         for told in edits(planned, store):
             on_event({"event": "edited", "message": told})
-    hear(planned, store, decide=True)
+    planned.hear(store, decide=True)
     record["trials"] = planned.trials
     store.save_study(study.study, record, _text(study))
     shipper = Shipper if isinstance(workers, InlineExecutor) else ShipperProcess

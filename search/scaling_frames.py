@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from search import scaling
+from search.comparable import NO_DIFFERENCE
 from search.gains import gain
-from search.notes import NO_DIFFERENCE
 from search.scaling import Estimate, Floats, Unidentified
 from search.selection import Selection, with_tuned_size
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from search.frames import records
+from search.frame_records import records
 from search.pareto import front, hypervolume
 from search.scores import measured, told
 from search.selection import loss

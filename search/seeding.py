@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from search.screening import DECIDED, only_of, screened
-from search.selection import Selection, is_lost, loss, select, with_baselines
+from search.selection import Selection, is_lost, loss, with_baselines
+from search.standing import select
 from search.store import TERMINAL
 
 if TYPE_CHECKING:  # what needs scipy is imported where it is used: most commands only read `seeds`

@@ -15,20 +15,20 @@ from arch_dsl.identity import canonical
 from arch_dsl.model import resolve
 from search.asked import Asked
 from search.asks import Planned
-from search.estimate import memory_bytes
+from search.canonical import canonical_json
 from search.goals import Search
 from search.importance import importances
+from search.memory import memory_bytes
 from search.objectives.checks import positions
 from search.pareto import spanning
-from search.planning import spelt
 from search.propose import Ending, Known, Proposer, fits
 from search.scores import excess, measured, told
 from search.selection import loss
 from search.space import Components, Space, component_of
 from search.store import TERMINAL, Row, Store
+from search.study_values import spelt
 from search.timing import measure, step_time_key
-from search.trial import canonical_json
-from search.variants import Variant
+from search.variant import Variant
 from search.watch import validation_history
 
 FOUND = "found"

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from search import checkpoint
+from search.canonical import canonical_json
 from search.compiling import compiled_with
 from search.fingerprint import fingerprint
 from search.recipe import load_recipe
-from search.trial import Trial, canonical_json
+from search.trial import Trial
 
 _WAIT_S = 0.5
 

@@ -23,8 +23,9 @@ from arch_dsl.model import Model
 from arch_dsl.overrides import ranges
 from arch_dsl.show import Line, tree
 from search.architecture import kernels_of
-from search.planning import Plan, Variant
-from search.terminal import count, plain_console, size
+from search.numbers import count, plain_console, size
+from search.planning import Plan
+from search.variant import Variant
 
 LEGEND = "B batch, T time, D d_model, V vocabulary; FLOPs forward per token, mask-aware"
 COST_LEGEND = (

@@ -20,7 +20,7 @@ from search.planning import Plan
 from search.resources import Resources
 from search.store import Store
 from search.timing import step_time_key
-from search.variants import Variant
+from search.variant import Variant
 
 ENTRY = "search.smoke_trial:train"
 DECISION = "micro_batch"

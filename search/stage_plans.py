@@ -17,7 +17,8 @@ from arch_dsl.shapes import shapes_of
 from search.data.dataset import Dataset
 from search.objectives.checks import refusals
 from search.recipe import Recipe
-from search.stages import Stage, staged, trained
+from search.stage import Stage
+from search.stages import staged, trained
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +31,6 @@ def status_of(root: Path, study: str | None = None) -> list[dict[str, Any]]:
             if row["holder"] is not None or row["counts"].get("running"):
                 _look_closer(store, row)
     return found
-
-
-def states_of(rows: Iterable[dict[str, Any]], holder_of: Callable[[str], object]) -> dict[str, str]:
-    """State by trial; one that is `running` in the table and has no driver any more is `interrupted`: `holder_of` says
-    who runs a study, None for nobody."""
-    found = {row["key"]: row for row in rows}
-    owners = {row["owner"] for row in found.values() if row["state"] == "running"}
-    dead = {owner for owner in owners if owner is None or holder_of(owner) is None}
-    return {
-        key: "interrupted" if row["state"] == "running" and row["owner"] in dead else row["state"]
-        for key, row in found.items()
-    }
 
 
 def _look_closer(store: Store, row: dict[str, Any]) -> None:
@@ -85,7 +72,7 @@ def told(counts: dict[str, int]) -> str:
 
 
 def _who(row: dict[str, Any]) -> str:
-    from search.progress import duration_in_words
+    from search.numbers import duration_in_words
 
     holder = row["holder"]
     if holder is not None:

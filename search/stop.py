@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import threading
 import time
 from collections import Counter
@@ -12,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import NoReturn
 
 EXIT_FAILED, EXIT_BUDGET, EXIT_TRY_AGAIN, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 3, 75, 130, 143
 GRACE_S = 60.0  # from the request to stop until trials that have not written a checkpoint are killed
@@ -65,45 +62,6 @@ def summarise(states: Mapping[str, str], before: Set[str], stop: Stop | None, le
         return Summary(EXIT_FAILED, counts, f"{trials} failed; the reasons are in the table, tracebacks in error.txt")
     wanted = "every trial that is needed" if counts.get("paused") else "every trial"  # values that were behind pause
     return Summary(0, counts, f"{wanted} has a result")
-
-
-_exit_hangs = threading.Event()
-
-
-def exit_would_hang() -> None:
-    """Says that a thread of this process is stuck in a library, so that the interpreter can't end in order."""
-    _exit_hangs.set()
-
-
-def leave(exit_code: int) -> NoReturn:
-    """Ends this process with that code: in order if that is possible, at once if a library hangs."""
-    if _exit_hangs.is_set():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(exit_code)
-    sys.exit(exit_code)
-
-
-@contextmanager
-def leaving_early() -> Iterator[None]:
-    """Until a driver takes the signals there is nothing to save: either ends the process at once, with its exit code.
-
-    An exception would surface wherever an import or Ray's start happens to be, and some of these swallow it.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(number: int, _frame: FrameType | None) -> None:
-        os.write(2, b"interrupted; the same command goes on from here\n")
-        os._exit(128 + number)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -9,11 +9,13 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from search.canonical import canonical_json
 from search.database import Changes, Database, Found, StoreAway, StoreError, StoreFull, StoreRefused
+from search.files import write_whole
 from search.kept import Kept, log_event
 from search.lock import holder_of
-from search.store_files import open_database, write_whole
-from search.trial import Trial, canonical_json
+from search.store_files import open_database
+from search.trial import Trial
 
 __all__ = ["TERMINAL", "Row", "StaleAttempt", "Store", "StoreAway", "StoreError", "StoreFull", "StoreRefused"]
 

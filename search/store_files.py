@@ -14,6 +14,7 @@ from typing import Any
 from search import database
 from search.addresses import DATABASE, address, kind_of
 from search.database import Changes, Database, Sqlite, StoreError, StoreFull, StoreRefused, sqlite_errors
+from search.files import write_whole
 from search.lock import holder_of, name_of
 
 VERSION = 3
@@ -135,24 +136,6 @@ def _open_server(root: Path, url: str | None, create: bool) -> Database:
         server.write(lambda changes: [changes.execute(each) for each in _SERVER_MIGRATION.split(";")][-1])
         write_whole(root / "store.json", json.dumps(marker | {"version": VERSION}) + "\n")
     return server
-
-
-def write_whole(path: Path, text: str, durable: bool = True) -> None:
-    """Writes a file of mode 0600 so that readers see the old text or the new one. Raises OSError.
-
-    Without `durable` a power cut may leave an empty file: for what can be written again.
-    """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _create(root: Path, marker: Path, table: Path, url: str | None) -> None:

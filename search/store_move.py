@@ -8,8 +8,9 @@ from pathlib import Path
 
 from search.addresses import DATABASE, address, kind_of
 from search.database import Changes, StoreRefused, connect, sqlite_errors
+from search.files import write_whole
 from search.lock import holder_of, name_of
-from search.store_files import SCHEMA, VERSION, create_on_server, write_whole
+from search.store_files import SCHEMA, VERSION, create_on_server
 
 TABLES = tuple(line.split()[2] for line in SCHEMA.splitlines() if line.startswith("CREATE TABLE"))
 

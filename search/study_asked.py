@@ -8,9 +8,9 @@ from arch_dsl.identity import brief_text
 from arch_dsl.patch import Setting
 from search.asked import Asked, Rung
 from search.rungs import rungs_of
-from search.selection import shortest
 from search.study import Study
 from search.study_values import Patch
+from search.words import shortest
 
 
 def asked_variants(study: Study) -> list[Asked]:

@@ -18,11 +18,12 @@ from search.data.sources import Source
 from search.data.tokenizers import Tokenizer
 from search.ladder import PARAMETERS, Along, Ends, Lengths
 from search.measures import ALL, Measure, Measures
+from search.quantities import SIZE, Duration, Memory
 from search.recipe import Recipe
 from search.space import Space
 from search.start import Start
 from search.study import Study
-from search.study_values import SIZE, AtScale, Axis, Changes, Duration, Memory, Patch
+from search.study_values import AtScale, Axis, Changes, Patch
 from search.tune import GRIDS, Brackets, Tune
 from search.zoo_variants import ZOO
 

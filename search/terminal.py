@@ -6,50 +6,15 @@ import json
 import shlex
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from arch_dsl.catalogue import describe, families, find
 from search.doctor import Finding
+from search.numbers import plain_console
 from search.stop import Summary
 
 _MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
-
-
-def plain_console() -> Console:
-    """Plain when not a terminal, and then wide enough for tables to stay whole."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=max(console.width, 140))
-
-
-def count(number: float) -> str:
-    """1234567 as 1.23M."""
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(number) >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.0f}"
-
-
-def size(number: float) -> str:
-    """1234567 bytes as 1.23 MB."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= factor:
-            return f"{number / factor:.3g} {unit}"
-    return f"{number:.0f} B"
-
-
-def signed(number: int) -> str:
-    """How much more or less, or nothing for 0."""
-    return f"{'+' if number > 0 else '-'}{count(abs(number))}" if number else ""
-
-
-def duration(seconds: float) -> str:
-    """4000 s as 1h 07m."""
-    if seconds < 90:
-        return f"{seconds:.0f}s"
-    minutes = round(seconds / 60)
-    return f"{minutes}m" if minutes < 90 else f"{minutes // 60}h {minutes % 60:02d}m"
 
 
 def print_summary(summary: Summary, study: str, root: Path) -> None:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from arch_dsl.identity import canonical
 from arch_dsl.model import Model
+from search.canonical import canonical_json
 from search.data.dataset import Dataset
 from search.recipe import Recipe
-from search.trial import Trial, canonical_json
+from search.trial import Trial
 
 if TYPE_CHECKING:
     from search.loop import Loop
@@ -117,7 +118,8 @@ def _loop(timed: Timed, folder: Path) -> Loop:
     import torch
 
     from search.built import build_model
-    from search.compiling import cannot_compile, compile_blocks
+    from search.compiler import cannot_compile
+    from search.compiling import compile_blocks
     from search.loop import Loop
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

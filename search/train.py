@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from search import checkpoint
 from search.built import build_model, seeds_of, slower
-from search.compiling import cannot_compile, compile_blocks, compiled_with, compiling
+from search.compiler import cannot_compile
+from search.compiling import compile_blocks, compiled_with, compiling
 from search.data.dataset import Dataset
 from search.determinism import deterministic
 from search.executor import named

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from search.screening import ROLE
-from search.selection import Selection, counted, is_lost, is_over
+from search.roles import ROLE
+from search.selection import Selection, is_lost, is_over
 from search.store import TERMINAL
+from search.words import counted
 
 SAVED = {
     "reuse": "reuse",
@@ -101,7 +102,7 @@ def spent_on(events: Iterable[Mapping[str, Any]]) -> dict[str, int | None]:
 def cost_sentence(cost: Mapping[str, Any]) -> str:
     """The cost for people: "Trained 34.2M tokens in 41 trials (0.9 h of one core); without reuse (12M) it would have
     been 46.2M."; "" where nothing was trained or saved yet."""
-    from search.progress import duration_in_words
+    from search.numbers import duration_in_words
 
     if not cost.get("without"):
         return ""

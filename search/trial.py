@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-
-def canonical_json(value: Any) -> str:
-    """One spelling per value: sorted keys, no spaces, no NaN. Raises ValueError for a non-finite number."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+from search.canonical import canonical_json
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,14 @@ from arch_dsl.patch import Setting
 from arch_dsl.source import Node
 from search.asked import Asked
 from search.asks import Builds
+from search.canonical import canonical_json
 from search.recipe import Recipe
 from search.selection import choose, loss
 from search.store import TERMINAL, Row
-from search.trial import Trial, canonical_json
+from search.trial import Trial
 from search.tune import RATE, Tune, short
 from search.tuning import Point, tuned
-from search.variants import Variant
+from search.variant import Variant
 from search.watch import validation_history
 
 _ENDED_WITHOUT = ("failed", "pruned", "diverged")

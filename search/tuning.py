@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from search.trial import canonical_json
+from search.canonical import canonical_json
 from search.tune import Tune, short
 
 Point = dict[str, Any]  # one value for every tuned path

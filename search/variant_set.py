@@ -9,15 +9,17 @@ from dataclasses import dataclass, replace
 from arch_dsl.errors import Problem, SpecError
 from arch_dsl.identity import canonical
 from search.asked import Asked
+from search.canonical import canonical_json
 from search.coordinates import Coordinates
 from search.design import ALL
-from search.mistakes import Mistakes, idle_problems
+from search.mistakes import idle_problems
 from search.rungs import climbed
 from search.settled import AUTO, Settled, kept_in, settle
 from search.study import Study
 from search.study_asked import asked_variants
-from search.trial import canonical_json
-from search.variants import Builder, Variant
+from search.variant import Variant
+from search.variant_mistakes import Mistakes
+from search.variants import Builder
 from search.width_transfer import transfer_rungs
 
 

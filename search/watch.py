@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from search.worker import read_attempt
+from search.files import whole_lines
+from search.outcome_files import read_attempt
 
 GAP_S = 5.0  # between two looks; for the rest of a longer one we were stopped or asleep, and so perhaps was the trial
 
@@ -66,16 +66,3 @@ def validation_history(folder: Path) -> list[tuple[int, float]]:
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl so far; what is being written is left for the next look."""
     return [line for _, line in whole_lines(folder / "metrics.jsonl")]
-
-
-def whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The lines that were written to their end and are JSON, as text and as said; from a torn one on none."""
-    if not path.exists():
-        return []
-    lines: list[tuple[str, dict[str, Any]]] = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
-        try:
-            lines.append((line, json.loads(line)))
-        except ValueError:
-            break
-    return lines

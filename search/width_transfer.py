@@ -14,12 +14,12 @@ from arch_dsl.errors import Mark, Problem, SpecError
 from arch_dsl.identity import canonical
 from arch_dsl.model import Model
 from arch_dsl.transfer import Transfer, transferred
+from search.canonical import canonical_json
 from search.coordinates import GROWS, SEEDS, Coordinates, coordinates
 from search.optimizers import Adam, AdamW, Group, Optimizer
-from search.trial import canonical_json
 
 if TYPE_CHECKING:
-    from search.variants import Variant
+    from search.variant import Variant
 
 WIDEST = 1024  # of the widths that are checked
 WIDTHS = 3

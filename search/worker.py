@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from search.executor import LOST, Failure, FailureKind, load_entry, stop_flag
-from search.store_files import write_whole
+from search.files import write_whole
+from search.outcome_files import read_result
 
 if TYPE_CHECKING:
     from search.gang import Gang
@@ -96,24 +97,6 @@ def _kind(error: BaseException) -> FailureKind | None:
     if name in _LOST or (name == "RuntimeError" and any(each in text for each in _LOST_GLOO)):
         return "crash"
     return None
-
-
-def read_result(folder: Path) -> dict[str, Any] | None:
-    """The result of a trial that ended, None while there is none. It is written whole, and last."""
-    try:
-        result = json.loads((folder / "result.json").read_text())
-    except (FileNotFoundError, ValueError):
-        return None
-    return result if isinstance(result, dict) and result.get("state") in ("complete", "diverged") else None
-
-
-def read_attempt(folder: Path) -> dict[str, Any]:
-    """attempt, pid, host, started (unix s) of the newest attempt that got as far as starting; {} when none did."""
-    try:
-        found: dict[str, Any] = json.loads((folder / "attempt.json").read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return found
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from rich.text import Text
 import arch_dsl
 from arch_dsl import zoo
 from arch_dsl.show import tree
+from search.numbers import count, plain_console
 from search.shown import LEGEND, drawn, node_of, summary
-from search.terminal import count, plain_console
 
 
 def print_zoo(as_json: bool) -> None:

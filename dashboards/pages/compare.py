@@ -22,11 +22,11 @@ from dashboards.parts import block_table, choice, graph, guarded, section
 from dashboards.trials import trials_of
 from dashboards.view import METRICS, View
 from search.render.ablation import main_block
-from search.render.blocks import Block, Cell, Column, number, printable
 from search.render.shape import Shape
-from search.selection import terse
 from search.side_by_side import side_by_side
 from search.store import StoreError
+from search.tables import Block, Cell, Column, number, printable
+from search.words import terse
 
 _OFFERED = 100  # of a list of thousands, what is shown at once; it is searched
 _SHORT = 12  # digits of a key in an address

@@ -22,9 +22,9 @@ from dashboards.parts import choice, graph, guarded, section
 from dashboards.trials import kept, trials_of
 from dashboards.view import LINES, METRICS, SCALES, SMOOTHING, TRIALS, VARIANT, X_AXES, View, read_view
 from search.factor_frames import factors
-from search.selection import shortest
 from search.store import StoreError
 from search.where import BadFilter
+from search.words import shortest
 
 Zoom = dict[str, list[float]]
 """The part of the curves that a reader looks at: {axis: [from, to]}, [] for an axis that was told to show all."""

@@ -24,12 +24,12 @@ from search.factor_frames import (
     paired,
     pairs_frame,
 )
-from search.render.blocks import Block, Cell, Column, interval, number, printable
+from search.tables import Block, Cell, Column, interval, number, printable
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd
 
-    from search.comparison import Comparison
+    from search.comparison_result import Comparison
 
 NOTE = (
     "Large: the mean over cells with its 95% interval, filled where that leaves zero out; the variance is the table's, "

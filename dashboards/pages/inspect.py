@@ -22,7 +22,7 @@ from search.render.measure_blocks import numbers_block
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd
 
-    from search.comparison import Comparison
+    from search.comparison_result import Comparison
 
 Colours = Mapping[str, str]
 ALL = ":all"

@@ -22,9 +22,9 @@ from dashboards.trial import Trial, find_trial
 from dashboards.view import METRICS
 from dashboards.words import ago, command
 from search import addresses
-from search.render.blocks import number
-from search.selection import terse
 from search.store import StoreError
+from search.tables import number
+from search.words import terse
 
 FIGURES = (("training", "validation"), ("gradient",), ("rate",), ("speed",))
 """What is drawn of a trial: names of the metrics in each figure."""

@@ -30,10 +30,10 @@ from dashboards.pages.studies import REFRESH_MS
 from dashboards.parts import command_line, guarded, here, section, to_trial
 from dashboards.trials import kept, trials_of
 from dashboards.words import command
-from search.render.blocks import DASH, number, short_count
-from search.selection import terse
 from search.store import StoreError
+from search.tables import DASH, number, short_count
 from search.where import BadFilter
+from search.words import terse
 
 HEADINGS = {
     "variant": table.Heading("Variant", "Leads to the trial", 150),

@@ -13,7 +13,7 @@ from dashboards import figures_scaling, theme
 from dashboards.library import Library, Study
 from dashboards.pages.shell import SCALING, Chosen, register_tab
 from dashboards.parts import block_table, graph, section
-from search.frames import records
+from search.frame_records import records
 from search.render.scaling_blocks import scaling_blocks
 from search.scaling_frames import ALL, GAIN, ISOFLOP, OVER_C, OVER_N, TOLD
 from search.scaling_lines import scaling_lines, size_of
@@ -21,7 +21,7 @@ from search.scaling_lines import scaling_lines, size_of
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd
 
-    from search.comparison import Comparison
+    from search.comparison_result import Comparison
 
 BANDS = "Dotted: the fitted law with its 95% band, over the rungs that it was fitted to."
 

@@ -16,17 +16,17 @@ from dashboards.library import Library, NotFound, Study
 from dashboards.pages.shell import SEARCH, Choice, Chosen, notice, register_tab
 from dashboards.parts import block_table, graph, section
 from search.figure_frames import settings_frame
-from search.frames import records
-from search.render.blocks import Block, Cell, Column, number, printable, short_count
+from search.frame_records import records
 from search.render.search_blocks import importances_block, rivals_block, trials_block
-from search.selection import shortest, terse
 from search.store import StoreError
+from search.tables import Block, Cell, Column, number, printable, short_count
 from search.where import BadFilter, Filter, parse_filter
+from search.words import shortest, terse
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd
 
-    from search.comparison import Comparison
+    from search.comparison_result import Comparison
 
 MOST = 40  # rows of the table
 PLAIN = ("number", "state", "perplexity", "feasible", "front")

@@ -18,11 +18,12 @@ from dashboards.pages.shell import STABILITY, Choice, Chosen, register_tab
 from dashboards.parts import asks, block_table, graph, measuring, missing, section
 from dashboards.view import METRICS, SMOOTHING, TRIALS, X_AXES, View
 from search.factor_frames import levels_of, told
-from search.render.blocks import DASH, Block, Cell, Column, number, printable, tuning_block
 from search.render.measure_blocks import numbers_block
+from search.tables import DASH, Block, Cell, Column, number, printable
+from search.tune_blocks import tuning_block
 
 if TYPE_CHECKING:  # which a server starts without
-    from search.comparison import Comparison
+    from search.comparison_result import Comparison
 
 _RATES = ("lr", "train.lr")  # what a grid may call the learning rate
 SHOWN = {key: METRICS[key][1] for key in ("gradient", "training", "validation")}

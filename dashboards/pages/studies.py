@@ -13,8 +13,8 @@ from dash.development.base_component import Component
 from dashboards import words
 from dashboards.library import Library, Study
 from dashboards.parts import badge, card, empty_card, failure_card, guarded, progress_bar, store_card
-from search.render.blocks import DASH
 from search.store import StoreError
+from search.tables import DASH
 
 REFRESH_MS = 2000
 KEEP_ADDRESS = "query => window.archlabAddress(query, '', {})"

@@ -19,10 +19,10 @@ from dashboards.pages.shell import TABLE, keep_address, notice, register_page, r
 from dashboards.pages.studies import REFRESH_MS
 from dashboards.parts import block_table, choice, guarded, section
 from search.render.ablation import column_names, main_block, table_page, trial_cells
-from search.render.blocks import Block
 from search.render.published_blocks import published_blocks
 from search.render.shape import Shape, read_shape
 from search.store import StoreError
+from search.tables import Block
 from search.where import BadFilter
 
 ERROR_NAMES = {"std": "Std. deviation", "se": "Std. error", "interval": "95% interval"}

@@ -20,7 +20,7 @@ from dashboards.pages.shell import GO, TIMELINE, Choice, Chosen, register_tab
 from dashboards.parts import graph, section, to_trial
 from dashboards.theme import INK, axis, layout
 from search.attempts import attempts_frame
-from search.selection import terse
+from search.words import terse
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd

@@ -13,7 +13,7 @@ import pandas as pd
 from dashboards import theme
 from dashboards.library import Study
 from dashboards.paper.drawing import MUTED, Drawing, Look, count_axis, in_legend, line_plot, log_axis, under
-from search.comparison import Comparison
+from search.comparison_result import Comparison
 from search.scaling_frames import ISOFLOP, OVER_C
 from search.scaling_lines import scaling_lines, size_of
 

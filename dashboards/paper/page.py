@@ -11,9 +11,10 @@ from dashboards.library import Study
 from dashboards.paper.drawing import WIDTHS
 from dashboards.paper.inline import inline
 from dashboards.paper.pictures import drawings
-from search.comparison import Comparison
-from search.render.blocks import IDENTITIES, Block, Cell, build_page
+from search.comparison_result import Comparison
 from search.render.published_blocks import published_blocks
+from search.reporting import build_page
+from search.tables import IDENTITIES, Block, Cell
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """What the page may load: nothing; the browser holds it to that from wherever it is opened."""

@@ -16,7 +16,7 @@ from dashboards.library import Study
 from dashboards.paper import more, trials
 from dashboards.paper.drawing import MUTED, Drawing, Look, count_axis, in_legend, late_range, line_plot, under
 from dashboards.view import View
-from search.comparison import Comparison
+from search.comparison_result import Comparison
 from search.figure_frames import probes_frame, smoothed, usual_window
 
 if TYPE_CHECKING:

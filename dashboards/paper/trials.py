@@ -11,7 +11,7 @@ from dashboards import lines
 from dashboards.library import Study
 from dashboards.paper.drawing import Drawing, Look, count_axis, in_legend, late_range, log_axis, under
 from dashboards.view import View
-from search.comparison import Comparison
+from search.comparison_result import Comparison
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,7 +14,8 @@ from torch import Tensor
 from arch_dsl.generation import GREEDY, Sampling, stream
 from arch_dsl.modules import LanguageModel
 from search.data.tokenizers import Codec
-from search.evaluate import Precision, autocast, evaluating
+from search.device_peaks import Precision
+from search.evaluate import autocast, evaluating
 from search.objectives import has_encoder
 
 if TYPE_CHECKING:

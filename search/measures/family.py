@@ -25,12 +25,13 @@ from arch_dsl.parse import INVALID, parse_member, parse_record
 from arch_dsl.shapes import shapes_of
 from arch_dsl.source import Node
 from arch_dsl.spec import Family
+from search.canonical import canonical_json
 from search.data.dataset import Dataset
 from search.data.notation import long_form
 from search.objectives.checks import positions
 from search.recipe import Recipe, load_recipe
 from search.stages import parts
-from search.trial import Trial, canonical_json
+from search.trial import Trial
 
 ALL = "all"
 

@@ -18,12 +18,12 @@ import torch
 from arch_dsl.parse import parse
 from search import checkpoint
 from search.determinism import deterministic
+from search.files import write_whole
 from search.fingerprint import fingerprint
 from search.journal import Journal
 from search.loop import Interrupted
 from search.measures.family import About, Measure, Subject
 from search.plugin_files import load_kept
-from search.store_files import write_whole
 from search.trial import Trial
 
 if TYPE_CHECKING:

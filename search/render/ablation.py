@@ -9,26 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import scipy  # its special is imported when it is used: an eighth of a second
 
-from search.frames import records
-from search.notes import NO_DIFFERENCE
-from search.render.blocks import (
-    DASH,
-    Block,
-    Cell,
-    Column,
-    Page,
-    interval,
-    number,
-    page_of,
-    printable,
-    short_count,
-    with_error,
-)
+from search.comparable import NO_DIFFERENCE
+from search.frame_records import records
+from search.render.blocks import page_of
 from search.render.shape import ERRORS, USUAL, Shape, known_column, known_error
+from search.tables import DASH, Block, Cell, Column, Page, interval, number, printable, short_count, with_error
 from search.where import Filter, parse_filter
 
 if TYPE_CHECKING:
-    from search.comparison import Comparison
+    from search.comparison_result import Comparison
 
 EXTRA = ("loss", "memory", "cache", "trials")
 """Columns that a report prints only where it is asked for them; so are what varies and what was measured."""

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from search.factor_frames import level_name
-from search.frames import records
-from search.render.blocks import Block, Cell, Column, interval, number, printable
+from search.frame_records import records
+from search.tables import Block, Cell, Column, interval, number, printable
 
 if TYPE_CHECKING:
-    from search.comparison import Comparison
+    from search.comparison_result import Comparison
 
 LEGEND = (
     "means over the cells in which all else is equal, with 95% intervals by the table's noise, not corrected for how "

@@ -8,12 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from search.claims import REVERSED
-from search.frames import records
-from search.published_frame import PERPLEXITY, correlation
-from search.render.blocks import DASH, Block, Cell, Column, number, printable
+from search.frame_records import records
+from search.measure_frames import PERPLEXITY
+from search.published_frame import correlation
+from search.tables import DASH, Block, Cell, Column, number, printable
 
 if TYPE_CHECKING:
-    from search.comparison import Comparison
+    from search.comparison_result import Comparison
 
 _CLAIM = 64  # characters of a claim, and of what decided it, on a terminal
 

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from search.frames import records
-from search.render.blocks import DASH, Block, Cell, Column, number, printable
+from search.frame_records import records
 from search.scaling_frames import ALL, BEST, GAIN, ISOFLOP, OVER_C, OVER_N, SURFACE
-from search.selection import counted
+from search.tables import DASH, Block, Cell, Column, number, printable
+from search.words import counted
 
 if TYPE_CHECKING:
-    from search.comparison import Comparison
+    from search.comparison_result import Comparison
 
 Row = dict[str, Any]
 _CONSTANTS = {"E": "E", "A": "A", "alpha": "alpha", "B": "B", "beta": "beta", "a": "N ~ C^"}

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from search.frames import records
-from search.render.blocks import DASH, Block, Cell, Column, number, printable
+from search.frame_records import records
+from search.tables import DASH, Block, Cell, Column, number, printable
 
 if TYPE_CHECKING:
-    from search.comparison import Comparison
+    from search.comparison_result import Comparison
 
 
 def screen_blocks(comparison: Comparison) -> list[Block]:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from search.render.blocks import SEARCH_ROWS, Block, Cell, Column, number, printable, short_count
-from search.selection import terse
+from search.tables import Block, Cell, Column, number, printable, short_count
+from search.words import terse
 
 if TYPE_CHECKING:
-    from search.comparison import Comparison
+    from search.comparison_result import Comparison
 
 _ROOM = 70  # characters of settings on a terminal, beside the other columns
 _HEADERS = {"flops_per_token": "FLOPs/token", "cache_bytes_per_token": "cache/token", "active_parameters": "active"}
@@ -161,3 +161,6 @@ def _repeated(comparison: Comparison) -> str:
     found = {row["variant"]: proposals[row["key"]] for row in repeats if row["key"] in proposals}
     told = [f"; {name} is trial {row['number']} ({', '.join(terse(row['settings']))})" for name, row in found.items()]
     return printable("".join(told))
+
+
+SEARCH_ROWS = 20

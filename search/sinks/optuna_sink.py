@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from search.canonical import canonical_json
 from search.sinks.database import has_optuna, open_optuna
 from search.sinks.spool import Shipped, Spool
 from search.sinks.tracked import Tracked, span_s, validation_history
-from search.trial import canonical_json
 
 if TYPE_CHECKING:
     import optuna

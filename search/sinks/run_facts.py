@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from search import fingerprint
+from search.canonical import canonical_json
 from search.machine import usable_cores, version_of
-from search.screening import ROLE
+from search.roles import ROLE
 from search.sinks.tracked import Tracked
-from search.trial import canonical_json
 
 # MLflow's limits for names and values; a value that is too long is refused by some of its servers and cut by others.
 MAX_NAME, MAX_PARAM, MAX_TAG = 250, 6000, 5000

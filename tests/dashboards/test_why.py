@@ -34,11 +34,11 @@ from search.factor_frames import (
 )
 from search.figure_frames import minus_baseline, over_rows, probes_frame, settings_frame, smoothed, uniform_frame
 from search.findings import ask, keep_finding
-from search.render.blocks import DASH, with_error
 from search.render.effect_blocks import effect_blocks
 from search.reporting import report
 from search.scaling_lines import scaling_lines
 from search.store import Store
+from search.tables import DASH, with_error
 from search.where import parse_filter
 from tests.dashboards.conftest import XSS
 from tests.dashboards.findings_kit import LENGTHS, WINDOW, measure_all

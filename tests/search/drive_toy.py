@@ -6,8 +6,9 @@ from pathlib import Path
 
 from search import database, postgres
 from search.driver import drive
-from search.executor import InlineExecutor
-from search.stop import EXIT_TRY_AGAIN, leave
+from search.exits import leave
+from search.inline_executor import InlineExecutor
+from search.stop import EXIT_TRY_AGAIN
 from search.store import StoreError
 from search.trial import Trial
 from tests.search.study_kit import ENTRY, make_store, rows_of

@@ -4,7 +4,7 @@ import os
 import time
 
 from search.checkpoint import steps_in
-from search.progress import total_steps
+from search.steps import total_steps
 from search.train import Interrupted
 from search.train import train as really_train
 

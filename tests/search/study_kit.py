@@ -10,7 +10,8 @@ from collections import Counter
 from pathlib import Path
 
 from search.driver import drive
-from search.executor import Failure, Finished, InlineExecutor
+from search.executor import Failure, Finished
+from search.inline_executor import InlineExecutor
 from search.store import Row, Store
 from search.trial import Trial
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from search.comparison import Comparison, compare
+from search.comparison import compare
+from search.comparison_result import Comparison
 from search.render.ablation import column_names, kept_rows, main_block, trial_cells
-from search.render.blocks import with_error
 from search.render.shape import Shape, read_shape
 from search.reporting import report
+from search.tables import with_error
 from search.where import BadFilter
 from tests.search.compare_kit import end_as, make_study, pick
 

@@ -7,7 +7,7 @@ import pytest
 
 from search.budget import Account, Limits, Spent, attempt_spent, limits_of, spent_of, standing
 from search.driver import drive
-from search.executor import InlineExecutor
+from search.inline_executor import InlineExecutor
 from search.plan_page import plan_json, print_plan
 from search.planning import plan
 from search.running import run, tokens_left

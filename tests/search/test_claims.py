@@ -12,12 +12,14 @@ import pytest
 from scipy import stats
 
 from search.claims import claims_frame
-from search.comparison import Comparison, compare
+from search.comparison import compare
+from search.comparison_result import Comparison
 from search.losses import lay_out
 from search.pairs import Differences
 from search.render.published_blocks import decided_by
-from search.selection import select, with_baselines
+from search.selection import with_baselines
 from search.sequential import always_valid_critical
+from search.standing import select
 from tests.search.compare_kit import end_as, make_study, measures, pick
 
 EFFECTS = {"baseline": 0.0, "a": -0.1, "b": -0.06, "c": 0.0, "d": 0.08}

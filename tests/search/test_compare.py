@@ -9,12 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from search.comparison import Comparison, compare, load_comparison
+from search.comparison import compare, load_comparison
+from search.comparison_result import Comparison
 from search.contrast import document_variance
 from search.dunnett import dunnett_critical
-from search.render.blocks import DASH, build_page
+from search.reporting import build_page
 from search.statistics import analyse
 from search.store import Row, Store
+from search.tables import DASH
 from search.trial import Trial
 from tests.search.compare_kit import end_as, make_study, make_trial, measures, pick
 

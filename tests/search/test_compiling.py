@@ -10,7 +10,8 @@ import torch
 
 from arch_dsl import canonical, compile, load, resolve
 from search import checkpoint
-from search.compiling import FOLDER, cannot_compile, compile_blocks, compiling, private
+from search.compiler import cannot_compile
+from search.compiling import FOLDER, compile_blocks, compiling, private
 from search.recipe import load_recipe
 from search.train import Interrupted, train
 from search.trial import Trial

@@ -13,10 +13,10 @@ import pytest
 from search.comparison import compare, load_comparison
 from search.data import Dataset, rows
 from search.loop import Loop
-from search.render.blocks import DASH
 from search.reporting import report
 from search.running import run
 from search.store import Store
+from search.tables import DASH
 from tests.search.compare_kit import make_study
 
 STUDY = """\

@@ -18,7 +18,7 @@ import torch
 
 from arch_dsl import SpecError
 from search import machine
-from search.compiling import cannot_compile
+from search.compiler import cannot_compile
 from search.doctor import doctor, filesystem_of, foreign_providers, unmet
 from search.resources import resources_in
 from search.servers import servers

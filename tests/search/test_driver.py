@@ -10,7 +10,8 @@ import pytest
 
 from search.budget import Limits
 from search.driver import drive
-from search.executor import Failure, Finished, InlineExecutor
+from search.executor import Failure, Finished
+from search.inline_executor import InlineExecutor
 from search.lock import StudyLock, StudyLocked, StudyLost
 from search.store import Row
 from tests.search.study_kit import ENTRY, ROOT, ByHand, drive_inline, make_store, results, rows_of, steps_run, toy

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from search.driver import drive
-from search.executor import InlineExecutor
+from search.inline_executor import InlineExecutor
 from search.machine import memory
 from tests.search.processes import alive, descendants
 from tests.search.study_files import write_study

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from search.cli import main
 from search.control import forget_request, stop_requests, stop_study
 from search.driver import drive
-from search.executor import InlineExecutor
 from search.follow import Follower, follow
+from search.inline_executor import InlineExecutor
 from search.lock import StudyLock, holder_of, lock_path
 from search.progress import JsonProgress, LineProgress
 from search.status import lines, status_of

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from search.dunnett import dunnett_critical
-from search.noise import known_noise, noise_key, remember_noise, resolution
+from search.noise import known_noise, noise_key, remember_noise
 from search.planning import Plan, plan
+from search.resolution import resolution
 from search.running import run
 from search.store import Store
 from search.study_load import load_study

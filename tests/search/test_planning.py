@@ -14,7 +14,8 @@ from arch_dsl.errors import SpecError
 from arch_dsl.source import read_text
 from arch_dsl.spec import fields_of
 from search.cli import main
-from search.estimate import memory_bytes, refuse_too_little
+from search.estimate import refuse_too_little
+from search.memory import memory_bytes
 from search.optimizers import Lion
 from search.plan_page import print_plan
 from search.planning import Plan, plan

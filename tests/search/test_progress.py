@@ -6,7 +6,9 @@ import json
 import pytest
 from rich.console import Console
 
-from search.progress import JsonProgress, LineProgress, LiveProgress, duration_in_words, last_training_line, total_steps
+from search.numbers import duration_in_words
+from search.progress import JsonProgress, LineProgress, LiveProgress, last_training_line
+from search.steps import total_steps
 
 LINES = (
     '{"step": 10, "tokens": 2560, "loss": 5.0, "tokens_per_s": 900.0}\n'

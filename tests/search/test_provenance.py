@@ -15,15 +15,17 @@ import pytest
 import arch_dsl
 from dashboards.library import Library
 from dashboards.paper.page import page
-from search.comparison import Comparison, compare, load_comparison
+from search.comparison import compare, load_comparison
+from search.comparison_result import Comparison
 from search.planning import plan
-from search.provenance import identified, identity_of
-from search.render.blocks import IDENTITIES, build_page
-from search.reporting import FORMATS, report
+from search.provenance import identified
+from search.reporting import FORMATS, build_page, report
 from search.running import run
 from search.store import Store
 from search.study_load import load_study
+from search.tables import IDENTITIES
 from search.trial import Trial
+from search.trial_identity import identity_of
 from tests.search.compare_kit import make_study
 from tests.search.study_files import write_study
 

@@ -12,11 +12,12 @@ import pytest
 from scipy import stats
 
 from arch_dsl.errors import SpecError
-from search.comparison import Comparison, compare, load_comparison
+from search.comparison import compare, load_comparison
+from search.comparison_result import Comparison
 from search.kendall import kendall
+from search.measure_frames import is_number
 from search.planning import plan
 from search.published import Table, read_published
-from search.published_frame import is_number
 from search.published_options import Published, published_record
 from search.reporting import report, to_plain
 from search.running import run

@@ -14,16 +14,17 @@ import pytest
 import torch
 
 from search.driver import drive
-from search.executor import ExecutorError, Failure, InlineExecutor, ResourcesError
+from search.executor import ExecutorError, Failure, ResourcesError
 from search.forkserver import ForkServer
 from search.gang import Parallel
+from search.inline_executor import InlineExecutor
 from search.machine import usable_cores
+from search.outcome_files import read_attempt
 from search.pinning import pin
+from search.quantities import Memory
 from search.ranks import ask
 from search.ray_executor import RayExecutor
 from search.resources import Resources
-from search.study_values import Memory
-from search.worker import read_attempt
 from tests.search.processes import alive, descendants, listeners
 from tests.search.study_kit import ENTRY, HERE, ROOT, go, make_store, results, rows_of, steps_run, toy, until
 

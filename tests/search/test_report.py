@@ -11,10 +11,11 @@ import unicodedata
 
 import pytest
 
-from search.comparison import Comparison, compare
-from search.render.blocks import DASH, build_page, short_count
-from search.reporting import FORMATS, report, to_plain
-from search.selection import terse
+from search.comparison import compare
+from search.comparison_result import Comparison
+from search.reporting import FORMATS, build_page, report, to_plain
+from search.tables import DASH, short_count
+from search.words import terse
 from tests.search.compare_kit import end_as, make_study, make_trial, pick
 
 EFFECTS = {"baseline": 0.0, "sdpa": -0.05, "value": 0.0005, "dense": 0.05}

@@ -10,8 +10,8 @@ import pytest
 from arch_dsl.parse import parse
 from search.executor import ResourcesError
 from search.gang import Parallel
+from search.quantities import Memory
 from search.resources import Resources, Room
-from search.study_values import Memory
 from tests.search.study_kit import ROOT
 
 BOX = Room(cpus=8, gpus=2, memory=32e9)

@@ -15,13 +15,14 @@ import pandas as pd
 import pytest
 from scipy.stats import binom
 
-from search.comparison import Comparison, compare
+from search.comparison import compare
+from search.comparison_result import Comparison
 from search.gains import gain
 from search.planning import plan
-from search.render.blocks import DASH
 from search.reporting import report, to_plain
 from search.scaling import Estimate, Unidentified, frontier, isoflops, minimum, power_law, surface
 from search.study_load import load_study
+from search.tables import DASH
 from tests.search.compare_kit import FINGERPRINT
 from tests.search.study_files import write_study
 

@@ -12,14 +12,15 @@ from arch_dsl.identity import canonical
 from search.comparison import load_comparison
 from search.edits import edits
 from search.estimate import estimate
-from search.noise import resolution
 from search.pace import Pace, worker
 from search.plan_page import plan_json, print_plan
 from search.planning import Plan, plan
 from search.progress import Progress
 from search.reporting import report
+from search.resolution import resolution
+from search.roles import ROLE
 from search.running import run
-from search.screening import ROLE, screened
+from search.screening import screened
 from search.sinks.optuna_sink import OptunaSink
 from search.sinks.run_facts import run_name
 from search.sinks.spool import Spool

@@ -10,8 +10,8 @@ import pytest
 import search.running as running
 from arch_dsl.errors import SpecError
 from search.comparison import load_comparison
-from search.executor import InlineExecutor
 from search.importance import importances
+from search.inline_executor import InlineExecutor
 from search.pareto import front
 from search.planning import plan
 from search.reporting import report

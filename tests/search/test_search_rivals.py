@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from search.comparison import Comparison, load_comparison
+from search.comparison import load_comparison
+from search.comparison_result import Comparison
 from search.pareto import hypervolume
 from search.reporting import report
 from search.running import run

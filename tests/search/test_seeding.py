@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from search.comparison import compare
-from search.render.blocks import build_page
 from search.render.text import text
+from search.reporting import build_page
 from search.seeding import wanted_seeds
 from tests.search.compare_kit import end_as, make_study, make_trial, pick
 

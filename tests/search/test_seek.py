@@ -10,7 +10,7 @@ import pytest
 
 import search.running as running
 from arch_dsl.errors import SpecError
-from search.executor import InlineExecutor
+from search.inline_executor import InlineExecutor
 from search.running import run
 from search.sinks.database import open_optuna
 from search.store import Store

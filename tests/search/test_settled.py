@@ -20,7 +20,7 @@ def machine(monkeypatch):
     """A CPU with bfloat16 units and a compiler; a test may take them away."""
     monkeypatch.setattr(settled, "cpu_units", lambda: BF16)
     monkeypatch.setattr(settled.machine, "usable_gpus", lambda: 0)
-    monkeypatch.setattr("search.compiling.cannot_compile", lambda: None)
+    monkeypatch.setattr("search.compiler.cannot_compile", lambda: None)
 
 
 def train(tokens, *lines):
@@ -61,7 +61,7 @@ def test_nothing_is_settled_where_all_is_said(tmp_path, capsys):
 
 def test_a_machine_without_units_or_compiler_computes_in_float32_as_it_is(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(settled, "cpu_units", lambda: None)
-    monkeypatch.setattr("search.compiling.cannot_compile", lambda: "g++ not found")
+    monkeypatch.setattr("search.compiler.cannot_compile", lambda: "g++ not found")
     planned = made(tmp_path, "1B")
     assert str(planned.builder.settled) == (
         "precision fp32: no bfloat16 units are known where trials run; compile off: g++ not found"

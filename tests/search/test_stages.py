@@ -12,6 +12,7 @@ from arch_dsl.errors import SpecError
 from search import checkpoint, compiling
 from search import estimate as estimates
 from search.budget import attempt_spent
+from search.canonical import canonical_json
 from search.fingerprint import fingerprint
 from search.journal import events
 from search.loop import Loop
@@ -22,7 +23,7 @@ from search.shared_stages import shared_stage
 from search.stages import parts
 from search.study_load import load_study
 from search.train import Interrupted, train
-from search.trial import Trial, canonical_json
+from search.trial import Trial
 from tests.search.study_files import write_study
 from tests.search.test_train import data_root, lines, measures, one_thread  # noqa: F401  # fixtures
 

@@ -15,7 +15,7 @@ from search.notes import tuning_notes
 from search.planning import Plan, plan
 from search.rate_curve import Curve, fit, sensitivity, stable, verdict
 from search.reporting import FORMATS, report
-from search.selection import select
+from search.standing import select
 from search.study_load import load_study, parse_study
 from search.tune import Brackets, Tune, Values
 from search.tuning import tuned
@@ -480,7 +480,7 @@ def test_a_second_seed_that_is_lost_leaves_its_value_behind(tmp_path: Path) -> N
 
 
 def test_the_noise_is_decided_when_a_study_first_runs(tmp_path: Path) -> None:
-    from search.noise import KIND, hear, noise_key
+    from search.noise import KIND, noise_key
     from search.store import Store
 
     made = made_plan(tmp_path, "{lr: {grid: 1-2-5, from: 1e-3, to: 2e-2}}", seeds="seeds: 3")
@@ -489,25 +489,25 @@ def test_the_noise_is_decided_when_a_study_first_runs(tmp_path: Path) -> None:
     told = {"variance": 1e-4, "df": 8, "documents": None, "trials": 12, "keys": []}
     with Store.open(tmp_path / "store") as store:
         store.remember(KIND, key, {"other": told})
-        hear(made, store)
+        made.hear(store)
         assert made.tuner.noise(variant) == pytest.approx(0.01)
         store.save_study("gates", made.record(), "")
-        hear(made, store, decide=True)
+        made.hear(store, decide=True)
         store.remember(KIND, key, {"other": {**told, "variance": 1.0}})
         store.add_trials("gates", made.rows([]))
-        hear(made, store, decide=True)
+        made.hear(store, decide=True)
         assert made.tuner.noise(variant) == pytest.approx(0.01), "what was decided stands"
     with Store.open(tmp_path / "old") as store:
         store.remember(KIND, key, {"other": told})
         store.save_study("gates", made.record(), "")
         store.add_trials("gates", made.rows([]))
-        hear(made, store, decide=True)
+        made.hear(store, decide=True)
         assert made.tuner.noise(variant) == 0.0, "a study that had tuned before goes on as it was"
 
 
 @pytest.mark.parametrize(("budget", "noise"), [("{trials: 14}", 0.0), ("{trials: 16}", 0.01), ("{tokens: 14k}", 0.0)])
 def test_a_second_seed_needs_room_in_the_budget(tmp_path: Path, budget: str, noise: float) -> None:
-    from search.noise import KIND, hear, noise_key
+    from search.noise import KIND, noise_key
     from search.store import Store
 
     grid = "{lr: {grid: 1-2-5, from: 1e-3, to: 2e-2}}"
@@ -516,6 +516,6 @@ def test_a_second_seed_needs_room_in_the_budget(tmp_path: Path, budget: str, noi
     told = {"variance": 1e-4, "df": 8, "documents": None, "trials": 12, "keys": []}
     with Store.open(tmp_path / "store") as store:
         store.remember(KIND, noise_key(made.variants[0].record()), {"other": told})
-        hear(made, store)
-        hear(made, store)
+        made.hear(store)
+        made.hear(store)
     assert made.tuner.noise(made.variants[0]) == pytest.approx(noise)

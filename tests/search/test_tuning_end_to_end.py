@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from search.comparison import load_comparison
+from search.outcome_files import read_attempt
 from search.reporting import report
 from search.store import Store
-from search.worker import read_attempt
 from tests.search.study_files import write_study
 from tests.search.study_kit import ROOT, until
 

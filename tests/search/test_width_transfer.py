@@ -18,7 +18,7 @@ from search.coordinates import Coordinates, _power, coordinates
 from search.optimizers import AdamW, Optimizer
 from search.planning import plan
 from search.study_load import load_study
-from search.variants import Variant
+from search.variant import Variant
 from search.width_transfer import with_rates
 from tests.search.study_files import write_study
 

@@ -1,0 +1,36 @@
+"""Whether the losses of two rows may be compared: the texts and tokenizers that they were tested on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from search.selection import Selection
+
+NO_DIFFERENCE = ("other objective", "other test text", "lossy tokenizer")  # verdicts that no more trials change
+
+
+def tested_on(record: dict[str, Any], variant: dict[str, Any]) -> str:
+    """The identity of the text that a variant is tested on; without one, that of the study's data."""
+    return str(variant.get("test") or record["data"]["identity"])
+
+
+def objective_of(variant: Mapping[str, Any]) -> Any:
+    """What a variant is asked, unless that is the next token."""
+    return variant.get("objective")
+
+
+def lossy_of(variant: Mapping[str, Any]) -> str | None:
+    """Which tokenizer a variant has, if that loses some of the text: with another one nothing compares."""
+    return variant.get("lossy")
+
+
+def is_one_tokenizer(selections: list[Selection]) -> bool:
+    """Whether all complete trials have the same tokens per byte, which is bits per byte over bits per token.
+
+    Where not every byte is predicted there are no bits per byte, and nothing compares with another tokenizer's.
+    """
+    tests = [t["result"]["test"] for s in selections for t in s.complete.values()]
+    ratios = [t["bits_per_byte"] * math.log(2) / t["loss"] for t in tests if t.get("bits_per_byte") is not None]
+    return not ratios or max(ratios) <= min(ratios) * (1 + 1e-6)

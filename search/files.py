@@ -1,0 +1,40 @@
+"""Files that are written whole, and lines that are whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+
+def write_whole(path: Path, text: str, durable: bool = True) -> None:
+    """Writes a file of mode 0600 so that readers see the old text or the new one. Raises OSError.
+
+    Without `durable` a power cut may leave an empty file: for what can be written again.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The lines that were written to their end and are JSON, as text and as said; from a torn one on none."""
+    if not path.exists():
+        return []
+    lines: list[tuple[str, dict[str, Any]]] = []
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
+        try:
+            lines.append((line, json.loads(line)))
+        except ValueError:
+            break
+    return lines

@@ -1,0 +1,5 @@
+"""What a trial is for: the words that stand in the trial table."""
+
+from __future__ import annotations
+
+ROLE = "screen"  # of a probe's row

@@ -1,0 +1,38 @@
+"""Mistakes of models, collected while variants are tried."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from arch_dsl.errors import Problem
+
+
+class Mistakes:
+    """What is wrong with the variants, each mistake once: one of the base model shows in all of them."""
+
+    def __init__(self, variants: int) -> None:
+        self._variants = variants
+        self._seen: dict[tuple[object, str], tuple[Problem, list[str]]] = {}
+
+    def add(self, problems: Iterable[Problem], variant: str) -> None:
+        """Notes the problems of one variant."""
+        for problem in problems:
+            _, names = self._seen.setdefault((problem.mark or problem.path, problem.message), (problem, []))
+            if variant not in names[-1:]:
+                names.append(variant)
+
+    @property
+    def found(self) -> bool:
+        """Whether there are any."""
+        return bool(self._seen)
+
+    def problems(self) -> Iterable[Problem]:
+        """Every mistake with the variants that make it, unless all do."""
+        for problem, names in self._seen.values():
+            if len(names) == self._variants:
+                yield problem
+                continue
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            many = "s" if len(names) > 1 else ""
+            yield dataclasses.replace(problem, message=f"{problem.message} (variant{many} {shown})")
