@@ -34,10 +34,11 @@ test-slow: $(DEV) ## run the slow tests
 storm: $(DEV) ## kill whatever runs a study, at random moments, in twenty studies (STORM_ARGS="--seeds 2")
 	$(BIN)/python -m tests.search.storm $(STORM_ARGS)
 
-check: $(DEV) ## format, lint and types
+check: $(DEV) ## format, lint, types, and which way imports point
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 docs: $(DEV) ## write the pages that are made from the code
 	$(BIN)/archlab primitives --format md > docs/primitives.md.new && mv docs/primitives.md.new docs/primitives.md

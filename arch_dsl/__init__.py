@@ -4,17 +4,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from arch_dsl import primitives as primitives
-from arch_dsl import zoo as zoo  # which registers `{zoo: …}` with Model
-from arch_dsl.context import Call, Cost
-from arch_dsl.errors import Problem, SpecError
-from arch_dsl.identity import Change, canonical, diff, dump, identity
-from arch_dsl.model import Model, cost, resolve
-from arch_dsl.modules import Decoder, EncoderDecoder, compile, kernel_choices
-from arch_dsl.parse import parse
-from arch_dsl.patch import patch
-from arch_dsl.plain import to_python
-from arch_dsl.source import Node, read
+from archlab.arch_dsl import (
+    primitives,  # noqa: F401  # which registers every primitive
+    zoo,  # noqa: F401  # which registers `{zoo: …}` with Model
+)
+from archlab.arch_dsl.compiler.modules import Decoder, EncoderDecoder, compile, kernel_choices
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.language.parse import parse
+from archlab.arch_dsl.language.source import Node, read
+from archlab.arch_dsl.model.model import Model, cost, resolve
+from archlab.arch_dsl.parts.context import Call, Cost
+from archlab.arch_dsl.patching.patch import patch
+from archlab.arch_dsl.plain import to_python
+from archlab.arch_dsl.tree.identity import Change, canonical, diff, dump, identity
 
 __all__ = [
     "Call",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from search.comparison import load_comparison
-from search.comparison_result import Comparison
-from search.planning import Plan
-from search.planning import plan as _plan
-from search.reporting import report
-from search.running import run, store_root
-from search.store import Store
-from search.study import Study
-from search.study_load import load_study
+from archlab.search.comparison.compare import load_comparison
+from archlab.search.planning.plan import Plan
+from archlab.search.planning.plan import plan as _plan
+from archlab.search.reporting.report import report
+from archlab.search.results.comparison import Comparison
+from archlab.search.running.run import run, store_root
+from archlab.search.store.store import Store
+from archlab.search.study.load import load_study
+from archlab.search.study.study import Study
 
 __all__ = ["compare", "load_study", "plan", "report", "run"]
 

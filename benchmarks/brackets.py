@@ -18,11 +18,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from search.running import run
-from search.store import Store
-from search.tune import Brackets, Tune, Values
-from search.tuning import tuned
-from search.watch import validation_history
+from archlab.search.running.run import run
+from archlab.search.sections.tune.halving import tuned
+from archlab.search.sections.tune.spec import Brackets, Tune, Values
+from archlab.search.store.store import Store
+from archlab.search.trial.metrics import validation_history
 
 RATES = (5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2)
 STUDY = f"""\

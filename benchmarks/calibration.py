@@ -8,7 +8,7 @@ A study trains one variant under 16 data seeds (`train.data_seed`) with four ini
 variant, whose feed-forward is an eighth as wide, with two. Copies of the variant are drawn from these: for each data
 seed, so many different initialisation seeds. They see the same batches and start from other values, so that nothing but
 chance tells them apart. Every drawn study is judged by a fixed number of seeds, and by seeds that are added until it is
-resolved (`search.seeding`), with seed noise alone: documents would only make the intervals wider.
+resolved (`archlab.search.sections.seeds.decide`), with seed noise alone: documents would only make the intervals wider.
 
 With `--simulated`, copies are draws of laws of known shape instead: normal, heavy-tailed (Student's t with 3 degrees of
 freedom), skewed (exponential), and normal with one variant twice as noisy as the others, which pooling takes them not
@@ -34,10 +34,10 @@ from scipy import stats
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from search.contrast import Floats  # noqa: E402
-from search.seeding import decision  # noqa: E402
-from search.sequential import analyse_always  # noqa: E402
-from search.statistics import Analysis, analyse  # noqa: E402
+from archlab.search.sections.seeds.decide import decision  # noqa: E402
+from archlab.search.statistics.contrast import Floats  # noqa: E402
+from archlab.search.statistics.intervals import Analysis, analyse  # noqa: E402
+from archlab.search.statistics.sequential import analyse_always  # noqa: E402
 
 LOSSES = ROOT / "benchmarks" / "results" / "calibration.json"
 DATA_SEEDS, COPIES, PLANTED = 16, 4, 2
@@ -67,8 +67,8 @@ train:
 
 def train(store: Path, file: Path, inline: bool) -> dict[str, Any]:
     """Runs the study; the test losses by variant as [data seed][initialisation seed], and what they were made with."""
-    from search.running import run
-    from search.store import Store
+    from archlab.search.running.run import run
+    from archlab.search.store.store import Store
 
     losses = {}
     for name, patch, seeds in (("copies", "{}", COPIES), ("planted", "{block.ffn.width: 8}", PLANTED)):

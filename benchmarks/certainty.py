@@ -5,7 +5,7 @@
     python benchmarks/certainty.py --known          # in a store whose studies have told the noise of a trial's seed
 
 Every study draws a library of learning curves with known truth (benchmarks/curves.py), and is planned by what plans
-real ones: `search.planning.Plan.rows` is asked again and again what should exist, and the library's curves fill in what
+real ones: `planning.plan.Plan.rows` is asked again and again what should exist, and the library's curves fill in what
 a trainer would have found, up to the step that a row asks for. Nothing is trained and no store is written; the planner
 knows trials, not truths. The study is the engine's default: rates on a 1-2-5 grid that ends early what is behind and
 grows at its edges, and seeds until differences are resolved or as small as the margin (below, STUDY).
@@ -34,9 +34,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from curves import Library, make_library  # noqa: E402
 
-from search.comparison import compare  # noqa: E402
-from search.planning import Plan, plan  # noqa: E402
-from search.study_load import load_study  # noqa: E402
+from archlab.search.comparison.compare import compare  # noqa: E402
+from archlab.search.planning.plan import Plan, plan  # noqa: E402
+from archlab.search.study.load import load_study  # noqa: E402
 
 VARIANTS, SPREAD, MARGIN = 6, 0.03, 0.01
 RATES = (5e-4, 1e-3, 2e-3, 5e-3, 1e-2)

@@ -23,9 +23,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from search.comparison import load_comparison  # noqa: E402
-from search.running import run  # noqa: E402
-from search.store import Store  # noqa: E402
+from archlab.search.comparison.compare import load_comparison  # noqa: E402
+from archlab.search.running.run import run  # noqa: E402
+from archlab.search.store.store import Store  # noqa: E402
 
 MARGIN = 0.05
 RATES = (1e-3, 2e-3, 5e-3, 1e-2, 2e-2)

@@ -61,7 +61,7 @@ def make(root: Path, variants: int, points: int, track: bool) -> int:
     """A finished study in the store, five trials per variant with so many points each, and where it is asked for in its
     MLflow and Optuna databases. Returns the number of trials; what is there already is kept, also where it is not all:
     MLflow takes 0.3 s of processor time for the 2,600 numbers of a trial."""
-    from search.track import sync
+    from archlab.search.trackers.shipper import sync
     from tests.dashboards.generate import Plan, make_store, make_study
 
     effects = {"baseline": 0.0, **{f"v{i}": -0.004 * i for i in range(1, variants)}}

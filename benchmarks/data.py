@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from search.data import Bytes, Stdlib, batch, prepare
-from search.objectives import Causal
+from archlab.search.data import Bytes, Stdlib, batch, prepare
+from archlab.search.objectives import Causal
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 VOCAB = 257

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 import yaml
 
-from search import run
-from search.findings import findings
-from search.measures import Measure
-from search.measures.sample import Diagnostic
-from search.store import Store
+from archlab import run
+from archlab.search.evaluation.measures import Measure
+from archlab.search.evaluation.sample import Diagnostic
+from archlab.search.store.findings import findings
+from archlab.search.store.store import Store
 
 QUICKSTART = Path(__file__).parents[1] / "studies" / "quickstart.yaml"
 PASS = "perplexity_128"  # one pass over the test set, at the context of training

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import OPS, Op
+from archlab.kernels import OPS, Op
 
 STRETCH = 16  # tokens that are compiled as one graph; 512 would take half an hour
 SEQUENTIAL = ("linear_recurrence", "selective_scan", "wkv4")

@@ -29,8 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import arch_dsl
-from kernels.linear_recurrence.torch_ops import chunked
+from archlab import arch_dsl
+from archlab.kernels.linear_recurrence.torch_ops import chunked
 
 D_MODEL, HEADS, WIDTH, VOCAB, TOKENS = 256, 4, 688, 256, 4096
 MIXERS: dict[str, dict[str, Any]] = {

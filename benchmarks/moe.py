@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from train_step import race
 
-import arch_dsl
-from arch_dsl import Call
+from archlab import arch_dsl
+from archlab.arch_dsl import Call
 
 D_MODEL, N_LAYERS, HEADS, CONTEXT, VOCAB = 256, 4, 4, 512, 4096
 EXPERTS, TOP_K, WIDTH = 8, 2, 512

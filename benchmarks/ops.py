@@ -25,7 +25,7 @@ import formulas
 import torch
 from torch import Tensor
 
-from kernels import Case, Device, Op, bench
+from archlab.kernels import Case, Device, Op, bench
 
 RESULTS = Path(__file__).parent / "results" / "ops.jsonl"
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"

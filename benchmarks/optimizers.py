@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from search.optimizers import Adafactor, Lion, Optimizer
+from archlab.search.recipe.optimizers import Adafactor, Lion, Optimizer
 
 Make = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 

@@ -79,11 +79,19 @@ Losses = dict[int, float]  # test loss by seed
 
 def archlab(study: Path, *options: str, cores: int | None = None) -> tuple[Times, Losses]:
     """A whole `archlab run` into a new store, on so many cores or on all."""
-    from search.store import Store
-    from search.watch import read_metrics
+    from archlab.search.store.store import Store
+    from archlab.search.trial.metrics import read_metrics
 
     with tempfile.TemporaryDirectory(dir=study.parent) as root:
-        command = [sys.executable, "-c", "from search.cli import main; main()", "run", str(study), "--store", root]
+        command = [
+            sys.executable,
+            "-c",
+            "from archlab.cli.main import main; main()",
+            "run",
+            str(study),
+            "--store",
+            root,
+        ]
         with Path(root, "output.txt").open("w+") as output:
             kept = sorted(os.sched_getaffinity(0))[:cores]
             with on_cores(kept):
@@ -144,8 +152,8 @@ def tuner(study: str, root: str, trials: str) -> None:
     from ray.air.integrations.mlflow import MLflowLoggerCallback
     from ray.tune.search.optuna import OptunaSearch
 
-    from search.planning import plan
-    from search.study_load import load_study
+    from archlab.search.planning.plan import plan
+    from archlab.search.study.load import load_study
 
     class Last(ray_tune.Callback):
         """When the last trial's end was known."""
@@ -179,8 +187,8 @@ def trainable(config: dict[str, Any], trial: str, root: str) -> None:
     import torch
     from ray import tune as ray_tune
 
-    from search.data.dataset import Dataset
-    from search.trial import Trial
+    from archlab.search.data.dataset import Dataset
+    from archlab.search.trial.trial import Trial
 
     torch.set_num_threads(1)
     base, seed = Trial.from_json(trial), int(config["seed"])
@@ -253,8 +261,8 @@ def worker(study: str, core: str, *seeds: str) -> None:
     os.sched_setaffinity(0, {int(core)})
     import torch
 
-    from search.planning import plan
-    from search.study_load import load_study
+    from archlab.search.planning.plan import plan
+    from archlab.search.study.load import load_study
 
     torch.set_num_threads(1)
     variant = plan(load_study(study), Path(study).parent / "data").variants[0]
@@ -277,11 +285,11 @@ def train_one(
     """A trial as one writes it by hand, under another seed; returns its test loss in nats per token and its model."""
     import torch
 
-    from search.built import build_model, split_seed
-    from search.data import batch
-    from search.evaluate import evaluate, held_out, losses
-    from search.loop import LOG_LINES, curve_points, curve_windows
-    from search.recipe import load_recipe
+    from archlab.search.data import batch
+    from archlab.search.recipe.recipe import load_recipe
+    from archlab.search.training.held_out import evaluate, held_out, losses
+    from archlab.search.training.loop import LOG_LINES, curve_points, curve_windows
+    from archlab.search.training.module import build_model, split_seed
 
     recipe, seeds = load_recipe(trial.recipe), split_seed(seed)
     model = build_model(replace(trial, seed=seed), recipe, torch.device("cpu"))

@@ -2,9 +2,9 @@
 
     python benchmarks/parallel.py [--steps 60] [--four]
 
-Every layout trains the same trial (a LLaMA block, random bytes) through `search.train.train`, one torch thread for each
-process, gloo on the loopback. `tokens_per_s` leaves out validation and checkpoints. `alone` is one process, so on a
-machine with a core for each process `ratio` is at most their number; on fewer cores it says what dividing costs.
+Every layout trains the same trial (a LLaMA block, random bytes), one torch thread for each process, gloo on the
+loopback. `tokens_per_s` leaves out validation and checkpoints. `alone` is one process, so on a machine with a core for
+each process `ratio` is at most their number; on fewer cores it says what dividing costs.
 `said_us` is what one `Team.agree` takes, once for every step. Printed as JSON, a line for each layout.
 """
 
@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from arch_dsl import canonical, load, resolve
-from search.data.dataset import write
-from search.data.tokenizers import Bytes
-from search.gang import Gang, Parallel
-from search.recipe import load_recipe
-from search.train import train
-from search.trial import Trial
+from archlab.arch_dsl import canonical, load, resolve
+from archlab.search.data.dataset import write
+from archlab.search.data.tokenizers.family import Bytes
+from archlab.search.executors.process_group import Gang, Parallel
+from archlab.search.recipe.recipe import load_recipe
+from archlab.search.training.train import train
+from archlab.search.trial.trial import Trial
 
 MODEL = {
     "d_model": 128,
@@ -102,7 +102,7 @@ def _rank(folder: Path, root: Path, gang: Gang, again: Gang, answers: Any) -> No
     result = train(folder, root, 1, lambda: False, gang=several)
     found = {"tokens_per_s": result["tokens_per_s"], "peak_memory_mb": round(result["peak_memory_bytes"] / 1e6)}
     if several:
-        from search.parallel.together import Together
+        from archlab.search.training.parallel.team import Together
 
         team = Together(again, torch.device("cpu"))
         started = time.perf_counter()

@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
-from search.planning import Plan, plan
-from search.study_load import load_study
+from archlab.search.planning.plan import Plan, plan
+from archlab.search.study.load import load_study
 
 STUDY = """\
 study: thousand

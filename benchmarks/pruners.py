@@ -25,7 +25,7 @@ import numpy as np
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from search.prune import PairedPruner, Seen
+from archlab.search.sections.prune.spec import PairedPruner, Seen
 
 POINTS = tuple(point / 10 for point in range(1, 11))
 

@@ -47,7 +47,7 @@ report: {{baseline: v0000}}
 train: {{data: {{text: corpus.txt}}, tokens: 100k, context: 32, batch: 4, lr: 1e-3}}
 seeds: {seeds}
 """
-ARCHLAB = [sys.executable, "-c", "from search.cli import main; main()"]
+ARCHLAB = [sys.executable, "-c", "from archlab.cli.main import main; main()"]
 
 
 class Interrupted(Exception):
@@ -120,18 +120,18 @@ def resident_mb(pid: int) -> float:
 
 def driven(path: Path, root: Path, kind: str) -> None:
     """Drives a study to its end in this process with the trainer above, and prints what it took."""
-    from search.driver import drive
-    from search.executor import Executor
-    from search.inline_executor import InlineExecutor
-    from search.planning import plan
-    from search.store import Store
-    from search.study_load import load_study
+    from archlab.search.executors.executor import Executor
+    from archlab.search.executors.inline import InlineExecutor
+    from archlab.search.planning.plan import plan
+    from archlab.search.running.driver import drive
+    from archlab.search.store.store import Store
+    from archlab.search.study.load import load_study
 
     study = load_study(path)
     planned = plan(study, root / "data")
     executor: Executor = InlineExecutor("scale:train", root / "data")
     if kind == "ray":
-        from search.ray_executor import RayExecutor
+        from archlab.search.executors.ray_executor import RayExecutor
 
         executor = RayExecutor("scale:train", root / "data")
     ended: list[float] = []

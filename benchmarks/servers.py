@@ -74,7 +74,7 @@ def _answers(url: str) -> bool:
 
 def ours(root: Path, port: int) -> tuple[list[str], str]:
     """The command of our server, and what it answers first."""
-    code = "from search.cli import main; main()"
+    code = "from archlab.cli.main import main; main()"
     command = [sys.executable, "-c", code, "dashboard", "--store", str(root), "--port", str(port)]
     return command, f"http://127.0.0.1:{port}/assets/archlab.css"
 

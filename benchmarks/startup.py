@@ -58,7 +58,7 @@ Run = Callable[[], float]
 
 def archlab(*arguments: object) -> list[str]:
     """The command line of this checkout."""
-    return [sys.executable, "-c", "from search.cli import main; main()", *map(str, arguments)]
+    return [sys.executable, "-c", "from archlab.cli.main import main; main()", *map(str, arguments)]
 
 
 def environment() -> dict[str, str]:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from search.status import status_of
-from search.store import Row, Store
-from search.trial import Trial
+from archlab.search.running.status import status_of
+from archlab.search.store.store import Row, Store
+from archlab.search.trial.trial import Trial
 
 MODEL = {"note": "x" * 3000}  # about what a spec takes
 RESULT = {"state": "complete", "validation": {"loss": 1.0}, "note": "x" * 2000}

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-import arch_dsl
+from archlab import arch_dsl
 
 D_MODEL, N_LAYERS, HEADS, CONTEXT, VOCAB, BATCH, WIDTH = 256, 4, 8, 256, 4096, 4, 688
 

@@ -37,12 +37,12 @@ from formulas import recurrences_in_stretches
 from torch import nn
 from train_step import BATCH, CONTEXT, VOCAB, HuggingFace, Ours
 
-import arch_dsl
-from arch_dsl import zoo
-from arch_dsl.context import Call
-from arch_dsl.model import EncoderDecoderModel
-from search.compiling import compile_blocks, compiled_into
-from search.shipping import ours
+from archlab import arch_dsl
+from archlab.arch_dsl import zoo
+from archlab.arch_dsl.model.model import EncoderDecoderModel
+from archlab.arch_dsl.parts.context import Call
+from archlab.search.executors.shipping import ours
+from archlab.search.training.compiling import compile_blocks, compiled_into
 
 LENGTH, ROWS, BAR, AUTO_BAR, SAME_LOSS = 512, 2, 0.95, 2.5, 0.01
 RESULTS = Path(__file__).parent / "results" / "zoo_step.jsonl"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dashboards.errors import PortTaken, WeakToken
+from archlab.dashboards.errors import PortTaken, WeakToken
 
 if TYPE_CHECKING:
     import dash
@@ -15,13 +15,13 @@ __all__ = ["PortTaken", "WeakToken", "make_app", "serve"]
 
 def make_app(store_root: Path) -> dash.Dash:
     """The dashboard of one store as a Dash application (its `server` is a WSGI application)."""
-    from dashboards.app import make_app as make
+    from archlab.dashboards.app import make_app as make
 
     return make(store_root)
 
 
 def serve(store_root: Path, host: str = "127.0.0.1", port: int | None = None, open_browser: bool = False) -> None:
-    """Prints the address of the dashboard and serves it until Ctrl-C; see `dashboards.server.serve`."""
-    from dashboards.server import serve as run
+    """Prints the address of the dashboard and serves it until Ctrl-C; see `archlab.dashboards.server.serve`."""
+    from archlab.dashboards.server import serve as run
 
     run(store_root, host, port, open_browser)

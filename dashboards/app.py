@@ -9,10 +9,10 @@ import dash_mantine_components as dmc
 import flask
 from dash import Input, html
 
-from dashboards import downloads, theme
-from dashboards.library import Library
-from dashboards.optuna_mount import Mount
-from dashboards.pages import (
+from archlab.dashboards import downloads, theme
+from archlab.dashboards.library import Library
+from archlab.dashboards.optuna_mount import Mount
+from archlab.dashboards.pages import (
     architecture,
     compare,
     context,
@@ -30,7 +30,7 @@ from dashboards.pages import (
     table,
     timeline,
 )
-from dashboards.parts import card, frame
+from archlab.dashboards.parts import card, frame
 
 POLICY = "; ".join(
     [

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import flask
 
-from dashboards.library import Library, NotFound, Study
-from dashboards.pages.table import wanted
-from dashboards.words import command_elsewhere
-from search.store import StoreError
+from archlab.dashboards.library import Library, NotFound, Study
+from archlab.dashboards.pages.table import wanted
+from archlab.dashboards.words import command_elsewhere
+from archlab.search.store.store import StoreError
 
 if TYPE_CHECKING:  # which a server starts without
-    from search.comparison_result import Comparison
+    from archlab.search.results.comparison import Comparison
 
 DOWNLOADS = {
     "md": ("md", "text/markdown"),
@@ -42,7 +42,7 @@ def register(server: flask.Flask, library: Library) -> None:
     @server.get("/download/<name>.<ending>")
     def whole(name: str, ending: str) -> flask.Response:
         """The report of a study, the same text that `archlab report` prints."""
-        from search.reporting import report
+        from archlab.search.reporting.report import report
 
         _, comparison = found(name, ending)
         form, media = DOWNLOADS[ending]
@@ -51,7 +51,7 @@ def register(server: flask.Flask, library: Library) -> None:
     @server.get("/download/<name>/table.<ending>")
     def table(name: str, ending: str) -> flask.Response:
         """The ablation table in the shape that the address asks for."""
-        from search.reporting import report
+        from archlab.search.reporting.report import report
 
         study, comparison = found(name, ending)
         form, media = DOWNLOADS[ending]
@@ -66,7 +66,7 @@ def register(server: flask.Flask, library: Library) -> None:
     @server.get("/download/<name>/provenance.json")
     def provenance(name: str) -> flask.Response:
         """What `archlab figures` says of where the numbers come from, and the command that computes them."""
-        from dashboards.paper.files import provenance as told  # with matplotlib, which a server starts without
+        from archlab.dashboards.paper.files import provenance as told  # with matplotlib, which a server starts without
 
         study, _ = found(name, "json")
         text = json.dumps(told(study, command_elsewhere(study)), indent=2, ensure_ascii=False) + "\n"

@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import numpy as np
 
-from dashboards.curves import Floats, Group, Line
-from dashboards.theme import DASHES, INK, MUTED, axis, dashes, layout, translucent
+from archlab.dashboards.curves import Floats, Group, Line
+from archlab.dashboards.theme import DASHES, INK, MUTED, axis, dashes, layout, translucent
 
 MAXIMUM_LINES = 200
 GRAPH_CONFIG = {

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dashboards import figures
-from dashboards.curves import Group, Line, thin
-from dashboards.figures import Figure
-from dashboards.theme import MUTED, axis, layout
+from archlab.dashboards import figures
+from archlab.dashboards.curves import Group, Line, thin
+from archlab.dashboards.figures import Figure
+from archlab.dashboards.theme import MUTED, axis, layout
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dashboards import figures
-from dashboards.figures import Figure
-from dashboards.panels import SIGNED
-from dashboards.theme import BASELINE_COLOUR, INK, MUTED, PALETTE, axis, layout, translucent
+from archlab.dashboards import figures
+from archlab.dashboards.figures import Figure
+from archlab.dashboards.panels import SIGNED
+from archlab.dashboards.theme import BASELINE_COLOUR, INK, MUTED, PALETTE, axis, layout, translucent
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd

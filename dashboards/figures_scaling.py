@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dashboards import figures
-from dashboards.figures import Figure
-from dashboards.theme import axis, layout, translucent
+from archlab.dashboards import figures
+from archlab.dashboards.figures import Figure
+from archlab.dashboards.theme import axis, layout, translucent
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd

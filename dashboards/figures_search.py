@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dashboards import figures
-from dashboards.figures import Figure
-from dashboards.panels import RISING
-from dashboards.theme import BASELINE_COLOUR, INK, MUTED, PALETTE, axis, layout
-from search.tables import short_count
-from search.where import Filter, to_number
-from search.words import shortest
+from archlab.dashboards import figures
+from archlab.dashboards.figures import Figure
+from archlab.dashboards.panels import RISING
+from archlab.dashboards.theme import BASELINE_COLOUR, INK, MUTED, PALETTE, axis, layout
+from archlab.search.formatting.filters import Filter, to_number
+from archlab.search.formatting.tables import short_count
+from archlab.search.formatting.words import shortest
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd

@@ -14,16 +14,16 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dashboards.curves import CurveFile, stamp_of
-from search.findings import measured
-from search.lock import STUDY_NAME, holder_of
-from search.selection import is_over, tuned_paths
-from search.standing import select
-from search.states import states_of
-from search.store import Store, StoreError
+from archlab.dashboards.curves import CurveFile, stamp_of
+from archlab.search.results.selection import is_over, tuned_paths
+from archlab.search.sections.screen.standing import select
+from archlab.search.store.findings import measured
+from archlab.search.store.lock import STUDY_NAME, holder_of
+from archlab.search.store.states import states_of
+from archlab.search.store.store import Store, StoreError
 
 if TYPE_CHECKING:
-    from search.comparison_result import Comparison
+    from archlab.search.results.comparison import Comparison
 
 STATES = ("complete", "running", "interrupted", "paused", "planned", "failed", "diverged", "pruned")
 _PROBE_S = 1.0  # a page says "locked" rather than wait for a minute, as a run does
@@ -224,7 +224,9 @@ class Library:
 
     def _compare(self, name: str) -> tuple[Comparison | None, str | None]:
         """The comparison, or the sentence that says what is wrong with a result; the page stands either way."""
-        from search.comparison import load_comparison  # with pandas and scipy, which a server starts without
+        from archlab.search.comparison.compare import (
+            load_comparison,  # with pandas and scipy, which a server starts without
+        )
 
         with self.open() as store:
             try:

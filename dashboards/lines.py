@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from dashboards.curves import SERIES, CurveFile, Floats, Group, Line, group, group_level, smooth, strided
-from dashboards.figures import rate_text
-from dashboards.library import Study
-from dashboards.view import METRICS, VARIANT, View
-from search.factor_frames import factors, level_name, levels_of
+from archlab.dashboards.curves import SERIES, CurveFile, Floats, Group, Line, group, group_level, smooth, strided
+from archlab.dashboards.figures import rate_text
+from archlab.dashboards.library import Study
+from archlab.dashboards.view import METRICS, VARIANT, View
+from archlab.search.sections.design.frames import factors, level_name, levels_of
 
 FORWARD_AND_BACKWARD = 3.0
 """Training FLOPs per token over those of the forward pass (the convention of the scaling laws)."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dashboards import figures
-from dashboards.curves import Floats
-from dashboards.figures import Figure
-from dashboards.theme import INK, MUTED, layout
+from archlab.dashboards import figures
+from archlab.dashboards.curves import Floats
+from archlab.dashboards.figures import Figure
+from archlab.dashboards.theme import INK, MUTED, layout
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd

@@ -14,11 +14,11 @@ import flask
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from dashboards.figures import GRAPH_CONFIG, Figure
-from dashboards.library import STATES, Library, NotFound, Study
-from dashboards.words import STATE_WORDS, marked, shown
-from search.store import StoreError
-from search.tables import Block
+from archlab.dashboards.figures import GRAPH_CONFIG, Figure
+from archlab.dashboards.library import STATES, Library, NotFound, Study
+from archlab.dashboards.words import STATE_WORDS, marked, shown
+from archlab.search.formatting.tables import Block
+from archlab.search.store.store import StoreError
 
 log = logging.getLogger("archlab.dashboard")
 _ROOM = 60  # characters of the choices of a control that stand in a row

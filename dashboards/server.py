@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from werkzeug.serving import BaseWSGIServer, make_server
 
-from dashboards.app import make_app
-from dashboards.door import SHORTEST, Door, is_loopback
-from dashboards.errors import PortTaken, WeakToken
-from dashboards.library import Library
+from archlab.dashboards.app import make_app
+from archlab.dashboards.door import SHORTEST, Door, is_loopback
+from archlab.dashboards.errors import PortTaken, WeakToken
+from archlab.dashboards.library import Library
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import dash_ag_grid as dag
 
-from dashboards.parts import to_trial
-from dashboards.words import marked, pretty, shown
-from search.tables import Block, Cell, Column
+from archlab.dashboards.parts import to_trial
+from archlab.dashboards.words import marked, pretty, shown
+from archlab.search.formatting.tables import Block, Cell, Column
 
 if TYPE_CHECKING:  # which a server starts without
-    from search.comparison_result import Comparison
+    from archlab.search.results.comparison import Comparison
 
 MOST_ROWS = 60  # a longer table scrolls by itself
 VERDICTS = (

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from dashboards.library import Library, Study
+from archlab.dashboards.library import Library, Study
 
 KEY = re.compile(r"[0-9a-f]{8,64}")
 _TAIL_BYTES, _TAIL_LINES = 64 * 1024, 200

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dashboards.library import Study
-from search.frame_records import records
-from search.frames import trials_frame
-from search.render.ablation import OF_TRIAL, row_values, trial_values
-from search.standing import select
-from search.where import parse_filter
+from archlab.dashboards.library import Study
+from archlab.search.comparison.frames import trials_frame
+from archlab.search.formatting.filters import parse_filter
+from archlab.search.formatting.frames import records
+from archlab.search.reporting.main_table import OF_TRIAL, row_values, trial_values
+from archlab.search.sections.screen.standing import select
 
 
 def trials_of(study: Study) -> list[dict[str, Any]]:

@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dashboards.library import Study
-from search.comparable import lossy_of, objective_of, tested_on
-from search.tables import Cell, Column
+from archlab.dashboards.library import Study
+from archlab.search.formatting.tables import Cell, Column
+from archlab.search.results.comparable import lossy_of, objective_of, tested_on
 
 if TYPE_CHECKING:  # which a server starts without
-    from search.comparison_result import Comparison
+    from archlab.search.results.comparison import Comparison
 
 _LINES, _NAMED = 6, 6  # sentences of a kind of verdict; variants that one of them names
 MINUS = "\N{MINUS SIGN}"

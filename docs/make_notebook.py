@@ -30,7 +30,7 @@ This notebook is made and run by `docs/make_notebook.py`.""",
 A study is a YAML file. `load_study` reads it and raises `SpecError` with everything that is wrong with it.""",
     '''from pathlib import Path
 
-import search
+import archlab
 
 file = Path("gates.yaml")
 file.write_text("""
@@ -57,19 +57,19 @@ train:
 tune: {lr: [3e-3, 1e-2]}
 seeds: 3
 """)
-study = search.load_study(file)
+study = archlab.load_study(file)
 list(study.variants)''',
     """`overrides` replaces values by path, as `--set` does. A mistake says where it is and what was meant.""",
-    """from arch_dsl import SpecError
+    """from archlab import SpecError
 
 try:
-    search.load_study(file, {"train.schedule": "cosin", "seeds": 0})
+    archlab.load_study(file, {"train.schedule": "cosin", "seeds": 0})
 except SpecError as error:
     print(error)""",
     """## A plan
 
 `plan` makes the study concrete: it prepares the data and solves the widths, and trains nothing.""",
-    """plan = search.plan(study)
+    """plan = archlab.plan(study)
 plan.frame()""",
     """plan.trials  # at each of two rates with one seed, then the better one with three seeds""",
     """## A run
@@ -77,14 +77,14 @@ plan.frame()""",
 `run` trains what is missing. Without `executor="inline"` each trial gets a process of its own, by Ray. After an
 interruption the same call goes on; a second call finds everything done. `track=False` sends nothing to MLflow and
 Optuna.""",
-    """search.run(study, executor="inline", track=False)""",
-    """again = search.run(study, executor="inline", track=False)
+    """archlab.run(study, executor="inline", track=False)""",
+    """again = archlab.run(study, executor="inline", track=False)
 again.counts""",
     """## The results
 
 `compare` returns the frames that the printed table, the figures and the dashboard all read. Losses and differences of
 `table` are of the test set; `rates` holds the validation losses on which each variant's learning rate was chosen.""",
-    """found = search.compare(study)
+    """found = archlab.compare(study)
 columns = ["variant", "lr", "n", "perplexity_mean", "delta", "delta_low", "delta_high", "verdict"]
 found.table[columns].round(4)""",
     """found.rates.pivot(index="variant", columns="lr", values="validation_loss").round(3)""",
@@ -95,13 +95,13 @@ found.table[columns].round(4)""",
     """## The report
 
 `report` renders them as text, Markdown, LaTeX, CSV or JSON.""",
-    """print(search.report(found, "md"))""",
+    """print(archlab.report(found, "md"))""",
     """## The model behind a row
 
 A plan's variants hold resolved specs; `arch_dsl` compiles them.""",
     """import torch
 
-import arch_dsl
+from archlab import arch_dsl
 
 model = arch_dsl.compile(plan.variants[1].model, seed=0)
 logits = model(torch.zeros(1, 8, dtype=torch.long))

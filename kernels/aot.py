@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from kernels import interpret
-from kernels.launch import Build, compiling_for
-from kernels.op import OPS
+from archlab.kernels import interpret
+from archlab.kernels.launch import Build, compiling_for
+from archlab.kernels.op import OPS
 
 REPORT = Path(__file__).with_name("aot_report.json")
 # Of each capability (A100; RTX 30; L4, RTX 40; H100, H200) the shared memory that one block can have, in bytes.
@@ -66,7 +66,7 @@ def builds() -> Iterator[Build]:
     """The builds of all ops that have Triton kernels of their own."""
     for op in OPS.values():
         if "triton" in op.implementations:
-            yield from getattr(import_module(f"kernels.{op.name}.triton"), "builds", tuple)()
+            yield from getattr(import_module(f"archlab.kernels.{op.name}.triton"), "builds", tuple)()
 
 
 def compile_for(build: Build, capability: int) -> Compiled:
@@ -113,7 +113,7 @@ def report(capabilities: Sequence[int]) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> None:
     """Write the report to a file, by default the one that is committed beside this module."""
-    parser = argparse.ArgumentParser(prog="python -m kernels.aot", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m archlab.kernels.aot", description=main.__doc__)
     parser.add_argument("file", type=Path, nargs="?", default=REPORT)
     parser.add_argument("--capability", type=int, choices=CAPABILITIES, action="append", help="by default all")
     options = parser.parse_args(arguments)

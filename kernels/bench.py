@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.attention import Pattern
-from kernels.device import Device
-from kernels.op import OPS, Ask, Case, Op, select
+from archlab.kernels.attention import Pattern
+from archlab.kernels.device import Device
+from archlab.kernels.op import OPS, Ask, Case, Op, select
 
 Function = Callable[..., Any]
 _Shapes = dict[str, tuple[int, ...]]

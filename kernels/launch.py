@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import interpret
-from kernels.op import Ask
+from archlab.kernels import interpret
+from archlab.kernels.op import Ask
 
 OLDEST = (8, 0)
 WINNERS = Path(__file__).with_name("tuned")  # <card>.json: what `archlab bench --tune` found to be fastest there

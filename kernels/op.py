@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from kernels.device import Device
+from archlab.kernels.device import Device
 
 Family = Literal["torch", "triton"]
 Call = Callable[..., Any]
@@ -117,8 +117,8 @@ OPS: dict[str, Op] = {}
 
 
 def register(op: Op) -> Op:
-    """Add an op to OPS. Raises ValueError if the name is taken."""
-    if op.name in OPS:
+    """Add an op to OPS, once. Raises ValueError if another one has its name."""
+    if OPS.get(op.name, op) is not op:
         raise ValueError(f"there is an op {op.name!r} already")
     OPS[op.name] = op
     return op

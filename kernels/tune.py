@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import launch
+from archlab.kernels import launch
 
 Call = Callable[[], list[Tensor]]
 Timer = Callable[[Call], float]

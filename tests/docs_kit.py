@@ -8,20 +8,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from arch_dsl import plugins
-from arch_dsl.errors import Problem, SpecError
-from arch_dsl.model import resolve
-from arch_dsl.patch import apply
-from arch_dsl.source import read_text
-from search.objectives.checks import positions, refusals
-from search.parallel.rules import problems as divided
-from search.study import Study
-from search.study_asked import asked_variants
-from search.study_load import load_study
-from search.zoo_variants import varied
+from archlab.arch_dsl.language import plugins
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.language.source import read_text
+from archlab.arch_dsl.model.model import resolve
+from archlab.arch_dsl.patching.patch import apply
+from archlab.search.recipe.fits import positions, refusals
+from archlab.search.study.asked import asked_variants
+from archlab.search.study.load import load_study
+from archlab.search.study.study import Study
+from archlab.search.training.parallel.rules import problems as divided
+from archlab.search.variants.zoo import varied
 
 ROOT = Path(__file__).resolve().parent.parent
-TEMPLATE = ROOT / "search" / "template.yaml"
+TEMPLATE = ROOT / "search" / "study" / "template.yaml"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 

@@ -13,16 +13,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from arch_dsl.errors import SpecError
-from arch_dsl.identity import canonical
-from search.asked import Asked
-from search.recipe import Recipe
-from search.rungs import climbed
-from search.seeds import most
-from search.study import Study
-from search.study_asked import asked_variants
-from search.study_load import load_study
-from search.variants import Builder
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.search.planning.builder import Builder
+from archlab.search.recipe.recipe import Recipe
+from archlab.search.sections.ladder.rungs import climbed
+from archlab.search.sections.seeds.spec import most
+from archlab.search.study.asked import asked_variants
+from archlab.search.study.load import load_study
+from archlab.search.study.study import Study
+from archlab.search.variants.asked import Asked
 
 ROOT = Path(__file__).parents[1]
 STUDIES = ROOT / "studies"

@@ -15,23 +15,23 @@ from typing import Any
 import click
 import pytest
 
-import arch_dsl
-from arch_dsl.catalogue import FAMILIES as PRIMITIVES
-from arch_dsl.catalogue_page import markdown
-from arch_dsl.families import Branch
-from arch_dsl.knobs import KNOBS
-from arch_dsl.layout import Layout
-from arch_dsl.model import DecoderModel, EncoderDecoderModel
-from arch_dsl.parse import parse, parse_value
-from arch_dsl.source import read, read_text
-from arch_dsl.spec import Family, FieldType, Spec, alternatives, families, fields_of
-from search.axes import KINDS
-from search.cli import main
-from search.prune import Pruner
-from search.recipe import Recipe
-from search.samplers import Sampler
-from search.study import Study
-from search.study_load import load_study
+from archlab import arch_dsl
+from archlab.arch_dsl.catalogue.describe import FAMILIES as PRIMITIVES
+from archlab.arch_dsl.catalogue.page import markdown
+from archlab.arch_dsl.language.parse import parse, parse_value
+from archlab.arch_dsl.language.source import read, read_text
+from archlab.arch_dsl.language.spec import Family, FieldType, Spec, alternatives, families, fields_of
+from archlab.arch_dsl.model.model import DecoderModel, EncoderDecoderModel
+from archlab.arch_dsl.parts.families import Branch
+from archlab.arch_dsl.patching.knobs import KNOBS
+from archlab.arch_dsl.weights.layout import Layout
+from archlab.cli.main import main
+from archlab.search.recipe.recipe import Recipe
+from archlab.search.sections.prune.spec import Pruner
+from archlab.search.sections.search.axes import KINDS
+from archlab.search.sections.search.samplers import Sampler
+from archlab.search.study.load import load_study
+from archlab.search.study.study import Study
 from tests.docs_kit import (
     PAGES,
     ROOT,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from search.cli import main
+from archlab.cli.main import main
 from tests.docs_kit import ROOT, blocks, plugins_of
 
 PAGE = ROOT / "docs" / "plugins.md"

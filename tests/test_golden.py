@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from search.study_load import load_study
+from archlab.search.study.load import load_study
 from tests.golden import BEGIN, END, GOLDEN, PAGE, ROOT, STUDIES, files, golden_of, row_of, text_of
 
 SLOW = {"zoo-decoders.yaml"}  # sizes of forty entries are solved

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from arch_dsl.errors import SpecError
-from arch_dsl.source import read
-from search.comparison import load_comparison
-from search.planning import Plan, plan
-from search.reporting import report
-from search.running import run
-from search.store import Store
-from search.study_load import load_study
-from search.tune import RATE
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.source import read
+from archlab.search.comparison.compare import load_comparison
+from archlab.search.planning.plan import Plan, plan
+from archlab.search.reporting.report import report
+from archlab.search.running.run import run
+from archlab.search.sections.tune.spec import RATE
+from archlab.search.store.store import Store
+from archlab.search.study.load import load_study
 from tests.docs_kit import ROOT
 from tests.search.study_files import write_study
 

@@ -10,13 +10,13 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from search.cli import main
-from search.lock import lock_path
-from search.store import Store
+from archlab.cli.main import main
+from archlab.search.store.lock import lock_path
+from archlab.search.store.store import Store
+from tests.cli.test_cli import TINY
 from tests.search.processes import descendants, listeners
 from tests.search.study_files import write_study
 from tests.search.study_kit import ROOT, make_store, rows_of, toy, until
-from tests.search.test_cli import TINY
 
 NAMES = ["../../x", "a/../../x", "/tmp/x", "", "x" * 600, "é", "a\0b", "..", "-rf", ".hidden", "a b"]
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
@@ -80,7 +80,7 @@ def test_all_that_a_run_leaves_is_for_its_owner_alone(tmp_path):
 
 def calls():
     """(file, line, dotted name, call) of every call in our packages."""
-    for package in ("arch_dsl", "kernels", "search", "dashboards"):
+    for package in ("arch_dsl", "kernels", "search", "dashboards", "archlab/cli"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Call):
@@ -115,12 +115,12 @@ def test_nothing_that_is_read_can_run_code():
     executes = {
         str(file) for file, _, name, _ in calls() if name in ("exec", "os.system") or name.endswith("exec_module")
     }
-    assert executes <= {"arch_dsl/plugins.py", "search/worker.py"}, executes
+    assert executes <= {"arch_dsl/language/plugins.py", "search/executors/attempt.py"}, executes
 
 
 def test_the_dashboard_listens_on_loopback_alone(tmp_path):
     Store.open(tmp_path / "store").close()
-    code = "from search.cli import main; main()"
+    code = "from archlab.cli.main import main; main()"
     command = [sys.executable, "-c", code, "dashboard", "--store", tmp_path / "store", "--port", "0"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -135,8 +135,9 @@ def test_the_dashboard_listens_on_loopback_alone(tmp_path):
 def test_nothing_of_a_run_is_told_to_anybody(tmp_path):
     """Telemetry is off before what would send it is imported."""
     code = (
-        "import os, sys, search.ray_start, search.sinks.mlflow_sink as sink;"
-        "search.ray_start.set_environment(local=True); assert not {'ray', 'mlflow'} & set(sys.modules);"
+        "import os, sys; from archlab.search.executors import ray_start;"
+        "import archlab.search.trackers.mlflow_sink as sink;"
+        "ray_start.set_environment(local=True); assert not {'ray', 'mlflow'} & set(sys.modules);"
         "print(sink.SETTINGS['MLFLOW_DISABLE_TELEMETRY'], os.environ.get('RAY_USAGE_STATS_ENABLED'))"
     )
     done = subprocess.run(

@@ -6,9 +6,10 @@ import inspect
 import typing
 from typing import Any
 
-from arch_dsl import primitives as primitives
-from arch_dsl.errors import SpecError, unknown
-from arch_dsl.families import (
+from archlab.arch_dsl.language.errors import SpecError, unknown
+from archlab.arch_dsl.language.spec import Family, Range, Spec, alternatives, fields_of
+from archlab.arch_dsl.language.spec import families as families_of
+from archlab.arch_dsl.parts.families import (
     Adapter,
     Branch,
     Carry,
@@ -23,13 +24,11 @@ from arch_dsl.families import (
     Scale,
     Score,
 )
-from arch_dsl.identity import brief_text, canonical
-from arch_dsl.knob import Knob
-from arch_dsl.knobs import KNOBS
-from arch_dsl.primitives.balance import Balance
-from arch_dsl.primitives.rope_scaling import RopeScaling
-from arch_dsl.spec import Family, Range, Spec, alternatives, fields_of
-from arch_dsl.spec import families as families_of
+from archlab.arch_dsl.patching.knobs import KNOBS
+from archlab.arch_dsl.primitives.balance import Balance
+from archlab.arch_dsl.primitives.rope_scaling import RopeScaling
+from archlab.arch_dsl.tree.identity import brief_text, canonical
+from archlab.arch_dsl.tree.knob import Knob
 
 FAMILIES: tuple[type[Primitive], ...] = (
     Branch, Norm, Gate, Scale, Carry, Decay, Adapter, Position, Rotary, RopeScaling, Score, Mask, Join, Balance,

@@ -7,17 +7,17 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from arch_dsl import plugins
-from arch_dsl.catalogue import FAMILIES, describe
-from arch_dsl.families import Branch
-from arch_dsl.identity import brief_text
-from arch_dsl.knob import Knob
-from arch_dsl.knobs import KNOBS
-from arch_dsl.model import DecoderModel
-from arch_dsl.spec import Family, families, fields_of
+from archlab.arch_dsl.catalogue.describe import FAMILIES, describe
+from archlab.arch_dsl.language import plugins
+from archlab.arch_dsl.language.spec import Family, families, fields_of
+from archlab.arch_dsl.model.model import DecoderModel
+from archlab.arch_dsl.parts.families import Branch
+from archlab.arch_dsl.patching.knobs import KNOBS
+from archlab.arch_dsl.tree.identity import brief_text
+from archlab.arch_dsl.tree.knob import Knob
 
 _PAPER = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 def markdown() -> str:
@@ -103,7 +103,7 @@ def _source(member: type[Family]) -> str:
     if member.plugin:
         name = next(plugin.path.name for plugin in plugins.loaded() if plugin.digest == member.plugin)
         return f"Source: the plug-in {name}, {member.plugin}."
-    path = file.relative_to(_ROOT).as_posix()
+    path = file.resolve().relative_to(_ROOT).as_posix()
     return f"Source: [{path}](../{path})."
 
 

@@ -11,15 +11,15 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from arch_dsl.block import Block
-from arch_dsl.catalogue import allowed, first_line
-from arch_dsl.families import Branch, Gate, Norm, Position, Rotary, Score
-from arch_dsl.identity import brief_text, canonical
-from arch_dsl.knob import Knob
-from arch_dsl.knobs import KNOBS
-from arch_dsl.overrides import Overrides
-from arch_dsl.primitives.parallel import Parallel
-from arch_dsl.spec import Family, FieldType, Range, Spec, alternatives, families, fields_of
+from archlab.arch_dsl.catalogue.describe import allowed, first_line
+from archlab.arch_dsl.language.spec import Family, FieldType, Range, Spec, alternatives, families, fields_of
+from archlab.arch_dsl.parts.families import Branch, Gate, Norm, Position, Rotary, Score
+from archlab.arch_dsl.patching.knobs import KNOBS
+from archlab.arch_dsl.primitives.parallel import Parallel
+from archlab.arch_dsl.tree.block import Block
+from archlab.arch_dsl.tree.identity import brief_text, canonical
+from archlab.arch_dsl.tree.knob import Knob
+from archlab.arch_dsl.tree.overrides import Overrides
 
 Schema = dict[str, Any]
 

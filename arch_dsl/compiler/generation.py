@@ -11,8 +11,8 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from arch_dsl.context import Call, State
-from arch_dsl.modules import LanguageModel
+from archlab.arch_dsl.compiler.modules import LanguageModel
+from archlab.arch_dsl.parts.context import Call, State
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import kernels
-from arch_dsl import model as models
-from arch_dsl.context import BuildContext, Call, NodeChoice
-from arch_dsl.families import build_site
-from arch_dsl.layers import Linear, constant, initialize, normal, parameter, table
-from arch_dsl.model import DecoderModel, EncoderDecoderModel, Model, resolve
-from arch_dsl.primitives.scales import logit_form
-from arch_dsl.stack import StackModule
-from kernels.activations import at_least_float32
-from kernels.op import forced
+from archlab import kernels
+from archlab.arch_dsl.model import model as models
+from archlab.arch_dsl.model.model import DecoderModel, EncoderDecoderModel, Model, resolve
+from archlab.arch_dsl.model.stack import StackModule
+from archlab.arch_dsl.parts.context import BuildContext, Call, NodeChoice
+from archlab.arch_dsl.parts.families import build_site
+from archlab.arch_dsl.parts.layers import Linear, constant, initialize, normal, parameter, table
+from archlab.arch_dsl.primitives.scales import logit_form
+from archlab.kernels.activations import at_least_float32
+from archlab.kernels.op import forced
 
 CUDA_CHUNKS = 4  # times LOSS_CHUNK on a GPU: gradients of the table are added up once for each chunk
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from arch_dsl.model import Model
-from arch_dsl.modules import build
+from archlab.arch_dsl.compiler.modules import build
+from archlab.arch_dsl.model.model import Model
 
 Shapes = Mapping[str, Sequence[int]]
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from arch_dsl.block import Block
-from arch_dsl.errors import SpecError
-from arch_dsl.model import InitGroup, Model
-from arch_dsl.modules import build
-from arch_dsl.patch import Setting, apply
-from arch_dsl.primitives.heads import MultiHead
-from arch_dsl.primitives.parallel import Parallel
-from arch_dsl.primitives.scales import Factor, logit_form
-from arch_dsl.source import Node
+from archlab.arch_dsl.compiler.modules import build
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.model.model import InitGroup, Model
+from archlab.arch_dsl.patching.patch import Setting, apply
+from archlab.arch_dsl.primitives.heads import MultiHead
+from archlab.arch_dsl.primitives.parallel import Parallel
+from archlab.arch_dsl.primitives.scales import Factor, logit_form
+from archlab.arch_dsl.tree.block import Block
 
 _LAYER = re.compile(r"\.[0-9]+\.")
 

@@ -1,5 +1,5 @@
 """Conformance: what every primitive is held to, archlab's own in its tests and yours by `archlab check-primitive`."""
 
-from arch_dsl.conformance.verdicts import Verdict, check
+from archlab.arch_dsl.conformance.verdicts import Verdict, check
 
 __all__ = ["Verdict", "check"]

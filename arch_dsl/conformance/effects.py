@@ -8,11 +8,11 @@ import hashlib
 import torch
 from torch import Tensor, nn
 
-import kernels
-from arch_dsl import modules
-from arch_dsl.conformance.hosts import CALL, TARGETS, TOKENS
-from arch_dsl.model import Model
-from arch_dsl.modules import LanguageModel, compile
+from archlab import kernels
+from archlab.arch_dsl.compiler import modules
+from archlab.arch_dsl.compiler.modules import LanguageModel, compile
+from archlab.arch_dsl.conformance.hosts import CALL, TARGETS, TOKENS
+from archlab.arch_dsl.model.model import Model
 
 
 def randomize(module: nn.Module, std: float = 0.4) -> None:

@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from arch_dsl.block import Block
-from arch_dsl.conformance.effects import build, differ, effect
-from arch_dsl.conformance.hosts import UNSHARED, Case, member_data, resolve
-from arch_dsl.errors import SpecError
-from arch_dsl.families import Rotary
-from arch_dsl.identity import canonical, diff, identity
-from arch_dsl.model import Model
-from arch_dsl.overrides import Overrides
-from arch_dsl.parse import parse
-from arch_dsl.paths import update
-from arch_dsl.primitives.feedforward import MLP
-from arch_dsl.primitives.rope_scaling import RopeScaling
-from arch_dsl.source import Node
-from arch_dsl.spec import Family, Spec, alternatives, families, fields_of, walk
+from archlab.arch_dsl.conformance.effects import build, differ, effect
+from archlab.arch_dsl.conformance.hosts import UNSHARED, Case, member_data, resolve
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.parse import parse
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Family, Spec, alternatives, families, fields_of, walk
+from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.parts.families import Rotary
+from archlab.arch_dsl.primitives.feedforward import MLP
+from archlab.arch_dsl.primitives.rope_scaling import RopeScaling
+from archlab.arch_dsl.tree.block import Block
+from archlab.arch_dsl.tree.identity import canonical, diff, identity
+from archlab.arch_dsl.tree.overrides import Overrides
+from archlab.arch_dsl.tree.paths import update
 
 
 def altered(annotation: Any, value: Any) -> list[Any]:

@@ -12,15 +12,28 @@ from typing import Any
 
 import torch
 
-from arch_dsl import model as models
-from arch_dsl.context import Call
-from arch_dsl.errors import SpecError
-from arch_dsl.families import Adapter, Branch, Carry, Decay, Gate, Join, Mask, Norm, Position, Rotary, Scale, Score
-from arch_dsl.model import Model
-from arch_dsl.parse import parse
-from arch_dsl.primitives.balance import Balance
-from arch_dsl.primitives.rope_scaling import RopeScaling
-from arch_dsl.spec import Family
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.parse import parse
+from archlab.arch_dsl.language.spec import Family
+from archlab.arch_dsl.model import model as models
+from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.parts.context import Call
+from archlab.arch_dsl.parts.families import (
+    Adapter,
+    Branch,
+    Carry,
+    Decay,
+    Gate,
+    Join,
+    Mask,
+    Norm,
+    Position,
+    Rotary,
+    Scale,
+    Score,
+)
+from archlab.arch_dsl.primitives.balance import Balance
+from archlab.arch_dsl.primitives.rope_scaling import RopeScaling
 
 VOCAB, LENGTH = 19, 12
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [18, 7, 18, 2, 8, 1, 8, 2, 8, 4, 5, 9]])

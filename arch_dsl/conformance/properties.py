@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from arch_dsl.conformance.effects import build, build_as_for_a_gpu, randomize
-from arch_dsl.conformance.fields import accepted, choices, has_parameters, tried
-from arch_dsl.conformance.hosts import (
+from archlab.arch_dsl.compiler.modules import LanguageModel, compile
+from archlab.arch_dsl.conformance.effects import build, build_as_for_a_gpu, randomize
+from archlab.arch_dsl.conformance.fields import accepted, choices, has_parameters, tried
+from archlab.arch_dsl.conformance.hosts import (
     LENGTH,
     PADDING,
     SOURCE,
@@ -29,14 +30,13 @@ from arch_dsl.conformance.hosts import (
     load,
     resolve,
 )
-from arch_dsl.context import Call, State
-from arch_dsl.families import Mask
-from arch_dsl.identity import canonical, dump
-from arch_dsl.model import Model, cost
-from arch_dsl.modules import LanguageModel, compile
-from arch_dsl.parse import parse
-from arch_dsl.primitives.rope_scaling import RopeScaling
-from arch_dsl.spec import Family, fields_of, walk
+from archlab.arch_dsl.language.parse import parse
+from archlab.arch_dsl.language.spec import Family, fields_of, walk
+from archlab.arch_dsl.model.model import Model, cost
+from archlab.arch_dsl.parts.context import Call, State
+from archlab.arch_dsl.parts.families import Mask
+from archlab.arch_dsl.primitives.rope_scaling import RopeScaling
+from archlab.arch_dsl.tree.identity import canonical, dump
 
 Property = Callable[[Case], str]
 READ = Call(source_tokens=SOURCE, source_padding=PADDING)  # which decoders leave alone

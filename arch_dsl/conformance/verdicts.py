@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from arch_dsl.conformance.hosts import Case, cases_of
-from arch_dsl.conformance.properties import PROPERTIES, one_graph
-from arch_dsl.errors import SpecError
-from arch_dsl.model import Model
-from arch_dsl.spec import Family, Spec, walk
+from archlab.arch_dsl.conformance.hosts import Case, cases_of
+from archlab.arch_dsl.conformance.properties import PROPERTIES, one_graph
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.spec import Family, Spec, walk
+from archlab.arch_dsl.model.model import Model
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
 
-from arch_dsl.block import Block
-from arch_dsl.context import Cost, NodeChoice
-from arch_dsl.model import Model, cost
-from arch_dsl.overrides import ranges
-from arch_dsl.show import Line, block_lines, layer_costs, tree
-from arch_dsl.stack import Stack
-from arch_dsl.wiring import Edge, Part, core_of, wires
+from archlab.arch_dsl.inspection.text_tree import Line, block_lines, layer_costs, tree
+from archlab.arch_dsl.inspection.wiring import Edge, Part, core_of, wires
+from archlab.arch_dsl.model.model import Model, cost
+from archlab.arch_dsl.model.stack import Stack
+from archlab.arch_dsl.parts.context import Cost, NodeChoice
+from archlab.arch_dsl.tree.block import Block
+from archlab.arch_dsl.tree.overrides import ranges
 
 State = Literal["same", "changed", "added", "removed"]
 

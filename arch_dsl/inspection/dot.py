@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from urllib.parse import quote
 
-from arch_dsl.diagram import Graph, Node
-from arch_dsl.show import Line
-from arch_dsl.wiring import Edge
+from archlab.arch_dsl.inspection.diagram import Graph, Node
+from archlab.arch_dsl.inspection.text_tree import Line
+from archlab.arch_dsl.inspection.wiring import Edge
 
 FORMS = ("svg", "pdf", "png")
 _TIMEOUT_S = 60

@@ -10,19 +10,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from arch_dsl.block import Block
-from arch_dsl.errors import SpecError
-from arch_dsl.families import Branch
-from arch_dsl.identity import canonical, identity
-from arch_dsl.knob import Knob
-from arch_dsl.knobs import knobs_of
-from arch_dsl.model import STACKS, Model, resolve
-from arch_dsl.overrides import Overrides
-from arch_dsl.patch import Setting, apply
-from arch_dsl.paths import Steps, get
-from arch_dsl.source import Node
-from arch_dsl.spec import Family, Spec, fields_of
-from arch_dsl.stack import Stack
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Family, Spec, fields_of
+from archlab.arch_dsl.model.model import STACKS, Model, resolve
+from archlab.arch_dsl.model.stack import Stack
+from archlab.arch_dsl.parts.families import Branch
+from archlab.arch_dsl.patching.knobs import knobs_of
+from archlab.arch_dsl.patching.patch import Setting, apply
+from archlab.arch_dsl.tree.block import Block
+from archlab.arch_dsl.tree.identity import canonical, identity
+from archlab.arch_dsl.tree.knob import Knob
+from archlab.arch_dsl.tree.overrides import Overrides
+from archlab.arch_dsl.tree.paths import Steps, get
 
 Changes = tuple[tuple[str, Any], ...]  # paths with plain values, in order
 

@@ -10,11 +10,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from arch_dsl.errors import SpecError
-from arch_dsl.identity import canonical
-from arch_dsl.model import Model
-from arch_dsl.paths import get
-from arch_dsl.slot_candidates import (
+from archlab.arch_dsl.inspection.slot_candidates import (
     Changes,
     Slot,
     all_branches,
@@ -27,7 +23,11 @@ from arch_dsl.slot_candidates import (
     settings,
     top_level,
 )
-from arch_dsl.spec import Family
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.spec import Family
+from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.arch_dsl.tree.paths import get
 
 __all__ = ["Slot", "settings", "slots"]
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from arch_dsl.block import Block
-from arch_dsl.context import Cost
-from arch_dsl.identity import brief_text, canonical
-from arch_dsl.model import Model, cost
-from arch_dsl.spec import Family, Spec, fields_of
-from arch_dsl.stack import Stack
+from archlab.arch_dsl.language.spec import Family, Spec, fields_of
+from archlab.arch_dsl.model.model import Model, cost
+from archlab.arch_dsl.model.stack import Stack
+from archlab.arch_dsl.parts.context import Cost
+from archlab.arch_dsl.tree.block import Block
+from archlab.arch_dsl.tree.identity import brief_text, canonical
 
 
 @dataclass(frozen=True)

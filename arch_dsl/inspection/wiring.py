@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from arch_dsl.show import Line
+from archlab.arch_dsl.inspection.text_tree import Line
 
 CORES = ("attend", "recur", "scan", "wkv", "activation")
 """What the lanes of a branch meet in."""

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from arch_dsl.errors import unknown
-from kernels.activations import ACTIVATIONS
+from archlab.arch_dsl.language.errors import unknown
+from archlab.kernels.activations import ACTIVATIONS
 
 Function = Callable[[Tensor], Tensor]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from arch_dsl.errors import Problem, nearest, shorten, unknown
-from arch_dsl.formula import FUNCTIONS, normal_form
-from arch_dsl.source import Node
-from kernels.activations import ACTIVATIONS
+from archlab.arch_dsl.language.errors import Problem, nearest, shorten, unknown
+from archlab.arch_dsl.language.formula import FUNCTIONS, normal_form
+from archlab.arch_dsl.language.source import Node
+from archlab.kernels.activations import ACTIVATIONS
 
 
 class ActivationNotation:
@@ -20,7 +20,7 @@ class ActivationNotation:
 
     def parse_node(self, node: Node, path: str, problems: list[Problem]) -> Any:
         """The name or the formula's normal form, or INVALID."""
-        from arch_dsl.parse import INVALID
+        from archlab.arch_dsl.language.parse import INVALID
 
         text = node.value
         if isinstance(text, str) and text in ACTIVATIONS:
@@ -58,7 +58,7 @@ class ProjectionNotation:
 
     def parse_node(self, node: Node, path: str, problems: list[Problem]) -> Any:
         """True, False or some of the names in their order, or INVALID."""
-        from arch_dsl.parse import INVALID
+        from archlab.arch_dsl.language.parse import INVALID
 
         if isinstance(node.value, bool):
             return node.value
@@ -99,8 +99,8 @@ class StdNotation:
 
     def parse_node(self, node: Node, path: str, problems: list[Problem]) -> Any:
         """A float or `small`, or INVALID."""
-        from arch_dsl.parse import parse_value
-        from arch_dsl.spec import Positive
+        from archlab.arch_dsl.language.parse import parse_value
+        from archlab.arch_dsl.language.spec import Positive
 
         return "small" if node.value == "small" else parse_value(Positive, node, path, problems)
 
@@ -128,8 +128,8 @@ class SizeNotation:
 
     def parse_node(self, node: Node, path: str, problems: list[Problem]) -> Any:
         """An int, a multiple in its shortest spelling, or INVALID."""
-        from arch_dsl.parse import INVALID, parse_value
-        from arch_dsl.spec import Count
+        from archlab.arch_dsl.language.parse import INVALID, parse_value
+        from archlab.arch_dsl.language.spec import Count
 
         if node.value is None and self.optional:
             return None

@@ -11,9 +11,9 @@ import typing
 from decimal import Decimal
 from typing import Any, TypeVar
 
-from arch_dsl.errors import Mark, Problem, SpecError, shorten, unknown
-from arch_dsl.source import Node
-from arch_dsl.spec import (
+from archlab.arch_dsl.language.errors import Mark, Problem, SpecError, shorten, unknown
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import (
     Family,
     Range,
     Spec,

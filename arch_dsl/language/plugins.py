@@ -6,6 +6,7 @@ plug-in is Python and may do whatever Python may: nothing is loaded that the use
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 import re
@@ -16,10 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arch_dsl.errors import Mark, SpecError
-from arch_dsl.spec import Family, fields_of
+from archlab.arch_dsl.language.errors import Mark, SpecError
+from archlab.arch_dsl.language.spec import Family, fields_of
 
 MAX_BYTES = 1_000_000
+_ARCHLAB = Path(__file__).parents[2]  # the folder of the package
+_PACKAGES = ("arch_dsl", "kernels", "search")  # whose import names stood alone once
+_RENAMED = {"arch_dsl.decoding": "state", "arch_dsl.kept": "saved_for_backward"}
 _RESERVED = ("type", "version", "plugin", "name")  # keys of the canonical form that are no fields
 
 Place = tuple[type[Family], str]  # a family and a name in it
@@ -127,13 +131,42 @@ def _execute(file: Path, source: bytes, digest: str) -> None:
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module  # where annotations and torch.compile look for what the file defines
     try:
-        exec(compile(source, str(file), "exec"), module.__dict__)
+        exec(compile(_with_names_of_today(ast.parse(source, str(file))), str(file), "exec"), module.__dict__)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a plug-in may even call sys.exit
         where = f"{file}:{_line(error, file)}"
         said = str(error.msg if isinstance(error, SyntaxError) else error) or "no message"
         raise SpecError.of("", f"{where}: the plug-in failed: {type(error).__name__}: {said}") from error
+
+
+def _with_names_of_today(tree: ast.Module) -> ast.Module:
+    """A plug-in's code, where it imports by names of before this package lay in `archlab` and had rooms.
+
+    Its source, and so the identity of trials that it took part in, stays what it was.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            node.module = _name_of_today(node.module or "")
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name == "arch_dsl" or alias.asname:
+                    alias.asname = alias.asname or alias.name
+                    alias.name = _name_of_today(alias.name)
+    return tree
+
+
+def _name_of_today(module: str) -> str:
+    """`archlab.arch_dsl.parts.context` for `arch_dsl.context`: the module of that name in whichever room it is now."""
+    package, *rest = module.split(".")
+    folder = _ARCHLAB / package
+    if package not in _PACKAGES or not (rest or package == "arch_dsl"):
+        return module
+    name = _RENAMED.get(module, rest[0] if rest else "")
+    rooms = sorted(folder.glob(f"*/{name}.py")) if name and len(rest) == 1 else []
+    if rooms and not (folder / name).exists():
+        return f"archlab.{package}.{rooms[0].parent.name}.{name}"
+    return f"archlab.{module}"
 
 
 def _line(error: BaseException, file: Path) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from arch_dsl.errors import Mark, SpecError
+from archlab.arch_dsl.language.errors import Mark, SpecError
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 64

@@ -13,8 +13,8 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Self, dataclass_transform
 
-import kernels
-from arch_dsl.errors import Mark
+from archlab import kernels
+from archlab.arch_dsl.language.errors import Mark
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Family(Spec):
 
     type: ClassVar[str] = ""
     version: ClassVar[int] = 1
-    plugin: ClassVar[str] = ""  # hash of the source of a member from outside: arch_dsl/plugins.py
+    plugin: ClassVar[str] = ""  # hash of the source of a member from outside: arch_dsl/language/plugins.py
     ops: ClassVar[tuple[str, ...]] = ()
     members: ClassVar[dict[str, Any]] = {}
     aliases: ClassVar[dict[str, tuple[str, dict[str, Any]]]] = {}  # published name to (member, plain fields)

@@ -9,19 +9,19 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
-import kernels
-from arch_dsl import rules
-from arch_dsl.context import BuildContext, Cost
-from arch_dsl.errors import Problem, SpecError
-from arch_dsl.families import Rotary, Scale, site_cost
-from arch_dsl.notation import StdNotation
-from arch_dsl.parse import parse_record
-from arch_dsl.primitives.positions import Learned, Sinusoidal
-from arch_dsl.primitives.scales import logit_form
-from arch_dsl.shortform import parse_with_knobs
-from arch_dsl.source import Node
-from arch_dsl.spec import Count, Positive, Spec, added, walk
-from arch_dsl.stack import Stack, check_ends, check_stack, resolved_stack, stack_cost
+from archlab import kernels
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.language.notation import StdNotation
+from archlab.arch_dsl.language.parse import parse_record
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Count, Positive, Spec, added, walk
+from archlab.arch_dsl.model import rules
+from archlab.arch_dsl.model.stack import Stack, check_ends, check_stack, resolved_stack, stack_cost
+from archlab.arch_dsl.parts.context import BuildContext, Cost
+from archlab.arch_dsl.parts.families import Rotary, Scale, site_cost
+from archlab.arch_dsl.patching.shortform import parse_with_knobs
+from archlab.arch_dsl.primitives.positions import Learned, Sinusoidal
+from archlab.arch_dsl.primitives.scales import logit_form
 
 LOSS_CHUNK = 2**24  # logits (rows x vocabulary) that the loss holds at a time
 STACKS = ("encoder", "decoder")

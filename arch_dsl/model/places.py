@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from arch_dsl.block import Block
-from arch_dsl.context import BuildContext
-from arch_dsl.families import Branch
-from arch_dsl.primitives.parallel import Parallel
+from archlab.arch_dsl.parts.context import BuildContext
+from archlab.arch_dsl.parts.families import Branch
+from archlab.arch_dsl.primitives.parallel import Parallel
+from archlab.arch_dsl.tree.block import Block
 
 if TYPE_CHECKING:
-    from arch_dsl.stack import Stack
+    from archlab.arch_dsl.model.stack import Stack
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from arch_dsl.model import Model
-from arch_dsl.places import places
-from arch_dsl.rules import RULES
+from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.model.places import places
+from archlab.arch_dsl.model.rules import RULES
 
 
 def repaired(model: Model) -> tuple[Model, list[str]]:

@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from arch_dsl.block import Block
-from arch_dsl.context import BuildContext
-from arch_dsl.errors import Problem
-from arch_dsl.families import Branch, Carry, Join, Position, Rotary
-from arch_dsl.normal_form import normal_form
-from arch_dsl.places import Place, distinct, places
-from arch_dsl.primitives.branch import Headed
-from arch_dsl.primitives.parallel import Parallel
-from arch_dsl.sharing import shared_broken, values_broken
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.model.places import Place, distinct, places
+from archlab.arch_dsl.model.sharing import shared_broken, values_broken
+from archlab.arch_dsl.parts.context import BuildContext
+from archlab.arch_dsl.parts.families import Branch, Carry, Join, Position, Rotary
+from archlab.arch_dsl.primitives.branch import Headed
+from archlab.arch_dsl.primitives.parallel import Parallel
+from archlab.arch_dsl.tree.block import Block
+from archlab.arch_dsl.tree.normal_form import normal_form
 
 if TYPE_CHECKING:
-    from arch_dsl.stack import Stack
+    from archlab.arch_dsl.model.stack import Stack
 
 Pass = Callable[["Stack"], "Stack"]
 

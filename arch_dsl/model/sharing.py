@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from arch_dsl.errors import Problem
-from arch_dsl.families import Branch
-from arch_dsl.places import Place, distinct
-from arch_dsl.spec import walk
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.spec import walk
+from archlab.arch_dsl.model.places import Place, distinct
+from archlab.arch_dsl.parts.families import Branch
 
 if TYPE_CHECKING:
-    from arch_dsl.stack import Stack
+    from archlab.arch_dsl.model.stack import Stack
 
 
 def values_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:

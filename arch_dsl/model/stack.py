@@ -9,18 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from arch_dsl import fused
-from arch_dsl.block import Block, Branches, block_cost
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.errors import Problem, SpecError
-from arch_dsl.families import Carry, Norm, Position, Scale, build_site, check_site, site_cost
-from arch_dsl.layers import normal, table
-from arch_dsl.normal_form import normal_form
-from arch_dsl.overrides import Overrides, layers_of, ranges
-from arch_dsl.patch import apply, settings_of
-from arch_dsl.shortform import parse_with_knobs
-from arch_dsl.source import Node
-from arch_dsl.spec import Count, Range, Spec, added, walk
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Count, Range, Spec, added, walk
+from archlab.arch_dsl.parts import fused
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Carry, Norm, Position, Scale, build_site, check_site, site_cost
+from archlab.arch_dsl.parts.layers import normal, table
+from archlab.arch_dsl.patching.patch import apply, settings_of
+from archlab.arch_dsl.patching.shortform import parse_with_knobs
+from archlab.arch_dsl.tree.block import Block, Branches, block_cost
+from archlab.arch_dsl.tree.normal_form import normal_form
+from archlab.arch_dsl.tree.overrides import Overrides, layers_of, ranges
 
 
 class Stack(Spec):

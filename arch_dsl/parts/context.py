@@ -9,8 +9,8 @@ from typing import Any, Self
 import torch
 from torch.utils import _pytree
 
-import kernels
-from arch_dsl.watching import Watch
+from archlab import kernels
+from archlab.arch_dsl.parts.watching import Watch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Call:
     * `losses` holds auxiliary losses by the path of their node, weighted; training adds them to its loss. `measures`
       holds what nodes tell about the call. A node sets its own entries, so that doing it twice changes nothing.
     * `earlier` holds the sums of `measures` over the micro-batches of this step that came before.
-    * `watch` is told what passes through the sites of the model (arch_dsl/watching.py); mostly nobody is.
+    * `watch` is told what passes through the sites of the model (arch_dsl/parts/watching.py); mostly nobody is.
     """
 
     positions: torch.Tensor | None = None

@@ -7,12 +7,12 @@ from typing import ClassVar, Literal, Self
 
 from torch import nn
 
-from arch_dsl import fused
-from arch_dsl.context import BuildContext, Cost
-from arch_dsl.errors import Problem
-from arch_dsl.layers import Site
-from arch_dsl.spec import Family, added
-from kernels.attention import Pattern
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.spec import Family, added
+from archlab.arch_dsl.parts import fused
+from archlab.arch_dsl.parts.context import BuildContext, Cost
+from archlab.arch_dsl.parts.layers import Site
+from archlab.kernels.attention import Pattern
 
 __all__ = [
     "Adapter",

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-import kernels
-from arch_dsl.context import BuildContext, Call, NodeChoice
-from arch_dsl.layers import Site
+from archlab import kernels
+from archlab.arch_dsl.parts.context import BuildContext, Call, NodeChoice
+from archlab.arch_dsl.parts.layers import Site
 
 HANDED = "normed"  # the copy that the next branch reads, in what a call carries
 ALONE = ("rms_norm", "layer_norm", "gate")

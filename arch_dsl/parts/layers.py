@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from arch_dsl.context import Call
+from archlab.arch_dsl.parts.context import Call
 
 Initializer = Callable[[Tensor, torch.Generator], object]
 Products = Callable[[Tensor, Sequence["Linear"]], list[Tensor]]
@@ -39,7 +39,7 @@ def parameter(shape: Sequence[int], initializer: Initializer) -> nn.Parameter:
 
 
 def table(shape: Sequence[int], initializer: Initializer) -> nn.Parameter:
-    """A parameter whose rows are looked up, or are logits of a token: no map of hidden vectors (search.optimizers)."""
+    """A parameter whose rows are looked up, or are logits of a token: no map of hidden vectors (recipe.optimizers)."""
     value = parameter(shape, initializer)
     value.table = True  # type: ignore[attr-defined]
     return value

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arch_dsl.formula import has_x, normal_form
+from archlab.arch_dsl.language.formula import has_x, normal_form
 
 # Per function which tensors its derivative is made of: its input (i), its result (r), one in between (o).
 _KEPT = {

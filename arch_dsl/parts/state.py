@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from arch_dsl.context import Call
+from archlab.arch_dsl.parts.context import Call
 
 
 def recent(call: Call, path: str, new: Tensor, most: int | None = None) -> Tensor:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from arch_dsl.errors import Problem, unknown
-from arch_dsl.families import Gate, Norm, Position, Rotary, Score
-from arch_dsl.identity import canonical
-from arch_dsl.knob import Knob, exchanged, inserted, put_at, without
-from arch_dsl.norm_knob import NORM
-from arch_dsl.parse import INVALID, parse_value
-from arch_dsl.paths import Steps, get
-from arch_dsl.primitives.attention import Attention
-from arch_dsl.primitives.branch import Headed
-from arch_dsl.source import Node
-from arch_dsl.spec import members_of
+from archlab.arch_dsl.language.errors import Problem, unknown
+from archlab.arch_dsl.language.parse import INVALID, parse_value
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import members_of
+from archlab.arch_dsl.parts.families import Gate, Norm, Position, Rotary, Score
+from archlab.arch_dsl.patching.norm_knob import NORM
+from archlab.arch_dsl.primitives.attention import Attention
+from archlab.arch_dsl.primitives.branch import Headed
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.arch_dsl.tree.knob import Knob, exchanged, inserted, put_at, without
+from archlab.arch_dsl.tree.paths import Steps, get
 
 POSITIONS = ("query", "key", "value", "sdpa", "dense")
 

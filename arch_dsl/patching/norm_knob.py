@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from arch_dsl.block import Block
-from arch_dsl.errors import Problem, unknown
-from arch_dsl.families import Norm, Scale
-from arch_dsl.identity import canonical
-from arch_dsl.knob import Knob, put_at, without
-from arch_dsl.parse import INVALID, parse_value
-from arch_dsl.paths import Steps, get
-from arch_dsl.primitives.branch import Sublayer
-from arch_dsl.primitives.carries import Dual
-from arch_dsl.primitives.joins import Add, AddNorm, DeepNorm, NormJoin, ResidualDual
-from arch_dsl.primitives.parallel import Parallel
-from arch_dsl.primitives.scales import DepthScale
-from arch_dsl.source import Node
-from arch_dsl.spec import fields_of
+from archlab.arch_dsl.language.errors import Problem, unknown
+from archlab.arch_dsl.language.parse import INVALID, parse_value
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import fields_of
+from archlab.arch_dsl.parts.families import Norm, Scale
+from archlab.arch_dsl.primitives.branch import Sublayer
+from archlab.arch_dsl.primitives.carries import Dual
+from archlab.arch_dsl.primitives.joins import Add, AddNorm, DeepNorm, NormJoin, ResidualDual
+from archlab.arch_dsl.primitives.parallel import Parallel
+from archlab.arch_dsl.primitives.scales import DepthScale
+from archlab.arch_dsl.tree.block import Block
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.arch_dsl.tree.knob import Knob, put_at, without
+from archlab.arch_dsl.tree.paths import Steps, get
 
 JOINS: dict[str, type[NormJoin]] = {"post": AddNorm, "residual_dual": ResidualDual, "deepnorm": DeepNorm}
 PLACEMENTS = ("pre", "post", "sandwich", "res_post", "peri", "residual_dual", "deepnorm", "depth_scaled")

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from arch_dsl.block import Block, with_type
-from arch_dsl.errors import Mark, Problem, SpecError, unknown
-from arch_dsl.families import Branch
-from arch_dsl.knob import Knob
-from arch_dsl.knobs import knobs_of
-from arch_dsl.norm_knob import normed_alike
-from arch_dsl.parse import INVALID
-from arch_dsl.paths import Steps, get, is_edit, names_at, overrides_at, set_node
-from arch_dsl.shortform import Found, strip, turn
-from arch_dsl.source import Node
-from arch_dsl.spec import Spec, had_by
+from archlab.arch_dsl.language.errors import Mark, Problem, SpecError, unknown
+from archlab.arch_dsl.language.parse import INVALID
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Spec, had_by
+from archlab.arch_dsl.parts.families import Branch
+from archlab.arch_dsl.patching.knobs import knobs_of
+from archlab.arch_dsl.patching.norm_knob import normed_alike
+from archlab.arch_dsl.patching.shortform import Found, strip, turn
+from archlab.arch_dsl.tree.block import Block, with_type
+from archlab.arch_dsl.tree.knob import Knob
+from archlab.arch_dsl.tree.paths import Steps, get, is_edit, names_at, overrides_at, set_node
 
 S = TypeVar("S", bound=Spec)
 Done = dict[Steps, tuple["Setting", Any]]  # the settings made so far, and what each led to

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from arch_dsl.block import Block
-from arch_dsl.errors import Mark, Problem
-from arch_dsl.families import Branch
-from arch_dsl.knob import Knob
-from arch_dsl.knobs import KNOBS
-from arch_dsl.parse import INVALID, parse_record
-from arch_dsl.paths import Steps
-from arch_dsl.source import Node
-from arch_dsl.spec import Spec
+from archlab.arch_dsl.language.errors import Mark, Problem
+from archlab.arch_dsl.language.parse import INVALID, parse_record
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Spec
+from archlab.arch_dsl.parts.families import Branch
+from archlab.arch_dsl.patching.knobs import KNOBS
+from archlab.arch_dsl.tree.block import Block
+from archlab.arch_dsl.tree.knob import Knob
+from archlab.arch_dsl.tree.paths import Steps
 
 Found = list[tuple[Knob, Steps, Node, Mark | None]]
 

@@ -5,9 +5,9 @@ what is known of it (frame.py), which leaves functions and methods (program.py).
 the file constructs this very model (file.py).
 """
 
-from arch_dsl.plain import calls, comprehensions, formulas, statements
-from arch_dsl.plain.file import to_python
-from arch_dsl.plain.trees import Unexportable
+from archlab.arch_dsl.plain import calls, comprehensions, formulas, statements
+from archlab.arch_dsl.plain.file import to_python
+from archlab.arch_dsl.plain.trees import Unexportable
 
 __all__ = ["Unexportable", "to_python"]
 

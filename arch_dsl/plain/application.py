@@ -14,9 +14,9 @@ from typing import Any, Self
 
 from torch import nn
 
-from arch_dsl.plain.frame import Frame
-from arch_dsl.plain.trees import Unexportable
-from arch_dsl.plain.values import Above, CallRecord, Items, Stream, Table, Val
+from archlab.arch_dsl.plain.frame import Frame
+from archlab.arch_dsl.plain.trees import Unexportable
+from archlab.arch_dsl.plain.values import Above, CallRecord, Items, Stream, Table, Val
 
 
 @dataclass

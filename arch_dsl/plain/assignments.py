@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 
-from arch_dsl.plain.frame import Frame, run
-from arch_dsl.plain.trees import clone, load, unwritable
-from arch_dsl.plain.values import CallRecord, Items, Val
+from archlab.arch_dsl.plain.frame import Frame, run
+from archlab.arch_dsl.plain.trees import clone, load, unwritable
+from archlab.arch_dsl.plain.values import CallRecord, Items, Val
 
 
 @run.register

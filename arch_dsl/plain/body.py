@@ -9,7 +9,7 @@ from functools import cached_property
 
 from torch import nn
 
-from arch_dsl.plain.trees import Unexportable, child_of, load
+from archlab.arch_dsl.plain.trees import Unexportable, child_of, load
 
 
 class NotInline(Exception):

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from arch_dsl.plain.template import Holes, Template
-from arch_dsl.plain.trace import Recorder
-from arch_dsl.plain.trees import load, name, names_in, text
+from archlab.arch_dsl.plain.template import Holes, Template
+from archlab.arch_dsl.plain.trace import Recorder
+from archlab.arch_dsl.plain.trees import load, name, names_in, text
 
 LONG = 90  # characters of an expression that is written in steps
 

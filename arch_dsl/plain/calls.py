@@ -10,16 +10,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from arch_dsl.context import Call
-from arch_dsl.layers import Linear
-from arch_dsl.plain import specialise
-from arch_dsl.plain.application import Application
-from arch_dsl.plain.expressions import spread
-from arch_dsl.plain.frame import Frame, call, children, evaluate
-from arch_dsl.plain.inlining import inline
-from arch_dsl.plain.known_calls import KNOWN
-from arch_dsl.plain.trees import Unexportable, name, text, torch_name, unwritable
-from arch_dsl.plain.values import Above, CallRecord, Each, Items, Method, Table, Val
+from archlab.arch_dsl.parts.context import Call
+from archlab.arch_dsl.parts.layers import Linear
+from archlab.arch_dsl.plain import specialise
+from archlab.arch_dsl.plain.application import Application
+from archlab.arch_dsl.plain.expressions import spread
+from archlab.arch_dsl.plain.frame import Frame, call, children, evaluate
+from archlab.arch_dsl.plain.inlining import inline
+from archlab.arch_dsl.plain.known_calls import KNOWN
+from archlab.arch_dsl.plain.trees import Unexportable, name, text, torch_name, unwritable
+from archlab.arch_dsl.plain.values import Above, CallRecord, Each, Items, Method, Table, Val
 
 Keywords = dict[str, Val]
 

@@ -11,16 +11,16 @@ from typing import Any
 
 from torch import nn
 
-from arch_dsl.block import Branches
-from arch_dsl.layers import Linear
-from arch_dsl.modules import Decoder
-from arch_dsl.plain.buffers import buffers
-from arch_dsl.plain.constants import Constants
-from arch_dsl.plain.lists import listed
-from arch_dsl.plain.program import Program
-from arch_dsl.plain.template import Template, hole
-from arch_dsl.plain.trace import Recorder, drawn_once, initial
-from arch_dsl.plain.trees import Unexportable, clone, literal, load, text
+from archlab.arch_dsl.compiler.modules import Decoder
+from archlab.arch_dsl.parts.layers import Linear
+from archlab.arch_dsl.plain.buffers import buffers
+from archlab.arch_dsl.plain.constants import Constants
+from archlab.arch_dsl.plain.lists import listed
+from archlab.arch_dsl.plain.program import Program
+from archlab.arch_dsl.plain.template import Template, hole
+from archlab.arch_dsl.plain.trace import Recorder, drawn_once, initial
+from archlab.arch_dsl.plain.trees import Unexportable, clone, literal, load, text
+from archlab.arch_dsl.tree.block import Branches
 
 _NAMES = {Decoder: "Model", Branches: "Layer"}
 

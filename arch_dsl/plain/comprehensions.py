@@ -6,10 +6,10 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from arch_dsl.plain.assignments import store
-from arch_dsl.plain.frame import Frame, evaluate
-from arch_dsl.plain.trees import load, stored, unwritable
-from arch_dsl.plain.values import Items, Table, Val
+from archlab.arch_dsl.plain.assignments import store
+from archlab.arch_dsl.plain.frame import Frame, evaluate
+from archlab.arch_dsl.plain.trees import load, stored, unwritable
+from archlab.arch_dsl.plain.values import Items, Table, Val
 
 Element = TypeVar("Element")
 

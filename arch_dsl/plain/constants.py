@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from arch_dsl.plain.trees import child_of, is_numbers, load
+from archlab.arch_dsl.plain.trees import child_of, is_numbers, load
 
 
 class Constants(ast.NodeTransformer):

@@ -7,9 +7,9 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from arch_dsl.plain.frame import Frame, evaluate, write
-from arch_dsl.plain.trees import is_numbers, literal, unwritable
-from arch_dsl.plain.values import Items, Table, Val
+from archlab.arch_dsl.plain.frame import Frame, evaluate, write
+from archlab.arch_dsl.plain.trees import is_numbers, literal, unwritable
+from archlab.arch_dsl.plain.values import Items, Table, Val
 
 _OPERATORS: dict[type, Callable[..., Any]] = {
     ast.Add: operator.add,

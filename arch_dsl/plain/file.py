@@ -7,21 +7,21 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from arch_dsl.families import Primitive
-from arch_dsl.identity import dump, identity
-from arch_dsl.model import DecoderModel, Model, cost, resolve
-from arch_dsl.modules import Decoder, LanguageModel
-from arch_dsl.plain.application import Application
-from arch_dsl.plain.classes import Classes, Group
-from arch_dsl.plain.layout import WIDTH, lines, source
-from arch_dsl.plain.program import Program
-from arch_dsl.plain.record import fields_read, make_record, record
-from arch_dsl.plain.shared import shared
-from arch_dsl.plain.specialise import entry
-from arch_dsl.plain.trace import Recorder
-from arch_dsl.plain.trees import Unexportable, load
-from arch_dsl.plain.twins import twins
-from arch_dsl.plain.values import CallRecord, Val
+from archlab.arch_dsl.compiler.modules import Decoder, LanguageModel
+from archlab.arch_dsl.model.model import DecoderModel, Model, cost, resolve
+from archlab.arch_dsl.parts.families import Primitive
+from archlab.arch_dsl.plain.application import Application
+from archlab.arch_dsl.plain.classes import Classes, Group
+from archlab.arch_dsl.plain.layout import WIDTH, lines, source
+from archlab.arch_dsl.plain.program import Program
+from archlab.arch_dsl.plain.record import fields_read, make_record, record
+from archlab.arch_dsl.plain.shared import shared
+from archlab.arch_dsl.plain.specialise import entry
+from archlab.arch_dsl.plain.trace import Recorder
+from archlab.arch_dsl.plain.trees import Unexportable, load
+from archlab.arch_dsl.plain.twins import twins
+from archlab.arch_dsl.plain.values import CallRecord, Val
+from archlab.arch_dsl.tree.identity import dump, identity
 
 _LINEAR = '''def linear(inputs: int, outputs: int, std: float, bias: float | None = None) -> nn.Linear:
     """A linear map whose weights start from N(0, std^2), and whose bias, if it has one, starts at a number."""

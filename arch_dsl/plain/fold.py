@@ -6,8 +6,8 @@ import ast
 from collections import Counter
 from typing import Any
 
-from arch_dsl.plain.body import Body
-from arch_dsl.plain.trees import blocks, clone, heads, names_in, target_of, text, unpacked
+from archlab.arch_dsl.plain.body import Body
+from archlab.arch_dsl.plain.trees import blocks, clone, heads, names_in, target_of, text, unpacked
 
 WIDTH = 110  # an expression is folded into its place up to so many characters
 

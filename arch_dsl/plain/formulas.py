@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from types import FunctionType
 
-from arch_dsl.formula import FUNCTIONS
-from arch_dsl.plain.frame import Frame, write
-from arch_dsl.plain.trees import Unexportable, literal, load, name, torch_name
+from archlab.arch_dsl.language.formula import FUNCTIONS
+from archlab.arch_dsl.plain.frame import Frame, write
+from archlab.arch_dsl.plain.trees import Unexportable, literal, load, name, torch_name
 
 
 @write.register

@@ -17,10 +17,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from arch_dsl.plain.body import Body
-from arch_dsl.plain.program import Program
-from arch_dsl.plain.trees import Unexportable, child_of, clone, is_numbers, literal, load, trivial, unwritable
-from arch_dsl.plain.values import Items, Stream, Symbolic, Table, Val
+from archlab.arch_dsl.plain.body import Body
+from archlab.arch_dsl.plain.program import Program
+from archlab.arch_dsl.plain.trees import Unexportable, child_of, clone, is_numbers, literal, load, trivial, unwritable
+from archlab.arch_dsl.plain.values import Items, Stream, Symbolic, Table, Val
 
 Returned = Val | None
 WRITTEN = Val(known=Symbolic())  # a block whose end was written down as `return`

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 
-from arch_dsl.plain.application import Application
-from arch_dsl.plain.body import NotInline
-from arch_dsl.plain.frame import Frame
-from arch_dsl.plain.trees import size, text, trivial
-from arch_dsl.plain.values import Stream, Val
+from archlab.arch_dsl.plain.application import Application
+from archlab.arch_dsl.plain.body import NotInline
+from archlab.arch_dsl.plain.frame import Frame
+from archlab.arch_dsl.plain.trees import size, text, trivial
+from archlab.arch_dsl.plain.values import Stream, Val
 
 SMALL = 8  # an expression of so many parts stands where it is used
 

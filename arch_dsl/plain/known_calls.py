@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from arch_dsl.plain.frame import Frame, call
-from arch_dsl.plain.parts import attribute
-from arch_dsl.plain.trees import Unexportable
-from arch_dsl.plain.values import Items, Part, Stream, Table, Val
+from archlab.arch_dsl.plain.frame import Frame, call
+from archlab.arch_dsl.plain.parts import attribute
+from archlab.arch_dsl.plain.trees import Unexportable
+from archlab.arch_dsl.plain.values import Items, Part, Stream, Table, Val
 
 # The value of a call, or None if only the run knows it.
 Known = Callable[[Frame, list[Val], dict[str, Val]], Val | None]

@@ -8,7 +8,7 @@ import itertools
 import tokenize
 from collections.abc import Iterator
 
-from arch_dsl.plain.trees import text
+from archlab.arch_dsl.plain.trees import text
 
 WIDTH = 120
 _CLOSING = {"(": ")", "[": "]", "{": "}"}

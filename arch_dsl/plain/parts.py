@@ -9,10 +9,10 @@ import types
 
 from torch import nn
 
-from arch_dsl.context import Call
-from arch_dsl.plain.frame import Frame, children, evaluate
-from arch_dsl.plain.trees import child_of, is_numbers, unwritable
-from arch_dsl.plain.values import UNKNOWN, Above, CallRecord, Each, Items, Method, Part, Stream, Table, Val
+from archlab.arch_dsl.parts.context import Call
+from archlab.arch_dsl.plain.frame import Frame, children, evaluate
+from archlab.arch_dsl.plain.trees import child_of, is_numbers, unwritable
+from archlab.arch_dsl.plain.values import UNKNOWN, Above, CallRecord, Each, Items, Method, Part, Stream, Table, Val
 
 
 @evaluate.register

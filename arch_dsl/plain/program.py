@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from arch_dsl.plain.trees import text
+from archlab.arch_dsl.plain.trees import text
 
 
 @dataclass

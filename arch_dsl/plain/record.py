@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 
-from arch_dsl.context import Call
-from arch_dsl.plain.program import Program
-from arch_dsl.plain.trees import name
+from archlab.arch_dsl.parts.context import Call
+from archlab.arch_dsl.plain.program import Program
+from archlab.arch_dsl.plain.trees import name
 
 _TAKEN = ("documents", "prefix")  # what the model is given of it, beside the tokens
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from arch_dsl.plain.trees import Unexportable
+from archlab.arch_dsl.plain.trees import Unexportable
 
 
 def shared(model: nn.Module) -> list[str]:

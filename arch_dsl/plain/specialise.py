@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from arch_dsl.plain.application import Application
-from arch_dsl.plain.body import Body
-from arch_dsl.plain.frame import Frame
-from arch_dsl.plain.program import Program, Written
-from arch_dsl.plain.tidy import tidy
-from arch_dsl.plain.trees import Unexportable, is_numbers, load, text
-from arch_dsl.plain.values import CallRecord, Val
+from archlab.arch_dsl.plain.application import Application
+from archlab.arch_dsl.plain.body import Body
+from archlab.arch_dsl.plain.frame import Frame
+from archlab.arch_dsl.plain.program import Program, Written
+from archlab.arch_dsl.plain.tidy import tidy
+from archlab.arch_dsl.plain.trees import Unexportable, is_numbers, load, text
+from archlab.arch_dsl.plain.values import CallRecord, Val
 
 
 def function(frame: Frame, applied: Application) -> Val:

@@ -6,11 +6,11 @@ import ast
 
 from torch import nn
 
-from arch_dsl.plain.assignments import store
-from arch_dsl.plain.body import NotInline
-from arch_dsl.plain.frame import WRITTEN, Frame, Returned, run
-from arch_dsl.plain.trees import clone, load, stored, unwritable
-from arch_dsl.plain.values import Each, Val
+from archlab.arch_dsl.plain.assignments import store
+from archlab.arch_dsl.plain.body import NotInline
+from archlab.arch_dsl.plain.frame import WRITTEN, Frame, Returned, run
+from archlab.arch_dsl.plain.trees import clone, load, stored, unwritable
+from archlab.arch_dsl.plain.values import Each, Val
 
 
 @run.register

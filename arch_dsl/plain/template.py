@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arch_dsl.plain.trees import is_number, literal, load, text
+from archlab.arch_dsl.plain.trees import is_number, literal, load, text
 
 _HOLE = re.compile(r"\*?_hole_(\d+)_")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection
 
-from arch_dsl.plain.body import Body
-from arch_dsl.plain.fold import fold
-from arch_dsl.plain.trees import blocks, heads, names_in, target_of, unpacked
+from archlab.arch_dsl.plain.body import Body
+from archlab.arch_dsl.plain.fold import fold
+from archlab.arch_dsl.plain.trees import blocks, heads, names_in, target_of, unpacked
 
 
 def tidy(body: Body, parameters: Collection[str]) -> tuple[list[ast.stmt], set[str]]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from arch_dsl.plain.trees import Unexportable, clone, literal, name, torch_name
+from archlab.arch_dsl.plain.trees import Unexportable, clone, literal, name, torch_name
 
 _BINARY: dict[str, ast.operator] = {
     "add": ast.Add(),
@@ -110,7 +110,9 @@ def drawn(value: torch.nn.Parameter) -> list[Start]:
     start = _Drawn(value.shape)
     initializer = getattr(value, "initializer", None)
     if initializer is None:
-        raise Unexportable("a parameter has no initial distribution; make it with arch_dsl.layers.parameter")
+        raise Unexportable(
+            "a parameter has no initial distribution; make it with archlab.arch_dsl.parts.layers.parameter"
+        )
     try:
         initializer(start, None)
     except TypeError as error:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-import kernels
-from arch_dsl.plain.trace import Recorder, drawn
-from arch_dsl.plain.trees import text
-from arch_dsl.spec import Spec
+from archlab import kernels
+from archlab.arch_dsl.language.spec import Spec
+from archlab.arch_dsl.plain.trace import Recorder, drawn
+from archlab.arch_dsl.plain.trees import text
 
 _OF_TORCH = set(vars(nn.Module()))
 

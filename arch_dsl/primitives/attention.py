@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.decoding import recent
-from arch_dsl.errors import Problem
-from arch_dsl.families import Branch, Mask
-from arch_dsl.layers import Linear, normal, table
-from arch_dsl.primitives.heads import MultiHead, MultiHeadModule
-from arch_dsl.primitives.masks import Causal
-from arch_dsl.spec import Count, added
-from kernels.attention import CAUSAL, CROSS, FULL, Pattern
-from kernels.attention.listed import elements, listed
-from kernels.attention.torch_ops import stretches
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.spec import Count, added
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Branch, Mask
+from archlab.arch_dsl.parts.layers import Linear, normal, table
+from archlab.arch_dsl.parts.state import recent
+from archlab.arch_dsl.primitives.heads import MultiHead, MultiHeadModule
+from archlab.arch_dsl.primitives.masks import Causal
+from archlab.kernels.attention import CAUSAL, CROSS, FULL, Pattern
+from archlab.kernels.attention.listed import elements, listed
+from archlab.kernels.attention.torch_ops import stretches
 
 
 @Branch.register("attention")

@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from arch_dsl.families import Primitive
-from arch_dsl.spec import Positive
+from archlab.arch_dsl.language.spec import Positive
+from archlab.arch_dsl.parts.families import Primitive
 
 
 class Balance(Primitive):

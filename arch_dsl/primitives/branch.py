@@ -7,12 +7,23 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.errors import Problem
-from arch_dsl.families import Adapter, Branch, Carry, Gate, Join, Norm, Scale, build_site, check_site, site_cost
-from arch_dsl.layers import Linear, Products, merged, separate
-from arch_dsl.primitives.joins import Add
-from arch_dsl.spec import walk
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.spec import walk
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import (
+    Adapter,
+    Branch,
+    Carry,
+    Gate,
+    Join,
+    Norm,
+    Scale,
+    build_site,
+    check_site,
+    site_cost,
+)
+from archlab.arch_dsl.parts.layers import Linear, Products, merged, separate
+from archlab.arch_dsl.primitives.joins import Add
 
 
 class Sublayer(Branch):

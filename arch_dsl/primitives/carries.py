@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.decoding import shifted
-from arch_dsl.errors import Problem
-from arch_dsl.families import Carry, Norm, place_of
-from arch_dsl.layers import Linear, constant, parameter
-from arch_dsl.primitives.norms import RMSNorm
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Carry, Norm, place_of
+from archlab.arch_dsl.parts.layers import Linear, constant, parameter
+from archlab.arch_dsl.parts.state import shifted
+from archlab.arch_dsl.primitives.norms import RMSNorm
 
 
 @Carry.register("dual")

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.errors import Problem
-from arch_dsl.families import Branch
-from arch_dsl.layers import Linear
-from arch_dsl.primitives.heads import MultiHead, MultiHeadModule
-from kernels.attention import CROSS
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Branch
+from archlab.arch_dsl.parts.layers import Linear
+from archlab.arch_dsl.primitives.heads import MultiHead, MultiHeadModule
+from archlab.kernels.attention import CROSS
 
 
 @Branch.register("cross_attention")

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.errors import Problem
-from arch_dsl.families import Decay, place_of
-from arch_dsl.layers import Initializer, Linear, constant, parameter
-from arch_dsl.spec import Count, NotNegative, Positive
-from kernels.activations import at_least_float32
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.spec import Count, NotNegative, Positive
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Decay, place_of
+from archlab.arch_dsl.parts.layers import Initializer, Linear, constant, parameter
+from archlab.kernels.activations import at_least_float32
 
 Decays = tuple[Tensor, Tensor | None]
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.families import Branch
-from arch_dsl.formula import function_of
-from arch_dsl.kept import kept_of
-from arch_dsl.layers import Linear
-from arch_dsl.notation import Activation
-from arch_dsl.primitives.branch import Sublayer, SublayerModule
+from archlab.arch_dsl.language.formula import function_of
+from archlab.arch_dsl.language.notation import Activation
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Branch
+from archlab.arch_dsl.parts.layers import Linear
+from archlab.arch_dsl.parts.saved_for_backward import kept_of
+from archlab.arch_dsl.primitives.branch import Sublayer, SublayerModule
 
 
 @Branch.register("dense")

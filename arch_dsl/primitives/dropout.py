@@ -6,10 +6,10 @@ from typing import Annotated
 
 from torch import Tensor, nn
 
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.errors import Problem
-from arch_dsl.families import Scale
-from arch_dsl.spec import Range
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.spec import Range
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Scale
 
 
 @Scale.register("dropout")

@@ -7,16 +7,16 @@ from typing import Annotated, ClassVar, Self
 
 from torch import Tensor, nn
 
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.errors import Problem
-from arch_dsl.families import Branch, Norm, Scale, build_site, check_site, site_cost
-from arch_dsl.formula import function_of
-from arch_dsl.kept import kept_of
-from arch_dsl.layers import Linear
-from arch_dsl.notation import Activation, ProjectionNotation, Projections, chosen
-from arch_dsl.primitives.branch import Sublayer, SublayerModule
-from arch_dsl.spec import Count, added
-from kernels.activations import ACTIVATIONS
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.formula import function_of
+from archlab.arch_dsl.language.notation import Activation, ProjectionNotation, Projections, chosen
+from archlab.arch_dsl.language.spec import Count, added
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Branch, Norm, Scale, build_site, check_site, site_cost
+from archlab.arch_dsl.parts.layers import Linear
+from archlab.arch_dsl.parts.saved_for_backward import kept_of
+from archlab.arch_dsl.primitives.branch import Sublayer, SublayerModule
+from archlab.kernels.activations import ACTIVATIONS
 
 
 class FeedForward(Sublayer):

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.decoding import recent
-from arch_dsl.errors import Problem
-from arch_dsl.families import Score
-from arch_dsl.layers import Initializer, Linear, parameter
-from arch_dsl.spec import Positive, Range, added
-from kernels.activations import at_least_float32
-from kernels.attention.pruning import reach
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.spec import Positive, Range, added
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Score
+from archlab.arch_dsl.parts.layers import Initializer, Linear, parameter
+from archlab.arch_dsl.parts.state import recent
+from archlab.kernels.activations import at_least_float32
+from archlab.kernels.attention.pruning import reach
 
 
 @Score.register("forget_gate")

@@ -8,17 +8,17 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from arch_dsl import fused
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.errors import Problem
-from arch_dsl.families import Gate
-from arch_dsl.formula import function_of
-from arch_dsl.fused import Factors
-from arch_dsl.kept import kept_of
-from arch_dsl.layers import Linear, constant, parameter
-from arch_dsl.notation import Activation
-from arch_dsl.spec import NotNegative, added
-from kernels.activations import ACTIVATIONS, activation_of, at_least_float32
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.formula import function_of
+from archlab.arch_dsl.language.notation import Activation
+from archlab.arch_dsl.language.spec import NotNegative, added
+from archlab.arch_dsl.parts import fused
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Gate
+from archlab.arch_dsl.parts.fused import Factors
+from archlab.arch_dsl.parts.layers import Linear, constant, parameter
+from archlab.arch_dsl.parts.saved_for_backward import kept_of
+from archlab.kernels.activations import ACTIVATIONS, activation_of, at_least_float32
 
 
 @Gate.register("gate")

@@ -7,15 +7,26 @@ from typing import Annotated, Any, ClassVar, Self
 
 from torch import Tensor, nn
 
-from arch_dsl import fused
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.errors import Problem
-from arch_dsl.families import Carry, Gate, Norm, Rotary, Scale, Score, build_shared, build_site, check_site, site_cost
-from arch_dsl.layers import Linear
-from arch_dsl.notation import ProjectionNotation, Projections, chosen
-from arch_dsl.primitives.branch import Headed, SublayerModule
-from arch_dsl.spec import Count, Positive, added
-from kernels.attention import WIDEST, Pattern
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.notation import ProjectionNotation, Projections, chosen
+from archlab.arch_dsl.language.spec import Count, Positive, added
+from archlab.arch_dsl.parts import fused
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import (
+    Carry,
+    Gate,
+    Norm,
+    Rotary,
+    Scale,
+    Score,
+    build_shared,
+    build_site,
+    check_site,
+    site_cost,
+)
+from archlab.arch_dsl.parts.layers import Linear
+from archlab.arch_dsl.primitives.branch import Headed, SublayerModule
+from archlab.kernels.attention import WIDEST, Pattern
 
 NAMES = ("query", "key", "value", "output")
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from arch_dsl import fused
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.errors import Problem
-from arch_dsl.families import Join, Norm, build_shared, shared_cost
-from arch_dsl.layers import Linear
-from arch_dsl.primitives.norms import RMSNorm
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.parts import fused
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Join, Norm, build_shared, shared_cost
+from archlab.arch_dsl.parts.layers import Linear
+from archlab.arch_dsl.primitives.norms import RMSNorm
 
 
 @Join.register("add")

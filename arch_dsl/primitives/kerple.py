@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.families import Score
-from arch_dsl.layers import parameter
-from arch_dsl.primitives.scores import distances
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Score
+from archlab.arch_dsl.parts.layers import parameter
+from archlab.arch_dsl.primitives.scores import distances
 
 _LEAST = 1e-2  # the learned numbers are kept above it, as in the authors' code
 

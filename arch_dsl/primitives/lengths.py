@@ -8,12 +8,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.families import Norm
-from arch_dsl.layers import constant, parameter
-from arch_dsl.primitives.norms import HeadNorm, affine, weights
-from arch_dsl.spec import Positive
-from kernels.activations import at_least_float32
+from archlab.arch_dsl.language.spec import Positive
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Norm
+from archlab.arch_dsl.parts.layers import constant, parameter
+from archlab.arch_dsl.primitives.norms import HeadNorm, affine, weights
+from archlab.kernels.activations import at_least_float32
 
 
 @Norm.register("l2")

@@ -9,11 +9,20 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-import kernels
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.decoding import opens_document
-from arch_dsl.errors import Problem
-from arch_dsl.families import (
+from archlab import kernels
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.formula import function_of
+from archlab.arch_dsl.language.notation import (
+    Activation,
+    ProjectionNotation,
+    Projections,
+    SizeNotation,
+    chosen,
+    multiple_of,
+)
+from archlab.arch_dsl.language.spec import Count, Positive
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import (
     Branch,
     Carry,
     Decay,
@@ -27,15 +36,13 @@ from arch_dsl.families import (
     shared_cost,
     site_cost,
 )
-from arch_dsl.formula import function_of
-from arch_dsl.kept import kept_by, kept_of
-from arch_dsl.layers import Linear, constant, parameter
-from arch_dsl.notation import Activation, ProjectionNotation, Projections, SizeNotation, chosen, multiple_of
-from arch_dsl.primitives.branch import Headed, SublayerModule
-from arch_dsl.primitives.decays import each_token, forgetting, only_where
-from arch_dsl.spec import Count, Positive
-from kernels.activations import at_least_float32
-from kernels.linear_recurrence import width_class
+from archlab.arch_dsl.parts.layers import Linear, constant, parameter
+from archlab.arch_dsl.parts.saved_for_backward import kept_by, kept_of
+from archlab.arch_dsl.parts.state import opens_document
+from archlab.arch_dsl.primitives.branch import Headed, SublayerModule
+from archlab.arch_dsl.primitives.decays import each_token, forgetting, only_where
+from archlab.kernels.activations import at_least_float32
+from archlab.kernels.linear_recurrence import width_class
 
 NAMES = ("query", "key", "value", "output")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arch_dsl.families import Branch
+from archlab.arch_dsl.parts.families import Branch
 
 _SILU_CONV = {"type": "short_conv", "activation": "silu"}
 _GATED = [{"type": "rmsnorm"}, {"type": "gate", "activation": "silu"}]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from arch_dsl.context import BuildContext
-from arch_dsl.errors import Problem
-from arch_dsl.families import Mask
-from arch_dsl.spec import Count, Range
-from kernels.attention import CAUSAL, FULL, Blocks, Pattern
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.spec import Count, Range
+from archlab.arch_dsl.parts.context import BuildContext
+from archlab.arch_dsl.parts.families import Mask
+from archlab.kernels.attention import CAUSAL, FULL, Blocks, Pattern
 
 
 @Mask.register("causal")

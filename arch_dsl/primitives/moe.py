@@ -8,18 +8,18 @@ from typing import Annotated, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.errors import Problem
-from arch_dsl.families import Branch
-from arch_dsl.formula import function_of
-from arch_dsl.kept import kept_of
-from arch_dsl.layers import Linear, constant, normal, parameter
-from arch_dsl.notation import Activation, ProjectionNotation, Projections, chosen
-from arch_dsl.primitives.balance import Balance, average
-from arch_dsl.primitives.branch import Sublayer, SublayerModule
-from arch_dsl.primitives.feedforward import GLU, MLP
-from arch_dsl.spec import Count, NotNegative, Positive, Range
-from kernels.activations import ACTIVATIONS, at_least_float32
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.formula import function_of
+from archlab.arch_dsl.language.notation import Activation, ProjectionNotation, Projections, chosen
+from archlab.arch_dsl.language.spec import Count, NotNegative, Positive, Range
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Branch
+from archlab.arch_dsl.parts.layers import Linear, constant, normal, parameter
+from archlab.arch_dsl.parts.saved_for_backward import kept_of
+from archlab.arch_dsl.primitives.balance import Balance, average
+from archlab.arch_dsl.primitives.branch import Sublayer, SublayerModule
+from archlab.arch_dsl.primitives.feedforward import GLU, MLP
+from archlab.kernels.activations import ACTIVATIONS, at_least_float32
 
 TINY = 1e-20  # where all sigmoids are 0, as in DeepSeek-V3's code
 INPUTS = {"glu": ("gate", "input"), "mlp": ("input",)}

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.errors import Problem
-from arch_dsl.families import Norm
-from arch_dsl.fused import Factors
-from arch_dsl.layers import constant, parameter
-from arch_dsl.spec import Positive, added
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.spec import Positive, added
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Norm
+from archlab.arch_dsl.parts.fused import Factors
+from archlab.arch_dsl.parts.layers import constant, parameter
 
 
 class HeadNorm(Norm):

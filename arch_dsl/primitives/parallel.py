@@ -6,16 +6,16 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from arch_dsl.block import Block, parse_branches
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.errors import Problem
-from arch_dsl.families import Branch, Norm, Scale, build_shared, shared_cost
-from arch_dsl.layers import Linear
-from arch_dsl.parse import INVALID, parse_value
-from arch_dsl.primitives.branch import Sublayer, SublayerModule
-from arch_dsl.primitives.joins import Add
-from arch_dsl.source import Node
-from arch_dsl.spec import fields_of, set_marks
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.parse import INVALID, parse_value
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import fields_of, set_marks
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Branch, Norm, Scale, build_shared, shared_cost
+from archlab.arch_dsl.parts.layers import Linear
+from archlab.arch_dsl.primitives.branch import Sublayer, SublayerModule
+from archlab.arch_dsl.primitives.joins import Add
+from archlab.arch_dsl.tree.block import Block, parse_branches
 
 
 @Branch.register("parallel")

@@ -7,13 +7,13 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.errors import Problem
-from arch_dsl.families import Position
-from arch_dsl.layers import normal, table
-from arch_dsl.primitives.rope_scaling import frequencies
-from arch_dsl.primitives.rotary import angles
-from arch_dsl.spec import Positive, Range, added
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.spec import Positive, Range, added
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Position
+from archlab.arch_dsl.parts.layers import normal, table
+from archlab.arch_dsl.primitives.rope_scaling import frequencies
+from archlab.arch_dsl.primitives.rotary import angles
 
 
 @Position.register("learned")

@@ -7,12 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.errors import Problem
-from arch_dsl.families import Score
-from arch_dsl.layers import Linear, normal, parameter
-from arch_dsl.primitives.rope_scaling import frequencies
-from arch_dsl.primitives.rotary import angles
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Score
+from archlab.arch_dsl.parts.layers import Linear, normal, parameter
+from archlab.arch_dsl.primitives.rope_scaling import frequencies
+from archlab.arch_dsl.primitives.rotary import angles
 
 
 @Score.register("transformer_xl")

@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from arch_dsl.context import BuildContext
-from arch_dsl.errors import Problem
-from arch_dsl.families import Primitive
-from arch_dsl.spec import Count, Positive, Range
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.spec import Count, Positive, Range
+from archlab.arch_dsl.parts.context import BuildContext
+from archlab.arch_dsl.parts.families import Primitive
 
 
 class RopeScaling(Primitive):

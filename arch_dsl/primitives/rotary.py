@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from arch_dsl import fused
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.errors import Problem
-from arch_dsl.families import Rotary
-from arch_dsl.fused import Factors
-from arch_dsl.primitives.rope_scaling import RopeScaling, frequencies
-from arch_dsl.spec import Fraction, Positive, added
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.spec import Fraction, Positive, added
+from archlab.arch_dsl.parts import fused
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Rotary
+from archlab.arch_dsl.parts.fused import Factors
+from archlab.arch_dsl.primitives.rope_scaling import RopeScaling, frequencies
 
 
 @Rotary.register("rope")

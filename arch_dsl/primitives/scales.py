@@ -8,13 +8,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.errors import Problem
-from arch_dsl.families import Scale, Score
-from arch_dsl.formula import function_of
-from arch_dsl.kept import kept_of
-from arch_dsl.notation import Activation
-from arch_dsl.spec import Positive
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.formula import function_of
+from archlab.arch_dsl.language.notation import Activation
+from archlab.arch_dsl.language.spec import Positive
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Scale, Score
+from archlab.arch_dsl.parts.saved_for_backward import kept_of
 
 
 @Scale.register("scale")

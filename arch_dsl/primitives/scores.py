@@ -8,11 +8,11 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.errors import Problem
-from arch_dsl.families import Score
-from arch_dsl.layers import constant, normal, parameter
-from arch_dsl.spec import Count, Positive, Range, added
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.spec import Count, Positive, Range, added
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Score
+from archlab.arch_dsl.parts.layers import constant, normal, parameter
 
 
 @Score.register("alibi")

@@ -10,15 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.errors import Problem
-from arch_dsl.families import Branch, Carry, Gate, Norm, Scale, build_site, check_site, site_cost
-from arch_dsl.layers import Initializer, Linear, constant, parameter, uniform
-from arch_dsl.notation import ProjectionNotation, Projections, chosen
-from arch_dsl.primitives.branch import Sublayer, SublayerModule
-from arch_dsl.spec import Count, Positive
-from kernels.selective_scan import state_class
-from kernels.selective_scan.torch_ops import CHUNK
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.notation import ProjectionNotation, Projections, chosen
+from archlab.arch_dsl.language.spec import Count, Positive
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Branch, Carry, Gate, Norm, Scale, build_site, check_site, site_cost
+from archlab.arch_dsl.parts.layers import Initializer, Linear, constant, parameter, uniform
+from archlab.arch_dsl.primitives.branch import Sublayer, SublayerModule
+from archlab.kernels.selective_scan import state_class
+from archlab.kernels.selective_scan.torch_ops import CHUNK
 
 NAMES = ("value", "output")
 FLOPS = 5  # for each element of the state: decay, write (2) and read (2)

@@ -8,14 +8,14 @@ from typing import Annotated
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.decoding import recent
-from arch_dsl.families import Carry
-from arch_dsl.formula import function_of
-from arch_dsl.kept import kept_of
-from arch_dsl.layers import constant, parameter, uniform
-from arch_dsl.notation import Activation
-from arch_dsl.spec import Range
+from archlab.arch_dsl.language.formula import function_of
+from archlab.arch_dsl.language.notation import Activation
+from archlab.arch_dsl.language.spec import Range
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Carry
+from archlab.arch_dsl.parts.layers import constant, parameter, uniform
+from archlab.arch_dsl.parts.saved_for_backward import kept_of
+from archlab.arch_dsl.parts.state import recent
 
 
 @Carry.register("short_conv")

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.decoding import opens_document, shifted
-from arch_dsl.families import Carry
-from arch_dsl.layers import constant, parameter
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Carry
+from archlab.arch_dsl.parts.layers import constant, parameter
+from archlab.arch_dsl.parts.state import opens_document, shifted
 
 
 @Carry.register("token_shift")

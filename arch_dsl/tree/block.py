@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.errors import Problem, unknown
-from arch_dsl.families import Branch, build_shared, shared_cost
-from arch_dsl.parse import INVALID, parse_value
-from arch_dsl.source import Node
+from archlab.arch_dsl.language.errors import Problem, unknown
+from archlab.arch_dsl.language.parse import INVALID, parse_value
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Branch, build_shared, shared_cost
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*$")
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-from arch_dsl.block import Block
-from arch_dsl.overrides import Overrides, ranges
-from arch_dsl.spec import Family, Spec, fields_of
+from archlab.arch_dsl.language.spec import Family, Spec, fields_of
+from archlab.arch_dsl.tree.block import Block
+from archlab.arch_dsl.tree.overrides import Overrides, ranges
 
 
 def canonical(value: Any, *, brief: bool = False) -> Any:

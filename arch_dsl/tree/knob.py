@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from arch_dsl.errors import Problem
-from arch_dsl.families import Carry, Gate, Norm, Rotary
-from arch_dsl.parse import INVALID
-from arch_dsl.paths import Steps, get, stack_at, update
-from arch_dsl.source import Node
-from arch_dsl.spec import Family, Spec
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.parse import INVALID
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Family, Spec
+from archlab.arch_dsl.parts.families import Carry, Gate, Norm, Rotary
+from archlab.arch_dsl.tree.paths import Steps, get, stack_at, update
 
 # The order in which families stand at a site; a knob inserts its primitive accordingly.
 ORDER: dict[str, tuple[type[Family], ...]] = {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from arch_dsl.block import Block
-from arch_dsl.identity import canonical
-from arch_dsl.overrides import Overrides
-from arch_dsl.source import Node
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.tree.block import Block
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.arch_dsl.tree.overrides import Overrides
 
 
 def normal_form(blocks: list[Block]) -> tuple[Block, Overrides]:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from arch_dsl.errors import Mark, Problem
-from arch_dsl.parse import INVALID
-from arch_dsl.source import Node
+from archlab.arch_dsl.language.errors import Mark, Problem
+from archlab.arch_dsl.language.parse import INVALID
+from archlab.arch_dsl.language.source import Node
 
 _SLICE = re.compile(r"-?[0-9]+|(-?[0-9]+)?:(-?[0-9]+)?(:[1-9][0-9]*)?")
 

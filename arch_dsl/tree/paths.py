@@ -9,14 +9,24 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from arch_dsl.block import Block, with_type
-from arch_dsl.errors import Problem, SpecError, unknown
-from arch_dsl.families import Branch
-from arch_dsl.identity import canonical
-from arch_dsl.overrides import Overrides
-from arch_dsl.parse import INVALID, parse_value
-from arch_dsl.source import Node
-from arch_dsl.spec import Family, Spec, aliases_of, alternatives, families, fields_of, marks_of, members_of, set_marks
+from archlab.arch_dsl.language.errors import Problem, SpecError, unknown
+from archlab.arch_dsl.language.parse import INVALID, parse_value
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import (
+    Family,
+    Spec,
+    aliases_of,
+    alternatives,
+    families,
+    fields_of,
+    marks_of,
+    members_of,
+    set_marks,
+)
+from archlab.arch_dsl.parts.families import Branch
+from archlab.arch_dsl.tree.block import Block, with_type
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.arch_dsl.tree.overrides import Overrides
 
 Steps = tuple[str, ...]
 Change = Callable[[Any, Any], Any]  # (value, annotation) -> new value

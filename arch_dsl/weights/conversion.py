@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from arch_dsl.errors import Problem, SpecError
-from arch_dsl.layers import without_groups
-from arch_dsl.layout import Layout
-from arch_dsl.model import Model
-from arch_dsl.moves import Move, moves
-from arch_dsl.name_patterns import filled, match, matches_any
-from arch_dsl.shapes import Shapes, shapes_of
+from archlab.arch_dsl.compiler.shapes import Shapes, shapes_of
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.language.name_patterns import filled, match, matches_any
+from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.parts.layers import without_groups
+from archlab.arch_dsl.weights.layout import Layout
+from archlab.arch_dsl.weights.moves import Move, moves
 
 _STEP = re.compile(r"\.[0-9]+\b")
 

@@ -14,10 +14,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from arch_dsl.errors import SpecError
-from arch_dsl.identity import canonical
-from arch_dsl.model import Model
-from arch_dsl.parse import parse
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.parse import parse
+from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.tree.identity import canonical
 
 MODEL = "model.safetensors"  # the name in a folder
 _SPEC = "archlab.model"  # the key of our spec among a file's metadata

@@ -10,12 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
-from arch_dsl.errors import Problem, SpecError, unknown
-from arch_dsl.parse import parse, parse_record
-from arch_dsl.source import Node, read
-from arch_dsl.spec import Spec
+from archlab.arch_dsl.language.errors import Problem, SpecError, unknown
+from archlab.arch_dsl.language.parse import parse, parse_record
+from archlab.arch_dsl.language.source import Node, read
+from archlab.arch_dsl.language.spec import Spec
 
-FOLDER = Path(__file__).parent / "zoo" / "maps"
+FOLDER = Path(__file__).parents[1] / "zoo" / "maps"
 
 
 class Stored(Spec):

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arch_dsl.errors import Problem, SpecError
-from arch_dsl.layers import without_groups
-from arch_dsl.layout import Layout, Stored
-from arch_dsl.model import Model
-from arch_dsl.name_patterns import filled, fillings, place
-from arch_dsl.paths import stack_at
-from arch_dsl.shapes import Shapes
+from archlab.arch_dsl.compiler.shapes import Shapes
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.language.name_patterns import filled, fillings, place
+from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.parts.layers import without_groups
+from archlab.arch_dsl.tree.paths import stack_at
+from archlab.arch_dsl.weights.layout import Layout, Stored
 
 _EXPERT = "{expert}"
 

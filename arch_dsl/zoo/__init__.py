@@ -1,8 +1,8 @@
 """The zoo: published architectures by name, each a YAML file in this folder with its sizes, card and recipes."""
 
-from arch_dsl.zoo.entries import Card, Entry, Size, entry, load, names, recipe
-from arch_dsl.zoo.listing import Row, counted, rows
-from arch_dsl.zoo.reference import expand, expand_recipe
+from archlab.arch_dsl.zoo.entries import Card, Entry, Size, entry, load, names, recipe
+from archlab.arch_dsl.zoo.listing import Row, counted, rows
+from archlab.arch_dsl.zoo.reference import expand, expand_recipe
 
 __all__ = [
     "Card",

@@ -7,17 +7,17 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
-from arch_dsl.block import Block
-from arch_dsl.errors import SpecError
-from arch_dsl.model import Model, cost, resolve
-from arch_dsl.patch import Setting, apply
-from arch_dsl.primitives.feedforward import FeedForward
-from arch_dsl.primitives.heads import MultiHead
-from arch_dsl.primitives.linear_attention import LinearAttention
-from arch_dsl.primitives.moe import MoE
-from arch_dsl.primitives.parallel import Parallel
-from arch_dsl.source import Node
-from arch_dsl.spec import Count, Positive, Spec
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Count, Positive, Spec
+from archlab.arch_dsl.model.model import Model, cost, resolve
+from archlab.arch_dsl.patching.patch import Setting, apply
+from archlab.arch_dsl.primitives.feedforward import FeedForward
+from archlab.arch_dsl.primitives.heads import MultiHead
+from archlab.arch_dsl.primitives.linear_attention import LinearAttention
+from archlab.arch_dsl.primitives.moe import MoE
+from archlab.arch_dsl.primitives.parallel import Parallel
+from archlab.arch_dsl.tree.block import Block
 
 FEWEST_HEADS, NARROWEST_HEAD, FEWEST_LAYERS = 4, 16, 2
 MOST_OFF = 0.25  # of the parameters asked for

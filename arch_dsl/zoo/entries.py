@@ -12,13 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from arch_dsl.errors import SpecError, unknown
-from arch_dsl.model import Model
-from arch_dsl.parse import parse
-from arch_dsl.patch import Setting, apply
-from arch_dsl.source import Node, read_text
-from arch_dsl.spec import Spec
-from arch_dsl.zoo.budget import Budget, solve
+from archlab.arch_dsl.language.errors import SpecError, unknown
+from archlab.arch_dsl.language.parse import parse
+from archlab.arch_dsl.language.source import Node, read_text
+from archlab.arch_dsl.language.spec import Spec
+from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.patching.patch import Setting, apply
+from archlab.arch_dsl.zoo.budget import Budget, solve
 
 FOLDER = Path(__file__).parent
 _UNITS = {"k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from arch_dsl.model import Model, cost, resolve
-from arch_dsl.zoo.entries import Entry, entry, load, names
+from archlab.arch_dsl.model.model import Model, cost, resolve
+from archlab.arch_dsl.zoo.entries import Entry, entry, load, names
 
 
 @dataclass(frozen=True)

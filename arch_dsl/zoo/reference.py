@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from arch_dsl.errors import Mark, Problem, SpecError
-from arch_dsl.model import Model
-from arch_dsl.parse import INVALID, parse_value
-from arch_dsl.patch import Setting, apply
-from arch_dsl.source import Node
-from arch_dsl.spec import Count
-from arch_dsl.zoo.budget import solve
-from arch_dsl.zoo.entries import Entry, entry, recipe, settings
+from archlab.arch_dsl.language.errors import Mark, Problem, SpecError
+from archlab.arch_dsl.language.parse import INVALID, parse_value
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Count
+from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.patching.patch import Setting, apply
+from archlab.arch_dsl.zoo.budget import solve
+from archlab.arch_dsl.zoo.entries import Entry, entry, recipe, settings
 
 
 @Model.notation("zoo")

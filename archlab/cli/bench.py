@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from search.cli_kit import INVALID, JSON, fail, verb
+from archlab.cli.kit import INVALID, JSON, fail, verb
 
 
 @click.command()
@@ -21,7 +21,7 @@ def bench(ops: tuple[str, ...], asked: bool, as_json: bool) -> None:
 
     With --tune the winners are written to kernels/tuned/<card>.json, which every later model on such a card uses.
     """
-    import kernels
+    from archlab import kernels
 
     if unknown := [name for name in ops if name not in kernels.OPS]:
         fail(f"there is no op {', '.join(unknown)}; there are {', '.join(kernels.OPS)}", INVALID)
@@ -41,8 +41,8 @@ def _rows(ops: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     """A row per op, case and dtype: seconds of the forward pass and with gradients, the formula's against these."""
     import torch
 
-    from kernels import Device
-    from kernels import bench as measured
+    from archlab.kernels import Device
+    from archlab.kernels import bench as measured
 
     torch.set_num_threads(1)  # as each trial has on a CPU
     device = Device.current()
@@ -67,8 +67,8 @@ def _tune(ops: tuple[str, ...]) -> None:
     """The fastest tiles of all kernels that the workloads launch, with gradients, in bfloat16."""
     import torch
 
-    from kernels import Device, launch, tune
-    from kernels import bench as measured
+    from archlab.kernels import Device, launch, tune
+    from archlab.kernels import bench as measured
 
     device = Device.current()
     if device.kind != "cuda":

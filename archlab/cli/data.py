@@ -12,17 +12,17 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from arch_dsl.errors import SpecError, unknown
-from search.data.dataset import Dataset
-from search.data.downloads import CORPORA, get
-from search.data.overlap import WORDS, measure, of_files, share
-from search.numbers import plain_console
-from search.recipe import Recipe
-from search.rungs import climbed
-from search.study import Study
-from search.study_asked import asked_variants
-from search.study_load import load_study
-from search.variants import Builder
+from archlab.arch_dsl.language.errors import SpecError, unknown
+from archlab.search.data.dataset import Dataset
+from archlab.search.data.downloads import CORPORA, get
+from archlab.search.data.overlap import WORDS, measure, of_files, share
+from archlab.search.formatting.numbers import plain_console
+from archlab.search.planning.builder import Builder
+from archlab.search.recipe.recipe import Recipe
+from archlab.search.sections.ladder.rungs import climbed
+from archlab.search.study.asked import asked_variants
+from archlab.search.study.load import load_study
+from archlab.search.study.study import Study
 
 
 def data_of(study: Study, root: Path) -> dict[str, tuple[Dataset, Recipe]]:

@@ -5,23 +5,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from search.executor import ResourcesError
-from search.machine import GIB, Finding, machine, version_of
-from search.servers import servers
-from search.store_files import VERSION as STORE_VERSION
+from archlab.search.executors.executor import ResourcesError
+from archlab.search.hardware.facts import GIB, Finding, machine, version_of
+from archlab.search.store.opening import VERSION as STORE_VERSION
+from archlab.search.store.servers import servers
 
 if TYPE_CHECKING:
-    from search.resources import Resources
+    from archlab.search.executors.resources import Resources
 
 __all__ = ["Finding", "doctor"]
 
-OUR_PACKAGES = ("arch_dsl", "kernels", "search", "dashboards")
 # Checkpoints of small models are a few megabytes each, the databases tens; below this a long study may not finish.
 FREE_DISK_GIB = 2.0
 # SQLite's write-ahead log needs memory shared between its users, which these do not offer.
@@ -38,7 +36,6 @@ def doctor(store_root: Path, resources: Resources | None = None) -> list[Finding
         _slots(resources),
         *(_service(package, purpose) for package, purpose in _SERVICES.items()),
         _requirements(),
-        *_import_names(),
         _store(store_root.absolute()),
         _disk(store_root.absolute()),
         *servers(store_root.absolute()),
@@ -48,7 +45,7 @@ def doctor(store_root: Path, resources: Resources | None = None) -> list[Finding
 
 def _slots(resources: Resources | None) -> Finding:
     """How many trials of a study fit here at once."""
-    from search.resources import Resources, Room
+    from archlab.search.executors.resources import Resources, Room
 
     resources = resources or Resources()
     room = Room.here()
@@ -108,35 +105,6 @@ def unmet(declared: list[str], version_of: Callable[[str], str | None]) -> list[
         elif not requirement.specifier.contains(version, prereleases=True):
             problems.append(f"{requirement.name} {version} is not {requirement.specifier}")
     return problems
-
-
-def _import_names() -> list[Finding]:
-    """Whether our four import names are ours: another distribution may provide, or hide, a package of that name."""
-    foreign = foreign_providers(metadata.packages_distributions())
-    here = Path(__file__).resolve().parent.parent
-    findings = []
-    for name in OUR_PACKAGES:
-        spec = find_spec(name)
-        folders = {Path(folder).resolve() for folder in spec.submodule_search_locations or []} if spec else set()
-        if folders != {here / name}:
-            loaded = ", ".join(map(str, sorted(folders))) or "nothing"
-            meaning = "archlab would run other code than its own; give it an environment of its own"
-            findings.append(Finding(f"import {name}", "fail", f"loads {loaded} instead of {here / name}", meaning))
-        elif name in foreign:
-            meaning = f"what expects the other `{name}` gets ours and may fail; give archlab an environment of its own"
-            detail = f"also provided by {', '.join(foreign[name])}"
-            findings.append(Finding(f"import {name}", "warn", detail, meaning))
-    ours = Finding("imports", "ok", ", ".join(OUR_PACKAGES), "no other distribution provides a package of these names")
-    return findings or [ours]
-
-
-def foreign_providers(distributions: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """The distributions other than archlab that provide one of our import names.
-
-    `distributions` maps an import name to distribution names, as `importlib.metadata.packages_distributions` does.
-    """
-    others = {name: sorted({d for d in distributions.get(name, []) if d.lower() != "archlab"}) for name in OUR_PACKAGES}
-    return {name: found for name, found in others.items() if found}
 
 
 _TOOLS = {

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from search.cli_kit import JSON, PLUGIN, STORE, TRY_AGAIN, fail, store_folder, study_name, verb
-from search.exits import leave
+from archlab.cli.kit import JSON, PLUGIN, STORE, TRY_AGAIN, fail, store_folder, study_name, verb
+from archlab.search.utils.exits import leave
 
 if TYPE_CHECKING:
-    from arch_dsl.source import Node
-    from search.measures import Measures
-    from search.store import Store
+    from archlab.arch_dsl.language.source import Node
+    from archlab.search.evaluation.measures import Measures
+    from archlab.search.store.store import Store
 
 _KEY_DIGITS = 12
 
@@ -46,15 +46,15 @@ def eval_(
     key. Without --measure and --suite what the study's `evaluate:` asks for, or else all. What is known is not
     evaluated again. Exits with 1 when an evaluation went wrong or has no weights.
     """
-    from search.executor import ExecutorError
-    from search.findings import ask
-    from search.in_use import in_use
-    from search.measuring import evaluate
-    from search.progress import line_of
-    from search.running import make_executor
-    from search.store import Store
-    from search.track import sync
-    from search.wanted import wanted, without_weights
+    from archlab.search.executors.executor import ExecutorError
+    from archlab.search.running.measure import evaluate
+    from archlab.search.running.progress import line_of
+    from archlab.search.running.run import make_executor
+    from archlab.search.sections.evaluate.wanted import wanted, without_weights
+    from archlab.search.store.findings import ask
+    from archlab.search.store.in_use import in_use
+    from archlab.search.store.store import Store
+    from archlab.search.trackers.shipper import sync
 
     def tell(event: dict[str, Any]) -> None:
         click.echo(json.dumps(event) if as_json else line_of(event, ""), err=not as_json)
@@ -82,12 +82,12 @@ def eval_(
 
 def _asked(store: Store, target: str, named: tuple[str, ...]) -> tuple[str | None, list[dict[str, Any]], Measures]:
     """The study if it is one, the finished trials, and the measures. Raises SpecError for what means nothing."""
-    from arch_dsl import SpecError
-    from arch_dsl.source import Node, read, read_text
-    from search.measures import ALL
-    from search.trial import Trial
-    from search.wanted import about_of, standing
-    from search.weights import folder_of
+    from archlab.arch_dsl import SpecError
+    from archlab.arch_dsl.language.source import Node, read, read_text
+    from archlab.search.evaluation.measures import ALL
+    from archlab.search.models.weights import folder_of
+    from archlab.search.sections.evaluate.wanted import about_of, standing
+    from archlab.search.trial.trial import Trial
 
     name: str | None = study_name(target)
     asked = Node.of([ALL])
@@ -115,9 +115,9 @@ def _asked(store: Store, target: str, named: tuple[str, ...]) -> tuple[str | Non
 
 def _measures(asked: Node) -> Measures:
     """Those that are asked for, in the notation of `evaluate:`."""
-    from arch_dsl import SpecError
-    from arch_dsl.errors import Problem
-    from search.measures import Measures
+    from archlab.arch_dsl import SpecError
+    from archlab.arch_dsl.language.errors import Problem
+    from archlab.search.evaluation.measures import Measures
 
     problems: list[Problem] = []
     found = Measures.parse_node(asked, "evaluate", problems)
@@ -129,7 +129,7 @@ def _measures(asked: Node) -> Measures:
 
 def _print_found(store: Store, trials: list[dict[str, Any]], as_json: bool) -> None:
     """What is known of the trials now."""
-    from search.findings import findings
+    from archlab.search.store.findings import findings
 
     known = findings(store, [trial["key"] for trial in trials])
     for trial in trials:

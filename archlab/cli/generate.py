@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from search.cli_kit import JSON, PLUGIN, STORE, store_folder, verb
+from archlab.cli.kit import JSON, PLUGIN, STORE, store_folder, verb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from search.downstream.text_model import TextModel
-    from search.store import Store
+    from archlab.search.evaluation.downstream.text_model import TextModel
+    from archlab.search.store.store import Store
 
 
 @click.command()
@@ -49,8 +49,8 @@ def generate(
 
     TRIAL is STUDY/VARIANT[/SEED], or the start of a trial's key. At temperature 0 every token is the likeliest one.
     """
-    from arch_dsl.generation import Sampling, seed_of
-    from search.store import Store
+    from archlab.arch_dsl.compiler.generation import Sampling, seed_of
+    from archlab.search.store.store import Store
 
     given = sys.stdin.read() if prompt == "-" else prompt
     with Store.open(store_folder(store).absolute(), create=False) as opened:
@@ -80,12 +80,12 @@ def _model(store: Store, name: str) -> TextModel:
     """The model of a trial that came to its end. Raises SpecError where it cannot continue a text."""
     import torch
 
-    from arch_dsl import SpecError
-    from search.downstream.text_model import not_continued, text_model
-    from search.measures.family import About, Subject
-    from search.measures.job import final_weights
-    from search.trial import Trial
-    from search.weights import folder_of
+    from archlab.arch_dsl import SpecError
+    from archlab.search.evaluation.downstream.text_model import not_continued, text_model
+    from archlab.search.evaluation.family import About, Subject
+    from archlab.search.evaluation.job import final_weights
+    from archlab.search.models.weights import folder_of
+    from archlab.search.trial.trial import Trial
 
     folder: Path = folder_of(name, store.root)
     known = store.known([folder.name])[folder.name]

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import click
 
-from search.exits import leave
+from archlab.search.utils.exits import leave
 
 INVALID, REFUSED, TRY_AGAIN, INTERRUPTED = 2, 3, 75, 130
 _TRAINING = ("plan", "run")  # what a mistake keeps from training
@@ -20,9 +20,9 @@ _TRAINING = ("plan", "run")  # what a mistake keeps from training
 @contextmanager
 def failures() -> Iterator[None]:
     """What a user can mend is a message and an exit code, never a traceback."""
-    from search.executor import ExecutorError, ResourcesError
-    from search.lock import StudyLocked
-    from search.store import StoreError, StoreRefused
+    from archlab.search.executors.executor import ExecutorError, ResourcesError
+    from archlab.search.store.lock import StudyLocked
+    from archlab.search.store.store import StoreError, StoreRefused
 
     try:
         yield
@@ -71,7 +71,7 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
 def _load_plugins(_context: click.Context, _parameter: click.Parameter, files: tuple[str, ...]) -> None:
     """Executes the plug-ins that were named, before the verb itself begins."""
     if files:
-        from arch_dsl import plugins
+        from archlab.arch_dsl.language import plugins
 
         with failures():
             for file in files:
@@ -103,8 +103,8 @@ def study_name(given: str) -> str:
     path = Path(given)
     if path.suffix not in (".yaml", ".yml"):
         return given
-    from arch_dsl.source import read
-    from search.scales import at_scale
+    from archlab.arch_dsl.language.source import read
+    from archlab.search.study.scales import at_scale
 
     value = at_scale(read(path)).value
     node = value.get("study") if isinstance(value, dict) else None
@@ -113,7 +113,7 @@ def study_name(given: str) -> str:
 
 def parsed(overrides: tuple[str, ...]) -> dict[str, Any]:
     """`train.tokens=20k` as a path and a value, the value read as YAML."""
-    from arch_dsl.source import read_text
+    from archlab.arch_dsl.language.source import read_text
 
     found = {}
     for text in overrides:

@@ -6,8 +6,8 @@ import json
 
 import click
 
-from search.cli_kit import INTERRUPTED, JSON, STORE, TRY_AGAIN, fail, store_folder, study_name, verb
-from search.exits import leave
+from archlab.cli.kit import INTERRUPTED, JSON, STORE, TRY_AGAIN, fail, store_folder, study_name, verb
+from archlab.search.utils.exits import leave
 
 _STUDY = click.argument("study")
 
@@ -19,7 +19,7 @@ _STUDY = click.argument("study")
 @verb
 def status(study: str | None, store: str | None, as_json: bool) -> None:
     """Show the studies of a store, how far they are, and who is running them."""
-    from search.status import lines, status_of
+    from archlab.search.running.status import lines, status_of
 
     found = status_of(store_folder(store), study_name(study) if study else None)
     click.echo(json.dumps(found) if as_json else "\n".join(lines(found)))
@@ -35,8 +35,8 @@ def watch(study: str, store: str | None, as_json: bool) -> None:
 
     Exits with 0 when every trial has a result, 1 when some failed, 75 when nobody runs what is left.
     """
-    from search.follow import follow
-    from search.progress import make_progress
+    from archlab.search.running.progress import make_progress
+    from archlab.search.running.watch import follow
 
     try:
         with make_progress(as_json=as_json) as progress:
@@ -47,7 +47,7 @@ def watch(study: str, store: str | None, as_json: bool) -> None:
         event = {"event": "summary", "exit_code": summary.exit_code, "counts": summary.counts}
         click.echo(json.dumps({**event, "message": summary.message}))
     else:
-        from search.terminal import print_summary
+        from archlab.cli.printing import print_summary
 
         print_summary(summary, study, store_folder(store))
     leave(summary.exit_code)
@@ -60,9 +60,9 @@ def watch(study: str, store: str | None, as_json: bool) -> None:
 @verb
 def stop(study: str, store: str | None, as_json: bool) -> None:
     """Ask who runs a study to let its trials write a checkpoint and to end. Once more ends it at once."""
-    from search.control import WAIT_S, stop_study
-    from search.status import status_of, told
-    from search.store import Store
+    from archlab.search.running.status import status_of, told
+    from archlab.search.running.stop_and_retry import WAIT_S, stop_study
+    from archlab.search.store.store import Store
 
     root, name = store_folder(store), study_name(study)
     with Store.open(root, create=False) as opened:
@@ -91,9 +91,9 @@ def stop(study: str, store: str | None, as_json: bool) -> None:
 @verb
 def retry(study: str, store: str | None, failed: bool, variants: tuple[str, ...], as_json: bool) -> None:
     """Plan failed trials of a study again, after mending the cause. The next run, or the one that runs, trains them."""
-    from search.control import retry as plan_again
-    from search.lock import holder_of
-    from search.store import Store
+    from archlab.search.running.stop_and_retry import retry as plan_again
+    from archlab.search.store.lock import holder_of
+    from archlab.search.store.store import Store
 
     root, name = store_folder(store), study_name(study)
     with Store.open(root, create=False) as opened:
@@ -117,8 +117,8 @@ def retry(study: str, store: str | None, failed: bool, variants: tuple[str, ...]
 @verb
 def gc(store: str | None, apply: bool, as_json: bool) -> None:
     """List what a store could do without, and how much that frees. Results and journals always stay."""
-    from search.garbage import compiled_layers, final_weights, find, remove, summed
-    from search.store import Store
+    from archlab.search.running.garbage import compiled_layers, final_weights, find, remove, summed
+    from archlab.search.store.store import Store
 
     with Store.open(store_folder(store), create=False) as opened:
         going, stayed = remove(opened) if apply else (find(opened), [])

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from search import cli_bench, cli_eval, cli_generate, cli_lifecycle, cli_models, cli_paper, cli_store, cli_weights
-from search.cli_kit import (
+from archlab.cli import bench, eval, generate, lifecycle, models, paper, store, weights
+from archlab.cli.kit import (
     ALLOW,
     INVALID,
     JSON,
@@ -27,10 +27,10 @@ from search.cli_kit import (
     study_name,
     verb,
 )
-from search.exits import leave, leaving_early
+from archlab.search.utils.exits import leave, leaving_early
 
 if TYPE_CHECKING:
-    from search.planning import Plan
+    from archlab.search.planning.plan import Plan
 
 
 def _version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
@@ -57,7 +57,7 @@ def main() -> None:
 @verb
 def init(path: str) -> None:
     """Write a commented study to start from."""
-    template = Path(__file__).with_name("template.yaml").read_text()
+    template = (Path(__file__).parents[1] / "search" / "study" / "template.yaml").read_text()
     if Path(path).exists():
         fail(f"{path} exists; a study is never overwritten", INVALID)
     if not Path(path).parent.is_dir():
@@ -88,12 +88,12 @@ def plan(
     address: str | None,
 ) -> None:
     """Show what a study would run: variants, sizes, trials, an estimate of the time. Trains nothing."""
-    from search.estimate import refuse_too_little
-    from search.plan_page import plan_json, print_plan
-    from search.planning import plan as make_plan
-    from search.running import slots_at, store_root
-    from search.smoke import decided
-    from search.study_load import load_study
+    from archlab.search.planning.estimate import refuse_too_little
+    from archlab.search.planning.page import plan_json, print_plan
+    from archlab.search.planning.plan import plan as make_plan
+    from archlab.search.running.run import slots_at, store_root
+    from archlab.search.running.smoke import decided
+    from archlab.search.study.load import load_study
 
     root, loaded = store_root(store).absolute(), load_study(study, parsed(overrides), allow_plugins)
     slots = slots_at(address, root, loaded.resources)
@@ -130,9 +130,9 @@ def run(
     no_track: bool,
 ) -> None:
     """Train what is missing. Ctrl-C and the same command goes on where it stopped."""
-    from search.progress import make_progress
-    from search.running import run as run_study
-    from search.running import store_root
+    from archlab.search.running.progress import make_progress
+    from archlab.search.running.run import run as run_study
+    from archlab.search.running.run import store_root
 
     shown = study  # what the commands that read a store find it by: a scale has a name of its own
 
@@ -155,7 +155,7 @@ def run(
             smoke=smoke,
         )
     if not as_json:
-        from search.terminal import print_summary
+        from archlab.cli.printing import print_summary
 
         print_summary(summary, shown, store_root(store))
     leave(summary.exit_code)
@@ -187,7 +187,7 @@ def data(
     `show` prints splits, bytes per token, domains, what cleaning removed, and how much of the held-out text is in the
     training text too. `get` without a NAME lists the corpora that there are.
     """
-    from search import data_command
+    from archlab.cli import data as data_command
 
     root = store_folder(store).absolute() / "data"
     if action == "get":
@@ -205,7 +205,7 @@ def data(
 @verb
 def schema() -> None:
     """Print the JSON Schema of a study, for editors and other programs."""
-    from search.study_schema import schema_text
+    from archlab.search.study.schema import schema_text
 
     click.echo(schema_text(), nl=False)
 
@@ -219,9 +219,9 @@ def doctor(study: str | None, store: str | None, as_json: bool) -> None:
     """Say what this machine has, and what it means for a study: how many trials of STUDY run at once."""
     from dataclasses import asdict
 
-    from search.doctor import doctor as examine
-    from search.resources import resources_in
-    from search.terminal import print_findings
+    from archlab.cli.doctor import doctor as examine
+    from archlab.cli.printing import print_findings
+    from archlab.search.executors.resources import resources_in
 
     found = examine(store_folder(store), resources_in(study) if study else None)
     if as_json:
@@ -244,7 +244,7 @@ def dashboard(store: str | None, host: str, port: int | None, open_browser: bool
 
     A --host other than loopback asks for a token, which is printed: that of ARCHLAB_TOKEN, or a new one.
     """
-    import dashboards
+    from archlab import dashboards
 
     try:
         dashboards.serve(store_folder(store), host=host, port=port, open_browser=open_browser)
@@ -252,12 +252,12 @@ def dashboard(store: str | None, host: str, port: int | None, open_browser: bool
         fail(str(error), INVALID)
 
 
-for group in (cli_lifecycle, cli_models, cli_weights, cli_store, cli_eval, cli_generate, cli_paper, cli_bench):
+for group in (lifecycle, models, weights, store, eval, generate, paper, bench):
     for each in group.VERBS:
         main.add_command(each)
 
 
 def _schema_file() -> Path:
     """The JSON Schema of studies, in the checkout or beside the installed package."""
-    checkout = Path(__file__).parents[1] / "docs" / "study.schema.json"
-    return checkout if checkout.exists() else Path(__file__).with_name("study.schema.json")
+    installed = Path(__file__).parents[1] / "study.schema.json"
+    return installed if installed.exists() else Path(__file__).parents[2] / "docs" / "study.schema.json"

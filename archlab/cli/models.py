@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from search.cli_kit import ALLOW, JSON, PLUGIN, SET, STORE, STUDY, parsed, store_folder, verb
+from archlab.cli.kit import ALLOW, JSON, PLUGIN, SET, STORE, STUDY, parsed, store_folder, verb
 
 
 @click.command()
@@ -39,11 +39,11 @@ def show(
     STUDY may also be the file of a model alone, or a NAME/SIZE of the zoo. A diagram has in colour what differs from
     the variant's baseline.
     """
-    from arch_dsl import SpecError
-    from search.find_model import model_alone
-    from search.planning import plan as make_plan
-    from search.shown import Shown, print_dot, print_kernels, print_tree, variant_of
-    from search.study_load import load_study
+    from archlab.arch_dsl import SpecError
+    from archlab.search.models.find import model_alone
+    from archlab.search.models.print_model import Shown, print_dot, print_kernels, print_tree, variant_of
+    from archlab.search.planning.plan import plan as make_plan
+    from archlab.search.study.load import load_study
 
     if as_dot and (as_json or costs or kernels_):
         raise click.UsageError("--dot prints a diagram alone: it goes with none of --json, --cost and --kernels")
@@ -75,8 +75,8 @@ def show(
 @verb
 def diff(before: str, after: str, store: str | None, allow_plugins: bool, as_json: bool) -> None:
     """Show what differs between two models: FILE, STUDY.yaml:VARIANT, or a NAME/SIZE of the zoo."""
-    from search.find_model import find_model
-    from search.model_diff import difference, print_difference
+    from archlab.search.models.difference import difference, print_difference
+    from archlab.search.models.find import find_model
 
     root = store_folder(store).absolute() / "data"
     one, other = (find_model(text, root, plugins=allow_plugins) for text in (before, after))
@@ -94,11 +94,11 @@ def primitives(name: str | None, format_: str, as_json: bool) -> None:
     if format_ not in ("text", "md"):
         raise click.BadParameter(f"'{format_}' is not one of text, md", param_hint="--format")
     if format_ == "md":
-        from arch_dsl.catalogue_page import markdown
+        from archlab.arch_dsl.catalogue.page import markdown
 
         click.echo(markdown(), nl=False)
     else:
-        from search.terminal import print_primitives
+        from archlab.cli.printing import print_primitives
 
         print_primitives(name, as_json)
 
@@ -110,7 +110,7 @@ def primitives(name: str | None, format_: str, as_json: bool) -> None:
 @verb
 def check_primitive(file: str, as_json: bool) -> None:
     """Hold the primitives of a Python file to what all of archlab's own are held to."""
-    from search.check_primitive import check_plugin
+    from archlab.search.models.check_primitive import check_plugin
 
     sys.exit(0 if check_plugin(file, as_json) else 1)
 
@@ -122,7 +122,7 @@ def check_primitive(file: str, as_json: bool) -> None:
 @verb
 def zoo(action: str | None, name: str | None, as_json: bool) -> None:
     """List published architectures with their sizes; `zoo show NAME/SIZE` shows one."""
-    from search.zoo import print_entry, print_zoo
+    from archlab.search.models.zoo_cards import print_entry, print_zoo
 
     if action and not name:
         raise click.UsageError("zoo show needs a NAME, or NAME/SIZE")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from search.cli_kit import INVALID, JSON, STORE, fail, store_folder, study_name, verb
+from archlab.cli.kit import INVALID, JSON, STORE, fail, store_folder, study_name, verb
 
 if TYPE_CHECKING:
-    from search.comparison_result import Comparison
+    from archlab.search.results.comparison import Comparison
 
 
 @click.command()
@@ -41,10 +41,10 @@ def report(
     With --where, --error or --columns it is the table alone, in that shape; the filter is that of the dashboard. With
     --html FILE a page holds the table with figures, diagrams, method and provenance, and opens without a network.
     """
-    from search.comparison import load_comparison
-    from search.reporting import FORMATS
-    from search.reporting import report as render
-    from search.store import Store
+    from archlab.search.comparison.compare import load_comparison
+    from archlab.search.reporting.report import FORMATS
+    from archlab.search.reporting.report import report as render
+    from archlab.search.store.store import Store
 
     if format_ not in FORMATS:
         raise click.BadParameter(f"'{format_}' is not one of {', '.join(FORMATS)}", param_hint="--format")
@@ -69,9 +69,9 @@ def report(
 
 def _rendered(render: Callable[..., str], comparison: Comparison, form: str, asked: tuple[str, str, str] | None) -> str:
     """The report, or in the shape that (filter, error, columns) ask for the table; what says nothing ends the verb."""
-    from search.render.ablation import column_names
-    from search.render.shape import read_shape
-    from search.where import BadFilter
+    from archlab.search.formatting.filters import BadFilter
+    from archlab.search.reporting.main_table import column_names
+    from archlab.search.reporting.shape import read_shape
 
     if asked is None:
         return render(comparison, form)
@@ -98,7 +98,7 @@ def figures(study: str, out: Path | None, width: str, store: str | None, as_json
     Each figure is a PDF, an SVG and a PNG beside a CSV of its numbers; the tables are table.tex, .md, .csv and .json;
     provenance.json says which trials, data and versions they come from. The same study gives the same files.
     """
-    from dashboards.paper.files import write
+    from archlab.dashboards.paper.files import write
 
     inches = _inches(width)
     found = _stored(study, store)
@@ -115,8 +115,8 @@ def figures(study: str, out: Path | None, width: str, store: str | None, as_json
 
 def write_page(study: str, store: str | None, file: Path) -> None:
     """Writes a study as one page of HTML."""
-    from dashboards import words
-    from dashboards.paper.page import page
+    from archlab.dashboards import words
+    from archlab.dashboards.paper.page import page
 
     found = _stored(study, store)
     file.write_text(page(found, words.command_elsewhere(found)))
@@ -124,8 +124,8 @@ def write_page(study: str, store: str | None, file: Path) -> None:
 
 def _stored(study: str, store: str | None) -> Any:
     """A study as the dashboard sees it, whose results compare."""
-    from dashboards.library import Library
-    from search.store import Store
+    from archlab.dashboards.library import Library
+    from archlab.search.store.store import Store
 
     root, name = store_folder(store), study_name(study)
     with Store.open(root, create=False) as opened:

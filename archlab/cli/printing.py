@@ -9,10 +9,10 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from arch_dsl.catalogue import describe, families, find
-from search.doctor import Finding
-from search.numbers import plain_console
-from search.stop import Summary
+from archlab.arch_dsl.catalogue.describe import describe, families, find
+from archlab.cli.doctor import Finding
+from archlab.search.formatting.numbers import plain_console
+from archlab.search.running.ending import Summary
 
 _MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
 

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from search.cli_kit import JSON, STORE, TRY_AGAIN, fail, store_folder, study_name, verb
+from archlab.cli.kit import JSON, STORE, TRY_AGAIN, fail, store_folder, study_name, verb
 
 
 @click.command()
@@ -19,7 +19,7 @@ def sync(study: str | None, store: str | None, as_json: bool) -> None:
 
     Exits with 0 when everything has arrived, 75 when something is left for later.
     """
-    from search.track import sync as send
+    from archlab.search.trackers.shipper import sync as send
 
     left = send(store_folder(store), study_name(study) if study else None)
     if as_json:
@@ -36,7 +36,7 @@ def sync(study: str | None, store: str | None, as_json: bool) -> None:
 @verb
 def move(store: str | None, as_json: bool) -> None:
     """Move the trial table of a store from its file to the PostgreSQL server that ARCHLAB_DATABASE names."""
-    from search.store_move import to_server
+    from archlab.search.store.move import to_server
 
     root = store_folder(store)
     moved = to_server(root)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from search.cli_kit import ALLOW, JSON, PLUGIN, STORE, store_folder, verb
+from archlab.cli.kit import ALLOW, JSON, PLUGIN, STORE, store_folder, verb
 
 
 @click.command(name="import")
@@ -24,16 +24,16 @@ def import_(checkpoint: Path, zoo_: str | None, spec: str | None, map_: str | No
     CHECKPOINT is a .safetensors file, whole or the index of its shards, a file of torch, or a folder with either.
     PATH is a .safetensors file or a new folder.
     """
-    import arch_dsl
-    from arch_dsl.layout import layout_of, load_layout
-    from search.weights import import_checkpoint, print_imported
+    from archlab import arch_dsl
+    from archlab.arch_dsl.weights.layout import layout_of, load_layout
+    from archlab.search.models.weights import import_checkpoint, print_imported
 
     if (zoo_ is None) == (spec is None):
         raise click.UsageError("say which model it is of: --zoo NAME/SIZE, or --spec FILE.yaml")
     if spec and not map_:
         raise click.UsageError("--spec needs a --map")
     if zoo_:
-        from arch_dsl.zoo import load as load_published
+        from archlab.arch_dsl.zoo import load as load_published
 
         name, slash, size = zoo_.partition("/")
         model = load_published(name, size if slash else None)
@@ -72,12 +72,12 @@ def export(
     if python:
         if map_ or as_json:
             raise click.UsageError("--python writes code, which has no --map and no --json")
-        from search.plain import export_python
+        from archlab.search.models.plain_python import export_python
 
         export_python(source, store_folder(store).absolute(), out, plugins=allow_plugins)
         return
-    from arch_dsl.layout import load_layout
-    from search.weights import export_weights, print_imported
+    from archlab.arch_dsl.weights.layout import load_layout
+    from archlab.search.models.weights import export_weights, print_imported
 
     if out is None:
         raise click.UsageError("weights need a file: -o FILE.safetensors")

@@ -13,10 +13,10 @@ import flask
 from dash import html
 from dash.development.base_component import Component
 
-from dashboards.library import Library, NotFound, Study
-from dashboards.pages.shell import ARCHITECTURE, Choice, Chosen, address, register_tab
-from dashboards.parts import card, command_line, here, section
-from search.store import StoreError
+from archlab.dashboards.library import Library, NotFound, Study
+from archlab.dashboards.pages.shell import ARCHITECTURE, Choice, Chosen, address, register_tab
+from archlab.dashboards.parts import card, command_line, here, section
+from archlab.search.store.store import StoreError
 
 OWN, ALONE = ":baseline", ":nothing"
 """Beside what a variant is shown, where that is not the name of one."""
@@ -41,8 +41,8 @@ def register(app: dash.Dash, library: Library) -> None:
     @app.server.get("/diagram/<name>.<ending>")
     def diagram(name: str, ending: str) -> flask.Response:
         """The drawing of a variant, to be shown or, with `download`, to be kept."""
-        from arch_dsl.dot import NoDot
-        from arch_dsl.errors import SpecError
+        from archlab.arch_dsl.inspection.dot import NoDot
+        from archlab.arch_dsl.language.errors import SpecError
 
         if ending not in MEDIA:
             return _refused(f"there is no .{ending}: {', '.join(MEDIA)}", 404)
@@ -70,7 +70,7 @@ def _refused(why: str, status: int) -> flask.Response:
 
 def choices(study: Study) -> Sequence[Choice]:
     """Which variant, beside which one, and the kernels of which device."""
-    from search.architecture import DEVICES
+    from archlab.search.models.graphs import DEVICES
 
     names = study.variants
     others = {OWN: "its baseline", ALONE: "nothing", **{name: name for name in names}}
@@ -92,7 +92,7 @@ def _against(study: Study, chosen: Chosen) -> str | None:
 
 
 def _graph(study: Study, chosen: Chosen) -> Any:
-    from search.architecture import graph_of
+    from archlab.search.models.graphs import graph_of
 
     return graph_of(study.record, chosen["variant"], _against(study, chosen), chosen["device"])
 
@@ -104,9 +104,9 @@ def _said(study: Study, chosen: Chosen) -> dict[str, str]:
 
 def _made(study: Study, chosen: Chosen, ending: str, keep: bool) -> bytes:
     """The file of a drawing. What is shown leads to the table below it and fills its frame; what is kept does not."""
-    import arch_dsl
-    from arch_dsl.dot import dot
-    from search.architecture import drawing, model_of
+    from archlab import arch_dsl
+    from archlab.arch_dsl.inspection.dot import dot
+    from archlab.search.models.graphs import drawing, model_of
 
     if ending == "yaml":
         own = next(each for each in study.record["variants"] if each["name"] == chosen["variant"])
@@ -121,9 +121,9 @@ def _made(study: Study, chosen: Chosen, ending: str, keep: bool) -> bytes:
 
 def content(study: Study, chosen: Chosen) -> list[Component]:
     """The drawing with what it says in numbers, and every node in a table."""
-    from arch_dsl.dot import NoDot, dot
-    from arch_dsl.errors import SpecError
-    from search.architecture import as_text, drawing, rows_of
+    from archlab.arch_dsl.inspection.dot import NoDot, dot
+    from archlab.arch_dsl.language.errors import SpecError
+    from archlab.search.models.graphs import as_text, drawing, rows_of
 
     try:
         found = _graph(study, chosen)

@@ -13,20 +13,28 @@ import dash_mantine_components as dmc
 from dash import Input, Output, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 
-from dashboards import figures, lines, table, theme
-from dashboards.library import Library, NotFound, Study
-from dashboards.pages.runs import span
-from dashboards.pages.shell import COMPARE, MOST_BESIDE, keep_address, notice, register_page, register_refresh, shell
-from dashboards.pages.studies import REFRESH_MS
-from dashboards.parts import block_table, choice, graph, guarded, section
-from dashboards.trials import trials_of
-from dashboards.view import METRICS, View
-from search.render.ablation import main_block
-from search.render.shape import Shape
-from search.side_by_side import side_by_side
-from search.store import StoreError
-from search.tables import Block, Cell, Column, number, printable
-from search.words import terse
+from archlab.dashboards import figures, lines, table, theme
+from archlab.dashboards.library import Library, NotFound, Study
+from archlab.dashboards.pages.runs import span
+from archlab.dashboards.pages.shell import (
+    COMPARE,
+    MOST_BESIDE,
+    keep_address,
+    notice,
+    register_page,
+    register_refresh,
+    shell,
+)
+from archlab.dashboards.pages.studies import REFRESH_MS
+from archlab.dashboards.parts import block_table, choice, graph, guarded, section
+from archlab.dashboards.trials import trials_of
+from archlab.dashboards.view import METRICS, View
+from archlab.search.comparison.side_by_side import side_by_side
+from archlab.search.formatting.tables import Block, Cell, Column, number, printable
+from archlab.search.formatting.words import terse
+from archlab.search.reporting.main_table import main_block
+from archlab.search.reporting.shape import Shape
+from archlab.search.store.store import StoreError
 
 _OFFERED = 100  # of a list of thousands, what is shown at once; it is searched
 _SHORT = 12  # digits of a key in an address

@@ -9,19 +9,19 @@ import dash
 from dash import html
 from dash.development.base_component import Component
 
-from dashboards import figures_context, theme
-from dashboards.library import Library, Study
-from dashboards.pages.shell import CONTEXT, Choice, Chosen, register_tab
-from dashboards.panels import Look, left_out, panels
-from dashboards.parts import asks, block_table, graph, measuring, missing, section
-from dashboards.words import unlike_baseline
-from search.figure_frames import WINDOWS, minus_baseline, probes_frame, smoothed, usual_window
-from search.render.measure_blocks import numbers_block
+from archlab.dashboards import figures_context, theme
+from archlab.dashboards.library import Library, Study
+from archlab.dashboards.pages.shell import CONTEXT, Choice, Chosen, register_tab
+from archlab.dashboards.panels import Look, left_out, panels
+from archlab.dashboards.parts import asks, block_table, graph, measuring, missing, section
+from archlab.dashboards.words import unlike_baseline
+from archlab.search.comparison.figure_frames import WINDOWS, minus_baseline, probes_frame, smoothed, usual_window
+from archlab.search.sections.evaluate.blocks import numbers_block
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd
 
-    from search.comparison_result import Comparison
+    from archlab.search.results.comparison import Comparison
 
 LOSS, PERPLEXITY = "loss_by_position", "perplexity_by_context"
 SCORES = {

@@ -14,17 +14,17 @@ import dash_mantine_components as dmc
 from dash import Input, Output, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 
-from dashboards import figures, lines, theme
-from dashboards.library import Library, NotFound, Study
-from dashboards.pages.shell import CURVES, keep_address, notice, register_page, register_refresh, shell
-from dashboards.pages.studies import REFRESH_MS
-from dashboards.parts import choice, graph, guarded, section
-from dashboards.trials import kept, trials_of
-from dashboards.view import LINES, METRICS, SCALES, SMOOTHING, TRIALS, VARIANT, X_AXES, View, read_view
-from search.factor_frames import factors
-from search.store import StoreError
-from search.where import BadFilter
-from search.words import shortest
+from archlab.dashboards import figures, lines, theme
+from archlab.dashboards.library import Library, NotFound, Study
+from archlab.dashboards.pages.shell import CURVES, keep_address, notice, register_page, register_refresh, shell
+from archlab.dashboards.pages.studies import REFRESH_MS
+from archlab.dashboards.parts import choice, graph, guarded, section
+from archlab.dashboards.trials import kept, trials_of
+from archlab.dashboards.view import LINES, METRICS, SCALES, SMOOTHING, TRIALS, VARIANT, X_AXES, View, read_view
+from archlab.search.formatting.filters import BadFilter
+from archlab.search.formatting.words import shortest
+from archlab.search.sections.design.frames import factors
+from archlab.search.store.store import StoreError
 
 Zoom = dict[str, list[float]]
 """The part of the curves that a reader looks at: {axis: [from, to]}, [] for an axis that was told to show all."""

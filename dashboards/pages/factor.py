@@ -9,12 +9,13 @@ import dash
 from dash import Input, html
 from dash.development.base_component import Component
 
-from dashboards import figures_factor
-from dashboards.library import Library, Study
-from dashboards.pages.shell import COMPARE, CURVES, FACTOR, GO, Choice, Chosen, address, register_tab
-from dashboards.parts import block_table, graph, section
-from dashboards.words import listed
-from search.factor_frames import (
+from archlab.dashboards import figures_factor
+from archlab.dashboards.library import Library, Study
+from archlab.dashboards.pages.shell import COMPARE, CURVES, FACTOR, GO, Choice, Chosen, address, register_tab
+from archlab.dashboards.parts import block_table, graph, section
+from archlab.dashboards.words import listed
+from archlab.search.formatting.tables import Block, Cell, Column, interval, number, printable
+from archlab.search.sections.design.frames import (
     WITH,
     always_with,
     effects_frame,
@@ -24,12 +25,11 @@ from search.factor_frames import (
     paired,
     pairs_frame,
 )
-from search.tables import Block, Cell, Column, interval, number, printable
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd
 
-    from search.comparison_result import Comparison
+    from archlab.search.results.comparison import Comparison
 
 NOTE = (
     "Large: the mean over cells with its 95% interval, filled where that leaves zero out; the variance is the table's, "

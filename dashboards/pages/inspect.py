@@ -10,19 +10,19 @@ import dash
 from dash import html
 from dash.development.base_component import Component
 
-from dashboards import figures_context, theme
-from dashboards.figures import Figure
-from dashboards.library import Library, Study
-from dashboards.pages.shell import INSPECT, Choice, Chosen, register_tab
-from dashboards.panels import Look, left_out, panels
-from dashboards.parts import asks, block_table, graph, measuring, missing, section
-from search.figure_frames import minus_baseline, over_rows, uniform_frame
-from search.render.measure_blocks import numbers_block
+from archlab.dashboards import figures_context, theme
+from archlab.dashboards.figures import Figure
+from archlab.dashboards.library import Library, Study
+from archlab.dashboards.pages.shell import INSPECT, Choice, Chosen, register_tab
+from archlab.dashboards.panels import Look, left_out, panels
+from archlab.dashboards.parts import asks, block_table, graph, measuring, missing, section
+from archlab.search.comparison.figure_frames import minus_baseline, over_rows, uniform_frame
+from archlab.search.sections.evaluate.blocks import numbers_block
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd
 
-    from search.comparison_result import Comparison
+    from archlab.search.results.comparison import Comparison
 
 Colours = Mapping[str, str]
 ALL = ":all"

@@ -11,11 +11,11 @@ import flask
 from dash import html
 from dash.development.base_component import Component
 
-from dashboards import words
-from dashboards.library import Library, NotFound, Study
-from dashboards.pages.shell import REPORT, Choice, Chosen, register_tab
-from dashboards.parts import command_line, here, section
-from search.store import StoreError
+from archlab.dashboards import words
+from archlab.dashboards.library import Library, NotFound, Study
+from archlab.dashboards.pages.shell import REPORT, Choice, Chosen, register_tab
+from archlab.dashboards.parts import command_line, here, section
+from archlab.search.store.store import StoreError
 
 
 def register(app: dash.Dash, library: Library) -> None:
@@ -27,7 +27,7 @@ def register(app: dash.Dash, library: Library) -> None:
     @app.server.get("/report/<name>.html")
     def report(name: str) -> flask.Response:
         """The page that `archlab report --html` writes, made once per result."""
-        from dashboards.paper.page import POLICY, page
+        from archlab.dashboards.paper.page import POLICY, page
 
         try:
             study = library.study(name)

@@ -11,20 +11,20 @@ import dash
 from dash import Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
-from dashboards import figures, theme
-from dashboards.curves import Line, group, thin
-from dashboards.library import Library, NotFound
-from dashboards.pages.runs import span
-from dashboards.pages.shell import BEFORE_OVERVIEW, RUNS, address, notice
-from dashboards.pages.studies import REFRESH_MS
-from dashboards.parts import card, command_line, graph, guarded, here, section, to_trial
-from dashboards.trial import Trial, find_trial
-from dashboards.view import METRICS
-from dashboards.words import ago, command
-from search import addresses
-from search.store import StoreError
-from search.tables import number
-from search.words import terse
+from archlab.dashboards import figures, theme
+from archlab.dashboards.curves import Line, group, thin
+from archlab.dashboards.library import Library, NotFound
+from archlab.dashboards.pages.runs import span
+from archlab.dashboards.pages.shell import BEFORE_OVERVIEW, RUNS, address, notice
+from archlab.dashboards.pages.studies import REFRESH_MS
+from archlab.dashboards.parts import card, command_line, graph, guarded, here, section, to_trial
+from archlab.dashboards.trial import Trial, find_trial
+from archlab.dashboards.view import METRICS
+from archlab.dashboards.words import ago, command
+from archlab.search.formatting.tables import number
+from archlab.search.formatting.words import terse
+from archlab.search.store import addresses
+from archlab.search.store.store import StoreError
 
 FIGURES = (("training", "validation"), ("gradient",), ("rate",), ("speed",))
 """What is drawn of a trial: names of the metrics in each figure."""

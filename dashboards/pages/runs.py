@@ -13,9 +13,9 @@ import dash_mantine_components as dmc
 from dash import Input, Output, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 
-from dashboards import table, theme
-from dashboards.library import STATES, Library, NotFound, Study
-from dashboards.pages.shell import (
+from archlab.dashboards import table, theme
+from archlab.dashboards.library import STATES, Library, NotFound, Study
+from archlab.dashboards.pages.shell import (
     COMPARE,
     MOST_BESIDE,
     RUNS,
@@ -26,14 +26,14 @@ from dashboards.pages.shell import (
     register_refresh,
     shell,
 )
-from dashboards.pages.studies import REFRESH_MS
-from dashboards.parts import command_line, guarded, here, section, to_trial
-from dashboards.trials import kept, trials_of
-from dashboards.words import command
-from search.store import StoreError
-from search.tables import DASH, number, short_count
-from search.where import BadFilter
-from search.words import terse
+from archlab.dashboards.pages.studies import REFRESH_MS
+from archlab.dashboards.parts import command_line, guarded, here, section, to_trial
+from archlab.dashboards.trials import kept, trials_of
+from archlab.dashboards.words import command
+from archlab.search.formatting.filters import BadFilter
+from archlab.search.formatting.tables import DASH, number, short_count
+from archlab.search.formatting.words import terse
+from archlab.search.store.store import StoreError
 
 HEADINGS = {
     "variant": table.Heading("Variant", "Leads to the trial", 150),

@@ -9,19 +9,19 @@ import dash
 from dash import html
 from dash.development.base_component import Component
 
-from dashboards import figures_scaling, theme
-from dashboards.library import Library, Study
-from dashboards.pages.shell import SCALING, Chosen, register_tab
-from dashboards.parts import block_table, graph, section
-from search.frame_records import records
-from search.render.scaling_blocks import scaling_blocks
-from search.scaling_frames import ALL, GAIN, ISOFLOP, OVER_C, OVER_N, TOLD
-from search.scaling_lines import scaling_lines, size_of
+from archlab.dashboards import figures_scaling, theme
+from archlab.dashboards.library import Library, Study
+from archlab.dashboards.pages.shell import SCALING, Chosen, register_tab
+from archlab.dashboards.parts import block_table, graph, section
+from archlab.search.formatting.frames import records
+from archlab.search.sections.ladder.blocks import scaling_blocks
+from archlab.search.sections.ladder.curves import scaling_lines, size_of
+from archlab.search.sections.ladder.frames import ALL, GAIN, ISOFLOP, OVER_C, OVER_N, TOLD
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd
 
-    from search.comparison_result import Comparison
+    from archlab.search.results.comparison import Comparison
 
 BANDS = "Dotted: the fitted law with its 95% band, over the rungs that it was fitted to."
 

@@ -10,23 +10,23 @@ import dash
 from dash import Input, Output, State, html, no_update
 from dash.development.base_component import Component
 
-from dashboards import figures_search
-from dashboards.figures_search import Dimension
-from dashboards.library import Library, NotFound, Study
-from dashboards.pages.shell import SEARCH, Choice, Chosen, notice, register_tab
-from dashboards.parts import block_table, graph, section
-from search.figure_frames import settings_frame
-from search.frame_records import records
-from search.render.search_blocks import importances_block, rivals_block, trials_block
-from search.store import StoreError
-from search.tables import Block, Cell, Column, number, printable, short_count
-from search.where import BadFilter, Filter, parse_filter
-from search.words import shortest, terse
+from archlab.dashboards import figures_search
+from archlab.dashboards.figures_search import Dimension
+from archlab.dashboards.library import Library, NotFound, Study
+from archlab.dashboards.pages.shell import SEARCH, Choice, Chosen, notice, register_tab
+from archlab.dashboards.parts import block_table, graph, section
+from archlab.search.comparison.figure_frames import settings_frame
+from archlab.search.formatting.filters import BadFilter, Filter, parse_filter
+from archlab.search.formatting.frames import records
+from archlab.search.formatting.tables import Block, Cell, Column, number, printable, short_count
+from archlab.search.formatting.words import shortest, terse
+from archlab.search.sections.search.blocks import importances_block, rivals_block, trials_block
+from archlab.search.store.store import StoreError
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd
 
-    from search.comparison_result import Comparison
+    from archlab.search.results.comparison import Comparison
 
 MOST = 40  # rows of the table
 PLAIN = ("number", "state", "perplexity", "feasible", "front")

@@ -12,11 +12,11 @@ import dash
 from dash import ALL, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
-from dashboards.library import Library, NotFound, Study
-from dashboards.pages.studies import REFRESH_MS
-from dashboards.parts import choice, guarded
-from search.factor_frames import factors
-from search.store import StoreError
+from archlab.dashboards.library import Library, NotFound, Study
+from archlab.dashboards.pages.studies import REFRESH_MS
+from archlab.dashboards.parts import choice, guarded
+from archlab.search.sections.design.frames import factors
+from archlab.search.store.store import StoreError
 
 
 @dataclass(frozen=True)

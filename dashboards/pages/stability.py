@@ -11,19 +11,19 @@ import dash
 from dash import html
 from dash.development.base_component import Component
 
-from dashboards import figures, lines, theme
-from dashboards.figures import Figure
-from dashboards.library import Library, Study
-from dashboards.pages.shell import STABILITY, Choice, Chosen, register_tab
-from dashboards.parts import asks, block_table, graph, measuring, missing, section
-from dashboards.view import METRICS, SMOOTHING, TRIALS, X_AXES, View
-from search.factor_frames import levels_of, told
-from search.render.measure_blocks import numbers_block
-from search.tables import DASH, Block, Cell, Column, number, printable
-from search.tune_blocks import tuning_block
+from archlab.dashboards import figures, lines, theme
+from archlab.dashboards.figures import Figure
+from archlab.dashboards.library import Library, Study
+from archlab.dashboards.pages.shell import STABILITY, Choice, Chosen, register_tab
+from archlab.dashboards.parts import asks, block_table, graph, measuring, missing, section
+from archlab.dashboards.view import METRICS, SMOOTHING, TRIALS, X_AXES, View
+from archlab.search.formatting.tables import DASH, Block, Cell, Column, number, printable
+from archlab.search.sections.design.frames import levels_of, told
+from archlab.search.sections.evaluate.blocks import numbers_block
+from archlab.search.sections.tune.blocks import tuning_block
 
 if TYPE_CHECKING:  # which a server starts without
-    from search.comparison_result import Comparison
+    from archlab.search.results.comparison import Comparison
 
 _RATES = ("lr", "train.lr")  # what a grid may call the learning rate
 SHOWN = {key: METRICS[key][1] for key in ("gradient", "training", "validation")}

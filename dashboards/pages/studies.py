@@ -10,11 +10,11 @@ import dash_mantine_components as dmc
 from dash import Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
-from dashboards import words
-from dashboards.library import Library, Study
-from dashboards.parts import badge, card, empty_card, failure_card, guarded, progress_bar, store_card
-from search.store import StoreError
-from search.tables import DASH
+from archlab.dashboards import words
+from archlab.dashboards.library import Library, Study
+from archlab.dashboards.parts import badge, card, empty_card, failure_card, guarded, progress_bar, store_card
+from archlab.search.formatting.tables import DASH
+from archlab.search.store.store import StoreError
 
 REFRESH_MS = 2000
 KEEP_ADDRESS = "query => window.archlabAddress(query, '', {})"

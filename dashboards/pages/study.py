@@ -10,17 +10,17 @@ import dash
 from dash import Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
-from dashboards import figures, table, theme, words
-from dashboards.library import Library, NotFound, Study
-from dashboards.lines import leading
-from dashboards.pages.curves import REMEMBER_ZOOM, Zoom, drawn
-from dashboards.pages.shell import CURVES, OVERVIEW, keep_address, led, notice, shell
-from dashboards.pages.studies import REFRESH_MS
-from dashboards.pages.study_parts import CONTROLS, controls, elsewhere, head, notes, variants
-from dashboards.parts import command_line, graph, guarded, section
-from dashboards.view import View, read_view
-from search.render.ablation import main_block
-from search.store import StoreError
+from archlab.dashboards import figures, table, theme, words
+from archlab.dashboards.library import Library, NotFound, Study
+from archlab.dashboards.lines import leading
+from archlab.dashboards.pages.curves import REMEMBER_ZOOM, Zoom, drawn
+from archlab.dashboards.pages.shell import CURVES, OVERVIEW, keep_address, led, notice, shell
+from archlab.dashboards.pages.studies import REFRESH_MS
+from archlab.dashboards.pages.study_parts import CONTROLS, controls, elsewhere, head, notes, variants
+from archlab.dashboards.parts import command_line, graph, guarded, section
+from archlab.dashboards.view import View, read_view
+from archlab.search.reporting.main_table import main_block
+from archlab.search.store.store import StoreError
 
 
 def register(app: dash.Dash, library: Library) -> None:

@@ -9,16 +9,16 @@ from typing import Any
 from dash import html
 from dash.development.base_component import Component
 
-from dashboards import table, words
-from dashboards.library import Study
-from dashboards.optuna_mount import pages_of
-from dashboards.pages.run import tracker
-from dashboards.parts import block_table, choice, progress_bar
-from dashboards.view import METRICS, SMOOTHING, TRIALS, X_AXES, View
-from search.render.ablation import table_page
-from search.render.screen_blocks import screen_blocks
-from search.render.search_blocks import search_blocks
-from search.render.shape import Shape
+from archlab.dashboards import table, words
+from archlab.dashboards.library import Study
+from archlab.dashboards.optuna_mount import pages_of
+from archlab.dashboards.pages.run import tracker
+from archlab.dashboards.parts import block_table, choice, progress_bar
+from archlab.dashboards.view import METRICS, SMOOTHING, TRIALS, X_AXES, View
+from archlab.search.reporting.main_table import table_page
+from archlab.search.reporting.shape import Shape
+from archlab.search.sections.screen.blocks import screen_blocks
+from archlab.search.sections.search.blocks import search_blocks
 
 CONTROLS = {"metric": "Show", "x": "Over", "smooth": "Smoothing", "trials": "Trials"}
 """What can be chosen of the curves: key of the address, label."""

@@ -13,17 +13,17 @@ import dash_mantine_components as dmc
 from dash import Input, Output, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 
-from dashboards import table, theme
-from dashboards.library import Library, NotFound, Study
-from dashboards.pages.shell import TABLE, keep_address, notice, register_page, register_refresh, shell
-from dashboards.pages.studies import REFRESH_MS
-from dashboards.parts import block_table, choice, guarded, section
-from search.render.ablation import column_names, main_block, table_page, trial_cells
-from search.render.published_blocks import published_blocks
-from search.render.shape import Shape, read_shape
-from search.store import StoreError
-from search.tables import Block
-from search.where import BadFilter
+from archlab.dashboards import table, theme
+from archlab.dashboards.library import Library, NotFound, Study
+from archlab.dashboards.pages.shell import TABLE, keep_address, notice, register_page, register_refresh, shell
+from archlab.dashboards.pages.studies import REFRESH_MS
+from archlab.dashboards.parts import block_table, choice, guarded, section
+from archlab.search.formatting.filters import BadFilter
+from archlab.search.formatting.tables import Block
+from archlab.search.reporting.main_table import column_names, main_block, table_page, trial_cells
+from archlab.search.reporting.shape import Shape, read_shape
+from archlab.search.sections.published.blocks import published_blocks
+from archlab.search.store.store import StoreError
 
 ERROR_NAMES = {"std": "Std. deviation", "se": "Std. error", "interval": "95% interval"}
 MOST_OPEN_ROWS = 40

@@ -13,14 +13,14 @@ import flask
 from dash import Input, html
 from dash.development.base_component import Component
 
-from dashboards.figures import Figure, empty
-from dashboards.library import Library, Study
-from dashboards.pages.runs import span
-from dashboards.pages.shell import GO, TIMELINE, Choice, Chosen, register_tab
-from dashboards.parts import graph, section, to_trial
-from dashboards.theme import INK, axis, layout
-from search.attempts import attempts_frame
-from search.words import terse
+from archlab.dashboards.figures import Figure, empty
+from archlab.dashboards.library import Library, Study
+from archlab.dashboards.pages.runs import span
+from archlab.dashboards.pages.shell import GO, TIMELINE, Choice, Chosen, register_tab
+from archlab.dashboards.parts import graph, section, to_trial
+from archlab.dashboards.theme import INK, axis, layout
+from archlab.search.comparison.attempts import attempts_frame
+from archlab.search.formatting.words import terse
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd

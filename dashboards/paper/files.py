@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dashboards.library import Study
-from dashboards.paper.drawing import FORMS, Drawing, safe_name
-from dashboards.paper.pictures import drawings
-from search.reporting import report, to_plain
+from archlab.dashboards.library import Study
+from archlab.dashboards.paper.drawing import FORMS, Drawing, safe_name
+from archlab.dashboards.paper.pictures import drawings
+from archlab.search.reporting.report import report, to_plain
 
 TABLES = {"md": "md", "tex": "latex", "csv": "csv", "json": "json"}
 

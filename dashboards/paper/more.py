@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from dashboards import theme
-from dashboards.library import Study
-from dashboards.paper.drawing import MUTED, Drawing, Look, count_axis, in_legend, line_plot, log_axis, under
-from search.comparison_result import Comparison
-from search.scaling_frames import ISOFLOP, OVER_C
-from search.scaling_lines import scaling_lines, size_of
+from archlab.dashboards import theme
+from archlab.dashboards.library import Study
+from archlab.dashboards.paper.drawing import MUTED, Drawing, Look, count_axis, in_legend, line_plot, log_axis, under
+from archlab.search.results.comparison import Comparison
+from archlab.search.sections.ladder.curves import scaling_lines, size_of
+from archlab.search.sections.ladder.frames import ISOFLOP, OVER_C
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

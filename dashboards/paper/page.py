@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
-from dashboards import words
-from dashboards.library import Study
-from dashboards.paper.drawing import WIDTHS
-from dashboards.paper.inline import inline
-from dashboards.paper.pictures import drawings
-from search.comparison_result import Comparison
-from search.render.published_blocks import published_blocks
-from search.reporting import build_page
-from search.tables import IDENTITIES, Block, Cell
+from archlab.dashboards import words
+from archlab.dashboards.library import Study
+from archlab.dashboards.paper.drawing import WIDTHS
+from archlab.dashboards.paper.inline import inline
+from archlab.dashboards.paper.pictures import drawings
+from archlab.search.formatting.tables import IDENTITIES, Block, Cell
+from archlab.search.reporting.report import build_page
+from archlab.search.results.comparison import Comparison
+from archlab.search.sections.published.blocks import published_blocks
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """What the page may load: nothing; the browser holds it to that from wherever it is opened."""
@@ -86,9 +86,9 @@ def _figures(study: Study) -> Iterator[str]:
 
 def _models(study: Study) -> Iterator[str]:
     """Each variant beside its baseline, as a drawing, or as text where nothing draws it."""
-    from arch_dsl.dot import NoDot, dot
-    from arch_dsl.errors import SpecError
-    from search.architecture import as_text, drawing, graph_of
+    from archlab.arch_dsl.inspection.dot import NoDot, dot
+    from archlab.arch_dsl.language.errors import SpecError
+    from archlab.search.models.graphs import as_text, drawing, graph_of
 
     yield "<h2>Architecture</h2>"
     yield "<p class=small>Amber is other than in the baseline, green is new, red and dashed is gone.</p>"

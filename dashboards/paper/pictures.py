@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from dashboards import lines, theme
-from dashboards.figures import rate_text
-from dashboards.library import Study
-from dashboards.paper import more, trials
-from dashboards.paper.drawing import MUTED, Drawing, Look, count_axis, in_legend, late_range, line_plot, under
-from dashboards.view import View
-from search.comparison_result import Comparison
-from search.figure_frames import probes_frame, smoothed, usual_window
+from archlab.dashboards import lines, theme
+from archlab.dashboards.figures import rate_text
+from archlab.dashboards.library import Study
+from archlab.dashboards.paper import more, trials
+from archlab.dashboards.paper.drawing import MUTED, Drawing, Look, count_axis, in_legend, late_range, line_plot, under
+from archlab.dashboards.view import View
+from archlab.search.comparison.figure_frames import probes_frame, smoothed, usual_window
+from archlab.search.results.comparison import Comparison
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

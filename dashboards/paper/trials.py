@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from dashboards import lines
-from dashboards.library import Study
-from dashboards.paper.drawing import Drawing, Look, count_axis, in_legend, late_range, log_axis, under
-from dashboards.view import View
-from search.comparison_result import Comparison
+from archlab.dashboards import lines
+from archlab.dashboards.library import Study
+from archlab.dashboards.paper.drawing import Drawing, Look, count_axis, in_legend, late_range, log_axis, under
+from archlab.dashboards.view import View
+from archlab.search.results.comparison import Comparison
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

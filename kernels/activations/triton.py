@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from kernels import interpret
+from archlab.kernels import interpret
 
 interpret.apply()
 

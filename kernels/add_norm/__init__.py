@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import launch
-from kernels.add_norm import reference, torch_ops
-from kernels.add_norm.reference import Kind
-from kernels.op import Call, Case, Implementation, Op
+from archlab.kernels import launch
+from archlab.kernels.add_norm import reference, torch_ops
+from archlab.kernels.add_norm.reference import Kind
+from archlab.kernels.op import Call, Case, Implementation, Op
 
 
 def _ask(
@@ -18,7 +18,7 @@ def _ask(
 
 
 def _load_triton() -> Call:
-    from kernels.add_norm.triton import add_norm
+    from archlab.kernels.add_norm.triton import add_norm
 
     return add_norm
 

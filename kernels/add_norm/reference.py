@@ -5,9 +5,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.activations import at_least_float32
-from kernels.layer_norm.reference import layer_norm
-from kernels.rms_norm.reference import rms_norm
+from archlab.kernels.activations import at_least_float32
+from archlab.kernels.layer_norm.reference import layer_norm
+from archlab.kernels.rms_norm.reference import rms_norm
 
 Kind = Literal["rms", "layer"]
 

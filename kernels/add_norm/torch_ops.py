@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from kernels.add_norm.reference import Kind
-from kernels.layer_norm.torch_ops import layer_norm
-from kernels.rms_norm.torch_ops import rms_norm
+from archlab.kernels.add_norm.reference import Kind
+from archlab.kernels.layer_norm.torch_ops import layer_norm
+from archlab.kernels.rms_norm.torch_ops import rms_norm
 
 
 def add_norm(

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.add_norm.reference import Kind
-from kernels.launch import Build
-from kernels.norm_rows import triton as norm_rows
-from kernels.norm_rows.triton import Statistics
+from archlab.kernels.add_norm.reference import Kind
+from archlab.kernels.launch import Build
+from archlab.kernels.norm_rows import triton as norm_rows
+from archlab.kernels.norm_rows.triton import Statistics
 
 
 @torch.library.custom_op("archlab::add_norm", mutates_args=())

@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import launch
-from kernels.attention import listed, reference, torch_ops
-from kernels.attention.cases import CASES, running_sum
-from kernels.attention.pattern import CAUSAL, CROSS, FULL, BlockLists, Blocks, Pattern, Visits
-from kernels.attention.probabilities import Weights, probabilities
-from kernels.op import Ask, Call, Implementation, Op
+from archlab.kernels import launch
+from archlab.kernels.attention import listed, reference, torch_ops
+from archlab.kernels.attention.cases import CASES, running_sum
+from archlab.kernels.attention.pattern import CAUSAL, CROSS, FULL, BlockLists, Blocks, Pattern, Visits
+from archlab.kernels.attention.probabilities import Weights, probabilities
+from archlab.kernels.op import Ask, Call, Implementation, Op
 
 __all__ = [
     "ATTENTION",
@@ -38,7 +38,7 @@ def _ask(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern = CAUSAL, **given: An
 
 
 def _load_triton() -> Call:
-    from kernels.attention.triton import attention
+    from archlab.kernels.attention.triton import attention
 
     return attention
 

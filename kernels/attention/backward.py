@@ -7,7 +7,7 @@ twice, so that every sum has one owner and no two programs add into one place.
 import triton
 import triton.language as tl
 
-from kernels.attention.tiles import (
+from archlab.kernels.attention.tiles import (
     key_span,
     list_of,
     listed_tile,

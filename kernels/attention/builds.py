@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import torch
 
-from kernels.attention.inputs import Inputs, encoded
-from kernels.attention.pattern import Blocks, Pattern
-from kernels.attention.plan import Launch, Plan, delta_launch, forward_launch, keys_launch, queries_launch
-from kernels.attention.tuning import widest
-from kernels.launch import Build, capability
+from archlab.kernels.attention.inputs import Inputs, encoded
+from archlab.kernels.attention.pattern import Blocks, Pattern
+from archlab.kernels.attention.plan import Launch, Plan, delta_launch, forward_launch, keys_launch, queries_launch
+from archlab.kernels.attention.tuning import widest
+from archlab.kernels.launch import Build, capability
 
 LENGTH = 256
 OLDER = 80, 86, 89

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.attention.pattern import CAUSAL, CROSS, FULL, Blocks, Pattern
-from kernels.op import Case
+from archlab.kernels.attention.pattern import CAUSAL, CROSS, FULL, Blocks, Pattern
+from archlab.kernels.op import Case
 
 
 def running_sum(x: Tensor) -> Tensor:

@@ -3,7 +3,17 @@
 import triton
 import triton.language as tl
 
-from kernels.attention.tiles import key_span, list_of, listed_tile, logits, of_decay, opened, place, rows_of, store_rows
+from archlab.kernels.attention.tiles import (
+    key_span,
+    list_of,
+    listed_tile,
+    logits,
+    of_decay,
+    opened,
+    place,
+    rows_of,
+    store_rows,
+)
 
 
 @triton.jit

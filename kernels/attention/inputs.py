@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from kernels.attention.pattern import Blocks, Pattern
+from archlab.kernels.attention.pattern import Blocks, Pattern
 
 ORDERS = ("causal", "full", "cross")
 SCHEMA = (

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from kernels.activations import at_least_float32
-from kernels.attention.pattern import FULL, Pattern
-from kernels.attention.reference import opened
-from kernels.attention.torch_ops import plain, sdpa
+from archlab.kernels.activations import at_least_float32
+from archlab.kernels.attention.pattern import FULL, Pattern
+from archlab.kernels.attention.reference import opened
+from archlab.kernels.attention.torch_ops import plain, sdpa
 
 
 def by_blocks(

@@ -6,15 +6,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels import launch
-from kernels.attention.backward import delta, keys_backward, queries_backward
-from kernels.attention.forward import forward
-from kernels.attention.inputs import Inputs, decoded
-from kernels.attention.pattern import BlockLists, Blocks, Pattern
-from kernels.attention.spans import document_bounds, within_both, within_reach
-from kernels.attention.tiles import Biases, Rows, Rules, Sizes, Task, Visits
-from kernels.attention.tuning import LIST, tile
-from kernels.launch import power_of_2
+from archlab.kernels import launch
+from archlab.kernels.attention.backward import delta, keys_backward, queries_backward
+from archlab.kernels.attention.forward import forward
+from archlab.kernels.attention.inputs import Inputs, decoded
+from archlab.kernels.attention.pattern import BlockLists, Blocks, Pattern
+from archlab.kernels.attention.spans import document_bounds, within_both, within_reach
+from archlab.kernels.attention.tiles import Biases, Rows, Rules, Sizes, Task, Visits
+from archlab.kernels.attention.tuning import LIST, tile
+from archlab.kernels.launch import power_of_2
 
 LOG2E = 1.4426950408889634
 

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.activations import at_least_float32
-from kernels.attention.pattern import CAUSAL, Pattern
-from kernels.attention.reference import expected
+from archlab.kernels.activations import at_least_float32
+from archlab.kernels.attention.pattern import CAUSAL, Pattern
+from archlab.kernels.attention.reference import expected
 
 ELEMENTS = 2**22  # probabilities that are held at a time
 

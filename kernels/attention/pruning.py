@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.activations import at_least_float32
+from archlab.kernels.activations import at_least_float32
 
 
 def reach(q: Tensor, k: Tensor, decay: Tensor, scale: float, lost: float, window: int | None = None) -> Tensor:

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from kernels.activations import at_least_float32
-from kernels.attention.pattern import CAUSAL, Pattern
+from archlab.kernels.activations import at_least_float32
+from archlab.kernels.attention.pattern import CAUSAL, Pattern
 
 
 def attention(

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from kernels import interpret
-from kernels.activations.triton import tanh
+from archlab.kernels import interpret
+from archlab.kernels.activations.triton import tanh
 
 interpret.apply()
 

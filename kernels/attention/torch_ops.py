@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.activations import at_least_float32
-from kernels.attention.pattern import CAUSAL, Pattern
-from kernels.attention.reference import added, expected, opened
+from archlab.kernels.activations import at_least_float32
+from archlab.kernels.attention.pattern import CAUSAL, Pattern
+from archlab.kernels.attention.reference import added, expected, opened
 
 LEAST_ROWS, MOST_ROWS = 128, 256  # queries at a time
 

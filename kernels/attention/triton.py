@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import interpret
-from kernels.attention import plan as planned
-from kernels.attention.builds import builds
-from kernels.attention.inputs import SCHEMA, TENSORS, Inputs, encoded
-from kernels.attention.pattern import CAUSAL, Pattern
-from kernels.attention.plan import Plan, with_rows
-from kernels.attention.reference import expected, fits
-from kernels.attention.tuning import widest
-from kernels.launch import capability, on_device_of
+from archlab.kernels import interpret
+from archlab.kernels.attention import plan as planned
+from archlab.kernels.attention.builds import builds
+from archlab.kernels.attention.inputs import SCHEMA, TENSORS, Inputs, encoded
+from archlab.kernels.attention.pattern import CAUSAL, Pattern
+from archlab.kernels.attention.plan import Plan, with_rows
+from archlab.kernels.attention.reference import expected, fits
+from archlab.kernels.attention.tuning import widest
+from archlab.kernels.launch import capability, on_device_of
 
 __all__ = ["attention", "builds"]
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kernels import interpret, launch
+from archlab.kernels import interpret, launch
 
 LIST = 64  # positions in a block of the lists of patterns that have them; tiles divide it
 Tile = tuple[int, int, int, int]  # QUERIES, KEYS, num_warps, num_stages

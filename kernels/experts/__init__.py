@@ -4,9 +4,9 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels import launch
-from kernels.experts import reference, torch_ops
-from kernels.op import Call, Case, Implementation, Op
+from archlab.kernels import launch
+from archlab.kernels.experts import reference, torch_ops
+from archlab.kernels.op import Call, Case, Implementation, Op
 
 
 def _ask(x: Tensor, weight: Tensor, ends: Tensor) -> dict[str, Any]:
@@ -14,7 +14,7 @@ def _ask(x: Tensor, weight: Tensor, ends: Tensor) -> dict[str, Any]:
 
 
 def _load_triton() -> Call:
-    from kernels.experts.triton import experts
+    from archlab.kernels.experts.triton import experts
 
     return experts
 

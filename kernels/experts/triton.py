@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import interpret
-from kernels.launch import Build, on_device_of, power_of_2, tuned
+from archlab.kernels import interpret
+from archlab.kernels.launch import Build, on_device_of, power_of_2, tuned
 
 interpret.apply()
 

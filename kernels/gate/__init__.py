@@ -4,10 +4,10 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels import launch
-from kernels.activations import ACTIVATIONS, Activation
-from kernels.gate import reference, torch_ops
-from kernels.op import Ask, Call, Case, Implementation, Op
+from archlab.kernels import launch
+from archlab.kernels.activations import ACTIVATIONS, Activation
+from archlab.kernels.gate import reference, torch_ops
+from archlab.kernels.op import Ask, Call, Case, Implementation, Op
 
 
 def granularity(y: Tensor, g: Tensor) -> str:
@@ -23,7 +23,7 @@ def _ask(y: Tensor, g: Tensor, activation: str | Activation, combine: str) -> di
 
 
 def _load_triton() -> Call:
-    from kernels.gate.triton import gate
+    from archlab.kernels.gate.triton import gate
 
     return gate
 

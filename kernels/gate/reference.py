@@ -4,7 +4,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from kernels.activations import Activation, activation_of, at_least_float32
+from archlab.kernels.activations import Activation, activation_of, at_least_float32
 
 Combine = Literal["multiply", "add"]
 

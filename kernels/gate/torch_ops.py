@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from kernels.activations import Activation, activation_of, at_least_float32
-from kernels.gate.reference import Combine
+from archlab.kernels.activations import Activation, activation_of, at_least_float32
+from archlab.kernels.gate.reference import Combine
 
 
 def gate(y: Tensor, g: Tensor, activation: str | Activation, combine: Combine) -> Tensor:

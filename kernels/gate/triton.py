@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.activations import ACTIVATIONS
-from kernels.activations.triton import activate, slope
-from kernels.gate.reference import Combine
-from kernels.launch import OPTIONS, Build, as_rows, on_device_of, power_of_2
+from archlab.kernels.activations import ACTIVATIONS
+from archlab.kernels.activations.triton import activate, slope
+from archlab.kernels.gate.reference import Combine
+from archlab.kernels.launch import OPTIONS, Build, as_rows, on_device_of, power_of_2
 
 TILE = 1024
 

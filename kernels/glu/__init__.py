@@ -4,10 +4,10 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels import launch
-from kernels.activations import ACTIVATIONS, Activation
-from kernels.glu import reference, torch_ops
-from kernels.op import Ask, Call, Case, Implementation, Op
+from archlab.kernels import launch
+from archlab.kernels.activations import ACTIVATIONS, Activation
+from archlab.kernels.glu import reference, torch_ops
+from archlab.kernels.op import Ask, Call, Case, Implementation, Op
 
 
 def _ask(a: Tensor, b: Tensor, activation: str | Activation) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def _ask(a: Tensor, b: Tensor, activation: str | Activation) -> dict[str, Any]:
 
 
 def _load_triton() -> Call:
-    from kernels.glu.triton import glu
+    from archlab.kernels.glu.triton import glu
 
     return glu
 

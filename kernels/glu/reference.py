@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from kernels.activations import Activation, activation_of, at_least_float32
+from archlab.kernels.activations import Activation, activation_of, at_least_float32
 
 
 def glu(a: Tensor, b: Tensor, activation: str | Activation) -> Tensor:

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from kernels.activations import Activation, activation_of
+from archlab.kernels.activations import Activation, activation_of
 
 
 def glu(a: Tensor, b: Tensor, activation: str | Activation) -> Tensor:

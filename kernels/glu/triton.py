@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from kernels.gate import triton as gates
+from archlab.kernels.gate import triton as gates
 
 
 def glu(a: Tensor, b: Tensor, activation: str) -> Tensor:

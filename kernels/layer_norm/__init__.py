@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import launch
-from kernels.layer_norm import reference, torch_ops
-from kernels.op import Call, Case, Implementation, Op
+from archlab.kernels import launch
+from archlab.kernels.layer_norm import reference, torch_ops
+from archlab.kernels.op import Call, Case, Implementation, Op
 
 
 def _ask(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def _ask(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> d
 
 
 def _load_triton() -> Call:
-    from kernels.layer_norm.triton import layer_norm
+    from archlab.kernels.layer_norm.triton import layer_norm
 
     return layer_norm
 

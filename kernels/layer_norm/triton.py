@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.launch import Build
-from kernels.norm_rows import triton as norm_rows
-from kernels.norm_rows.triton import Statistics
+from archlab.kernels.launch import Build
+from archlab.kernels.norm_rows import triton as norm_rows
+from archlab.kernels.norm_rows.triton import Statistics
 
 
 @torch.library.custom_op("archlab::layer_norm", mutates_args=())

@@ -4,9 +4,9 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels import launch
-from kernels.linear_cross_entropy import reference, torch_ops
-from kernels.op import Call, Case, Implementation, Op
+from archlab.kernels import launch
+from archlab.kernels.linear_cross_entropy import reference, torch_ops
+from archlab.kernels.op import Call, Case, Implementation, Op
 
 
 def _ask(hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None = None, **rest: Any) -> dict[str, Any]:
@@ -14,7 +14,7 @@ def _ask(hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None = N
 
 
 def _load_triton() -> Call:
-    from kernels.linear_cross_entropy.triton import linear_cross_entropy
+    from archlab.kernels.linear_cross_entropy.triton import linear_cross_entropy
 
     return linear_cross_entropy
 

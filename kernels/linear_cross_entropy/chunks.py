@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.linear_cross_entropy.reference import IGNORED
+from archlab.kernels.linear_cross_entropy.reference import IGNORED
 
 
 class Form(NamedTuple):

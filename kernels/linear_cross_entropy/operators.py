@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.activations import at_least_float32
-from kernels.linear_cross_entropy.chunks import Form, Gradients, Inputs, Rows, measured
-from kernels.linear_cross_entropy.reference import IGNORED
+from archlab.kernels.activations import at_least_float32
+from archlab.kernels.linear_cross_entropy.chunks import Form, Gradients, Inputs, Rows, measured
+from archlab.kernels.linear_cross_entropy.reference import IGNORED
 
 Three = tuple[Tensor, Tensor, Tensor]
-MODULES = {"torch": "kernels.linear_cross_entropy.torch_ops", "triton": "kernels.linear_cross_entropy.triton"}
+MODULES = {
+    "torch": "archlab.kernels.linear_cross_entropy.torch_ops",
+    "triton": "archlab.kernels.linear_cross_entropy.triton",
+}
 
 
 def run(

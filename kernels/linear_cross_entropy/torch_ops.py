@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from kernels.activations import at_least_float32
-from kernels.linear_cross_entropy.chunks import Form, Rows
-from kernels.linear_cross_entropy.operators import run
-from kernels.linear_cross_entropy.reference import IGNORED
+from archlab.kernels.activations import at_least_float32
+from archlab.kernels.linear_cross_entropy.chunks import Form, Rows
+from archlab.kernels.linear_cross_entropy.operators import run
+from archlab.kernels.linear_cross_entropy.reference import IGNORED
 
 
 def measure(logits: Tensor, targets: Tensor, form: Form, gradient: bool) -> tuple[Tensor, Tensor]:

@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import interpret
-from kernels.launch import Build, on_device_of, power_of_2, tuned
-from kernels.linear_cross_entropy.chunks import Form, Rows
-from kernels.linear_cross_entropy.operators import run
+from archlab.kernels import interpret
+from archlab.kernels.launch import Build, on_device_of, power_of_2, tuned
+from archlab.kernels.linear_cross_entropy.chunks import Form, Rows
+from archlab.kernels.linear_cross_entropy.operators import run
 
 interpret.apply()
 

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import launch
-from kernels.linear_recurrence import reference, torch_ops
-from kernels.op import Ask, Call, Case, Implementation, Op
+from archlab.kernels import launch
+from archlab.kernels.linear_recurrence import reference, torch_ops
+from archlab.kernels.op import Ask, Call, Case, Implementation, Op
 
 DECAYS = ("none", "constant", "token", "channel")
 WIDTHS = (64, 128, 256)  # channels of a key: at most that many, and more than 128
@@ -28,7 +28,7 @@ def _ask(q: Tensor, log_decay: Tensor | None = None, beta: Tensor | None = None,
 
 
 def _load_triton() -> Call:
-    from kernels.linear_recurrence.triton import linear_recurrence
+    from archlab.kernels.linear_recurrence.triton import linear_recurrence
 
     return linear_recurrence
 

@@ -8,7 +8,7 @@ is a difference of larger ones: the gradient of a log decay is the sum of all pr
 import triton
 import triton.language as tl
 
-from kernels.linear_recurrence.forward import (
+from archlab.kernels.linear_recurrence.forward import (  # fmt: skip
     RESET,
     decays_into,
     decays_outof,
@@ -20,7 +20,7 @@ from kernels.linear_recurrence.forward import (
     pair_decays,
     store,
     sums,
-)  # fmt: skip
+)
 
 
 @triton.jit

@@ -7,7 +7,7 @@ per token, 2 for one per channel. All arithmetic is in float32 but the operands 
 import triton
 import triton.language as tl
 
-from kernels import interpret
+from archlab.kernels import interpret
 
 interpret.apply()
 RESET = tl.constexpr(-1e4)  # exp of it is 0; stands for -inf, which has no differences and no product with 0

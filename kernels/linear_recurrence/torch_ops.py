@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.linear_recurrence.blocks import decayed_products, solve_unit_lower
-from kernels.linear_recurrence.reference import checked_groups
-from kernels.linear_recurrence.reference import linear_recurrence as step
+from archlab.kernels.linear_recurrence.blocks import decayed_products, solve_unit_lower
+from archlab.kernels.linear_recurrence.reference import checked_groups
+from archlab.kernels.linear_recurrence.reference import linear_recurrence as step
 
 RESET = -1e4  # exp of it is 0 in any dtype; stands for -inf, which has no differences
 __all__ = ["chunked", "parallel", "step"]

@@ -12,10 +12,10 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels import interpret
-from kernels.launch import Build, as_rows, capability, on_device_of, power_of_2, tuned
-from kernels.linear_recurrence import backward, forward
-from kernels.linear_recurrence.reference import checked_groups
+from archlab.kernels import interpret
+from archlab.kernels.launch import Build, as_rows, capability, on_device_of, power_of_2, tuned
+from archlab.kernels.linear_recurrence import backward, forward
+from archlab.kernels.linear_recurrence.reference import checked_groups
 
 WIDEST = 128  # channels of a key
 UNKNOWN_CARD = 132  # programs that fill a card that is not there: an H100's multiprocessors

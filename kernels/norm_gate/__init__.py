@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import launch
-from kernels.activations import ACTIVATIONS, Activation
-from kernels.add_norm.reference import Kind
-from kernels.gate import granularity
-from kernels.gate.reference import Combine
-from kernels.norm_gate import reference, torch_ops
-from kernels.op import Ask, Call, Case, Implementation, Op
+from archlab.kernels import launch
+from archlab.kernels.activations import ACTIVATIONS, Activation
+from archlab.kernels.add_norm.reference import Kind
+from archlab.kernels.gate import granularity
+from archlab.kernels.gate.reference import Combine
+from archlab.kernels.norm_gate import reference, torch_ops
+from archlab.kernels.op import Ask, Call, Case, Implementation, Op
 
 
 def _ask(
@@ -29,7 +29,7 @@ def _ask(
 
 
 def _load_triton() -> Call:
-    from kernels.norm_gate.triton import norm_gate
+    from archlab.kernels.norm_gate.triton import norm_gate
 
     return norm_gate
 

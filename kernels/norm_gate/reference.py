@@ -2,11 +2,11 @@
 
 from torch import Tensor
 
-from kernels.activations import Activation, activation_of, at_least_float32
-from kernels.add_norm.reference import Kind
-from kernels.gate.reference import Combine
-from kernels.layer_norm.reference import layer_norm
-from kernels.rms_norm.reference import rms_norm
+from archlab.kernels.activations import Activation, activation_of, at_least_float32
+from archlab.kernels.add_norm.reference import Kind
+from archlab.kernels.gate.reference import Combine
+from archlab.kernels.layer_norm.reference import layer_norm
+from archlab.kernels.rms_norm.reference import rms_norm
 
 
 def norm_gate(

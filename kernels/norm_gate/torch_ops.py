@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from kernels.activations import Activation
-from kernels.add_norm.reference import Kind
-from kernels.gate.reference import Combine
-from kernels.gate.torch_ops import gate
-from kernels.layer_norm.torch_ops import layer_norm
-from kernels.rms_norm.torch_ops import rms_norm
+from archlab.kernels.activations import Activation
+from archlab.kernels.add_norm.reference import Kind
+from archlab.kernels.gate.reference import Combine
+from archlab.kernels.gate.torch_ops import gate
+from archlab.kernels.layer_norm.torch_ops import layer_norm
+from archlab.kernels.rms_norm.torch_ops import rms_norm
 
 
 def norm_gate(

@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.activations.triton import activate, slope
-from kernels.add_norm.reference import Kind
-from kernels.gate import granularity
-from kernels.gate.reference import Combine
-from kernels.launch import OPTIONS, Build, on_device_of, power_of_2
+from archlab.kernels.activations.triton import activate, slope
+from archlab.kernels.add_norm.reference import Kind
+from archlab.kernels.gate import granularity
+from archlab.kernels.gate.reference import Combine
+from archlab.kernels.launch import OPTIONS, Build, on_device_of, power_of_2
 
 PROGRAMS = 1024
 

@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import interpret
-from kernels.launch import OPTIONS, Build, as_rows, on_device_of, power_of_2
+from archlab.kernels import interpret
+from archlab.kernels.launch import OPTIONS, Build, as_rows, on_device_of, power_of_2
 
 interpret.apply()
 WIDEST = 16384

@@ -4,9 +4,9 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels import launch
-from kernels.op import Call, Case, Implementation, Op
-from kernels.rms_norm import reference, torch_ops
+from archlab.kernels import launch
+from archlab.kernels.op import Call, Case, Implementation, Op
+from archlab.kernels.rms_norm import reference, torch_ops
 
 
 def _ask(x: Tensor, weight: Tensor | None, eps: float) -> dict[str, Any]:
@@ -14,7 +14,7 @@ def _ask(x: Tensor, weight: Tensor | None, eps: float) -> dict[str, Any]:
 
 
 def _load_triton() -> Call:
-    from kernels.rms_norm.triton import rms_norm
+    from archlab.kernels.rms_norm.triton import rms_norm
 
     return rms_norm
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.activations import at_least_float32
+from archlab.kernels.activations import at_least_float32
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import launch
-from kernels.op import Call, Case, Implementation, Op
-from kernels.rotary import reference, torch_ops
-from kernels.rotary.reference import Pairs
+from archlab.kernels import launch
+from archlab.kernels.op import Call, Case, Implementation, Op
+from archlab.kernels.rotary import reference, torch_ops
+from archlab.kernels.rotary.reference import Pairs
 
 
 def _ask(
@@ -19,7 +19,7 @@ def _ask(
 
 
 def _load_triton() -> Call:
-    from kernels.rotary.triton import rotary
+    from archlab.kernels.rotary.triton import rotary
 
     return rotary
 

@@ -5,8 +5,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.activations import at_least_float32
-from kernels.rms_norm.reference import rms_norm
+from archlab.kernels.activations import at_least_float32
+from archlab.kernels.rms_norm.reference import rms_norm
 
 Pairs = Literal["half", "interleaved"]
 

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from kernels.rms_norm.torch_ops import rms_norm
-from kernels.rotary.reference import Pairs, turned
+from archlab.kernels.rms_norm.torch_ops import rms_norm
+from archlab.kernels.rotary.reference import Pairs, turned
 
 
 def rotary(

@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import interpret
-from kernels.launch import OPTIONS, Build, on_device_of, power_of_2
-from kernels.rotary.reference import Pairs
+from archlab.kernels import interpret
+from archlab.kernels.launch import OPTIONS, Build, on_device_of, power_of_2
+from archlab.kernels.rotary.reference import Pairs
 
 interpret.apply()
 PROGRAMS = 1024

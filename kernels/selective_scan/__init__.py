@@ -4,10 +4,10 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels import launch
-from kernels.op import Ask, Call, Case, Implementation, Op
-from kernels.selective_scan import reference, torch_ops
-from kernels.selective_scan.reference import STATES
+from archlab.kernels import launch
+from archlab.kernels.op import Ask, Call, Case, Implementation, Op
+from archlab.kernels.selective_scan import reference, torch_ops
+from archlab.kernels.selective_scan.reference import STATES
 
 
 def state_class(size: int) -> int:
@@ -20,7 +20,7 @@ def _ask(log_a: Tensor, **_: Any) -> dict[str, Any]:
 
 
 def _load_triton() -> Call:
-    from kernels.selective_scan.triton import selective_scan
+    from archlab.kernels.selective_scan.triton import selective_scan
 
     return selective_scan
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.activations import at_least_float32
+from archlab.kernels.activations import at_least_float32
 
 STATES = (64, 128)  # numbers in the state of a channel: at most 64, and more
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.activations import at_least_float32
-from kernels.selective_scan.reference import checked
+from archlab.kernels.activations import at_least_float32
+from archlab.kernels.selective_scan.reference import checked
 
 CHUNK = 16  # tokens whose states are held at a time: more leave the caches
 

@@ -17,10 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import interpret
-from kernels.launch import Build, as_rows, on_device_of, power_of_2, tuned
-from kernels.selective_scan import torch_ops
-from kernels.selective_scan.reference import STATES, checked
+from archlab.kernels import interpret
+from archlab.kernels.launch import Build, as_rows, on_device_of, power_of_2, tuned
+from archlab.kernels.selective_scan import torch_ops
+from archlab.kernels.selective_scan.reference import STATES, checked
 
 interpret.apply()
 CHUNK = 8 if interpret.active() else torch_ops.CHUNK

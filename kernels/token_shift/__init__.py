@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import launch
-from kernels.op import Call, Case, Implementation, Op
-from kernels.token_shift import reference, torch_ops
+from archlab.kernels import launch
+from archlab.kernels.op import Call, Case, Implementation, Op
+from archlab.kernels.token_shift import reference, torch_ops
 
 
 def _ask(x: Tensor, mix: Tensor, starts: Tensor | None = None) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def _ask(x: Tensor, mix: Tensor, starts: Tensor | None = None) -> dict[str, Any]
 
 
 def _load_triton() -> Call:
-    from kernels.token_shift.triton import token_shift
+    from archlab.kernels.token_shift.triton import token_shift
 
     return token_shift
 

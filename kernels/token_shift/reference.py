@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.activations import at_least_float32
+from archlab.kernels.activations import at_least_float32
 
 
 def token_shift(x: Tensor, mix: Tensor, starts: Tensor | None = None) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.token_shift.reference import before
+from archlab.kernels.token_shift.reference import before
 
 
 def token_shift(x: Tensor, mix: Tensor, starts: Tensor | None = None) -> Tensor:

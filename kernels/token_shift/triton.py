@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import interpret
-from kernels.launch import OPTIONS, Build, on_device_of, power_of_2
+from archlab.kernels import interpret
+from archlab.kernels.launch import OPTIONS, Build, on_device_of, power_of_2
 
 interpret.apply()
 PROGRAMS = 1024

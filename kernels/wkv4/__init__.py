@@ -4,9 +4,9 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels import launch
-from kernels.op import Call, Case, Implementation, Op
-from kernels.wkv4 import reference, torch_ops
+from archlab.kernels import launch
+from archlab.kernels.op import Call, Case, Implementation, Op
+from archlab.kernels.wkv4 import reference, torch_ops
 
 
 def _ask(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, state: Tensor | None = None) -> dict[str, Any]:
@@ -14,7 +14,7 @@ def _ask(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, state: Tensor | Non
 
 
 def _load_triton() -> Call:
-    from kernels.wkv4.triton import wkv4
+    from archlab.kernels.wkv4.triton import wkv4
 
     return wkv4
 

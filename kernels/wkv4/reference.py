@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.activations import at_least_float32
+from archlab.kernels.activations import at_least_float32
 
 EMPTY = -1e38  # the log of the weight of a state that has seen nothing
 

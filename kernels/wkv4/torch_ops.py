@@ -14,8 +14,8 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.activations import at_least_float32
-from kernels.wkv4.reference import EMPTY, checked, first_state
+from archlab.kernels.activations import at_least_float32
+from archlab.kernels.wkv4.reference import EMPTY, checked, first_state
 
 
 def wkv4(

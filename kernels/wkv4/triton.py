@@ -17,9 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import interpret
-from kernels.launch import Build, as_rows, on_device_of, tuned
-from kernels.wkv4.reference import EMPTY, checked
+from archlab.kernels import interpret
+from archlab.kernels.launch import Build, as_rows, on_device_of, tuned
+from archlab.kernels.wkv4.reference import EMPTY, checked
 
 interpret.apply()
 NOTHING = tl.constexpr(EMPTY)

@@ -10,33 +10,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from search.beside import beside
-from search.comparable import NO_DIFFERENCE, lossy_of, objective_of, tested_on
-from search.comparison_result import Comparison
-from search.contrast import MINIMUM_SEEDS, Contrast
-from search.factor_frames import all_effects
-from search.findings import findings_of
-from search.frame_records import NAN
-from search.frames import domains_frame, rates_frame, trials_frame
-from search.losses import Layout, lay_out, read_documents
-from search.measure_frames import curves_frame, grids_frame, measures_frame
-from search.notes import gather_notes, method_sentence
-from search.provenance import identified, provenance
-from search.rate_curve import tuning_frame
-from search.scaling_frames import scaling_frames, scaling_notes
-from search.screen_frame import screen_frame, screen_summary
-from search.screening import only_of, screened
-from search.search_rivals import rivals_frame, rivals_of
-from search.search_table import search_frame, search_notes, search_summary
-from search.seeding import analysed, decision, only_wanted
-from search.selection import Selection, baselines_of, edge, varied_in, with_baselines, with_tuned_size
-from search.standing import select
-from search.states import states_of
-from search.statistics import Analysis
-from search.training_cost import spent_on, training_cost
+from archlab.search.comparison.frames import domains_frame, rates_frame, trials_frame
+from archlab.search.comparison.notes import gather_notes, method_sentence
+from archlab.search.comparison.provenance import identified, provenance
+from archlab.search.comparison.training_cost import spent_on, training_cost
+from archlab.search.formatting.frames import NAN
+from archlab.search.results.comparable import NO_DIFFERENCE, lossy_of, objective_of, tested_on
+from archlab.search.results.comparison import Comparison
+from archlab.search.results.losses import Layout, lay_out, read_documents
+from archlab.search.results.measured import curves_frame, grids_frame, measures_frame
+from archlab.search.results.selection import Selection, baselines_of, edge, varied_in, with_baselines, with_tuned_size
+from archlab.search.sections.design.frames import all_effects
+from archlab.search.sections.ladder.frames import scaling_frames, scaling_notes
+from archlab.search.sections.published.rows import beside
+from archlab.search.sections.screen.decide import only_of, screened
+from archlab.search.sections.screen.frames import screen_frame, screen_summary
+from archlab.search.sections.screen.standing import select
+from archlab.search.sections.search.frames import search_frame, search_notes, search_summary
+from archlab.search.sections.search.rivals import rivals_frame, rivals_of
+from archlab.search.sections.seeds.decide import analysed, decision, only_wanted
+from archlab.search.sections.tune.frames import tuning_frame
+from archlab.search.statistics.contrast import MINIMUM_SEEDS, Contrast
+from archlab.search.statistics.intervals import Analysis
+from archlab.search.store.findings import findings_of
+from archlab.search.store.states import states_of
 
 if TYPE_CHECKING:
-    from search.store import Store
+    from archlab.search.store.store import Store
 
 
 def load_comparison(store: Store, study: str) -> Comparison:

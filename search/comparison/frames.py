@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from search.frame_records import NAN
-from search.roles import ROLE
-from search.selection import Selection, choose, group, loss, rate
-from search.words import spelled
+from archlab.search.formatting.frames import NAN
+from archlab.search.formatting.words import spelled
+from archlab.search.results.selection import Selection, choose, group, loss, rate
+from archlab.search.store.roles import ROLE
 
 if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
     import pandas as pd

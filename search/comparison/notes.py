@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from search.comparable import is_one_tokenizer, lossy_of, objective_of, tested_on
-from search.contrast import MINIMUM_SEEDS
-from search.design_text import design_notes
-from search.selection import Selection, baselines_of, edge, is_over, rate
-from search.sequential import TUNED_AT
-from search.statistics import Analysis
-from search.words import spelled
+from archlab.search.formatting.words import spelled
+from archlab.search.results.comparable import is_one_tokenizer, lossy_of, objective_of, tested_on
+from archlab.search.results.selection import Selection, baselines_of, edge, is_over, rate
+from archlab.search.sections.design.lines import design_notes
+from archlab.search.statistics.contrast import MINIMUM_SEEDS
+from archlab.search.statistics.intervals import Analysis
+from archlab.search.statistics.sequential import TUNED_AT
 
 _MOST = 8  # variants that a note lists
 _SHARED = 0.2  # of the test text, from which on a note says that it is in the training text

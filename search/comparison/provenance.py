@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from search.roles import ROLE
-from search.selection import Selection, tuned_paths
-from search.store import TERMINAL
-from search.trial import Trial
-from search.trial_identity import identity_of
+from archlab.search.results.selection import Selection, tuned_paths
+from archlab.search.store.roles import ROLE
+from archlab.search.store.store import TERMINAL
+from archlab.search.trial.identity import identity_of
+from archlab.search.trial.trial import Trial
 
 VERSIONS = ("archlab", "commit", "torch", "python", "device", "cpu", "threads", "gpu", "compiler", "parallel")
 """What of the fingerprints of trials a report says."""

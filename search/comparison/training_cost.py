@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from search.roles import ROLE
-from search.selection import Selection, is_lost, is_over
-from search.store import TERMINAL
-from search.words import counted
+from archlab.search.formatting.words import counted
+from archlab.search.results.selection import Selection, is_lost, is_over
+from archlab.search.store.roles import ROLE
+from archlab.search.store.store import TERMINAL
 
 SAVED = {
     "reuse": "reuse",
@@ -102,7 +102,7 @@ def spent_on(events: Iterable[Mapping[str, Any]]) -> dict[str, int | None]:
 def cost_sentence(cost: Mapping[str, Any]) -> str:
     """The cost for people: "Trained 34.2M tokens in 41 trials (0.9 h of one core); without reuse (12M) it would have
     been 46.2M."; "" where nothing was trained or saved yet."""
-    from search.numbers import duration_in_words
+    from archlab.search.formatting.numbers import duration_in_words
 
     if not cost.get("without"):
         return ""

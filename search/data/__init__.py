@@ -1,24 +1,27 @@
 """Data: sources of text, tokenizers, prepared data sets, and batches that depend on nothing but the seed."""
 
-from search.data.batches import IGNORE, batch, windows
-from search.data.cleaning import Cleaner, CleaningStage
-from search.data.dataset import DataError, Dataset, Documents
-from search.data.document import Document
-from search.data.duplicates import MinHash, Paragraphs, Spans
-from search.data.given_tokens import TokenFiles
-from search.data.hub import Hub
-from search.data.mixing import rows
-from search.data.mixture import Domain, Mixture
-from search.data.needle_text import Needles
-from search.data.pii import Mask
-from search.data.prepare import prepare, require
-from search.data.probes import Probe
-from search.data.quality import C4, Gopher
-from search.data.records import Jsonl, Parquet
-from search.data.sources import Source, Stdlib, Text
-from search.data.subwords import BytePairs, Unigram, WordPiece
-from search.data.tokenizer_files import Pretrained
-from search.data.tokenizers import Bytes, Codec, Tokenizer
+# Members are listed in the order of these imports.
+# isort: off
+from archlab.search.data.batches import IGNORE, batch, windows
+from archlab.search.data.cleaning.stages import Cleaner, CleaningStage
+from archlab.search.data.dataset import DataError, Dataset, Documents
+from archlab.search.data.documents.document import Document
+from archlab.search.data.cleaning.duplicates import MinHash, Paragraphs, Spans
+from archlab.search.data.sources.given_tokens import TokenFiles
+from archlab.search.data.sources.hub import Hub
+from archlab.search.data.mixing import rows
+from archlab.search.data.sources.mixture import Domain, Mixture
+from archlab.search.data.sources.needles import Needles
+from archlab.search.data.cleaning.pii import Mask
+from archlab.search.data.prepare import prepare, require
+from archlab.search.data.sources.probes import Probe
+from archlab.search.data.cleaning.quality import C4, Gopher
+from archlab.search.data.sources.records import Jsonl, Parquet
+from archlab.search.data.sources.family import Source, Stdlib, Text
+from archlab.search.data.tokenizers.subwords import BytePairs, Unigram, WordPiece
+from archlab.search.data.tokenizers.pretrained import Pretrained
+from archlab.search.data.tokenizers.family import Bytes, Codec, Tokenizer
+# isort: on
 
 __all__ = [
     "C4",

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from search.data.dataset import Dataset
-from search.data.notation import plain
-from search.data.sources import Source
-from search.data.tokenizers import Tokenizer
+from archlab.search.data.dataset import Dataset
+from archlab.search.data.documents.notation import plain
+from archlab.search.data.sources.family import Source
+from archlab.search.data.tokenizers.family import Tokenizer
 
 
 @dataclass(frozen=True)

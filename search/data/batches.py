@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from search.data.noise import Bools, Ints
-from search.data.tokenizers import Tokens
+from archlab.search.data.documents.draws import Bools, Ints
+from archlab.search.data.tokenizers.family import Tokens
 
 if TYPE_CHECKING:
     import torch
 
-    from arch_dsl.context import Call
+    from archlab.arch_dsl.parts.context import Call
 
 IGNORE = -100
 _WORD = 2**64 - 1
@@ -69,7 +69,7 @@ class Batch:
         """Tokens and targets on a device, and the call that goes with them."""
         import torch
 
-        from arch_dsl.context import Call
+        from archlab.arch_dsl.parts.context import Call
 
         # NumPy copies on one core; for so little, torch's threads would take longer to meet than to copy.
         arrays = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "places"}

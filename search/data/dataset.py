@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from arch_dsl.parse import parse
-from search.data.document import GIVEN
-from search.data.given_tokens import ANSWER
-from search.data.splits import NAMES
-from search.data.tokenizers import Codec, Tokenizer, Tokens
+from archlab.arch_dsl.language.parse import parse
+from archlab.search.data.documents.document import GIVEN
+from archlab.search.data.sources.given_tokens import ANSWER
+from archlab.search.data.sources.splits import NAMES
+from archlab.search.data.tokenizers.family import Codec, Tokenizer, Tokens
 
 FORMAT = 1  # raised when the files, the splits or the cutting of documents change; part of the identity
 HEADER = "data.json"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from search.data.batches import IGNORE, epoch_order
-from search.data.dataset import DataError, Dataset
-from search.data.given_tokens import ANSWER
-from search.data.noise import Bools, Ints
+from archlab.search.data.batches import IGNORE, epoch_order
+from archlab.search.data.dataset import DataError, Dataset
+from archlab.search.data.documents.draws import Bools, Ints
+from archlab.search.data.sources.given_tokens import ANSWER
 
 
 def examples(dataset: Dataset, seed: int, first: int, count: int, context: int) -> Ints:

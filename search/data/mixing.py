@@ -8,9 +8,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from search.data.batches import batch
-from search.data.noise import Ints
-from search.data.tokenizers import Tokens
+from archlab.search.data.batches import batch
+from archlab.search.data.documents.draws import Ints
+from archlab.search.data.tokenizers.family import Tokens
 
 _TURN = 2**64
 _STEP = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: i * _STEP mod 2^64 spreads evenly over any stretch of rows

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from search.data.dataset import OVERLAP, Dataset
+from archlab.search.data.dataset import OVERLAP, Dataset
 
 WORDS = 13  # in a row; arXiv:2005.14165, appendix C
 _WORD = re.compile(r"\w+")

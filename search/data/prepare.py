@@ -15,17 +15,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from arch_dsl.errors import Mark, SpecError
-from search.data.cleaning import Cleaner
-from search.data.dataset import FORMAT, DataError, Dataset, write
-from search.data.given_tokens import TokenCodec
-from search.data.mixture import Mixture, corpora_of
-from search.data.notation import plain
-from search.data.overlap import measure
-from search.data.sources import Source
-from search.data.splits import Kept, Splits, split_all
-from search.data.spool import Spool
-from search.data.tokenizers import Bytes, Codec, Tokenizer
+from archlab.arch_dsl.language.errors import Mark, SpecError
+from archlab.search.data.cleaning.stages import Cleaner
+from archlab.search.data.dataset import FORMAT, DataError, Dataset, write
+from archlab.search.data.documents.notation import plain
+from archlab.search.data.documents.spool import Spool
+from archlab.search.data.overlap import measure
+from archlab.search.data.sources.family import Source
+from archlab.search.data.sources.given_tokens import TokenCodec
+from archlab.search.data.sources.mixture import Mixture, corpora_of
+from archlab.search.data.sources.splits import Kept, Splits, split_all
+from archlab.search.data.tokenizers.family import Bytes, Codec, Tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from search.measures.family import Grid
+from archlab.search.evaluation.family import Grid
 
 Rows = dict[tuple[str, int], list[float]]
 

@@ -17,21 +17,21 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-import arch_dsl
-from arch_dsl.errors import Mark, Problem
-from arch_dsl.identity import canonical
-from arch_dsl.model import Model
-from arch_dsl.parse import INVALID, parse_member, parse_record
-from arch_dsl.shapes import shapes_of
-from arch_dsl.source import Node
-from arch_dsl.spec import Family
-from search.canonical import canonical_json
-from search.data.dataset import Dataset
-from search.data.notation import long_form
-from search.objectives.checks import positions
-from search.recipe import Recipe, load_recipe
-from search.stages import parts
-from search.trial import Trial
+from archlab import arch_dsl
+from archlab.arch_dsl.compiler.shapes import shapes_of
+from archlab.arch_dsl.language.errors import Mark, Problem
+from archlab.arch_dsl.language.parse import INVALID, parse_member, parse_record
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Family
+from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.search.data.dataset import Dataset
+from archlab.search.data.documents.notation import long_form
+from archlab.search.recipe.fits import positions
+from archlab.search.recipe.recipe import Recipe, load_recipe
+from archlab.search.recipe.stages import parts
+from archlab.search.trial.trial import Trial
+from archlab.search.utils.canonical import canonical_json
 
 ALL = "all"
 

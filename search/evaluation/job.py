@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from arch_dsl.parse import parse
-from search import checkpoint
-from search.determinism import deterministic
-from search.files import write_whole
-from search.fingerprint import fingerprint
-from search.journal import Journal
-from search.loop import Interrupted
-from search.measures.family import About, Measure, Subject
-from search.plugin_files import load_kept
-from search.trial import Trial
+from archlab.arch_dsl.language.parse import parse
+from archlab.search.evaluation.family import About, Measure, Subject
+from archlab.search.hardware.determinism import deterministic
+from archlab.search.store.plugins import load_kept
+from archlab.search.training.loop import Interrupted
+from archlab.search.trial import checkpoint
+from archlab.search.trial.fingerprint import fingerprint
+from archlab.search.trial.journal import Journal
+from archlab.search.trial.trial import Trial
+from archlab.search.utils.files import write_whole
 
 if TYPE_CHECKING:
-    from search.gang import Gang
+    from archlab.search.executors.process_group import Gang
 
 __all__ = ["ASKED", "FOUND", "Interrupted", "evaluate"]
 

@@ -9,11 +9,11 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from search.data.batches import IGNORE, Batch
-from search.data.noise import Bools, Ints
-from search.evaluate import autocast, evaluating
-from search.measures.family import About, Subject
-from search.objectives import has_encoder
+from archlab.search.data.batches import IGNORE, Batch
+from archlab.search.data.documents.draws import Bools, Ints
+from archlab.search.evaluation.family import About, Subject
+from archlab.search.objectives import has_encoder
+from archlab.search.training.held_out import autocast, evaluating
 
 
 @dataclass(frozen=True)

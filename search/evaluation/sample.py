@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from arch_dsl.context import Call
-from arch_dsl.spec import Count, Spec, added, walk
-from arch_dsl.watching import Sight, Watch, watching
-from kernels.attention import probabilities
-from search.data.batches import IGNORE, Batch
-from search.evaluate import autocast, evaluating, held_out
-from search.loop import Interrupted
-from search.measures.family import About, Found, Measure, Subject
-from search.objectives import has_encoder
+from archlab.arch_dsl.language.spec import Count, Spec, added, walk
+from archlab.arch_dsl.parts.context import Call
+from archlab.arch_dsl.parts.watching import Sight, Watch, watching
+from archlab.kernels.attention import probabilities
+from archlab.search.data.batches import IGNORE, Batch
+from archlab.search.evaluation.family import About, Found, Measure, Subject
+from archlab.search.objectives import has_encoder
+from archlab.search.training.held_out import autocast, evaluating, held_out
+from archlab.search.training.loop import Interrupted
 
 SHARE, LEAST, MOST = 50, 4, 64  # one window of so many, but at least and at most so many
 

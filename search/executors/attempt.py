@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from search.executor import LOST, Failure, FailureKind, load_entry, stop_flag
-from search.files import write_whole
-from search.outcome_files import read_result
+from archlab.search.executors.executor import LOST, Failure, FailureKind, load_entry, stop_flag
+from archlab.search.trial.outcome_files import read_result
+from archlab.search.utils.files import write_whole
 
 if TYPE_CHECKING:
-    from search.gang import Gang
+    from archlab.search.executors.process_group import Gang
 
 _WRITER_WAIT_S = 30.0  # how long the process of an earlier attempt may take to die
 _STOP_POLL_S = 0.1

@@ -22,9 +22,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from search import low_memory
-from search.children import die_with, python_path
-from search.tempfolders import private_folder
+from archlab.search.hardware import low_memory
+from archlab.search.utils.children import die_with, python_path
+from archlab.search.utils.temporary import private_folder
 
 # glibc keeps and reuses the memory of large tensors; else every one is mapped, cleared by the kernel and unmapped anew:
 # 65,000 page faults and a twentieth of the processor time of a trial of five seconds. What the user has set stands.
@@ -42,7 +42,7 @@ class ForkServer:
         self.address = str(self.folder / "socket")
         count = str(threads)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "search.forkserver", self.address, entry.partition(":")[0]],
+            [sys.executable, "-m", "archlab.search.executors.forkserver", self.address, entry.partition(":")[0]],
             stdin=subprocess.PIPE,  # its end of file is how the server learns that we died
             start_new_session=True,  # Ctrl-C in a terminal is for the driver, which asks for checkpoints
             env={
@@ -211,9 +211,9 @@ class _Child:
 
 def _run(job: dict[str, Any], write: int, server: int) -> None:
     """The trial's process, from fork to exit; what it prints goes to output.txt in its folder."""
-    from search.executor import Failure
-    from search.pinning import limit, pin
-    from search.worker import run_trial
+    from archlab.search.executors.attempt import run_trial
+    from archlab.search.executors.executor import Failure
+    from archlab.search.hardware.cores import limit, pin
 
     die_with(server)
     os.environ.update(job["environment"])
@@ -227,7 +227,7 @@ def _run(job: dict[str, Any], write: int, server: int) -> None:
     limit(job.get("gpus", 0.0), job.get("memory"))
     gang = None
     if job.get("gang"):
-        from search.gang import Gang
+        from archlab.search.executors.process_group import Gang
 
         gang = Gang.from_json(job["gang"])
     found = run_trial(job["entry"], folder, Path(job["data_root"]), job["attempt"], job.get("until"), gang)

@@ -11,8 +11,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from search.executor import LOST
-from search.forkserver import connected
+from archlab.search.executors.executor import LOST
+from archlab.search.executors.forkserver import connected
 
 Answer = dict[str, Any]
 

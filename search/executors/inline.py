@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
-from search.executor import Failure, Finished
+from archlab.search.executors.executor import Failure, Finished
 
 
 class InlineExecutor:
@@ -35,7 +35,7 @@ class InlineExecutor:
 
     def wait(self, timeout: float) -> list[Finished]:
         """Trains the attempt submitted first, however long it takes."""
-        from search.worker import run_trial
+        from archlab.search.executors.attempt import run_trial
 
         if not self._queue:
             return []

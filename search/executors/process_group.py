@@ -1,6 +1,6 @@
 """A gang is the processes that train one trial together: how many share what (`parallel:`), and who a process is.
 
-This file is all that plans and launchers need; what a process does with it is in `search.parallel`.
+This file is all that plans and launchers need; what a process does with it is in `archlab.search.training.parallel`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from arch_dsl.spec import Count, Spec
+from archlab.arch_dsl.language.spec import Count, Spec
 
 DIMENSIONS = ("pipeline", "data", "shard", "tensor")  # from the outside in: neighbours talk most
 

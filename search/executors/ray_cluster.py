@@ -7,9 +7,9 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from search.executor import ExecutorError
-from search.ray_task import meeting_point
-from search.shipping import examine, ours
+from archlab.search.executors.executor import ExecutorError
+from archlab.search.executors.ray_task import meeting_point
+from archlab.search.executors.shipping import examine, ours
 
 _STRATEGIES = "ray.util.scheduling_strategies"
 _EXAMINED_S = 120.0  # our code is sent to every machine first

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from search.executor import ExecutorError, Failure, Finished, ResourcesError
-from search.exits import exit_would_hang
-from search.forkserver import ForkServer
-from search.ranks import Ends
-from search.ray_cluster import blame_machines, check_machines, launch_gang, of_all
-from search.ray_start import (
+from archlab.search.executors.executor import ExecutorError, Failure, Finished, ResourcesError
+from archlab.search.executors.forkserver import ForkServer
+from archlab.search.executors.group_end import Ends
+from archlab.search.executors.ray_cluster import blame_machines, check_machines, launch_gang, of_all
+from archlab.search.executors.ray_start import (
     head_is_dead,
     only_what_trials_need,
     set_environment,
@@ -26,10 +25,11 @@ from search.ray_start import (
     started_at,
     tree_naming,
 )
-from search.ray_task import run_attempt, warm
-from search.resources import Resources, Room
-from search.shipping import ours, runtime_environment
-from search.tempfolders import private_folder
+from archlab.search.executors.ray_task import run_attempt, warm
+from archlab.search.executors.resources import Resources, Room
+from archlab.search.executors.shipping import ours, runtime_environment
+from archlab.search.utils.exits import exit_would_hang
+from archlab.search.utils.temporary import private_folder
 
 _SHUTDOWN_S = 10.0
 _OBJECT_STORE_BYTES = 80 * 2**20  # Ray's least: jobs and results are a few kilobytes

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from search.executor import ExecutorError
+from archlab.search.executors.executor import ExecutorError
 
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # at 0 every socket of Ray is on 127.0.0.1, on Linux too
 _SIGACTION_BYTES = 256  # more than struct sigaction takes

@@ -8,9 +8,9 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from search import shipping
-from search.forkserver import ForkServer
-from search.ranks import ask, free_port
+from archlab.search.executors import shipping
+from archlab.search.executors.forkserver import ForkServer
+from archlab.search.executors.group_end import ask, free_port
 
 _own: ForkServer | None = None
 

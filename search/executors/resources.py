@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from arch_dsl.errors import Mark, Problem, SpecError
-from arch_dsl.parse import INVALID, parse_value
-from arch_dsl.source import read
-from arch_dsl.spec import Count, NotNegative, Spec
-from search import machine
-from search.executor import ResourcesError
-from search.gang import Parallel
-from search.quantities import Memory
+from archlab.arch_dsl.language.errors import Mark, Problem, SpecError
+from archlab.arch_dsl.language.parse import INVALID, parse_value
+from archlab.arch_dsl.language.source import read
+from archlab.arch_dsl.language.spec import Count, NotNegative, Spec
+from archlab.search.executors.executor import ResourcesError
+from archlab.search.executors.process_group import Parallel
+from archlab.search.hardware import facts as machine
+from archlab.search.utils.quantities import Memory
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from search.fingerprint import COMMIT, commit
+from archlab.search.trial.fingerprint import COMMIT, commit
 
+# What a trial needs; the command line and the dashboard stay where they are.
 PACKAGES = ("arch_dsl", "kernels", "search")
 # What trains must be the same everywhere, as trials of one study are compared with each other.
 _SAME = ("torch", "numpy", "ray")
@@ -20,9 +21,9 @@ _SAME = ("torch", "numpy", "ray")
 def runtime_environment() -> dict[str, Any]:
     """What `ray.init` sends to the machines of a cluster: the packages that a trial needs, as they are here."""
     return {
-        "py_modules": [str(_folder(name)) for name in PACKAGES],
-        "excludes": ["__pycache__", "*.pyc"],
-        "env_vars": {COMMIT: commit(_folder("search").parent)},
+        "py_modules": [str(_folder())],
+        "excludes": ["__pycache__", "*.pyc", "archlab/cli", "archlab/dashboards"],
+        "env_vars": {COMMIT: commit(Path(__file__).resolve().parents[2])},
     }
 
 
@@ -30,9 +31,10 @@ def runtime_environment() -> dict[str, Any]:
 def ours() -> dict[str, str]:
     """What must be the same on every machine: a hash of our source, and the versions of what computes."""
     found = hashlib.sha256()
-    for folder in map(_folder, PACKAGES):
-        for file in sorted(folder.rglob("*.py")):
-            found.update(str(file.relative_to(folder.parent)).encode() + b"\0" + file.read_bytes() + b"\0")
+    for folder in [_folder() / name for name in PACKAGES]:
+        for file in sorted(folder.resolve().rglob("*.py")):
+            name = f"{folder.name}/{file.relative_to(folder.resolve())}"
+            found.update(name.encode() + b"\0" + file.read_bytes() + b"\0")
     return {
         "archlab's source": found.hexdigest()[:16],
         "python": ".".join(platform.python_version_tuple()[:2]),
@@ -65,11 +67,11 @@ def examine(there: dict[str, str], store: str, token: str) -> str:
     return "" if found else f"{platform.node()} does not see the store {store}: it must be a folder that all share"
 
 
-def _folder(package: str) -> Path:
-    """Where a package is imported from; on the machines of a cluster each is sent to a folder of its own."""
-    spec = find_spec(package)
+def _folder() -> Path:
+    """Where `archlab` is imported from; to the machines of a cluster it is sent, links in it as what they point to."""
+    spec = find_spec("archlab")
     assert spec is not None and spec.submodule_search_locations
-    return Path(spec.submodule_search_locations[0]).resolve()
+    return Path(spec.submodule_search_locations[0])
 
 
 def _version(name: str) -> str:

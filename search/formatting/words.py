@@ -42,7 +42,7 @@ def _brief(value: Any) -> str:
         return f"{value:.3g}"
     if isinstance(value, int | str) and not isinstance(value, bool):
         return str(value)
-    from arch_dsl.identity import brief_text  # which imports torch, and most settings are numbers
+    from archlab.arch_dsl.tree.identity import brief_text  # which imports torch, and most settings are numbers
 
     return brief_text(value)
 

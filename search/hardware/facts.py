@@ -157,7 +157,7 @@ def _said(path: Path) -> list[str]:
 
 def _compiler() -> Finding:
     """What torch.compile and Triton need on the host: the C++ compiler that training takes, and Python's headers."""
-    from search.compiler import cannot_compile, compiler
+    from archlab.search.hardware.compiler import cannot_compile, compiler
 
     if missing := cannot_compile():
         meaning = "torch.compile and Triton cannot build here: `compile: blocks` trains uncompiled, and slower"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from search.machine import memory
+from archlab.search.hardware.facts import memory
 
 LEFT = "ARCHLAB_MEMORY_LEFT"  # the share of memory that must stay free; 0 switches this off
 _LEFT = 0.04

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from arch_dsl import plugins
-from arch_dsl.catalogue import first_line
-from arch_dsl.conformance import Verdict, check
-from arch_dsl.errors import SpecError
-from arch_dsl.families import Primitive
+from archlab.arch_dsl.catalogue.describe import first_line
+from archlab.arch_dsl.conformance import Verdict, check
+from archlab.arch_dsl.language import plugins
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.parts.families import Primitive
 
 
 def check_plugin(path: str, as_json: bool) -> bool:

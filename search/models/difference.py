@@ -9,11 +9,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from arch_dsl.errors import shorten
-from arch_dsl.identity import Change, brief_text, diff, identity
-from arch_dsl.model import Model, cost, resolve
-from search.find_model import EXAMPLE, Found
-from search.numbers import count, plain_console
+from archlab.arch_dsl.language.errors import shorten
+from archlab.arch_dsl.model.model import Model, cost, resolve
+from archlab.arch_dsl.tree.identity import Change, brief_text, diff, identity
+from archlab.search.formatting.numbers import count, plain_console
+from archlab.search.models.find import EXAMPLE, Found
 
 _WIDEST = 48  # characters of a value in the table
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import arch_dsl
-from arch_dsl import zoo
-from arch_dsl.errors import SpecError, nearest, shorten
-from arch_dsl.model import Model
-from arch_dsl.source import read
-from search.planning import plan
-from search.shown import Shown, variant_of
-from search.study_load import load_study
+from archlab import arch_dsl
+from archlab.arch_dsl import zoo
+from archlab.arch_dsl.language.errors import SpecError, nearest, shorten
+from archlab.arch_dsl.language.source import read
+from archlab.arch_dsl.model.model import Model
+from archlab.search.models.print_model import Shown, variant_of
+from archlab.search.planning.plan import plan
+from archlab.search.study.load import load_study
 
 EXAMPLE = {"vocab": 256, "max_positions": 1024}  # sizes that no one says
 _SHOWN = 12  # names of the zoo that an error lists

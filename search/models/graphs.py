@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 
-import arch_dsl
-import kernels
-from arch_dsl.context import NodeChoice
-from arch_dsl.diagram import Graph, Node, graph
-from arch_dsl.dot import rendered, short
-from arch_dsl.errors import SpecError
-from arch_dsl.model import Model
+from archlab import arch_dsl, kernels
+from archlab.arch_dsl.inspection.diagram import Graph, Node, graph
+from archlab.arch_dsl.inspection.dot import rendered, short
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.parts.context import NodeChoice
 
 DEVICES = {"cpu": "CPU", "sm_80": "A100", "sm_90": "H100", "sm_100": "B200"}
 """Whose kernels can be told, none of which need be present: name, what people call it."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import arch_dsl
-from arch_dsl.errors import SpecError
-from arch_dsl.plain import Unexportable
-from search.find_model import Found, find_model
-from search.store import StoreRefused
-from search.weights import weights_of
+from archlab import arch_dsl
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.plain import Unexportable
+from archlab.search.models.find import Found, find_model
+from archlab.search.models.weights import weights_of
+from archlab.search.store.store import StoreRefused
 
 
 def export_python(text: str, store: Path, out: Path | None, *, plugins: bool = False) -> None:

@@ -13,19 +13,18 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-import arch_dsl
-import kernels
-from arch_dsl.context import Cost, NodeChoice
-from arch_dsl.diagram import graph
-from arch_dsl.dot import dot
-from arch_dsl.errors import SpecError, unknown
-from arch_dsl.model import Model
-from arch_dsl.overrides import ranges
-from arch_dsl.show import Line, tree
-from search.architecture import kernels_of
-from search.numbers import count, plain_console, size
-from search.planning import Plan
-from search.variant import Variant
+from archlab import arch_dsl, kernels
+from archlab.arch_dsl.inspection.diagram import graph
+from archlab.arch_dsl.inspection.dot import dot
+from archlab.arch_dsl.inspection.text_tree import Line, tree
+from archlab.arch_dsl.language.errors import SpecError, unknown
+from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.parts.context import Cost, NodeChoice
+from archlab.arch_dsl.tree.overrides import ranges
+from archlab.search.formatting.numbers import count, plain_console, size
+from archlab.search.models.graphs import kernels_of
+from archlab.search.planning.plan import Plan
+from archlab.search.variants.variant import Variant
 
 LEGEND = "B batch, T time, D d_model, V vocabulary; FLOPs forward per token, mask-aware"
 COST_LEGEND = (

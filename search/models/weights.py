@@ -9,17 +9,17 @@ from pathlib import Path
 
 from torch import Tensor
 
-import arch_dsl
-from arch_dsl import Model, SpecError
-from arch_dsl.conversion import export_tensors, import_tensors
-from arch_dsl.errors import unknown
-from arch_dsl.layout import Layout
-from arch_dsl.shapes import shapes_of
-from arch_dsl.weights import MODEL, read_checkpoint, read_weights, write_tensors, write_weights
-from search import checkpoint
-from search.keep import WEIGHTS
-from search.store import Store
-from search.trial import Trial
+from archlab import arch_dsl
+from archlab.arch_dsl import Model, SpecError
+from archlab.arch_dsl.compiler.shapes import shapes_of
+from archlab.arch_dsl.language.errors import unknown
+from archlab.arch_dsl.weights.conversion import export_tensors, import_tensors
+from archlab.arch_dsl.weights.files import MODEL, read_checkpoint, read_weights, write_tensors, write_weights
+from archlab.arch_dsl.weights.layout import Layout
+from archlab.search.store.store import Store
+from archlab.search.trial import checkpoint
+from archlab.search.trial.kept_weights import WEIGHTS
+from archlab.search.trial.trial import Trial
 
 _KEY_DIGITS = 6  # of a trial's key, at least, where it is named by its start
 

@@ -10,11 +10,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-import arch_dsl
-from arch_dsl import zoo
-from arch_dsl.show import tree
-from search.numbers import count, plain_console
-from search.shown import LEGEND, drawn, node_of, summary
+from archlab import arch_dsl
+from archlab.arch_dsl import zoo
+from archlab.arch_dsl.inspection.text_tree import tree
+from archlab.search.formatting.numbers import count, plain_console
+from archlab.search.models.print_model import LEGEND, drawn, node_of, summary
 
 
 def print_zoo(as_json: bool) -> None:

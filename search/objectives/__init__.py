@@ -1,9 +1,9 @@
 """What a model is asked of a text: a family of objectives that turn windows of the stream into batches."""
 
-from search.objectives.denoising import Denoiser, Denoisers, SpanCorruption, corrupted_lengths
-from search.objectives.examples import Answers, Targets
-from search.objectives.family import Causal, Lengths, Objective, has_encoder
-from search.objectives.masking import Masked, MaskedEncoder, Prefix
+from archlab.search.objectives.denoising import Denoiser, Denoisers, SpanCorruption, corrupted_lengths
+from archlab.search.objectives.examples import Answers, Targets
+from archlab.search.objectives.family import Causal, Lengths, Objective, has_encoder
+from archlab.search.objectives.masking import Masked, MaskedEncoder, Prefix
 
 __all__ = [
     "Answers",

@@ -6,9 +6,19 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from arch_dsl.spec import Count, Positive, Spec
-from search.data.noise import Draw, Ints, span_counts, span_mask
-from search.objectives.family import Alphabet, Lengths, Objective, Pair, Paired, Share, drawn_part, part, too_short
+from archlab.arch_dsl.language.spec import Count, Positive, Spec
+from archlab.search.data.documents.draws import Draw, Ints, span_counts, span_mask
+from archlab.search.objectives.family import (
+    Alphabet,
+    Lengths,
+    Objective,
+    Pair,
+    Paired,
+    Share,
+    drawn_part,
+    part,
+    too_short,
+)
 
 MODES = ("R", "S", "X")
 

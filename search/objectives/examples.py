@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from search.data.batches import IGNORE, Batch
-from search.data.given_tokens import ANSWER
-from search.data.noise import Draw, Ints
-from search.objectives.family import Alphabet, Lengths, Objective, Pair, Paired
+from archlab.search.data.batches import IGNORE, Batch
+from archlab.search.data.documents.draws import Draw, Ints
+from archlab.search.data.sources.given_tokens import ANSWER
+from archlab.search.objectives.family import Alphabet, Lengths, Objective, Pair, Paired
 
 
 @Objective.register("targets")

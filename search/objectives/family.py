@@ -11,9 +11,9 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from arch_dsl.spec import Family, Range
-from search.data.batches import IGNORE, Batch
-from search.data.noise import Draw, Ints
+from archlab.arch_dsl.language.spec import Family, Range
+from archlab.search.data.batches import IGNORE, Batch
+from archlab.search.data.documents.draws import Draw, Ints
 
 Share = Annotated[float, Range(above=0, below=1)]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from arch_dsl.spec import Fraction, Positive
-from search.data.batches import IGNORE, Batch
-from search.data.noise import Draw, Ints
-from search.objectives.family import (
+from archlab.arch_dsl.language.spec import Fraction, Positive
+from archlab.search.data.batches import IGNORE, Batch
+from archlab.search.data.documents.draws import Draw, Ints
+from archlab.search.objectives.family import (
     Alphabet,
     Lengths,
     Objective,

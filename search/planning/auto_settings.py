@@ -12,13 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from search import machine
-from search.recipe import Recipe
-from search.store import Store
+from archlab.search.hardware import facts as machine
+from archlab.search.recipe.recipe import Recipe
+from archlab.search.store.store import Store
 
 if TYPE_CHECKING:
-    from search.resources import Resources
-    from search.variant import Variant
+    from archlab.search.executors.resources import Resources
+    from archlab.search.variants.variant import Variant
 
 DECISION = "precision and compile"
 AUTO = "auto"
@@ -103,7 +103,7 @@ def lines(settled: Settled | None, written: Recipe, recipes: Iterable[Recipe]) -
     """What `plan` and `run` say: what was settled of what a study's recipe leaves open as it is `written` (or of what
     its variants do), and why; and where this machine cannot do what is asked.
     """
-    from search.compiler import cannot_compile
+    from archlab.search.hardware.compiler import cannot_compile
 
     if settled:
         told = settled.told()
@@ -145,7 +145,7 @@ def _precision(seconds: float, width: int, units: str | None) -> tuple[str, str]
 
 
 def _compile(seconds: float, layers: int, gpu: bool, resources: Resources) -> tuple[str, str]:
-    from search.compiler import cannot_compile
+    from archlab.search.hardware.compiler import cannot_compile
 
     distinct = f"{layers} distinct layers" if layers > 1 else "its layer"
     cost = f"a trial takes about {seconds:.0f} s, compiling {distinct} {COMPILE_S * layers:.0f} s"

@@ -9,31 +9,31 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from arch_dsl import repair
-from arch_dsl.errors import Problem, SpecError
-from arch_dsl.identity import Change, canonical, diff
-from arch_dsl.model import Model, cost, resolve
-from arch_dsl.patch import Setting, apply
-from arch_dsl.shapes import shapes_of
-from search.asked import Asked, Rung
-from search.data.dataset import Dataset
-from search.datasets import Datasets
-from search.matching import Matcher
-from search.micro_batch import at_most
-from search.objectives import has_encoder
-from search.objectives.checks import positions, refusals
-from search.optimizers import unmatched
-from search.parallel.rules import refuse
-from search.recipe import Recipe
-from search.settled import Settled
-from search.stage_plans import plan_stages
-from search.stages import prompts
-from search.start import Start, Started, as_written, keep_weights, started
-from search.study import Study
-from search.study_changes import changed_recipe, value_at
-from search.timing import Timed, Timings
-from search.variant import Built, Variant
-from search.zoo_variants import varied
+from archlab.arch_dsl.compiler.shapes import shapes_of
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.model import repair
+from archlab.arch_dsl.model.model import Model, cost, resolve
+from archlab.arch_dsl.patching.patch import Setting, apply
+from archlab.arch_dsl.tree.identity import Change, canonical, diff
+from archlab.search.data.dataset import Dataset
+from archlab.search.objectives import has_encoder
+from archlab.search.planning.auto_settings import Settled
+from archlab.search.planning.datasets import Datasets
+from archlab.search.recipe.fits import positions, refusals
+from archlab.search.recipe.initial_weights import Start, Started, as_written, keep_weights, started
+from archlab.search.recipe.micro_batch import at_most
+from archlab.search.recipe.optimizers import unmatched
+from archlab.search.recipe.recipe import Recipe
+from archlab.search.recipe.stage_plans import plan_stages
+from archlab.search.recipe.stages import prompts
+from archlab.search.sections.match.matcher import Matcher
+from archlab.search.study.changes import changed_recipe, value_at
+from archlab.search.study.study import Study
+from archlab.search.training.parallel.rules import refuse
+from archlab.search.training.step_times import Timed, Timings
+from archlab.search.variants.asked import Asked, Rung
+from archlab.search.variants.variant import Built, Variant
+from archlab.search.variants.zoo import varied
 
 
 class Builder:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from arch_dsl.errors import SpecError
-from arch_dsl.identity import canonical
-from search.canonical import canonical_json
-from search.data.absent import Absent
-from search.data.dataset import HELD_OUT, Dataset
-from search.data.prepare import prepare, require
-from search.recipe import Recipe
-from search.stage import Stage
-from search.study import Study
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.search.data.absent import Absent
+from archlab.search.data.dataset import HELD_OUT, Dataset
+from archlab.search.data.prepare import prepare, require
+from archlab.search.recipe.recipe import Recipe
+from archlab.search.recipe.stage import Stage
+from archlab.search.study.study import Study
+from archlab.search.utils.canonical import canonical_json
 
 
 class Datasets:

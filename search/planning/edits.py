@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from search.planning import Plan
-from search.store import Store
+from archlab.search.planning.plan import Plan
+from archlab.search.store.store import Store
 
 _NAMED = 6  # variants that a line lists
 

@@ -7,13 +7,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from arch_dsl.errors import SpecError
-from search.machine import usable_gpus
-from search.memory import memory_bytes
-from search.planning import Plan
-from search.roles import ROLE
-from search.store import Store
-from search.timing import step_time_key
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.search.hardware.facts import usable_gpus
+from archlab.search.planning.plan import Plan
+from archlab.search.store.roles import ROLE
+from archlab.search.store.store import Store
+from archlab.search.training.step_times import step_time_key
+from archlab.search.variants.memory import memory_bytes
 
 _SHARE = (
     0.25  # of the rate of a large matrix product that small models reach; replaced by measurements when there are any

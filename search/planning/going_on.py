@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from search import checkpoint
-from search.prefixes import FOLDER, fitting
-from search.recipe import load_recipe
+from archlab.search.recipe.recipe import load_recipe
+from archlab.search.training.shared_beginnings import FOLDER, fitting
+from archlab.search.trial import checkpoint
 
 if TYPE_CHECKING:
-    from search.planning import Plan
-    from search.store import Store
+    from archlab.search.planning.plan import Plan
+    from archlab.search.store.store import Store
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from arch_dsl.errors import shorten
-from arch_dsl.identity import brief_text
-from search.design_text import LONGEST, component_lines, design_lines
-from search.numbers import count
-from search.planning import Plan
-from search.screening import most_left_out, probe_tokens, sentences, tokens_of
-from search.study_values import spelt
-from search.tune import Tune, short
-from search.variant import Variant
+from archlab.arch_dsl.language.errors import shorten
+from archlab.arch_dsl.tree.identity import brief_text
+from archlab.search.formatting.numbers import count
+from archlab.search.planning.plan import Plan
+from archlab.search.sections.design.lines import LONGEST, component_lines, design_lines
+from archlab.search.sections.screen.decide import most_left_out, probe_tokens, sentences, tokens_of
+from archlab.search.sections.tune.spec import Tune, short
+from archlab.search.variants.patches import spelt
+from archlab.search.variants.variant import Variant
 
 
 def ticked(planned: Plan) -> list[str]:

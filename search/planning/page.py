@@ -10,21 +10,28 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from search.budget import Spent, limits_of, spent_of, standing
-from search.edits import edits
-from search.estimate import estimate
-from search.going_on import GoingOn, going_on
-from search.measure_plan import to_measure
-from search.numbers import count, duration, plain_console, signed, size
-from search.plan_text import also_changed_lines, ladder_lines, made_of_lines, screen_lines, ticked, trials_line
-from search.planning import Plan
-from search.resolution import Resolution, resolution
-from search.resources import Room
-from search.settled import lines as settled_lines
-from search.stage_plans import stage_lines
-from search.start import start_lines
-from search.store import Store
-from search.variant import Variant
+from archlab.search.executors.resources import Room
+from archlab.search.formatting.numbers import count, duration, plain_console, signed, size
+from archlab.search.planning.auto_settings import lines as settled_lines
+from archlab.search.planning.edits import edits
+from archlab.search.planning.estimate import estimate
+from archlab.search.planning.going_on import GoingOn, going_on
+from archlab.search.planning.lines import (
+    also_changed_lines,
+    ladder_lines,
+    made_of_lines,
+    screen_lines,
+    ticked,
+    trials_line,
+)
+from archlab.search.planning.plan import Plan
+from archlab.search.planning.resolution import Resolution, resolution
+from archlab.search.recipe.initial_weights import start_lines
+from archlab.search.recipe.stage_plans import stage_lines
+from archlab.search.sections.budget import Spent, limits_of, spent_of, standing
+from archlab.search.sections.evaluate.to_measure import to_measure
+from archlab.search.store.store import Store
+from archlab.search.variants.variant import Variant
 
 _ROWS = 200  # variants that a plan prints
 _FIGURES = 40  # characters that the numbers of a variant take in a plan

@@ -8,31 +8,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import kernels
-from arch_dsl.errors import SpecError
-from arch_dsl.identity import canonical
-from search import plugin_files
-from search.canonical import canonical_json
-from search.coordinates import Coordinates
-from search.measures import About
-from search.probes import probes_of
-from search.published_options import published_record
-from search.roles import ROLE
-from search.screening import DECIDED, Screened, screened
-from search.seeding import wanted_seeds
-from search.seeds import most, sequential_record
-from search.selection import group, is_over
-from search.store import Row, Store
-from search.study import Study
-from search.study_values import spelt
-from search.trial import Trial
-from search.tune import RATE, short
-from search.tuner import Tuner
-from search.tuning_noise import tuning_noise
-from search.variant import Variant
-from search.variant_mistakes import Mistakes
-from search.variant_set import VariantSet, variant_set
-from search.variants import Builder
+from archlab import kernels
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.search.evaluation.measures import About
+from archlab.search.planning.builder import Builder
+from archlab.search.planning.tuning_noise import tuning_noise
+from archlab.search.planning.variant_set import VariantSet, variant_set
+from archlab.search.results.selection import group, is_over
+from archlab.search.sections.ladder.coordinates import Coordinates
+from archlab.search.sections.published.spec import published_record
+from archlab.search.sections.screen.decide import DECIDED, Screened, screened
+from archlab.search.sections.screen.probes import probes_of
+from archlab.search.sections.seeds.decide import wanted_seeds
+from archlab.search.sections.seeds.spec import most, sequential_record
+from archlab.search.sections.tune.rows import Tuner
+from archlab.search.sections.tune.spec import RATE, short
+from archlab.search.store import plugins as plugin_files
+from archlab.search.store.roles import ROLE
+from archlab.search.store.store import Row, Store
+from archlab.search.study.study import Study
+from archlab.search.trial.trial import Trial
+from archlab.search.utils.canonical import canonical_json
+from archlab.search.variants.mistakes import Mistakes
+from archlab.search.variants.patches import spelt
+from archlab.search.variants.variant import Variant
 
 if TYPE_CHECKING:
     import pandas as pd

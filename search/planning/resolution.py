@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from search.noise import Noise, known_noise, noise_key
-from search.seeds import most
-from search.store import Store
+from archlab.search.sections.seeds.noise import Noise, known_noise, noise_key
+from archlab.search.sections.seeds.spec import most
+from archlab.search.store.store import Store
 
 if TYPE_CHECKING:
-    from search.planning import Plan
+    from archlab.search.planning.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ def resolution(planned: Plan, store: Store | None) -> Resolution | None:
 
     With sequential seeds it is the half-width at the most seeds. Where a grid has several scales, the first variant's.
     """
-    from search.contrast import MINIMUM_SEEDS, simultaneous_critical
-    from search.dunnett import dunnett_critical
-    from search.sequential import TUNED_AT, always_valid_critical
+    from archlab.search.statistics.contrast import MINIMUM_SEEDS, simultaneous_critical
+    from archlab.search.statistics.dunnett import dunnett_critical
+    from archlab.search.statistics.sequential import TUNED_AT, always_valid_critical
 
     variants = planned.variants
     groups = {variant.batches for variant in variants}

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from search.noise import known_noise, noise_key
-from search.store import Store
-from search.variant import Variant
+from archlab.search.sections.seeds.noise import known_noise, noise_key
+from archlab.search.store.store import Store
+from archlab.search.variants.variant import Variant
 
 TUNE_SD = "tune_sd"  # the study's decisions of this name: the noise that its tuning goes by
 

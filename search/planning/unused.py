@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from arch_dsl.errors import Problem, SpecError
-from arch_dsl.patch import Setting
-from search.space import Space, probes
-from search.study import Study
-from search.study_changes import changed, value_at
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.patching.patch import Setting
+from archlab.search.sections.search.space import Space, probes
+from archlab.search.study.changes import changed, value_at
+from archlab.search.study.study import Study
 
 
 def idle_problems(study: Study) -> Iterator[Problem]:

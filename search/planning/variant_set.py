@@ -6,21 +6,21 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from arch_dsl.errors import Problem, SpecError
-from arch_dsl.identity import canonical
-from search.asked import Asked
-from search.canonical import canonical_json
-from search.coordinates import Coordinates
-from search.design import ALL
-from search.mistakes import idle_problems
-from search.rungs import climbed
-from search.settled import AUTO, Settled, kept_in, settle
-from search.study import Study
-from search.study_asked import asked_variants
-from search.variant import Variant
-from search.variant_mistakes import Mistakes
-from search.variants import Builder
-from search.width_transfer import transfer_rungs
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.search.planning.auto_settings import AUTO, Settled, kept_in, settle
+from archlab.search.planning.builder import Builder
+from archlab.search.planning.unused import idle_problems
+from archlab.search.sections.design.spec import ALL
+from archlab.search.sections.ladder.coordinates import Coordinates
+from archlab.search.sections.ladder.rungs import climbed
+from archlab.search.sections.ladder.width_transfer import transfer_rungs
+from archlab.search.study.asked import asked_variants
+from archlab.search.study.study import Study
+from archlab.search.utils.canonical import canonical_json
+from archlab.search.variants.asked import Asked
+from archlab.search.variants.mistakes import Mistakes
+from archlab.search.variants.variant import Variant
 
 
 @dataclass

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from arch_dsl.errors import Mark, Problem
-from arch_dsl.families import Mask
-from arch_dsl.model import Model
-from arch_dsl.spec import walk
-from search.objectives.denoising import Denoising
-from search.objectives.family import has_encoder
+from archlab.arch_dsl.language.errors import Mark, Problem
+from archlab.arch_dsl.language.spec import walk
+from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.parts.families import Mask
+from archlab.search.objectives.denoising import Denoising
+from archlab.search.objectives.family import has_encoder
 
 if TYPE_CHECKING:
-    from search.recipe import Recipe
+    from archlab.search.recipe.recipe import Recipe
 
 _WITHOUT_SOURCE = ("answers", "causal", "masked")  # which have nothing to give to an encoder
 _SOURCE_ONLY = ("masked_encoder",)

@@ -18,15 +18,15 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from arch_dsl.errors import Problem, SpecError, unknown
-from arch_dsl.identity import Change
-from arch_dsl.layers import without_groups
-from arch_dsl.model import Model
-from arch_dsl.parse import INVALID, parse_record
-from arch_dsl.shapes import shapes_of
-from arch_dsl.source import Node
-from arch_dsl.spec import Spec
-from arch_dsl.weights import MODEL, read_checkpoint, read_shapes, sha256_of
+from archlab.arch_dsl.compiler.shapes import shapes_of
+from archlab.arch_dsl.language.errors import Problem, SpecError, unknown
+from archlab.arch_dsl.language.parse import INVALID, parse_record
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Spec
+from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.parts.layers import without_groups
+from archlab.arch_dsl.tree.identity import Change
+from archlab.arch_dsl.weights.files import MODEL, read_checkpoint, read_shapes, sha256_of
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _KEYS = ("from", "sha256")

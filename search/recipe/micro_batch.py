@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from search.recipe import Recipe
+from archlab.search.recipe.recipe import Recipe
 
 
 def at_most(recipe: Recipe, rows: int) -> Recipe:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from arch_dsl.spec import Family, Positive, Range, Spec, added
+from archlab.arch_dsl.language.spec import Family, Positive, Range, Spec, added
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +117,7 @@ class Adafactor(Optimizer):
     groups: tuple[Group, ...] = ()
 
     def build(self, parameters: Named, lr: float) -> torch.optim.Optimizer:
-        from search.updates import AdafactorUpdate
+        from archlab.search.recipe.optimizer_steps import AdafactorUpdate
 
         groups = decay_groups(parameters, self.weight_decay, self.groups)
         return AdafactorUpdate(groups, lr, self.factored, self.decay, self.beta1, self.threshold, self.relative)
@@ -141,7 +141,7 @@ class Lion(Optimizer):
     groups: tuple[Group, ...] = ()
 
     def build(self, parameters: Named, lr: float) -> torch.optim.Optimizer:
-        from search.updates import LionUpdate
+        from archlab.search.recipe.optimizer_steps import LionUpdate
 
         return LionUpdate(decay_groups(parameters, self.weight_decay, self.groups), lr, self.betas)
 
@@ -169,7 +169,7 @@ class Muon(Optimizer):
     def build(self, parameters: Named, lr: float) -> torch.optim.Optimizer:
         import torch
 
-        from search.updates import Together
+        from archlab.search.recipe.optimizer_steps import Together
 
         hidden: list[tuple[str, nn.Parameter]] = []
         other: list[tuple[str, nn.Parameter]] = []

@@ -5,22 +5,22 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from arch_dsl.errors import Problem, SpecError
-from arch_dsl.identity import canonical
-from arch_dsl.parse import INVALID, parse, parse_record
-from arch_dsl.source import Node
-from arch_dsl.spec import Count, NotNegative, Positive, Range, Spec, added, marks_of
-from arch_dsl.zoo import expand_recipe
-from search.data.sources import Source, Stdlib
-from search.data.tokenizers import Bytes, Tokenizer
-from search.objectives import Answers, Causal, Objective
-from search.optimizers import AdamW, Optimizer
-from search.schedules import Cosine, Schedule
-from search.stage import Stage
-from search.start import Start
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.language.parse import INVALID, parse, parse_record
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Count, NotNegative, Positive, Range, Spec, added, marks_of
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.arch_dsl.zoo import expand_recipe
+from archlab.search.data.sources.family import Source, Stdlib
+from archlab.search.data.tokenizers.family import Bytes, Tokenizer
+from archlab.search.objectives import Answers, Causal, Objective
+from archlab.search.recipe.initial_weights import Start
+from archlab.search.recipe.optimizers import AdamW, Optimizer
+from archlab.search.recipe.schedules import Cosine, Schedule
+from archlab.search.recipe.stage import Stage
 
 if TYPE_CHECKING:
-    from search.data.dataset import Dataset
+    from archlab.search.data.dataset import Dataset
 
 
 Seed = Annotated[int, Range(min=0, max=2**31)]

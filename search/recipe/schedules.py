@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from arch_dsl.spec import Family, Fraction
+from archlab.arch_dsl.language.spec import Family, Fraction
 
 
 def _part(fraction: float, steps: int) -> int:

@@ -8,14 +8,14 @@ from contextlib import suppress
 from dataclasses import fields
 from typing import Any, ClassVar, Literal
 
-from arch_dsl.errors import Problem
-from arch_dsl.parse import INVALID
-from arch_dsl.source import Node
-from arch_dsl.spec import Count, NotNegative, Positive, Spec
-from search.data.sources import Source
-from search.objectives import Objective
-from search.optimizers import Optimizer
-from search.schedules import Schedule
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.parse import INVALID
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Count, NotNegative, Positive, Spec
+from archlab.search.data.sources.family import Source
+from archlab.search.objectives import Objective
+from archlab.search.recipe.optimizers import Optimizer
+from archlab.search.recipe.schedules import Schedule
 
 
 class Changes(Mapping[str, Any]):

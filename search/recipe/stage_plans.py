@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from arch_dsl import canonical
-from arch_dsl.errors import Problem, SpecError, nearest
-from arch_dsl.identity import Change, brief_text, diff
-from arch_dsl.model import Model
-from arch_dsl.shapes import shapes_of
-from search.data.dataset import Dataset
-from search.objectives.checks import refusals
-from search.recipe import Recipe
-from search.stage import Stage
-from search.stages import staged, trained
+from archlab.arch_dsl import canonical
+from archlab.arch_dsl.compiler.shapes import shapes_of
+from archlab.arch_dsl.language.errors import Problem, SpecError, nearest
+from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.tree.identity import Change, brief_text, diff
+from archlab.search.data.dataset import Dataset
+from archlab.search.recipe.fits import refusals
+from archlab.search.recipe.recipe import Recipe
+from archlab.search.recipe.stage import Stage
+from archlab.search.recipe.stages import staged, trained
 
 
 @dataclass(frozen=True)

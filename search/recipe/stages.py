@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from arch_dsl import canonical, load
-from arch_dsl.model import Model, resolve
-from arch_dsl.patch import apply, settings_of
-from search.stage import Stage
-from search.trial import Trial
+from archlab.arch_dsl import canonical, load
+from archlab.arch_dsl.model.model import Model, resolve
+from archlab.arch_dsl.patching.patch import apply, settings_of
+from archlab.search.recipe.stage import Stage
+from archlab.search.trial.trial import Trial
 
 if TYPE_CHECKING:
-    from search.recipe import Recipe
+    from archlab.search.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ def steps_of(recipe: dict[str, Any]) -> int | None:
     if not {"tokens", "batch", "context"} <= recipe.keys():
         return None
     if {"ramp", "batch_tokens", "stages"} & recipe.keys():
-        from search.recipe import load_recipe
+        from archlab.search.recipe.recipe import load_recipe
 
         return load_recipe(recipe).all_steps
     return math.ceil(int(recipe["tokens"]) / int(recipe["batch"] * recipe["context"]))

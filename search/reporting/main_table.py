@@ -9,15 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 import scipy  # its special is imported when it is used: an eighth of a second
 
-from search.comparable import NO_DIFFERENCE
-from search.frame_records import records
-from search.render.blocks import page_of
-from search.render.shape import ERRORS, USUAL, Shape, known_column, known_error
-from search.tables import DASH, Block, Cell, Column, Page, interval, number, printable, short_count, with_error
-from search.where import Filter, parse_filter
+from archlab.search.formatting.filters import Filter, parse_filter
+from archlab.search.formatting.frames import records
+from archlab.search.formatting.tables import (
+    DASH,
+    Block,
+    Cell,
+    Column,
+    Page,
+    interval,
+    number,
+    printable,
+    short_count,
+    with_error,
+)
+from archlab.search.reporting.page import page_of
+from archlab.search.reporting.shape import ERRORS, USUAL, Shape, known_column, known_error
+from archlab.search.results.comparable import NO_DIFFERENCE
 
 if TYPE_CHECKING:
-    from search.comparison_result import Comparison
+    from archlab.search.results.comparison import Comparison
 
 EXTRA = ("loss", "memory", "cache", "trials")
 """Columns that a report prints only where it is asked for them; so are what varies and what was measured."""

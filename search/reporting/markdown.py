@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from search.tables import IDENTITIES, Block, Cell, Page
+from archlab.search.formatting.tables import IDENTITIES, Block, Cell, Page
 
 ALIGN = {"l": ":--", "r": "--:", "c": ":-:"}
 

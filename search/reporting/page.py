@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from search.tables import Block, Page, printable
-from search.training_cost import cost_sentence
+from archlab.search.comparison.training_cost import cost_sentence
+from archlab.search.formatting.tables import Block, Page, printable
 
 if TYPE_CHECKING:
-    from search.comparison_result import Comparison
+    from archlab.search.results.comparison import Comparison
 
 DIGITS = 12  # of a hash
 

@@ -11,19 +11,19 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from search.render.ablation import narrowed, table_page
-from search.render.blocks import page_of
-from search.render.latex import latex
-from search.render.markdown import markdown
-from search.render.shape import Shape
-from search.render.text import text
-from search.tables import Block, Cell, Column, Page, number, printable
-from search.tune_blocks import _curve, tuning_block
+from archlab.search.formatting.tables import Block, Cell, Column, Page, number, printable
+from archlab.search.reporting.latex import latex
+from archlab.search.reporting.main_table import narrowed, table_page
+from archlab.search.reporting.markdown import markdown
+from archlab.search.reporting.page import page_of
+from archlab.search.reporting.shape import Shape
+from archlab.search.reporting.text import text
+from archlab.search.sections.tune.blocks import _curve, tuning_block
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from search.comparison_result import Comparison
+    from archlab.search.results.comparison import Comparison
 
 
 def report(comparison: Comparison, format: str = "text", shape: Shape | None = None) -> str:
@@ -179,13 +179,13 @@ FORMATS: dict[str, Callable[[Comparison], str]] = {
 def build_page(comparison: Comparison) -> Page:
     """All that text, Markdown and LaTeX print."""
     # all are made of what is defined here
-    from search.render.ablation import main_block
-    from search.render.effect_blocks import effect_blocks
-    from search.render.measure_blocks import measure_blocks
-    from search.render.published_blocks import published_blocks
-    from search.render.scaling_blocks import scaling_blocks
-    from search.render.screen_blocks import screen_blocks
-    from search.render.search_blocks import search_blocks
+    from archlab.search.reporting.main_table import main_block
+    from archlab.search.sections.design.blocks import effect_blocks
+    from archlab.search.sections.evaluate.blocks import measure_blocks
+    from archlab.search.sections.ladder.blocks import scaling_blocks
+    from archlab.search.sections.published.blocks import published_blocks
+    from archlab.search.sections.screen.blocks import screen_blocks
+    from archlab.search.sections.search.blocks import search_blocks
 
     blocks = [main_block(comparison), *effect_blocks(comparison), *published_blocks(comparison)]
     if len(comparison.rates):

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from search.where import named
+from archlab.search.formatting.filters import named
 
 ERRORS = {"std": "standard deviation", "se": "standard error", "interval": "half of the 95% t interval of the mean"}
 """What may stand behind ±, over the n seeds of a row."""

@@ -6,7 +6,7 @@ import textwrap
 import unicodedata
 from collections.abc import Iterator
 
-from search.tables import Block, Column, Page
+from archlab.search.formatting.tables import Block, Column, Page
 
 WIDTH = 110
 GAP = 2

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from search.selection import Selection
+from archlab.search.results.selection import Selection
 
 NO_DIFFERENCE = ("other objective", "other test text", "lossy tokenizer")  # verdicts that no more trials change
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from search.measure_frames import curves_frame, grids_frame, measures_frame
+from archlab.search.results.measured import curves_frame, grids_frame, measures_frame
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,18 @@ class Comparison:
         (of equivalence, in `unit`, or None), paired (whether any difference is), unpaired (the variants whose
         difference is not), method (the sentence to print).
     notes: sentences: what was not run, diverged, pruned, reused, lies at an edge, or is not as it should be.
-    provenance: study, data, tokens, context, seeds, recipe, versions, dates, identities (search/provenance.py).
-    cost: what was trained for it, and would have been without reuse, early ends and the like (search/training_cost.py).
+    provenance: study, data, tokens, context, seeds, recipe, versions, dates, identities (comparison/provenance.py).
+    cost: what was trained for it, and would have been without reuse, early ends and the like.
     tuning: a row per variant that tuned its learning rate: fitted optimum, largest stable rate, sensitivity, verdict
-        (search/rate_curve.py).
+        (search/sections/tune/frames.py).
     domains: of a mixture a row per variant and domain with the TEST perplexity and loss, means over the seeds.
     screen: a row per variant with its probe (screen_frame.screen_frame); empty for a study without a screen.
     screened: what is told of the screen beside these: screen_frame.screen_summary.
     measures, curves, grids: what `evaluate` asked of the final weights: a row per variant and number, per variant,
-        curve and place, and per variant, grid and cell (search/measure_frames.py).
+        curve and place, and per variant, grid and cell (search/results/measured.py).
     published: a row per variant that is one of the published table that the study reproduces, theirs beside ours; empty
-        without one. agreement: how far the two orders agree (both search/published_frame.py). claims: what our data say
-        of what the paper claims (search/claims.py). paper: the table's name, caption and source.
+        without one. agreement: how far the two orders agree (both published/frames.py). claims: what our data say
+        of what the paper claims (search/sections/published/claims.py). paper: the table's name, caption and source.
     """
 
     study: str

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from search.comparable import is_one_tokenizer, lossy_of, tested_on
-from search.contrast import Floats, document_variance
-from search.selection import Selection
-from search.statistics import Keys
+from archlab.search.results.comparable import is_one_tokenizer, lossy_of, tested_on
+from archlab.search.results.selection import Selection
+from archlab.search.statistics.contrast import Floats, document_variance
+from archlab.search.statistics.intervals import Keys
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from search.selection import Selection
+from archlab.search.results.selection import Selection
 
 if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
     import pandas as pd

@@ -14,13 +14,20 @@ from typing import Any
 import numpy as np
 import scipy  # its special is imported when it is used: an eighth of a second
 
-from search.comparable import lossy_of, objective_of, tested_on
-from search.contrast import MINIMUM_SEEDS, Contrast, Floats, paired_difference, resolve, welch_difference
-from search.losses import Layout, pair_documents
-from search.measure_frames import PERPLEXITY, is_number, values_by_seed
-from search.selection import Selection
-from search.sequential import always_difference, planned_df
-from search.statistics import layouts_of, pooled_variance
+from archlab.search.results.comparable import lossy_of, objective_of, tested_on
+from archlab.search.results.losses import Layout, pair_documents
+from archlab.search.results.measured import PERPLEXITY, is_number, values_by_seed
+from archlab.search.results.selection import Selection
+from archlab.search.statistics.contrast import (
+    MINIMUM_SEEDS,
+    Contrast,
+    Floats,
+    paired_difference,
+    resolve,
+    welch_difference,
+)
+from archlab.search.statistics.intervals import layouts_of, pooled_variance
+from archlab.search.statistics.sequential import always_difference, planned_df
 
 
 class Differences:

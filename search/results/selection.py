@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from search.canonical import canonical_json
-from search.store import TERMINAL
-from search.words import is_number
+from archlab.search.formatting.words import is_number
+from archlab.search.store.store import TERMINAL
+from archlab.search.utils.canonical import canonical_json
 
 TUNE_OPTIONS = ("extend", "brackets")  # the keys of `tune` that are no paths
 

@@ -10,16 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from search.budget import Account, Limits, attempt_spent, spent_of
-from search.control import forget_request, stop_requests
-from search.executor import Executor, ExecutorError, Failure, Finished, request_stop
-from search.faults import Breaker, Retries
-from search.keep import Keep, tell
-from search.lock import StudyLock
-from search.outcome_files import read_result
-from search.recovery import settle, take_over
-from search.steps import total_steps
-from search.stop import (
+from archlab.search.executors.executor import Executor, ExecutorError, Failure, Finished, request_stop
+from archlab.search.recipe.steps import total_steps
+from archlab.search.running.ending import (
     EXIT_BUDGET,
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -31,10 +24,17 @@ from search.stop import (
     on_signals,
     summarise,
 )
-from search.store import StaleAttempt, Store, StoreFull
-from search.table import NextRows, Planner, Table
-from search.track import CLOSE_S
-from search.watch import Watch, read_metrics, validation_history
+from archlab.search.running.queue import NextRows, Planner, Table
+from archlab.search.running.recovery import settle, take_over
+from archlab.search.running.retries import Breaker, Retries
+from archlab.search.running.stop_and_retry import forget_request, stop_requests
+from archlab.search.sections.budget import Account, Limits, attempt_spent, spent_of
+from archlab.search.store.lock import StudyLock
+from archlab.search.store.store import StaleAttempt, Store, StoreFull
+from archlab.search.trackers.shipper import CLOSE_S
+from archlab.search.trial.kept_weights import Keep, tell
+from archlab.search.trial.metrics import Watch, read_metrics, validation_history
+from archlab.search.trial.outcome_files import read_result
 
 TICK_S = 0.5
 HANG_S = 300.0

@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arch_dsl import plugins
-from search import compiling, plugin_files, prefixes, tempfolders
-from search.in_use import in_use
-from search.keep import WEIGHTS, union
-from search.shared_stages import beginning
-from search.store import Store
-from search.trial import Trial
+from archlab.arch_dsl.language import plugins
+from archlab.search.store import plugins as plugin_files
+from archlab.search.store.in_use import in_use
+from archlab.search.store.store import Store
+from archlab.search.training import compiling
+from archlab.search.training import shared_beginnings as prefixes
+from archlab.search.training.shared_stages import beginning
+from archlab.search.trial.kept_weights import WEIGHTS, union
+from archlab.search.trial.trial import Trial
+from archlab.search.utils import temporary as tempfolders
 
 _SHARED = ("stages", "prefixes", "data", "plug-ins", "compiled")  # which a study that is planned may be about to use
 _ABANDONED_S = 3600.0  # a temporary file this old belongs to a process that was killed
@@ -140,7 +143,7 @@ def _remove(paths: Iterable[Path]) -> None:
 
 def _checkpoints(known: Iterable[_Known]) -> Iterator[Waste]:
     """What a trial kept to go on from, or to be asked again, and needs no more."""
-    from search.checkpoint import steps_in
+    from archlab.search.trial.checkpoint import steps_in
 
     for each in known:
         if each.state == "running" or not each.folder.is_dir():

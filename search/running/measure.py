@@ -17,19 +17,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from arch_dsl.identity import canonical
-from search.control import stop_requests
-from search.executor import Executor, ExecutorError, Failure, request_stop
-from search.findings import keep_finding
-from search.measures.job import ASKED, FOUND
-from search.stop import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TRY_AGAIN, Summary, on_signals
-from search.store import Store
-from search.study import Study
-from search.track import sync
-from search.wanted import Wanted, standing, wanted, without_weights
-from search.watch import Watch
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.search.evaluation.job import ASKED, FOUND
+from archlab.search.executors.executor import Executor, ExecutorError, Failure, request_stop
+from archlab.search.running.ending import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TRY_AGAIN, Summary, on_signals
+from archlab.search.running.stop_and_retry import stop_requests
+from archlab.search.sections.evaluate.wanted import Wanted, standing, wanted, without_weights
+from archlab.search.store.findings import keep_finding
+from archlab.search.store.store import Store
+from archlab.search.study.study import Study
+from archlab.search.trackers.shipper import sync
+from archlab.search.trial.metrics import Watch
 
-ENTRY = "search.measures.job:evaluate"
+ENTRY = "archlab.search.evaluation.job:evaluate"
 FOLDER = "evaluations"  # of a store: where the jobs write
 HANG_S = 300.0
 _TICK_S = 0.5

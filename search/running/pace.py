@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from search.roles import ROLE
+from archlab.search.store.roles import ROLE
 
 
 def worker(variant: str, role: str | None) -> str:

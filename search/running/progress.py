@@ -16,12 +16,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from search.numbers import duration_in_words
-from search.pace import Pace, Part, worker
-from search.roles import ROLE
-from search.selection import tuned_paths
-from search.steps import total_steps
-from search.words import terse
+from archlab.search.formatting.numbers import duration_in_words
+from archlab.search.formatting.words import terse
+from archlab.search.recipe.steps import total_steps
+from archlab.search.results.selection import tuned_paths
+from archlab.search.running.pace import Pace, Part, worker
+from archlab.search.store.roles import ROLE
 
 _TAIL_BYTES = 8192  # holds dozens of lines
 _LINES_S = 30.0  # between two looks of plain progress

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from search.store import TERMINAL, Row, Store
+from archlab.search.store.store import TERMINAL, Row, Store
 
 REST = 20.0  # while trials wait for a place, the planner rests so many times as long as it took
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from search.budget import attempt_spent
-from search.lock import StudyLock, StudyLocked
-from search.outcome_files import read_result
-from search.store import Store
+from archlab.search.sections.budget import attempt_spent
+from archlab.search.store.lock import StudyLock, StudyLocked
+from archlab.search.store.store import Store
+from archlab.search.trial.outcome_files import read_result
 
 
 def settle(store: Store, study: str, but: Container[str] = ()) -> list[str]:

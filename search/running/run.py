@@ -8,35 +8,36 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from arch_dsl.identity import dump
-from search import plugin_files, settled
-from search import smoke as smoking
-from search.budget import limits_of
-from search.driver import drive
-from search.edits import edits
-from search.estimate import refuse_too_little
-from search.executor import Executor, ResourcesError
-from search.in_use import in_use
-from search.inline_executor import InlineExecutor
-from search.lock import StudyLock
-from search.measuring import measure_study
-from search.noise import remember_noise
-from search.planning import Plan, plan
-from search.pruning import pruning
-from search.recipe import load_recipe
-from search.resources import Resources, Room
-from search.screening import sentences
-from search.seek import Seeker
-from search.stop import Summary
-from search.store import Row, Store
-from search.study import Study
-from search.study_load import load_study
-from search.table import NextRows
-from search.track import Shipper
-from search.track_process import ShipperProcess
-from search.trial import Trial
+from archlab.arch_dsl.tree.identity import dump
+from archlab.search.executors.executor import Executor, ResourcesError
+from archlab.search.executors.inline import InlineExecutor
+from archlab.search.executors.resources import Resources, Room
+from archlab.search.planning import auto_settings as settled
+from archlab.search.planning.edits import edits
+from archlab.search.planning.estimate import refuse_too_little
+from archlab.search.planning.plan import Plan, plan
+from archlab.search.recipe.recipe import load_recipe
+from archlab.search.running import smoke as smoking
+from archlab.search.running.driver import drive
+from archlab.search.running.ending import Summary
+from archlab.search.running.measure import measure_study
+from archlab.search.running.queue import NextRows
+from archlab.search.sections.budget import limits_of
+from archlab.search.sections.prune.decide import pruning
+from archlab.search.sections.screen.decide import sentences
+from archlab.search.sections.search.rows import Seeker
+from archlab.search.sections.seeds.noise import remember_noise
+from archlab.search.store import plugins as plugin_files
+from archlab.search.store.in_use import in_use
+from archlab.search.store.lock import StudyLock
+from archlab.search.store.store import Row, Store
+from archlab.search.study.load import load_study
+from archlab.search.study.study import Study
+from archlab.search.trackers.shipper import Shipper
+from archlab.search.trackers.shipper_process import ShipperProcess
+from archlab.search.trial.trial import Trial
 
-ENTRY = "search.train:train"
+ENTRY = "archlab.search.training.train:train"
 STORE = ".archlab"
 ONE_CORE = Resources()
 
@@ -56,7 +57,7 @@ def make_executor(
         if resources.world > 1:
             raise ResourcesError(f"each trial asks for {resources}; without Ray there is this process alone")
         return InlineExecutor(ENTRY, root / "data")
-    from search.ray_executor import RayExecutor
+    from archlab.search.executors.ray_executor import RayExecutor
 
     return RayExecutor(ENTRY, root / "data", resources, address)
 
@@ -183,8 +184,8 @@ def _telling(planned: Plan, store: Store, tell: Events) -> NextRows:
 
 def tokens_left(store: Store) -> Callable[[str, int | None], int]:
     """Tokens that the trial of a key still takes to a step, or to its end, from its newest checkpoint."""
-    from search.checkpoint import steps_in
-    from search.loop import tokens_at
+    from archlab.search.training.loop import tokens_at
+    from archlab.search.trial.checkpoint import steps_in
 
     def left(key: str, until: int | None) -> int:
         recipe, folder = load_recipe(Trial.from_json(store.spec(key)).recipe), store.trial_folder(key)

@@ -14,15 +14,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from arch_dsl.errors import Problem, SpecError
-from search.executor import Executor, ExecutorError, Failure
-from search.planning import Plan
-from search.resources import Resources
-from search.store import Store
-from search.timing import step_time_key
-from search.variant import Variant
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.search.executors.executor import Executor, ExecutorError, Failure
+from archlab.search.executors.resources import Resources
+from archlab.search.planning.plan import Plan
+from archlab.search.store.store import Store
+from archlab.search.training.step_times import step_time_key
+from archlab.search.variants.variant import Variant
 
-ENTRY = "search.smoke_trial:train"
+ENTRY = "archlab.search.training.smoke_trial:train"
 DECISION = "micro_batch"
 LONGEST_S = 900.0  # for the few steps of one variant
 _TICK_S = 0.5

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from search.store import Store
+from archlab.search.store.store import Store
 
 _ORDER = ("complete", "running", "interrupted", "paused", "planned", "diverged", "pruned", "failed")
 
@@ -35,8 +35,8 @@ def status_of(root: Path, study: str | None = None) -> list[dict[str, Any]]:
 
 def _look_closer(store: Store, row: dict[str, Any]) -> None:
     """Counts what really runs, and says how long the rest will take."""
-    from search.follow import Follower
-    from search.progress import Progress
+    from archlab.search.running.progress import Progress
+    from archlab.search.running.watch import Follower
 
     follower = Follower(store, row["name"])
     row["counts"] = dict(Counter(follower.states.values()))
@@ -72,7 +72,7 @@ def told(counts: dict[str, int]) -> str:
 
 
 def _who(row: dict[str, Any]) -> str:
-    from search.numbers import duration_in_words
+    from archlab.search.formatting.numbers import duration_in_words
 
     holder = row["holder"]
     if holder is not None:

@@ -11,10 +11,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from arch_dsl.errors import unknown
-from search.files import write_whole
-from search.lock import holder_of, lock_path
-from search.store import Store, StoreRefused
+from archlab.arch_dsl.language.errors import unknown
+from archlab.search.store.lock import holder_of, lock_path
+from archlab.search.store.store import Store, StoreRefused
+from archlab.search.utils.files import write_whole
 
 WAIT_S = 180.0  # for a driver to end: trials get a minute to write their checkpoint, trackers half a minute
 

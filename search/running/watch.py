@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from search.faults import RETRIES
-from search.lock import is_study_name
-from search.outcome_files import read_attempt
-from search.states import states_of
-from search.stop import EXIT_TRY_AGAIN, Summary, count, summarise
-from search.store import TERMINAL, Store
-from search.table import goes_on
+from archlab.search.running.ending import EXIT_TRY_AGAIN, Summary, count, summarise
+from archlab.search.running.queue import goes_on
+from archlab.search.running.retries import RETRIES
+from archlab.search.store.lock import is_study_name
+from archlab.search.store.states import states_of
+from archlab.search.store.store import TERMINAL, Store
+from archlab.search.trial.outcome_files import read_attempt
 
 POLL_S = 2.0
 
@@ -21,7 +21,7 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 
 class Watcher(Protocol):
-    """What shows a run: search.progress.Progress."""
+    """What shows a run: archlab.search.running.progress.Progress."""
 
     def plan(self, record: dict[str, Any], trials: int, rows: Iterable[dict[str, Any]] = ()) -> None:
         """What runs."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from arch_dsl.spec import Count, Positive, Spec
-from search.outcome_files import read_attempt
-from search.quantities import Duration
-from search.store import Store
-from search.watch import read_metrics
+from archlab.arch_dsl.language.spec import Count, Positive, Spec
+from archlab.search.store.store import Store
+from archlab.search.trial.metrics import read_metrics
+from archlab.search.trial.outcome_files import read_attempt
+from archlab.search.utils.quantities import Duration
 
 
 class Budget(Spec):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from search.scaling import Estimate, Floats, Linear, Unidentified, distinct, exp
+from archlab.search.statistics.power_laws import Estimate, Floats, Linear, Unidentified, distinct, exp
 
 _STEPS = 100  # of Gauss and Newton
 _FLAT = "the loss does not fall with compute by more than its scatter, so that no compute makes up"

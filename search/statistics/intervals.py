@@ -39,8 +39,8 @@ import numpy as np
 import scipy  # its special is imported when it is used: an eighth of a second
 from numpy.typing import NDArray
 
-from search.contrast import MINIMUM_SEEDS, Contrast, Floats, paired_difference, welch_difference
-from search.dunnett import dunnett_critical
+from archlab.search.statistics.contrast import MINIMUM_SEEDS, Contrast, Floats, paired_difference, welch_difference
+from archlab.search.statistics.dunnett import dunnett_critical
 
 Documents = Sequence[tuple[float, int] | None] | None
 Baselines = int | Sequence[int]  # one row for all, or a row for each
@@ -65,7 +65,9 @@ class Analysis:
     pooled: int
     unpaired: tuple[int, ...] = ()
     uneven: tuple[int, float] | None = None
-    always_valid: bool = False  # the intervals hold at every number of seeds at once, see search.sequential
+    always_valid: bool = (
+        False  # the intervals hold at every number of seeds at once, see archlab.search.statistics.sequential
+    )
 
     @property
     def resolvable(self) -> float | None:

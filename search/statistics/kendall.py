@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from statistics import NormalDist
 
-from search.spearman import FEWEST, Correlation
+from archlab.search.statistics.spearman import FEWEST, Correlation
 
 FEWEST_FOR_INTERVAL = 5
 

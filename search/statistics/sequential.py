@@ -3,7 +3,7 @@
 A fixed-n interval that is looked at after every seed excludes the truth far more often than it says. Here all intervals
 of a table hold together at all n >= 2 with 95%, however the seeds were stopped (a confidence sequence).
 
-The layout is that of `search.statistics`: y[v, s] = mu_v + beta_s + eps_vs, a linear model, in which the mean paired
+The layout is that of `intervals`: y[v, s] = mu_v + beta_s + eps_vs, a linear model, in which the mean paired
 difference d over n seeds has variance v sigma^2, v = 2 / n, and sigma^2 is estimated by s^2 on nu degrees of freedom,
 pooled over all variants. Against delta = delta_0 stands the mixture of all delta ~ N(delta_0, g sigma^2). With the
 right-invariant prior on the rest (the other means, the seeds' effects, log sigma) the ratio of the marginal likelihoods
@@ -36,8 +36,8 @@ from functools import lru_cache
 import numpy as np
 import scipy  # its optimize is imported when it is used: half a second
 
-from search.contrast import Contrast, Floats, resolve
-from search.statistics import (
+from archlab.search.statistics.contrast import Contrast, Floats, resolve
+from archlab.search.statistics.intervals import (
     Analysis,
     Baselines,
     Documents,
@@ -129,7 +129,7 @@ def analyse_always(
     batches: Sequence[Hashable] | None = None,
     keys: Keys | None = None,
 ) -> Analysis:
-    """What `search.statistics.analyse` gives, with intervals that hold at every number of seeds at once.
+    """What `search.statistics.intervals.analyse` gives, with intervals that hold at every number of seeds at once.
 
     The comparisons are those of the table, finished or not: what is corrected for must not depend on what was seen.
     """

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from search.database import StoreRefused
+from archlab.search.store.database import StoreRefused
 
 DATABASE, MLFLOW = "ARCHLAB_DATABASE", "ARCHLAB_MLFLOW"
 _FILES = {DATABASE: "database.url", MLFLOW: "mlflow.url"}

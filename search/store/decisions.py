@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from search.database import Changes, Database, Found
+from archlab.search.store.database import Changes, Database, Found
 
 T = TypeVar("T")
 MANY = 500  # values in one question

@@ -11,8 +11,8 @@ import json
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from search.files import write_whole
-from search.store import Store
+from archlab.search.store.store import Store
+from archlab.search.utils.files import write_whole
 
 _KIND, _ASKED = "measure ", "asked "
 

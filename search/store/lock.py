@@ -14,11 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from search.addresses import server_of, shown
-from search.database import Database, StoreError
+from archlab.search.store.addresses import server_of, shown
+from archlab.search.store.database import Database, StoreError
 
 if TYPE_CHECKING:
-    from search.postgres import PostgresLock
+    from archlab.search.store.postgres import PostgresLock
 
 STUDY_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _PATIENCE_S = 0.3  # a status probe holds the lock for microseconds; a driver holds it for hours
@@ -65,7 +65,7 @@ def holder_of(root: Path, study: str, database: Database | None = None) -> dict[
     """
     path = lock_path(root, study)
     if url := server_of(root):
-        from search.postgres import READ_PATIENCE_S, Postgres, holder_in
+        from archlab.search.store.postgres import READ_PATIENCE_S, Postgres, holder_in
 
         if isinstance(database, Postgres):
             return holder_in(database, study)
@@ -107,7 +107,7 @@ class StudyLock:
         lock: _FileLock | PostgresLock
         where: Path | str = self.path
         if url := server_of(self._root):
-            from search.postgres import PostgresLock
+            from archlab.search.store.postgres import PostgresLock
 
             lock, where = PostgresLock(url, self.study), shown(url)
         else:

@@ -6,11 +6,11 @@ import json
 from contextlib import closing
 from pathlib import Path
 
-from search.addresses import DATABASE, address, kind_of
-from search.database import Changes, StoreRefused, connect, sqlite_errors
-from search.files import write_whole
-from search.lock import holder_of, name_of
-from search.store_files import SCHEMA, VERSION, create_on_server
+from archlab.search.store.addresses import DATABASE, address, kind_of
+from archlab.search.store.database import Changes, StoreRefused, connect, sqlite_errors
+from archlab.search.store.lock import holder_of, name_of
+from archlab.search.store.opening import SCHEMA, VERSION, create_on_server
+from archlab.search.utils.files import write_whole
 
 TABLES = tuple(line.split()[2] for line in SCHEMA.splitlines() if line.startswith("CREATE TABLE"))
 
@@ -21,7 +21,7 @@ def to_server(root: Path) -> dict[str, int]:
     The file stays, as `trials.db.moved`. Interrupted, it is done again from the start. Raises StoreError: where no
     server is named, the table is on one already, or a study is being run.
     """
-    from search.postgres import Postgres
+    from archlab.search.store.postgres import Postgres
 
     url, table = address(root, DATABASE), root / "trials.db"
     if url is None:

@@ -11,11 +11,11 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from search import database
-from search.addresses import DATABASE, address, kind_of
-from search.database import Changes, Database, Sqlite, StoreError, StoreFull, StoreRefused, sqlite_errors
-from search.files import write_whole
-from search.lock import holder_of, name_of
+from archlab.search.store import database
+from archlab.search.store.addresses import DATABASE, address, kind_of
+from archlab.search.store.database import Changes, Database, Sqlite, StoreError, StoreFull, StoreRefused, sqlite_errors
+from archlab.search.store.lock import holder_of, name_of
+from archlab.search.utils.files import write_whole
 
 VERSION = 3
 
@@ -111,7 +111,7 @@ def open_database(root: Path, create: bool) -> Database:
 
 
 def _open_server(root: Path, url: str | None, create: bool) -> Database:
-    from search.postgres import PATIENCE_S, READ_PATIENCE_S, Postgres
+    from archlab.search.store.postgres import PATIENCE_S, READ_PATIENCE_S, Postgres
 
     if url is None:
         raise StoreRefused(
@@ -171,8 +171,8 @@ def _create_table(root: Path, table: Path) -> None:
 
 def create_on_server(root: Path, url: str) -> str:
     """Makes our schema in one transaction and returns its id. One that is there is taken if it is ours or empty."""
-    from search.postgres import SCHEMA as NAME
-    from search.postgres import Postgres
+    from archlab.search.store.postgres import SCHEMA as NAME
+    from archlab.search.store.postgres import Postgres
 
     server = Postgres(url)
 

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from arch_dsl import plugins
-from arch_dsl.errors import Problem, SpecError
-from arch_dsl.plugins import Plugin
-from arch_dsl.source import Node
-from search.files import write_whole
+from archlab.arch_dsl.language import plugins
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.language.plugins import Plugin
+from archlab.arch_dsl.language.source import Node
+from archlab.search.utils.files import write_whole
 
 FOLDER = "plugins"
 

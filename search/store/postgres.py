@@ -19,8 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from search.addresses import UNREADABLE, shown
-from search.database import Changes, Found, StoreAway, StoreError, StoreFull, StoreRefused
+from archlab.search.store.addresses import UNREADABLE, shown
+from archlab.search.store.database import Changes, Found, StoreAway, StoreError, StoreFull, StoreRefused
 
 if TYPE_CHECKING:
     import psycopg

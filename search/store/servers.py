@@ -7,9 +7,9 @@ import urllib.request
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from search.addresses import DATABASE, MLFLOW, address, shown
-from search.database import StoreRefused
-from search.machine import Finding, Status
+from archlab.search.hardware.facts import Finding, Status
+from archlab.search.store.addresses import DATABASE, MLFLOW, address, shown
+from archlab.search.store.database import StoreRefused
 
 _PATIENCE_S = 5
 

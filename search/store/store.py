@@ -9,13 +9,13 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from search.canonical import canonical_json
-from search.database import Changes, Database, Found, StoreAway, StoreError, StoreFull, StoreRefused
-from search.files import write_whole
-from search.kept import Kept, log_event
-from search.lock import holder_of
-from search.store_files import open_database
-from search.trial import Trial
+from archlab.search.store.database import Changes, Database, Found, StoreAway, StoreError, StoreFull, StoreRefused
+from archlab.search.store.decisions import Kept, log_event
+from archlab.search.store.lock import holder_of
+from archlab.search.store.opening import open_database
+from archlab.search.trial.trial import Trial
+from archlab.search.utils.canonical import canonical_json
+from archlab.search.utils.files import write_whole
 
 __all__ = ["TERMINAL", "Row", "StaleAttempt", "Store", "StoreAway", "StoreError", "StoreFull", "StoreRefused"]
 
@@ -123,7 +123,7 @@ class Store(Kept):
     def _study_row(self, name: str) -> dict[str, Any]:
         rows = self._query("SELECT record, yaml FROM study WHERE name = ?", (name,))
         if not rows:
-            from arch_dsl.errors import nearest  # whose package imports torch
+            from archlab.arch_dsl.language.errors import nearest  # whose package imports torch
 
             known = [row["name"] for row in self._query("SELECT name FROM study ORDER BY name")]
             meant = nearest(name, known)

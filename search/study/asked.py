@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import itertools
 
-from arch_dsl.identity import brief_text
-from arch_dsl.patch import Setting
-from search.asked import Asked, Rung
-from search.rungs import rungs_of
-from search.study import Study
-from search.study_values import Patch
-from search.words import shortest
+from archlab.arch_dsl.patching.patch import Setting
+from archlab.arch_dsl.tree.identity import brief_text
+from archlab.search.formatting.words import shortest
+from archlab.search.sections.ladder.rungs import rungs_of
+from archlab.search.study.study import Study
+from archlab.search.variants.asked import Asked, Rung
+from archlab.search.variants.patches import Patch
 
 
 def asked_variants(study: Study) -> list[Asked]:
     """Every variant in every cell of the grid at every rung, in the order in which the table shows them.
 
-    The rungs of a ladder have no names before they are counted: search.rungs.climbed.
+    The rungs of a ladder have no names before they are counted: archlab.search.sections.ladder.rungs.climbed.
     """
     used = {name for patch in study.variants.values() for name in patch.components}
     components = [name for name in study.components if name in used]

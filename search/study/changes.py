@@ -6,16 +6,16 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from arch_dsl.errors import Problem, SpecError
-from arch_dsl.identity import canonical
-from arch_dsl.model import Model
-from arch_dsl.patch import Setting, apply
-from arch_dsl.paths import get
-from arch_dsl.spec import Family, marks_of, set_marks
-from search.asked import Rung
-from search.recipe import Recipe
-from search.study import Study
-from search.zoo_variants import varied
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.language.spec import Family, marks_of, set_marks
+from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.patching.patch import Setting, apply
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.arch_dsl.tree.paths import get
+from archlab.search.recipe.recipe import Recipe
+from archlab.search.study.study import Study
+from archlab.search.variants.asked import Rung
+from archlab.search.variants.zoo import varied
 
 
 def changed_recipe(

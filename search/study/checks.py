@@ -7,15 +7,15 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from arch_dsl.errors import Problem, SpecError, nearest, unknown
-from arch_dsl.patch import apply
-from search.goals import study_problems as search_problems
-from search.match import KINDS
-from search.published_options import problems_of
-from search.study import Study
-from search.study_asked import cells_of
-from search.tune import short
-from search.zoo_variants import ZOO
+from archlab.arch_dsl.language.errors import Problem, SpecError, nearest, unknown
+from archlab.arch_dsl.patching.patch import apply
+from archlab.search.sections.match.spec import KINDS
+from archlab.search.sections.published.spec import problems_of
+from archlab.search.sections.search.spec import study_problems as search_problems
+from archlab.search.sections.tune.spec import short
+from archlab.search.study.asked import cells_of
+from archlab.search.study.study import Study
+from archlab.search.variants.zoo import ZOO
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _VARIANT = re.compile(r"[^\s\[\]]+( [^\s\[\]]+)*")

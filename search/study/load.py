@@ -7,22 +7,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from arch_dsl.errors import Problem, SpecError
-from arch_dsl.parse import INVALID, parse_value
-from arch_dsl.source import Node, read
-from search.ablate import with_base
-from search.designed import written_out
-from search.ladder import filled
-from search.ladder import given as given_to_recipe
-from search.ladder import problems_of as ladder_problems
-from search.model_mistakes import model_mistakes
-from search.plugin_files import load_listed
-from search.rungs import written_sizes
-from search.scales import at_scale
-from search.study import Study
-from search.study_checks import problems_in
-from search.study_values import Patch
-from search.zoo_variants import with_sizes
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.language.parse import INVALID, parse_value
+from archlab.arch_dsl.language.source import Node, read
+from archlab.search.sections.design.ablate import with_base
+from archlab.search.sections.design.written_out import written_out
+from archlab.search.sections.ladder.rungs import written_sizes
+from archlab.search.sections.ladder.spec import filled
+from archlab.search.sections.ladder.spec import given as given_to_recipe
+from archlab.search.sections.ladder.spec import problems_of as ladder_problems
+from archlab.search.store.plugins import load_listed
+from archlab.search.study.checks import problems_in
+from archlab.search.study.model_mistakes import model_mistakes
+from archlab.search.study.scales import at_scale
+from archlab.search.study.study import Study
+from archlab.search.variants.patches import Patch
+from archlab.search.variants.zoo import with_sizes
 
 
 def load_study(path: str | Path, overrides: Mapping[str, Any] | None = None, allow_plugins: bool = False) -> Study:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from arch_dsl.errors import Problem, SpecError
-from search.study import Study
-from search.study_asked import asked_variants
-from search.study_changes import changed
-from search.variant_mistakes import Mistakes
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.search.study.asked import asked_variants
+from archlab.search.study.changes import changed
+from archlab.search.study.study import Study
+from archlab.search.variants.mistakes import Mistakes
 
 
 def model_mistakes(study: Study) -> list[Problem]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from arch_dsl.errors import Problem, SpecError, unknown
-from arch_dsl.source import Node
+from archlab.arch_dsl.language.errors import Problem, SpecError, unknown
+from archlab.arch_dsl.language.source import Node
 
 _KINDS = ("type", "zoo")  # keys that name another member: what was said of the one before is not said of it
 

@@ -6,26 +6,26 @@ import json
 from functools import partial
 from typing import Any
 
-from arch_dsl import zoo
-from arch_dsl.model import DecoderModel, EncoderDecoderModel, Model
-from arch_dsl.schema import PATH_STEP, UNIT, Schema, Writer, either
-from arch_dsl.spec import Count, Family, Positive, fields_of
-from search.ablate import KEYS, Ablate
-from search.axes import KINDS, Components
-from search.data.cleaning import CleaningStage
-from search.data.mixture import Domain
-from search.data.sources import Source
-from search.data.tokenizers import Tokenizer
-from search.ladder import PARAMETERS, Along, Ends, Lengths
-from search.measures import ALL, Measure, Measures
-from search.quantities import SIZE, Duration, Memory
-from search.recipe import Recipe
-from search.space import Space
-from search.start import Start
-from search.study import Study
-from search.study_values import AtScale, Axis, Changes, Patch
-from search.tune import GRIDS, Brackets, Tune
-from search.zoo_variants import ZOO
+from archlab.arch_dsl import zoo
+from archlab.arch_dsl.catalogue.schema import PATH_STEP, UNIT, Schema, Writer, either
+from archlab.arch_dsl.language.spec import Count, Family, Positive, fields_of
+from archlab.arch_dsl.model.model import DecoderModel, EncoderDecoderModel, Model
+from archlab.search.data.cleaning.stages import CleaningStage
+from archlab.search.data.sources.family import Source
+from archlab.search.data.sources.mixture import Domain
+from archlab.search.data.tokenizers.family import Tokenizer
+from archlab.search.evaluation.measures import ALL, Measure, Measures
+from archlab.search.recipe.initial_weights import Start
+from archlab.search.recipe.recipe import Recipe
+from archlab.search.sections.design.ablate import KEYS, Ablate
+from archlab.search.sections.ladder.spec import PARAMETERS, Along, Ends, Lengths
+from archlab.search.sections.search.axes import KINDS, Components
+from archlab.search.sections.search.space import Space
+from archlab.search.sections.tune.spec import GRIDS, Brackets, Tune
+from archlab.search.study.study import Study
+from archlab.search.utils.quantities import SIZE, Duration, Memory
+from archlab.search.variants.patches import AtScale, Axis, Changes, Patch
+from archlab.search.variants.zoo import ZOO
 
 _PLAIN = r"[0-9.]+(e[-+]?[0-9]+)?[kMBT]?"
 DRAFT = "http://json-schema.org/draft-07/schema#"  # the newest that editors' YAML servers know in full

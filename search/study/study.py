@@ -6,25 +6,25 @@ from dataclasses import field
 from pathlib import Path
 from typing import ClassVar
 
-from arch_dsl.model import Model
-from arch_dsl.spec import Spec
-from search.ablate import Ablate
-from search.budget import Budget
-from search.design import Design
-from search.goals import Search
-from search.keep import Keep
-from search.ladder import Ladder
-from search.match import Match
-from search.measures import Measures, Perplexity
-from search.prune import Pruner
-from search.published_options import Published
-from search.recipe import Recipe
-from search.resources import Resources
-from search.screen import Screen
-from search.seeds import Seeds
-from search.space import Space
-from search.study_values import AtScale, Axis, Patch
-from search.tune import Tune
+from archlab.arch_dsl.language.spec import Spec
+from archlab.arch_dsl.model.model import Model
+from archlab.search.evaluation.measures import Measures, Perplexity
+from archlab.search.executors.resources import Resources
+from archlab.search.recipe.recipe import Recipe
+from archlab.search.sections.budget import Budget
+from archlab.search.sections.design.ablate import Ablate
+from archlab.search.sections.design.spec import Design
+from archlab.search.sections.ladder.spec import Ladder
+from archlab.search.sections.match.spec import Match
+from archlab.search.sections.prune.spec import Pruner
+from archlab.search.sections.published.spec import Published
+from archlab.search.sections.screen.spec import Screen
+from archlab.search.sections.search.space import Space
+from archlab.search.sections.search.spec import Search
+from archlab.search.sections.seeds.spec import Seeds
+from archlab.search.sections.tune.spec import Tune
+from archlab.search.trial.kept_weights import Keep
+from archlab.search.variants.patches import AtScale, Axis, Patch
 
 
 class ReportOptions(Spec):

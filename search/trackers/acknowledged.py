@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from search.addresses import server_of
-from search.database import Database, Sqlite
-from search.sinks.tracked import START, Position
+from archlab.search.store.addresses import server_of
+from archlab.search.store.database import Database, Sqlite
+from archlab.search.trackers.tracked import START, Position
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS shipped (
@@ -36,7 +36,7 @@ class Spool:
 
     def __init__(self, store_root: Path) -> None:
         if url := server_of(Path(store_root)):
-            from search.postgres import Postgres
+            from archlab.search.store.postgres import Postgres
 
             self._db: Database = Postgres(url)
             return

@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from search.addresses import server_of
+from archlab.search.store.addresses import server_of
 
 if TYPE_CHECKING:
     import psycopg
@@ -74,7 +74,7 @@ def open_optuna(store_root: Path) -> RDBStorage:
 def has_optuna(store_root: Path) -> bool:
     """Whether a store has Optuna's tables."""
     if url := server_of(store_root):
-        from search.postgres import Postgres
+        from archlab.search.store.postgres import Postgres
 
         with closing(Postgres(url)) as server:
             return bool(server.query("SELECT to_regnamespace(?) IS NOT NULL AS there", (OPTUNA_SCHEMA,))[0]["there"])
@@ -103,7 +103,7 @@ def _storage_on_server(url: str, schema: str) -> RDBStorage:
 
 def _create_on_server(url: str) -> None:
     """A schema of another name, renamed when it is whole."""
-    from search.postgres import Postgres, key_of
+    from archlab.search.store.postgres import Postgres, key_of
 
     def make(connection: psycopg.Connection[dict[str, Any]]) -> None:
         there = "SELECT to_regnamespace(%s) IS NOT NULL AS there"

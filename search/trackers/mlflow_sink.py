@@ -15,12 +15,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from search.addresses import MLFLOW, address
-from search.canonical import canonical_json
-from search.sinks.database import create_whole
-from search.sinks.run_facts import final_metrics, measured_points, params_of, run_name, standing_tags, state_tags
-from search.sinks.spool import Shipped, Spool
-from search.sinks.tracked import Line, Position, Tracked, new_lines, span_s, values_of
+from archlab.search.store.addresses import MLFLOW, address
+from archlab.search.trackers.acknowledged import Shipped, Spool
+from archlab.search.trackers.database import create_whole
+from archlab.search.trackers.run_facts import (
+    final_metrics,
+    measured_points,
+    params_of,
+    run_name,
+    standing_tags,
+    state_tags,
+)
+from archlab.search.trackers.tracked import Line, Position, Tracked, new_lines, span_s, values_of
+from archlab.search.utils.canonical import canonical_json
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Run

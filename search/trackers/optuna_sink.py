@@ -1,6 +1,6 @@
 """Records finished trials in Optuna's study of the same name: its plots, importances and dashboard serve all studies.
 
-A study that searches belongs to its proposer (`search/propose.py`), which tells its own trials; what such a study
+A study that searches belongs to its proposer, which tells its own trials; what such a study
 repeats at its best is recorded here as `<study>/repeats`, where it cannot mislead the sampler. The probes of a screen,
 whose losses are of another recipe, are no part of it.
 """
@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from search.canonical import canonical_json
-from search.sinks.database import has_optuna, open_optuna
-from search.sinks.spool import Shipped, Spool
-from search.sinks.tracked import Tracked, span_s, validation_history
+from archlab.search.trackers.acknowledged import Shipped, Spool
+from archlab.search.trackers.database import has_optuna, open_optuna
+from archlab.search.trackers.tracked import Tracked, span_s, validation_history
+from archlab.search.utils.canonical import canonical_json
 
 if TYPE_CHECKING:
     import optuna

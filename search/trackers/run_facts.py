@@ -12,11 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from search import fingerprint
-from search.canonical import canonical_json
-from search.machine import usable_cores, version_of
-from search.roles import ROLE
-from search.sinks.tracked import Tracked
+from archlab.search.hardware.facts import usable_cores, version_of
+from archlab.search.store.roles import ROLE
+from archlab.search.trackers.tracked import Tracked
+from archlab.search.trial import fingerprint
+from archlab.search.utils.canonical import canonical_json
 
 # MLflow's limits for names and values; a value that is too long is refused by some of its servers and cut by others.
 MAX_NAME, MAX_PARAM, MAX_TAG = 250, 6000, 5000
@@ -103,7 +103,7 @@ def _environment() -> dict[str, str]:
     versions = {name: version_of(name) for name in ("archlab", "torch", "triton", "numpy", "ray", "optuna", "mlflow")}
     found = {
         **versions,
-        "commit": fingerprint.commit(Path(__file__).resolve().parent),
+        "commit": fingerprint.commit(Path(__file__).resolve().parents[2]),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": fingerprint.cpu_model(),

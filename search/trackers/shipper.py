@@ -17,13 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from search.addresses import server_of
-from search.lock import lock_path
-from search.sinks.mlflow_sink import MlflowSink
-from search.sinks.optuna_sink import OptunaSink
-from search.sinks.spool import Spool
-from search.sinks.tracked import Tracked, tracked
-from search.store import Store, StoreAway
+from archlab.search.store.addresses import server_of
+from archlab.search.store.lock import lock_path
+from archlab.search.store.store import Store, StoreAway
+from archlab.search.trackers.acknowledged import Spool
+from archlab.search.trackers.mlflow_sink import MlflowSink
+from archlab.search.trackers.optuna_sink import OptunaSink
+from archlab.search.trackers.tracked import Tracked, tracked
 
 INTERVAL_S = 15.0  # between two looks at what has grown, if nobody gives notice: a look takes 0.07 s
 SHORTEST_S = 1.0  # between two looks however much notice is given
@@ -203,7 +203,7 @@ def _one_shipper(root: Path, study: str) -> Iterator[bool]:
     """True for the only one that ships this study; two would make two runs of a trial."""
     path = lock_path(root, study).with_suffix(".ship")
     if url := server_of(root):
-        from search.postgres import PostgresLock
+        from archlab.search.store.postgres import PostgresLock
 
         lock = PostgresLock(url, f"{study} ship")
         try:

@@ -13,8 +13,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from search.children import die_with, python_path
-from search.track import CLOSE_S, Shipper, unsent
+from archlab.search.trackers.shipper import CLOSE_S, Shipper, unsent
+from archlab.search.utils.children import die_with, python_path
 
 NICEST = 19
 _GIVES_WAY_S = 10.0  # how long the nice process may take for what is left
@@ -63,7 +63,7 @@ class ShipperProcess:
         arguments = [str(self._root), self._study, str(os.getpid()), str(NICEST if nice else 0)]
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "search.track_process", *arguments],
+                [sys.executable, "-m", "archlab.search.trackers.shipper_process", *arguments],
                 stdin=subprocess.PIPE,  # a line is a notice, its end of file that the trials are done
                 stdout=subprocess.DEVNULL,  # standard output is the command's
                 start_new_session=True,  # Ctrl-C in a terminal is for the driver

@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from search.findings import findings, measured
-from search.store import TERMINAL, Store
-from search.trial import Trial
+from archlab.search.store.findings import findings, measured
+from archlab.search.store.store import TERMINAL, Store
+from archlab.search.trial.trial import Trial
 
 _TAIL = 160  # bytes before an offset that are remembered, to see that a file is still the one that was read
 
@@ -38,7 +38,7 @@ class Tracked:
     wanted: bool
     spec: Callable[[str], str]  # the text of trial.json by key, which has no file before the trial starts
     measured: tuple[tuple[str, float], ...] = ()  # digests of what was measured of it, and when (unix s)
-    findings: Callable[[str], list[dict[str, Any]]] = lambda _: []  # these, by key: search/findings.py
+    findings: Callable[[str], list[dict[str, Any]]] = lambda _: []  # these, by key: search/store/findings.py
 
     @cached_property
     def trial(self) -> Trial:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from arch_dsl.stack import StackModule
-from search.compiler import cannot_compile, compiler
+from archlab.arch_dsl.model.stack import StackModule
+from archlab.search.hardware.compiler import cannot_compile, compiler
 
 if TYPE_CHECKING:
-    from arch_dsl.context import Call
-    from search.recipe import Recipe
+    from archlab.arch_dsl.parts.context import Call
+    from archlab.search.recipe.recipe import Recipe
 
 FOLDER = "compiled"  # of a store
 _DISTINCT = 10_000  # layers that may differ from each other

@@ -16,13 +16,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from search.data.batches import IGNORE, Batch, windows
-from search.data.dataset import Dataset
-from search.data.examples import read
-from search.device_peaks import Precision
-from search.objectives import Causal, Objective, has_encoder
-from search.routers import KINDS, health
-from search.team import ALONE, Team
+from archlab.search.data.batches import IGNORE, Batch, windows
+from archlab.search.data.dataset import Dataset
+from archlab.search.data.examples import read
+from archlab.search.hardware.peaks import Precision
+from archlab.search.objectives import Causal, Objective, has_encoder
+from archlab.search.training.routers import KINDS, health
+from archlab.search.training.team import ALONE, Team
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -49,7 +49,7 @@ def evaluate(
 
     * loss (nats per target, L = sum nll / targets), perplexity (exp L), and where every byte is known and predicted
       bits_per_byte (sum nll / (ln 2 * bytes of text));
-    * of a model with experts router_load_max, router_entropy and router_dropped (search/routers.py);
+    * of a model with experts router_load_max, router_entropy and router_dropped (search/training/routers.py);
     * per document: nll (nats, float64), tokens (those scored, the end of the document among them) and bytes (of the
       whole document, int64), `[documents]` each, and of a mixture domain, its place among the domains. A sentinel
       counts where the span begins that it stands for.

@@ -15,20 +15,20 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from search import checkpoint
-from search.data import mixing
-from search.data.batches import Batch
-from search.data.dataset import Dataset
-from search.data.examples import examples
-from search.evaluate import autocast, held_out, losses
-from search.fingerprint import differences, fingerprint
-from search.journal import Journal, note_event
-from search.keep import WEIGHTS, is_power_of_two, told
-from search.objectives import has_encoder
-from search.recipe import Recipe
-from search.routers import health
-from search.team import ALONE, Noted, Team
-from search.windows import write_windows
+from archlab.search.data import mixing
+from archlab.search.data.batches import Batch
+from archlab.search.data.dataset import Dataset
+from archlab.search.data.examples import examples
+from archlab.search.objectives import has_encoder
+from archlab.search.recipe.recipe import Recipe
+from archlab.search.training.held_out import autocast, held_out, losses
+from archlab.search.training.routers import health
+from archlab.search.training.team import ALONE, Noted, Team
+from archlab.search.trial import checkpoint
+from archlab.search.trial.fingerprint import differences, fingerprint
+from archlab.search.trial.journal import Journal, note_event
+from archlab.search.trial.kept_weights import WEIGHTS, is_power_of_two, told
+from archlab.search.trial.loss_windows import write_windows
 
 LOG_LINES = 400
 CURVE_POINTS = 10

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-import arch_dsl
-from arch_dsl.modules import fallbacks
-from arch_dsl.stack import StackModule
-from search.recipe import Recipe
-from search.trial import Trial
+from archlab import arch_dsl
+from archlab.arch_dsl.compiler.modules import fallbacks
+from archlab.arch_dsl.model.stack import StackModule
+from archlab.search.recipe.recipe import Recipe
+from archlab.search.trial.trial import Trial
 
 
 class Seeds(NamedTuple):

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from search import checkpoint
-from search.evaluate import Arrays, evaluate
-from search.journal import Journal, events
-from search.loop import Diverged, Interrupted, Loop
+from archlab.search.training.held_out import Arrays, evaluate
+from archlab.search.training.loop import Diverged, Interrupted, Loop
+from archlab.search.trial import checkpoint
+from archlab.search.trial.journal import Journal, events
 
 ShouldStop = Callable[[], bool]
 

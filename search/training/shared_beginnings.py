@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from search import checkpoint
-from search.canonical import canonical_json
-from search.journal import Journal, events
-from search.loop import Loop, curve_points
-from search.recipe import Recipe
-from search.trial import Trial
-from search.windows import read_windows, write_windows
+from archlab.search.recipe.recipe import Recipe
+from archlab.search.training.loop import Loop, curve_points
+from archlab.search.trial import checkpoint
+from archlab.search.trial.journal import Journal, events
+from archlab.search.trial.loss_windows import read_windows, write_windows
+from archlab.search.trial.trial import Trial
+from archlab.search.utils.canonical import canonical_json
 
 if TYPE_CHECKING:
     pass

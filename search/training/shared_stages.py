@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from search import checkpoint
-from search.canonical import canonical_json
-from search.compiling import compiled_with
-from search.fingerprint import fingerprint
-from search.recipe import load_recipe
-from search.trial import Trial
+from archlab.search.recipe.recipe import load_recipe
+from archlab.search.training.compiling import compiled_with
+from archlab.search.trial import checkpoint
+from archlab.search.trial.fingerprint import fingerprint
+from archlab.search.trial.trial import Trial
+from archlab.search.utils.canonical import canonical_json
 
 _WAIT_S = 0.5
 

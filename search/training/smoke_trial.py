@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from search.built import build_model
-from search.compiling import compiling
-from search.determinism import deterministic
-from search.loop import Before, Diverged, Interrupted, Loop
-from search.outcome import peak_memory
-from search.plugin_files import load_kept
-from search.recipe import load_recipe
-from search.stages import parts
-from search.train import CHECKPOINT_S, Run, team_of
-from search.trial import Trial
+from archlab.search.hardware.determinism import deterministic
+from archlab.search.recipe.recipe import load_recipe
+from archlab.search.recipe.stages import parts
+from archlab.search.store.plugins import load_kept
+from archlab.search.training.compiling import compiling
+from archlab.search.training.loop import Before, Diverged, Interrupted, Loop
+from archlab.search.training.module import build_model
+from archlab.search.training.outcome import peak_memory
+from archlab.search.training.train import CHECKPOINT_S, Run, team_of
+from archlab.search.trial.trial import Trial
 
 if TYPE_CHECKING:
-    from search.gang import Gang
-    from search.journal import Journal
+    from archlab.search.executors.process_group import Gang
+    from archlab.search.trial.journal import Journal
 
 __all__ = ["Interrupted", "train"]
 

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arch_dsl.identity import canonical
-from arch_dsl.model import Model
-from search.canonical import canonical_json
-from search.data.dataset import Dataset
-from search.recipe import Recipe
-from search.trial import Trial
+from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.search.data.dataset import Dataset
+from archlab.search.recipe.recipe import Recipe
+from archlab.search.trial.trial import Trial
+from archlab.search.utils.canonical import canonical_json
 
 if TYPE_CHECKING:
-    from search.loop import Loop
+    from archlab.search.training.loop import Loop
 
 WARM_UP, _ROUNDS, _FEWEST, _LONGEST_S = 2, 15, 3, 5.0
 
@@ -63,7 +63,7 @@ class Timings:
         name = hashlib.sha256(canonical_json(facts).encode()).hexdigest()
         path = self._folder / f"{name}.json"
         if not path.exists():
-            from search.compiling import compiling  # which imports torch
+            from archlab.search.training.compiling import compiling  # which imports torch
 
             with compiling({"compile": ours.recipe.compile}, self._folder.parent):
                 self._keep(path, measure(ours, other, self._threads))
@@ -117,10 +117,10 @@ def _loop(timed: Timed, folder: Path) -> Loop:
     """A loop at its first step, which writes nothing."""
     import torch
 
-    from search.built import build_model
-    from search.compiler import cannot_compile
-    from search.compiling import compile_blocks
-    from search.loop import Loop
+    from archlab.search.hardware.compiler import cannot_compile
+    from archlab.search.training.compiling import compile_blocks
+    from archlab.search.training.loop import Loop
+    from archlab.search.training.module import build_model
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     recipe = timed.recipe.replace(stages=())

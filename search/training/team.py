@@ -1,6 +1,6 @@
 """What a trial asks of the processes that train it together. With one process, `Team` itself, all of it is nothing.
 
-Several are `search.parallel.Together`: the trial is the same, of the same batches, but for the order of its sums.
+Several are `parallel.team.Together`: the trial is the same, of the same batches, but for the order of its sums.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from search.journal import Journal
+from archlab.search.trial.journal import Journal
 
 if TYPE_CHECKING:
-    from search.data.batches import Batch
-    from search.recipe import Recipe
+    from archlab.search.data.batches import Batch
+    from archlab.search.recipe.recipe import Recipe
 
 T = TypeVar("T")
 Noted = list[dict[str, Tensor]]  # what is logged beside the loss: of every micro-batch, by name

@@ -16,33 +16,33 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from search import checkpoint
-from search.built import build_model, seeds_of, slower
-from search.compiler import cannot_compile
-from search.compiling import compile_blocks, compiled_with, compiling
-from search.data.dataset import Dataset
-from search.determinism import deterministic
-from search.executor import named
-from search.journal import Journal, events, note_event
-from search.keep import told
-from search.loop import Before, Interrupted, Loop, Paused, rungs, tokens_at
-from search.outcome import ShouldStop, outcome, stage_record
-from search.plugin_files import load_kept
-from search.prefixes import FOLDER, Prefixes, take_over
-from search.recipe import Recipe, load_recipe
-from search.shared_stages import keep_stage, load_stage, shared_stage
-from search.stages import Part, parts
-from search.start import load_start
-from search.team import ALONE, Team
-from search.trial import Trial
+from archlab.search.data.dataset import Dataset
+from archlab.search.executors.executor import named
+from archlab.search.hardware.compiler import cannot_compile
+from archlab.search.hardware.determinism import deterministic
+from archlab.search.recipe.initial_weights import load_start
+from archlab.search.recipe.recipe import Recipe, load_recipe
+from archlab.search.recipe.stages import Part, parts
+from archlab.search.store.plugins import load_kept
+from archlab.search.training.compiling import compile_blocks, compiled_with, compiling
+from archlab.search.training.loop import Before, Interrupted, Loop, Paused, rungs, tokens_at
+from archlab.search.training.module import build_model, seeds_of, slower
+from archlab.search.training.outcome import ShouldStop, outcome, stage_record
+from archlab.search.training.shared_beginnings import FOLDER, Prefixes, take_over
+from archlab.search.training.shared_stages import keep_stage, load_stage, shared_stage
+from archlab.search.training.team import ALONE, Team
+from archlab.search.trial import checkpoint
+from archlab.search.trial.journal import Journal, events, note_event
+from archlab.search.trial.kept_weights import told
+from archlab.search.trial.trial import Trial
 
 if TYPE_CHECKING:
-    from search.gang import Gang
+    from archlab.search.executors.process_group import Gang
 
 __all__ = ["Interrupted", "train"]
 
 CHECKPOINT_S = 20.0
-TOGETHER = "search.parallel.together:Together"  # by its name: a trial of one process loads none of it
+TOGETHER = "archlab.search.training.parallel.team:Together"  # by its name: a trial of one process loads none of it
 
 Build = Callable[[Trial, Recipe, torch.device], nn.Module]
 

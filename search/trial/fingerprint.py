@@ -19,11 +19,11 @@ def fingerprint(device: str = "cpu") -> dict[str, str]:
     """
     import torch
 
-    from kernels.op import forced
+    from archlab.kernels.op import forced
 
     found = {
         "archlab": _version("archlab") or "not installed",
-        "commit": commit(Path(__file__).resolve().parent.parent),
+        "commit": commit(Path(__file__).resolve().parents[2]),
         "torch": str(torch.__version__),
         "triton": _version("triton"),
         "numpy": _version("numpy"),

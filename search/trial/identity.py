@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from search.trial import Trial
+from archlab.search.trial.trial import Trial
 
 _OPEN = ("lr", "precision", "compile", "accumulate", "prepared")
 
@@ -21,7 +21,7 @@ def identity_of(trial: Trial) -> dict[str, str]:
 
 
 def _digest(plain: Any) -> str:
-    """What `arch_dsl.identity.digest` gives, whose package imports torch: two seconds before a page or a report."""
+    """What `tree.identity.digest` gives, whose package imports torch: two seconds before a page or a report."""
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 

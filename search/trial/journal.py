@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from search.checkpoint import write_atomically
-from search.files import whole_lines
+from archlab.search.trial.checkpoint import write_atomically
+from archlab.search.utils.files import whole_lines
 
 FLUSH_S = 1.0
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar
 
-from arch_dsl.spec import Spec
-from search.files import write_whole
+from archlab.arch_dsl.language.spec import Spec
+from archlab.search.utils.files import write_whole
 
 WEIGHTS = "weights"  # the folder of a trial with the weights after 1, 2, 4, 8, … steps
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from search.files import whole_lines
-from search.outcome_files import read_attempt
+from archlab.search.trial.outcome_files import read_attempt
+from archlab.search.utils.files import whole_lines
 
 GAP_S = 5.0  # between two looks; for the rest of a longer one we were stopped or asleep, and so perhaps was the trial
 

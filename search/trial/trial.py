@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from search.canonical import canonical_json
+from archlab.search.utils.canonical import canonical_json
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from arch_dsl.patch import Setting
-from search.words import counted
+from archlab.arch_dsl.patching.patch import Setting
+from archlab.search.formatting.words import counted
 
 Rule = Literal["tokens", "per parameter", "FLOPs"]
 

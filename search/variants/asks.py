@@ -9,17 +9,17 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from arch_dsl.errors import Mark
-    from arch_dsl.model import Model
-    from arch_dsl.patch import Setting
-    from search.asked import Asked, Rung
-    from search.data.dataset import Dataset
-    from search.keep import Keep
-    from search.recipe import Recipe
-    from search.resources import Resources
-    from search.store import Row, Store
-    from search.study_values import Patch
-    from search.variant import Built, Variant
+    from archlab.arch_dsl.language.errors import Mark
+    from archlab.arch_dsl.model.model import Model
+    from archlab.arch_dsl.patching.patch import Setting
+    from archlab.search.data.dataset import Dataset
+    from archlab.search.executors.resources import Resources
+    from archlab.search.recipe.recipe import Recipe
+    from archlab.search.store.store import Row, Store
+    from archlab.search.trial.kept_weights import Keep
+    from archlab.search.variants.asked import Asked, Rung
+    from archlab.search.variants.patches import Patch
+    from archlab.search.variants.variant import Built, Variant
 
 
 class Baseline(Protocol):

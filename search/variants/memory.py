@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from search.variant import Variant
+from archlab.search.variants.variant import Variant
 
 
 def memory_bytes(variant: Variant, rows: int | None = None) -> int:

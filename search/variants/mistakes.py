@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from arch_dsl.errors import Problem
+from archlab.arch_dsl.language.errors import Problem
 
 
 class Mistakes:

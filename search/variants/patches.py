@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from arch_dsl.errors import Problem
-from arch_dsl.identity import brief_text
-from arch_dsl.parse import INVALID
-from arch_dsl.patch import Setting, settings_of
-from arch_dsl.source import Node
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.parse import INVALID
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.patching.patch import Setting, settings_of
+from archlab.arch_dsl.tree.identity import brief_text
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class Patch:
 
 @dataclass(frozen=True)
 class AtScale:
-    """What a study changes at one of its scales: search.scales."""
+    """What a study changes at one of its scales: archlab.search.study.scales."""
 
     change: Node
 
     @classmethod
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
-        """From what stands there, which search.scales has checked."""
+        """From what stands there, which archlab.search.study.scales has checked."""
         return cls(node)
 
 

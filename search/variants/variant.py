@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from arch_dsl.identity import Change, brief_text, canonical
-from arch_dsl.model import Model
-from search.canonical import canonical_json
-from search.data.dataset import Dataset
-from search.recipe import Recipe
-from search.stage_plans import StagePlan
-from search.start import Started
-from search.timing import Timed
-from search.trial import Trial
-from search.trial_identity import identity_of
+from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.tree.identity import Change, brief_text, canonical
+from archlab.search.data.dataset import Dataset
+from archlab.search.recipe.initial_weights import Started
+from archlab.search.recipe.recipe import Recipe
+from archlab.search.recipe.stage_plans import StagePlan
+from archlab.search.training.step_times import Timed
+from archlab.search.trial.identity import identity_of
+from archlab.search.trial.trial import Trial
+from archlab.search.utils.canonical import canonical_json
 
 
 @dataclass(frozen=True)

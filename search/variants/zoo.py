@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from arch_dsl.errors import Problem, SpecError
-from arch_dsl.model import Model
-from arch_dsl.parse import INVALID
-from arch_dsl.patch import Setting, apply
-from arch_dsl.source import Node
-from arch_dsl.zoo import expand
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.language.parse import INVALID
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.patching.patch import Setting, apply
+from archlab.arch_dsl.zoo import expand
 
 ZOO = "zoo"
 _KEYS = (ZOO, "size")

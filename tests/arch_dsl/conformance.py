@@ -1,8 +1,8 @@
 """The conformance suite is part of the product, for plug-ins; tests import it from here under short names."""
 
-from arch_dsl.conformance.effects import build, build_as_for_a_gpu, differ, effect, randomize
-from arch_dsl.conformance.fields import alterations, altered, tried
-from arch_dsl.conformance.hosts import (
+from archlab.arch_dsl.conformance.effects import build, build_as_for_a_gpu, differ, effect, randomize
+from archlab.arch_dsl.conformance.fields import alterations, altered, tried
+from archlab.arch_dsl.conformance.hosts import (
     CALL,
     HOSTS,
     LENGTH,
@@ -18,7 +18,7 @@ from arch_dsl.conformance.hosts import (
     resolve,
     whole_model,
 )
-from arch_dsl.conformance.properties import PROPERTIES, one_graph
+from archlab.arch_dsl.conformance.properties import PROPERTIES, one_graph
 
 __all__ = [
     "CALL",

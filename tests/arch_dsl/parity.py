@@ -17,19 +17,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import arch_dsl
-from arch_dsl import Call, Model, SpecError, canonical
-from arch_dsl.block import Block
-from arch_dsl.conformance.fields import alterations
-from arch_dsl.conformance.hosts import Case
-from arch_dsl.conversion import export_tensors, import_tensors
-from arch_dsl.layout import load_layout
-from arch_dsl.model import Init
-from arch_dsl.modules import LanguageModel, build
-from arch_dsl.normal_form import normal_form
-from arch_dsl.overrides import Overrides
-from arch_dsl.primitives.positions import Learned
-from arch_dsl.spec import Family, walk
+from archlab import arch_dsl
+from archlab.arch_dsl import Call, Model, SpecError, canonical
+from archlab.arch_dsl.compiler.modules import LanguageModel, build
+from archlab.arch_dsl.conformance.fields import alterations
+from archlab.arch_dsl.conformance.hosts import Case
+from archlab.arch_dsl.language.spec import Family, walk
+from archlab.arch_dsl.model.model import Init
+from archlab.arch_dsl.primitives.positions import Learned
+from archlab.arch_dsl.tree.block import Block
+from archlab.arch_dsl.tree.normal_form import normal_form
+from archlab.arch_dsl.tree.overrides import Overrides
+from archlab.arch_dsl.weights.conversion import export_tensors, import_tensors
+from archlab.arch_dsl.weights.layout import load_layout
 
 VOCAB, LENGTH = 61, 40
 TOKENS = torch.randint(0, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(6))
@@ -251,7 +251,7 @@ def unexplained(published: Published) -> list[str]:
 
 def main() -> None:
     """Prints the largest relative error of the logits and of the gradients, model by model."""
-    from tests.arch_dsl import (
+    from tests.arch_dsl.zoo import (
         test_parity_classic,
         test_parity_encoder,
         test_parity_encoder_decoder,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from arch_dsl.model import Model
+from archlab.arch_dsl.model.model import Model
 
 Facts = dict[str, Any]
 

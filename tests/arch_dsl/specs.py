@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import arch_dsl
-from arch_dsl import Model
-from arch_dsl.catalogue import FAMILIES
-from arch_dsl.errors import in_lines
-from arch_dsl.knobs import encodings
-from arch_dsl.spec import aliases_of, members_of
+from archlab import arch_dsl
+from archlab.arch_dsl import Model
+from archlab.arch_dsl.catalogue.describe import FAMILIES
+from archlab.arch_dsl.language.errors import in_lines
+from archlab.arch_dsl.language.spec import aliases_of, members_of
+from archlab.arch_dsl.patching.knobs import encodings
 
 KNOBS: dict[str, Any] = {
     "d_model": 64,
@@ -50,7 +50,7 @@ SITES: dict[str, Any] = {
 
 def site(model: Model, path: str) -> Any:
     """What stands at a path, as people read it."""
-    return arch_dsl.canonical(arch_dsl.paths.get(model, tuple(path.split("."))), brief=True)
+    return arch_dsl.canonical(arch_dsl.tree.paths.get(model, tuple(path.split("."))), brief=True)
 
 
 def with_branch(name: str, **fields: Any) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from search.cli import main
-from search.lock import StudyLock
+from archlab.cli.main import main
+from archlab.search.store.lock import StudyLock
 from tests.search.study_files import write_study
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +82,7 @@ def test_help_status_and_completion_import_nothing_heavy(folder: Path) -> None:
     code = """
 import sys
 from click.testing import CliRunner
-from search.cli import main
+from archlab.cli.main import main
 for arguments in (["--help"], ["--version"], ["run", "--help"], ["status"]):
     CliRunner().invoke(main, arguments)
 heavy = {"torch", "ray", "optuna", "mlflow", "pandas", "numpy", "scipy", "dash", "triton"} & set(sys.modules)
@@ -305,7 +305,7 @@ def test_unusable_store_exits_with_75(folder: Path) -> None:
 
 
 def test_failed_trials_exit_with_1(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("search.running.ENTRY", "tests.search.toy_trainer:train")
+    monkeypatch.setattr("archlab.search.running.run.ENTRY", "tests.search.toy_trainer:train")
     result = archlab("run", "study.yaml", "--inline", "--no-track")  # the toy knows no such recipe
     assert result.exit_code == 1 and "failed" in result.stdout
 
@@ -313,8 +313,8 @@ def test_failed_trials_exit_with_1(folder: Path, monkeypatch: pytest.MonkeyPatch
 def test_interrupted_run_exits_with_130_and_goes_on(folder: Path) -> None:
     code = """
 import os, signal, sys
-import search.driver as driver
-from search.cli import main
+import archlab.search.running.driver as driver
+from archlab.cli.main import main
 commit = driver._Driver.commit
 def interrupted(self, finished):
     commit(self, finished)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from search.cli import main
-from search.data import Dataset
+from archlab.cli.main import main
+from archlab.search.data import Dataset
 
 STUDY = """\
 study: domains
@@ -105,7 +105,7 @@ def test_corpora_are_listed_and_fetched_by_name(study: Path, monkeypatch: pytest
         asked.append((corpus.url, folder))
         return [folder / "input.txt"]
 
-    monkeypatch.setattr("search.data_command.get", get)
+    monkeypatch.setattr("archlab.cli.data.get", get)
     assert 'data: {text: "data/tinyshakespeare/input.txt"}' in said("get", "tinyshakespeare").stdout
     assert json.loads(said("get", "enwik8", "-o", "here", "--json").stdout) == ["here/input.txt"]
     assert asked == [

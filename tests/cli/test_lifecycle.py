@@ -12,14 +12,14 @@ import threading
 import pytest
 from click.testing import CliRunner
 
-from search.cli import main
-from search.control import forget_request, stop_requests, stop_study
-from search.driver import drive
-from search.follow import Follower, follow
-from search.inline_executor import InlineExecutor
-from search.lock import StudyLock, holder_of, lock_path
-from search.progress import JsonProgress, LineProgress
-from search.status import lines, status_of
+from archlab.cli.main import main
+from archlab.search.executors.inline import InlineExecutor
+from archlab.search.running.driver import drive
+from archlab.search.running.progress import JsonProgress, LineProgress
+from archlab.search.running.status import lines, status_of
+from archlab.search.running.stop_and_retry import forget_request, stop_requests, stop_study
+from archlab.search.running.watch import Follower, follow
+from archlab.search.store.lock import StudyLock, holder_of, lock_path
 from tests.search.study_kit import ENTRY, ROOT, Driver, go, make_store, results, rows_of, steps_run, toy, until
 
 SLOW = [toy(x, steps=25, step_s=0.05, holds=[4 + x]) for x in range(1, 4)]
@@ -237,7 +237,7 @@ def test_the_time_left_is_that_of_the_budget_where_it_ends_first(tmp_path):
 
 
 def test_ctrl_c_ends_watching_and_not_what_is_watched(tmp_path, driver):
-    watch = [sys.executable, "-c", "from search.cli import main; main()", "watch", "s", "--store", str(tmp_path)]
+    watch = [sys.executable, "-c", "from archlab.cli.main import main; main()", "watch", "s", "--store", str(tmp_path)]
     with subprocess.Popen(watch, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
         until(lambda: "start" in watching.stderr.readline(), what="the first line")
         watching.send_signal(signal.SIGINT)

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from dashboards.server import listen
+from archlab.dashboards.server import listen
 from tests.dashboards.generate import Plan, make_store, make_study, planned, run_trial
 
 FLAGS = [

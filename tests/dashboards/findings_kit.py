@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from search.findings import ask, keep_finding
+from archlab.search.store.findings import ask, keep_finding
 
 LENGTHS, DEPTHS = (64, 128, 256, 512), (0.0, 25.0, 50.0, 75.0, 100.0)
 LAYERS, HEADS, WINDOW = 6, 4, 512

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from search.store import Row, Store
-from search.trial import Trial
+from archlab.search.store.store import Row, Store
+from archlab.search.trial.trial import Trial
 
 TOKENS, CONTEXT, BATCH = 1_500_000, 256, 16
 STEPS = TOKENS // (CONTEXT * BATCH)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from search.store import Row
-from search.trial import Trial
+from archlab.search.store.store import Row
+from archlab.search.trial.trial import Trial
 from tests.dashboards.generate import Plan, record
 
 SEARCH, LADDER, FACTORIAL = "search-small", "ladder-small", "factorial"

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from dashboards import PortTaken, make_app, words
-from dashboards.library import Library, NotFound, Study
-from dashboards.server import listen
-from search.cli_kit import parsed
-from search.comparison import load_comparison
-from search.losses import read_documents
-from search.reporting import report
-from search.store import Store
+from archlab.cli.kit import parsed
+from archlab.dashboards import PortTaken, make_app, words
+from archlab.dashboards.library import Library, NotFound, Study
+from archlab.dashboards.server import listen
+from archlab.search.comparison.compare import load_comparison
+from archlab.search.reporting.report import report
+from archlab.search.results.losses import read_documents
+from archlab.search.store.store import Store
 from tests.dashboards.generate import Plan, make_store, make_study, planned, rows, run_trial
 
 
@@ -255,7 +255,8 @@ def test_an_explicit_port_that_is_taken_is_refused_and_else_the_next_is_used(tmp
 
 def test_the_dashboard_starts_without_the_heavy_packages():
     heavy = ("torch", "ray", "mlflow", "optuna", "matplotlib", "pandas", "pyarrow", "scipy.special", "scipy.optimize")
-    code = f"import sys, dashboards.app, dashboards.server; print([m for m in {heavy} if m in sys.modules])"
+    code = "import sys; from archlab.dashboards import app, server; "
+    code += f"print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -275,7 +276,7 @@ def test_a_store_that_is_not_there_is_nothing_to_prepare(tmp_path):
 def test_the_documents_of_a_trial_with_two_rows_are_read_once(store, monkeypatch):
     read = []
     monkeypatch.setattr(
-        "search.comparison.read_documents", lambda folder: read.append(folder) or read_documents(folder)
+        "archlab.search.comparison.compare.read_documents", lambda folder: read.append(folder) or read_documents(folder)
     )
     with Store.open(store) as opened:
         rows = [
@@ -291,7 +292,7 @@ def test_a_study_of_an_older_version_is_compared_without_torch(tmp_path):
         make_study(store, Plan(effects={"baseline": 0.0, "G1": -0.05}, points=5, steps=5))
         assert not any("identity" in each for each in store.study("gate-position")["variants"])
     code = (
-        "import sys; from dashboards.library import Library; from pathlib import Path\n"
+        "import sys; from archlab.dashboards.library import Library; from pathlib import Path\n"
         "found = Library(Path(sys.argv[1])).study('gate-position').comparison\n"
         "print(len(found.provenance['identities']), 'torch' in sys.modules)"
     )

@@ -6,10 +6,10 @@ from urllib.parse import quote
 
 import pytest
 
-import arch_dsl
-from dashboards import make_app
-from dashboards.pages.architecture import SAFE
-from search import architecture
+from archlab import arch_dsl
+from archlab.dashboards import make_app
+from archlab.dashboards.pages.architecture import SAFE
+from archlab.search.models import graphs as architecture
 from tests.dashboards.conftest import XSS
 from tests.dashboards.generate import CONTEXT, Plan, make_store, make_study, record, spec_of
 

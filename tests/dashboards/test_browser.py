@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from search.comparison import load_comparison
-from search.reporting import report
-from search.store import Store
+from archlab.search.comparison.compare import load_comparison
+from archlab.search.reporting.report import report
+from archlab.search.store.store import Store
 from tests.dashboards.conftest import XSS
 from tests.dashboards.generate import Plan, live, make_store, make_study, run_trial
 

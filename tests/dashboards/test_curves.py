@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from dashboards.curves import CurveFile, Line, group, group_level, smooth, strided, thin
+from archlab.dashboards.curves import CurveFile, Line, group, group_level, smooth, strided, thin
 
 
 def line(step, attempt=1, **values):

@@ -5,7 +5,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from search.store import Store
+from archlab.search.store.store import Store
 from tests.dashboards.generate import live, run_trial
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]

@@ -8,9 +8,9 @@ import urllib.request
 import pytest
 from werkzeug.test import Client
 
-from dashboards import WeakToken
-from dashboards.door import Door
-from dashboards.server import listen, token_for
+from archlab.dashboards import WeakToken
+from archlab.dashboards.door import Door
+from archlab.dashboards.server import listen, token_for
 
 TOKEN = "correct-horse-battery-staple"
 

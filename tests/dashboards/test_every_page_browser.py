@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from dashboards import theme
-from dashboards.pages.shell import TABS
-from search.comparison import load_comparison
+from archlab.dashboards import theme
+from archlab.dashboards.pages.shell import TABS
+from archlab.search.comparison.compare import load_comparison
 from tests.dashboards.findings_kit import measure_all
 from tests.dashboards.generate import Plan, make_store, make_study
 from tests.dashboards.special_studies import FACTORIAL, LADDER, SEARCH, make_factorial, make_ladder, make_search

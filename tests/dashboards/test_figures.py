@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dashboards import figures, table, theme
-from dashboards.curves import Line, group
-from dashboards.view import CHOICES, View, parse_view
+from archlab.dashboards import figures, table, theme
+from archlab.dashboards.curves import Line, group
+from archlab.dashboards.view import CHOICES, View, parse_view
 
 BAD = "<b>x</b>"
 COLOURS = theme.colours(["baseline", "a", BAD], "baseline")

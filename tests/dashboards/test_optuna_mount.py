@@ -2,9 +2,9 @@
 
 import pytest
 
-from dashboards import make_app
-from dashboards.optuna_mount import absent, pages_of
-from search.sinks.database import open_optuna
+from archlab.dashboards import make_app
+from archlab.dashboards.optuna_mount import absent, pages_of
+from archlab.search.trackers.database import open_optuna
 
 pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed: pip install optuna-dashboard")
 optuna = pytest.importorskip("optuna")
@@ -48,7 +48,7 @@ def test_it_takes_nothing(client, root, method):
 
 
 def test_its_own_connection_can_not_write(root):
-    from dashboards.optuna_mount import _application
+    from archlab.dashboards.optuna_mount import _application
 
     wsgi = _application(root / "optuna.db")
     from werkzeug.test import Client

@@ -12,17 +12,17 @@ import pytest
 from click.testing import CliRunner
 from dash._pages import _parse_query_string
 
-from dashboards import lines
-from dashboards.library import Library
-from dashboards.pages import stability
-from dashboards.pages.compare import Sides
-from dashboards.pages.compare import _wanted as beside
-from dashboards.pages.table import Wanted, wanted
-from dashboards.view import View
-from dashboards.words import verdicts
-from search.cli import main
-from search.lock import StudyLock
-from search.store import Store
+from archlab.cli.main import main
+from archlab.dashboards import lines
+from archlab.dashboards.library import Library
+from archlab.dashboards.pages import stability
+from archlab.dashboards.pages.compare import Sides
+from archlab.dashboards.pages.compare import _wanted as beside
+from archlab.dashboards.pages.table import Wanted, wanted
+from archlab.dashboards.view import View
+from archlab.dashboards.words import verdicts
+from archlab.search.store.lock import StudyLock
+from archlab.search.store.store import Store
 from tests.dashboards.conftest import QK_NORM, XSS
 from tests.dashboards.generate import Plan, make_store, make_study, planned, record, rows, run_trial
 from tests.dashboards.test_app import Client

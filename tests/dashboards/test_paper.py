@@ -13,20 +13,20 @@ import pytest
 from click.testing import CliRunner
 from matplotlib.figure import Figure
 
-from arch_dsl.errors import SpecError
-from dashboards.library import Library
-from dashboards.paper.drawing import Look, counted
-from dashboards.paper.files import write
-from dashboards.paper.inline import inline
-from dashboards.paper.more import fronts
-from dashboards.paper.page import page
-from dashboards.paper.pictures import drawings
-from dashboards.paper.trials import domains
-from search.architecture import graph_of
-from search.cli import main
-from search.comparison import load_comparison
-from search.reporting import report
-from search.store import Store
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.cli.main import main
+from archlab.dashboards.library import Library
+from archlab.dashboards.paper.drawing import Look, counted
+from archlab.dashboards.paper.files import write
+from archlab.dashboards.paper.inline import inline
+from archlab.dashboards.paper.more import fronts
+from archlab.dashboards.paper.page import page
+from archlab.dashboards.paper.pictures import drawings
+from archlab.dashboards.paper.trials import domains
+from archlab.search.comparison.compare import load_comparison
+from archlab.search.models.graphs import graph_of
+from archlab.search.reporting.report import report
+from archlab.search.store.store import Store
 from tests.dashboards.conftest import XSS
 from tests.dashboards.findings_kit import measure_all
 from tests.dashboards.generate import Plan, make_store, make_study

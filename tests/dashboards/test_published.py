@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from dashboards.library import Library
-from dashboards.paper.page import page
-from search.store import Store
+from archlab.dashboards.library import Library
+from archlab.dashboards.paper.page import page
+from archlab.search.store.store import Store
 from tests.dashboards.generate import Plan, make_store, make_study, record
 from tests.dashboards.test_app import Client
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from dashboards.library import Library
-from dashboards.pages import search
-from dashboards.pages.shell import _read
-from search.store import Store
+from archlab.dashboards.library import Library
+from archlab.dashboards.pages import search
+from archlab.dashboards.pages.shell import _read
+from archlab.search.store.store import Store
 from tests.dashboards.generate import make_store
 from tests.dashboards.special_studies import SEARCH, finish, make_search
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from search.store import Store
+from archlab.search.store.store import Store
 from tests.dashboards.generate import live, run_trial
 
 pytestmark = pytest.mark.browser

@@ -12,18 +12,29 @@ import pandas as pd
 import pytest
 from scipy.stats import t
 
-from dashboards import panels
-from dashboards.figures_context import by_position
-from dashboards.figures_search import Dimension, brushed, front, spoken
-from dashboards.library import Library
-from dashboards.pages import context, inspect
-from dashboards.pages.search import plain_rows, replaced
-from dashboards.pages.shell import Choice, _read
-from dashboards.parts import asks, missing
-from dashboards.words import unlike_baseline
-from search import scaling
-from search.comparison import load_comparison
-from search.factor_frames import (
+from archlab.dashboards import panels
+from archlab.dashboards.figures_context import by_position
+from archlab.dashboards.figures_search import Dimension, brushed, front, spoken
+from archlab.dashboards.library import Library
+from archlab.dashboards.pages import context, inspect
+from archlab.dashboards.pages.search import plain_rows, replaced
+from archlab.dashboards.pages.shell import Choice, _read
+from archlab.dashboards.parts import asks, missing
+from archlab.dashboards.words import unlike_baseline
+from archlab.search.comparison.compare import load_comparison
+from archlab.search.comparison.figure_frames import (
+    minus_baseline,
+    over_rows,
+    probes_frame,
+    settings_frame,
+    smoothed,
+    uniform_frame,
+)
+from archlab.search.formatting.filters import parse_filter
+from archlab.search.formatting.tables import DASH, with_error
+from archlab.search.reporting.report import report
+from archlab.search.sections.design.blocks import effect_blocks
+from archlab.search.sections.design.frames import (
     all_effects,
     always_with,
     effects_frame,
@@ -32,14 +43,10 @@ from search.factor_frames import (
     paired,
     pairs_frame,
 )
-from search.figure_frames import minus_baseline, over_rows, probes_frame, settings_frame, smoothed, uniform_frame
-from search.findings import ask, keep_finding
-from search.render.effect_blocks import effect_blocks
-from search.reporting import report
-from search.scaling_lines import scaling_lines
-from search.store import Store
-from search.tables import DASH, with_error
-from search.where import parse_filter
+from archlab.search.sections.ladder.curves import scaling_lines
+from archlab.search.statistics import power_laws as scaling
+from archlab.search.store.findings import ask, keep_finding
+from archlab.search.store.store import Store
 from tests.dashboards.conftest import XSS
 from tests.dashboards.findings_kit import LENGTHS, WINDOW, measure_all
 from tests.dashboards.generate import Plan, make_store, make_study
@@ -260,8 +267,8 @@ def test_rows_that_no_component_tells_apart_are_a_factor_and_pair_with_none_but_
 
 
 def test_a_grid_says_its_axes_in_the_record(tmp_path):
-    from search.planning import plan
-    from search.study_load import load_study
+    from archlab.search.planning.plan import plan
+    from archlab.search.study.load import load_study
     from tests.search.study_files import write_study
 
     path = write_study(tmp_path, grid="grid: {block.norm.placement: [pre, sandwich]}")

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import interpret
+from archlab.kernels import interpret
 
 
 @triton.jit

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import OPS, Case, Device, Op, bench
+from archlab.kernels import OPS, Case, Device, Op, bench
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DEVICES = (Device("cpu"), *([Device.current()] if torch.cuda.is_available() else []))

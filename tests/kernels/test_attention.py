@@ -7,9 +7,9 @@ import torch
 from calls import DEVICES
 from torch import Tensor
 
-from kernels import OPS, Case, Device, bench, launch
-from kernels.attention import CAUSAL, FULL, Blocks, Pattern, listed, torch_ops
-from kernels.attention.pruning import reach
+from archlab.kernels import OPS, Case, Device, bench, launch
+from archlab.kernels.attention import CAUSAL, FULL, Blocks, Pattern, listed, torch_ops
+from archlab.kernels.attention.pruning import reach
 
 ATTENTION = OPS["attention"]
 DEVICE = torch.device(DEVICES[-1].kind)
@@ -94,8 +94,8 @@ def test_reach_depends_on_no_later_token_and_is_that_of_reading_one_by_one(windo
 
 @pytest.mark.parametrize("more", [{}, {"documents": torch.tensor([[0] * 41 + [1] * 55])}], ids=["causal", "documents"])
 def test_tiles_beyond_reach_are_not_visited(more: dict[str, Tensor]) -> None:
-    from kernels.attention.inputs import Inputs, encoded
-    from kernels.attention.plan import Plan
+    from archlab.kernels.attention.inputs import Inputs, encoded
+    from archlab.kernels.attention.plan import Plan
 
     more = {name: x.to(DEVICE) for name, x in more.items()}
     tensors = inputs(96, heads=1, decay=(1, 1, 96))
@@ -113,8 +113,8 @@ def test_tiles_beyond_reach_are_not_visited(more: dict[str, Tensor]) -> None:
 
 
 def test_more_sequences_and_heads_than_an_axis_has_are_launched_on_the_first() -> None:
-    from kernels.attention.inputs import Inputs, encoded
-    from kernels.attention.plan import Plan, delta_launch, forward_launch, keys_launch, queries_launch
+    from archlab.kernels.attention.inputs import Inputs, encoded
+    from archlab.kernels.attention.plan import Plan, delta_launch, forward_launch, keys_launch, queries_launch
 
     x = torch.empty(1, 1, 1, 16, device=DEVICE).expand(17_000, 4, 300, 16)
     lse = torch.empty(1, 1, 1, device=DEVICE).expand(17_000, 4, 300)
@@ -138,8 +138,8 @@ RULES = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "permuted"), [("decay_gate", True), ("relative_bias_sinks_headgate", False)])
 def test_operators_keep_the_rules_of_torch_library(name: str, permuted: bool) -> None:
-    from kernels.attention import triton
-    from kernels.attention.inputs import Inputs, encoded
+    from archlab.kernels.attention import triton
+    from archlab.kernels.attention.inputs import Inputs, encoded
 
     def turned(x: Tensor) -> Tensor:
         return x.detach().transpose(0, -1).contiguous().transpose(0, -1).requires_grad_()
@@ -264,7 +264,7 @@ def test_stretches_hold_every_pair_of_a_window_and_little_else() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="compares the interpreter with the CPU")
 def test_models_train_alike_on_triton_and_torch() -> None:
-    import arch_dsl
+    from archlab import arch_dsl
 
     after, curves = [], []
     for backend in ("torch", "triton"):
@@ -290,7 +290,7 @@ def test_models_train_alike_on_triton_and_torch() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="compares the interpreter with the CPU")
 def test_models_prune_alike_on_triton_and_torch() -> None:
-    import arch_dsl
+    from archlab import arch_dsl
 
     found = {}
     for backend, prune in (("torch", None), ("torch", 0.5), ("triton", 0.5)):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import OPS, Device, bench, launch, tune
-from kernels.op import Implementation
+from archlab.kernels import OPS, Device, bench, launch, tune
+from archlab.kernels.op import Implementation
 
 CPU = Device("cpu")
 

@@ -7,10 +7,10 @@ import torch
 from calls import DEVICES
 from torch import Tensor
 
-from kernels import OPS, Case
-from kernels.bench import inputs as made
-from kernels.linear_cross_entropy import operators, torch_ops
-from kernels.linear_cross_entropy.chunks import Rows
+from archlab.kernels import OPS, Case
+from archlab.kernels.bench import inputs as made
+from archlab.kernels.linear_cross_entropy import operators, torch_ops
+from archlab.kernels.linear_cross_entropy.chunks import Rows
 
 OP = OPS["linear_cross_entropy"]
 CASES = {case.name: case for case in OP.cases}

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import OPS, Case, Device, select
-from kernels.linear_recurrence.reference import linear_recurrence
-from kernels.linear_recurrence.torch_ops import chunked, parallel, step
+from archlab.kernels import OPS, Case, Device, select
+from archlab.kernels.linear_recurrence.reference import linear_recurrence
+from archlab.kernels.linear_recurrence.torch_ops import chunked, parallel, step
 
 Arguments = dict[str, Any]
 DECAYS = ("none", "constant", "token", "channel")
@@ -261,7 +261,7 @@ def test_wide_keys_of_the_delta_rule_in_float32_get_chunks() -> None:
 def test_triton_gives_the_same_by_a_walk_and_by_stored_states(
     decay: str, delta: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kernels.linear_recurrence import triton
+    from archlab.kernels.linear_recurrence import triton
 
     given = made(70, decay, delta, torch.float32, groups=4)
     want = results(linear_recurrence, {n: _doubled(x) for n, x in given.items()})
@@ -280,7 +280,7 @@ def test_triton_gives_the_same_by_a_walk_and_by_stored_states(
 def test_triton_gives_the_same_in_the_chunks_of_other_cards(
     decay: str, delta: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kernels.linear_recurrence import triton
+    from archlab.kernels.linear_recurrence import triton
 
     given = made(chunk + 5, decay, delta, torch.float32)
     want = results(linear_recurrence, {n: _doubled(x) for n, x in given.items()})
@@ -298,7 +298,7 @@ def _doubled(x: Any) -> Any:
 def test_triton_is_exact_under_strong_decays_and_resets(
     decay: str, delta: bool, strength: Callable[[Tensor], Tensor]
 ) -> None:
-    from kernels.linear_recurrence.triton import linear_recurrence as ours
+    from archlab.kernels.linear_recurrence.triton import linear_recurrence as ours
 
     given = made(70, decay, delta, torch.float32)
     given["log_decay"] = strength(given["log_decay"]).float().requires_grad_()
@@ -306,7 +306,7 @@ def test_triton_is_exact_under_strong_decays_and_resets(
 
 
 def test_triton_refuses_what_its_programs_do_not_hold() -> None:
-    from kernels.linear_recurrence.triton import linear_recurrence as ours
+    from archlab.kernels.linear_recurrence.triton import linear_recurrence as ours
 
     x, wide = torch.zeros(1, 3, 1, 8), torch.zeros(1, 3, 1, 160)
     with pytest.raises(ValueError, match="at most 128; received 160"):
@@ -316,7 +316,7 @@ def test_triton_refuses_what_its_programs_do_not_hold() -> None:
 
 
 def test_triton_keeps_the_rules_of_torch_library() -> None:
-    from kernels.linear_recurrence import triton
+    from archlab.kernels.linear_recurrence import triton
 
     given = {n: x.detach().requires_grad_() for n, x in made(5, "token", True, torch.float32, groups=4).items()
              if isinstance(x, Tensor)}  # fmt: skip

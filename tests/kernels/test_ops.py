@@ -9,8 +9,8 @@ import torch
 from calls import DEVICES, Call, calls
 from torch import Tensor
 
-from kernels import ACTIVATIONS, OPS, Case, Op
-from kernels.bench import inputs as made
+from archlab.kernels import ACTIVATIONS, OPS, Case, Op
+from archlab.kernels.bench import inputs as made
 
 LAID_OUT = (
     "elementwise_silu", "headwise_multiply", "shared_heads_multiply", "width_1_add", "silu", "odd", "odd_no_weight",
@@ -144,8 +144,8 @@ def test_reference_has_the_gradients_of_its_formula(op: Op, case: Case) -> None:
 @pytest.mark.parametrize("layout", [lambda x: x, _reversed_strides])
 @pytest.mark.parametrize("name", ["gate-elementwise", "gate-headwise", "rms_norm", "rms_norm-no_weight"])
 def test_triton_ops_keep_the_rules_of_torch_library(name: str, layout: Callable[[Tensor], Tensor]) -> None:
-    from kernels.gate import triton as gate
-    from kernels.rms_norm import triton as rms_norm
+    from archlab.kernels.gate import triton as gate
+    from archlab.kernels.rms_norm import triton as rms_norm
 
     device = DEVICES[-1].kind
     x = layout(torch.randn(3, 5, 24, device=device)).requires_grad_()
@@ -205,7 +205,7 @@ def test_triton_refuses_shapes_that_it_does_not_compute() -> None:
 
 @pytest.mark.parametrize("case", OPS["experts"].cases, ids=lambda case: case.name)
 def test_experts_write_all_memory_and_keep_the_rules_of_torch_library(case: Case) -> None:
-    from kernels.experts import torch_ops
+    from archlab.kernels.experts import torch_ops
 
     op = OPS["experts"]
     inputs = made(op, case, DEVICES[0], torch.float32)
@@ -216,7 +216,7 @@ def test_experts_write_all_memory_and_keep_the_rules_of_torch_library(case: Case
 
 
 def test_experts_in_one_launch_keep_the_rules_of_torch_library() -> None:
-    from kernels.experts import triton
+    from archlab.kernels.experts import triton
 
     case = next(case for case in OPS["experts"].cases if case.name == "expert_without_rows")
     inputs = made(OPS["experts"], case, DEVICES[-1], torch.float32)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kernels.attention import CAUSAL, CROSS, FULL, Blocks, Pattern, Visits
+from archlab.kernels.attention import CAUSAL, CROSS, FULL, Blocks, Pattern, Visits
 
 CPU = torch.device("cpu")
 Rule = Callable[[int, int, int], bool]  # query, key, number of keys

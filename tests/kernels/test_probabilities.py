@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from kernels import OPS
-from kernels.attention import probabilities
-from kernels.op import Case
+from archlab.kernels import OPS
+from archlab.kernels.attention import probabilities
+from archlab.kernels.op import Case
 
 ATTENTION = OPS["attention"]
 

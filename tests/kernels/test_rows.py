@@ -8,7 +8,7 @@ import torch
 from calls import DEVICES
 from torch import Tensor
 
-from kernels import OPS
+from archlab.kernels import OPS
 
 DEVICE = DEVICES[-1].kind
 
@@ -24,11 +24,11 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["layer_norm", "add_norm", "rotary", "rotary_normed", "norm_gate", "token_shift"])
 def test_ops_keep_the_rules_of_torch_library(name: str) -> None:
-    from kernels.add_norm import triton as add_norm
-    from kernels.layer_norm import triton as layer_norm
-    from kernels.norm_gate import triton as norm_gate
-    from kernels.rotary import triton as rotary
-    from kernels.token_shift import triton as token_shift
+    from archlab.kernels.add_norm import triton as add_norm
+    from archlab.kernels.layer_norm import triton as layer_norm
+    from archlab.kernels.norm_gate import triton as norm_gate
+    from archlab.kernels.rotary import triton as rotary
+    from archlab.kernels.token_shift import triton as token_shift
 
     x, weight, heads = normal(2, 5, 24), normal(24), normal(2, 5, 3, 8)
     cos, sin = torch.rand(5, 4, device=DEVICE), torch.rand(5, 4, device=DEVICE)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import OPS
+from archlab.kernels import OPS
 
 SHARED = {"selective_scan": ("log_a", "d"), "wkv4": ("decay", "bonus")}  # arguments without time
 every_op = pytest.mark.parametrize("name", SHARED)
@@ -105,8 +105,8 @@ def test_what_trains_stays_finite_far_out_and_agrees_with_float64(name: str, way
 
 @every_op
 def test_torch_ops_keep_the_rules_of_torch_library(name: str) -> None:
-    from kernels.selective_scan import torch_ops as scan
-    from kernels.wkv4 import torch_ops as wkv
+    from archlab.kernels.selective_scan import torch_ops as scan
+    from archlab.kernels.wkv4 import torch_ops as wkv
 
     given = {key: value.detach().float().requires_grad_() for key, value in arguments(name, 7).items()}
     given.pop("d", None)
@@ -125,8 +125,8 @@ def test_torch_ops_keep_the_rules_of_torch_library(name: str) -> None:
 @pytest.mark.slow
 @every_op
 def test_triton_hands_a_state_over_and_keeps_the_rules_of_torch_library(name: str) -> None:
-    from kernels.selective_scan import triton as scan
-    from kernels.wkv4 import triton as wkv
+    from archlab.kernels.selective_scan import triton as scan
+    from archlab.kernels.wkv4 import triton as wkv
 
     given = {key: value.detach().float().requires_grad_() for key, value in arguments(name, 11).items()}
     call = function(name, "triton")

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import OPS, Case, Device, Op, select
-from kernels.attention.listed import by_blocks
-from kernels.attention.torch_ops import by_rows, plain, sdpa
-from kernels.op import forced
+from archlab.kernels import OPS, Case, Device, Op, select
+from archlab.kernels.attention.listed import by_blocks
+from archlab.kernels.attention.torch_ops import by_rows, plain, sdpa
+from archlab.kernels.op import forced
 
 CPU, H200 = Device("cpu"), Device("cuda", (9, 0))
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -199,8 +199,8 @@ def test_without_triton_other_machines_can_still_be_asked_about() -> None:
     program = """
 import sys
 sys.modules["triton"] = None
-import kernels.launch
-kernels.launch.find_spec = lambda name: None
+import archlab.kernels.launch
+archlab.kernels.launch.find_spec = lambda name: None
 from kernels import Device, select
 import torch
 choice = select("gate", Device.parse("sm_90"), torch.bfloat16)

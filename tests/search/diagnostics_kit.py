@@ -17,20 +17,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import arch_dsl
-from arch_dsl import zoo
-from arch_dsl.block import Branches
-from arch_dsl.model import EncoderDecoderModel
-from arch_dsl.modules import LanguageModel
-from arch_dsl.primitives.heads import MultiHead, MultiHeadModule
-from arch_dsl.spec import walk
-from kernels.attention import CAUSAL, Pattern
-from search.data.batches import Batch
-from search.data.dataset import Dataset, write
-from search.data.tokenizers import Bytes
-from search.measures import About, Measure, Subject
-from search.measures.sample import Sampled
-from search.recipe import load_recipe
+from archlab import arch_dsl
+from archlab.arch_dsl import zoo
+from archlab.arch_dsl.compiler.modules import LanguageModel
+from archlab.arch_dsl.language.spec import walk
+from archlab.arch_dsl.model.model import EncoderDecoderModel
+from archlab.arch_dsl.primitives.heads import MultiHead, MultiHeadModule
+from archlab.arch_dsl.tree.block import Branches
+from archlab.kernels.attention import CAUSAL, Pattern
+from archlab.search.data.batches import Batch
+from archlab.search.data.dataset import Dataset, write
+from archlab.search.data.tokenizers.family import Bytes
+from archlab.search.evaluation.measures import About, Measure, Subject
+from archlab.search.evaluation.sample import Sampled
+from archlab.search.recipe.recipe import load_recipe
 from tests.arch_dsl.formulas import ACTIVATIONS
 
 CONTEXT, VOCAB = 24, 300

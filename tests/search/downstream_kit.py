@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-import arch_dsl
-from search.data.dataset import Dataset, write
-from search.data.tokenizers import Bytes
-from search.measures import About, Subject
-from search.recipe import load_recipe
+from archlab import arch_dsl
+from archlab.search.data.dataset import Dataset, write
+from archlab.search.data.tokenizers.family import Bytes
+from archlab.search.evaluation.measures import About, Subject
+from archlab.search.recipe.recipe import load_recipe
 
 CONTEXT = 64
 WORDS = [b"to be or not to be", b"that is the question", b"whether 'tis nobler", b"slings and arrows"]

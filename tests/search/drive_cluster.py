@@ -10,10 +10,10 @@ os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)
 
 from ray.cluster_utils import Cluster
 
-from search.driver import drive
-from search.gang import Parallel
-from search.ray_executor import RayExecutor
-from search.resources import Resources
+from archlab.search.executors.process_group import Parallel
+from archlab.search.executors.ray_executor import RayExecutor
+from archlab.search.executors.resources import Resources
+from archlab.search.running.driver import drive
 from tests.search.study_kit import ENTRY, go, make_store, rows_of, steps_run, toy, until
 
 STEPS_BEFORE = 10

@@ -4,13 +4,13 @@ import json
 import sys
 from pathlib import Path
 
-from search import database, postgres
-from search.driver import drive
-from search.exits import leave
-from search.inline_executor import InlineExecutor
-from search.stop import EXIT_TRY_AGAIN
-from search.store import StoreError
-from search.trial import Trial
+from archlab.search.executors.inline import InlineExecutor
+from archlab.search.running.driver import drive
+from archlab.search.running.ending import EXIT_TRY_AGAIN
+from archlab.search.store import database, postgres
+from archlab.search.store.store import StoreError
+from archlab.search.trial.trial import Trial
+from archlab.search.utils.exits import leave
 from tests.search.study_kit import ENTRY, make_store, rows_of
 
 
@@ -27,7 +27,7 @@ def main(job):
     if job["executor"] == "inline":
         executor = InlineExecutor(ENTRY, folder)
     else:
-        from search.ray_executor import RayExecutor
+        from archlab.search.executors.ray_executor import RayExecutor
 
         executor = RayExecutor(ENTRY, folder, **job.get("ray", {}))
     try:

@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from arch_dsl import canonical, load, resolve
-from search import checkpoint
-from search.built import build_model
-from search.data.dataset import write
-from search.data.tokenizers import Bytes
-from search.gang import Gang, Parallel
-from search.ranks import free_port
-from search.recipe import load_recipe
-from search.train import Interrupted, train
-from search.trial import Trial
+from archlab.arch_dsl import canonical, load, resolve
+from archlab.search.data.dataset import write
+from archlab.search.data.tokenizers.family import Bytes
+from archlab.search.executors.group_end import free_port
+from archlab.search.executors.process_group import Gang, Parallel
+from archlab.search.recipe.recipe import load_recipe
+from archlab.search.training.module import build_model
+from archlab.search.training.train import Interrupted, train
+from archlab.search.trial import checkpoint
+from archlab.search.trial.trial import Trial
 
 GUARD_S = 180.0
 LLAMA = {
@@ -118,7 +118,13 @@ def run_together(jobs: list[Job], root: Path, environment: dict[int, dict[str, s
     """
     world = jobs[0].parallel.world
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["search.train", "search.parallel.together", "search.parallel.pipeline"])
+    context.set_forkserver_preload(
+        [
+            "archlab.search.training.train",
+            "archlab.search.training.parallel.team",
+            "archlab.search.training.parallel.pipeline",
+        ]
+    )
     answers = context.Queue()
     addresses = [f"127.0.0.1:{free_port()}" for _ in jobs]
     ranks = []

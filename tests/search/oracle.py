@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from search.checkpoint import steps_in
-from search.comparison import load_comparison
-from search.reporting import report
-from search.sinks.tracked import values_of
-from search.store import TERMINAL, Store
+from archlab.search.comparison.compare import load_comparison
+from archlab.search.reporting.report import report
+from archlab.search.store.store import TERMINAL, Store
+from archlab.search.trackers.tracked import values_of
+from archlab.search.trial.checkpoint import steps_in
 
 # What depends on the clock, the machine or the place, by part of the report. All else must agree to the last digit.
 TIMINGS = {

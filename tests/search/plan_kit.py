@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from search.planning import Plan
-from search.store import TERMINAL
+from archlab.search.planning.plan import Plan
+from archlab.search.store.store import TERMINAL
 
 # (variant, settings, seed, share of the steps) -> validation loss in nats/token; not finite: diverged there
 Loss = Callable[[str, dict[str, Any], int, float], float]

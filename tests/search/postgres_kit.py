@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from search.ranks import free_port
+from archlab.search.executors.group_end import free_port
 from tests.search.processes import alive
 from tests.search.study_kit import until
 

@@ -20,10 +20,10 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from search.faults import RETRIES
-from search.outcome_files import read_attempt
-from search.ranks import free_port
-from search.store import Store, StoreError
+from archlab.search.executors.group_end import free_port
+from archlab.search.running.retries import RETRIES
+from archlab.search.store.store import Store, StoreError
+from archlab.search.trial.outcome_files import read_attempt
 from tests.search.oracle import assert_sent, assert_whole, journal_points, mlflow_points, whole_of
 from tests.search.postgres_kit import Cluster, programs
 from tests.search.processes import alive, descendants

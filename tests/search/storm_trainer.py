@@ -3,16 +3,16 @@
 import os
 import time
 
-from search.checkpoint import steps_in
-from search.steps import total_steps
-from search.train import Interrupted
-from search.train import train as really_train
+from archlab.search.recipe.steps import total_steps
+from archlab.search.training.train import Interrupted
+from archlab.search.training.train import train as really_train
+from archlab.search.trial.checkpoint import steps_in
 
 __all__ = ["Interrupted", "train"]
 
 
 def train(folder, data_root, attempt, should_stop, **options):
-    """See search.train."""
+    """See archlab.search.training.train."""
     done, total = max(steps_in(folder), default=0), total_steps(folder)
     log = os.open(data_root.parent / "steps.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
@@ -34,8 +34,8 @@ def train(folder, data_root, attempt, should_stop, **options):
 
 
 if __name__ == "__main__":
-    import search.running
-    from search.cli import main
+    from archlab.cli.main import main
+    from archlab.search.running import run
 
-    search.running.ENTRY = "tests.search.storm_trainer:train"
+    run.ENTRY = "tests.search.storm_trainer:train"
     main()

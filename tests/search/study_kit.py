@@ -9,11 +9,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from search.driver import drive
-from search.executor import Failure, Finished
-from search.inline_executor import InlineExecutor
-from search.store import Row, Store
-from search.trial import Trial
+from archlab.search.executors.executor import Failure, Finished
+from archlab.search.executors.inline import InlineExecutor
+from archlab.search.running.driver import drive
+from archlab.search.store.store import Row, Store
+from archlab.search.trial.trial import Trial
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

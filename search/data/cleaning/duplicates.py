@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from arch_dsl.spec import Count, Range
-from search.data.cleaning import CleaningStage, Step, Verdict
+from archlab.arch_dsl.language.spec import Count, Range
+from archlab.search.data.cleaning.stages import CleaningStage, Step, Verdict
 
 Hashes = npt.NDArray[np.uint64]
 

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from typing import ClassVar, Literal
 
-from search.data.cleaning import CleaningStage, Step, Verdict
+from archlab.search.data.cleaning.stages import CleaningStage, Step, Verdict
 
 Kind = Literal["email", "ip", "phone"]
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from search.data.cleaning import CleaningStage, Step, Verdict
+from archlab.search.data.cleaning.stages import CleaningStage, Step, Verdict
 
 _STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))
 _BULLETS = ("•", "‣", "◦", "▪", "*", "-")

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-from arch_dsl.errors import Problem, unknown
-from arch_dsl.parse import INVALID, parse_member, parse_record
-from arch_dsl.source import Node
-from arch_dsl.spec import Family
-from search.data.document import Document
-from search.data.notation import plain
+from archlab.arch_dsl.language.errors import Problem, unknown
+from archlab.arch_dsl.language.parse import INVALID, parse_member, parse_record
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Family
+from archlab.search.data.documents.document import Document
+from archlab.search.data.documents.notation import plain
 
 GROUPS = ("quality", "dedup", "pii")
 _EXAMPLES = 3  # of what a stage removed or changed

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from arch_dsl.identity import canonical
-from arch_dsl.source import Node
-from arch_dsl.spec import Family
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Family
+from archlab.arch_dsl.tree.identity import canonical
 
 
 def long_form(node: Node, members: Collection[str], main: str) -> Node:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from arch_dsl.errors import Mark, SpecError
+from archlab.arch_dsl.language.errors import Mark, SpecError
 
 _CHUNK = 1 << 20  # bytes that are checked at a time
 

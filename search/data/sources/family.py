@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from arch_dsl.errors import Problem, SpecError, nearest
-from arch_dsl.identity import canonical
-from arch_dsl.parse import INVALID, parse_member, parse_record
-from arch_dsl.source import Node
-from arch_dsl.spec import Count, Family, added
-from search.data.cleaning import CleaningStage
-from search.data.document import Document, pieces, separated
-from search.data.notation import long_form
-from search.data.text_files import find_files, mapped_text, read_text
+from archlab.arch_dsl.language.errors import Problem, SpecError, nearest
+from archlab.arch_dsl.language.parse import INVALID, parse_member, parse_record
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Count, Family, added
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.search.data.cleaning.stages import CleaningStage
+from archlab.search.data.documents.document import Document, pieces, separated
+from archlab.search.data.documents.notation import long_form
+from archlab.search.data.documents.text_files import find_files, mapped_text, read_text
 
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
 _MADE_HERE = ("_sysconfigdata", "sitecustomize", "usercustomize", "config-")  # they differ from machine to machine

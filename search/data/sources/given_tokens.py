@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from arch_dsl.errors import SpecError
-from arch_dsl.spec import Count
-from search.data.document import Document
-from search.data.sources import Source
-from search.data.text_files import find_files
-from search.data.tokenizers import Tokens
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.spec import Count
+from archlab.search.data.documents.document import Document
+from archlab.search.data.documents.text_files import find_files
+from archlab.search.data.sources.family import Source
+from archlab.search.data.tokenizers.family import Tokens
 
 STORED = np.dtype("<u4")  # how a document of tokens is spelt in bytes
 ANSWER = 1 << 31  # added to a token that is an answer

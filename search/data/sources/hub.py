@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from arch_dsl.errors import SpecError
-from arch_dsl.identity import canonical
-from arch_dsl.spec import Count
-from search.data.document import Document
-from search.data.records import Jsonl, capped
-from search.data.sources import Corpus, Source
-from search.data.text_files import find_files
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.spec import Count
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.search.data.documents.document import Document
+from archlab.search.data.documents.text_files import find_files
+from archlab.search.data.sources.family import Corpus, Source
+from archlab.search.data.sources.records import Jsonl, capped
 
 log = logging.getLogger(__name__)
 

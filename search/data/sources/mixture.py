@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from arch_dsl.errors import Problem, SpecError
-from arch_dsl.identity import canonical
-from arch_dsl.parse import INVALID, parse_record, parse_value
-from arch_dsl.source import Node
-from arch_dsl.spec import Positive, Spec
-from search.data.document import Document
-from search.data.sources import Source
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.language.parse import INVALID, parse_record, parse_value
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Positive, Spec
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.search.data.documents.document import Document
+from archlab.search.data.sources.family import Source
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from arch_dsl.spec import Count, Range, added
-from search.data.document import GIVEN, Document, pieces
-from search.data.noise import Draw
-from search.data.sources import Corpus, Source, Stdlib
+from archlab.arch_dsl.language.spec import Count, Range, added
+from archlab.search.data.documents.document import GIVEN, Document, pieces
+from archlab.search.data.documents.draws import Draw
+from archlab.search.data.sources.family import Corpus, Source, Stdlib
 
 Raw = bytes
 Mode = Literal["standard", "easy"]

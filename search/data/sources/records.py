@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from arch_dsl.errors import Mark, SpecError, nearest
-from arch_dsl.spec import Count, added
-from search.data.document import GIVEN, Document
-from search.data.sources import Corpus, Source
-from search.data.text_files import find_files
+from archlab.arch_dsl.language.errors import Mark, SpecError, nearest
+from archlab.arch_dsl.language.spec import Count, added
+from archlab.search.data.documents.document import GIVEN, Document
+from archlab.search.data.documents.text_files import find_files
+from archlab.search.data.sources.family import Corpus, Source
 
 Raw = bytes  # what a class with a field of that name cannot say
 _ROWS = 1_000  # of Parquet at a time

@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from arch_dsl.errors import SpecError
-from search.data.document import Document
-from search.data.sources import Source
-from search.data.spool import Picked, Texts
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.search.data.documents.document import Document
+from archlab.search.data.documents.spool import Picked, Texts
+from archlab.search.data.sources.family import Source
 
 NAMES = ("train", "validation", "test")
 VALIDATION_FROM = 0.90

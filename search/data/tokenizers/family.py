@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from arch_dsl.errors import Problem
-from arch_dsl.parse import parse_member, parse_record
-from arch_dsl.source import Node
-from arch_dsl.spec import Family
-from search.data.notation import long_form, plain
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.parse import parse_member, parse_record
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Family
+from archlab.search.data.documents.notation import long_form, plain
 
 Tokens = npt.NDArray[np.integer]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from search.data.tokenizers import BYTE_VALUES, Tokens
+from archlab.search.data.tokenizers.family import BYTE_VALUES, Tokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Model

@@ -8,9 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arch_dsl.errors import SpecError, nearest
-from search.data.model_codec import ModelCodec
-from search.data.tokenizers import Codec, Tokenizer
+from archlab.arch_dsl.language.errors import SpecError, nearest
+from archlab.search.data.tokenizers.family import Codec, Tokenizer
+from archlab.search.data.tokenizers.model_codec import ModelCodec
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Model

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from arch_dsl.errors import SpecError
-from arch_dsl.spec import Range, added
-from search.data.model_codec import ModelCodec
-from search.data.tokenizers import BYTE_VALUES, END_OF_DOCUMENT, Codec, Tokenizer
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.spec import Range, added
+from archlab.search.data.tokenizers.family import BYTE_VALUES, END_OF_DOCUMENT, Codec, Tokenizer
+from archlab.search.data.tokenizers.model_codec import ModelCodec
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Model

@@ -25,9 +25,9 @@ from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from arch_dsl.generation import GREEDY, Sampling, seed_of
-from search.downstream.task_files import config, data_files, is_path, task_files
-from search.downstream.text_model import TextModel
+from archlab.arch_dsl.compiler.generation import GREEDY, Sampling, seed_of
+from archlab.search.evaluation.downstream.task_files import config, data_files, is_path, task_files
+from archlab.search.evaluation.downstream.text_model import TextModel
 
 PYTHON_SEED, NUMPY_SEED, FEWSHOT_SEED = 0, 1234, 1234  # the harness's own: examples are those of everyone else
 _BEAT_S = 20.0

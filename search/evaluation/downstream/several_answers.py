@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from arch_dsl.generation import Sampling, seed_of
-from search.downstream.harness import HarnessModel
-from search.downstream.sandbox import has_no_network, run
+from archlab.arch_dsl.compiler.generation import Sampling, seed_of
+from archlab.search.evaluation.downstream.harness import HarnessModel
+from archlab.search.evaluation.downstream.sandbox import has_no_network, run
 
 Rows = list[list[float]]  # a score for each document and sample
 

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arch_dsl.generation import GREEDY, Sampling, stream
-from arch_dsl.modules import LanguageModel
-from search.data.tokenizers import Codec
-from search.device_peaks import Precision
-from search.evaluate import autocast, evaluating
-from search.objectives import has_encoder
+from archlab.arch_dsl.compiler.generation import GREEDY, Sampling, stream
+from archlab.arch_dsl.compiler.modules import LanguageModel
+from archlab.search.data.tokenizers.family import Codec
+from archlab.search.hardware.peaks import Precision
+from archlab.search.objectives import has_encoder
+from archlab.search.training.held_out import autocast, evaluating
 
 if TYPE_CHECKING:
-    from search.measures.family import About, Subject
+    from archlab.search.evaluation.family import About, Subject
 
 Tokens = list[int]
 

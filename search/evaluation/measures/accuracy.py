@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from arch_dsl.parse import parse
-from search.data.batches import IGNORE
-from search.data.probes import Probe
-from search.data.sources import Source
-from search.evaluate import held_out
-from search.measures.family import About, Curve, Found, Measure, Subject
-from search.measures.replies import replies
-from search.objectives import Answers, has_encoder
+from archlab.arch_dsl.language.parse import parse
+from archlab.search.data.batches import IGNORE
+from archlab.search.data.sources.family import Source
+from archlab.search.data.sources.probes import Probe
+from archlab.search.evaluation.family import About, Curve, Found, Measure, Subject
+from archlab.search.evaluation.replies import replies
+from archlab.search.objectives import Answers, has_encoder
+from archlab.search.training.held_out import held_out
 
 _TEST = "test"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from search.measures.family import About, Measure
+from archlab.search.evaluation.family import About, Measure
 
 
 @Measure.register("bits_per_byte")

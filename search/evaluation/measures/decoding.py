@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-import arch_dsl
-from arch_dsl.context import Call, State
-from arch_dsl.families import Mask
-from arch_dsl.modules import LanguageModel
-from arch_dsl.spec import Count, added, walk
-from search.downstream.text_model import not_continued
-from search.evaluate import autocast, evaluating
-from search.measures.family import About, Found, Measure, Subject
+from archlab import arch_dsl
+from archlab.arch_dsl.compiler.modules import LanguageModel
+from archlab.arch_dsl.language.spec import Count, added, walk
+from archlab.arch_dsl.parts.context import Call, State
+from archlab.arch_dsl.parts.families import Mask
+from archlab.search.evaluation.downstream.text_model import not_continued
+from archlab.search.evaluation.family import About, Found, Measure, Subject
+from archlab.search.training.held_out import autocast, evaluating
 
 _ROUNDS = 3  # the fastest counts
 

@@ -12,15 +12,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from arch_dsl.errors import Problem, nearest, shorten, unknown
-from arch_dsl.generation import Sampling
-from arch_dsl.parse import INVALID
-from arch_dsl.shapes import shapes_of
-from arch_dsl.source import Node
-from arch_dsl.spec import Count, NotNegative, Range, added
-from search.downstream.suites import SUITES
-from search.downstream.task_files import config, digest, is_path, task_files
-from search.measures.family import About, Found, Measure, Subject
+from archlab.arch_dsl.compiler.generation import Sampling
+from archlab.arch_dsl.compiler.shapes import shapes_of
+from archlab.arch_dsl.language.errors import Problem, nearest, shorten, unknown
+from archlab.arch_dsl.language.parse import INVALID
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Count, NotNegative, Range, added
+from archlab.search.evaluation.downstream.suites import SUITES
+from archlab.search.evaluation.downstream.task_files import config, digest, is_path, task_files
+from archlab.search.evaluation.family import About, Found, Measure, Subject
 
 INSTALL = "pip install 'archlab[lm-eval]'"
 Share = Annotated[float, Range(above=0, max=1)]
@@ -103,7 +103,7 @@ class LmEval(Measure):
         return Measure.digest(replace(self, tasks=tuple(told)), data)
 
     def refusal(self, about: About) -> str | None:
-        from search.downstream.text_model import not_continued
+        from archlab.search.evaluation.downstream.text_model import not_continued
 
         if why := not_continued(about):
             return why
@@ -118,7 +118,7 @@ class LmEval(Measure):
     @cached_property
     def _unfit(self) -> str | None:
         """What is wrong with the tasks, of which nothing is run to find out."""
-        from search.downstream import harness
+        from archlab.search.evaluation.downstream import harness
 
         for task in self.asked:
             try:
@@ -138,9 +138,9 @@ class LmEval(Measure):
         return None
 
     def compute(self, subject: Subject) -> Found:
-        from search.downstream import harness
-        from search.downstream.repeated import several
-        from search.downstream.text_model import text_model
+        from archlab.search.evaluation.downstream import harness
+        from archlab.search.evaluation.downstream.several_answers import several
+        from archlab.search.evaluation.downstream.text_model import text_model
 
         if self.run_code:
             os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # else the harness's own code tasks can't be loaded
@@ -160,7 +160,7 @@ class LmEval(Measure):
 
     def _loaded(self) -> Any:
         """The tasks with their data. Raises RuntimeError where these can't be had: nothing else is to blame for it."""
-        from search.downstream import harness
+        from archlab.search.evaluation.downstream import harness
 
         try:
             return harness.load(self.asked, self.shots)

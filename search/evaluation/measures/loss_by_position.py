@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from arch_dsl.spec import Count, added
-from search.data.batches import IGNORE
-from search.evaluate import held_out, losses
-from search.measures.family import About, Curve, Found, Measure, Subject
-from search.objectives import has_encoder
+from archlab.arch_dsl.language.spec import Count, added
+from archlab.search.data.batches import IGNORE
+from archlab.search.evaluation.family import About, Curve, Found, Measure, Subject
+from archlab.search.objectives import has_encoder
+from archlab.search.training.held_out import held_out, losses
 
 
 @Measure.register("loss_by_position")

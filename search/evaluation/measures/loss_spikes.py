@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 
-from arch_dsl.spec import Count, Positive, added
-from search.measures.family import About, Found, Measure, Subject
+from archlab.arch_dsl.language.spec import Count, Positive, added
+from archlab.search.evaluation.family import About, Found, Measure, Subject
 
 _FEWEST = 16  # lines before one that a spread is taken from
 

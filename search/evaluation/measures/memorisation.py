@@ -7,16 +7,16 @@ from itertools import islice
 import numpy as np
 import torch
 
-from arch_dsl.generation import stream
-from arch_dsl.spec import Count, added
-from search.built import seeds_of
-from search.data import mixing
-from search.data.batches import IGNORE, windows
-from search.data.noise import Ints
-from search.downstream.text_model import TextModel, not_continued, text_model
-from search.measures.family import About, Curve, Found, Measure, Subject
-from search.recipe import load_recipe
-from search.trial import Trial
+from archlab.arch_dsl.compiler.generation import stream
+from archlab.arch_dsl.language.spec import Count, added
+from archlab.search.data import mixing
+from archlab.search.data.batches import IGNORE, windows
+from archlab.search.data.documents.draws import Ints
+from archlab.search.evaluation.downstream.text_model import TextModel, not_continued, text_model
+from archlab.search.evaluation.family import About, Curve, Found, Measure, Subject
+from archlab.search.recipe.recipe import load_recipe
+from archlab.search.training.module import seeds_of
+from archlab.search.trial.trial import Trial
 
 
 @Measure.register("memorisation")

@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from arch_dsl.spec import Count, Range
-from search.data.dataset import Dataset
-from search.data.needle_text import MOST, Fact, Mode, needle
-from search.data.noise import Draw, Ints
-from search.measures.family import About, Found, Grid, Measure, Subject
-from search.measures.replies import asking, no_next_token, replies
+from archlab.arch_dsl.language.spec import Count, Range
+from archlab.search.data.dataset import Dataset
+from archlab.search.data.documents.draws import Draw, Ints
+from archlab.search.data.sources.needles import MOST, Fact, Mode, needle
+from archlab.search.evaluation.family import About, Found, Grid, Measure, Subject
+from archlab.search.evaluation.replies import asking, no_next_token, replies
 
 _SEED = 1  # of the words and numbers, the same for all trials
 _SCORES = ("exact", "chosen", "rank", "loss")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from arch_dsl.errors import Problem
-from arch_dsl.parse import INVALID
-from arch_dsl.source import Node
-from arch_dsl.spec import Count, added
-from search.evaluate import evaluate
-from search.measures.family import About, Found, Measure, Subject
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.parse import INVALID
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Count, added
+from archlab.search.evaluation.family import About, Found, Measure, Subject
+from archlab.search.training.held_out import evaluate
 
 
 @Measure.register("perplexity")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from search.evaluate import evaluate
-from search.measures.family import About, Found, Measure, Subject
+from archlab.search.evaluation.family import About, Found, Measure, Subject
+from archlab.search.training.held_out import evaluate
 
 
 @Measure.register("perplexity_by_domain")

@@ -6,11 +6,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from arch_dsl.spec import Count, added
-from search.data.dataset import Dataset
-from search.data.noise import Bools, Draw, Ints
-from search.measures.family import About, Found, Measure, Subject
-from search.measures.replies import asking, no_next_token, replies
+from archlab.arch_dsl.language.spec import Count, added
+from archlab.search.data.dataset import Dataset
+from archlab.search.data.documents.draws import Bools, Draw, Ints
+from archlab.search.evaluation.family import About, Found, Measure, Subject
+from archlab.search.evaluation.replies import asking, no_next_token, replies
 
 _SEED = 0  # of what is drawn, the same for all trials
 _LOOKED_AT = 1 << 18  # tokens of the test text

@@ -6,16 +6,16 @@ import statistics
 
 import torch
 
-import arch_dsl
-from arch_dsl.model import Model
-from arch_dsl.spec import Count, Positive, added
-from search.device_peaks import joules, known_peak, measured_peak
-from search.measures.family import Found, Measure, Subject
-from search.objectives import has_encoder
-from search.recipe import Recipe, load_recipe
-from search.stages import parts
-from search.timing import WARM_UP, Timed, steps_of
-from search.trial import Trial
+from archlab import arch_dsl
+from archlab.arch_dsl.language.spec import Count, Positive, added
+from archlab.arch_dsl.model.model import Model
+from archlab.search.evaluation.family import Found, Measure, Subject
+from archlab.search.hardware.peaks import joules, known_peak, measured_peak
+from archlab.search.objectives import has_encoder
+from archlab.search.recipe.recipe import Recipe, load_recipe
+from archlab.search.recipe.stages import parts
+from archlab.search.training.step_times import WARM_UP, Timed, steps_of
+from archlab.search.trial.trial import Trial
 
 
 @Measure.register("speed")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from arch_dsl.errors import Problem, unknown
-from arch_dsl.model import Model
-from arch_dsl.parse import INVALID, parse_value
-from arch_dsl.slots import Slot
-from arch_dsl.source import Node
+from archlab.arch_dsl.inspection.slots import Slot
+from archlab.arch_dsl.language.errors import Problem, unknown
+from archlab.arch_dsl.language.parse import INVALID, parse_value
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.model.model import Model
 
 KEYS = ("from", "to")
 

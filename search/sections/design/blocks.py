@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from search.factor_frames import level_name
-from search.frame_records import records
-from search.tables import Block, Cell, Column, interval, number, printable
+from archlab.search.formatting.frames import records
+from archlab.search.formatting.tables import Block, Cell, Column, interval, number, printable
+from archlab.search.sections.design.frames import level_name
 
 if TYPE_CHECKING:
-    from search.comparison_result import Comparison
+    from archlab.search.results.comparison import Comparison
 
 LEGEND = (
     "means over the cells in which all else is equal, with 95% intervals by the table's noise, not corrected for how "

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy  # its special is imported when it is used: an eighth of a second
 
-from search.comparable import NO_DIFFERENCE, lossy_of, objective_of
+from archlab.search.results.comparable import NO_DIFFERENCE, lossy_of, objective_of
 
 if TYPE_CHECKING:
     import pandas as pd  # when a frame is made: a quarter of a second
 
-    from search.comparison_result import Comparison
+    from archlab.search.results.comparison import Comparison
 
 NAN = math.nan
 WITH, WITHOUT = "with", "without"

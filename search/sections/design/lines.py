@@ -54,7 +54,7 @@ def _changed(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _cut(text: str) -> str:
-    """A change on one line; reports read this module, and must not import torch for `arch_dsl.errors`."""
+    """A change on one line; reports read this module, and must not import torch for `arch_dsl.language.errors`."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from arch_dsl.spec import Family, Range
-from search.fractional import MAX_RUNS, Fraction, aliases, fraction, smallest
+from archlab.arch_dsl.language.spec import Family, Range
+from archlab.search.sections.design.fractional import MAX_RUNS, Fraction, aliases, fraction, smallest
 
 Levels = tuple[bool, ...]
 BASELINE, ALL = "baseline", "all"

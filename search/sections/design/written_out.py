@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from arch_dsl.errors import Mark, Problem, unknown
-from arch_dsl.patch import Setting
-from arch_dsl.slots import Slot, slots
-from arch_dsl.source import Node
-from arch_dsl.spec import marks_of
-from search.design import ALL, BASELINE, BothEnds, Design, Levels
-from search.study_values import Patch
+from archlab.arch_dsl.inspection.slots import Slot, slots
+from archlab.arch_dsl.language.errors import Mark, Problem, unknown
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import marks_of
+from archlab.arch_dsl.patching.patch import Setting
+from archlab.search.sections.design.spec import ALL, BASELINE, BothEnds, Design, Levels
+from archlab.search.variants.patches import Patch
 
 MAX_VARIANTS = 100_000
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from search.frame_records import records
-from search.tables import DASH, Block, Cell, Column, number, printable, with_error
+from archlab.search.formatting.frames import records
+from archlab.search.formatting.tables import DASH, Block, Cell, Column, number, printable, with_error
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from search.comparison_result import Comparison
+    from archlab.search.results.comparison import Comparison
 
 TIMED = ("decoding", "speed")  # measures whose numbers are times; to ask them would import torch
 _SHOWN = 8  # octaves of a curve, the last ones; rows of a grid

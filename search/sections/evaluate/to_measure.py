@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from search.measures import Measure, Measures
-from search.store import Store
-from search.wanted import about_of, standing, wanted, without_weights
+from archlab.search.evaluation.measures import Measure, Measures
+from archlab.search.sections.evaluate.wanted import about_of, standing, wanted, without_weights
+from archlab.search.store.store import Store
 
 if TYPE_CHECKING:
-    from search.asks import Planned
+    from archlab.search.variants.asks import Planned
 
 _FLOAT32 = 4  # bytes; weights are kept so under bf16 too
 

@@ -9,13 +9,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from search import checkpoint
-from search.canonical import canonical_json
-from search.findings import measured
-from search.measures import About, Measure
-from search.standing import select
-from search.store import Store
-from search.trial import Trial
+from archlab.search.evaluation.measures import About, Measure
+from archlab.search.sections.screen.standing import select
+from archlab.search.store.findings import measured
+from archlab.search.store.store import Store
+from archlab.search.trial import checkpoint
+from archlab.search.trial.trial import Trial
+from archlab.search.utils.canonical import canonical_json
 
 _NAMED = 5  # trials that a sentence names
 

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from search.frame_records import records
-from search.scaling_frames import ALL, BEST, GAIN, ISOFLOP, OVER_C, OVER_N, SURFACE
-from search.tables import DASH, Block, Cell, Column, number, printable
-from search.words import counted
+from archlab.search.formatting.frames import records
+from archlab.search.formatting.tables import DASH, Block, Cell, Column, number, printable
+from archlab.search.formatting.words import counted
+from archlab.search.sections.ladder.frames import ALL, BEST, GAIN, ISOFLOP, OVER_C, OVER_N, SURFACE
 
 if TYPE_CHECKING:
-    from search.comparison_result import Comparison
+    from archlab.search.results.comparison import Comparison
 
 Row = dict[str, Any]
 _CONSTANTS = {"E": "E", "A": "A", "alpha": "alpha", "B": "B", "beta": "beta", "a": "N ~ C^"}

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from scipy.stats import t as student
 
-import arch_dsl
-from arch_dsl.context import Call
-from arch_dsl.watching import Sight, Watch
+from archlab import arch_dsl
+from archlab.arch_dsl.parts.context import Call
+from archlab.arch_dsl.parts.watching import Sight, Watch
 
 if TYPE_CHECKING:
-    from arch_dsl.model import Model
-    from search.optimizers import Optimizer
+    from archlab.arch_dsl.model.model import Model
+    from archlab.search.recipe.optimizers import Optimizer
 
 STEPS, BATCH, TIME = 8, 4, 32
 RATE = 0.02  # at the base, so that a few steps tell; a smaller one hides what grows

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from search import scaling
-from search.scaling import Estimate, Floats, Unidentified
-from search.scaling_frames import ISOFLOP, OVER_C, OVER_N
+from archlab.search.sections.ladder.frames import ISOFLOP, OVER_C, OVER_N
+from archlab.search.statistics import power_laws as scaling
+from archlab.search.statistics.power_laws import Estimate, Floats, Unidentified
 
 if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
     import pandas as pd

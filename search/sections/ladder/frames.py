@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from search import scaling
-from search.comparable import NO_DIFFERENCE
-from search.gains import gain
-from search.scaling import Estimate, Floats, Unidentified
-from search.selection import Selection, with_tuned_size
+from archlab.search.results.comparable import NO_DIFFERENCE
+from archlab.search.results.selection import Selection, with_tuned_size
+from archlab.search.statistics import power_laws as scaling
+from archlab.search.statistics.compute_gain import gain
+from archlab.search.statistics.power_laws import Estimate, Floats, Unidentified
 
 if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
     import pandas as pd

@@ -6,22 +6,22 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from arch_dsl.errors import Mark, Problem, SpecError
-from arch_dsl.identity import brief_text
-from arch_dsl.parse import parse_value
-from arch_dsl.patch import Setting
-from arch_dsl.primitives.heads import MultiHead
-from arch_dsl.source import Node
-from arch_dsl.spec import Count, walk
-from arch_dsl.zoo import entry, load
-from arch_dsl.zoo.budget import NARROWEST_HEAD, Budget, solve
-from search.asked import Asked, Rung
-from search.ladder import PARAMETERS, Along, Ladder, below
-from search.words import counted, shortest
+from archlab.arch_dsl.language.errors import Mark, Problem, SpecError
+from archlab.arch_dsl.language.parse import parse_value
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Count, walk
+from archlab.arch_dsl.patching.patch import Setting
+from archlab.arch_dsl.primitives.heads import MultiHead
+from archlab.arch_dsl.tree.identity import brief_text
+from archlab.arch_dsl.zoo import entry, load
+from archlab.arch_dsl.zoo.budget import NARROWEST_HEAD, Budget, solve
+from archlab.search.formatting.words import counted, shortest
+from archlab.search.sections.ladder.spec import PARAMETERS, Along, Ladder, below
+from archlab.search.variants.asked import Asked, Rung
 
 if TYPE_CHECKING:
-    from arch_dsl.model import Model
-    from search.asks import Builds
+    from archlab.arch_dsl.model.model import Model
+    from archlab.search.variants.asks import Builds
 
 _LADDER = "the ladder"
 

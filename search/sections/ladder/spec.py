@@ -17,16 +17,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from arch_dsl.errors import Problem
-from arch_dsl.identity import brief_text
-from arch_dsl.parse import INVALID, parse_value
-from arch_dsl.source import Node
-from arch_dsl.spec import Count, Positive, Spec
-from search.asked import Tokens
-from search.zoo_variants import ZOO
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.parse import INVALID, parse_value
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Count, Positive, Spec
+from archlab.arch_dsl.tree.identity import brief_text
+from archlab.search.variants.asked import Tokens
+from archlab.search.variants.zoo import ZOO
 
 if TYPE_CHECKING:
-    from search.asks import Question
+    from archlab.search.variants.asks import Question
 
 PARAMETERS = "parameters"  # the key of `sizes` that is no path
 _RULE = re.compile(r"(\S+)\s+(per parameter|FLOPs)")

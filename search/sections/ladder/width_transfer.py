@@ -10,16 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arch_dsl.errors import Mark, Problem, SpecError
-from arch_dsl.identity import canonical
-from arch_dsl.model import Model
-from arch_dsl.transfer import Transfer, transferred
-from search.canonical import canonical_json
-from search.coordinates import GROWS, SEEDS, Coordinates, coordinates
-from search.optimizers import Adam, AdamW, Group, Optimizer
+from archlab.arch_dsl.compiler.width_transfer import Transfer, transferred
+from archlab.arch_dsl.language.errors import Mark, Problem, SpecError
+from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.search.recipe.optimizers import Adam, AdamW, Group, Optimizer
+from archlab.search.sections.ladder.coordinates import GROWS, SEEDS, Coordinates, coordinates
+from archlab.search.utils.canonical import canonical_json
 
 if TYPE_CHECKING:
-    from search.variant import Variant
+    from archlab.search.variants.variant import Variant
 
 WIDEST = 1024  # of the widths that are checked
 WIDTHS = 3

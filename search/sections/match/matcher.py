@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
-from arch_dsl.errors import Mark, Problem, SpecError
-from arch_dsl.model import Model, cost, resolve
-from arch_dsl.patch import Setting, apply
-from arch_dsl.paths import get, update
-from arch_dsl.source import Node
-from arch_dsl.spec import alternatives
-from search.asked import Asked
-from search.match import SCALE, Match, solve, solve_time
-from search.objectives import Lengths
-from search.timing import Timed, Timings
+from archlab.arch_dsl.language.errors import Mark, Problem, SpecError
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import alternatives
+from archlab.arch_dsl.model.model import Model, cost, resolve
+from archlab.arch_dsl.patching.patch import Setting, apply
+from archlab.arch_dsl.tree.paths import get, update
+from archlab.search.objectives import Lengths
+from archlab.search.sections.match.spec import SCALE, Match, solve, solve_time
+from archlab.search.training.step_times import Timed, Timings
+from archlab.search.variants.asked import Asked
 
 if TYPE_CHECKING:
-    from search.variant import Variant
+    from archlab.search.variants.variant import Variant
 
 
 class Matcher:

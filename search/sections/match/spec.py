@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, ClassVar, Literal, get_args
 
-from arch_dsl.context import Cost
-from arch_dsl.errors import SpecError
-from arch_dsl.spec import Count, Spec
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.spec import Count, Spec
+from archlab.arch_dsl.parts.context import Cost
 
 LARGEST = 2**24
 SCALE = 10_000  # what a scale of 1 is counted as, where several fields are scaled together

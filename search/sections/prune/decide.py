@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from search.canonical import canonical_json
-from search.noise import known_noise, noise_key
-from search.prune import History, Pruner, Seen
-from search.recipe import load_recipe
-from search.roles import ROLE
-from search.selection import with_baselines
-from search.steps import steps_of
-from search.store import Store
-from search.trial import Trial
-from search.watch import read_metrics, validation_history
-from search.windows import paired_error, read_windows
+from archlab.search.recipe.recipe import load_recipe
+from archlab.search.recipe.steps import steps_of
+from archlab.search.results.selection import with_baselines
+from archlab.search.sections.prune.spec import History, Pruner, Seen
+from archlab.search.sections.seeds.noise import known_noise, noise_key
+from archlab.search.store.roles import ROLE
+from archlab.search.store.store import Store
+from archlab.search.trial.loss_windows import paired_error, read_windows
+from archlab.search.trial.metrics import read_metrics, validation_history
+from archlab.search.trial.trial import Trial
+from archlab.search.utils.canonical import canonical_json
 
 SEED_SD = "seed_sd"  # the study's decisions of this name: the noise that paired pruning goes by
 
@@ -150,7 +150,7 @@ class _Pruning:
 
     @staticmethod
     def _windows(trial: Trial) -> int:
-        from search.loop import curve_windows  # which imports torch
+        from archlab.search.training.loop import curve_windows  # which imports torch
 
         return curve_windows(load_recipe(trial.recipe))
 

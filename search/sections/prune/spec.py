@@ -14,7 +14,7 @@ from itertools import pairwise
 from statistics import NormalDist, median
 from typing import Annotated, ClassVar
 
-from arch_dsl.spec import Count, Family, Fraction, NotNegative, Range
+from archlab.arch_dsl.language.spec import Count, Family, Fraction, NotNegative, Range
 
 # (optimizer steps done, validation loss in nats per token), in order of steps; a loss that is not finite is the worst.
 History = Sequence[tuple[int, float]]

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from search.claims import REVERSED
-from search.frame_records import records
-from search.measure_frames import PERPLEXITY
-from search.published_frame import correlation
-from search.tables import DASH, Block, Cell, Column, number, printable
+from archlab.search.formatting.frames import records
+from archlab.search.formatting.tables import DASH, Block, Cell, Column, number, printable
+from archlab.search.results.measured import PERPLEXITY
+from archlab.search.sections.published.claims import REVERSED
+from archlab.search.sections.published.frames import correlation
 
 if TYPE_CHECKING:
-    from search.comparison_result import Comparison
+    from archlab.search.results.comparison import Comparison
 
 _CLAIM = 64  # characters of a claim, and of what decided it, on a terminal
 

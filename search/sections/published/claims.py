@@ -14,9 +14,9 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from search.measure_frames import PERPLEXITY
-from search.pairs import Differences
-from search.selection import Selection
+from archlab.search.results.measured import PERPLEXITY
+from archlab.search.results.pairs import Differences
+from archlab.search.results.selection import Selection
 
 if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
     import pandas as pd

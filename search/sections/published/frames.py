@@ -6,10 +6,10 @@ import math
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from search.frame_records import NAN, records
-from search.kendall import kendall
-from search.measure_frames import DIVERGED, OF_TABLE, PERPLEXITY, is_number
-from search.spearman import Correlation, ranks, spearman
+from archlab.search.formatting.frames import NAN, records
+from archlab.search.results.measured import DIVERGED, OF_TABLE, PERPLEXITY, is_number
+from archlab.search.statistics.kendall import kendall
+from archlab.search.statistics.spearman import Correlation, ranks, spearman
 
 if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
     import pandas as pd

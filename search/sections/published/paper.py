@@ -12,12 +12,12 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
-from arch_dsl.errors import Problem, SpecError, unknown
-from arch_dsl.parse import parse, parse_record
-from arch_dsl.source import Node, read
-from arch_dsl.spec import Positive, Spec
-from search.measure_frames import OF_TABLE, PERPLEXITY
-from search.measures import Measure
+from archlab.arch_dsl.language.errors import Problem, SpecError, unknown
+from archlab.arch_dsl.language.parse import parse, parse_record
+from archlab.arch_dsl.language.source import Node, read
+from archlab.arch_dsl.language.spec import Positive, Spec
+from archlab.search.evaluation.measures import Measure
+from archlab.search.results.measured import OF_TABLE, PERPLEXITY
 
 FOLDER = "published"
 Printed = bool | float | str | None  # a cell; None is not printed

@@ -6,12 +6,12 @@ from typing import Any
 
 import pandas as pd
 
-from search.claims import claims_frame, diverged_everywhere
-from search.losses import Layout
-from search.measure_frames import measures_frame
-from search.pairs import Differences
-from search.published_frame import agreement, published_frame
-from search.selection import Selection
+from archlab.search.results.losses import Layout
+from archlab.search.results.measured import measures_frame
+from archlab.search.results.pairs import Differences
+from archlab.search.results.selection import Selection
+from archlab.search.sections.published.claims import claims_frame, diverged_everywhere
+from archlab.search.sections.published.frames import agreement, published_frame
 
 
 def beside(

@@ -8,9 +8,9 @@ from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from arch_dsl.errors import Problem, SpecError, unknown
-from arch_dsl.spec import Spec
-from search.published import FOLDER, Paper, Table, files_from, read_published
+from archlab.arch_dsl.language.errors import Problem, SpecError, unknown
+from archlab.arch_dsl.language.spec import Spec
+from archlab.search.sections.published.paper import FOLDER, Paper, Table, files_from, read_published
 
 
 class Published(Spec):

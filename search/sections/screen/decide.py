@@ -14,10 +14,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from search.roles import ROLE
-from search.selection import baselines_of, choose, group, is_lost, saved_by_brackets, tuned_paths, with_baselines
-from search.spearman import Correlation, ranks, spearman
-from search.store import TERMINAL
+from archlab.search.results.selection import (
+    baselines_of,
+    choose,
+    group,
+    is_lost,
+    saved_by_brackets,
+    tuned_paths,
+    with_baselines,
+)
+from archlab.search.statistics.spearman import Correlation, ranks, spearman
+from archlab.search.store.roles import ROLE
+from archlab.search.store.store import TERMINAL
 
 SPARE = 2  # variants beside those that calibrate, or there is nothing to choose
 _NAMED = 8  # variants that a sentence lists

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from search.screening import Screened, probe_tokens, ranks_of, sentences, tokens_of
+from archlab.search.sections.screen.decide import Screened, probe_tokens, ranks_of, sentences, tokens_of
 
 COLUMNS = ("variant", "part", "probe_loss", "probe_rank", "loss", "rank")
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from arch_dsl.errors import Problem, SpecError
-from arch_dsl.patch import Setting, apply
-from arch_dsl.source import Node
-from search.asked import Asked
-from search.asks import Builds, Question
-from search.screen import Screen
-from search.screening import SPARE
-from search.variant import Variant
-from search.variant_mistakes import Mistakes
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.patching.patch import Setting, apply
+from archlab.search.sections.screen.decide import SPARE
+from archlab.search.sections.screen.spec import Screen
+from archlab.search.variants.asked import Asked
+from archlab.search.variants.asks import Builds, Question
+from archlab.search.variants.mistakes import Mistakes
+from archlab.search.variants.variant import Variant
 
 
 def probes_of(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from arch_dsl.spec import Range, Spec
-from search.study_values import Changes
+from archlab.arch_dsl.language.spec import Range, Spec
+from archlab.search.variants.patches import Changes
 
 
 class Screen(Spec):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from search.selection import Selection, choose, group
+from archlab.search.results.selection import Selection, choose, group
 
 
 def select(record: dict[str, Any], trials: list[dict[str, Any]]) -> list[Selection]:
@@ -14,7 +14,7 @@ def select(record: dict[str, Any], trials: list[dict[str, Any]]) -> list[Selecti
     found = [choose(record, v["name"], grouped.get(v["name"], [])) for v in record["variants"]]
     if not record.get("screen"):
         return found
-    from search.screening import screened  # which chooses
+    from archlab.search.sections.screen.decide import screened  # which chooses
 
     gone = screened(record, trials).left_out
     nothing: dict[str, Any] = {"missing_seeds": (), "missing_points": (), "left_out": True}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from arch_dsl.errors import Mark, Problem, unknown
-from arch_dsl.parse import INVALID, parse_value
-from arch_dsl.source import Node
-from arch_dsl.spec import Spec, set_marks
-from search.canonical import canonical_json
-from search.condition import When, parse_when
+from archlab.arch_dsl.language.errors import Mark, Problem, unknown
+from archlab.arch_dsl.language.parse import INVALID, parse_value
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Spec, set_marks
+from archlab.search.sections.search.condition import When, parse_when
+from archlab.search.utils.canonical import canonical_json
 
 _OFF_GRID = 1e-6  # of a step, as decimal fractions are not exact
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from search.tables import Block, Cell, Column, number, printable, short_count
-from search.words import terse
+from archlab.search.formatting.tables import Block, Cell, Column, number, printable, short_count
+from archlab.search.formatting.words import terse
 
 if TYPE_CHECKING:
-    from search.comparison_result import Comparison
+    from archlab.search.results.comparison import Comparison
 
 _ROOM = 70  # characters of settings on a terminal, beside the other columns
 _HEADERS = {"flops_per_token": "FLOPs/token", "cache_bytes_per_token": "cache/token", "active_parameters": "active"}

@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
-from arch_dsl.errors import Problem
-from arch_dsl.parse import INVALID
-from arch_dsl.source import Node
-from arch_dsl.spec import Spec
-from search.canonical import canonical_json
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.parse import INVALID
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Spec
+from archlab.search.utils.canonical import canonical_json
 
 _CONDITION = re.compile(r"\s*(?P<path>[A-Za-z_][\w.*:-]*)\s*(?P<operator>==|!=|\bin\b)\s*(?P<value>\S.*?)\s*")
 _LITERAL = re.compile(

@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from search.frame_records import records
-from search.pareto import front, hypervolume
-from search.scores import measured, told
-from search.selection import loss
+from archlab.search.formatting.frames import records
+from archlab.search.results.selection import loss
+from archlab.search.sections.search.scores import measured, told
+from archlab.search.statistics.pareto import front, hypervolume
 
 NAN = float("nan")
 

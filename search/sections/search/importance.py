@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from search.propose import distribution, encode
-from search.space import Space
+from archlab.search.sections.search.proposer import distribution, encode
+from archlab.search.sections.search.space import Space
 
 FEWEST = 20  # complete trials
 _BEST = 0.25  # of the trials: what importances are about, five of twenty

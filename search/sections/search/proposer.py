@@ -5,7 +5,7 @@ function of (seed, its number, what had been told before), reproducible as long 
 The study in `optuna.db` is a copy, for its plots and dashboard: nothing is read from it but what it began with.
 
 Who writes what: an Optuna study that searches belongs to its Proposer, which records its own trials. The sink
-(`search/sinks/optuna_sink.py`) leaves it alone and records that study's repeats as `<study>/repeats`.
+(`search/trackers/optuna_sink.py`) leaves it alone and records that study's repeats as `<study>/repeats`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from arch_dsl.errors import Problem, SpecError
-from search.canonical import canonical_json
-from search.samplers import Sampler, TpeSampler, seeded
-from search.sinks.database import open_optuna
-from search.space import Axis, Choice, Components, Integers, Space
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.search.sections.search.samplers import Sampler, TpeSampler, seeded
+from archlab.search.sections.search.space import Axis, Choice, Components, Integers, Space
+from archlab.search.trackers.database import open_optuna
+from archlab.search.utils.canonical import canonical_json
 
 if TYPE_CHECKING:
     import optuna

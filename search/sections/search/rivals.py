@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from search.pareto import front, hypervolume
-from search.search_table import goals_of, in_question, points_of
+from archlab.search.sections.search.frames import goals_of, in_question, points_of
+from archlab.search.statistics.pareto import front, hypervolume
 
 if TYPE_CHECKING:
-    from search.store import Store
+    from archlab.search.store.store import Store
 
 STAGES = 4
 COLUMNS = ["study", "sampler", "complete", "perplexity", "front", "common_front", "after", "course"]

@@ -10,26 +10,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from arch_dsl.errors import SpecError
-from arch_dsl.identity import canonical
-from arch_dsl.model import resolve
-from search.asked import Asked
-from search.asks import Planned
-from search.canonical import canonical_json
-from search.goals import Search
-from search.importance import importances
-from search.memory import memory_bytes
-from search.objectives.checks import positions
-from search.pareto import spanning
-from search.propose import Ending, Known, Proposer, fits
-from search.scores import excess, measured, told
-from search.selection import loss
-from search.space import Components, Space, component_of
-from search.store import TERMINAL, Row, Store
-from search.study_values import spelt
-from search.timing import measure, step_time_key
-from search.variant import Variant
-from search.watch import validation_history
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.model.model import resolve
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.search.recipe.fits import positions
+from archlab.search.results.selection import loss
+from archlab.search.sections.search.importance import importances
+from archlab.search.sections.search.proposer import Ending, Known, Proposer, fits
+from archlab.search.sections.search.scores import excess, measured, told
+from archlab.search.sections.search.space import Components, Space, component_of
+from archlab.search.sections.search.spec import Search
+from archlab.search.statistics.pareto import spanning
+from archlab.search.store.store import TERMINAL, Row, Store
+from archlab.search.training.step_times import measure, step_time_key
+from archlab.search.trial.metrics import validation_history
+from archlab.search.utils.canonical import canonical_json
+from archlab.search.variants.asked import Asked
+from archlab.search.variants.asks import Planned
+from archlab.search.variants.memory import memory_bytes
+from archlab.search.variants.patches import spelt
+from archlab.search.variants.variant import Variant
 
 FOUND = "found"
 

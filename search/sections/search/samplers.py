@@ -10,8 +10,8 @@ import hashlib
 import warnings
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from arch_dsl.spec import Count, Family, Range
-from search.space import Choice, Components, Space
+from archlab.arch_dsl.language.spec import Count, Family, Range
+from archlab.search.sections.search.space import Choice, Components, Space
 
 if TYPE_CHECKING:
     import optuna

@@ -17,13 +17,13 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from arch_dsl.errors import Problem, SpecError, unknown
-from arch_dsl.parse import INVALID
-from arch_dsl.patch import Setting
-from arch_dsl.source import Node
-from arch_dsl.spec import Spec, set_marks
-from search.axes import KINDS, Axis, Choice, Components, Floats, Integers, parse_axis
-from search.study_values import Patch
+from archlab.arch_dsl.language.errors import Problem, SpecError, unknown
+from archlab.arch_dsl.language.parse import INVALID
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Spec, set_marks
+from archlab.arch_dsl.patching.patch import Setting
+from archlab.search.sections.search.axes import KINDS, Axis, Choice, Components, Floats, Integers, parse_axis
+from archlab.search.variants.patches import Patch
 
 __all__ = ["Axis", "Choice", "Components", "Floats", "Integers", "Space"]
 

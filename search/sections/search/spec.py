@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
-from arch_dsl.errors import Problem
-from arch_dsl.spec import Count, Spec, fields_of
-from search.quantities import Duration, Memory
-from search.samplers import Sampler, TpeSampler
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.spec import Count, Spec, fields_of
+from archlab.search.sections.search.samplers import Sampler, TpeSampler
+from archlab.search.utils.quantities import Duration, Memory
 
 Goal = Literal[
     "perplexity",

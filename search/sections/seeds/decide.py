@@ -8,15 +8,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from search.screening import DECIDED, only_of, screened
-from search.selection import Selection, is_lost, loss, with_baselines
-from search.standing import select
-from search.store import TERMINAL
+from archlab.search.results.selection import Selection, is_lost, loss, with_baselines
+from archlab.search.sections.screen.decide import DECIDED, only_of, screened
+from archlab.search.sections.screen.standing import select
+from archlab.search.store.store import TERMINAL
 
 if TYPE_CHECKING:  # what needs scipy is imported where it is used: most commands only read `seeds`
-    from search.contrast import Contrast
-    from search.losses import Layout
-    from search.statistics import Analysis
+    from archlab.search.results.losses import Layout
+    from archlab.search.statistics.contrast import Contrast
+    from archlab.search.statistics.intervals import Analysis
 
 _KEPT = 64
 _DECIDED: dict[tuple[object, ...], list[str]] = {}
@@ -72,7 +72,7 @@ def _undecided_once(record: dict[str, Any], selections: list[Selection]) -> list
 
 def undecided(record: dict[str, Any], selections: list[Selection]) -> list[str]:
     """The variants whose difference to their baseline more seeds may resolve. Needs a record with baselines."""
-    from search.losses import lay_out
+    from archlab.search.results.losses import lay_out
 
     analysis = analysed(record, lay_out(record, [with_documents(selection) for selection in selections]))
     margin = record["sequential"]["margin"]
@@ -86,8 +86,8 @@ def undecided(record: dict[str, Any], selections: list[Selection]) -> list[str]:
 
 def analysed(record: dict[str, Any], layout: Layout) -> Analysis:
     """The comparisons of a study, with the intervals that its way of choosing seeds needs."""
-    from search.sequential import analyse_always
-    from search.statistics import analyse
+    from archlab.search.statistics.intervals import analyse
+    from archlab.search.statistics.sequential import analyse_always
 
     how = analyse_always if record.get("sequential") else analyse
     return how(layout.losses, layout.bases, layout.documents, layout.batches, layout.keys)
@@ -147,7 +147,7 @@ def _documents(trial: dict[str, Any]) -> dict[str, Any] | None:
 @lru_cache(maxsize=256)
 def _kept_documents(folder: str) -> dict[str, Any] | None:
     """A complete trial's documents, which don't change. Damaged ones count as none here: the report names the file."""
-    from search.losses import DamagedDocuments, read_documents
+    from archlab.search.results.losses import DamagedDocuments, read_documents
 
     try:
         return read_documents(Path(folder))

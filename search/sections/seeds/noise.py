@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from search.canonical import canonical_json
-from search.seeding import with_documents
-from search.selection import with_baselines
-from search.standing import select
-from search.store import Store
+from archlab.search.results.selection import with_baselines
+from archlab.search.sections.screen.standing import select
+from archlab.search.sections.seeds.decide import with_documents
+from archlab.search.store.store import Store
+from archlab.search.utils.canonical import canonical_json
 
 if TYPE_CHECKING:  # what needs scipy is imported where it is used: most commands ask for none of it
-    from search.losses import Layout
+    from archlab.search.results.losses import Layout
 
 KIND = "noise"
 _KEYS = 1000  # of trials, the lowest: enough to tell whether studies share some
@@ -46,7 +46,7 @@ def noise_key(variant: dict[str, Any]) -> str:
 
 def remember_noise(store: Store, study: str) -> None:
     """Keeps what a study's finished trials tell of the noise; a study that ran before replaces what it told then."""
-    from search.losses import lay_out
+    from archlab.search.results.losses import lay_out
 
     record = with_baselines(store.study(study))
     if any("batches" not in variant for variant in record["variants"]):
@@ -66,7 +66,7 @@ def remember_noise(store: Store, study: str) -> None:
 
 def _told(layout: Layout, rows: list[int]) -> dict[str, Any] | None:
     """What rows with equal batches tell, each trial once; None where they tell nothing of the seeds' noise."""
-    from search.statistics import unbalanced_residual_variance
+    from archlab.search.statistics.intervals import unbalanced_residual_variance
 
     losses, seen = layout.losses[rows].copy(), set[str]()
     for row, keys in zip(losses, layout.keys[rows], strict=True):

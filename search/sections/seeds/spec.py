@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from arch_dsl.errors import Problem
-from arch_dsl.parse import INVALID, parse_record, parse_value
-from arch_dsl.source import Node
-from arch_dsl.spec import Positive, Range, Spec
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.parse import INVALID, parse_record, parse_value
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Positive, Range, Spec
 
 MAX_SEEDS = 1000
 

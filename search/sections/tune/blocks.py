@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from search.frame_records import records
-from search.tables import DASH, Block, Cell, Column, number, printable
+from archlab.search.formatting.frames import records
+from archlab.search.formatting.tables import DASH, Block, Cell, Column, number, printable
 
 if TYPE_CHECKING:
-    from search.comparison_result import Comparison
+    from archlab.search.results.comparison import Comparison
 
 
 def _curve(comparison: Comparison) -> Block:

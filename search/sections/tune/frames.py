@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from search.selection import Selection, loss
-from search.words import is_number
+from archlab.search.formatting.words import is_number
+from archlab.search.results.selection import Selection, loss
 
 NAN = float("nan")
 FITTED = 2  # neighbours on each side of the best that a parabola is fitted through

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from search.canonical import canonical_json
-from search.tune import Tune, short
+from archlab.search.sections.tune.spec import Tune, short
+from archlab.search.utils.canonical import canonical_json
 
 Point = dict[str, Any]  # one value for every tuned path
 # A point's losses in nats/token at each rung and at the end; None where it was not yet, infinity where it has none.

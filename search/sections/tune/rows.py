@@ -9,20 +9,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from arch_dsl.errors import Problem, SpecError
-from arch_dsl.patch import Setting
-from arch_dsl.source import Node
-from search.asked import Asked
-from search.asks import Builds
-from search.canonical import canonical_json
-from search.recipe import Recipe
-from search.selection import choose, loss
-from search.store import TERMINAL, Row
-from search.trial import Trial
-from search.tune import RATE, Tune, short
-from search.tuning import Point, tuned
-from search.variant import Variant
-from search.watch import validation_history
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.patching.patch import Setting
+from archlab.search.recipe.recipe import Recipe
+from archlab.search.results.selection import choose, loss
+from archlab.search.sections.tune.halving import Point, tuned
+from archlab.search.sections.tune.spec import RATE, Tune, short
+from archlab.search.store.store import TERMINAL, Row
+from archlab.search.trial.metrics import validation_history
+from archlab.search.trial.trial import Trial
+from archlab.search.utils.canonical import canonical_json
+from archlab.search.variants.asked import Asked
+from archlab.search.variants.asks import Builds
+from archlab.search.variants.variant import Variant
 
 _ENDED_WITHOUT = ("failed", "pruned", "diverged")
 
@@ -206,7 +206,7 @@ def rung_steps(tune: Tune, recipe: Recipe) -> list[int]:
     """The steps of a trial at which values may stop: the first points of its validation curve at or after each rung."""
     if not tune.brackets or len(tune.points) < 2:
         return []
-    from search.loop import rungs  # which imports torch, and most plans have no brackets
+    from archlab.search.training.loop import rungs  # which imports torch, and most plans have no brackets
 
     points = rungs(recipe)
     wanted = [share * recipe.all_steps * (1 - 1e-9) for share in tune.brackets.rungs]

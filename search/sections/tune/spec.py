@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
-from arch_dsl.errors import Problem, unknown
-from arch_dsl.identity import brief_text
-from arch_dsl.model import DecoderModel, EncoderDecoderModel
-from arch_dsl.parse import INVALID, parse_value
-from arch_dsl.source import Node
-from arch_dsl.spec import Positive, Range, Spec, fields_of, set_marks
-from search.selection import TUNE_OPTIONS, saved_by_brackets
+from archlab.arch_dsl.language.errors import Problem, unknown
+from archlab.arch_dsl.language.parse import INVALID, parse_value
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Positive, Range, Spec, fields_of, set_marks
+from archlab.arch_dsl.model.model import DecoderModel, EncoderDecoderModel
+from archlab.arch_dsl.tree.identity import brief_text
+from archlab.search.results.selection import TUNE_OPTIONS, saved_by_brackets
 
 GRIDS = {"1-2-5": (1, 2, 5), "1-3": (1, 3)}
 EXTEND = 2  # values that a grid may grow by on each side

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-from search.parallel.meeting import Meeting
-from search.parallel.rules import refuse
-from search.parallel.shards import shard
-from search.parallel.tensors import divide_heads
-from search.recipe import Recipe
+from archlab.search.recipe.recipe import Recipe
+from archlab.search.training.parallel.meeting import Meeting
+from archlab.search.training.parallel.rules import refuse
+from archlab.search.training.parallel.shards import shard
+from archlab.search.training.parallel.tensors import divide_heads
 
 SPLIT = "shard", "tensor"  # the dimensions over which a parameter may lie in pieces
 
@@ -41,7 +41,7 @@ class Division:
         if meeting.sizes["tensor"] > 1:
             self.partial = divide_heads(model, meeting.mesh["tensor"])
         if meeting.sizes["pipeline"] > 1:
-            from search.parallel.pipeline import cut
+            from archlab.search.training.parallel.pipeline import cut
 
             self.repeated = cut(model, meeting)  # type: ignore[arg-type]
         if meeting.sizes["shard"] > 1:

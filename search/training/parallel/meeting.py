@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import init_device_mesh
 
-from search.gang import DIMENSIONS, Gang
+from archlab.search.executors.process_group import DIMENSIONS, Gang
 
 WAIT = timedelta(minutes=10)  # for the others to come, and for any one exchange
 

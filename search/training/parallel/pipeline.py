@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from arch_dsl import fused
-from arch_dsl.context import Call
-from arch_dsl.layers import Site
-from arch_dsl.modules import Decoder
-from search.data.batches import Batch
-from search.evaluate import autocast
-from search.parallel.meeting import Meeting
-from search.recipe import Recipe
-from search.team import Noted
+from archlab.arch_dsl.compiler.modules import Decoder
+from archlab.arch_dsl.parts import fused
+from archlab.arch_dsl.parts.context import Call
+from archlab.arch_dsl.parts.layers import Site
+from archlab.search.data.batches import Batch
+from archlab.search.recipe.recipe import Recipe
+from archlab.search.training.held_out import autocast
+from archlab.search.training.parallel.meeting import Meeting
+from archlab.search.training.team import Noted
 
 
 def cut(model: Decoder, meeting: Meeting) -> set[str]:

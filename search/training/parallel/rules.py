@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from arch_dsl.errors import Problem, SpecError
-from arch_dsl.model import DecoderModel, Model
-from arch_dsl.places import distinct, places
-from arch_dsl.spec import walk
-from search.gang import Parallel
-from search.recipe import Recipe
-from search.stages import staged
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.language.spec import walk
+from archlab.arch_dsl.model.model import DecoderModel, Model
+from archlab.arch_dsl.model.places import distinct, places
+from archlab.search.executors.process_group import Parallel
+from archlab.search.recipe.recipe import Recipe
+from archlab.search.recipe.stages import staged
 
 WHERE = "resources.parallel"
 

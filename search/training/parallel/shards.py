@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
-from arch_dsl.context import Call
-from arch_dsl.stack import StackModule
+from archlab.arch_dsl.model.stack import StackModule
+from archlab.arch_dsl.parts.context import Call
 
 
 def shard(model: nn.Module, mesh: DeviceMesh) -> None:

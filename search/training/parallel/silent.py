@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from search.journal import Journal
+from archlab.search.trial.journal import Journal
 
 
 class Silent(Journal):

@@ -11,16 +11,16 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from arch_dsl.modules import Decoder
-from search.data.batches import Batch
-from search.gang import Gang
-from search.journal import Journal
-from search.parallel.division import Division
-from search.parallel.meeting import Meeting
-from search.parallel.silent import Silent
-from search.parallel.whole import load_optimizer_state, whole_optimizer_state
-from search.recipe import Recipe
-from search.team import Noted, Team, Trained
+from archlab.arch_dsl.compiler.modules import Decoder
+from archlab.search.data.batches import Batch
+from archlab.search.executors.process_group import Gang
+from archlab.search.recipe.recipe import Recipe
+from archlab.search.training.parallel.division import Division
+from archlab.search.training.parallel.meeting import Meeting
+from archlab.search.training.parallel.silent import Silent
+from archlab.search.training.parallel.whole_state import load_optimizer_state, whole_optimizer_state
+from archlab.search.training.team import Noted, Team, Trained
+from archlab.search.trial.journal import Journal
 
 T = TypeVar("T")
 COPIES = "shard", "data"  # the dimensions that divide rows, from the inside out
@@ -49,7 +49,7 @@ class Together(Team):
         self.division = Division(model, recipe, self.meeting)
         self.pipeline = None
         if self.gang.parallel.pipeline > 1:
-            from search.parallel.pipeline import Pipeline
+            from archlab.search.training.parallel.pipeline import Pipeline
 
             self.pipeline = Pipeline(cast(Decoder, model), recipe, self.meeting)
         return self.division.local

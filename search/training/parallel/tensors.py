@@ -13,10 +13,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
-from arch_dsl.families import Branch
-from arch_dsl.layers import Linear, Products
-from arch_dsl.primitives.parallel import Parallel
-from arch_dsl.stack import Stack
+from archlab.arch_dsl.model.stack import Stack
+from archlab.arch_dsl.parts.families import Branch
+from archlab.arch_dsl.parts.layers import Linear, Products
+from archlab.arch_dsl.primitives.parallel import Parallel
 
 INTO = {"attention": ("query", "key", "value"), "glu": ("gate", "input"), "mlp": ("input",)}  # maps, by type of branch
 SITES = "query", "key", "value", "sdpa"  # what acts on heads

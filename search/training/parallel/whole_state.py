@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from search.parallel.division import Division
+from archlab.search.training.parallel.division import Division
 
 Entries = dict[str, dict[str, Any]]  # of each parameter, by path
 

@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from arch_dsl.catalogue import FAMILIES, allowed, describe, families, find, first_line
-from arch_dsl.errors import SpecError
-from arch_dsl.families import Gate, Norm
-from arch_dsl.knob import Knob
-from arch_dsl.knobs import KNOBS
-from arch_dsl.parse import INVALID, parse_value
-from arch_dsl.source import Node
-from arch_dsl.spec import Count, Fraction, Positive, Range, Spec, fields_of
+from archlab.arch_dsl.catalogue.describe import FAMILIES, allowed, describe, families, find, first_line
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.parse import INVALID, parse_value
+from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Count, Fraction, Positive, Range, Spec, fields_of
+from archlab.arch_dsl.parts.families import Gate, Norm
+from archlab.arch_dsl.patching.knobs import KNOBS
+from archlab.arch_dsl.tree.knob import Knob
 
 MEMBERS = [(kind.noun, name, member) for kind in FAMILIES for name, member in kind.members.items()]
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-import arch_dsl
-from arch_dsl import Call, zoo
-from arch_dsl.formula import function_of
-from arch_dsl.kept import kept_of
-from arch_dsl.model import LOSS_CHUNK
-from kernels.activations import ACTIVATIONS
+from archlab import arch_dsl
+from archlab.arch_dsl import Call, zoo
+from archlab.arch_dsl.language.formula import function_of
+from archlab.arch_dsl.model.model import LOSS_CHUNK
+from archlab.arch_dsl.parts.saved_for_backward import kept_of
+from archlab.kernels.activations import ACTIVATIONS
 from tests.arch_dsl.conformance import Case, cases
 
 Data = dict[str, Any]
@@ -114,7 +114,7 @@ def test_activations_are_what_autograd_keeps(name: str):
 
 
 def test_of_the_loss_one_chunk_counts(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("arch_dsl.model.LOSS_CHUNK", 211 * 32)
+    monkeypatch.setattr("archlab.arch_dsl.model.model.LOSS_CHUNK", 211 * 32)
     model = model_of({"block": LLAMA})
     said = arch_dsl.cost(model, 128).children["unembedding"].activations
     assert said == 128 * 64 + 32 * 211 + 128 * 65

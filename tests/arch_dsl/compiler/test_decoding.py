@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-import arch_dsl
-from arch_dsl import Call, zoo
-from arch_dsl.conformance.hosts import ATTENTION, LENGTH, _model
-from arch_dsl.conformance.properties import holds_what_its_cost_says, reads_in_pieces
-from arch_dsl.context import State
-from arch_dsl.decoding import recent
-from arch_dsl.generation import Sampling, generate, stream
+from archlab import arch_dsl
+from archlab.arch_dsl import Call, zoo
+from archlab.arch_dsl.compiler.generation import Sampling, generate, stream
+from archlab.arch_dsl.conformance.hosts import ATTENTION, LENGTH, _model
+from archlab.arch_dsl.conformance.properties import holds_what_its_cost_says, reads_in_pieces
+from archlab.arch_dsl.parts.context import State
+from archlab.arch_dsl.parts.state import recent
 from tests.arch_dsl.conformance import TOKENS, Case, build, load, whole_model
 
 WINDOW = {"type": "window", "size": 4}

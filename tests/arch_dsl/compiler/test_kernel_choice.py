@@ -8,17 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-import arch_dsl
-import kernels
-from arch_dsl import modules
-from search.built import slower
-from search.fingerprint import differences, fingerprint
-from search.shown import _by_layers
+from archlab import arch_dsl, kernels
+from archlab.arch_dsl.compiler import modules
+from archlab.search.models.print_model import _by_layers
+from archlab.search.training.module import slower
+from archlab.search.trial.fingerprint import differences, fingerprint
 
 SINKS = {"attention": {"heads": 2, "scores": "sinks"}, "ffn": {"type": "glu"}}
 
 
-def model(block: dict[str, Any], **more: Any) -> arch_dsl.model.Model:
+def model(block: dict[str, Any], **more: Any) -> arch_dsl.Model:
     data = {"d_model": 16, "n_layers": 3, "block": block, **more}
     return arch_dsl.resolve(arch_dsl.load(data), vocab=19, max_positions=16)
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import arch_dsl
-from arch_dsl import Call
-from arch_dsl.primitives.scales import logit_form
+from archlab import arch_dsl
+from archlab.arch_dsl import Call
+from archlab.arch_dsl.primitives.scales import logit_form
 from tests.arch_dsl.conformance import TARGETS, TOKENS, randomize
 
 BLOCK = {"norm": "rmsnorm", "attention": {"heads": 4, "positional": "rope"}, "ffn": {"type": "glu"}}
@@ -60,7 +60,7 @@ def test_chunks_give_the_loss_and_gradients_of_the_whole(
 ) -> None:
     module = model(ENDS[ends])
     want = found(module, **options)
-    monkeypatch.setattr("arch_dsl.model.LOSS_CHUNK", 19 * 5)
+    monkeypatch.setattr("archlab.arch_dsl.model.model.LOSS_CHUNK", 19 * 5)
     assert module.takes_op(TARGETS) is (ends not in ("other_map", "two_caps"))
     for a, b in zip(found(module, **options), want, strict=True):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
@@ -93,7 +93,7 @@ def test_maps_of_logits_are_a_factor_and_a_cap_or_nothing(ends: str) -> None:
 
 @pytest.mark.parametrize("z_loss", [0.0, 0.1])
 def test_the_loss_in_chunks_is_captured_as_one_graph(z_loss: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("arch_dsl.model.LOSS_CHUNK", 19 * 5)
+    monkeypatch.setattr("archlab.arch_dsl.model.model.LOSS_CHUNK", 19 * 5)
     module = model(ENDS["untied_bias"])
     hidden = module.hidden(TOKENS).detach().requires_grad_()
 
@@ -111,7 +111,7 @@ def test_under_autocast_chunks_differ_by_rounding_alone(monkeypatch: pytest.Monk
     module = model({}).float()
     with torch.autocast("cpu", torch.bfloat16):
         whole = found(module)
-        monkeypatch.setattr("arch_dsl.model.LOSS_CHUNK", 19 * 5)
+        monkeypatch.setattr("archlab.arch_dsl.model.model.LOSS_CHUNK", 19 * 5)
         chunked = found(module)
     assert [x.dtype for x in chunked] == [x.dtype for x in whole]
     for a, b in zip(chunked, whole, strict=True):
@@ -142,7 +142,7 @@ def curve(backend: str, steps: int, rows: int, n_layers: int) -> list[float]:
 
 @pytest.fixture
 def _chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("arch_dsl.model.LOSS_CHUNK", 19 * 20)
+    monkeypatch.setattr("archlab.arch_dsl.model.model.LOSS_CHUNK", 19 * 20)
     yield
 
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from arch_dsl.conformance.hosts import TARGETS, TOKENS, Case, cases
-from arch_dsl.context import Call
-from arch_dsl.modules import compile
-from arch_dsl.stack import StackModule
+from archlab.arch_dsl.compiler.modules import compile
+from archlab.arch_dsl.conformance.hosts import TARGETS, TOKENS, Case, cases
+from archlab.arch_dsl.model.stack import StackModule
+from archlab.arch_dsl.parts.context import Call
 
 SOME = ("adapter", "dropout", "residual_dual", "value_residual", "moe", "mamba2", "t5_buckets", "attention")
 

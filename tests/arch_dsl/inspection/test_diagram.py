@@ -6,13 +6,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-import arch_dsl
-import kernels
-from arch_dsl import zoo
-from arch_dsl.context import Cost
-from arch_dsl.diagram import Graph, Node, graph
-from arch_dsl.dot import NoDot, dot, rendered
-from arch_dsl.show import Line
+from archlab import arch_dsl, kernels
+from archlab.arch_dsl import zoo
+from archlab.arch_dsl.inspection.diagram import Graph, Node, graph
+from archlab.arch_dsl.inspection.dot import NoDot, dot, rendered
+from archlab.arch_dsl.inspection.text_tree import Line
+from archlab.arch_dsl.parts.context import Cost
 
 BASE = {
     "d_model": 32,

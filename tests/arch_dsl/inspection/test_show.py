@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import arch_dsl
-import kernels
-from arch_dsl.show import tree
+from archlab import arch_dsl, kernels
+from archlab.arch_dsl.inspection.text_tree import tree
 
 MODEL = arch_dsl.resolve(
     arch_dsl.load(
@@ -135,7 +134,7 @@ model = arch_dsl.resolve(arch_dsl.load({"d_model": 8, "n_layers": 1, "block": {"
 arch_dsl.compile(model).loss(torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 3, dtype=torch.long)).backward()
 print(*sorted({"ray", "optuna", "mlflow", "pandas", "dash", "transformers"} & set(sys.modules)))
 """
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=root)
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, [], "")
 

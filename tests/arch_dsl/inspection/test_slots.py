@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-import arch_dsl
-from arch_dsl.patch import apply
-from arch_dsl.slots import settings, slots
+from archlab import arch_dsl
+from archlab.arch_dsl.inspection.slots import settings, slots
+from archlab.arch_dsl.patching.patch import apply
 
 GPT = {
     "d_model": 64,

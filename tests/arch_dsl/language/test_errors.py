@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-import arch_dsl
-from arch_dsl import SpecError
-from arch_dsl.knobs import KNOBS
-from arch_dsl.source import MAX_BYTES
+from archlab import arch_dsl
+from archlab.arch_dsl import SpecError
+from archlab.arch_dsl.language.source import MAX_BYTES
+from archlab.arch_dsl.patching.knobs import KNOBS
 from tests.arch_dsl.specs import told
 
-WRONG = Path(__file__).with_name("wrong_models.txt").read_text()
+WRONG = (Path(__file__).parents[1] / "wrong_models.txt").read_text()
 GOOD = "d_model: 64\nn_layers: 2\nvocab: 19\nblock:\n  attention: {heads: 4}\n"
 
 
@@ -185,7 +185,7 @@ def test_merge_keys_and_anchors_within_bounds_are_read(tmp_path):
 
 
 def test_keys_keep_their_text():
-    node = arch_dsl.source.read_text("true: 1\n007: 2\n7: 3\n1e3: 4\nno: 5\n'': 6\n")
+    node = arch_dsl.language.source.read_text("true: 1\n007: 2\n7: 3\n1e3: 4\nno: 5\n'': 6\n")
     assert node.plain() == {"true": 1, "007": 2, "7": 3, "1e3": 4, "no": 5, "": 6}
 
 

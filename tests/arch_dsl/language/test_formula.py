@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import arch_dsl
-from arch_dsl import SpecError
-from arch_dsl.formula import function_of, normal_form
-from kernels import ACTIVATIONS
+from archlab import arch_dsl
+from archlab.arch_dsl import SpecError
+from archlab.arch_dsl.language.formula import function_of, normal_form
+from archlab.kernels import ACTIVATIONS
 
 X = torch.linspace(-3, 3, 41, dtype=torch.float64)
 

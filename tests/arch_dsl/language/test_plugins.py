@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import arch_dsl
-from arch_dsl import SpecError, plugins
-from arch_dsl.families import Gate, Norm
-from arch_dsl.primitives.norms import RMSNorm
+from archlab import arch_dsl
+from archlab.arch_dsl import SpecError
+from archlab.arch_dsl.language import plugins
+from archlab.arch_dsl.parts.families import Gate, Norm
+from archlab.arch_dsl.primitives.norms import RMSNorm
 
 GAIN = '''\
 """A gate of my own."""
@@ -19,9 +20,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from arch_dsl.context import BuildContext, Call, Cost
-from arch_dsl.families import Gate
-from arch_dsl.layers import constant, parameter
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Gate
+from archlab.arch_dsl.parts.layers import constant, parameter
 
 
 @Gate.register("tanh_gain")
@@ -140,3 +141,17 @@ def test_two_states_of_one_file_cannot_be_loaded_together(tmp_path: Path) -> Non
     plugins.load(write(tmp_path, GAIN))
     with pytest.raises(SpecError, match="'tanh_gain' is already a gate"):
         plugins.load(write(tmp_path, GAIN + "\n"))
+
+
+def test_a_plug_in_with_imports_of_before_loads_under_the_hash_of_its_source(tmp_path):
+    """Stores keep plug-ins by the hash of their source, which no move of a module may change."""
+    old = GAIN.replace("archlab.arch_dsl.parts.", "arch_dsl.").replace("archlab.arch_dsl.language.", "arch_dsl.")
+    assert "from arch_dsl.families import" in old and "archlab" not in old
+    file = tmp_path / "old.py"
+    file.write_text(old)
+    plugin = plugins.load(file)
+    try:
+        assert plugin.digest == plugins.digest_of(old.encode())
+        assert plugin.members
+    finally:
+        plugins.unload(plugin)

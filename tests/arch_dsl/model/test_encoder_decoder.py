@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-import arch_dsl
-from arch_dsl import Call, SpecError, zoo
-from arch_dsl.conformance.effects import randomize
-from arch_dsl.context import State
-from arch_dsl.generation import generate
-from arch_dsl.modules import EncoderDecoder
-from arch_dsl.patch import apply
-from arch_dsl.slots import settings, slots
+from archlab import arch_dsl
+from archlab.arch_dsl import Call, SpecError, zoo
+from archlab.arch_dsl.compiler.generation import generate
+from archlab.arch_dsl.compiler.modules import EncoderDecoder
+from archlab.arch_dsl.conformance.effects import randomize
+from archlab.arch_dsl.inspection.slots import settings, slots
+from archlab.arch_dsl.parts.context import State
+from archlab.arch_dsl.patching.patch import apply
 
 ATTENTION: dict[str, Any] = {"heads": 4, "positional": "rope"}
 CROSS = {"heads": 4, "kv_heads": 2}
@@ -89,7 +89,7 @@ def test_positions_of_a_knob_stand_in_its_stack():
 def test_one_meaning_has_one_identity():
     sites = arch_dsl.canonical(arch_dsl.resolve(model()))
     assert arch_dsl.identity(arch_dsl.resolve(arch_dsl.load(sites))) == arch_dsl.identity(arch_dsl.resolve(model()))
-    dumped = arch_dsl.load(arch_dsl.source.read_text(arch_dsl.dump(model())))
+    dumped = arch_dsl.load(arch_dsl.language.source.read_text(arch_dsl.dump(model())))
     assert dumped == model()
     others = [model(encoder__n_layers=3), model(embedding__shared=False), model(decoder__block__ffn__width=32)]
     assert len({arch_dsl.identity(arch_dsl.resolve(other)) for other in [model(), *others]}) == 4

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-import arch_dsl
-from arch_dsl.context import Call
-from arch_dsl.families import Branch
-from arch_dsl.layers import merged
-from arch_dsl.primitives.branch import Sublayer
-from arch_dsl.primitives.parallel import Parallel
+from archlab import arch_dsl
+from archlab.arch_dsl.parts.context import Call
+from archlab.arch_dsl.parts.families import Branch
+from archlab.arch_dsl.parts.layers import merged
+from archlab.arch_dsl.primitives.branch import Sublayer
+from archlab.arch_dsl.primitives.parallel import Parallel
 
 MEMBERS = [
     pytest.param(name, example, id=f"{name}-{index}")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-import arch_dsl
-from arch_dsl import repair, rules
+from archlab import arch_dsl
+from archlab.arch_dsl.model import repair, rules
 
 LAYER = {"attention": {"heads": 4, "pre": "rmsnorm"}, "ffn": {"type": "glu", "pre": "rmsnorm"}}
 SHARED = {"type": "rmsnorm", "share": "stack"}

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import arch_dsl
-from arch_dsl import fused
-from arch_dsl.context import Call
-from arch_dsl.modules import LanguageModel
-from search.parallel import pipeline
+from archlab import arch_dsl
+from archlab.arch_dsl.compiler.modules import LanguageModel
+from archlab.arch_dsl.parts import fused
+from archlab.arch_dsl.parts.context import Call
+from archlab.search.training.parallel import pipeline
 
 ATTENTION = {"heads": 2, "positional": "rope", "qk_norm": "rmsnorm", "gate": "sdpa"}
 LLAMA = {
@@ -149,4 +149,4 @@ def test_on_the_cpu_nothing_is_fused() -> None:
     for data in MODELS.values():
         model = built(data, "auto")
         assert "add_norm" not in {choice.op for choice in model.choices}
-        assert not [part for part in model.modules() if type(part).__module__ == "arch_dsl.fused"]
+        assert not [part for part in model.modules() if type(part).__module__ == "archlab.arch_dsl.parts.fused"]

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-import arch_dsl
-from arch_dsl import Call
-from arch_dsl.conformance.hosts import LENGTH, SOURCE, TOKENS, VOCAB
-from arch_dsl.watching import KINDS, Sight, Watch, watching
-from kernels import launch
+from archlab import arch_dsl
+from archlab.arch_dsl import Call
+from archlab.arch_dsl.conformance.hosts import LENGTH, SOURCE, TOKENS, VOCAB
+from archlab.arch_dsl.parts.watching import KINDS, Sight, Watch, watching
+from archlab.kernels import launch
 
 ATTENTION: dict[str, Any] = {
     "heads": 4, "kv_heads": 2, "pre": ["rmsnorm"], "sdpa": ["gate"], "scores": ["forget_gate"],
@@ -97,8 +97,8 @@ def test_what_is_computed_to_be_told_is_not_computed_unwatched(monkeypatch: pyte
     def loud(*_: Any) -> Any:
         raise AssertionError("somebody looks")
 
-    monkeypatch.setattr("arch_dsl.primitives.gates.activation_of", loud)
-    monkeypatch.setattr("arch_dsl.primitives.heads.MultiHeadModule.tell", loud)
+    monkeypatch.setattr("archlab.arch_dsl.primitives.gates.activation_of", loud)
+    monkeypatch.setattr("archlab.arch_dsl.primitives.heads.MultiHeadModule.tell", loud)
     assert torch.isfinite(model(TOKENS)).all()
     with pytest.raises(AssertionError, match="somebody looks"):
         model(TOKENS, Call(watch=Watch(frozenset(KINDS), seen.append)))

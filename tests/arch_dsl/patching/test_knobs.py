@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from arch_dsl import Model, SpecError, diff, identity, load, patch, resolve
-from arch_dsl.norm_knob import NORM, PLACEMENTS
+from archlab.arch_dsl import Model, SpecError, diff, identity, load, patch, resolve
+from archlab.arch_dsl.patching.norm_knob import NORM, PLACEMENTS
 from tests.arch_dsl.specs import KNOBS, SITES, site, with_branch
 
 

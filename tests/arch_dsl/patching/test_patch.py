@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from arch_dsl import Model, SpecError, canonical, diff, identity, load, patch, resolve
-from arch_dsl.patch import apply, settings_of
-from arch_dsl.source import Node, read_text
+from archlab.arch_dsl import Model, SpecError, canonical, diff, identity, load, patch, resolve
+from archlab.arch_dsl.language.source import Node, read_text
+from archlab.arch_dsl.patching.patch import apply, settings_of
 from tests.arch_dsl.specs import KNOBS, SITES, site, told
 
-WRONG = Path(__file__).with_name("wrong_patches.txt").read_text()
+WRONG = (Path(__file__).parents[1] / "wrong_patches.txt").read_text()
 
 
 @pytest.fixture

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-import arch_dsl
-from arch_dsl import Model, plugins, zoo
-from arch_dsl.model import DecoderModel
-from arch_dsl.plain import Unexportable, to_python
-from arch_dsl.plain.lists import listed
+from archlab import arch_dsl
+from archlab.arch_dsl import Model, zoo
+from archlab.arch_dsl.language import plugins
+from archlab.arch_dsl.model.model import DecoderModel
+from archlab.arch_dsl.plain import Unexportable, to_python
+from archlab.arch_dsl.plain.lists import listed
 from tests.arch_dsl.conformance import CALL, TARGETS, TOKENS, build, cases, load, whole_model
 
 # What a fresh interpreter does with every file: load the weights, compare logits and gradients.
@@ -45,7 +46,7 @@ assert not {"arch_dsl", "kernels", "search"} & set(sys.modules)
 PLUGIN = """
 import torch
 from torch import nn
-from arch_dsl.families import Scale
+from archlab.arch_dsl.parts.families import Scale
 
 
 @Scale.register("swing")
@@ -75,7 +76,7 @@ class _Swing(nn.Module):
 ORDINARY = """
 import torch
 from torch import nn
-from arch_dsl.families import Scale
+from archlab.arch_dsl.parts.families import Scale
 
 
 @Scale.register("ordinary")
@@ -142,7 +143,7 @@ class _Ordinary(nn.Module):
         x = torch.minimum(x.sin() * 2, self.squared(x))
         return self.smooth(x + self.listed[0](x))
 """
-GOLDEN = Path(__file__).with_name("plain_model.py.txt")
+GOLDEN = Path(__file__).parents[1] / "plain_model.py.txt"
 
 
 def layered(n_layers: int, windows: bool = True, **attention: Any) -> Model:
@@ -259,7 +260,7 @@ def test_reads_as_it_did_when_it_was_last_looked_at():
 
 
 def test_says_what_cannot_be_written(monkeypatch: pytest.MonkeyPatch):
-    from arch_dsl.primitives import joins
+    from archlab.arch_dsl.primitives import joins
 
     def forward(self, stream, update, call):
         async def later():

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from arch_dsl import Call
-from arch_dsl.context import BuildContext
-from arch_dsl.families import Branch
-from arch_dsl.parse import parse
-from arch_dsl.primitives.scores import alibi_slopes
+from archlab.arch_dsl import Call
+from archlab.arch_dsl.language.parse import parse
+from archlab.arch_dsl.parts.context import BuildContext
+from archlab.arch_dsl.parts.families import Branch
+from archlab.arch_dsl.primitives.scores import alibi_slopes
 from tests.arch_dsl import formulas
 from tests.arch_dsl.conformance import randomize
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-import arch_dsl
-from arch_dsl import SpecError
+from archlab import arch_dsl
+from archlab.arch_dsl import SpecError
 from tests.arch_dsl.conformance import TOKENS, build, randomize
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-import arch_dsl
-from arch_dsl import Call, SpecError
-from arch_dsl.context import State
+from archlab import arch_dsl
+from archlab.arch_dsl import Call, SpecError
+from archlab.arch_dsl.parts.context import State
 from tests.arch_dsl import formulas
 from tests.arch_dsl.conformance import TOKENS, build, load
 

@@ -4,8 +4,8 @@ import math
 
 import torch
 
-import arch_dsl
-from arch_dsl.conformance.effects import randomize
+from archlab import arch_dsl
+from archlab.arch_dsl.conformance.effects import randomize
 
 
 def test_the_penalty_is_logarithmic_in_the_distance():

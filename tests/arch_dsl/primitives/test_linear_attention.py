@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import arch_dsl
-from arch_dsl.conformance.effects import randomize
-from arch_dsl.context import Call, State
+from archlab import arch_dsl
+from archlab.arch_dsl.conformance.effects import randomize
+from archlab.arch_dsl.parts.context import Call, State
 
 D, LAYERS, VOCAB, LENGTH = 24, 3, 31, 21
 TOKENS = torch.randint(0, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(3))

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-import arch_dsl
-from arch_dsl import SpecError, zoo
-from arch_dsl.conformance.effects import randomize
-from arch_dsl.context import Call, State
-from arch_dsl.identity import canonical, identity
-from arch_dsl.slots import slots
-from tests.arch_dsl.test_costs import kept
-from tests.arch_dsl.test_linear_attention import LAYERS, LENGTH, MIXERS, TOKENS, VOCAB, D, model
+from archlab import arch_dsl
+from archlab.arch_dsl import SpecError, zoo
+from archlab.arch_dsl.conformance.effects import randomize
+from archlab.arch_dsl.inspection.slots import slots
+from archlab.arch_dsl.parts.context import Call, State
+from archlab.arch_dsl.tree.identity import canonical, identity
+from tests.arch_dsl.compiler.test_costs import kept
+from tests.arch_dsl.primitives.test_linear_attention import LAYERS, LENGTH, MIXERS, TOKENS, VOCAB, D, model
 
 # Costs
 

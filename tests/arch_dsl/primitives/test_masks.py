@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import arch_dsl
-from arch_dsl import Call, SpecError
-from arch_dsl.conformance.hosts import ATTENTION
-from arch_dsl.context import State
-from arch_dsl.families import Mask
-from arch_dsl.parse import parse
+from archlab import arch_dsl
+from archlab.arch_dsl import Call, SpecError
+from archlab.arch_dsl.conformance.hosts import ATTENTION
+from archlab.arch_dsl.language.parse import parse
+from archlab.arch_dsl.parts.context import State
+from archlab.arch_dsl.parts.families import Mask
 from tests.arch_dsl.conformance import LENGTH, TOKENS, build, load, whole_model
 
 BIGBIRD = {"type": "bigbird", "block": 1, "random": 1}

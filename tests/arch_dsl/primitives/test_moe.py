@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import arch_dsl
-from arch_dsl import Model
-from arch_dsl.conformance.effects import randomize
-from arch_dsl.context import Call
-from arch_dsl.primitives.balance import Switch
+from archlab import arch_dsl
+from archlab.arch_dsl import Model
+from archlab.arch_dsl.conformance.effects import randomize
+from archlab.arch_dsl.parts.context import Call
+from archlab.arch_dsl.primitives.balance import Switch
 
 TOKENS = torch.randint(0, 50, (3, 16), generator=torch.Generator().manual_seed(2))
 MOE = {"type": "moe", "experts": 5, "top_k": 2, "width": 24}

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from arch_dsl import Call
-from arch_dsl.context import BuildContext
-from arch_dsl.families import Carry, Join, Norm, Scale
-from arch_dsl.parse import parse
+from archlab.arch_dsl import Call
+from archlab.arch_dsl.language.parse import parse
+from archlab.arch_dsl.parts.context import BuildContext
+from archlab.arch_dsl.parts.families import Carry, Join, Norm, Scale
 from tests.arch_dsl import formulas
-from tests.arch_dsl.test_primitives import assert_close, made
+from tests.arch_dsl.primitives.test_primitives import assert_close, made
 
 B, T, H, D = 2, 7, 3, 12
 HEADS = {"heads": H}

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import arch_dsl
-from arch_dsl import Call
-from arch_dsl.context import BuildContext
-from arch_dsl.families import Branch, Join, Norm, Position, Primitive, Rotary
-from arch_dsl.parse import parse
+from archlab import arch_dsl
+from archlab.arch_dsl import Call
+from archlab.arch_dsl.language.parse import parse
+from archlab.arch_dsl.parts.context import BuildContext
+from archlab.arch_dsl.parts.families import Branch, Join, Norm, Position, Primitive, Rotary
 from tests.arch_dsl import formulas
 from tests.arch_dsl.conformance import TARGETS, TOKENS, build, load, randomize, whole_model
 
@@ -213,7 +213,7 @@ def test_loss_is_cross_entropy_whole_and_in_chunks(monkeypatch):
     gradient = torch.autograd.grad(wholes[0], module.embedding)[0]
     assert_close(wholes[0], every.sum() / 22)
     assert_close(wholes[1], every)
-    monkeypatch.setattr(arch_dsl.model, "LOSS_CHUNK", 19 * 5)  # 5 rows at a time, the last chunk shorter
+    monkeypatch.setattr(arch_dsl.model.model, "LOSS_CHUNK", 19 * 5)  # 5 rows at a time, the last chunk shorter
     assert_close(module.loss(TOKENS, targets), wholes[0])
     assert_close(module.loss(TOKENS, targets, reduction="none"), wholes[1])
     assert_close(torch.autograd.grad(module.loss(TOKENS, targets), module.embedding)[0], gradient)
@@ -225,7 +225,7 @@ def test_z_loss_is_the_mean_square_of_log_z_beside_the_same_cross_entropy(monkey
     targets = TARGETS.clone()
     targets[0, 3] = targets[1, 5] = -100
     squares = module(TOKENS).logsumexp(-1).square() * (targets != -100)
-    monkeypatch.setattr(arch_dsl.model, "LOSS_CHUNK", 19 * rows)
+    monkeypatch.setattr(arch_dsl.model.model, "LOSS_CHUNK", 19 * rows)
     call = Call()
     assert_close(module.loss(TOKENS, targets, call, z_loss=0.1), module.loss(TOKENS, targets))
     assert_close(call.losses["z_loss"], 0.1 * squares.sum() / 22)

@@ -14,11 +14,11 @@ from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb, create_
 from x_transformers.x_transformers import RotaryEmbedding
 from x_transformers.x_transformers import apply_rotary_pos_emb as x_transformers_rotary
 
-import arch_dsl
-from arch_dsl import Call
-from arch_dsl.context import BuildContext
-from arch_dsl.families import Rotary
-from arch_dsl.parse import parse
+from archlab import arch_dsl
+from archlab.arch_dsl import Call
+from archlab.arch_dsl.language.parse import parse
+from archlab.arch_dsl.parts.context import BuildContext
+from archlab.arch_dsl.parts.families import Rotary
 from tests.arch_dsl import formulas
 from tests.arch_dsl.conformance import TOKENS, build, load
 

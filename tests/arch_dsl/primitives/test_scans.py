@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-import arch_dsl
-from arch_dsl import SpecError, zoo
-from arch_dsl.context import Call
+from archlab import arch_dsl
+from archlab.arch_dsl import SpecError, zoo
+from archlab.arch_dsl.parts.context import Call
 from tests.arch_dsl.conformance import LENGTH, TOKENS, build, load
 
 BLOCKS: dict[str, dict[str, Any]] = {

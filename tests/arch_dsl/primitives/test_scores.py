@@ -13,11 +13,11 @@ from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward a
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss_attention
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from arch_dsl import Call
-from arch_dsl.context import BuildContext
-from arch_dsl.families import Branch, Score
-from arch_dsl.parse import parse
-from arch_dsl.primitives.scores import t5_bucket
+from archlab.arch_dsl import Call
+from archlab.arch_dsl.language.parse import parse
+from archlab.arch_dsl.parts.context import BuildContext
+from archlab.arch_dsl.parts.families import Branch, Score
+from archlab.arch_dsl.primitives.scores import t5_bucket
 from tests.arch_dsl import formulas
 from tests.arch_dsl.conformance import TOKENS, build, load, randomize
 

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-import arch_dsl
-import kernels
-from arch_dsl import SpecError, diff, identity, load, resolve
-from arch_dsl.primitives.norms import LayerNorm
+from archlab import arch_dsl, kernels
+from archlab.arch_dsl import SpecError, diff, identity, load, resolve
+from archlab.arch_dsl.primitives.norms import LayerNorm
 from tests.arch_dsl.specs import KNOBS, with_branch
 
 

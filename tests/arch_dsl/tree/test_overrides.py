@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-import arch_dsl
-from arch_dsl import SpecError, patch
-from arch_dsl.overrides import Overrides, layers_of
-from arch_dsl.source import Node, read_text
+from archlab import arch_dsl
+from archlab.arch_dsl import SpecError, patch
+from archlab.arch_dsl.language.source import Node, read_text
+from archlab.arch_dsl.tree.overrides import Overrides, layers_of
 from tests.arch_dsl.conformance import TOKENS, build
 
 WINDOW = {"type": "window", "size": 3}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-import arch_dsl
+from archlab import arch_dsl
 
 VOCAB, LENGTH, ROWS = 23, 12, 2
 NORMED = {"norm": "rmsnorm", "ffn": {"type": "glu"}}

@@ -7,14 +7,14 @@ import json
 import pytest
 import torch
 
-import arch_dsl
-from arch_dsl import SpecError, zoo
-from arch_dsl.conversion import export_tensors, import_tensors
-from arch_dsl.layout import Layout, layout_of, layouts, load_layout
-from arch_dsl.moves import Move, moves
-from arch_dsl.parse import parse
-from arch_dsl.shapes import shapes_of
-from arch_dsl.weights import read_checkpoint, read_spec, read_weights, write_tensors, write_weights
+from archlab import arch_dsl
+from archlab.arch_dsl import SpecError, zoo
+from archlab.arch_dsl.compiler.shapes import shapes_of
+from archlab.arch_dsl.language.parse import parse
+from archlab.arch_dsl.weights.conversion import export_tensors, import_tensors
+from archlab.arch_dsl.weights.files import read_checkpoint, read_spec, read_weights, write_tensors, write_weights
+from archlab.arch_dsl.weights.layout import Layout, layout_of, layouts, load_layout
+from archlab.arch_dsl.weights.moves import Move, moves
 
 PUBLISHED = [(name, model) for name in layouts() for model in load_layout(name).zoo]
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import arch_dsl
-from arch_dsl import zoo
-from kernels.attention import Blocks
+from archlab import arch_dsl
+from archlab.arch_dsl import zoo
+from archlab.kernels.attention import Blocks
 from tests.arch_dsl.parity import (
     GRADIENTS,
     LENGTH,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-import arch_dsl
-from arch_dsl import zoo
+from archlab import arch_dsl
+from archlab.arch_dsl import zoo
 from tests.arch_dsl.parity import (
     GRADIENTS,
     LOGITS,

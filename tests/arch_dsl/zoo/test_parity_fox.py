@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import arch_dsl
-from arch_dsl import zoo
-from arch_dsl.conformance.effects import randomize
+from archlab import arch_dsl
+from archlab.arch_dsl import zoo
+from archlab.arch_dsl.conformance.effects import randomize
 
 TOKENS = torch.randint(0, 61, (2, 23), generator=torch.Generator().manual_seed(11))
 ENTRIES = ("fox_llama", "fox_pro", "transformer_llama", "transformer_pro")

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-import arch_dsl
-from arch_dsl import zoo
-from arch_dsl.context import Call, State
+from archlab import arch_dsl
+from archlab.arch_dsl import zoo
+from archlab.arch_dsl.parts.context import Call, State
 from tests.arch_dsl.parity import (
     GRADIENTS,
     LOGITS,
@@ -28,7 +28,7 @@ from tests.arch_dsl.parity import (
     trials_of,
     unexplained,
 )
-from tests.arch_dsl.test_parity_modern import NORM, QWEN3_NEXT, ROPE, ROTATION, UNIT, sizes
+from tests.arch_dsl.zoo.test_parity_modern import NORM, QWEN3_NEXT, ROPE, ROTATION, UNIT, sizes
 
 
 def mamba2(**more: Any) -> nn.Module:

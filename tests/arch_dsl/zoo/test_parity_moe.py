@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-import arch_dsl
-from arch_dsl.conformance.effects import randomize
-from arch_dsl.context import Call
-from arch_dsl.layout import load_layout
-from arch_dsl.weights import read_checkpoint, read_weights
-from search.weights import import_checkpoint
+from archlab import arch_dsl
+from archlab.arch_dsl.conformance.effects import randomize
+from archlab.arch_dsl.parts.context import Call
+from archlab.arch_dsl.weights.files import read_checkpoint, read_weights
+from archlab.arch_dsl.weights.layout import load_layout
+from archlab.search.models.weights import import_checkpoint
 from tests.arch_dsl.parity import (
     GRADIENTS,
     LOGITS,
@@ -26,7 +26,7 @@ from tests.arch_dsl.parity import (
     theirs_of,
     unexplained,
 )
-from tests.arch_dsl.test_parity_modern import GPT_OSS, NORM, OLMO2_NORM, RAMP, ROPE, ROTATION, sizes, spec
+from tests.arch_dsl.zoo.test_parity_modern import GPT_OSS, NORM, OLMO2_NORM, RAMP, ROPE, ROTATION, sizes, spec
 
 MOE = {"type": "moe", "experts": 6, "top_k": 2, "width": 24}
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import arch_dsl
-from arch_dsl import zoo
-from arch_dsl.context import Call, State
+from archlab import arch_dsl
+from archlab.arch_dsl import zoo
+from archlab.arch_dsl.parts.context import Call, State
 from tests.arch_dsl.conformance import randomize
 from tests.arch_dsl.parity import (
     GRADIENTS,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-import arch_dsl
+from archlab import arch_dsl
 
 BRANCHES: dict[str, dict[str, Any]] = {
     "mamba": {"mixer": {"type": "mamba", "state": 3}},

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-import arch_dsl
-from arch_dsl import SpecError
-from arch_dsl.layers import without_groups
-from arch_dsl.source import read_text
+from archlab import arch_dsl
+from archlab.arch_dsl import SpecError
+from archlab.arch_dsl.language.source import read_text
+from archlab.arch_dsl.parts.layers import without_groups
 
 
 def model(block: dict[str, Any]) -> arch_dsl.Model:

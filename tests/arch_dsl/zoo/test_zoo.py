@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from arch_dsl import Call, SpecError, compile, cost, identity, load, patch, resolve, zoo
-from arch_dsl.conversion import import_tensors
-from arch_dsl.families import Branch
-from arch_dsl.layout import layout_of, load_layout
-from arch_dsl.source import read_text
-from arch_dsl.zoo.budget import MOST_OFF, body
-from arch_dsl.zoo.entries import FOLDER
+from archlab.arch_dsl import Call, SpecError, compile, cost, identity, load, patch, resolve, zoo
+from archlab.arch_dsl.language.source import read_text
+from archlab.arch_dsl.parts.families import Branch
+from archlab.arch_dsl.weights.conversion import import_tensors
+from archlab.arch_dsl.weights.layout import layout_of, load_layout
+from archlab.arch_dsl.zoo.budget import MOST_OFF, body
+from archlab.arch_dsl.zoo.entries import FOLDER
 from tests.arch_dsl.published_models import BUILDERS, UNKNOWN_THERE, facts
 from tests.docs_kit import bare, tables
 
-DOC = Path(__file__).parents[2] / "docs" / "zoo.md"
+DOC = Path(__file__).parents[3] / "docs" / "zoo.md"
 every_entry = pytest.mark.parametrize("name", zoo.names())
 ALL_SIZES = [(name, size) for name in zoo.names() for size in zoo.entry(name).sizes]
 

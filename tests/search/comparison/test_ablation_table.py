@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from search.comparison import compare
-from search.comparison_result import Comparison
-from search.render.ablation import column_names, kept_rows, main_block, trial_cells
-from search.render.shape import Shape, read_shape
-from search.reporting import report
-from search.tables import with_error
-from search.where import BadFilter
+from archlab.search.comparison.compare import compare
+from archlab.search.formatting.filters import BadFilter
+from archlab.search.formatting.tables import with_error
+from archlab.search.reporting.main_table import column_names, kept_rows, main_block, trial_cells
+from archlab.search.reporting.report import report
+from archlab.search.reporting.shape import Shape, read_shape
+from archlab.search.results.comparison import Comparison
 from tests.search.compare_kit import end_as, make_study, pick
 
 SDPA = "varied.block.attention.sdpa"

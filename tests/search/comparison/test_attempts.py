@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from search.attempts import attempts_frame
-from search.side_by_side import side_by_side
+from archlab.search.comparison.attempts import attempts_frame
+from archlab.search.comparison.side_by_side import side_by_side
 
 
 def event(time: float, kind: str, key: str | None, attempt: int | None = 1) -> dict[str, Any]:

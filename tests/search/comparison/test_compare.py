@@ -9,15 +9,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from search.comparison import compare, load_comparison
-from search.comparison_result import Comparison
-from search.contrast import document_variance
-from search.dunnett import dunnett_critical
-from search.reporting import build_page
-from search.statistics import analyse
-from search.store import Row, Store
-from search.tables import DASH
-from search.trial import Trial
+from archlab.search.comparison.compare import compare, load_comparison
+from archlab.search.formatting.tables import DASH
+from archlab.search.reporting.report import build_page
+from archlab.search.results.comparison import Comparison
+from archlab.search.statistics.contrast import document_variance
+from archlab.search.statistics.dunnett import dunnett_critical
+from archlab.search.statistics.intervals import analyse
+from archlab.search.store.store import Row, Store
+from archlab.search.trial.trial import Trial
 from tests.search.compare_kit import end_as, make_study, make_trial, measures, pick
 
 EFFECTS = {"baseline": 0.0, "sdpa": -0.05, "value": 0.0005, "dense": 0.05}

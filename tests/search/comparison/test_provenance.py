@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 
-import arch_dsl
-from dashboards.library import Library
-from dashboards.paper.page import page
-from search.comparison import compare, load_comparison
-from search.comparison_result import Comparison
-from search.planning import plan
-from search.provenance import identified
-from search.reporting import FORMATS, build_page, report
-from search.running import run
-from search.store import Store
-from search.study_load import load_study
-from search.tables import IDENTITIES
-from search.trial import Trial
-from search.trial_identity import identity_of
+from archlab import arch_dsl
+from archlab.dashboards.library import Library
+from archlab.dashboards.paper.page import page
+from archlab.search.comparison.compare import compare, load_comparison
+from archlab.search.comparison.provenance import identified
+from archlab.search.formatting.tables import IDENTITIES
+from archlab.search.planning.plan import plan
+from archlab.search.reporting.report import FORMATS, build_page, report
+from archlab.search.results.comparison import Comparison
+from archlab.search.running.run import run
+from archlab.search.store.store import Store
+from archlab.search.study.load import load_study
+from archlab.search.trial.identity import identity_of
+from archlab.search.trial.trial import Trial
 from tests.search.compare_kit import make_study
 from tests.search.study_files import write_study
 

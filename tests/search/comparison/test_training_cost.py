@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from search.comparison import compare, load_comparison
-from search.reporting import FORMATS, report
-from search.running import run
-from search.screening import screened
-from search.store import Store
-from search.training_cost import cost_sentence
-from tests.search import test_screening, test_seeding
+from archlab.search.comparison.compare import compare, load_comparison
+from archlab.search.comparison.training_cost import cost_sentence
+from archlab.search.reporting.report import FORMATS, report
+from archlab.search.running.run import run
+from archlab.search.sections.screen.decide import screened
+from archlab.search.store.store import Store
 from tests.search.compare_kit import end_as, make_study, pick
 from tests.search.oracle import lines_of
+from tests.search.sections import test_screening, test_seeding
 from tests.search.study_files import write_study
 
 Trials = list[dict[str, Any]]

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from arch_dsl.errors import SpecError
-from search.cli import main
-from search.data import Hub
-from search.planning import Plan, plan
-from search.study_load import load_study
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.cli.main import main
+from archlab.search.data import Hub
+from archlab.search.planning.plan import Plan, plan
+from archlab.search.study.load import load_study
 from tests.golden import ROOT, files
 
 HUB = "{hf: {name: some/corpus, config: a, revision: abcdef0123, bytes: 20k, validation_bytes: 2k, test_bytes: 2k}}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from search.data import IGNORE, batch, windows
+from archlab.search.data import IGNORE, batch, windows
 
 
 def stream(length: int) -> np.ndarray:
@@ -59,7 +59,7 @@ def test_batches_are_the_same_in_another_process_from_disk_and_for_ever(tmp_path
     tokens.tofile(tmp_path / "train.bin")
     here = [int((batch(tokens, 2**63 + 11, step * 4, 4, 32) * np.arange(33)).sum()) for step in (0, 1, 90)]
     program = (
-        "import sys, numpy as np; from search.data import batch\n"
+        "import sys, numpy as np; from archlab.search.data import batch\n"
         "tokens = np.memmap(sys.argv[1], dtype='<u2', mode='r')\n"
         "rows = [batch(tokens, 2**63 + 11, step * 4, 4, 32) for step in (90, 1, 0)]\n"
         "print([int((row * np.arange(33)).sum()) for row in reversed(rows)])"

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from arch_dsl.errors import SpecError
-from arch_dsl.identity import canonical
-from arch_dsl.parse import parse
-from search.data import (
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.parse import parse
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.search.data import (
     C4,
     Bytes,
     Cleaner,

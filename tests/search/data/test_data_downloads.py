@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from search.data.dataset import DataError
-from search.data.downloads import CORPORA, Download, get
+from archlab.search.data.dataset import DataError
+from archlab.search.data.downloads import CORPORA, Download, get
 
 CONTENT = random.Random(0).randbytes(300_000)
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arch_dsl.errors import SpecError
-from arch_dsl.identity import canonical
-from arch_dsl.parse import parse
-from search.data import Bytes, Mixture, Source, Text, batch, prepare, require, rows
-from search.data.mixing import _STEP, _TURN, _bounds, _floors, drawn
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.parse import parse
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.search.data import Bytes, Mixture, Source, Text, batch, prepare, require, rows
+from archlab.search.data.mixing import _STEP, _TURN, _bounds, _floors, drawn
 
 NAMES = ("train", "validation", "test")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from search.data import Bytes, Text, WordPiece, prepare
-from search.data import overlap as module
-from search.data.overlap import measure, of_files, overlap, share
+from archlab.search.data import Bytes, Text, WordPiece, prepare
+from archlab.search.data import overlap as module
+from archlab.search.data.overlap import measure, of_files, overlap, share
 
 
 def naive(train: list[str], held: list[str], n: int) -> dict[str, int]:

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arch_dsl.errors import SpecError
-from search.data import BytePairs, Bytes, DataError, Dataset, Stdlib, Text, Tokenizer, prepare, require
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.search.data import BytePairs, Bytes, DataError, Dataset, Stdlib, Text, Tokenizer, prepare, require
 
 NAMES = ("train", "validation", "test")
 
@@ -126,7 +126,7 @@ def test_a_damaged_data_set_is_made_again_and_says_so(
     if message is not None:
         with pytest.raises(DataError, match=message):
             Dataset.open(root, identity)
-    with caplog.at_level(logging.INFO, "search.data"):
+    with caplog.at_level(logging.INFO, "archlab.search.data"):
         again = prepare(corpus, Bytes(), root)
     assert again.identity == identity
     assert {split: again.split(split).tolist() for split in NAMES} == before
@@ -155,7 +155,7 @@ def test_a_failure_leaves_nothing_behind(corpus: Text, tmp_path: Path) -> None:
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from search.data import Bytes, Text, prepare
+from archlab.search.data import Bytes, Text, prepare
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
 try:
     prepare(Text(files=(sys.argv[1],)), Bytes(), Path(sys.argv[2]))
@@ -176,7 +176,7 @@ def test_a_disk_that_takes_no_more_leaves_no_half_of_a_data_set(tmp_path: Path) 
 MEASURED = """
 import resource, sys
 from pathlib import Path
-from search.data import Bytes, Jsonl, prepare
+from archlab.search.data import Bytes, Jsonl, prepare
 source = Jsonl(files=(sys.argv[1],), validation_bytes=20_000_000, test_bytes=20_000_000)
 prepare(source.replace(bytes=12_000_000), Bytes(), Path(sys.argv[2]))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -208,7 +208,7 @@ def test_what_a_killed_process_left_is_removed_after_a_day(corpus: Text, tmp_pat
 RACE = """
 import sys, time
 from pathlib import Path
-from search.data import Bytes, Text, prepare
+from archlab.search.data import Bytes, Text, prepare
 corpus, root, start = sys.argv[1:]
 time.sleep(max(0.0, float(start) - time.time()))
 for turn in range(20):

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from arch_dsl.errors import SpecError
-from arch_dsl.parse import parse
-from search.data import BytePairs, Bytes, DataError, Hub, Jsonl, Parquet, Source, TokenFiles, prepare
-from search.data import hub as hub_module
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.parse import parse
+from archlab.search.data import BytePairs, Bytes, DataError, Hub, Jsonl, Parquet, Source, TokenFiles, prepare
+from archlab.search.data.sources import hub as hub_module
 
 TEXTS = [f"document {number}\nwith ünïcode and \\ backslashes" for number in range(40)]
 

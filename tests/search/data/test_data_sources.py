@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from arch_dsl.errors import SpecError
-from arch_dsl.parse import parse
-from arch_dsl.source import read_text
-from arch_dsl.spec import Spec
-from search.data import Source, Stdlib, Text
-from search.data.document import Document, pieces
-from search.data.splits import NAMES, split
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.parse import parse
+from archlab.arch_dsl.language.source import read_text
+from archlab.arch_dsl.language.spec import Spec
+from archlab.search.data import Source, Stdlib, Text
+from archlab.search.data.documents.document import Document, pieces
+from archlab.search.data.sources.splits import NAMES, split
 
 
 class Train(Spec):

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arch_dsl.errors import SpecError
-from arch_dsl.parse import parse
-from arch_dsl.source import read_text
-from search.data import BytePairs, Bytes, Codec, Pretrained, Tokenizer, Unigram, WordPiece
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.parse import parse
+from archlab.arch_dsl.language.source import read_text
+from archlab.search.data import BytePairs, Bytes, Codec, Pretrained, Tokenizer, Unigram, WordPiece
 
 CORPUS = [f"def add_{i}(left, right):\n    return left + right * {i}\n\n".encode() for i in range(300)]
 
@@ -102,7 +102,7 @@ def test_a_tokenizer_knows_whether_it_keeps_text(name: str) -> None:
 
 def test_training_gives_the_same_vocabulary_with_any_number_of_threads() -> None:
     program = (
-        "import hashlib; from search.data import BytePairs, Unigram, WordPiece\n"
+        "import hashlib; from archlab.search.data import BytePairs, Unigram, WordPiece\n"
         f"corpus, trained = {MIXED!r}, {list(TRAINED.values())!r}\n"
         "print([hashlib.sha256(each.train(corpus, '').state().encode()).hexdigest() for each in trained])"
     )

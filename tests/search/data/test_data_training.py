@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search.comparison import compare, load_comparison
-from search.data import Dataset, rows
-from search.loop import Loop
-from search.reporting import report
-from search.running import run
-from search.store import Store
-from search.tables import DASH
+from archlab.search.comparison.compare import compare, load_comparison
+from archlab.search.data import Dataset, rows
+from archlab.search.formatting.tables import DASH
+from archlab.search.reporting.report import report
+from archlab.search.running.run import run
+from archlab.search.store.store import Store
+from archlab.search.training.loop import Loop
 from tests.search.compare_kit import make_study
 
 STUDY = """\

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arch_dsl.errors import SpecError
-from arch_dsl.parse import parse
-from arch_dsl.source import read_text
-from search.data import IGNORE, Bytes, Dataset, Probe, Source, prepare
-from search.data.examples import examples, read
-from search.data.noise import Draw, Ints
-from search.data.splits import NAMES
-from search.objectives import Answers, Causal
-from search.planning import plan
-from search.recipe import load_recipe
-from search.study_load import load_study
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.parse import parse
+from archlab.arch_dsl.language.source import read_text
+from archlab.search.data import IGNORE, Bytes, Dataset, Probe, Source, prepare
+from archlab.search.data.documents.draws import Draw, Ints
+from archlab.search.data.examples import examples, read
+from archlab.search.data.sources.splits import NAMES
+from archlab.search.objectives import Answers, Causal
+from archlab.search.planning.plan import plan
+from archlab.search.recipe.recipe import load_recipe
+from archlab.search.study.load import load_study
 from tests.search.study_files import write_study
 
 SMALL = {"sequences": 60, "validation_sequences": 20, "test_sequences": 20}

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-import arch_dsl
-from arch_dsl.identity import canonical
-from search.built import seeds_of
-from search.data import mixing
-from search.device_peaks import PEAKS, joules, known_peak, measured_peak, rapl_joules
-from search.measures import Decoding, LossSpikes, Measure, Memorisation, Speed, Subject
-from search.measures.loss_spikes import spikes
-from search.measures.speed import flops_of, training_flops
-from search.render.measure_blocks import TIMED, is_timed
-from search.trial import Trial
+from archlab import arch_dsl
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.search.data import mixing
+from archlab.search.evaluation.measures import Decoding, LossSpikes, Measure, Memorisation, Speed, Subject
+from archlab.search.evaluation.measures.loss_spikes import spikes
+from archlab.search.evaluation.measures.speed import flops_of, training_flops
+from archlab.search.hardware.peaks import PEAKS, joules, known_peak, measured_peak, rapl_joules
+from archlab.search.sections.evaluate.blocks import TIMED, is_timed
+from archlab.search.training.module import seeds_of
+from archlab.search.trial.trial import Trial
 from tests.search.downstream_kit import CONTEXT, byte_data, subject
 
 

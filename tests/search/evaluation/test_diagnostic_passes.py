@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from search.data.batches import Batch
-from search.data.dataset import Dataset
-from search.measures import (
+from archlab.search.data.batches import Batch
+from archlab.search.data.dataset import Dataset
+from archlab.search.evaluation.measures import (
     FirstTokenAttention,
     Gates,
     GradientNorms,
@@ -20,7 +20,7 @@ from search.measures import (
     Measure,
     Subject,
 )
-from search.measures.sample import Diagnostic, Sampled, sample
+from archlab.search.evaluation.sample import Diagnostic, Sampled, sample
 from tests.search.diagnostics_kit import (
     CONTEXT,
     VARIANTS,
@@ -96,7 +96,7 @@ def test_a_diagnostic_that_goes_wrong_spoils_no_other(dataset: Dataset, monkeypa
     def broken(self: Any, sight: Any) -> None:
         raise ZeroDivisionError("the gate is stuck")
 
-    monkeypatch.setattr("search.measures.gates._Gates.see", broken)
+    monkeypatch.setattr("archlab.search.evaluation.measures.inside.gates._Gates.see", broken)
     assert MassiveActivations().compute(together).plain() == expected
     with pytest.raises(ZeroDivisionError, match="stuck"):
         Gates().compute(together)
@@ -112,7 +112,7 @@ def test_padding_does_not_count(dataset: Dataset, monkeypatch: pytest.MonkeyPatc
     subject = make_subject(about)
     found = []
     for asked in (whole, short):
-        monkeypatch.setattr("search.measures.sample.sample", lambda *_, asked=asked: asked)
+        monkeypatch.setattr("archlab.search.evaluation.sample.sample", lambda *_, asked=asked: asked)
         watched = [each for each in every(about) if isinstance(each, Diagnostic)]
         found.append([told for each in measured(subject, *watched) for told in numbers_of(each)])
     assert len(found[0]) > 20

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from arch_dsl import zoo
-from search.data.batches import Batch
-from search.data.dataset import Dataset
-from search.measures import (
+from archlab.arch_dsl import zoo
+from archlab.search.data.batches import Batch
+from archlab.search.data.dataset import Dataset
+from archlab.search.evaluation.measures import (
     ActivationNorms,
     AttentionEntropy,
     EffectiveRank,
@@ -28,8 +28,8 @@ from search.measures import (
     StrongAttention,
     Subject,
 )
-from search.measures.sample import sample
-from search.objectives import has_encoder
+from archlab.search.evaluation.sample import sample
+from archlab.search.objectives import has_encoder
 from tests.search.diagnostics_kit import (
     CONTEXT,
     VARIANTS,

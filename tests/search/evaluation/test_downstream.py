@@ -19,19 +19,19 @@ import pytest
 import torch
 from lm_eval.tasks import TaskManager
 
-from arch_dsl.errors import SpecError
-from arch_dsl.generation import Sampling
-from arch_dsl.identity import canonical
-from arch_dsl.parse import parse
-from arch_dsl.source import read, read_text
-from search.data.dataset import Dataset
-from search.data.sources import Source
-from search.data.tokenizers import Tokenizer
-from search.downstream import harness, sandbox
-from search.downstream.repeated import majority, pass_at
-from search.downstream.suites import SUITES
-from search.downstream.text_model import TextModel, text_model
-from search.measures import LmEval, Measure, Measures, Subject
+from archlab.arch_dsl.compiler.generation import Sampling
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.parse import parse
+from archlab.arch_dsl.language.source import read, read_text
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.search.data.dataset import Dataset
+from archlab.search.data.sources.family import Source
+from archlab.search.data.tokenizers.family import Tokenizer
+from archlab.search.evaluation.downstream import harness, sandbox
+from archlab.search.evaluation.downstream.several_answers import majority, pass_at
+from archlab.search.evaluation.downstream.suites import SUITES
+from archlab.search.evaluation.downstream.text_model import TextModel, text_model
+from archlab.search.evaluation.measures import LmEval, Measure, Measures, Subject
 from tests.search.downstream_kit import CONTEXT, byte_data, log_p, subject, task
 
 ENDS = ("acc", "acc_norm", "n")
@@ -356,7 +356,7 @@ def test_any_tokenizer_is_asked(tmp_path: Path) -> None:
 
 
 def prepared(source: Any, folder: Path) -> Dataset:
-    from search.data import prepare
+    from archlab.search.data import prepare
 
     return prepare(source, parse(Tokenizer, {"type": "bpe", "vocab": 300}), folder / "store", base=folder)
 

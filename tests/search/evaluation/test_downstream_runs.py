@@ -10,12 +10,12 @@ import datasets
 import pytest
 from click.testing import CliRunner, Result
 
-from search.cli import main
-from search.comparison import load_comparison
-from search.findings import findings
-from search.render.measure_blocks import measure_blocks
-from search.running import run
-from search.store import Store
+from archlab.cli.main import main
+from archlab.search.comparison.compare import load_comparison
+from archlab.search.running.run import run
+from archlab.search.sections.evaluate.blocks import measure_blocks
+from archlab.search.store.findings import findings
+from archlab.search.store.store import Store
 from tests.search.downstream_kit import task
 from tests.search.study_files import write_study
 

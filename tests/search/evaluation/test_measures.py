@@ -11,17 +11,25 @@ import numpy as np
 import pytest
 import torch
 
-import arch_dsl
-from arch_dsl.errors import SpecError
-from arch_dsl.identity import canonical
-from arch_dsl.parse import parse
-from arch_dsl.source import read_text
-from search.data import Mixture, prepare
-from search.data.dataset import Dataset, write
-from search.data.tokenizers import Bytes
-from search.evaluate import evaluate
-from search.measures import About, LossByPosition, Measure, Measures, Perplexity, PerplexityByDomain, Subject
-from search.recipe import load_recipe
+from archlab import arch_dsl
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.parse import parse
+from archlab.arch_dsl.language.source import read_text
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.search.data import Mixture, prepare
+from archlab.search.data.dataset import Dataset, write
+from archlab.search.data.tokenizers.family import Bytes
+from archlab.search.evaluation.measures import (
+    About,
+    LossByPosition,
+    Measure,
+    Measures,
+    Perplexity,
+    PerplexityByDomain,
+    Subject,
+)
+from archlab.search.recipe.recipe import load_recipe
+from archlab.search.training.held_out import evaluate
 
 CONTEXT = 16
 WORDS = [
@@ -260,4 +268,4 @@ def test_the_identity_of_a_finding_changes_with_options_version_and_data_alone(
 def test_every_measure_says_what_it_is_and_where_from(name: str) -> None:
     member = Measure.members[name]
     assert "arXiv:" in (member.__doc__ or ""), "a definition has a source"
-    assert name in (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
+    assert name in (Path(__file__).parents[3] / "docs" / "evaluation.md").read_text()

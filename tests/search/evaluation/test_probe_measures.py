@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import arch_dsl
-from arch_dsl.parse import parse
-from search.data import Bytes, Dataset, Source, prepare
-from search.data.examples import read
-from search.data.given_tokens import ANSWER
-from search.measures import About, Measure, Needle, Subject
-from search.measures.replies import asking, replies
-from search.recipe import load_recipe
+from archlab import arch_dsl
+from archlab.arch_dsl.language.parse import parse
+from archlab.search.data import Bytes, Dataset, Source, prepare
+from archlab.search.data.examples import read
+from archlab.search.data.sources.given_tokens import ANSWER
+from archlab.search.evaluation.measures import About, Measure, Needle, Subject
+from archlab.search.evaluation.replies import asking, replies
+from archlab.search.recipe.recipe import load_recipe
 
 CONTEXT = 256
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from search.findings import findings
-from search.running import run
-from search.store import Store
+from archlab.search.running.run import run
+from archlab.search.store.findings import findings
+from archlab.search.store.store import Store
 
 STUDY = """\
 study: separation

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from search import shipping
-from search.ranks import free_port
-from search.shipping import differs, examine, ours
+from archlab.search.executors import shipping
+from archlab.search.executors.group_end import free_port
+from archlab.search.executors.shipping import differs, examine, ours
 from tests.search.processes import alive, descendants
 from tests.search.study_files import write_study
 from tests.search.study_kit import until
@@ -42,7 +42,7 @@ def test_the_hash_of_our_source_changes_with_a_line(tmp_path, monkeypatch):
     for name in shipping.PACKAGES:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("x = 1\n")
-    monkeypatch.setattr(shipping, "_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(shipping, "_folder", lambda: tmp_path)
     before = ours.__wrapped__()
     (tmp_path / "search" / "__init__.py").write_text("x = 2\n")
     after = ours.__wrapped__()
@@ -100,7 +100,7 @@ def test_a_study_runs_on_a_cluster_that_has_neither_its_code_nor_its_folder(head
     assert done.returncode == 0, done
     results = [json.loads(path.read_text()) for path in (tmp_path / "store" / "trials").rglob("result.json")]
     assert [result["state"] for result in results] == ["complete"] * 2
-    sent = Path(next(session.rglob("search/worker.py"), "nowhere"))
+    sent = Path(next(session.rglob("search/executors/attempt.py"), "nowhere"))
     assert sent.is_file(), "the code was not sent"
     assert secrets_of(tmp_path) == []
 

@@ -6,9 +6,9 @@ import subprocess
 import pytest
 from click.testing import CliRunner
 
-from arch_dsl.spec import fields_of
-from search.cli import main
-from search.resources import Resources
+from archlab.arch_dsl.language.spec import fields_of
+from archlab.cli.main import main
+from archlab.search.executors.resources import Resources
 from tests.search.study_kit import ROOT
 
 PAGE = (ROOT / "docs" / "cluster.md").read_text()

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from search.forkserver import _Child, _Server
+from archlab.search.executors.forkserver import _Child, _Server
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from arch_dsl import SpecError, load, resolve
-from search.api import plan
-from search.built import build_model
-from search.gang import Gang, Parallel
-from search.parallel.rules import problems
-from search.recipe import load_recipe
+from archlab.api import plan
+from archlab.arch_dsl import SpecError, load, resolve
+from archlab.search.executors.process_group import Gang, Parallel
+from archlab.search.recipe.recipe import load_recipe
+from archlab.search.training.module import build_model
+from archlab.search.training.parallel.rules import problems
 from tests.search.gang_kit import LLAMA, RECIPE, Job, lines, make, run, run_together, weights, write_store
 
 DATA, SHARD, TENSOR, PIPELINE = (Parallel(**{name: 2}) for name in ("data", "shard", "tensor", "pipeline"))

@@ -8,14 +8,14 @@ import threading
 
 import pytest
 
-from search.budget import Limits
-from search.driver import drive
-from search.executor import LOST
-from search.forkserver import ForkServer
-from search.gang import Parallel
-from search.ranks import Ends, ask
-from search.ray_executor import RayExecutor
-from search.resources import Resources
+from archlab.search.executors.executor import LOST
+from archlab.search.executors.forkserver import ForkServer
+from archlab.search.executors.group_end import Ends, ask
+from archlab.search.executors.process_group import Parallel
+from archlab.search.executors.ray_executor import RayExecutor
+from archlab.search.executors.resources import Resources
+from archlab.search.running.driver import drive
+from archlab.search.sections.budget import Limits
 from tests.search.processes import alive
 from tests.search.study_kit import go, make_store, rows_of, steps_run, toy, until
 

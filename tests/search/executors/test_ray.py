@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from search.driver import drive
-from search.executor import ExecutorError, Failure, ResourcesError
-from search.forkserver import ForkServer
-from search.gang import Parallel
-from search.inline_executor import InlineExecutor
-from search.machine import usable_cores
-from search.outcome_files import read_attempt
-from search.pinning import pin
-from search.quantities import Memory
-from search.ranks import ask
-from search.ray_executor import RayExecutor
-from search.resources import Resources
+from archlab.search.executors.executor import ExecutorError, Failure, ResourcesError
+from archlab.search.executors.forkserver import ForkServer
+from archlab.search.executors.group_end import ask
+from archlab.search.executors.inline import InlineExecutor
+from archlab.search.executors.process_group import Parallel
+from archlab.search.executors.ray_executor import RayExecutor
+from archlab.search.executors.resources import Resources
+from archlab.search.hardware.cores import pin
+from archlab.search.hardware.facts import usable_cores
+from archlab.search.running.driver import drive
+from archlab.search.trial.outcome_files import read_attempt
+from archlab.search.utils.quantities import Memory
 from tests.search.processes import alive, descendants, listeners
 from tests.search.study_kit import ENTRY, HERE, ROOT, go, make_store, results, rows_of, steps_run, toy, until
 
@@ -178,7 +178,7 @@ def test_ray_runs_without_dashboard_autoscaler_and_log_monitor(executor):
 def test_a_ray_that_was_imported_too_early_is_refused_as_it_would_listen_everywhere(tmp_path):
     code = (
         "import sys, types; sys.modules['ray'] = types.ModuleType('ray')\n"
-        "from search.ray_start import set_environment\nset_environment(local=True)"
+        "from archlab.search.executors.ray_start import set_environment\nset_environment(local=True)"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -187,7 +187,7 @@ def test_a_ray_that_was_imported_too_early_is_refused_as_it_would_listen_everywh
 
 def test_an_executor_that_nobody_used_is_closed_without_waiting_for_ray(tmp_path):
     code = (
-        "import sys, time; from pathlib import Path; from search.ray_executor import RayExecutor\n"
+        "import sys, time; from pathlib import Path; from archlab.search.executors.ray_executor import RayExecutor\n"
         f"executor = RayExecutor({ENTRY!r}, Path(sys.argv[1])); executor.start(); time.sleep(1)\n"
         "executor.close(); assert executor._keeper.is_alive() or executor._up.is_set(); sys.exit(7)"
     )
@@ -196,7 +196,7 @@ def test_an_executor_that_nobody_used_is_closed_without_waiting_for_ray(tmp_path
 
 def test_a_process_has_one_ray_at_a_time(executor, tmp_path, monkeypatch):
     assert executor.slots
-    monkeypatch.setattr("search.ray_executor._SHUTDOWN_S", 0.1)
+    monkeypatch.setattr("archlab.search.executors.ray_executor._SHUTDOWN_S", 0.1)
     second = RayExecutor(ENTRY, tmp_path)
     with pytest.raises(ExecutorError, match="close it first"):
         _ = second.slots
@@ -225,7 +225,7 @@ def test_more_than_there_is_is_refused_at_once_with_what_there_is(tmp_path, aske
 def test_cores_are_given_out_once(tmp_path):
     """In a process of its own, as pinning lasts."""
     code = (
-        "import os, sys; from pathlib import Path; from search.pinning import pin\n"
+        "import os, sys; from pathlib import Path; from archlab.search.hardware.cores import pin\n"
         "print(pin(1, Path(sys.argv[1])), flush=True); sys.stdin.read()"
     )
     cores = sorted(os.sched_getaffinity(0))
@@ -263,7 +263,8 @@ def test_the_fork_server_has_one_thread_when_it_has_imported_the_trainer(server,
 def test_hanging_up_kills_the_trial_and_not_the_server(server, tmp_path):
     store, trial = make_store(tmp_path), toy(1, step_s=1000.0)
     job = job_of(store, trial, tmp_path)
-    code = "import json, sys; from search.ranks import ask; ask(sys.argv[1], [json.loads(sys.argv[2])])"
+    code = "import json, sys; from archlab.search.executors.group_end import ask;"
+    code += "ask(sys.argv[1], [json.loads(sys.argv[2])])"
     caller = subprocess.Popen([sys.executable, "-c", code, server.address, json.dumps(job)], cwd=ROOT)
     pid = until(lambda: read_attempt(store.trial_folder(trial.key)).get("pid"))
     caller.kill()
@@ -276,7 +277,8 @@ def test_when_the_starter_of_a_fork_server_dies_its_trials_die(tmp_path):
     store, trial = make_store(tmp_path), toy(1, step_s=1000.0)
     job = job_of(store, trial, tmp_path)
     code = (
-        "import json, sys; from search.forkserver import ForkServer; from search.ranks import ask\n"
+        "import json, sys; from archlab.search.executors.forkserver import ForkServer\n"
+        "from archlab.search.executors.group_end import ask\n"
         f"ask(ForkServer({ENTRY!r}, 1).address, [json.loads(sys.argv[1])])"
     )
     starter = subprocess.Popen([sys.executable, "-c", code, json.dumps(job)], cwd=ROOT)

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from arch_dsl.parse import parse
-from search.executor import ResourcesError
-from search.gang import Parallel
-from search.quantities import Memory
-from search.resources import Resources, Room
+from archlab.arch_dsl.language.parse import parse
+from archlab.search.executors.executor import ResourcesError
+from archlab.search.executors.process_group import Parallel
+from archlab.search.executors.resources import Resources, Room
+from archlab.search.utils.quantities import Memory
 from tests.search.study_kit import ROOT
 
 BOX = Room(cpus=8, gpus=2, memory=32e9)
@@ -80,7 +80,7 @@ def test_gpus_default_to_one_for_each_process_where_there_are_any():
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux counts what a process allocates")
 def test_a_process_that_takes_more_memory_than_it_may_has_a_memory_error():
     code = (
-        "from search.pinning import limit; limit(0.0, 600_000_000); kept = bytearray(200_000_000)\n"
+        "from archlab.search.hardware.cores import limit; limit(0.0, 600_000_000); kept = bytearray(200_000_000)\n"
         "try:\n    bytearray(500_000_000)\nexcept MemoryError:\n    print('refused')"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -91,7 +91,7 @@ def test_a_process_that_takes_more_memory_than_it_may_has_a_memory_error():
 def test_a_share_of_a_gpu_limits_its_memory(monkeypatch):
     import torch
 
-    from search.pinning import limit
+    from archlab.search.hardware.cores import limit
 
     shares = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from search.where import BadFilter, parse_filter
+from archlab.search.formatting.filters import BadFilter, parse_filter
 
 ROW: dict[str, Any] = {
     "variant": "G1 [placement=sandwich]",

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from arch_dsl import plugins
-from arch_dsl.conformance.hosts import Case, cases_of
-from arch_dsl.conformance.properties import PROPERTIES, one_graph
-from search.cli import main
-from tests.arch_dsl.test_plugins import GAIN
+from archlab.arch_dsl.conformance.hosts import Case, cases_of
+from archlab.arch_dsl.conformance.properties import PROPERTIES, one_graph
+from archlab.arch_dsl.language import plugins
+from archlab.cli.main import main
+from tests.arch_dsl.language.test_plugins import GAIN
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,10 @@ def test_an_exception_is_told_with_its_line(tmp_path: Path) -> None:
 def test_a_primitive_that_no_place_takes_is_told(tmp_path: Path) -> None:
     never = '    def check(self, ctx, path):\n        return [Problem(path, "never")]\n\n    def cost'
     text = GAIN.replace("    def cost", never)
-    text = text.replace("from arch_dsl.families", "from arch_dsl.errors import Problem\nfrom arch_dsl.families")
+    text = text.replace(
+        "from archlab.arch_dsl.parts.families",
+        "from archlab.arch_dsl.language.errors import Problem\nfrom archlab.arch_dsl.parts.families",
+    )
     result = check(tmp_path, text)
     assert result.exit_code == 1 and "never" in wrong(result)["stands in a model"]
 
@@ -120,7 +123,7 @@ def test_json_is_json_alone(tmp_path: Path) -> None:
 
 def test_a_family_of_recipes_is_no_primitive(tmp_path: Path) -> None:
     text = (
-        "from search.schedules import Schedule\n\n\n@Schedule.register('mine')\nclass Mine(Schedule):\n"
+        "from archlab.search.recipe.schedules import Schedule\n\n\n@Schedule.register('mine')\nclass Mine(Schedule):\n"
         '    """Constant."""\n\n    def factor(self, step, steps):\n        return 1.0\n'
     )
     result = check(tmp_path, text)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-import arch_dsl
-from arch_dsl import zoo
-from arch_dsl.errors import SpecError
-from search.cli import main
-from search.find_model import Found, find_model
-from search.model_diff import difference, plain
+from archlab import arch_dsl
+from archlab.arch_dsl import zoo
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.cli.main import main
+from archlab.search.models.difference import difference, plain
+from archlab.search.models.find import Found, find_model
 from tests.search.study_files import write_study
 
 MODEL = {"d_model": 64, "n_layers": 1, "block": {"norm": "rmsnorm", "attention": {"heads": 4}, "ffn": "swiglu"}}

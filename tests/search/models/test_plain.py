@@ -6,10 +6,10 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-import arch_dsl
-from arch_dsl import zoo
-from arch_dsl.weights import write_weights
-from search.cli import main
+from archlab import arch_dsl
+from archlab.arch_dsl import zoo
+from archlab.arch_dsl.weights.files import write_weights
+from archlab.cli.main import main
 
 
 def test_writes_a_model_of_the_zoo_or_of_a_study(tmp_path: Path):

@@ -8,13 +8,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-import arch_dsl
-from arch_dsl import zoo
-from arch_dsl.conversion import export_tensors
-from arch_dsl.layout import FOLDER, load_layout
-from arch_dsl.weights import read_checkpoint, read_weights, write_tensors
-from search.cli import main
-from search.running import run
+from archlab import arch_dsl
+from archlab.arch_dsl import zoo
+from archlab.arch_dsl.weights.conversion import export_tensors
+from archlab.arch_dsl.weights.files import read_checkpoint, read_weights, write_tensors
+from archlab.arch_dsl.weights.layout import FOLDER, load_layout
+from archlab.cli.main import main
+from archlab.search.running.run import run
 from tests.search.study_files import write_study
 
 LLAMA = zoo.load("llama", "tiny")

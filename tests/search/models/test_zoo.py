@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from arch_dsl import SpecError, zoo
-from arch_dsl.source import read_text
-from search.cli import main
-from search.recipe import load_recipe
-from search.study_load import load_study, parse_study
+from archlab.arch_dsl import SpecError, zoo
+from archlab.arch_dsl.language.source import read_text
+from archlab.cli.main import main
+from archlab.search.recipe.recipe import load_recipe
+from archlab.search.study.load import load_study, parse_study
 
 
 def archlab(*arguments: str) -> Result:

@@ -14,27 +14,27 @@ import numpy as np
 import pytest
 import torch
 
-from arch_dsl import canonical, compile, load, resolve
-from arch_dsl.context import Call
-from arch_dsl.errors import SpecError
-from arch_dsl.source import read_text
-from search import checkpoint
-from search.api import compare
-from search.built import build_model
-from search.data.batches import IGNORE, Batch, batch
-from search.data.dataset import Dataset, write
-from search.data.tokenizers import Bytes
-from search.evaluate import evaluate, held_out, losses
-from search.loop import Loop
-from search.objectives import has_encoder
-from search.objectives.checks import positions
-from search.planning import plan
-from search.recipe import Recipe, load_recipe
-from search.running import run
-from search.store import Store
-from search.study_load import load_study, parse_study
-from search.train import Interrupted, train
-from search.trial import Trial
+from archlab.api import compare
+from archlab.arch_dsl import canonical, compile, load, resolve
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.source import read_text
+from archlab.arch_dsl.parts.context import Call
+from archlab.search.data.batches import IGNORE, Batch, batch
+from archlab.search.data.dataset import Dataset, write
+from archlab.search.data.tokenizers.family import Bytes
+from archlab.search.objectives import has_encoder
+from archlab.search.planning.plan import plan
+from archlab.search.recipe.fits import positions
+from archlab.search.recipe.recipe import Recipe, load_recipe
+from archlab.search.running.run import run
+from archlab.search.store.store import Store
+from archlab.search.study.load import load_study, parse_study
+from archlab.search.training.held_out import evaluate, held_out, losses
+from archlab.search.training.loop import Loop
+from archlab.search.training.module import build_model
+from archlab.search.training.train import Interrupted, train
+from archlab.search.trial import checkpoint
+from archlab.search.trial.trial import Trial
 from tests.search.study_files import study_text, write_study
 
 BLOCK = {"norm": "rmsnorm", "attention": {"heads": 2, "positional": "rope"}, "ffn": {"type": "glu", "width": 32}}
@@ -129,7 +129,9 @@ def left_by(folder: Path) -> tuple[Any, ...]:
 def test_continued_trial_has_the_bits_of_one_that_never_stopped(
     tmp_path: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], objective: Any
 ) -> None:
-    monkeypatch.setattr("search.loop.LOG_LINES", 3)  # a line every other step, so that sums go through the checkpoint
+    monkeypatch.setattr(
+        "archlab.search.training.loop.LOG_LINES", 3
+    )  # a line every other step, so that sums go through the checkpoint
     recipe = recipe_of(objective, accumulate=2, z_loss=1e-2)
     whole, parts = (trial_in(tmp_path / name, model, recipe) for name in ("whole", "parts"))
     result = train(whole, data_root, 1, lambda: False)

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arch_dsl.errors import SpecError
-from arch_dsl.identity import canonical
-from arch_dsl.parse import parse
-from arch_dsl.spec import fields_of
-from search.data.batches import IGNORE, Batch
-from search.data.noise import Draw, span_counts, span_mask
-from search.objectives import Objective, SpanCorruption, corrupted_lengths
-from search.recipe import load_recipe
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.parse import parse
+from archlab.arch_dsl.language.spec import fields_of
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.search.data.batches import IGNORE, Batch
+from archlab.search.data.documents.draws import Draw, span_counts, span_mask
+from archlab.search.objectives import Objective, SpanCorruption, corrupted_lengths
+from archlab.search.recipe.recipe import load_recipe
 
 VOCAB = 257  # bytes and the end of a document
 EOD = VOCAB - 1

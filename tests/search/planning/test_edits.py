@@ -4,15 +4,15 @@ import io
 
 import pytest
 
-from search.edits import edits
-from search.follow import follow
-from search.lock import StudyLock, StudyLocked
-from search.plan_page import print_plan
-from search.planning import plan
-from search.progress import LineProgress
-from search.running import run
-from search.store import Store
-from search.study_load import load_study
+from archlab.search.planning.edits import edits
+from archlab.search.planning.page import print_plan
+from archlab.search.planning.plan import plan
+from archlab.search.running.progress import LineProgress
+from archlab.search.running.run import run
+from archlab.search.running.watch import follow
+from archlab.search.store.lock import StudyLock, StudyLocked
+from archlab.search.store.store import Store
+from archlab.search.study.load import load_study
 from tests.search.study_files import SECTIONS, write_study
 
 

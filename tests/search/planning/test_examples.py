@@ -5,16 +5,16 @@ import json
 import numpy as np
 import pytest
 
-from arch_dsl.errors import SpecError
-from arch_dsl.parse import parse
-from search.data.batches import IGNORE
-from search.data.examples import examples, read
-from search.data.prepare import prepare
-from search.data.sources import Source
-from search.data.tokenizers import Bytes, Tokenizer
-from search.objectives import Targets
-from search.planning import plan
-from search.study_load import load_study
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.parse import parse
+from archlab.search.data.batches import IGNORE
+from archlab.search.data.examples import examples, read
+from archlab.search.data.prepare import prepare
+from archlab.search.data.sources.family import Source
+from archlab.search.data.tokenizers.family import Bytes, Tokenizer
+from archlab.search.objectives import Targets
+from archlab.search.planning.plan import plan
+from archlab.search.study.load import load_study
 from tests.search.study_files import write_study
 
 EOD = 256

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from arch_dsl.errors import SpecError
-from arch_dsl.source import read_text
-from arch_dsl.spec import fields_of
-from search.cli import main
-from search.estimate import refuse_too_little
-from search.memory import memory_bytes
-from search.optimizers import Lion
-from search.plan_page import print_plan
-from search.planning import Plan, plan
-from search.recipe import Recipe
-from search.running import run
-from search.study_asked import asked_variants
-from search.study_load import load_study, parse_study
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.source import read_text
+from archlab.arch_dsl.language.spec import fields_of
+from archlab.cli.main import main
+from archlab.search.planning.estimate import refuse_too_little
+from archlab.search.planning.page import print_plan
+from archlab.search.planning.plan import Plan, plan
+from archlab.search.recipe.optimizers import Lion
+from archlab.search.recipe.recipe import Recipe
+from archlab.search.running.run import run
+from archlab.search.study.asked import asked_variants
+from archlab.search.study.load import load_study, parse_study
+from archlab.search.variants.memory import memory_bytes
 from tests.search.study_files import SECTIONS, write_study
 
 TUNE = "tune: {lr: [1e-3, 2e-3, 4e-3]}"
@@ -297,7 +297,7 @@ def test_nothing_is_planned_for_a_study_with_mistakes_in_several_variants(tmp_pa
 
 
 def test_hundreds_of_variants_have_as_many_keys(tmp_path: Path) -> None:
-    path = Path(__file__).parents[2] / "benchmarks" / "plan.py"
+    path = Path(__file__).parents[3] / "benchmarks" / "plan.py"
     spec = importlib.util.spec_from_file_location("bench_plan", path)
     assert spec is not None and spec.loader is not None
     benchmark = importlib.util.module_from_spec(spec)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from arch_dsl import plugins
-from search.cli import main
-from search.store import Store
-from tests.arch_dsl.test_plugins import GAIN
+from archlab.arch_dsl.language import plugins
+from archlab.cli.main import main
+from archlab.search.store.store import Store
+from tests.arch_dsl.language.test_plugins import GAIN
 from tests.search.study_files import write_study
 
 MODEL = """\

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from search import settled
-from search.plan_page import plan_json, print_plan
-from search.planning import plan
-from search.running import run
-from search.store import Store
-from search.study_load import load_study
+from archlab.search.planning import auto_settings as settled
+from archlab.search.planning.page import plan_json, print_plan
+from archlab.search.planning.plan import plan
+from archlab.search.running.run import run
+from archlab.search.store.store import Store
+from archlab.search.study.load import load_study
 from tests.search.study_files import SECTIONS, write_study
 
 BF16 = "this CPU has AVX512_BF16"
@@ -20,7 +20,7 @@ def machine(monkeypatch):
     """A CPU with bfloat16 units and a compiler; a test may take them away."""
     monkeypatch.setattr(settled, "cpu_units", lambda: BF16)
     monkeypatch.setattr(settled.machine, "usable_gpus", lambda: 0)
-    monkeypatch.setattr("search.compiler.cannot_compile", lambda: None)
+    monkeypatch.setattr("archlab.search.hardware.compiler.cannot_compile", lambda: None)
 
 
 def train(tokens, *lines):
@@ -61,7 +61,7 @@ def test_nothing_is_settled_where_all_is_said(tmp_path, capsys):
 
 def test_a_machine_without_units_or_compiler_computes_in_float32_as_it_is(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(settled, "cpu_units", lambda: None)
-    monkeypatch.setattr("search.compiler.cannot_compile", lambda: "g++ not found")
+    monkeypatch.setattr("archlab.search.hardware.compiler.cannot_compile", lambda: "g++ not found")
     planned = made(tmp_path, "1B")
     assert str(planned.builder.settled) == (
         "precision fp32: no bfloat16 units are known where trials run; compile off: g++ not found"

@@ -6,10 +6,20 @@ import pytest
 import torch
 from torch import nn
 
-from arch_dsl.errors import SpecError
-from arch_dsl.parse import parse
-from search.optimizers import Adafactor, Adam, AdamW, Group, Lion, Muon, Optimizer, decay_groups, unmatched
-from search.recipe import load_recipe
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.parse import parse
+from archlab.search.recipe.optimizers import (
+    Adafactor,
+    Adam,
+    AdamW,
+    Group,
+    Lion,
+    Muon,
+    Optimizer,
+    decay_groups,
+    unmatched,
+)
+from archlab.search.recipe.recipe import load_recipe
 
 
 def model(seed=0):

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from arch_dsl.errors import SpecError
-from arch_dsl.identity import canonical
-from arch_dsl.parse import parse
-from arch_dsl.source import read_text
-from search.optimizers import AdamW, decay_groups
-from search.recipe import load_recipe
-from search.schedules import Constant, Cosine, InverseSqrt, Linear, Schedule, WarmupStableDecay
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.parse import parse
+from archlab.arch_dsl.language.source import read_text
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.search.recipe.optimizers import AdamW, decay_groups
+from archlab.search.recipe.recipe import load_recipe
+from archlab.search.recipe.schedules import Constant, Cosine, InverseSqrt, Linear, Schedule, WarmupStableDecay
 
 SHORT = {"tokens": 1000, "lr": 1e-3}
 

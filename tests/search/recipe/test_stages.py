@@ -7,25 +7,26 @@ import numpy as np
 import pytest
 import torch
 
-from arch_dsl import canonical, load, resolve
-from arch_dsl.errors import SpecError
-from search import checkpoint, compiling
-from search import estimate as estimates
-from search.budget import attempt_spent
-from search.canonical import canonical_json
-from search.fingerprint import fingerprint
-from search.journal import events
-from search.loop import Loop
-from search.notes import stage_notes
-from search.planning import plan
-from search.recipe import load_recipe
-from search.shared_stages import shared_stage
-from search.stages import parts
-from search.study_load import load_study
-from search.train import Interrupted, train
-from search.trial import Trial
+from archlab.arch_dsl import canonical, load, resolve
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.search.comparison.notes import stage_notes
+from archlab.search.planning import estimate as estimates
+from archlab.search.planning.plan import plan
+from archlab.search.recipe.recipe import load_recipe
+from archlab.search.recipe.stages import parts
+from archlab.search.sections.budget import attempt_spent
+from archlab.search.study.load import load_study
+from archlab.search.training import compiling
+from archlab.search.training.loop import Loop
+from archlab.search.training.shared_stages import shared_stage
+from archlab.search.training.train import Interrupted, train
+from archlab.search.trial import checkpoint
+from archlab.search.trial.fingerprint import fingerprint
+from archlab.search.trial.journal import events
+from archlab.search.trial.trial import Trial
+from archlab.search.utils.canonical import canonical_json
 from tests.search.study_files import write_study
-from tests.search.test_train import data_root, lines, measures, one_thread  # noqa: F401  # fixtures
+from tests.search.training.test_train import data_root, lines, measures, one_thread  # noqa: F401  # fixtures
 
 MODEL = {
     "d_model": 16,

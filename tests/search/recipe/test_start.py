@@ -8,16 +8,16 @@ import shutil
 import pytest
 import torch
 
-import arch_dsl
-from arch_dsl import SpecError
-from arch_dsl.weights import write_weights
-from search import checkpoint
-from search.notes import start_notes
-from search.planning import plan
-from search.recipe import load_recipe
-from search.start import kept, start_lines
-from search.study_load import load_study
-from search.train import Interrupted, train
+from archlab import arch_dsl
+from archlab.arch_dsl import SpecError
+from archlab.arch_dsl.weights.files import write_weights
+from archlab.search.comparison.notes import start_notes
+from archlab.search.planning.plan import plan
+from archlab.search.recipe.initial_weights import kept, start_lines
+from archlab.search.recipe.recipe import load_recipe
+from archlab.search.study.load import load_study
+from archlab.search.training.train import Interrupted, train
+from archlab.search.trial import checkpoint
 from tests.search.study_files import SECTIONS, write_study
 
 TRAIN = SECTIONS["train"]
@@ -102,7 +102,7 @@ def test_a_shape_that_the_variant_changed_is_fresh(folder):
 
 def test_training_begins_at_the_weights(folder):
     """One step with a rate of almost nothing moves nothing."""
-    given = arch_dsl.weights.read_weights(folder / "start.safetensors")[1]
+    given = arch_dsl.weights.files.read_weights(folder / "start.safetensors")[1]
     section = TRAIN.replace("tokens: 1k", "tokens: 128").replace("lr: 1e-3", "lr: 1e-12")
     variants = planned(folder, None, train=f"{section}\n  init: {{from: start.safetensors}}")
     found = trained(folder, variants["gated"])

@@ -11,11 +11,11 @@ import unicodedata
 
 import pytest
 
-from search.comparison import compare
-from search.comparison_result import Comparison
-from search.reporting import FORMATS, build_page, report, to_plain
-from search.tables import DASH, short_count
-from search.words import terse
+from archlab.search.comparison.compare import compare
+from archlab.search.formatting.tables import DASH, short_count
+from archlab.search.formatting.words import terse
+from archlab.search.reporting.report import FORMATS, build_page, report, to_plain
+from archlab.search.results.comparison import Comparison
 from tests.search.compare_kit import end_as, make_study, make_trial, pick
 
 EFFECTS = {"baseline": 0.0, "sdpa": -0.05, "value": 0.0005, "dense": 0.05}

@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
-from search.budget import Limits
-from search.driver import drive
-from search.executor import Failure, Finished
-from search.inline_executor import InlineExecutor
-from search.lock import StudyLock, StudyLocked, StudyLost
-from search.store import Row
+from archlab.search.executors.executor import Failure, Finished
+from archlab.search.executors.inline import InlineExecutor
+from archlab.search.running.driver import drive
+from archlab.search.sections.budget import Limits
+from archlab.search.store.lock import StudyLock, StudyLocked, StudyLost
+from archlab.search.store.store import Row
 from tests.search.study_kit import ENTRY, ROOT, ByHand, drive_inline, make_store, results, rows_of, steps_run, toy
 
 
@@ -158,7 +158,7 @@ def test_two_studies_train_a_trial_they_share_once(tmp_path):
 
 
 def test_the_planner_rests_while_trials_wait_and_is_asked_at_once_where_none_does(tmp_path, monkeypatch):
-    monkeypatch.setattr("search.table.REST", math.inf)
+    monkeypatch.setattr("archlab.search.running.queue.REST", math.inf)
     store, asked = make_store(tmp_path), []
     first, more = rows_of(*(toy(x, steps=1) for x in range(1, 41))), rows_of(*(toy(x, steps=1) for x in range(41, 44)))
 
@@ -232,7 +232,7 @@ def test_a_planner_that_goes_in_circles_is_left(tmp_path):
 
 def test_a_trial_that_is_not_wanted_any_more_does_not_come_back(tmp_path, monkeypatch):
     """Its process is lost while another trial's result has changed what the planner wants, and the planner rests."""
-    monkeypatch.setattr("search.table.REST", math.inf)
+    monkeypatch.setattr("archlab.search.running.queue.REST", math.inf)
     store, rows = make_store(tmp_path), rows_of(toy(1), toy(2))
     endings = [{"state": "complete"}, Failure("node", "gone"), {"state": "complete"}]
 

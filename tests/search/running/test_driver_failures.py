@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from search.driver import drive
-from search.executor import Failure, Finished
-from search.faults import Breaker, Retries
-from search.store import StoreFull
-from search.worker import run_trial
+from archlab.search.executors.attempt import run_trial
+from archlab.search.executors.executor import Failure, Finished
+from archlab.search.running.driver import drive
+from archlab.search.running.retries import Breaker, Retries
+from archlab.search.store.store import StoreFull
 from tests.search.study_kit import ENTRY, ROOT, ByHand, drive_inline, make_store, rows_of, steps_run, toy
 
 
@@ -51,7 +51,7 @@ def test_a_trial_out_of_memory_says_what_it_was_allowed(tmp_path):
     store, rows = make_store(tmp_path), rows_of(toy(fault={"kind": "memory", "step": 1}))
     store.add_trials("s", rows)
     code = (
-        "import resource, sys; from pathlib import Path; from search.worker import run_trial\n"
+        "import resource, sys; from pathlib import Path; from archlab.search.executors.attempt import run_trial\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (900_000_000, 900_000_000))\n"
         "print(run_trial(sys.argv[1], *map(Path, sys.argv[2:]), 1).message)"
     )
@@ -121,7 +121,7 @@ def test_a_full_disk_that_takes_no_request_to_stop_ends_the_study_in_order(tmp_p
     def finish(*_):
         raise StoreFull("the table can't be written")
 
-    monkeypatch.setattr("search.driver.request_stop", no_space)
+    monkeypatch.setattr("archlab.search.running.driver.request_stop", no_space)
     monkeypatch.setattr(store, "finish", finish)
     executor.wait = lambda timeout: [Finished(toy(1).key, 1, {"state": "complete"})]
     summary = drive(store, "s", lambda _: rows_of(toy(1), toy(2)), executor)

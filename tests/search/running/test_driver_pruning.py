@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from search.driver import drive
-from search.executor import Finished
-from search.lock import StudyLock
+from archlab.search.executors.executor import Finished
+from archlab.search.running.driver import drive
+from archlab.search.store.lock import StudyLock
 from tests.search.study_kit import ByHand, drive_inline, made, make_store, rows_of, toy
 
 

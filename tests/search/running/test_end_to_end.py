@@ -13,12 +13,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from search.cli import main
-from search.lock import holder_of
-from search.reporting import FORMATS
-from search.running import run
-from search.store import Store
-from search.track import unsent
+from archlab.cli.main import main
+from archlab.search.reporting.report import FORMATS
+from archlab.search.running.run import run
+from archlab.search.store.lock import holder_of
+from archlab.search.store.store import Store
+from archlab.search.trackers.shipper import unsent
 from tests.search.oracle import PLACES, TIMINGS, curves_of, same, table_of
 from tests.search.processes import alive, descendants
 from tests.search.study_kit import ROOT, until
@@ -96,7 +96,7 @@ class Process:
     """`archlab run` as a user starts it, in a session of its own; --json so that its events can be followed."""
 
     def __init__(self, study, root, *options):
-        code = "from search.cli import main; main()"
+        code = "from archlab.cli.main import main; main()"
         command = [sys.executable, "-c", code, "run", str(study), "--store", str(root), "--no-track", "--json"]
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self.process = subprocess.Popen(

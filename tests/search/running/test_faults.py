@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from search.driver import drive
-from search.inline_executor import InlineExecutor
-from search.machine import memory
+from archlab.search.executors.inline import InlineExecutor
+from archlab.search.hardware.facts import memory
+from archlab.search.running.driver import drive
 from tests.search.processes import alive, descendants
 from tests.search.study_files import write_study
 from tests.search.study_kit import ENTRY, Driver, go, make_store, results, rows_of, steps_run, toy, until
@@ -48,7 +48,7 @@ def until_gone(processes):
 def test_sigkill_then_ctrl_c_then_an_undisturbed_run_give_the_results_of_one(tmp_path, uninterrupted):
     driver, processes = driver_with_steps(tmp_path, 25)
     driver.process.kill()
-    trainers = [pid for pid, command in processes.items() if "search.forkserver" in command]
+    trainers = [pid for pid, command in processes.items() if "archlab.search.executors.forkserver" in command]
     assert trainers
     until(lambda: not any(map(alive, trainers)), what="the trials of a dead driver to end")
     driver.end()
@@ -93,7 +93,14 @@ def test_the_driver_ends_even_when_ray_hangs_on_shutdown(tmp_path):
     driver, processes = driver_with_steps(tmp_path, 5)
     stopped = [pid for pid, command in processes.items() if "/raylet/raylet " in command or "/gcs_server " in command]
     driver.process.send_signal(signal.SIGTERM)
-    until(lambda: not any("search.forkserver" in command for command in descendants(driver.process.pid).values()), 120)
+    until(
+        lambda: (
+            not any(
+                "archlab.search.executors.forkserver" in command for command in descendants(driver.process.pid).values()
+            )
+        ),
+        120,
+    )
     for pid in stopped:
         with suppress(ProcessLookupError):  # where the driver was faster, it has nothing to wait for
             os.kill(pid, signal.SIGSTOP)
@@ -142,7 +149,10 @@ def test_sigterm_while_ray_starts_ends_the_run_in_a_line(tmp_path, after_s):
     study = write_study(tmp_path, train=f"train: {{data: {{text: corpus.txt}}, {endless}}}")
     command = [Path(sys.executable).parent / "archlab", "run", study, "--store", tmp_path / "store", "--no-track"]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path)
-    until(lambda: any("search.forkserver" in each for each in descendants(run.pid).values()), what="the fork server")
+    until(
+        lambda: any("archlab.search.executors.forkserver" in each for each in descendants(run.pid).values()),
+        what="the fork server",
+    )
     time.sleep(after_s)
     processes = descendants(run.pid)
     run.send_signal(signal.SIGTERM)

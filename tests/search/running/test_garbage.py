@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from search.checkpoint import steps_in
-from search.cli import main
-from search.garbage import find, remove
-from search.in_use import in_use
-from search.store import Store
+from archlab.cli.main import main
+from archlab.search.running.garbage import find, remove
+from archlab.search.store.in_use import in_use
+from archlab.search.store.store import Store
+from archlab.search.trial.checkpoint import steps_in
+from tests.cli.test_cli import TINY
 from tests.search.study_files import write_study
 from tests.search.study_kit import make_store, rows_of, toy
-from tests.search.test_cli import TINY
 
 
 def archlab(*arguments):
@@ -162,7 +162,7 @@ def test_plugin_copies_and_stages_go_when_no_trial_names_them(tmp_path):
     store = make_store(tmp_path, rows=rows_of(toy()))
     used = toy(2, stages=[{}])
     store.add_trials("s", rows_of(used))
-    from search.shared_stages import beginning
+    from archlab.search.training.shared_stages import beginning
 
     kept, left = tmp_path / "stages" / f"{beginning(used, 0)}-0123", tmp_path / "stages" / f"{'0' * 32}-0123"
     copy = tmp_path / "plugins" / "gate-0123456789abcdef.py"

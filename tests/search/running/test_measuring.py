@@ -19,20 +19,20 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from search import checkpoint
-from search.cli import main
-from search.comparison import load_comparison
-from search.control import _request
-from search.findings import findings
-from search.gang import Gang, Parallel
-from search.garbage import final_weights
-from search.measures import LossByPosition, Perplexity
-from search.measures.job import evaluate
-from search.measures.job import final_weights as last_weights
-from search.running import run
-from search.sinks.tracked import tracked
-from search.store import Store
-from search.trial import Trial
+from archlab.cli.main import main
+from archlab.search.comparison.compare import load_comparison
+from archlab.search.evaluation.job import evaluate
+from archlab.search.evaluation.job import final_weights as last_weights
+from archlab.search.evaluation.measures import LossByPosition, Perplexity
+from archlab.search.executors.process_group import Gang, Parallel
+from archlab.search.running.garbage import final_weights
+from archlab.search.running.run import run
+from archlab.search.running.stop_and_retry import _request
+from archlab.search.store.findings import findings
+from archlab.search.store.store import Store
+from archlab.search.trackers.tracked import tracked
+from archlab.search.trial import checkpoint
+from archlab.search.trial.trial import Trial
 from tests.search.study_files import write_study
 from tests.search.study_kit import ROOT
 
@@ -436,7 +436,7 @@ def test_findings_of_an_older_version_are_not_averaged_with_newer_ones(
 @pytest.mark.parametrize("executor", ["inline", "ray"])
 def test_a_run_killed_while_measuring_loses_only_the_evaluation_that_ran(folder: Path, executor: str) -> None:
     before = training(folder)
-    command = [sys.executable, "-c", "from search.cli import main; main()", "run", str(folder / "study.yaml")]
+    command = [sys.executable, "-c", "from archlab.cli.main import main; main()", "run", str(folder / "study.yaml")]
     command += [
         "--store",
         str(folder / "store"),
@@ -470,7 +470,7 @@ def test_a_run_killed_while_measuring_loses_only_the_evaluation_that_ran(folder:
 def test_what_was_measured_joins_the_run_at_mlflow(folder: Path) -> None:
     from mlflow.tracking import MlflowClient
 
-    from search.track import unsent
+    from archlab.search.trackers.shipper import unsent
 
     assert again(folder, track=True)[0].exit_code == 0
     assert unsent(folder / "store", "gates") == 0

@@ -6,9 +6,9 @@ import json
 import pytest
 from rich.console import Console
 
-from search.numbers import duration_in_words
-from search.progress import JsonProgress, LineProgress, LiveProgress, last_training_line
-from search.steps import total_steps
+from archlab.search.formatting.numbers import duration_in_words
+from archlab.search.recipe.steps import total_steps
+from archlab.search.running.progress import JsonProgress, LineProgress, LiveProgress, last_training_line
 
 LINES = (
     '{"step": 10, "tokens": 2560, "loss": 5.0, "tokens_per_s": 900.0}\n'

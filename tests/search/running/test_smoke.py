@@ -4,19 +4,19 @@ import json
 
 import pytest
 
-from arch_dsl import SpecError
-from search import smoke as smoking
-from search.cli import main
-from search.micro_batch import at_most
-from search.planning import plan
-from search.recipe import load_recipe
-from search.running import run
-from search.smoke_trial import STEPS, Interrupted
-from search.smoke_trial import train as real
-from search.store import Store
-from search.study_load import load_study
-from search.timing import step_time_key
-from search.trial import Trial
+from archlab.arch_dsl import SpecError
+from archlab.cli.main import main
+from archlab.search.planning.plan import plan
+from archlab.search.recipe.micro_batch import at_most
+from archlab.search.recipe.recipe import load_recipe
+from archlab.search.running import smoke as smoking
+from archlab.search.running.run import run
+from archlab.search.store.store import Store
+from archlab.search.study.load import load_study
+from archlab.search.training.smoke_trial import STEPS, Interrupted
+from archlab.search.training.smoke_trial import train as real
+from archlab.search.training.step_times import step_time_key
+from archlab.search.trial.trial import Trial
 from tests.search.study_files import write_study
 
 __all__ = ["Interrupted"]  # what a trainer's module must have

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-import arch_dsl
-from arch_dsl.errors import SpecError
-from arch_dsl.patch import apply
-from search.comparison import compare
-from search.plan_page import print_plan
-from search.planning import Plan, plan
-from search.study_load import load_study
+from archlab import arch_dsl
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.patching.patch import apply
+from archlab.search.comparison.compare import compare
+from archlab.search.planning.page import print_plan
+from archlab.search.planning.plan import Plan, plan
+from archlab.search.study.load import load_study
 from tests.search.study_files import write_study
 
 COMPONENTS = """\

@@ -5,14 +5,14 @@ import time
 
 import pytest
 
-from search.budget import Account, Limits, Spent, attempt_spent, limits_of, spent_of, standing
-from search.driver import drive
-from search.inline_executor import InlineExecutor
-from search.plan_page import plan_json, print_plan
-from search.planning import plan
-from search.running import run, tokens_left
-from search.store import Store
-from search.study_load import load_study
+from archlab.search.executors.inline import InlineExecutor
+from archlab.search.planning.page import plan_json, print_plan
+from archlab.search.planning.plan import plan
+from archlab.search.running.driver import drive
+from archlab.search.running.run import run, tokens_left
+from archlab.search.sections.budget import Account, Limits, Spent, attempt_spent, limits_of, spent_of, standing
+from archlab.search.store.store import Store
+from archlab.search.study.load import load_study
 from tests.search.study_files import write_study
 from tests.search.study_kit import ENTRY, make_store, rows_of, steps_run, toy
 

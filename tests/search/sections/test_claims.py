@@ -11,15 +11,15 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from search.claims import claims_frame
-from search.comparison import compare
-from search.comparison_result import Comparison
-from search.losses import lay_out
-from search.pairs import Differences
-from search.render.published_blocks import decided_by
-from search.selection import with_baselines
-from search.sequential import always_valid_critical
-from search.standing import select
+from archlab.search.comparison.compare import compare
+from archlab.search.results.comparison import Comparison
+from archlab.search.results.losses import lay_out
+from archlab.search.results.pairs import Differences
+from archlab.search.results.selection import with_baselines
+from archlab.search.sections.published.blocks import decided_by
+from archlab.search.sections.published.claims import claims_frame
+from archlab.search.sections.screen.standing import select
+from archlab.search.statistics.sequential import always_valid_critical
 from tests.search.compare_kit import end_as, make_study, measures, pick
 
 EFFECTS = {"baseline": 0.0, "a": -0.1, "b": -0.06, "c": 0.0, "d": 0.08}

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from search.design import Design, Fractional
-from search.fractional import aliases, fraction, smallest
+from archlab.search.sections.design.fractional import aliases, fraction, smallest
+from archlab.search.sections.design.spec import Design, Fractional
 
 TABLES = {
     "full_factorial": ["baseline", "a", "b", "c", "a + b", "a + c", "b + c", "a + b + c"],

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from arch_dsl.errors import SpecError
-from search.data_command import data_of
-from search.ladder import Ends
-from search.planning import Plan, plan
-from search.study_load import load_study
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.cli.data import data_of
+from archlab.search.planning.plan import Plan, plan
+from archlab.search.sections.ladder.spec import Ends
+from archlab.search.study.load import load_study
 from tests.search.study_files import write_study
 
 LADDER = """\

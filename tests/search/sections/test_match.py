@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from arch_dsl.errors import SpecError
-from arch_dsl.model import cost, resolve
-from arch_dsl.patch import patch
-from search.match import LARGEST, SCALE, Match, solve, solve_time
-from search.planning import Plan, plan
-from search.study_load import load_study
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.model.model import cost, resolve
+from archlab.arch_dsl.patching.patch import patch
+from archlab.search.planning.plan import Plan, plan
+from archlab.search.sections.match.spec import LARGEST, SCALE, Match, solve, solve_time
+from archlab.search.study.load import load_study
 from tests.search.study_files import write_study
 
 CURVES: dict[str, Callable[[int], int]] = {

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search.dunnett import dunnett_critical
-from search.noise import known_noise, noise_key, remember_noise
-from search.planning import Plan, plan
-from search.resolution import resolution
-from search.running import run
-from search.store import Store
-from search.study_load import load_study
+from archlab.search.planning.plan import Plan, plan
+from archlab.search.planning.resolution import resolution
+from archlab.search.running.run import run
+from archlab.search.sections.seeds.noise import known_noise, noise_key, remember_noise
+from archlab.search.statistics.dunnett import dunnett_critical
+from archlab.search.store.store import Store
+from archlab.search.study.load import load_study
 from tests.search.compare_kit import make_study
 from tests.search.study_files import SECTIONS, write_study
 

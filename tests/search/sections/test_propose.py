@@ -9,13 +9,13 @@ from typing import Any
 import optuna
 import pytest
 
-from arch_dsl.errors import Problem, SpecError
-from arch_dsl.parse import INVALID, parse_value
-from arch_dsl.source import Node, read_text
-from search.propose import Ending, Known, Proposer
-from search.samplers import RandomSampler, TpeSampler
-from search.sinks.database import open_optuna
-from search.space import Space
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.language.parse import INVALID, parse_value
+from archlab.arch_dsl.language.source import Node, read_text
+from archlab.search.sections.search.proposer import Ending, Known, Proposer
+from archlab.search.sections.search.samplers import RandomSampler, TpeSampler
+from archlab.search.sections.search.space import Space
+from archlab.search.trackers.database import open_optuna
 
 SPACE = """
 window: {int: [64, 512], when: "mask == 'window'"}

@@ -11,16 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arch_dsl.errors import SpecError
-from arch_dsl.parse import parse_value
-from arch_dsl.source import Node
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.parse import parse_value
+from archlab.arch_dsl.language.source import Node
+from archlab.search.sections.prune.decide import pruning
+from archlab.search.sections.prune.spec import (
+    AshaPruner,
+    History,
+    HyperbandPruner,
+    MedianPruner,
+    PairedPruner,
+    Pruner,
+    Seen,
+)
+from archlab.search.sections.seeds.noise import noise_key
+from archlab.search.store.store import Row, Store
+from archlab.search.trial.loss_windows import paired_error, read_windows, write_windows
+from archlab.search.trial.trial import Trial
 from benchmarks.pruners import Noise, paired
-from search.noise import noise_key
-from search.prune import AshaPruner, History, HyperbandPruner, MedianPruner, PairedPruner, Pruner, Seen
-from search.pruning import pruning
-from search.store import Row, Store
-from search.trial import Trial
-from search.windows import paired_error, read_windows, write_windows
 
 NAN = float("nan")
 

@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from arch_dsl.errors import SpecError
-from search.comparison import compare, load_comparison
-from search.comparison_result import Comparison
-from search.kendall import kendall
-from search.measure_frames import is_number
-from search.planning import plan
-from search.published import Table, read_published
-from search.published_options import Published, published_record
-from search.reporting import report, to_plain
-from search.running import run
-from search.store import Store
-from search.study_load import load_study
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.search.comparison.compare import compare, load_comparison
+from archlab.search.planning.plan import plan
+from archlab.search.reporting.report import report, to_plain
+from archlab.search.results.comparison import Comparison
+from archlab.search.results.measured import is_number
+from archlab.search.running.run import run
+from archlab.search.sections.published.paper import Table, read_published
+from archlab.search.sections.published.spec import Published, published_record
+from archlab.search.statistics.kendall import kendall
+from archlab.search.store.store import Store
+from archlab.search.study.load import load_study
 from tests.search.compare_kit import end_as, make_study, pick
 from tests.search.study_files import write_study
 
-STUDIES = Path(__file__).parents[2] / "studies"
+STUDIES = Path(__file__).parents[3] / "studies"
 FILE = """\
 source: {title: A paper, arxiv: '2501.00001', printed: its pages}
 tables:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from search.cli import main
+from archlab.cli.main import main
 
-STUDY = Path(__file__).parents[2] / "studies" / "gated-attention-table1.yaml"
+STUDY = Path(__file__).parents[3] / "studies" / "gated-attention-table1.yaml"
 # arXiv:2505.06708, table 1, "added param" in millions. G5 adds 100.66, which the paper cuts off; the others it rounds.
 ADDED = {
     "baseline": "0",

@@ -11,12 +11,20 @@ from typing import Any
 import optuna
 import pytest
 
-from arch_dsl.source import read_text
-from search.pareto import dominates, front, hypervolume, spanning
-from search.propose import Ending, Known, Proposer
-from search.samplers import CmaEsSampler, GpSampler, Nsga2Sampler, Nsga3Sampler, RandomSampler, Sampler, TpeSampler
-from search.sinks.database import open_optuna
-from search.space import Space
+from archlab.arch_dsl.language.source import read_text
+from archlab.search.sections.search.proposer import Ending, Known, Proposer
+from archlab.search.sections.search.samplers import (
+    CmaEsSampler,
+    GpSampler,
+    Nsga2Sampler,
+    Nsga3Sampler,
+    RandomSampler,
+    Sampler,
+    TpeSampler,
+)
+from archlab.search.sections.search.space import Space
+from archlab.search.statistics.pareto import dominates, front, hypervolume, spanning
+from archlab.search.trackers.database import open_optuna
 
 SPACE = Space.parse(read_text("a: {float: [0, 1]}\nb: {float: [0, 1]}\nc: {float: [1e-4, 1], log: true}\n", "s.yaml"))
 CMAES, GP, NSGA2, TPE = CmaEsSampler(), GpSampler(startup=5), Nsga2Sampler(population=4), TpeSampler(startup=5)

@@ -15,14 +15,14 @@ import pandas as pd
 import pytest
 from scipy.stats import binom
 
-from search.comparison import compare
-from search.comparison_result import Comparison
-from search.gains import gain
-from search.planning import plan
-from search.reporting import report, to_plain
-from search.scaling import Estimate, Unidentified, frontier, isoflops, minimum, power_law, surface
-from search.study_load import load_study
-from search.tables import DASH
+from archlab.search.comparison.compare import compare
+from archlab.search.formatting.tables import DASH
+from archlab.search.planning.plan import plan
+from archlab.search.reporting.report import report, to_plain
+from archlab.search.results.comparison import Comparison
+from archlab.search.statistics.compute_gain import gain
+from archlab.search.statistics.power_laws import Estimate, Unidentified, frontier, isoflops, minimum, power_law, surface
+from archlab.search.study.load import load_study
 from tests.search.compare_kit import FINGERPRINT
 from tests.search.study_files import write_study
 

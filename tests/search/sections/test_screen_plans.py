@@ -8,26 +8,26 @@ from typing import Any
 
 import pytest
 
-from arch_dsl.identity import canonical
-from search.comparison import load_comparison
-from search.edits import edits
-from search.estimate import estimate
-from search.pace import Pace, worker
-from search.plan_page import plan_json, print_plan
-from search.planning import Plan, plan
-from search.progress import Progress
-from search.reporting import report
-from search.resolution import resolution
-from search.roles import ROLE
-from search.running import run
-from search.screening import screened
-from search.sinks.optuna_sink import OptunaSink
-from search.sinks.run_facts import run_name
-from search.sinks.spool import Spool
-from search.sinks.tracked import tracked
-from search.status import status_of
-from search.store import Store
-from search.study_load import load_study
+from archlab.arch_dsl.tree.identity import canonical
+from archlab.search.comparison.compare import load_comparison
+from archlab.search.planning.edits import edits
+from archlab.search.planning.estimate import estimate
+from archlab.search.planning.page import plan_json, print_plan
+from archlab.search.planning.plan import Plan, plan
+from archlab.search.planning.resolution import resolution
+from archlab.search.reporting.report import report
+from archlab.search.running.pace import Pace, worker
+from archlab.search.running.progress import Progress
+from archlab.search.running.run import run
+from archlab.search.running.status import status_of
+from archlab.search.sections.screen.decide import screened
+from archlab.search.store.roles import ROLE
+from archlab.search.store.store import Store
+from archlab.search.study.load import load_study
+from archlab.search.trackers.acknowledged import Spool
+from archlab.search.trackers.optuna_sink import OptunaSink
+from archlab.search.trackers.run_facts import run_name
+from archlab.search.trackers.tracked import tracked
 from tests.search.plan_kit import simulate
 from tests.search.study_files import SECTIONS, write_study
 

@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 
-import search.running as running
-from arch_dsl.errors import SpecError
-from search.comparison import load_comparison
-from search.importance import importances
-from search.inline_executor import InlineExecutor
-from search.pareto import front
-from search.planning import plan
-from search.reporting import report
-from search.running import run
-from search.space import Space
-from search.status import lines, status_of
-from search.store import Store
-from search.study_load import load_study
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.search.comparison.compare import load_comparison
+from archlab.search.executors.inline import InlineExecutor
+from archlab.search.planning.plan import plan
+from archlab.search.reporting.report import report
+from archlab.search.running import run as running
+from archlab.search.running.run import run
+from archlab.search.running.status import lines, status_of
+from archlab.search.sections.search.importance import importances
+from archlab.search.sections.search.space import Space
+from archlab.search.statistics.pareto import front
+from archlab.search.store.store import Store
+from archlab.search.study.load import load_study
+from tests.search.sections.test_seek import SMALL, Killed, asked, kept, rows_of
 from tests.search.study_files import write_study
-from tests.search.test_seek import SMALL, Killed, asked, kept, rows_of
 
-SMALL_SEARCH = Path(__file__).parents[2] / "studies" / "search-small.yaml"
+SMALL_SEARCH = Path(__file__).parents[3] / "studies" / "search-small.yaml"
 WIDTHS = "space:\n  block.ffn.width: {int: [8, 64], step: 8}\n  block.attention.heads: {choice: [2, 4]}"
 COMPONENTS = """\
 components:
@@ -158,7 +158,7 @@ space:
 
 
 def test_step_times_are_measured_once_for_each_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import search.seek as seek
+    from archlab.search.sections.search import rows as seek
 
     measured: list[float] = []
     real = seek.measure

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from search.comparison import load_comparison
-from search.comparison_result import Comparison
-from search.pareto import hypervolume
-from search.reporting import report
-from search.running import run
-from search.search_rivals import rivals_frame
-from search.search_table import search_frame
-from search.store import Store
+from archlab.search.comparison.compare import load_comparison
+from archlab.search.reporting.report import report
+from archlab.search.results.comparison import Comparison
+from archlab.search.running.run import run
+from archlab.search.sections.search.frames import search_frame
+from archlab.search.sections.search.rivals import rivals_frame
+from archlab.search.statistics.pareto import hypervolume
+from archlab.search.store.store import Store
+from tests.search.sections.test_seek import SMALL
 from tests.search.study_files import write_study
-from tests.search.test_seek import SMALL
 
 NAMED = {"base": "b", "space": {}, "constraints": {}}
 SPACE = "space:\n  block.ffn.width: {int: [8, 64], step: 8}\n  block.attention.heads: {choice: [2, 4]}"

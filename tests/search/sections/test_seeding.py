@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from search.comparison import compare
-from search.render.text import text
-from search.reporting import build_page
-from search.seeding import wanted_seeds
+from archlab.search.comparison.compare import compare
+from archlab.search.reporting.report import build_page
+from archlab.search.reporting.text import text
+from archlab.search.sections.seeds.decide import wanted_seeds
 from tests.search.compare_kit import end_as, make_study, make_trial, pick
 
 EFFECTS = {"baseline": 0.0, "same": 0.0, "worse": 0.2, "better": -0.2}

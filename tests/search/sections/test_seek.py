@@ -8,12 +8,12 @@ from typing import Any
 import optuna
 import pytest
 
-import search.running as running
-from arch_dsl.errors import SpecError
-from search.inline_executor import InlineExecutor
-from search.running import run
-from search.sinks.database import open_optuna
-from search.store import Store
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.search.executors.inline import InlineExecutor
+from archlab.search.running import run as running
+from archlab.search.running.run import run
+from archlab.search.store.store import Store
+from archlab.search.trackers.database import open_optuna
 from tests.search.study_files import write_study
 
 SPACE = """\

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from arch_dsl.errors import SpecError
-from arch_dsl.source import read_text
-from search.comparison import compare
-from search.notes import tuning_notes
-from search.planning import Plan, plan
-from search.rate_curve import Curve, fit, sensitivity, stable, verdict
-from search.reporting import FORMATS, report
-from search.standing import select
-from search.study_load import load_study, parse_study
-from search.tune import Brackets, Tune, Values
-from search.tuning import tuned
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.source import read_text
+from archlab.search.comparison.compare import compare
+from archlab.search.comparison.notes import tuning_notes
+from archlab.search.planning.plan import Plan, plan
+from archlab.search.reporting.report import FORMATS, report
+from archlab.search.sections.screen.standing import select
+from archlab.search.sections.tune.frames import Curve, fit, sensitivity, stable, verdict
+from archlab.search.sections.tune.halving import tuned
+from archlab.search.sections.tune.spec import Brackets, Tune, Values
+from archlab.search.study.load import load_study, parse_study
 from tests.search.plan_kit import cost, simulate
 from tests.search.study_files import study_text, write_study
 
@@ -418,7 +418,7 @@ def test_a_variant_whose_values_all_wait_without_a_loss_has_diverged(tmp_path: P
 
 
 def test_a_variant_that_is_given_up_is_expected_to_have_no_more_trials(tmp_path: Path) -> None:
-    from dashboards.library import Study
+    from archlab.dashboards.library import Study
 
     made = made_plan(tmp_path, "{lr: {grid: 1-2-5, from: 1e-3, to: 2e-2}}", seeds="seeds: 3")
     table = simulate(made, lambda variant, *_: math.inf if variant == "gated" else 3.0)
@@ -480,8 +480,8 @@ def test_a_second_seed_that_is_lost_leaves_its_value_behind(tmp_path: Path) -> N
 
 
 def test_the_noise_is_decided_when_a_study_first_runs(tmp_path: Path) -> None:
-    from search.noise import KIND, noise_key
-    from search.store import Store
+    from archlab.search.sections.seeds.noise import KIND, noise_key
+    from archlab.search.store.store import Store
 
     made = made_plan(tmp_path, "{lr: {grid: 1-2-5, from: 1e-3, to: 2e-2}}", seeds="seeds: 3")
     assert made.tuner is not None
@@ -507,8 +507,8 @@ def test_the_noise_is_decided_when_a_study_first_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("budget", "noise"), [("{trials: 14}", 0.0), ("{trials: 16}", 0.01), ("{tokens: 14k}", 0.0)])
 def test_a_second_seed_needs_room_in_the_budget(tmp_path: Path, budget: str, noise: float) -> None:
-    from search.noise import KIND, noise_key
-    from search.store import Store
+    from archlab.search.sections.seeds.noise import KIND, noise_key
+    from archlab.search.store.store import Store
 
     grid = "{lr: {grid: 1-2-5, from: 1e-3, to: 2e-2}}"
     made = made_plan(tmp_path, grid, seeds="seeds: 3", budget=f"budget: {budget}")

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from search.comparison import load_comparison
-from search.outcome_files import read_attempt
-from search.reporting import report
-from search.store import Store
+from archlab.search.comparison.compare import load_comparison
+from archlab.search.reporting.report import report
+from archlab.search.store.store import Store
+from archlab.search.trial.outcome_files import read_attempt
 from tests.search.study_files import write_study
 from tests.search.study_kit import ROOT, until
 
 RUN = """\
 import json, sys, torch
 torch.set_num_threads(1)
-from search.running import run
+from archlab.search.running.run import run
 def tell(event):
     if event["event"] != "tick":
         print(json.dumps(event), flush=True)

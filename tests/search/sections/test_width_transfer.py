@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-import arch_dsl
-from arch_dsl.errors import SpecError
-from arch_dsl.model import Model, resolve
-from arch_dsl.patch import patch
-from arch_dsl.transfer import transferred
-from search.coordinates import Coordinates, _power, coordinates
-from search.optimizers import AdamW, Optimizer
-from search.planning import plan
-from search.study_load import load_study
-from search.variant import Variant
-from search.width_transfer import with_rates
+from archlab import arch_dsl
+from archlab.arch_dsl.compiler.width_transfer import transferred
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.model.model import Model, resolve
+from archlab.arch_dsl.patching.patch import patch
+from archlab.search.planning.plan import plan
+from archlab.search.recipe.optimizers import AdamW, Optimizer
+from archlab.search.sections.ladder.coordinates import Coordinates, _power, coordinates
+from archlab.search.sections.ladder.width_transfer import with_rates
+from archlab.search.study.load import load_study
+from archlab.search.variants.variant import Variant
 from tests.search.study_files import write_study
 
 WIDTHS = (32, 64, 128)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from arch_dsl import SpecError, identity, resolve, zoo
-from arch_dsl.source import read_text
-from search.study import Study
-from search.study_asked import asked_variants
-from search.study_changes import changed
-from search.study_load import parse_study
-from search.variants import Builder
+from archlab.arch_dsl import SpecError, identity, resolve, zoo
+from archlab.arch_dsl.language.source import read_text
+from archlab.search.planning.builder import Builder
+from archlab.search.study.asked import asked_variants
+from archlab.search.study.changes import changed
+from archlab.search.study.load import parse_study
+from archlab.search.study.study import Study
 from tests.golden import resolved
 
 STUDY = """\

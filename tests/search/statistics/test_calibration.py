@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from search.running import run
-from search.store import Store
+from archlab.search.running.run import run
+from archlab.search.store.store import Store
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "calibration.py"
+BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "calibration.py"
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,16 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from search.contrast import Floats
-from search.seeding import decision
-from search.sequential import TUNED_AT, always_valid_critical, analyse_always, mixture_critical, narrowest_spread
-from search.statistics import Analysis, analyse
+from archlab.search.sections.seeds.decide import decision
+from archlab.search.statistics.contrast import Floats
+from archlab.search.statistics.intervals import Analysis, analyse
+from archlab.search.statistics.sequential import (
+    TUNED_AT,
+    always_valid_critical,
+    analyse_always,
+    mixture_critical,
+    narrowest_spread,
+)
 
 MOST = 8
 Noise = Callable[[np.random.Generator, int], Floats]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from search.contrast import document_variance, satterthwaite, simultaneous_critical
-from search.dunnett import dunnett_critical, dunnett_probability
-from search.statistics import analyse, pooled_spread, unbalanced_residual_variance, uneven_noise
+from archlab.search.statistics.contrast import document_variance, satterthwaite, simultaneous_critical
+from archlab.search.statistics.dunnett import dunnett_critical, dunnett_probability
+from archlab.search.statistics.intervals import analyse, pooled_spread, unbalanced_residual_variance, uneven_noise
 
 # C. W. Dunnett, Biometrics 20 (1964), two-sided, joint 95%: (comparisons, degrees of freedom, value)
 PUBLISHED = [

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from search.lock import StudyLock, StudyLocked, holder_of, lock_path
+from archlab.search.store.lock import StudyLock, StudyLocked, holder_of, lock_path
 from tests.search.study_kit import ROOT
 
 HOLD = (
-    "import sys, time; from pathlib import Path; from search.lock import StudyLock\n"
+    "import sys, time; from pathlib import Path; from archlab.search.store.lock import StudyLock\n"
     "with StudyLock(Path(sys.argv[1]), 's'): print('held', flush=True); time.sleep(600)"
 )
 

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from search.addresses import DATABASE
-from search.kept import MANY
-from search.store import TERMINAL, Row, StaleAttempt, Store, StoreError
+from archlab.search.store.addresses import DATABASE
+from archlab.search.store.decisions import MANY
+from archlab.search.store.store import TERMINAL, Row, StaleAttempt, Store, StoreError
 from tests.search.study_kit import ROOT, make_store, rows_of, toy
 
 
@@ -192,7 +192,7 @@ def test_every_transition_and_decision_leaves_an_event(tmp_path):
 
 def test_processes_that_make_one_store_at_once_all_succeed(tmp_path):
     code = (
-        "import sys; from search.store import Row, Store; from search.trial import Trial\n"
+        "import sys; from archlab.search.store.store import Row, Store; from archlab.search.trial.trial import Trial\n"
         "root, name = sys.argv[1:]; store = Store.open(root); store.save_study(name, {}, '')\n"
         "store.add_trials(name, [Row(Trial({}, {}, name, 0), 'v', 'tune', {}, 0)])"
     )

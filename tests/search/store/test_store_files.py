@@ -11,9 +11,9 @@ from contextlib import closing, suppress
 
 import pytest
 
-from search import database
-from search.lock import StudyLock
-from search.store import Store, StoreError, StoreFull
+from archlab.search.store import database
+from archlab.search.store.lock import StudyLock
+from archlab.search.store.store import Store, StoreError, StoreFull
 from tests.search.study_kit import ROOT, Driver, go, make_store, results, rows_of, steps_run, toy, until
 
 
@@ -189,7 +189,11 @@ def test_a_disk_that_fills_up_under_the_table_stops_the_run_and_loses_nothing(tm
 
 @pytest.mark.slow
 def test_a_creation_that_is_killed_leaves_nothing_or_all(tmp_path):
-    command = [sys.executable, "-c", f"from search.store import Store; Store.open({str(tmp_path / 'store')!r})"]
+    command = [
+        sys.executable,
+        "-c",
+        f"from archlab.search.store.store import Store; Store.open({str(tmp_path / 'store')!r})",
+    ]
     for delay in range(20):
         shutil.rmtree(tmp_path / "store", ignore_errors=True)
         process = subprocess.Popen(command, cwd=ROOT)
@@ -213,7 +217,8 @@ def test_reading_leaves_nothing_open_that_would_hold_up_a_writer(tmp_path):
 
 def test_the_status_path_imports_neither_torch_nor_ray_nor_pandas():
     code = (
-        "import sys, search.status, search.follow, search.store, search.lock, search.executor, search.worker;"
+        "import sys; from archlab.search.running import status, watch; from archlab.search.store import lock, store;"
+        "from archlab.search.executors import attempt, executor;"
         "heavy = ('torch', 'ray', 'pandas', 'numpy', 'optuna', 'mlflow', 'psycopg', 'sqlalchemy');"
         "print([name for name in heavy if name in sys.modules])"
     )

@@ -2,10 +2,10 @@
 
 import pytest
 
-from search.addresses import DATABASE
-from search.lock import StudyLock
-from search.store import Store, StoreError, StoreRefused
-from search.store_move import TABLES, to_server
+from archlab.search.store.addresses import DATABASE
+from archlab.search.store.lock import StudyLock
+from archlab.search.store.move import TABLES, to_server
+from archlab.search.store.store import Store, StoreError, StoreRefused
 from tests.search.study_kit import make_store, rows_of, toy
 
 pytestmark = pytest.mark.slow

@@ -14,18 +14,18 @@ import traceback
 
 import pytest
 
-from search import postgres as server
-from search.addresses import DATABASE, shown
-from search.lock import StudyLock, StudyLocked, StudyLost, holder_of
-from search.recovery import settle
-from search.store import Store, StoreAway, StoreError, StoreRefused
-from search.store_files import open_database
+from archlab.search.running.recovery import settle
+from archlab.search.store import postgres as server
+from archlab.search.store.addresses import DATABASE, shown
+from archlab.search.store.lock import StudyLock, StudyLocked, StudyLost, holder_of
+from archlab.search.store.opening import open_database
+from archlab.search.store.store import Store, StoreAway, StoreError, StoreRefused
 from tests.search.study_kit import ROOT, Driver, go, make_store, results, rows_of, steps_run, toy, until
 
 pytestmark = pytest.mark.slow
 
 HOLD = (
-    "import sys, time; from pathlib import Path; from search.lock import StudyLock\n"
+    "import sys, time; from pathlib import Path; from archlab.search.store.lock import StudyLock\n"
     "with StudyLock(Path(sys.argv[1]), 's'): print('held', flush=True); time.sleep(600)"
 )
 
@@ -91,7 +91,7 @@ def test_an_address_in_a_file_is_read_only_where_nobody_else_can(tmp_path, postg
             store.study("t")
     written = {path: path.read_bytes() for path in root.rglob("*") if path.is_file() and path.name != "database.url"}
     assert "sesame" not in str(caught.value) and not [path for path, text in written.items() if b"sesame" in text]
-    run = [sys.executable, "-c", "from search.cli import main; main()", "status", "--store", str(root)]
+    run = [sys.executable, "-c", "from archlab.cli.main import main; main()", "status", "--store", str(root)]
     told = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "1 interrupted" in told.stdout and "sesame" not in told.stdout + told.stderr
 
@@ -152,7 +152,11 @@ def test_a_database_of_an_older_version_learns_the_roles_of_this_one(tmp_path, u
 
 
 def test_a_creation_that_was_killed_leaves_nothing_or_all(tmp_path, url, postgres):
-    command = [sys.executable, "-c", f"from search.store import Store; Store.open({str(tmp_path / 'store')!r})"]
+    command = [
+        sys.executable,
+        "-c",
+        f"from archlab.search.store.store import Store; Store.open({str(tmp_path / 'store')!r})",
+    ]
     for delay in range(8):
         process = subprocess.Popen(command, cwd=ROOT)
         until((tmp_path / "store" / "locks" / ".create").exists)
@@ -164,7 +168,7 @@ def test_a_creation_that_was_killed_leaves_nothing_or_all(tmp_path, url, postgre
 
 
 def test_the_dashboard_shows_what_a_server_holds_as_it_changes(tmp_path, url):
-    from dashboards.library import Library
+    from archlab.dashboards.library import Library
     from tests.dashboards import generate
 
     with generate.make_store(tmp_path / "store") as store:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from search.comparison import compare
-from search.measures import Curve, Found, Grid
-from search.reporting import report, to_plain
+from archlab.search.comparison.compare import compare
+from archlab.search.evaluation.measures import Curve, Found, Grid
+from archlab.search.reporting.report import report, to_plain
 from tests.search.compare_kit import make_study
 
 

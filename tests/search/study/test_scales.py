@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from arch_dsl.errors import SpecError
-from arch_dsl.source import Node
-from search.cli import main
-from search.planning import plan
-from search.scales import merged
-from search.study_load import load_study
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.source import Node
+from archlab.cli.main import main
+from archlab.search.planning.plan import plan
+from archlab.search.study.load import load_study
+from archlab.search.study.scales import merged
 from tests.search.study_files import write_study
 
 SCALES = """\

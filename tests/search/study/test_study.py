@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from arch_dsl.errors import SpecError
-from arch_dsl.source import read_text
-from search.running import run
-from search.store import Store
-from search.study_asked import asked_variants
-from search.study_checks import MAX_CELLS
-from search.study_load import load_study, parse_study
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.source import read_text
+from archlab.search.running.run import run
+from archlab.search.store.store import Store
+from archlab.search.study.asked import asked_variants
+from archlab.search.study.checks import MAX_CELLS
+from archlab.search.study.load import load_study, parse_study
 from tests.search.study_files import study_text, write_study
 
-WRONG = Path(__file__).with_name("wrong_studies.txt").read_text()
+WRONG = (Path(__file__).parents[1] / "wrong_studies.txt").read_text()
 
 
 def wrong_studies() -> list[Any]:

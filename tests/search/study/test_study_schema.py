@@ -11,15 +11,15 @@ import pytest
 from click.testing import CliRunner
 from jsonschema import Draft7Validator
 
-from arch_dsl import plugins
-from arch_dsl.catalogue import FAMILIES
-from arch_dsl.knobs import KNOBS
-from arch_dsl.source import read, read_text
-from arch_dsl.spec import fields_of
-from search.cli import main
-from search.study import Study
-from search.study_schema import schema_text, study_schema
-from tests.arch_dsl.test_plugins import GAIN
+from archlab.arch_dsl.catalogue.describe import FAMILIES
+from archlab.arch_dsl.language import plugins
+from archlab.arch_dsl.language.source import read, read_text
+from archlab.arch_dsl.language.spec import fields_of
+from archlab.arch_dsl.patching.knobs import KNOBS
+from archlab.cli.main import main
+from archlab.search.study.schema import schema_text, study_schema
+from archlab.search.study.study import Study
+from tests.arch_dsl.language.test_plugins import GAIN
 from tests.docs_kit import PAGES, ROOT, TEMPLATE, blocks, plugins_of
 
 SCHEMA = study_schema()

@@ -18,17 +18,17 @@ from typing import Any
 import optuna
 import pytest
 
-from search.addresses import MLFLOW
-from search.lock import StudyLock
-from search.ranks import free_port
-from search.sinks import mlflow_sink
-from search.sinks.database import create_whole, open_optuna
-from search.sinks.spool import Shipped, Spool
-from search.sinks.tracked import START, Line, Position, new_lines, tracked
-from search.store import Row, Store
-from search.track import Shipper, _one_shipper, sync, unsent
-from search.track_process import NICEST, ShipperProcess
-from search.trial import Trial
+from archlab.search.executors.group_end import free_port
+from archlab.search.store.addresses import MLFLOW
+from archlab.search.store.lock import StudyLock
+from archlab.search.store.store import Row, Store
+from archlab.search.trackers import mlflow_sink
+from archlab.search.trackers.acknowledged import Shipped, Spool
+from archlab.search.trackers.database import create_whole, open_optuna
+from archlab.search.trackers.shipper import Shipper, _one_shipper, sync, unsent
+from archlab.search.trackers.shipper_process import NICEST, ShipperProcess
+from archlab.search.trackers.tracked import START, Line, Position, new_lines, tracked
+from archlab.search.trial.trial import Trial
 from tests.search.processes import alive
 
 pytestmark = [
@@ -410,7 +410,7 @@ def test_a_server_that_is_down_costs_delay_and_one_warning(
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv(MLFLOW, f"http://user:secret@127.0.0.1:{free_port()}")
-    monkeypatch.setattr("search.track.FIRST_RETRY_S", 0.05)
+    monkeypatch.setattr("archlab.search.trackers.shipper.FIRST_RETRY_S", 0.05)
     shipper = Shipper(store.root, "gates", RECORD, interval_s=0.02)
     shipper.start()
     finished(store, row())
@@ -449,7 +449,7 @@ def test_close_keeps_its_time_limit_when_a_server_hangs(store: Store, monkeypatc
 def test_what_is_away_when_a_run_begins_is_tried_again(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("search.track.FIRST_RETRY_S", 0.05)
+    monkeypatch.setattr("archlab.search.trackers.shipper.FIRST_RETRY_S", 0.05)
     finished(store, row())
     table = store.root / "trials.db"
     away = table.rename(store.root / "away.db")
@@ -495,7 +495,7 @@ def test_a_process_that_gives_way_ships_all(store: Store) -> None:
 def test_a_process_that_gets_no_time_is_followed_by_one_that_does(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("search.track_process._GIVES_WAY_S", 0.1)
+    monkeypatch.setattr("archlab.search.trackers.shipper_process._GIVES_WAY_S", 0.1)
     finished(store, row())
     shipper = ShipperProcess(store.root, "gates")
     shipper.start()
@@ -529,7 +529,8 @@ def test_without_a_process_to_give_a_run_goes_on_and_the_points_wait(
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells a child of its parent's death on Linux alone")
 def test_a_shipping_process_dies_with_who_started_it(store: Store) -> None:
     script = (
-        "import sys, time; from search.track_process import ShipperProcess; from pathlib import Path;"
+        "import sys, time; from pathlib import Path;"
+        "from archlab.search.trackers.shipper_process import ShipperProcess;"
         "shipper = ShipperProcess(Path(sys.argv[1]), 'gates'); shipper.start();"
         "print(shipper._process.pid, flush=True); time.sleep(600)"
     )
@@ -604,6 +605,6 @@ def test_a_database_is_made_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_importing_the_tracking_is_light() -> None:
     heavy = "{'mlflow', 'optuna', 'ray', 'torch', 'pandas', 'numpy', 'sqlalchemy'}"
-    script = f"import sys, search.track; print({heavy} & sys.modules.keys())"
+    script = f"import sys, archlab.search.trackers.shipper; print({heavy} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=240)
     assert done.stdout.strip() == "set()"

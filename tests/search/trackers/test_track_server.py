@@ -9,14 +9,14 @@ import urllib.request
 import optuna
 import pytest
 
-from search.addresses import DATABASE, MLFLOW
-from search.ranks import free_port
-from search.sinks import mlflow_sink
-from search.sinks.database import has_optuna, open_optuna
-from search.store import Store
-from search.track import Shipper, sync, unsent
+from archlab.search.executors.group_end import free_port
+from archlab.search.store.addresses import DATABASE, MLFLOW
+from archlab.search.store.store import Store
+from archlab.search.trackers import mlflow_sink
+from archlab.search.trackers.database import has_optuna, open_optuna
+from archlab.search.trackers.shipper import Shipper, sync, unsent
 from tests.search.study_kit import ROOT, until
-from tests.search.test_track import POINTS, RECORD, finished, lines, points_of, row, write
+from tests.search.trackers.test_track import POINTS, RECORD, finished, lines, points_of, row, write
 
 pytestmark = [
     pytest.mark.slow,
@@ -157,9 +157,8 @@ def test_optuna_has_its_tables_beside_the_trial_table_of_a_server(tmp_path, post
 def test_optunas_tables_are_made_once_by_many_and_whole_after_a_kill(tmp_path, postgres, storages, monkeypatch):
     monkeypatch.setenv(DATABASE, postgres.emptied())
     store = Store.open(tmp_path / "store")
-    code = (
-        "import sys; from pathlib import Path; from search.sinks.database import open_optuna as o; o(Path(sys.argv[1]))"
-    )
+    code = "import sys; from pathlib import Path; from archlab.search.trackers.database import open_optuna;"
+    code += "open_optuna(Path(sys.argv[1]))"
     command = [sys.executable, "-c", code, str(store.root)]
     killed = subprocess.Popen(command, cwd=ROOT)
     half = "SELECT to_regnamespace('archlab_optuna_new') IS NOT NULL"

@@ -8,14 +8,14 @@ import stat
 import pytest
 import torch
 
-from arch_dsl import canonical, compile, load, resolve
-from search import checkpoint
-from search.compiler import cannot_compile
-from search.compiling import FOLDER, compile_blocks, compiling, private
-from search.recipe import load_recipe
-from search.train import Interrupted, train
-from search.trial import Trial
-from tests.search.test_train import MODEL, RECIPE, data_root, never, one_thread, same, stop_after
+from archlab.arch_dsl import canonical, compile, load, resolve
+from archlab.search.hardware.compiler import cannot_compile
+from archlab.search.recipe.recipe import load_recipe
+from archlab.search.training.compiling import FOLDER, compile_blocks, compiling, private
+from archlab.search.training.train import Interrupted, train
+from archlab.search.trial import checkpoint
+from archlab.search.trial.trial import Trial
+from tests.search.training.test_train import MODEL, RECIPE, data_root, never, one_thread, same, stop_after
 
 __all__ = ["data_root", "one_thread"]
 

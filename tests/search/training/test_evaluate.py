@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from search.data.dataset import Dataset, write
-from search.data.tokenizers import Bytes
-from search.evaluate import evaluate, held_out, summary
-from search.objectives import Causal
+from archlab.search.data.dataset import Dataset, write
+from archlab.search.data.tokenizers.family import Bytes
+from archlab.search.objectives import Causal
+from archlab.search.training.held_out import evaluate, held_out, summary
 
 DOCUMENTS = [b"to be", b"or not to be, that is the question", b"?", b"whether 'tis nobler in the mind"]
 BYTES = sum(map(len, DOCUMENTS))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from search.gang import Parallel
+from archlab.search.executors.process_group import Parallel
 from tests.search.gang_kit import Job, lines, make, run, run_together, weights, write_store
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}

@@ -6,24 +6,24 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from arch_dsl import canonical
-from search.checkpoint import steps_in
-from search.cli import main
-from search.fingerprint import fingerprint
-from search.gang import Parallel
-from search.garbage import find, remove
-from search.journal import events
-from search.keep import tell
-from search.loop import Loop
-from search.prefixes import beginning, fitting, kind
-from search.recipe import load_recipe
-from search.store import Store
-from search.train import Interrupted
-from search.trial import Trial
+from archlab.arch_dsl import canonical
+from archlab.cli.main import main
+from archlab.search.executors.process_group import Parallel
+from archlab.search.recipe.recipe import load_recipe
+from archlab.search.running.garbage import find, remove
+from archlab.search.store.store import Store
+from archlab.search.training.loop import Loop
+from archlab.search.training.shared_beginnings import beginning, fitting, kind
+from archlab.search.training.train import Interrupted
+from archlab.search.trial.checkpoint import steps_in
+from archlab.search.trial.fingerprint import fingerprint
+from archlab.search.trial.journal import events
+from archlab.search.trial.kept_weights import tell
+from archlab.search.trial.trial import Trial
+from tests.cli.test_cli import TINY
 from tests.search import gang_kit
 from tests.search.study_files import write_study
-from tests.search.test_cli import TINY
-from tests.search.test_train import (  # noqa: F401  # fixtures
+from tests.search.training.test_train import (  # noqa: F401  # fixtures
     RECIPE,
     data_root,
     lines,
@@ -165,7 +165,7 @@ def test_one_that_somebody_writes_is_not_waited_for(tmp_path, store, computed):
 def test_other_machines_and_what_moved_between_machines_are_left_out(tmp_path, store, computed, monkeypatch):
     run(make(tmp_path / "short", **of_steps(20)), store)
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("search.loop.fingerprint", lambda device: {"cpu": "another"})
+        elsewhere.setattr("archlab.search.training.loop.fingerprint", lambda device: {"cpu": "another"})
         moved = make(tmp_path / "moved", **of_steps(40))
         with pytest.raises(Interrupted):
             run(moved, store, 1, stop_after(3))
@@ -176,7 +176,9 @@ def test_other_machines_and_what_moved_between_machines_are_left_out(tmp_path, s
 
 def test_another_commit_of_this_code_goes_on(tmp_path, store, computed, monkeypatch):
     run(make(tmp_path / "short", **of_steps(20)), store)
-    monkeypatch.setattr("search.loop.fingerprint", lambda device: fingerprint(device) | {"commit": "another"})
+    monkeypatch.setattr(
+        "archlab.search.training.loop.fingerprint", lambda device: fingerprint(device) | {"commit": "another"}
+    )
     run(make(tmp_path / "long", **of_steps(40)), store)
     assert computed["long"] == list(range(20, 40))
 

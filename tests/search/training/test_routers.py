@@ -6,13 +6,13 @@ import math
 import pytest
 import torch
 
-from arch_dsl import Call, canonical, compile, load, resolve
-from search.data.dataset import write
-from search.data.tokenizers import Bytes
-from search.recipe import load_recipe
-from search.routers import health
-from search.train import train
-from search.trial import Trial
+from archlab.arch_dsl import Call, canonical, compile, load, resolve
+from archlab.search.data.dataset import write
+from archlab.search.data.tokenizers.family import Bytes
+from archlab.search.recipe.recipe import load_recipe
+from archlab.search.training.routers import health
+from archlab.search.training.train import train
+from archlab.search.trial.trial import Trial
 
 RECIPE = {"tokens": 40 * 128, "context": 16, "batch": 8, "lr": 0.01, "schedule": "constant"}
 MOE = {"type": "moe", "experts": 4, "top_k": 2, "width": 16}

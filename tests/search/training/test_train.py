@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from arch_dsl import canonical, compile, load, resolve
-from search import checkpoint
-from search.built import seeds_of, split_seed
-from search.data.dataset import Dataset, write
-from search.data.tokenizers import Bytes
-from search.loop import Loop, curve_points
-from search.recipe import load_recipe
-from search.train import Interrupted, train
-from search.trial import Trial
+from archlab.arch_dsl import canonical, compile, load, resolve
+from archlab.search.data.dataset import Dataset, write
+from archlab.search.data.tokenizers.family import Bytes
+from archlab.search.recipe.recipe import load_recipe
+from archlab.search.training.loop import Loop, curve_points
+from archlab.search.training.module import seeds_of, split_seed
+from archlab.search.training.train import Interrupted, train
+from archlab.search.trial import checkpoint
+from archlab.search.trial.trial import Trial
 
 RECIPE = {
     "tokens": 12 * 64,
@@ -191,7 +191,7 @@ def test_a_trial_that_pauses_on_the_way_has_the_bits_of_one_that_never_did(tmp_p
 def test_a_paused_trial_that_is_to_pause_where_it_has_been_returns_at_once(tmp_path, data_root, monkeypatch):
     folder = make(tmp_path / "parts")
     early, late = run(folder, data_root, until=4), run(folder, data_root, 2, until=8)
-    monkeypatch.setattr("search.train.Run.loop", None)
+    monkeypatch.setattr("archlab.search.training.train.Run.loop", None)
     assert run(folder, data_root, 3, until=8) == late
     assert run(folder, data_root, 4, until=4) == early
     assert checkpoint.steps_in(folder)[0] == 8
@@ -213,7 +213,7 @@ def test_a_pause_is_a_point_of_the_validation_curve(tmp_path, data_root):
 
 
 def test_lines_between_logs_are_continued_too(tmp_path, data_root, monkeypatch):
-    monkeypatch.setattr("search.loop.LOG_LINES", 3)  # a line every fourth step
+    monkeypatch.setattr("archlab.search.training.loop.LOG_LINES", 3)  # a line every fourth step
     whole, folder = make(tmp_path / "whole"), make(tmp_path / "parts")
     run(whole, data_root)
     with pytest.raises(Interrupted):
@@ -355,7 +355,7 @@ def test_too_high_a_rate_ends_as_diverged(tmp_path, data_root):
 
 @pytest.mark.parametrize("log_lines", [400, 1])
 def test_divergence_is_told_at_the_step_where_it_began(tmp_path, data_root, monkeypatch, log_lines):
-    monkeypatch.setattr("search.loop.LOG_LINES", log_lines)
+    monkeypatch.setattr("archlab.search.training.loop.LOG_LINES", log_lines)
 
     class Breaks(Tiny):
         def loss(self, *arguments, **options):
@@ -459,7 +459,7 @@ def test_a_seed_held_fixed_is_that_of_the_trial_of_that_number(tmp_path, data_ro
 
 
 def test_validation_curve_changes_no_bit_of_the_training(tmp_path, data_root, monkeypatch, whole):
-    monkeypatch.setattr("search.loop.CURVE_POINTS", 1)
+    monkeypatch.setattr("archlab.search.training.loop.CURVE_POINTS", 1)
     folder = make(tmp_path / "once")
     run(folder, data_root)
     assert len(lines(folder)) == STEPS + 1

@@ -8,7 +8,7 @@ import resource
 import pytest
 import torch
 
-from search import checkpoint
+from archlab.search.trial import checkpoint
 
 
 def state(step):

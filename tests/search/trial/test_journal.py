@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from search.fingerprint import commit, differences, fingerprint
-from search.journal import Journal, events, note_event
+from archlab.search.trial.fingerprint import commit, differences, fingerprint
+from archlab.search.trial.journal import Journal, events, note_event
 
 
 def steps(path):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from search.watch import GAP_S, Watch
+from archlab.search.trial.metrics import GAP_S, Watch
 from tests.search.study_kit import Driver, make_store, results, steps_run, toy, until
 
 

@@ -1,8 +1,8 @@
 """Probes: generated tasks that ask for one skill of a sequence model each, with a known chance level and ceiling."""
 
-from search.data.probes.copying import Compression, Induction, SelectiveCopy
-from search.data.probes.family import Probe
-from search.data.probes.recall import AssociativeRecall, ForgettingRecall, KeyValueNeedle, Memorisation
+from archlab.search.data.sources.probes.copying import Compression, Induction, SelectiveCopy
+from archlab.search.data.sources.probes.family import Probe
+from archlab.search.data.sources.probes.recall import AssociativeRecall, ForgettingRecall, KeyValueNeedle, Memorisation
 
 __all__ = [
     "AssociativeRecall",

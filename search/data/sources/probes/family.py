@@ -10,13 +10,13 @@ from typing import Annotated
 
 import numpy as np
 
-from arch_dsl.errors import SpecError
-from arch_dsl.spec import Count, Range
-from search.data.document import Document
-from search.data.given_tokens import ANSWER, STORED
-from search.data.noise import Bools, Draw, Ints
-from search.data.sources import Source
-from search.data.splits import NAMES, TEST_FROM, VALIDATION_FROM
+from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.spec import Count, Range
+from archlab.search.data.documents.document import Document
+from archlab.search.data.documents.draws import Bools, Draw, Ints
+from archlab.search.data.sources.family import Source
+from archlab.search.data.sources.given_tokens import ANSWER, STORED
+from archlab.search.data.sources.splits import NAMES, TEST_FROM, VALIDATION_FROM
 
 Number = Annotated[int, Range(min=0, max=2**31)]
 

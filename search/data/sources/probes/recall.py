@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from arch_dsl.spec import Count, Positive
-from search.data.noise import Bools, Draw, Ints
-from search.data.probes.family import Number, Probe, chance_of, in_turns
-from search.data.sources import Source
+from archlab.arch_dsl.language.spec import Count, Positive
+from archlab.search.data.documents.draws import Bools, Draw, Ints
+from archlab.search.data.sources.family import Source
+from archlab.search.data.sources.probes.family import Number, Probe, chance_of, in_turns
 
 
 class _KeysAndValues(Probe):

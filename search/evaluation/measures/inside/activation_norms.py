@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch
 
-from arch_dsl.watching import Sight
-from search.measures.by_layer import by_site
-from search.measures.family import Found, Measure
-from search.measures.sample import Diagnostic, Observer, counted, place_of
+from archlab.arch_dsl.parts.watching import Sight
+from archlab.search.evaluation.by_layer import by_site
+from archlab.search.evaluation.family import Found, Measure
+from archlab.search.evaluation.sample import Diagnostic, Observer, counted, place_of
 
 
 @Measure.register("activation_norms")

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import torch
 
-from search.measures.by_layer import ByLayer
-from search.measures.family import About, Found, Measure
-from search.measures.first_token_attention import no_softmax
-from search.measures.sample import Diagnostic, Observer, Weighed
+from archlab.search.evaluation.by_layer import ByLayer
+from archlab.search.evaluation.family import About, Found, Measure
+from archlab.search.evaluation.measures.inside.first_token_attention import no_softmax
+from archlab.search.evaluation.sample import Diagnostic, Observer, Weighed
 
 
 @Measure.register("attention_entropy")

@@ -7,11 +7,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from arch_dsl.primitives.branch import Headed
-from arch_dsl.watching import Sight
-from search.measures.by_layer import grids, mean_of
-from search.measures.family import About, Found, Measure
-from search.measures.sample import Diagnostic, Observer, counted, parts_of, place_of
+from archlab.arch_dsl.parts.watching import Sight
+from archlab.arch_dsl.primitives.branch import Headed
+from archlab.search.evaluation.by_layer import grids, mean_of
+from archlab.search.evaluation.family import About, Found, Measure
+from archlab.search.evaluation.sample import Diagnostic, Observer, counted, parts_of, place_of
 
 
 @Measure.register("effective_rank")

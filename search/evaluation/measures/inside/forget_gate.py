@@ -9,12 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from arch_dsl.primitives.forget import ForgetGate as ForgetGateScore
-from arch_dsl.primitives.linear_attention import LinearAttention
-from arch_dsl.watching import Sight
-from search.measures.by_layer import ByLayer, grids
-from search.measures.family import About, Found, Measure
-from search.measures.sample import Diagnostic, Observer, counted, parts_of, place_of
+from archlab.arch_dsl.parts.watching import Sight
+from archlab.arch_dsl.primitives.forget import ForgetGate as ForgetGateScore
+from archlab.arch_dsl.primitives.linear_attention import LinearAttention
+from archlab.search.evaluation.by_layer import ByLayer, grids
+from archlab.search.evaluation.family import About, Found, Measure
+from archlab.search.evaluation.sample import Diagnostic, Observer, counted, parts_of, place_of
 
 LEAST = -1e4  # ln f of a gate that forgets everything
 

@@ -7,11 +7,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from arch_dsl.primitives.gates import OutputGate
-from arch_dsl.watching import Sight
-from search.measures.by_layer import by_site
-from search.measures.family import About, Curve, Found, Grid, Measure
-from search.measures.sample import Diagnostic, Observer, counted, parts_of, place_of
+from archlab.arch_dsl.parts.watching import Sight
+from archlab.arch_dsl.primitives.gates import OutputGate
+from archlab.search.evaluation.by_layer import by_site
+from archlab.search.evaluation.family import About, Curve, Found, Grid, Measure
+from archlab.search.evaluation.sample import Diagnostic, Observer, counted, parts_of, place_of
 
 BINS = 20
 CLOSED = {"0.1": 0.1, "0.01": 0.01}  # of scores

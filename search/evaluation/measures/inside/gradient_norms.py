@@ -7,12 +7,12 @@ import re
 
 import torch
 
-from arch_dsl.layers import without_groups
-from search.evaluate import autocast
-from search.measures.by_layer import by_site
-from search.measures.family import Found, Measure, Subject
-from search.measures.sample import Sampled, sample
-from search.objectives import has_encoder
+from archlab.arch_dsl.parts.layers import without_groups
+from archlab.search.evaluation.by_layer import by_site
+from archlab.search.evaluation.family import Found, Measure, Subject
+from archlab.search.evaluation.sample import Sampled, sample
+from archlab.search.objectives import has_encoder
+from archlab.search.training.held_out import autocast
 
 _NODE = re.compile(r"(encoder\.|decoder\.)?block\.([0-9]+)\.([^.]+)\.")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from arch_dsl.primitives.attention import Attention
-from arch_dsl.spec import Count, added
-from search.measures.by_layer import ByLayer
-from search.measures.family import About, Found, Measure
-from search.measures.sample import Diagnostic, Observer, Weighed, parts_of
+from archlab.arch_dsl.language.spec import Count, added
+from archlab.arch_dsl.primitives.attention import Attention
+from archlab.search.evaluation.by_layer import ByLayer
+from archlab.search.evaluation.family import About, Found, Measure
+from archlab.search.evaluation.sample import Diagnostic, Observer, Weighed, parts_of
 
 
 @Measure.register("local_attention")

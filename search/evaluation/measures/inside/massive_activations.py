@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from arch_dsl.watching import Sight
-from search.measures.family import Curve, Found, Measure
-from search.measures.sample import Diagnostic, Observer, counted, place_of
+from archlab.arch_dsl.parts.watching import Sight
+from archlab.search.evaluation.family import Curve, Found, Measure
+from archlab.search.evaluation.sample import Diagnostic, Observer, counted, place_of
 
 
 @Measure.register("massive_activations")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from arch_dsl.context import Call
-from arch_dsl.primitives.moe import MoE
-from search.measures.by_layer import grids
-from search.measures.family import About, Found, Measure
-from search.measures.sample import Diagnostic, Observer, parts_of
-from search.routers import KINDS, health
+from archlab.arch_dsl.parts.context import Call
+from archlab.arch_dsl.primitives.moe import MoE
+from archlab.search.evaluation.by_layer import grids
+from archlab.search.evaluation.family import About, Found, Measure
+from archlab.search.evaluation.sample import Diagnostic, Observer, parts_of
+from archlab.search.training.routers import KINDS, health
 
 
 @Measure.register("router_load")

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import torch
 
-from arch_dsl.primitives.attention import Attention
-from arch_dsl.spec import Fraction, added
-from search.measures.by_layer import ByLayer, grids
-from search.measures.family import About, Found, Measure
-from search.measures.sample import Diagnostic, Observer, Weighed, parts_of
+from archlab.arch_dsl.language.spec import Fraction, added
+from archlab.arch_dsl.primitives.attention import Attention
+from archlab.search.evaluation.by_layer import ByLayer, grids
+from archlab.search.evaluation.family import About, Found, Measure
+from archlab.search.evaluation.sample import Diagnostic, Observer, Weighed, parts_of
 
 
 @Measure.register("strong_attention")

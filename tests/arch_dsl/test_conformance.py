@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-import arch_dsl
-from arch_dsl.families import Norm, Primitive
-from arch_dsl.model import Model
-from arch_dsl.primitives.norms import RMSNorm
-from arch_dsl.spec import Family, walk
+from archlab import arch_dsl
+from archlab.arch_dsl.language.spec import Family, walk
+from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.parts.families import Norm, Primitive
+from archlab.arch_dsl.primitives.norms import RMSNorm
 from tests.arch_dsl.conformance import HOSTS, PROPERTIES, Case, cases, cases_of, gallery, one_graph, tried
 
 CASES = list(cases())

@@ -1,0 +1,1 @@
+"""The language described: the page of primitives and the JSON Schema."""

@@ -1,0 +1,1 @@
+"""A model shown, drawn, and compared with another one slot by slot."""

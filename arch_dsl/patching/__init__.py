@@ -1,0 +1,1 @@
+"""How a spec is changed: patches by path, and knobs."""

@@ -1,0 +1,1 @@
+"""Parameters from and to files, and the layouts of other libraries."""

@@ -1,0 +1,1 @@
+"""A document: read from files, spelt, drawn at random, kept on disk."""

@@ -1,0 +1,1 @@
+"""Where text comes from: files, the standard library, records, the hub, mixtures, generated tasks."""

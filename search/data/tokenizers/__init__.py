@@ -1,0 +1,1 @@
+"""Text as tokens: bytes, tokenizers trained on the corpus, pretrained ones."""

@@ -1,0 +1,1 @@
+"""What a measure is, and the job that computes some of a finished trial."""

@@ -1,0 +1,1 @@
+"""Measures that look inside of a model: attention, activations, gates, routers, gradients."""

@@ -1,0 +1,1 @@
+"""One model by its name: shown, compared, imported, exported."""

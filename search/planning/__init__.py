@@ -1,0 +1,1 @@
+"""A study made concrete: variants built and matched, and the trials that there should be by now."""

@@ -1,0 +1,1 @@
+"""How a variant is trained, as a spec: stages, optimizer, schedule, initial weights."""

@@ -1,0 +1,1 @@
+"""Which trials stand in a table, and how two variants differ."""

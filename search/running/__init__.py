@@ -1,0 +1,1 @@
+"""From planned trials to results: the driver, its ends, its watchers, the garbage."""

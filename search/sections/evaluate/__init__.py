@@ -1,0 +1,1 @@
+"""`evaluate:`: what is measured, what a finished trial still lacks, and its tables."""

@@ -1,0 +1,1 @@
+"""`match:`: what is made equal, and the fields that are solved for it."""

@@ -1,0 +1,1 @@
+"""`prune:`: trials that end early, and what they are held against."""

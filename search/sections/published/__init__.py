@@ -1,0 +1,1 @@
+"""`report.published`: a paper's figures and claims beside ours."""

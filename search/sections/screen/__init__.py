@@ -1,0 +1,1 @@
+"""`screen:`: all variants under a cheap recipe first, and which go on."""

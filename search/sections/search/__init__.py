@@ -1,0 +1,1 @@
+"""`search:` and `space:`: proposals in place of variants, their scores and their front."""

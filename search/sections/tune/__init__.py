@@ -1,0 +1,1 @@
+"""`tune:`: rates of its own for each variant, halving among them, and the curve over the rate."""

@@ -1,0 +1,1 @@
+"""Pure functions of numbers: intervals, corrections, correlations, power laws, fronts."""

@@ -1,0 +1,1 @@
+"""The study file: read, checked, written out, its schema."""

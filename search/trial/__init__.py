@@ -1,0 +1,1 @@
+"""One trial: its key, and the files that it leaves in its folder."""

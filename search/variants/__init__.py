@@ -1,0 +1,1 @@
+"""What a study asks for and what that became: `Asked`, `Variant`, and what a section may ask of both."""
