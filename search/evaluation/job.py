@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from archlab.arch_dsl.language.parse import parse
-from archlab.search.evaluation.family import About, Measure, Subject
+from archlab.search.evaluation.measures import About, Measure, Subject
 from archlab.search.hardware.determinism import deterministic
 from archlab.search.store.plugins import load_kept
 from archlab.search.training.loop import Interrupted
