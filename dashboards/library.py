@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from archlab.dashboards.curves import CurveFile, stamp_of
 from archlab.search.results.selection import is_over, tuned_paths
-from archlab.search.sections.screen.standing import select
+from archlab.search.sections.rooms import select
 from archlab.search.store.findings import measured
 from archlab.search.store.lock import STUDY_NAME, holder_of
 from archlab.search.store.states import states_of

@@ -10,7 +10,7 @@ from archlab.search.comparison.frames import trials_frame
 from archlab.search.formatting.filters import parse_filter
 from archlab.search.formatting.frames import records
 from archlab.search.reporting.main_table import OF_TRIAL, row_values, trial_values
-from archlab.search.sections.screen.standing import select
+from archlab.search.sections.rooms import select
 
 
 def trials_of(study: Study) -> list[dict[str, Any]]:

@@ -17,8 +17,7 @@ from archlab.dashboards.parts import block_table, choice, progress_bar
 from archlab.dashboards.view import METRICS, SMOOTHING, TRIALS, X_AXES, View
 from archlab.search.reporting.main_table import table_page
 from archlab.search.reporting.shape import Shape
-from archlab.search.sections.screen.blocks import screen_blocks
-from archlab.search.sections.search.blocks import search_blocks
+from archlab.search.results.told import sections_of
 
 CONTROLS = {"metric": "Show", "x": "Over", "smooth": "Smoothing", "trials": "Trials"}
 """What can be chosen of the curves: key of the address, label."""
@@ -77,7 +76,7 @@ def notes(study: Study) -> list[Component]:
     if page.notes:
         found.append(html.Ul([html.Li(note) for note in page.notes]))
     found.append(html.P(page.provenance, className="provenance"))
-    blocks = [*screen_blocks(study.comparison), *search_blocks(study.comparison)]
+    blocks = [b for told in sections_of(study.comparison) if not told.paged for b in told.blocks(study.comparison)]
     return found + [block_table(block) for block in blocks]
 
 

@@ -10,26 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from archlab.search.comparison.frames import domains_frame, rates_frame, trials_frame
+from archlab.search.comparison.frames import domains_frame, trials_frame
 from archlab.search.comparison.notes import gather_notes, method_sentence
 from archlab.search.comparison.provenance import identified, provenance
 from archlab.search.comparison.training_cost import spent_on, training_cost
 from archlab.search.formatting.frames import NAN
-from archlab.search.results.comparable import NO_DIFFERENCE, lossy_of, objective_of, tested_on
+from archlab.search.results.comparable import lossy_of, objective_of, tested_on
 from archlab.search.results.comparison import Comparison
 from archlab.search.results.losses import Layout, lay_out, read_documents
-from archlab.search.results.measured import curves_frame, grids_frame, measures_frame
 from archlab.search.results.selection import Selection, baselines_of, edge, varied_in, with_baselines, with_tuned_size
-from archlab.search.sections.design.frames import all_effects
-from archlab.search.sections.ladder.frames import scaling_frames, scaling_notes
-from archlab.search.sections.published.rows import beside
-from archlab.search.sections.screen.decide import only_of, screened
-from archlab.search.sections.screen.frames import screen_frame, screen_summary
-from archlab.search.sections.screen.standing import select
-from archlab.search.sections.search.frames import search_frame, search_notes, search_summary
-from archlab.search.sections.search.rivals import rivals_frame, rivals_of
+from archlab.search.results.told import Record, Rows, Seen
+from archlab.search.sections.rooms import select, told_of
 from archlab.search.sections.seeds.decide import analysed, decision, only_wanted
-from archlab.search.sections.tune.frames import tuning_frame
 from archlab.search.statistics.contrast import MINIMUM_SEEDS, Contrast
 from archlab.search.statistics.intervals import Analysis
 from archlab.search.store.findings import findings_of
@@ -59,68 +51,50 @@ def load_comparison(store: Store, study: str) -> Comparison:
         trial["documents"] = documents.get(trial["key"])
         trial["spent"] = spent.get(trial["key"], None if trial["owner"] == study else 0)
         trial["began"] = began.get(trial["key"])
-    return compare(record, trials, [(each, store.study_trials(each["study"])) for each in rivals_of(store, record)])
+    return compare(record, trials, [each for told in told_of(record) for each in told.others(store, record)])
 
 
-def compare(
-    record: dict[str, Any],
-    trials: list[dict[str, Any]],
-    rivals: Sequence[tuple[dict[str, Any], list[dict[str, Any]]]] = (),
-) -> Comparison:
-    """The frames of one study from its record and its trials (plain data; `documents` of a trial may be None), and for
-    a search from those of its `rivals`.
+def compare(record: Record, trials: Rows, others: Sequence[tuple[Record, Rows]] = ()) -> Comparison:
+    """The frames of one study from its record and its trials (plain data; `documents` of a trial may be None), and from
+    those of the `others` that its sections look at.
 
     A variant is compared with the baseline that it names, else with the study's, which without one is the first
     variant. Raises ValueError when a baseline is no variant, or there is none.
     """
-    record = _checked(record)
+    whole = _checked(record)
     trials = [{"documents": None, **t} for t in trials]
-    everyone = only_wanted(record, trials, select(record, trials))
-    seen = screened(record, trials) if record.get("screen") else None
-    whole, selections = record, [each for each in everyone if not each.left_out]
-    if len(selections) < len(everyone):  # what a screen left out is compared with nothing
-        record = only_of(record, {each.variant for each in selections})
+    everyone = only_wanted(whole, trials, select(whole, trials))
+    selections = [each for each in everyone if not each.left_out]  # the rest is compared with nothing
+    names = {each.variant for each in selections}
+    record = {**whole, "variants": [variant for variant in whole["variants"] if variant["name"] in names]}
     layout = lay_out(record, selections)
     analysis = analysed(record, layout)
     contrasts = dict(zip((each.variant for each in selections), analysis.contrasts, strict=True))
-    table = _table(whole, everyone, contrasts)
-    screen = screen_frame(whole, seen)
-    table = table.assign(probe_loss=screen["probe_loss"], probe_rank=screen["probe_rank"]) if len(screen) else table
-    noise, nats = _noise(record, analysis, layout), layout.unit == "nats/token"
-    verdicts = {name: said for name, said in zip(table["variant"], table["verdict"], strict=True) if name in contrasts}
-    comparable = {name for name, said in verdicts.items() if said not in NO_DIFFERENCE}
-    searches = [(each, search_frame(each, rows)) for each, rows in ((record, trials), *rivals)]
-    summary = search_summary(*searches[0])
-    screening = screen_summary(whole, seen)
-    notes = gather_notes(record, selections, analysis, layout.undocumented, noise, list(verdicts.values()))
-    domains = domains_frame(record, selections)
-    rungs, fits = scaling_frames(record, selections, table, domains, nats)
+    table, noise = _table(whole, everyone, contrasts), _noise(record, analysis, layout)
+    verdicts = [said for name, said in zip(table["variant"], table["verdict"], strict=True) if name in contrasts]
+    notes = gather_notes(record, selections, analysis, layout.undocumented, noise, verdicts)
     found = Comparison(
         study=record["study"],
         question=record.get("question") or "",
         baseline=record["baseline"],
         table=table,
-        rates=rates_frame(record, selections),
         trials=trials_frame(everyone, trials),
-        search=searches[0][1],
         noise=noise,
-        notes=[*screening.get("sentences", ()), *notes, *search_notes(summary), *scaling_notes(rungs, fits)],
         provenance=provenance(whole, selections, trials),
-        cost=training_cost(whole, trials, everyone, screening),
-        domains=domains,
-        rungs=rungs,
-        scaling=fits,
-        searched=summary,
-        rivals=rivals_frame(searches),
-        screen=screen,
-        screened=screening,
-        measures=measures_frame(selections),
-        curves=curves_frame(selections),
-        **beside(record, selections, layout, table, whole),
-        grids=grids_frame(selections),
-        tuning=tuning_frame(record, selections, noise["seed_sd"], comparable if nats else set()),
+        domains=domains_frame(record, selections),
     )
-    return replace(found, effects=all_effects(record["variants"], found))
+    sections = told_of(whole)
+    seen = Seen(found, whole, record, trials, selections, layout, others)
+    found = replace(found, told={each.key: each.frames(seen) for each in sections})
+    first, then = (
+        [note for each in sections if each.leads is leads for note in each.notes(found)] for leads in (True, False)
+    )
+    return replace(
+        found,
+        table=table.assign(**{name: values for each in sections for name, values in each.cells(found).items()}),
+        notes=[*first, *notes, *then],
+        cost=training_cost(whole, trials, everyone, {each.key: each.spared(found) for each in sections}),
+    )
 
 
 def _checked(record: dict[str, Any]) -> dict[str, Any]:

@@ -23,9 +23,8 @@ SAVED = {
     "early": "early ends of tuned values",
     "pruned": "pruning",
     "seeds": "sequential seeds",
-    "screen": "the screen",
 }
-"""What saves, and how a sentence names it."""
+"""What saves, and how a sentence names it; a section by its key."""
 _LINE = 1 / 400  # of a trial: how far the last line of its journal may be behind a step at which it pauses
 _ENDS = (*TERMINAL, "paused", "planned")  # kinds of events that end an attempt
 
@@ -49,9 +48,10 @@ def training_cost(
     record: Mapping[str, Any],
     trials: Iterable[dict[str, Any]],
     selections: Sequence[Selection],
-    screening: Mapping[str, Any],
+    spared: Mapping[str, int],
 ) -> dict[str, Any]:
-    """The cost of a study from its record, all its rows, what was selected of them, and screen_frame.screen_summary.
+    """The cost of a study from its record, all its rows, what was selected of them, and the tokens that sections of the
+    study `spared`, by their keys, which are the roles of the trials that they took for it.
 
     `tokens` of `trials` were trained for it, repeated ones included, in `seconds` (without validation) as far as its
     trials were timed: `timed_tokens`, on what `on` says, None where that differs. `saved` has the tokens of what saved
@@ -73,9 +73,9 @@ def training_cost(
         saved["pruned"] += share.pruned
     saved["pruned"] += _given_up(record, selections, whole)
     saved["seeds"] = _spare_seeds(record, selections, whole)
-    if screening.get("left_out"):
-        probes = sum(shares[key].seen for key, mine in rows.items() if mine[0]["role"] == ROLE)
-        saved["screen"] = max(0, screening["saved_tokens"] - probes)
+    for section, count in spared.items():
+        own = sum(shares[key].seen for key, mine in rows.items() if mine[0]["role"] == section)
+        saved[section] = max(0, count - own)
     tokens = sum(share.trained for share in shares.values())
     return {
         "tokens": tokens,
@@ -112,7 +112,7 @@ def cost_sentence(cost: Mapping[str, Any]) -> str:
     if seconds := cost["seconds"]:
         least = "" if cost["timed_tokens"] == cost["tokens"] else "more than "
         told += f" ({least}{duration_in_words(seconds)}{' of ' + cost['on'] if cost['on'] else ''})"
-    shares = [f"{SAVED[name]} ({counted(count)})" for name, count in cost["saved"].items()]
+    shares = [f"{SAVED.get(name, f'the {name}')} ({counted(count)})" for name, count in cost["saved"].items()]
     if shares:
         listed = " and ".join([*([", ".join(shares[:-1])] if shares[1:] else []), shares[-1]])
         unit = "" if count else " tokens"

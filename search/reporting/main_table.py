@@ -29,6 +29,7 @@ from archlab.search.results.comparable import NO_DIFFERENCE
 
 if TYPE_CHECKING:
     from archlab.search.results.comparison import Comparison
+from archlab.search.results.told import sections_of
 
 EXTRA = ("loss", "memory", "cache", "trials")
 """Columns that a report prints only where it is asked for them; so are what varies and what was measured."""
@@ -130,6 +131,18 @@ def trial_values(trial: Mapping[Any, Any]) -> Row:
 
 def _columns(comparison: Comparison, rows: list[Row], error: str) -> Iterator[Column]:
     """All columns that the table can have, in their order."""
+    more: dict[str, list[Column]] = {}
+    for told in sections_of(comparison):
+        more.setdefault(told.beside, []).extend(told.columns(comparison, rows))
+    for column in _own_columns(comparison, rows, error):
+        yield column
+        yield from more.get(column.key, ())
+    yield from more.get("", ())
+    yield from _measured(comparison, rows, error)
+
+
+def _own_columns(comparison: Comparison, rows: list[Row], error: str) -> Iterator[Column]:
+    """Those that every study's table has."""
     unit, margin = comparison.noise["unit"], comparison.noise.get("margin")
     best = best_rows(rows)
     digits = _decimals([row["perplexity_std"] for row in rows])
@@ -168,8 +181,6 @@ def _columns(comparison: Comparison, rows: list[Row], error: str) -> Iterator[Co
     yield numbered("delta", f"Δ {unit}", "delta", "+.4f")
     yield column("interval", "95% interval", lambda r: r["delta"], lambda r: interval(r["delta_low"], r["delta_high"]))
     yield column("verdict", "verdict", lambda r: r["verdict"], lambda r: _verdict(r["verdict"], margin), "l")
-    if len(comparison.screen):
-        yield column("probe", "probe (rank)", lambda r: r["probe_loss"], probe_text, keep=8)
     yield column("trials", "trials", lambda r: r["missing"], lambda r: _standing(r), "l", 9)
     yield counted("params", "params", "parameters", 7)
     if sparse:
@@ -184,13 +195,6 @@ def _columns(comparison: Comparison, rows: list[Row], error: str) -> Iterator[Co
     yield counted("speed", "tokens/s", "tokens_per_s", 2)
     yield column("memory", "peak memory", lambda r: r["peak_memory_bytes"], lambda r: _bytes(r["peak_memory_bytes"]))
     yield column("cache", "cache/token", lambda r: r["cache_bytes_per_token"], _cache)
-    yield from _measured(comparison, rows, error)
-
-
-def probe_text(row: Row) -> str:
-    """A probe's validation loss with its rank."""
-    loss = "diverged" if math.isinf(row["probe_loss"]) else f"{row['probe_loss']:.3f}"
-    return DASH if math.isnan(row["probe_loss"]) else f"{loss} ({row['probe_rank']:g})"
 
 
 def _measured(comparison: Comparison, rows: list[Row], error: str) -> Iterator[Column]:

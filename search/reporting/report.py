@@ -11,18 +11,17 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from archlab.search.formatting.frames import records
 from archlab.search.formatting.tables import Block, Cell, Column, Page, number, printable
 from archlab.search.reporting.latex import latex
-from archlab.search.reporting.main_table import narrowed, table_page
+from archlab.search.reporting.main_table import main_block, narrowed, table_page
 from archlab.search.reporting.markdown import markdown
 from archlab.search.reporting.page import page_of
 from archlab.search.reporting.shape import Shape
 from archlab.search.reporting.text import text
-from archlab.search.sections.tune.blocks import _curve, tuning_block
+from archlab.search.results.told import sections_of
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from archlab.search.results.comparison import Comparison
 
 
@@ -46,38 +45,20 @@ def report(comparison: Comparison, format: str = "text", shape: Shape | None = N
 
 def to_plain(comparison: Comparison) -> dict[str, Any]:
     """The comparison as JSON values: frames as lists of rows, missing numbers as None."""
-    return {
+    found = {
         "study": comparison.study,
         "question": comparison.question,
         "baseline": comparison.baseline,
-        "table": _rows(comparison.table),
-        "effects": _rows(comparison.effects),
-        "rates": _rows(comparison.rates),
-        "tuning": _rows(comparison.tuning),
-        "trials": [row | {"folder": _below_store(row["folder"])} for row in _rows(comparison.trials)],
-        "search": _rows(comparison.search),
-        "rungs": _rows(comparison.rungs),
-        "scaling": _rows(comparison.scaling),
-        "measures": _rows(comparison.measures),
-        "curves": _curves(comparison.curves),
-        "grids": _grids(comparison.grids),
-        "searched": _plain(comparison.searched),
-        "rivals": _rows(comparison.rivals),
-        "screen": _rows(comparison.screen),
-        "screened": _plain(comparison.screened),
-        "paper": _plain(comparison.paper),
-        "published": _rows(comparison.published),
-        "agreement": _plain(comparison.agreement),
-        "claims": _rows(comparison.claims),
-        "noise": _plain(comparison.noise),
-        "notes": list(comparison.notes),
-        "cost": _plain(comparison.cost),
-        "provenance": _plain(comparison.provenance),
+        "table": comparison.table,
+        "trials": [row | {"folder": _below_store(row["folder"])} for row in records(comparison.trials)],
+        **{name: value for told in sections_of(comparison) for name, value in told.plain(comparison).items()},
+        "noise": comparison.noise,
+        "notes": comparison.notes,
+        "cost": comparison.cost,
+        "provenance": comparison.provenance,
     }
-
-
-def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    return [_plain(row) for row in frame.to_dict("records")]
+    plain: dict[str, Any] = _plain(found)
+    return plain
 
 
 def _below_store(folder: str | None) -> str | None:
@@ -85,44 +66,14 @@ def _below_store(folder: str | None) -> str | None:
     return "/".join(Path(folder).parts[-3:]) if folder else folder
 
 
-def _curves(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """A row per variant and curve, with lists along it."""
-    along = ["x", "mean", "std", "targets"]
-    return [
-        {"variant": variant, "measure": measure, "name": name, "n": int(curve["n"].iloc[0])}
-        | {column: _plain(curve[column].tolist()) for column in along}
-        for (variant, measure, name), curve in frame.groupby(["variant", "measure", "name"], sort=False)
-    ]
-
-
-def _grids(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """A row per variant and grid, with its labels and a list of lists."""
-    found = []
-    for (variant, measure, name), cells in frame.groupby(["variant", "measure", "name"], sort=False):
-        first = cells.iloc[0]
-        told: dict[str, Any] = {
-            "variant": variant,
-            "measure": measure,
-            "name": name,
-            "n": int(first["n"]),
-            "cases": int(first["cases"]),
-        }
-        told |= {"row": first["row"], "column": first["column"]}
-        told |= {"rows": cells["y"].drop_duplicates().tolist(), "columns": cells["x"].drop_duplicates().tolist()}
-        wide = len(told["columns"])
-        for kind in ("mean", "std"):
-            flat = _plain(cells[kind].tolist())
-            told[kind] = [flat[start : start + wide] for start in range(0, len(flat), wide)]
-        found.append(told)
-    return found
-
-
 def _plain(value: Any) -> Any:
-    """JSON has no NaN."""
+    """Frames as lists of rows; JSON has no NaN."""
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
+    if hasattr(value, "to_dict"):
+        return _plain(records(value))
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -131,10 +82,10 @@ def _json(comparison: Comparison) -> str:
 
 
 def _csv(comparison: Comparison) -> str:
-    """The table, a column per component and per number that was measured; a missing number is an empty field.
+    """The table, a column per component and what sections add to it; a missing number is an empty field.
 
     `mismatch` needs a `match`, and active parameters and the load of experts a model that has some."""
-    rows = _rows(comparison.table)
+    rows = records(comparison.table)
     names = list(dict.fromkeys(name for row in rows for name in row["components"]))
     unmatched = comparison.table["mismatch"].isna().all()
     dense = (comparison.table["active_parameters"] == comparison.table["parameters"]).all()
@@ -143,26 +94,12 @@ def _csv(comparison: Comparison) -> str:
     plain = [column for column in comparison.table.columns if column not in left_out]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    measures = {(row["variant"], row["name"]): row for row in _rows(comparison.measures)}
-    measured = list(dict.fromkeys(name for _, name in measures))
-    heads = [f"measure.{name}_{kind}" for name in measured for kind in ("mean", "std")]
-    sized = [column for column in comparison.rungs.columns if column not in ("variant", "parameters", "loss")]
-    rungs = {row["variant"]: row for row in _rows(comparison.rungs)}
-    fits = [row for row in _rows(comparison.scaling) if row["name"] and row["at"] is None]
-    constants = list(dict.fromkeys((row["of"], row["law"], row["name"]) for row in fits))
-    fitted = {(row["series"], row["of"], row["law"], row["name"]): row for row in fits}
-    fitted_heads = [f"scaling.{'.'.join(each)}{end}" for each in constants for end in ("", "_low", "_high")]
-    ladder = [*(f"ladder.{name}" for name in sized), *fitted_heads] if rungs else []
-    writer.writerow([*plain, *(f"component.{name}" for name in names), *heads, *ladder])
+    more = {name: values for told in sections_of(comparison) for name, values in told.csv(comparison).items()}
+    writer.writerow([*plain, *(f"component.{name}" for name in names), *more])
     for row in rows:
-        own = [measures.get((row["variant"], name), {}) for name in measured]
-        numbers = [each.get(kind) for each in own for kind in ("mean", "std")]
         has = [bool(row["components"].get(name)) for name in names]
-        rung = rungs.get(row["variant"], {})
-        mine = [fitted.get((rung["series"], *each), {}) for each in constants] if rung else []
-        scaling = [each.get(kind) for each in mine for kind in ("value", "low", "high")]
-        told = [*(rung[name] for name in sized), *scaling] if rung else []
-        writer.writerow([*(row[column] for column in plain), *has, *numbers, *told])
+        told = [values.get(row["variant"]) for values in more.values()]
+        writer.writerow(_plain([*(row[column] for column in plain), *has, *told]))
     return out.getvalue()
 
 
@@ -178,26 +115,9 @@ FORMATS: dict[str, Callable[[Comparison], str]] = {
 
 def build_page(comparison: Comparison) -> Page:
     """All that text, Markdown and LaTeX print."""
-    # all are made of what is defined here
-    from archlab.search.reporting.main_table import main_block
-    from archlab.search.sections.design.blocks import effect_blocks
-    from archlab.search.sections.evaluate.blocks import measure_blocks
-    from archlab.search.sections.ladder.blocks import scaling_blocks
-    from archlab.search.sections.published.blocks import published_blocks
-    from archlab.search.sections.screen.blocks import screen_blocks
-    from archlab.search.sections.search.blocks import search_blocks
-
-    blocks = [main_block(comparison), *effect_blocks(comparison), *published_blocks(comparison)]
-    if len(comparison.rates):
-        blocks.append(_curve(comparison))
-    if len(comparison.tuning):
-        blocks.append(tuning_block(comparison))
-    blocks += [*screen_blocks(comparison), *search_blocks(comparison)]
-    if len(comparison.domains):
-        blocks.append(_by_domain(comparison))
-    blocks += scaling_blocks(comparison)
-    blocks += measure_blocks(comparison)
-    return page_of(comparison, blocks)
+    told = [block for each in sections_of(comparison) for block in each.blocks(comparison)]
+    domains = [_by_domain(comparison)] if len(comparison.domains) else []
+    return page_of(comparison, [main_block(comparison), *domains, *told])
 
 
 def _by_domain(comparison: Comparison) -> Block:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from archlab.search.formatting.words import is_number
@@ -21,7 +21,7 @@ class Selection:
 
     `trials` has each trial once (a tune trial at the best rate is also the first seed's repeat, under "tune+repeat").
     `settings` is the choice, None while nothing is chosen; `reported` maps seeds to the trials at these settings.
-    The trials of a screen are none of the variant's, which may be `left_out` because of them.
+    The trials that a section trains for itself are none of the variant's, which may be `left_out` because of them.
     """
 
     variant: str
@@ -60,6 +60,10 @@ class Selection:
         """Whether the tuning is over: nothing is missing, and a value is chosen or none can be any more."""
         lost = all(is_lost(t) or t["state"] in TERMINAL for t in self.tuned)
         return not self.missing_points and (self.settings is not None or lost)
+
+    def gone(self) -> Selection:
+        """The same of a variant that is left out: nothing of it is missing."""
+        return replace(self, missing_seeds=(), missing_points=(), left_out=True)
 
     @property
     def has_no_mean(self) -> bool:

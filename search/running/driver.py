@@ -28,7 +28,7 @@ from archlab.search.running.queue import NextRows, Planner, Table
 from archlab.search.running.recovery import settle, take_over
 from archlab.search.running.retries import Breaker, Retries
 from archlab.search.running.stop_and_retry import forget_request, stop_requests
-from archlab.search.sections.budget import Account, Limits, attempt_spent, spent_of
+from archlab.search.sections.budget.spec import Account, Limits, attempt_spent, spent_of
 from archlab.search.store.lock import StudyLock
 from archlab.search.store.store import StaleAttempt, Store, StoreFull
 from archlab.search.trackers.shipper import CLOSE_S

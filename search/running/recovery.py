@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from archlab.search.sections.budget import attempt_spent
+from archlab.search.sections.budget.spec import attempt_spent
 from archlab.search.store.lock import StudyLock, StudyLocked
 from archlab.search.store.store import Store
 from archlab.search.trial.outcome_files import read_result

@@ -22,7 +22,7 @@ from archlab.search.running.driver import drive
 from archlab.search.running.ending import Summary
 from archlab.search.running.measure import measure_study
 from archlab.search.running.queue import NextRows
-from archlab.search.sections.budget import limits_of
+from archlab.search.sections.budget.spec import limits_of
 from archlab.search.sections.prune.decide import pruning
 from archlab.search.sections.screen.decide import sentences
 from archlab.search.sections.search.rows import Seeker

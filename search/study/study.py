@@ -11,7 +11,7 @@ from archlab.arch_dsl.model.model import Model
 from archlab.search.evaluation.measures import Measures, Perplexity
 from archlab.search.executors.resources import Resources
 from archlab.search.recipe.recipe import Recipe
-from archlab.search.sections.budget import Budget
+from archlab.search.sections.budget.spec import Budget
 from archlab.search.sections.design.ablate import Ablate
 from archlab.search.sections.design.spec import Design
 from archlab.search.sections.ladder.spec import Ladder

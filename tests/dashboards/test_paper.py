@@ -31,6 +31,7 @@ from tests.dashboards.conftest import XSS
 from tests.dashboards.findings_kit import measure_all
 from tests.dashboards.generate import Plan, make_store, make_study
 from tests.dashboards.special_studies import LADDER, SEARCH, make_ladder, make_search
+from tests.search.compare_kit import retold
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +146,7 @@ def test_a_front_of_three_goals_is_drawn_per_pair_without_false_trade_offs(tmp_p
         make_search(made)
         found = load_comparison(made, SEARCH)
     goals = ["perplexity", "flops_per_token", "cache"]
-    made = {each.name: each for each in fronts(replace(found, search=search, searched={"minimize": goals}))}
+    made = {each.name: each for each in fronts(retold(found, search=search, searched={"minimize": goals}))}
     assert set(made) == {"front-flops-per-token", "front-cache"}
     for name, x in (("front-flops-per-token", [1e6, 3e6]), ("front-cache", [1.0, 4.0])):
         figure = Figure()

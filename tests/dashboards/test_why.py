@@ -51,6 +51,7 @@ from tests.dashboards.conftest import XSS
 from tests.dashboards.findings_kit import LENGTHS, WINDOW, measure_all
 from tests.dashboards.generate import Plan, make_store, make_study
 from tests.dashboards.special_studies import FACTORIAL, LADDER, SEARCH, finish, make_factorial, make_ladder, make_search
+from tests.search.compare_kit import retold
 
 WHY = "gate-why"
 NAMES = {"baseline": 0.0, "G1": -0.046, "G2": -0.021, XSS: 0.03}
@@ -214,7 +215,7 @@ def test_of_a_fraction_effects_are_contrasts_over_all_of_its_variants(told, comp
         assert rows.loc[name, "high"] - rows.loc[name, "mean"] == pytest.approx(wide)
     assert "gate" not in [*all_effects(half[1:], found)["factor"]], "a run is missing: nothing is orthogonal"
     said = "of a component that is never alone"
-    (block,) = effect_blocks(replace(found, effects=rows.reset_index()))
+    (block,) = effect_blocks(retold(found, effects=rows.reset_index()))
     (alone,) = effect_blocks(found)
     assert said in block.legend and said not in alone.legend
 
@@ -239,7 +240,7 @@ def test_effects_have_no_interval_where_the_table_has_none_or_looked_at_the_seed
         seen = replace(found, noise=found.noise | other)
         rows = all_effects(record["variants"], seen)
         assert rows["mean"].notna().all() and rows[["low", "high"]].isna().all(axis=None)
-    (block,) = effect_blocks(replace(seen, effects=rows))
+    (block,) = effect_blocks(retold(seen, effects=rows))
     assert "no intervals, as seeds were added until differences were resolved" in block.legend
     (intervals,) = (column.cells for column in block.columns if column.header == "95% interval")
     assert {cell.text for cell in intervals} == {DASH}
@@ -317,7 +318,7 @@ def test_brushes_are_filters_and_filters_are_brushes(compared):
 def test_uniform_attention_is_marked_where_each_mask_has_it(compared):
     found, name = compared[WHY][0], "first_token_attention"
     of_g1 = (found.measures["variant"] == "G1") & (found.measures["name"] == f"{name}_uniform")
-    masked = replace(found, measures=found.measures.assign(mean=found.measures["mean"].mask(of_g1, 0.05)))
+    masked = retold(found, measures=found.measures.assign(mean=found.measures["mean"].mask(of_g1, 0.05)))
     for each, marks in ((found, [0.024]), (masked, [0.024, 0.05])):
         drawn, _ = inspect._measure(each, name, [], dict.fromkeys(NAMES, "#0072b2"))
         assert sorted(shape["x0"] for shape in drawn.figure["layout"]["shapes"]) == pytest.approx(marks)
@@ -399,7 +400,7 @@ def test_the_page_of_context_opens_with_the_windows_that_most_variants_have(told
     found = study.comparison.curves
     short = found[found["name"] == "loss_by_position_512"].assign(name="loss_by_position")
     for kept, usual in ((short, "trained"), (short[short["variant"] == "G1"], "512")):
-        compared = replace(study.comparison, curves=pd.concat([kept, found]))
+        compared = retold(study.comparison, curves=pd.concat([kept, found]))
         (window,) = [each for each in context.choices(replace(study, comparison=compared)) if each.key == "window"]
         assert [*window.values] == ["trained", "512"] and window.default == usual
 

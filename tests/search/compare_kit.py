@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import zlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+
+from archlab.search.results.comparison import Comparison
 
 RATES = (5e-4, 1e-3, 2e-3)
 FINGERPRINT = {"torch": "2.13.0", "python": "3.11.7", "threads": "1", "cpu": "some cpu", "archlab": "0.1.0"}
@@ -131,3 +134,9 @@ def end_as(trials: list[dict[str, Any]], state: str, reason: str | None = None) 
     result = {"state": "diverged", "reason": reason, "step": 12, "tokens": 9, "validation": None, "test": None}
     for trial in trials:
         trial |= {"state": state, "reason": reason, "result": result if state == "diverged" else None}
+
+
+def retold(found: Comparison, **values: Any) -> Comparison:
+    """The comparison with other values of what its sections told."""
+    told = {key: {name: values.get(name, old) for name, old in mine.items()} for key, mine in found.told.items()}
+    return replace(found, told=told)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from archlab.search.evaluation.measures import About, Measure
-from archlab.search.sections.screen.standing import select
+from archlab.search.sections.rooms import select
 from archlab.search.store.findings import measured
 from archlab.search.store.store import Store
 from archlab.search.trial import checkpoint

@@ -25,7 +25,7 @@ def scaling_blocks(comparison: Comparison) -> Iterator[Block]:
     if not len(comparison.rungs):
         return
     yield _rungs(comparison)
-    fits: list[Row] = [row for row in comparison.scaling.to_dict("records") if row["name"]]  # type: ignore[misc]
+    fits: list[Row] = [row for row in comparison.scaling.to_dict("records") if row["name"]]
     if lines := [row for row in fits if row["law"] in (OVER_N, OVER_C, GAIN)]:
         yield _lines(lines)
     if surface := [row for row in fits if row["law"] == SURFACE]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from archlab.search.results.selection import Selection, is_lost, loss, with_baselines
+from archlab.search.sections.rooms import select
 from archlab.search.sections.screen.decide import DECIDED, only_of, screened
-from archlab.search.sections.screen.standing import select
 from archlab.search.store.store import TERMINAL
 
 if TYPE_CHECKING:  # what needs scipy is imported where it is used: most commands only read `seeds`

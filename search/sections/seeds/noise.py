@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archlab.search.results.selection import with_baselines
-from archlab.search.sections.screen.standing import select
+from archlab.search.sections.rooms import select
 from archlab.search.sections.seeds.decide import with_documents
 from archlab.search.store.store import Store
 from archlab.search.utils.canonical import canonical_json

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from archlab.search.results.comparison import Comparison
 
 
-def _curve(comparison: Comparison) -> Block:
+def curve_block(comparison: Comparison) -> Block:
     """Validation perplexity per variant and tuned setting, one seed, and what the curve over the rate says."""
     labels: dict[str, float] = {}
     cells: dict[tuple[str, str], Cell] = {}

@@ -1,4 +1,4 @@
-"""What a variant's losses over the learning rate say: fitted optimum, largest stable rate, sensitivity, verdict."""
+"""The curves over what was tuned, and what those over the learning rate say: optimum, stability, sensitivity."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from archlab.search.formatting.words import is_number
-from archlab.search.results.selection import Selection, loss
+from archlab.search.formatting.words import is_number, spelled
+from archlab.search.results.selection import Selection, loss, rate
 
 NAN = float("nan")
 FITTED = 2  # neighbours on each side of the best that a parabola is fitted through
@@ -155,3 +155,48 @@ def tuning_frame(
         said = "baseline" if name == base else verdict(curve, curves[base], noise) if known else ""
         rows.append((name, curve.best, *fitted, *stable(curve), *spread, said))
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def rates_frame(record: dict[str, Any], selections: list[Selection]) -> pd.DataFrame:
+    """A row per variant and tuned setting, rates ascending: the curve beside the table.
+
+    `setting` names it: the rate alone where nothing else is tuned. `step` is how far a trial came, `share` that of its
+    steps; `settled` is whether the variant's tuning is over, else one that is paused waits for the others; `along` is
+    whether all but the rate is as it was chosen.
+    """
+    rows = []
+    batches = {variant["name"]: variant.get("batches") for variant in record["variants"]}
+    first = record["variants"][0]["name"]
+    names = {name for s in selections for t in s.tuned if t["role"] == "tune" for name in t["settings"]}
+    alone = names <= {"lr"} or not names
+    for selection in selections:
+        tuned = [(rate(t), t) for t in selection.tuned if t["role"] == "tune"]
+        ends = [t["result"].get("step") for _, t in tuned if t["state"] == "complete"]
+        planned = record.get("steps") if batches[selection.variant] == batches[first] else None
+        whole = max((end for end in ends if end), default=planned)
+        for lr, trial in sorted(tuned, key=lambda pair: pair[0] or 0.0):
+            value = loss(trial, "validation")
+            step = (trial["result"] or {}).get("step")
+            rows.append(
+                {
+                    "variant": selection.variant,
+                    "lr": NAN if lr is None else lr,
+                    "seed": trial["seed"],
+                    "state": trial["state"],
+                    "validation_loss": NAN if value is None else value,
+                    "validation_perplexity": NAN if value is None else trial["result"]["validation"]["perplexity"],
+                    "best": trial["settings"] == selection.settings and value is not None,
+                    "setting": f"{lr:g}" if alone and lr is not None else spelled(trial["settings"]),
+                    "step": step or NAN,
+                    "share": step / whole if step and whole else NAN,
+                    "settled": selection.settled,
+                    "along": _others(trial["settings"]).items() <= (selection.settings or trial["settings"]).items(),
+                }
+            )
+    measured = ["validation_loss", "validation_perplexity", "best"]
+    columns = ["variant", "lr", "seed", "state", *measured, "setting", "step", "share", "settled", "along"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _others(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name != "lr"}

@@ -15,7 +15,7 @@ from archlab.search.executors.process_group import Parallel
 from archlab.search.executors.ray_executor import RayExecutor
 from archlab.search.executors.resources import Resources
 from archlab.search.running.driver import drive
-from archlab.search.sections.budget import Limits
+from archlab.search.sections.budget.spec import Limits
 from tests.search.processes import alive
 from tests.search.study_kit import go, make_store, rows_of, steps_run, toy, until
 

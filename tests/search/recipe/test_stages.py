@@ -14,7 +14,7 @@ from archlab.search.planning import estimate as estimates
 from archlab.search.planning.plan import plan
 from archlab.search.recipe.recipe import load_recipe
 from archlab.search.recipe.stages import parts
-from archlab.search.sections.budget import attempt_spent
+from archlab.search.sections.budget.spec import attempt_spent
 from archlab.search.study.load import load_study
 from archlab.search.training import compiling
 from archlab.search.training.loop import Loop

@@ -11,7 +11,7 @@ import pytest
 from archlab.search.executors.executor import Failure, Finished
 from archlab.search.executors.inline import InlineExecutor
 from archlab.search.running.driver import drive
-from archlab.search.sections.budget import Limits
+from archlab.search.sections.budget.spec import Limits
 from archlab.search.store.lock import StudyLock, StudyLocked, StudyLost
 from archlab.search.store.store import Row
 from tests.search.study_kit import ENTRY, ROOT, ByHand, drive_inline, make_store, results, rows_of, steps_run, toy

@@ -10,7 +10,7 @@ from archlab.search.planning.page import plan_json, print_plan
 from archlab.search.planning.plan import plan
 from archlab.search.running.driver import drive
 from archlab.search.running.run import run, tokens_left
-from archlab.search.sections.budget import Account, Limits, Spent, attempt_spent, limits_of, spent_of, standing
+from archlab.search.sections.budget.spec import Account, Limits, Spent, attempt_spent, limits_of, spent_of, standing
 from archlab.search.store.store import Store
 from archlab.search.study.load import load_study
 from tests.search.study_files import write_study

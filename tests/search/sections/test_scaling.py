@@ -6,7 +6,6 @@ import csv
 import math
 import re
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from archlab.search.results.comparison import Comparison
 from archlab.search.statistics.compute_gain import gain
 from archlab.search.statistics.power_laws import Estimate, Unidentified, frontier, isoflops, minimum, power_law, surface
 from archlab.search.study.load import load_study
-from tests.search.compare_kit import FINGERPRINT
+from tests.search.compare_kit import FINGERPRINT, retold
 from tests.search.study_files import write_study
 
 E, A, B, ALPHA, BETA = 1.7, 60.0, 50.0, 0.34, 0.28
@@ -275,7 +274,7 @@ def test_an_interval_without_bounds_is_told_from_none(tmp_path: Path) -> None:
     found = compared(tmp_path, f"ladder: {{{SIZES}, tokens: 5 per parameter}}")
     row = {**fit(found, "power_c", "b"), "low": math.nan, "high": math.nan}
     for exact, said in ((False, f" [{DASH}, {DASH}]"), (True, "")):
-        told = report(replace(found, scaling=pd.DataFrame([row | {"exact": exact}])))
+        told = report(retold(found, scaling=pd.DataFrame([row | {"exact": exact}])))
         assert re.search(rf"^baseline +{row['value']:.3g}{re.escape(said)}$", told, re.MULTILINE)
 
 

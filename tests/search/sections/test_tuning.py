@@ -14,7 +14,7 @@ from archlab.search.comparison.compare import compare
 from archlab.search.comparison.notes import tuning_notes
 from archlab.search.planning.plan import Plan, plan
 from archlab.search.reporting.report import FORMATS, report
-from archlab.search.sections.screen.standing import select
+from archlab.search.sections.rooms import select
 from archlab.search.sections.tune.frames import Curve, fit, sensitivity, stable, verdict
 from archlab.search.sections.tune.halving import tuned
 from archlab.search.sections.tune.spec import Brackets, Tune, Values

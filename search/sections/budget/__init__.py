@@ -1,0 +1,1 @@
+"""`budget:`: what a study may spend, and has spent."""
