@@ -155,7 +155,7 @@ _FIELDS: dict[type, dict[str, FieldType]] = {}
 
 def fields_of(cls: type[Spec]) -> dict[str, FieldType]:
     """The fields of a spec class with their resolved annotations, in the order of definition (`share`, which all
-    families have, last); read once per class."""
+    families have, last), without private ones, which no file can write; read once per class."""
     if cls not in _FIELDS:
         _FIELDS[cls] = _read_fields(cls)
     return _FIELDS[cls]
@@ -166,7 +166,7 @@ def _read_fields(cls: type[Spec]) -> dict[str, FieldType]:
     found = {}
     order = [*getattr(cls, "order", ())]  # where inheritance would give another
     for item in sorted(
-        dataclasses.fields(cls),  # type: ignore[arg-type]
+        (each for each in dataclasses.fields(cls) if not each.name.startswith("_")),  # type: ignore[arg-type]
         key=lambda field: (order.index(field.name) if order else 0, field.name == "share"),
     ):
         missing = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING

@@ -8,6 +8,7 @@ from typing import Any
 
 from archlab.search.planning.plan import Plan
 from archlab.search.store.store import Store
+from archlab.search.variants.section import Section
 
 _NAMED = 6  # variants that a line lists
 
@@ -31,16 +32,8 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]
     fields = [field for field in {**old, **new} if old and old.get(field) != new.get(field)]
     if told := [field for field in fields if field not in ("data", "tokenizer")]:
         yield f"the recipe has another {', '.join(told)} than before"
-    if (was := before.get("screen")) and (become := now.get("screen", {})) != was:
-        told = [name for name in was if was[name] != become.get(name)]
-        gone = "there was a screen, now every variant is trained"
-        yield f"the screen has another {', '.join(told)}" if become else gone
-    elif not was and before and now.get("screen"):
-        yield "there is a screen now: what it leaves out is no part of the table any more"
-    for part in ("minimize", "space"):
-        was, become = (record.get("search", {}).get(part) for record in (before, now))
-        if was and become and was != become:
-            yield f"the search had another `{part}`: what it proposed before is told to the sampler as far as it fits"
+    for key, section in Section.known.items() if before else ():
+        yield from section.edited(before.get(key), now.get(key))
 
 
 def _left_out(planned: Plan, trials: list[dict[str, Any]]) -> Iterator[str]:

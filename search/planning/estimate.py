@@ -36,8 +36,8 @@ class Estimate:
 def estimate(plan: Plan, root: Path, slots: int, done: int = 0) -> Estimate:
     """The time of the trials that are left when `done` have a result; training takes three forward passes' FLOPs."""
     saved = plan.study.tune.saved if plan.study.tune else 0.0
-    per_variant = (plan.trials - len(plan.probes)) / len(plan.variants) - saved
-    probes = sum(3 * p.flops_per_token * p.recipe.all_tokens for p in plan.probes.values())
+    per_variant = (plan.trials - len(plan.beside)) / len(plan.variants) - saved
+    probes = sum(3 * p.flops_per_token * p.recipe.all_tokens for p in plan.beside)
     left = 1 - done / plan.trials
     if steps := _step_times(plan, root):
         each_s = sum(v.recipe.all_steps * s for v, s in zip(plan.variants, steps, strict=True))

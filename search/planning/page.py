@@ -18,9 +18,7 @@ from archlab.search.planning.estimate import estimate
 from archlab.search.planning.going_on import GoingOn, going_on
 from archlab.search.planning.lines import (
     also_changed_lines,
-    ladder_lines,
     made_of_lines,
-    screen_lines,
     ticked,
     trials_line,
 )
@@ -98,7 +96,7 @@ def print_plan(planned: Plan, root: Path, slots: int | None = None) -> None:
     if done and not left:
         told = f"; all that are wanted have a result ({done})"
     console.print(Text(trials_line(planned) + told))
-    for line in screen_lines(planned):
+    for line in (line for section in planned.study.sections for line in section.lines(planned)):
         console.print(Text(line))
     if known.going_on:
         console.print(Text(str(known.going_on)))
@@ -156,7 +154,7 @@ def _print_variants(console: Console, planned: Plan) -> None:
         console.print(f"… and {len(planned.variants) - _ROWS:,} more variants (--json shows all)")
     if numbered:
         console.print(Text("columns: " + ", ".join(f"{index} {name}" for index, name in enumerate(shown, 1))))
-    for line in [*also_changed_lines(planned), *made_of_lines(planned), *ladder_lines(planned)]:
+    for line in [*also_changed_lines(planned), *made_of_lines(planned)]:
         console.print(Text(line))
     for variant in planned.variants:
         for line in start_lines(variant.name, variant.start) if variant.start else ():

@@ -17,21 +17,17 @@ from archlab.search.planning.tuning_noise import tuning_noise
 from archlab.search.planning.variant_set import VariantSet, variant_set
 from archlab.search.results.selection import group, is_over
 from archlab.search.sections.ladder.coordinates import Coordinates
-from archlab.search.sections.published.spec import published_record
-from archlab.search.sections.screen.decide import DECIDED, Screened, screened
-from archlab.search.sections.screen.probes import probes_of
 from archlab.search.sections.seeds.decide import wanted_seeds
 from archlab.search.sections.seeds.spec import most, sequential_record
 from archlab.search.sections.tune.rows import Tuner
 from archlab.search.sections.tune.spec import RATE, short
 from archlab.search.store import plugins as plugin_files
-from archlab.search.store.roles import ROLE
 from archlab.search.store.store import Row, Store
 from archlab.search.study.study import Study
 from archlab.search.trial.trial import Trial
 from archlab.search.utils.canonical import canonical_json
 from archlab.search.variants.mistakes import Mistakes
-from archlab.search.variants.patches import spelt
+from archlab.search.variants.section import Part
 from archlab.search.variants.variant import Variant
 
 if TYPE_CHECKING:
@@ -48,8 +44,7 @@ class Plan:
     omitted: dict[str, str] = field(default_factory=dict)  # combinations of a design that make no sense, and why
     tuner: Tuner | None = None
     coordinates: dict[str, Coordinates] = field(default_factory=dict)  # of what transfers along a ladder, by series
-    probes: dict[str, Variant] = field(default_factory=dict)  # by variant: as the study's screen trains it
-    screened: Screened | None = None  # what the screen has decided, once `rows` has looked
+    parts: list[Part] = field(default_factory=list)  # its sections at work
     _known: int = 0
     _missing: int | None = None  # of the trials that are known to be wanted, once `done` has looked
     searched: dict[str, Any] = field(default_factory=dict)  # what a search tells the record
@@ -82,76 +77,56 @@ class Plan:
     def trials(self) -> int:
         """How many trials the study takes when all of them run to their end, with what is known to be added."""
         per_variant = max(len(self.points) - 1, 0) + len(self.seeds) + self.contested
-        search, left_out = self.study.search, len(self.screened.left_out) if self.screened else 0
-        searched = search.trials + search.found * (len(self.seeds) - 1) if search else 0
-        return max(per_variant * (len(self.variants) - left_out) + len(self.probes) + searched, self._known)
+        proposed = sum(section.proposed(len(self.seeds)) for section in self.study.sections)
+        return max(per_variant * (len(self.variants) - len(self.left_out)) + len(self.beside) + proposed, self._known)
+
+    @property
+    def beside(self) -> list[Variant]:
+        """What its sections train with one seed each beside its variants, as a screen does."""
+        return [variant for part in self.parts for variant in part.variants.values()]
+
+    @property
+    def left_out(self) -> set[str]:
+        """The variants that its sections have decided not to train."""
+        return {name for part in self.parts for name in part.left_out}
 
     def record(self) -> dict[str, Any]:
         """The study record that the store keeps; reports and dashboards read nothing else about a study."""
-        first = self.variants[0]
-        added, match = self.added(), self.study.match
+        first, study = self.variants[0], self.study
         used = plugin_files.record(canonical(variant.model) for variant in self.variants)
-        budget = self.study.budget
+        budget, labels = study.budget, [each.label for each in study.evaluate.evaluated]
         return {
-            "study": self.study.study,
-            "question": self.study.question,
+            "study": study.study,
+            "question": study.question,
             "baseline": first.baseline,
             "seeds": self.seeds,
-            **sequential_record(self.study.seeds),
-            "tune": self.study.tune.record() if self.study.tune else {},
+            **sequential_record(study.seeds),
+            "tune": {},
             "paired": len({variant.batches for variant in self.variants}) == 1,
             "context": first.recipe.context,
             "tokens": first.recipe.tokens,
             "steps": first.recipe.all_steps,
             "trials": self.trials,
-            "keep": self.study.keep.record(),
-            **({"evaluate": canonical(self.study.evaluate)} if self.study.evaluate.evaluated else {}),
-            **({"measures": labels} if (labels := [each.label for each in self.study.evaluate.evaluated]) else {}),
+            "keep": study.keep.record(),
+            **({"evaluate": canonical(study.evaluate), "measures": labels} if labels else {}),
             "budget": {"wall_s": budget.wall.seconds if budget.wall else None, "trials": budget.trials},
-            **({"design": self.design()} if self.study.design else {}),
-            **({"ladder": self.study.ladder.record()} if self.study.ladder else {}),
-            **({"screen": self.study.screen.record()} if self.study.screen else {}),
-            **({"search": self.searched} if self.searched else {}),
-            **self._published(),
-            **({"match": {"kind": match.kind, "to": match.to, "by": list(match.by)}} if match else {}),
-            "variants": [
-                {**variant.record(), "added": added[variant.name], **self._tuned_sizes(variant), **self._probe(variant)}
-                for variant in self.variants
-            ],
+            **{section.key: told for section in study.sections if (told := section.record(self))},
+            "variants": self._variants(),
             "recipe": first.recipe.told(),
             "data": first.dataset.record(),
-            "file": str(self.study.file) if self.study.file else None,
-            **({"scale": self.study.scale} if self.study.scale else {}),
+            "file": str(study.file) if study.file else None,
+            **({"scale": study.scale} if study.scale else {}),
             **({"plugins": used} if used else {}),
         }
 
-    def _published(self) -> dict[str, Any]:
-        """The published table that stands beside the study's own, if it names one."""
-        options, file = self.study.report.published, self.study.file
-        return {"published": published_record(options, [v.name for v in self.variants], file)} if options else {}
-
-    def _tuned_sizes(self, variant: Variant) -> dict[str, Any]:
-        sizes = self.tuner.sizes(variant) if self.tuner else []
-        return {"tuned": sizes} if sizes else {}
-
-    def _probe(self, variant: Variant) -> dict[str, Any]:
-        probe = self.probes.get(variant.name)
-        told = {"tokens": probe.recipe.all_tokens, "flops_per_token": probe.flops_per_token} if probe else {}
-        return {"probe": told} if told else {}
-
-    def design(self) -> dict[str, Any]:
-        """What the study's design made, what of it was left out or repaired, and what its components change."""
-        design = self.study.design
-        assert design is not None
-        names = design.components if design.components is not None else tuple(self.study.components)
-        merged = {slot.name: list(slot.parts) for slot in self.study.ablate.slots} if self.study.ablate else {}
-        return {
-            **design.record(names),
-            "changes": {name: spelt(self.study.components[name].settings) for name in names},
-            "merged": {name: parts for name, parts in merged.items() if parts},
-            "omitted": self.omitted,
-            "repaired": {v.name: list(v.repaired) for v in self.variants if v.repaired},
-        }
+    def _variants(self) -> list[dict[str, Any]]:
+        """What the record says of each variant."""
+        found, added = [], self.added()
+        for variant in self.variants:
+            sizes = self.tuner.sizes(variant) if self.tuner else []
+            own = {**variant.record(), "added": added[variant.name], **({"tuned": sizes} if sizes else {})}
+            found.append(own | {k: v for part in self.parts for k, v in part.record(variant.name).items()})
+        return found
 
     def added(self) -> dict[str, int]:
         """How many parameters each variant has more than the baseline of its row's cell."""
@@ -160,34 +135,35 @@ class Plan:
 
     def rows(self, trials: list[dict[str, Any]]) -> list[Row]:
         """The trials that should exist, given those that do: the values that are tuned first, then the repeats; before
-        them the probes of a screen, which says what else there is.
+        them those of its sections, which say what else there is.
 
         In both the longest ones first, as far as they are known to differ; under a pruner that compares with the
         baseline, the baselines' before all others.
         """
         known = group(trials)
-        if self.probes:
+        if self.parts:
             mine = {variant.name: variant for variant in self.variants}  # an edited study has rows of other trials
             now = [row for row in trials if row["variant"] in mine and self._fits(mine[row["variant"]], row)]
-            self.screened = screened(self._kept_record(), now)
+            for part in self.parts:
+                part.look(self._kept_record(), now)
         wanted = self._wanted(trials)
         found = [
             self.rows_of(variant, known.get(variant.name, []), wanted.get(variant.name))
             for variant in self._order()
-            if self.screened is None or variant.name in self.screened.wanted
+            if all(part.wants(variant.name) for part in self.parts)
         ]
-        probes = [self._probe_row(variant) for variant in self._order() if self.probes]
         rows = [row for phase in zip(*found, strict=True) for rows in phase for row in rows]
-        if self.screened is not None and self.screened.state not in DECIDED:  # it looks at first seeds
-            rows.sort(key=lambda row: row.seed if row.role == "repeat" else -1)
-        return [*probes, *rows]
+        for part in self.parts:
+            own = [self._row_beside(part, each.name) for each in self._order() if each.name in part.variants]
+            rows = [*own, *part.arranged(rows)]
+        return rows
 
-    def _probe_row(self, variant: Variant) -> Row:
-        """The one trial of a variant that its screen looks at."""
-        probe, seed = self.probes[variant.name], self.seeds[0]
-        if (key := (probe.name, "", seed)) not in self._trials:
-            self._trials[key] = probe.trial(seed)
-        return Row(self._trials[key], variant.name, ROLE, {"lr": probe.recipe.lr}, seed)
+    def _row_beside(self, part: Part, variant: str) -> Row:
+        """The one trial that a section has of what it trains for a variant."""
+        own, seed = part.variants[variant], self.seeds[0]
+        if (key := (own.name, part.role, seed)) not in self._trials:
+            self._trials[key] = own.trial(seed)
+        return Row(self._trials[key], variant, part.role, {"lr": own.recipe.lr}, seed)
 
     def forget(self) -> None:
         """Has all rows made anew: what they depend on has changed."""
@@ -229,14 +205,15 @@ class Plan:
         variant = next((each for each in self.variants if each.name == row["variant"]), None)
         if variant is None:
             return self.study.search is not None and row["variant"].partition("-")[0] == "found"
-        if self.screened is not None and variant.name in self.screened.left_out and row["role"] != ROLE:
+        if variant.name in self.left_out and row["role"] not in {part.role for part in self.parts}:
             return False
         return self._fits(variant, row)
 
     def _fits(self, variant: Variant, row: Mapping[str, Any]) -> bool:
         """Whether a stored row of a variant is one of its trials as they are now."""
-        if row["role"] == ROLE:
-            return bool(self.probes) and row["key"] == self._probe_row(variant).trial.key
+        if row["role"] not in ("tune", "repeat", "search"):
+            own = [part for part in self.parts if part.role == row["role"] and variant.name in part.variants]
+            return any(row["key"] == self._row_beside(part, variant.name).trial.key for part in own)
         if row["seed"] not in self.seeds or (row["role"] == "tune" and self.tuner is None):
             return False
         if self.tuner is not None and not self.tuner.reaches(variant, row["settings"]):
@@ -276,15 +253,10 @@ class Plan:
         self.tuner.noise = lambda _: 0.0
         budget, trials = self.study.budget, self.trials + len(self.variants)
         mean = sum(variant.recipe.all_tokens for variant in self.variants) / len(self.variants)
-        tokens = self.probe_tokens + mean * (trials - len(self.probes))
+        tokens = sum(each.recipe.all_tokens for each in self.beside) + mean * (trials - len(self.beside))
         spare = trials <= (budget.trials or math.inf) and tokens <= (budget.tokens or math.inf)
         self.tuner.noise = tuning_noise(self.study.study, self.variants, spare, store, decide)
         self.forget()
-
-    @property
-    def probe_tokens(self) -> int:
-        """The tokens of what a screen trains before all else."""
-        return sum(probe.recipe.all_tokens for probe in self.probes.values())
 
     def known(self, store: Store) -> list[dict[str, Any]]:
         """The rows of those trials that are known to be wanted and stand in this store, by whichever study."""
@@ -362,8 +334,8 @@ def plan(study: Study, data_root: Path, micro_batch: int | None = None, *, fetch
     if problems := [*study.evaluate.problems(lambda: (About.of(each.trial(0), data_root) for each in asked))]:
         raise SpecError(problems)
     tuner = _tuner(builder, found) if study.tune else None
-    probes = probes_of(study.screen, builder, found.variants, found.made) if study.screen else {}
-    return Plan(study, builder, found.variants, found.omitted, tuner, found.coordinates, probes)
+    parts = (section.part(builder, found.variants, found.made) for section in study.sections)
+    return Plan(study, builder, found.variants, found.omitted, tuner, found.coordinates, [*filter(None, parts)])
 
 
 def _tuner(builder: Builder, found: VariantSet) -> Tuner:

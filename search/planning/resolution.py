@@ -82,7 +82,7 @@ def _affordable(planned: Plan) -> int:
     budget, asked = planned.study.budget, most(planned.study.seeds)
     trials = [limit for limit in (budget.trials,) if limit is not None]
     if budget.tokens is not None:
-        left = max(budget.tokens - planned.probe_tokens, 0)
-        trials.append(len(planned.probes) + left // planned.variants[0].recipe.all_tokens)
+        left = max(budget.tokens - sum(each.recipe.all_tokens for each in planned.beside), 0)
+        trials.append(len(planned.beside) + left // planned.variants[0].recipe.all_tokens)
     over = max(planned.trials - min(trials), 0) if trials else 0
     return max(asked - -(-over // len(planned.variants)), 0)

@@ -24,13 +24,11 @@ from archlab.search.running.measure import measure_study
 from archlab.search.running.queue import NextRows
 from archlab.search.sections.budget.spec import limits_of
 from archlab.search.sections.prune.decide import pruning
-from archlab.search.sections.screen.decide import sentences
-from archlab.search.sections.search.rows import Seeker
 from archlab.search.sections.seeds.noise import remember_noise
 from archlab.search.store import plugins as plugin_files
 from archlab.search.store.in_use import in_use
 from archlab.search.store.lock import StudyLock
-from archlab.search.store.store import Row, Store
+from archlab.search.store.store import Store
 from archlab.search.study.load import load_study
 from archlab.search.study.study import Study
 from archlab.search.trackers.shipper import Shipper
@@ -125,10 +123,9 @@ def _drive(
 ) -> Summary:
     study = planned.study
     next_rows: NextRows = planned.rows
-    if study.search and study.space:
-        next_rows = Seeker(study.search, study.space, planned, store, workers.slots).rows
-    elif study.screen:
-        next_rows = _telling(planned, store, on_event or (lambda _: None))
+    tell = on_event or (lambda _: None)
+    for section in study.sections:
+        next_rows = section.run_rows(next_rows, planned, store, workers.slots, tell)
     plugin_files.keep(store.root)
     record = planned.record() | ({"overrides": dict(overrides)} if overrides else {})
     if planned.builder.settled:
@@ -145,7 +142,6 @@ def _drive(
     record["trials"] = planned.trials
     store.save_study(study.study, record, _text(study))
     shipper = Shipper if isinstance(workers, InlineExecutor) else ShipperProcess
-    tell = on_event or (lambda _: None)
     summary = drive(
         store,
         study.study,
@@ -163,23 +159,6 @@ def _drive(
     ended = measure_study(store, study, workers, summary, tell, track)
     tell({"event": "summary", "exit_code": ended.exit_code, "counts": ended.counts, "message": ended.message})
     return ended
-
-
-def _telling(planned: Plan, store: Store, tell: Events) -> NextRows:
-    """The rows of a plan with a screen, which are told what it has decided as soon as it has."""
-    name, told = planned.study.study, ""
-
-    def rows(trials: list[dict[str, Any]]) -> list[Row]:
-        nonlocal told
-        found, screen = planned.rows(trials), planned.screened
-        if screen is not None and screen.state != told:
-            told, record = screen.state, {**store.study(name), "trials": planned.trials}
-            store.save_study(name, record, store.study_yaml(name))
-            said = {"messages": list(sentences(record, screen)), "left_out": len(screen.left_out)}
-            tell({"event": "screen", "state": told, **said, "trials": planned.trials})
-        return found
-
-    return rows
 
 
 def tokens_left(store: Store) -> Callable[[str, int | None], int]:

@@ -79,8 +79,8 @@ def smoke(
 
 
 def _all(planned: Plan) -> list[Variant]:
-    """The variants, and what a screen makes of them."""
-    return [*planned.variants, *planned.probes.values()]
+    """The variants, and what its sections train beside them."""
+    return [*planned.variants, *planned.beside]
 
 
 def _largest(variants: Iterable[Variant]) -> int:

@@ -38,7 +38,9 @@ def _rooms() -> dict[str, bool]:
 def import_specs() -> None:
     """Has every section entered that a study file may have."""
     for each in iter_modules(sections.__path__):  # this file too, which is there already
-        import_module(f"{sections.__name__}.{each.name}{'.spec' if each.ispkg else ''}")
+        name = f"{sections.__name__}.{each.name}"
+        if not each.ispkg or find_spec(f"{name}.spec"):
+            import_module(f"{name}.spec" if each.ispkg else name)
 
 
 def select(record: dict[str, Any], trials: list[dict[str, Any]]) -> list[Selection]:

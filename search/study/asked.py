@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 
 from archlab.arch_dsl.patching.patch import Setting
-from archlab.arch_dsl.tree.identity import brief_text
-from archlab.search.formatting.words import shortest
 from archlab.search.sections.ladder.rungs import rungs_of
 from archlab.search.study.study import Study
 from archlab.search.variants.asked import Asked, Rung
-from archlab.search.variants.patches import Patch
+from archlab.search.variants.patches import Patch, cells_of
 
 
 def asked_variants(study: Study) -> list[Asked]:
@@ -22,17 +20,16 @@ def asked_variants(study: Study) -> list[Asked]:
     components = [name for name in study.components if name in used]
     return [
         _asked(study, name, patch, cell, components, rung)
-        for cell in itertools.product(*(cells_of(study, path) for path in study.grid))
+        for cell in itertools.product(*(_cells(study, path) for path in study.grid))
         for rung in rungs_of(study.ladder)
         for name, patch in study.variants.items()
     ]
 
 
-def cells_of(study: Study, path: str) -> list[tuple[str, Setting]]:
-    """The values of one axis, each with the text that names it."""
-    short, mark = shortest(path, study.grid), study.mark(f"grid.{path}")
-    nodes = study.grid[path].nodes
-    return [(f"{short}={brief_text(node.plain())}", Setting(path, node, "the grid", mark)) for node in nodes]
+def _cells(study: Study, path: str) -> list[tuple[str, Setting]]:
+    """The values of one axis of the grid, as what they change."""
+    mark = study.mark(f"grid.{path}")
+    return [(text, Setting(path, node, "the grid", mark)) for text, node in cells_of(study.grid, path)]
 
 
 def _asked(

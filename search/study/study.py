@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import field
 from pathlib import Path
 from typing import ClassVar
 
-from archlab.arch_dsl.language.spec import Spec
+from archlab.arch_dsl.language.spec import Spec, fields_of
 from archlab.arch_dsl.model.model import Model
 from archlab.search.evaluation.measures import Measures, Perplexity
 from archlab.search.executors.resources import Resources
@@ -24,7 +25,10 @@ from archlab.search.sections.search.spec import Search
 from archlab.search.sections.seeds.spec import Seeds
 from archlab.search.sections.tune.spec import Tune
 from archlab.search.trial.kept_weights import Keep
-from archlab.search.variants.patches import AtScale, Axis, Patch
+from archlab.search.variants.patches import AtScale, Axis, Patch, cells_of
+from archlab.search.variants.section import Section
+
+_MOST_CELLS = 1000  # whose variants are named
 
 
 class ReportOptions(Spec):
@@ -64,6 +68,22 @@ class Study(Spec):
     budget: Budget = Budget()
     report: ReportOptions = ReportOptions()
     resources: Resources = Resources()
+    _others: tuple[Section, ...] = ()  # whose keys are no fields here: a file of archlab/search/sections is enough
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """Those of its sections that it has, in the order of the fields."""
+        given = (getattr(self, name) for name in fields_of(Study))
+        return tuple(each for each in (*given, self.report.published, *self._others) if isinstance(each, Section))
+
+    @property
+    def cells(self) -> list[str]:
+        """The names of the variants in the cells of the grid, the first of very many; of a ladder's rungs none."""
+        if not self.grid or self.ladder:
+            return []
+        cells = itertools.islice(itertools.product(*(cells_of(self.grid, path) for path in self.grid)), _MOST_CELLS)
+        labels = [", ".join(text for text, _ in cell) for cell in cells]
+        return [f"{name} [{label}]" for label in labels for name in self.variants]
 
     @property
     def file(self) -> Path | None:

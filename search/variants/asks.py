@@ -5,10 +5,13 @@ A section is handed its own part of the file. These protocols are for all else, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from archlab.arch_dsl.inspection.slots import Slot
     from archlab.arch_dsl.language.errors import Mark
     from archlab.arch_dsl.model.model import Model
     from archlab.arch_dsl.patching.patch import Setting
@@ -49,6 +52,14 @@ class Tuned(Protocol):
         """What is tuned, by path."""
 
 
+class Slots(Protocol):
+    """The section `ablate`, as the others see it."""
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """The places in which its models differ."""
+
+
 class Question(Protocol):
     """What a section sees of its study: the fields beside its own, and where they stand in the file."""
 
@@ -87,6 +98,26 @@ class Question(Protocol):
     @property
     def search(self) -> object | None:
         """Whether anything is searched."""
+
+    @property
+    def space(self) -> object | None:
+        """What a search varies."""
+
+    @property
+    def prune(self) -> object | None:
+        """What ends trials early."""
+
+    @property
+    def ablate(self) -> Slots | None:
+        """What two models differ in."""
+
+    @property
+    def cells(self) -> Sequence[str]:
+        """The names of the variants in the cells of the grid, the first of very many."""
+
+    @property
+    def file(self) -> Path | None:
+        """The file it came from."""
 
     @property
     def keep(self) -> Keep:
@@ -134,6 +165,15 @@ class Planned(Protocol):
     """What sections need of a plan."""
 
     searched: dict[str, Any]  # what a search tells the record
+    omitted: dict[str, str]  # combinations of a design that make no sense, and why
+
+    @property
+    def coordinates(self) -> Mapping[str, Any]:
+        """What the coordinate check measured of each series of a ladder that transfers."""
+
+    @property
+    def parts(self) -> Sequence[object]:
+        """Its sections at work."""
 
     @property
     def study(self) -> Question:

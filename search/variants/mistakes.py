@@ -5,7 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.errors import Problem, nearest, unknown
+
+_NAMED = 40  # variants that an error lists
+
+
+def no_variant(name: str, names: list[str]) -> str:
+    """That a variant is not there, without all names where a design made hundreds."""
+    if len(names) <= _NAMED:
+        return unknown(name, "variant", names)
+    meant = nearest(name, names)
+    return f"{unknown(name, 'variant', [meant] if meant else [])[:-1]} and {len(names) - bool(meant)} more)"
 
 
 class Mistakes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from archlab.arch_dsl.language.parse import INVALID
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.patching.patch import Setting, settings_of
 from archlab.arch_dsl.tree.identity import brief_text
+from archlab.search.formatting.words import shortest
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,12 @@ class Axis:
                 problems.append(Problem(path, f"holds {brief_text(child.plain())} twice", child.mark))
             seen.add(spelled)
         return INVALID if len(problems) > before else cls(tuple(node.value))
+
+
+def cells_of(grid: Mapping[str, Axis], path: str) -> list[tuple[str, Node]]:
+    """The values of one axis of a grid, each with the text that names it."""
+    name = shortest(path, grid)
+    return [(f"{name}={brief_text(node.plain())}", node) for node in grid[path].nodes]
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,23 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from archlab.arch_dsl.language.spec import Family, Range
 from archlab.search.sections.design.fractional import MAX_RUNS, Fraction, aliases, fraction, smallest
+from archlab.search.variants.asks import Planned
+from archlab.search.variants.patches import spelt
+from archlab.search.variants.section import Section
 
 Levels = tuple[bool, ...]
 BASELINE, ALL = "baseline", "all"
 _LONGEST = 80  # characters of a variant's name
 
 
-class Design(Family):
+class Design(Section, Family):
     """Which components a variant has: all components of the study in their order, or those named.
 
     `impossible` says what becomes of a combination that makes no sense: the study is refused, the variant is left out
     (skip), or it is changed as the rules of models say, and left out where these know no way (repair).
     """
 
+    key = "design"
     noun: ClassVar[str] = "design"
     baseline: ClassVar[str] = BASELINE
     components: tuple[str, ...] | None = None
@@ -48,8 +52,21 @@ class Design(Family):
         """What makes no sense with this many components, or None."""
         return None
 
-    def record(self, names: Sequence[str]) -> dict[str, Any]:
-        """What plans and reports say of it."""
+    def record(self, planned: Planned) -> dict[str, Any]:
+        """What it made, what of it was left out or repaired, and what its components change."""
+        study = planned.study
+        names = self.components if self.components is not None else tuple(study.components)
+        merged = {slot.name: list(slot.parts) for slot in study.ablate.slots} if study.ablate else {}
+        return {
+            **self.facts(names),
+            "changes": {name: spelt(study.components[name].settings) for name in names},
+            "merged": {name: parts for name, parts in merged.items() if parts},
+            "omitted": planned.omitted,
+            "repaired": {v.name: list(v.repaired) for v in planned.variants if v.repaired},
+        }
+
+    def facts(self, names: Sequence[str]) -> dict[str, Any]:
+        """What it is as a design of these components."""
         return {"type": self.type, "components": list(names), "impossible": self.impossible}
 
 
@@ -117,14 +134,14 @@ class Fractional(Design):
             return f"there are {2**count} combinations of the components; found {self.runs} runs"
         return None
 
-    def record(self, names: Sequence[str]) -> dict[str, Any]:
+    def facts(self, names: Sequence[str]) -> dict[str, Any]:
         made = self.made(len(names))
         generators = {
             names[index]: [names[bit] for bit in range(made.bits) if made.vectors[index] >> bit & 1]
             for index in range(made.bits, len(names))
         }
         return {
-            **super().record(names),
+            **super().facts(names),
             "resolution": made.resolution,
             "generators": generators,
             "aliases": aliases(made, names),

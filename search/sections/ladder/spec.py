@@ -15,18 +15,18 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.parse import INVALID, parse_value
 from archlab.arch_dsl.language.source import Node
-from archlab.arch_dsl.language.spec import Count, Positive, Spec
+from archlab.arch_dsl.language.spec import Count, Positive
 from archlab.arch_dsl.tree.identity import brief_text
+from archlab.search.formatting.numbers import count
 from archlab.search.variants.asked import Tokens
+from archlab.search.variants.asks import Planned, Question
+from archlab.search.variants.section import Section
 from archlab.search.variants.zoo import ZOO
-
-if TYPE_CHECKING:
-    from archlab.search.variants.asks import Question
 
 PARAMETERS = "parameters"  # the key of `sizes` that is no path
 _RULE = re.compile(r"(\S+)\s+(per parameter|FLOPs)")
@@ -122,7 +122,7 @@ class Ends:
         return float(f"{value:.{_DIGITS}g}")
 
 
-class Ladder(Spec):
+class Ladder(Section):
     """Runs every variant at several sizes.
 
     `sizes` maps paths to lists that are read rung by rung; its key `parameters` lists numbers of parameters, embeddings
@@ -134,6 +134,7 @@ class Ladder(Spec):
     (arXiv:2203.03466), and refuses what does not transfer.
     """
 
+    key = "ladder"
     title: ClassVar[str] = "ladder"
     sizes: dict[str, Along]
     tokens: Lengths | None = None
@@ -147,7 +148,23 @@ class Ladder(Spec):
         sizes = max((len(along.nodes) for along in self.sizes.values()), default=0)
         return sizes * (len(self.tokens.rules) if self.tokens else 1)
 
-    def record(self) -> dict[str, Any]:
+    def lines(self, planned: Planned) -> Iterator[str]:
+        """How it trains the baseline, rung by rung, and what transfers."""
+        yield "ladder, as it trains the baseline:"
+        for variant in planned.variants:
+            if variant.base == planned.study.report.baseline:
+                recipe, stack = variant.recipe, [*variant.model.stacks().values()][-1]
+                flops = count(float(variant.figures["training_flops_per_token"] * recipe.tokens))
+                steps = f"{recipe.steps} steps of {recipe.sequences} x {recipe.context}, lr {recipe.lr:g}"
+                sizes = f"{stack.n_layers} layers of {variant.model.d_model}"
+                yield f"  {variant.rung}: {sizes}, {count(recipe.tokens)} tokens ({steps}), {flops} FLOPs"
+        for name, found in planned.coordinates.items():
+            site, power = next(iter(found.powers.items()))
+            widths = ", ".join(map(str, found.widths))
+            told = f"at most as width^{power:.2f} (at least {found.least[site]:.2f}), at {site}"
+            yield f"muP of {name}: over the widths {widths} coordinates grow {told}"
+
+    def record(self, planned: Planned) -> dict[str, Any]:
         """What the record of a study keeps."""
         lengths = len(self.tokens.rules) if self.tokens else 1
         return {"count": self.count, "lengths": lengths, "transfer": self.transfer}

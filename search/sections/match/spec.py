@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, ClassVar, Literal, get_args
 
-from archlab.arch_dsl.language.errors import SpecError
-from archlab.arch_dsl.language.spec import Count, Spec
+from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.language.spec import Count
 from archlab.arch_dsl.parts.context import Cost
+from archlab.search.variants.asks import Planned, Question
+from archlab.search.variants.mistakes import no_variant
+from archlab.search.variants.section import Section
 
 LARGEST = 2**24
 SCALE = 10_000  # what a scale of 1 is counted as, where several fields are scaled together
@@ -19,7 +22,7 @@ Kind = Literal["parameters", "active_parameters", "flops_per_token", "cache_byte
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-class Match(Spec):
+class Match(Section):
     """Makes variants comparable: solves the integer field `by` so that each costs what the variant named costs.
 
     `parameters` counts all of them, `active_parameters` those that one token meets, which is fewer with experts;
@@ -29,6 +32,7 @@ class Match(Spec):
     it is written, unless that is what matching gives.
     """
 
+    key = "match"
     title: ClassVar[str] = "match"
     parameters: str | None = None
     active_parameters: str | None = None
@@ -38,6 +42,23 @@ class Match(Spec):
     by: tuple[str, ...]
     multiple: Count = 1
     report_unmatched: bool = False
+
+    def problems(self, study: Question) -> Iterator[Problem]:
+        """That it is not one kind, has nothing to solve, or names no variant."""
+        if len(self.kinds) != 1:
+            found = " and ".join(self.kinds) or "none"
+            message = f"names the variant to match under one of {', '.join(KINDS)}; found {found}"
+            yield Problem("match", message, study.mark("match"))
+            return
+        if not self.by:
+            yield Problem("match.by", "is an empty list: name the integer fields to solve", self.mark("by"))
+        if study.variants and self.to not in study.variants:
+            mark = self.mark(self.kind) or study.mark("variants")
+            yield Problem(f"match.{self.kind}", no_variant(self.to, list(study.variants)), mark)
+
+    def record(self, planned: Planned) -> dict[str, Any]:
+        """What is matched, to which variant, by which fields."""
+        return {"kind": self.kind, "to": self.to, "by": list(self.by)}
 
     @property
     def kinds(self) -> list[Kind]:

@@ -3,60 +3,64 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from archlab.arch_dsl.language.errors import Problem, SpecError, unknown
-from archlab.arch_dsl.language.spec import Spec
 from archlab.search.sections.published.paper import FOLDER, Paper, Table, files_from, read_published
+from archlab.search.variants.asks import Planned, Question
+from archlab.search.variants.section import Section
 
 
-class Published(Spec):
+class Published(Section):
     """The `table` that the study reproduces, as `FILE.TABLE`: the file published/FILE.yaml beside the study's file or
     in a folder above it, the nearest, and one of its tables. `rows` says which row a variant is, or which ones; one
     that it does not name is the row of its own name. Rank correlations are given once more `without` some variants."""
 
+    key = "published"
     title: ClassVar[str] = "published"
     table: str
     rows: dict[str, tuple[str, ...]] = field(default_factory=dict)
     without: tuple[str, ...] = ()
 
+    def problems(self, study: Question) -> Iterator[Problem]:
+        """Names that are none of the study's or of the table's."""
+        variants, cells = list(study.variants), study.cells
+        path, known = "report.published", [*variants, *cells]
+        try:
+            _, table = find_table(self, study.file)
+        except SpecError as error:
+            yield from error.problems
+            return
+        for variant, rows in self.rows.items():
+            mark = self.mark(f"rows.{variant}")
+            if variant not in known:
+                yield Problem(f"{path}.rows", unknown(variant, "variant", known), mark)
+            if not rows:
+                yield Problem(f"{path}.rows.{variant}", f"must name a row of {self.table}, found nothing", mark)
+            for row in rows:
+                if row not in table.rows:
+                    message = unknown(row, f"row of {self.table}", table.rows)
+                    yield Problem(f"{path}.rows.{variant}", message, mark)
+        for group in (variants, cells):
+            mine = [row for variant, rows in self.rows.items() if variant in group for row in rows]
+            if twice := [row for place, row in enumerate(mine) if row in mine[:place]]:
+                message = f"gives the row '{twice[0]}' twice"
+                yield Problem(f"{path}.rows", message, self.mark("rows"))
+        mapped = rows_of_variants(self, table, known)
+        if not mapped:
+            message = f"no variant is a row of {self.table}; `rows` says which ({', '.join(table.rows)})"
+            yield Problem(path, message, self.mark("table"))
+        for variant in self.without:
+            if mapped and variant not in mapped:
+                message = unknown(variant, "variant with a row of the table", mapped)
+                yield Problem(f"{path}.without", message, self.mark("without"))
 
-def problems_of(
-    options: Published, variants: Collection[str], cells: Collection[str], file: Path | None
-) -> Iterator[Problem]:
-    """What a study gets wrong: `variants` are its own, `cells` those of its grid, named as the table names them."""
-    path, known = "report.published", [*variants, *cells]
-    try:
-        _, table = find_table(options, file)
-    except SpecError as error:
-        yield from error.problems
-        return
-    for variant, rows in options.rows.items():
-        mark = options.mark(f"rows.{variant}")
-        if variant not in known:
-            yield Problem(f"{path}.rows", unknown(variant, "variant", known), mark)
-        if not rows:
-            yield Problem(f"{path}.rows.{variant}", f"must name a row of {options.table}, found nothing", mark)
-        for row in rows:
-            if row not in table.rows:
-                message = unknown(row, f"row of {options.table}", table.rows)
-                yield Problem(f"{path}.rows.{variant}", message, mark)
-    for group in (variants, cells):
-        mine = [row for variant, rows in options.rows.items() if variant in group for row in rows]
-        if twice := [row for place, row in enumerate(mine) if row in mine[:place]]:
-            message = f"gives the row '{twice[0]}' twice"
-            yield Problem(f"{path}.rows", message, options.mark("rows"))
-    mapped = rows_of_variants(options, table, known)
-    if not mapped:
-        message = f"no variant is a row of {options.table}; `rows` says which ({', '.join(table.rows)})"
-        yield Problem(path, message, options.mark("table"))
-    for variant in options.without:
-        if mapped and variant not in mapped:
-            message = unknown(variant, "variant with a row of the table", mapped)
-            yield Problem(f"{path}.without", message, options.mark("without"))
+    def record(self, planned: Planned) -> dict[str, Any]:
+        """All of the table, and which variant is which row, so that reports need no file."""
+        return published_record(self, [variant.name for variant in planned.variants], planned.study.file)
 
 
 def find_table(options: Published, file: Path | None) -> tuple[Paper, Table]:

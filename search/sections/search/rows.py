@@ -15,11 +15,11 @@ from archlab.arch_dsl.model.model import resolve
 from archlab.arch_dsl.tree.identity import canonical
 from archlab.search.recipe.fits import positions
 from archlab.search.results.selection import loss
+from archlab.search.sections.search.goals import Goals
 from archlab.search.sections.search.importance import importances
 from archlab.search.sections.search.proposer import Ending, Known, Proposer, fits
 from archlab.search.sections.search.scores import excess, measured, told
 from archlab.search.sections.search.space import Components, Space, component_of
-from archlab.search.sections.search.spec import Search
 from archlab.search.statistics.pareto import spanning
 from archlab.search.store.store import TERMINAL, Row, Store
 from archlab.search.training.step_times import measure, step_time_key
@@ -66,7 +66,7 @@ class Seeker:
     All that it knows it takes from the trial table and from the specs; what a run stored is judged again by the next.
     """
 
-    def __init__(self, search: Search, space: Space, plan: Planned, store: Store, slots: int) -> None:
+    def __init__(self, search: Goals, space: Space, plan: Planned, store: Store, slots: int) -> None:
         self.search, self.space = search, space
         self.plan, self.store, self.slots = plan, store, slots
         self.limits = self.search.constraints.values()

@@ -20,18 +20,22 @@ from typing import Any
 from archlab.arch_dsl.language.errors import Problem, SpecError, unknown
 from archlab.arch_dsl.language.parse import INVALID
 from archlab.arch_dsl.language.source import Node
-from archlab.arch_dsl.language.spec import Spec, set_marks
+from archlab.arch_dsl.language.spec import set_marks
 from archlab.arch_dsl.patching.patch import Setting
 from archlab.search.sections.search.axes import KINDS, Axis, Choice, Components, Floats, Integers, parse_axis
+from archlab.search.variants.asks import Question
 from archlab.search.variants.patches import Patch
+from archlab.search.variants.section import Section
 
 __all__ = ["Axis", "Choice", "Components", "Floats", "Integers", "Space"]
 
 ON, OFF = "on", "off"
 
 
-class Space(Spec):
+class Space(Section):
     """Path to axis, or a name to an axis of components. A condition may ask for any of them and for other paths."""
+
+    key = "space"
 
     axes: dict[str, Axis] = dataclasses.field(default_factory=dict)
 
@@ -112,6 +116,11 @@ class Space(Spec):
         name = component_of(path, value)
         parts = components[name].settings if name else ()
         return [Setting(s.path, s.node, f"component {name}", s.mark) for s in parts]
+
+    def problems(self, study: Question) -> Iterator[Problem]:
+        """Without `search:` it means nothing."""
+        if study.search is None:
+            yield Problem("space", "needs `search:` beside it", study.mark("space"))
 
     def component_problems(self, components: Mapping[str, Patch]) -> Iterator[Problem]:
         """Axes of components that the study does not have, and paths that are names of its components."""

@@ -1,77 +1,54 @@
-"""What a search minimizes and what its proposals may cost: the `search:` section of a study."""
+"""The `search:` section of a study, and its work in a plan and in a run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
 
 from archlab.arch_dsl.language.errors import Problem
-from archlab.arch_dsl.language.spec import Count, Spec, fields_of
-from archlab.search.sections.search.samplers import Sampler, TpeSampler
-from archlab.search.utils.quantities import Duration, Memory
+from archlab.search.sections.search.goals import Goals
+from archlab.search.sections.search.rows import Seeker
+from archlab.search.sections.search.space import Space
+from archlab.search.store.store import Store
+from archlab.search.variants.asks import Planned, Question
+from archlab.search.variants.section import Events, NextRows
 
-Goal = Literal[
-    "perplexity",
-    "parameters",
-    "active_parameters",
-    "flops_per_token",
-    "cache_bytes_per_token",
-    "step_time",
-    "peak_memory",
-]
-_MOST = 10  # proposals per trial, where a study says nothing
+_REASONS = {
+    "objective": "losses of different objectives do not compare; make them variants",
+    "tokenizer": "perplexities of different tokenizers do not compare; make them variants",
+    "data": "losses on different texts do not compare; make them variants",
+}
 
 
-class Limits(Spec):
-    """What a proposal may cost at most. One that costs more is not trained, and no trial is counted for it.
-
-    `memory` is an estimate of what training keeps in one process; `step_time` is measured, once for each model. The
-    others follow from the model alone.
-    """
-
-    title: ClassVar[str] = "constraints"
-    parameters: Count | None = None
-    active_parameters: Count | None = None
-    flops_per_token: Count | None = None
-    cache_bytes_per_token: Count | None = None
-    memory: Memory | None = None
-    step_time: Duration | None = None
-
-    def values(self) -> dict[str, float]:
-        """The limits that are set: numbers, bytes, seconds."""
-        given = {name: getattr(self, name) for name in fields_of(type(self)) if getattr(self, name) is not None}
-        units = {Memory: "bytes", Duration: "seconds"}
-        return {name: float(getattr(value, units.get(type(value), "real"))) for name, value in given.items()}
-
-
-class Search(Spec):
+class Search(Goals):
     """Optuna proposes `trials` variants from `space:`; the best by validation is run with all seeds.
 
     With several goals there is no best one: of the Pareto front, `keep` trials that span most of it are repeated.
     At most `proposals` are drawn, ten per trial without it: those that break a constraint are among them.
     """
 
+    key = "search"
     title: ClassVar[str] = "search"
-    sampler: Sampler = TpeSampler()
-    trials: Count
-    minimize: tuple[Goal, ...] = ("perplexity",)
-    constraints: Limits = Limits()
-    proposals: Count | None = None
-    keep: Count = 3
-    seed: int = 0
 
-    @property
-    def most(self) -> int:
-        """How many proposals are drawn at most."""
-        return self.proposals or _MOST * self.trials
+    def problems(self, study: Question) -> Iterable[Problem]:
+        """What its fields get wrong together, and with the other sections."""
+        space = study.space
+        if not isinstance(space, Space):
+            yield Problem("search", "needs `space:` beside it", study.mark("search"))
+            return
+        yield from self._own_problems()
+        yield from space.component_problems(study.components)
+        if complaint := self.sampler.complaint(space, len(self.minimize), self.trials):
+            yield Problem("search.sampler", complaint, self.mark("sampler") or self.mark())
+        if study.prune and len(self.minimize) > 1:
+            told = "ends trials by their loss alone, and would end the cheap ones of a front; leave one of the two out"
+            yield Problem("prune", told, study.mark("prune"))
+        for path in space.axes:
+            head, *rest = path.split(".")
+            if head == "train" and rest and rest[0] in _REASONS:
+                yield Problem(f"space.{path}", _REASONS[rest[0]], space.mark(path) or study.mark("space"))
 
-    @property
-    def found(self) -> int:
-        """How many proposals become variants at most."""
-        return 1 if len(self.minimize) == 1 else self.keep
-
-    def problems(self) -> Iterator[Problem]:
-        """What its fields get wrong together."""
+    def _own_problems(self) -> Iterator[Problem]:
         mark = self.mark("minimize") or self.mark()
         if "perplexity" not in self.minimize:
             yield Problem("search.minimize", "must hold perplexity: without it nothing needs to be trained", mark)
@@ -81,24 +58,24 @@ class Search(Spec):
             message = f"must be at least the number of trials, {self.trials}, found {self.proposals}"
             yield Problem("search.proposals", message, self.mark("proposals"))
 
+    def proposed(self, seeds: int) -> int:
+        """The trials, and the repeats of what is found."""
+        return self.trials + self.found * (seeds - 1)
 
-def study_problems(study: Any) -> Iterator[Problem]:
-    """What is wrong with the search of a study beside its other sections."""
-    search, space = study.search, study.space
-    yield from search.problems()
-    yield from space.component_problems(study.components)
-    complaint = search.sampler.complaint(space, len(search.minimize), search.trials)
-    if complaint:
-        yield Problem("search.sampler", complaint, search.mark("sampler") or search.mark())
-    if study.prune and len(search.minimize) > 1:
-        message = "ends trials by their loss alone, and would end the cheap ones of a front; leave one of the two out"
-        yield Problem("prune", message, study.mark("prune"))
-    reasons = {
-        "objective": "losses of different objectives do not compare; make them variants",
-        "tokenizer": "perplexities of different tokenizers do not compare; make them variants",
-        "data": "losses on different texts do not compare; make them variants",
-    }
-    for path in space.axes:
-        head, *rest = path.split(".")
-        if head == "train" and rest and rest[0] in reasons:
-            yield Problem(f"space.{path}", reasons[rest[0]], space.mark(path) or study.mark("space"))
+    def record(self, planned: Planned) -> dict[str, Any]:
+        """What was proposed and what it costs, once a run has begun."""
+        return planned.searched
+
+    @classmethod
+    def edited(cls, before: Any, now: Any) -> Iterable[str]:
+        """What another question does to what was proposed."""
+        for part in ("minimize", "space"):
+            was, become = ((each or {}).get(part) for each in (before, now))
+            if was and become and was != become:
+                told = "what it proposed before is told to the sampler as far as it fits"
+                yield f"the search had another `{part}`: {told}"
+
+    def run_rows(self, next_rows: NextRows, planned: Planned, store: Store, slots: int, tell: Events) -> NextRows:
+        """The study's variants, and proposals as results come in."""
+        assert isinstance(planned.study.space, Space)
+        return Seeker(self, planned.study.space, planned, store, slots).rows

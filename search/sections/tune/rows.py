@@ -64,7 +64,7 @@ class Tuner:
             return rows, None
         ended = [row for row in rows if row.until is None and row.trial.key in present]
         mine = [{**present[row.trial.key], "settings": row.settings, "until": None} for row in ended]
-        return rows, choose({"tune": self.tune.record(), "seeds": []}, variant.name, mine).settings
+        return rows, choose({"tune": self.tune.plain(), "seeds": []}, variant.name, mine).settings
 
     def _again(
         self, variant: Variant, points: list[Point], rows: list[Row], present: Mapping[str, dict[str, Any]]

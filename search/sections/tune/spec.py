@@ -22,6 +22,8 @@ from archlab.arch_dsl.language.spec import Positive, Range, Spec, fields_of, set
 from archlab.arch_dsl.model.model import DecoderModel, EncoderDecoderModel
 from archlab.arch_dsl.tree.identity import brief_text
 from archlab.search.results.selection import TUNE_OPTIONS, saved_by_brackets
+from archlab.search.variants.asks import Planned, Question
+from archlab.search.variants.section import Section
 
 GRIDS = {"1-2-5": (1, 2, 5), "1-3": (1, 3)}
 EXTEND = 2  # values that a grid may grow by on each side
@@ -69,13 +71,14 @@ class Values:
         return [value for value in found if value > 0 and (value > end if up else value < end)]
 
 
-class Tune(Spec):
+class Tune(Section):
     """Paths with the values that every variant chooses from, on validation and with the first seed.
 
     `extend` is by how many values they may grow on each side while the best lies at the edge; without it grids grow by
     two, lists don't. `brackets` ends values early that are behind; without it grids do so, lists don't.
     """
 
+    key = "tune"
     title: ClassVar[str] = "tune"
     axes: dict[str, Values] = field(default_factory=dict)
     extend: int | None = None
@@ -113,6 +116,22 @@ class Tune(Spec):
         problems.extend(found._complaints(path))
         return found if len(problems) == before else INVALID
 
+    def problems(self, study: Question) -> Iterator[Problem]:
+        """A value that a variant sets would be ignored where each variant takes its best one."""
+        if study.search:
+            yield Problem("tune", "a search chooses rates by an axis `train.lr` of its space", study.mark("tune"))
+        patches = {f"variants.{name}": patch for name, patch in study.variants.items()}
+        patches |= {f"components.{name}": patch for name, patch in study.components.items()}
+        for path in self.axes:
+            what = "rate" if short(path) == "lr" else short(path)
+            message = f"`tune` chooses the {what} of every variant; this one would be ignored"
+            for place, patch in patches.items():
+                for setting in patch.settings:
+                    if setting.path == path:
+                        yield Problem(f"{place}.{path}", message, setting.mark)
+            if path in study.grid:
+                yield Problem(f"grid.{path}", message, study.mark(f"grid.{path}"))
+
     def _complaints(self, path: str) -> Iterator[Problem]:
         count = math.prod(len(axis.values) for axis in self.axes.values())
         if count > MAX_POINTS:
@@ -140,8 +159,12 @@ class Tune(Spec):
         """How many whole trials the brackets save of a variant's points; less where neighbours go on after all."""
         return saved_by_brackets(len(self.points), self.brackets.rungs, self.brackets.keep) if self.brackets else 0.0
 
-    def record(self) -> dict[str, Any]:
-        """What the store keeps: values by path (`lr` for train.lr), and the options where they do something."""
+    def record(self, planned: Planned) -> dict[str, Any]:
+        """See `plain`."""
+        return self.plain()
+
+    def plain(self) -> dict[str, Any]:
+        """Values by path (`lr` for train.lr), and the options where they do something."""
         found: dict[str, Any] = {short(path): list(axis.values) for path, axis in self.axes.items()}
         if any(self.steps(path) for path in self.axes):
             found["extend"] = {short(path): self.steps(path) for path in self.axes}

@@ -73,12 +73,12 @@ variants:
     match, screen = "match: {parameters: baseline, by: block.ffn.width}", SCREEN.replace("2e-3", "2e-3, batch: 2")
     made = planned(tmp_path, variants=variants, match=match, screen=screen)
     own = {variant.name: variant for variant in made.variants}
-    recipe = made.probes["a"].recipe
+    recipe = made.parts[0].variants["a"].recipe
     assert (recipe.lr, recipe.clip, recipe.batch, recipe.tokens) == (2e-3, 3.0, 2, 256), "its own, but for the screen's"
     assert (recipe.context, recipe.objective.type, recipe.data.type) == (8, "answers", "associative_recall")
     assert (own["a"].recipe.lr, own["a"].recipe.objective.type) == (9e-4, "causal")
     for name, variant in own.items():
-        probe, model = canonical(made.probes[name].model), canonical(variant.model)
+        probe, model = canonical(made.parts[0].variants[name].model), canonical(variant.model)
         assert probe["block"] == model["block"] and probe["n_layers"] == model["n_layers"], "at the matched width"
         assert probe["vocab"] != model["vocab"]
     assert own["b"].matched != own["c"].matched
@@ -87,14 +87,14 @@ variants:
 def test_a_screen_changes_no_other_trial(tmp_path: Path) -> None:
     made, without = planned(tmp_path), planned(tmp_path, screen=None)
     assert [v.trial(0).key for v in made.variants] == [v.trial(0).key for v in without.variants]
-    assert not without.probes and "screen" not in without.record()
-    keys = {probe.trial(0).key for probe in made.probes.values()}
+    assert not without.parts and "screen" not in without.record()
+    keys = {probe.trial(0).key for probe in made.beside}
     assert len(keys) == len(WIDTHS) and keys.isdisjoint(v.trial(0).key for v in made.variants)
 
 
 def test_an_objective_that_the_screen_names_is_taken(tmp_path: Path) -> None:
     made = planned(tmp_path, screen="screen: {train: {tokens: 256, objective: causal}, calibrate: 4}")
-    assert {probe.recipe.objective.type for probe in made.probes.values()} == {"causal"}
+    assert {probe.recipe.objective.type for probe in made.beside} == {"causal"}
 
 
 # what is asked for
@@ -151,8 +151,8 @@ def test_probes_of_another_recipe_decide_nothing(tmp_path: Path) -> None:
     for edited in ({"screen": SCREEN.replace("256", "512")}, {"train": SECTIONS["train"].replace("1k", "2k")}):
         made = planned(tmp_path, **edited)
         made.rows(whole)
-        assert made.screened is not None and not made.screened.losses and made.screened.last is None
-    assert made.screened is not None and made.screened.state == "calibration", (
+        assert (found := made.parts[0].found) is not None and not found.losses and found.last is None
+    assert (found := made.parts[0].found) is not None and found.state == "calibration", (
         "the probes are the same, the variants' trials are not"
     )
 

@@ -77,7 +77,7 @@ def test_grids_extend_and_have_brackets_and_lists_do_not() -> None:
     grid, listed = tune_of("{lr: {grid: 1-2-5, from: 1e-3, to: 5e-3}}"), tune_of("{lr: [1e-3, 2e-3]}")
     assert (grid.steps("train.lr"), grid.brackets) == (2, Brackets())
     assert (listed.steps("train.lr"), listed.brackets) == (0, None)
-    assert listed.record() == {"lr": [1e-3, 2e-3]}, "as older versions wrote it"
+    assert listed.plain() == {"lr": [1e-3, 2e-3]}, "as older versions wrote it"
     said = tune_of("{lr: {grid: 1-2-5, from: 1e-3, to: 5e-3}, extend: 0, brackets: false}")
     assert (said.steps("train.lr"), said.brackets) == (0, None)
     asked = tune_of("{lr: [1e-3, 2e-3], extend: 1, brackets: {rungs: [0.3], keep: 0.4}}")
