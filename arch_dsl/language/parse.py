@@ -234,7 +234,7 @@ def parse_record(cls: type[Spec], node: Node, path: str, problems: list[Problem]
             continue
         if name not in known:
             mark = node.key_marks.get(name, child.mark)
-            names = [*known, *getattr(cls, "short_forms", ())]
+            names = [*known, *getattr(cls, "short_forms", ()), *getattr(cls, "other_keys", ())]
             message = unknown(name, f"key of {title}", names) + had_by(cls, name)
             problems.append(Problem(_join(path, name), message, mark))
             continue

@@ -14,19 +14,18 @@ from archlab.arch_dsl.tree.identity import canonical
 from archlab.search.evaluation.measures import About
 from archlab.search.planning.builder import Builder
 from archlab.search.planning.tuning_noise import tuning_noise
-from archlab.search.planning.variant_set import VariantSet, variant_set
+from archlab.search.planning.variant_set import variant_set
 from archlab.search.results.selection import group, is_over
 from archlab.search.sections.ladder.coordinates import Coordinates
 from archlab.search.sections.seeds.decide import wanted_seeds
 from archlab.search.sections.seeds.spec import most, sequential_record
-from archlab.search.sections.tune.rows import Tuner
-from archlab.search.sections.tune.spec import RATE, short
+from archlab.search.sections.tune.rows import Tuner, tuner_of
+from archlab.search.sections.tune.spec import short
 from archlab.search.store import plugins as plugin_files
 from archlab.search.store.store import Row, Store
 from archlab.search.study.study import Study
 from archlab.search.trial.trial import Trial
 from archlab.search.utils.canonical import canonical_json
-from archlab.search.variants.mistakes import Mistakes
 from archlab.search.variants.section import Part
 from archlab.search.variants.variant import Variant
 
@@ -333,20 +332,6 @@ def plan(study: Study, data_root: Path, micro_batch: int | None = None, *, fetch
     asked = [] if any(each.absent for each in found.variants) else found.variants  # a measure may fit those alone
     if problems := [*study.evaluate.problems(lambda: (About.of(each.trial(0), data_root) for each in asked))]:
         raise SpecError(problems)
-    tuner = _tuner(builder, found) if study.tune else None
+    tuner = tuner_of(study.tune, builder, found.variants, found.made, most(study.seeds)) if study.tune else None
     parts = (section.part(builder, found.variants, found.made) for section in study.sections)
     return Plan(study, builder, found.variants, found.omitted, tuner, found.coordinates, [*filter(None, parts)])
-
-
-def _tuner(builder: Builder, found: VariantSet) -> Tuner:
-    """What tunes the variants. Raises SpecError where a value makes no sense in one of them."""
-    study = builder.study
-    assert study.tune is not None
-    tuner = Tuner(study.tune, builder, found.made, 0, 1 if most(study.seeds) > 1 else None)
-    if any(path != RATE for path in study.tune.axes):
-        wrong = Mistakes(len(found.variants))
-        for variant in found.variants:
-            wrong.add(tuner.problems(variant), variant.name)
-        if problems := [*wrong.problems()]:
-            raise SpecError(problems)
-    return tuner

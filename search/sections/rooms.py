@@ -20,7 +20,7 @@ def told_of(record: dict[str, Any]) -> list[Told]:
 
     One that is a single file has its spec there too, which needs torch: it is imported where the record has its key.
     """
-    for name, is_folder in _rooms().items():
+    for name, is_folder in files().items():
         if is_folder or record.get(name):
             import_module(f"{sections.__name__}.{name}{'.told' if is_folder else ''}")
     places = {name: place for place, name in enumerate(_ORDER)}
@@ -28,7 +28,7 @@ def told_of(record: dict[str, Any]) -> list[Told]:
 
 
 @cache
-def _rooms() -> dict[str, bool]:
+def files() -> dict[str, bool]:
     """Every file that may tell something by its name, and whether it is a folder with a told.py."""
     here = sections.__name__
     names = {each.name: each.ispkg for each in iter_modules(sections.__path__) if f"{here}.{each.name}" != __name__}

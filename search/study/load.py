@@ -10,19 +10,17 @@ from typing import Any
 from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.arch_dsl.language.parse import INVALID, parse_value
 from archlab.arch_dsl.language.source import Node, read
-from archlab.arch_dsl.language.spec import fields_of
 from archlab.search.sections.design.ablate import with_base
 from archlab.search.sections.design.written_out import written_out
 from archlab.search.sections.ladder.rungs import written_sizes
 from archlab.search.sections.ladder.spec import filled
 from archlab.search.sections.ladder.spec import given as given_to_recipe
 from archlab.search.sections.ladder.spec import problems_of as ladder_problems
-from archlab.search.sections.rooms import import_specs
 from archlab.search.store.plugins import load_listed
 from archlab.search.study.checks import problems_in
 from archlab.search.study.model_mistakes import model_mistakes
 from archlab.search.study.scales import at_scale
-from archlab.search.study.study import Study
+from archlab.search.study.study import Study, other_sections
 from archlab.search.variants.patches import Patch
 from archlab.search.variants.section import Section
 from archlab.search.variants.zoo import with_sizes
@@ -78,10 +76,7 @@ def parse_study(node: Node) -> Study:
 def _others(node: Node, problems: list[Problem]) -> tuple[tuple[Section, ...], Node]:
     """The sections of a study's node that are no fields of Study, and the node without them."""
     assert isinstance(node.value, dict)
-    import_specs()
-    kinds = {name: kind for name, kind in Section.known.items() if name in node.value and name not in fields_of(Study)}
-    if not kinds:
-        return (), node
+    kinds = {name: kind for name, kind in other_sections().items() if name in node.value}
     found = [parse_value(kind, node.value[name], name, problems) for name, kind in kinds.items()]
     rest = {name: child for name, child in node.value.items() if name not in kinds}
     return tuple(each for each in found if each is not INVALID), Node(rest, node.mark, node.key_marks)

@@ -22,7 +22,7 @@ from archlab.search.sections.ladder.spec import PARAMETERS, Along, Ends, Lengths
 from archlab.search.sections.search.axes import KINDS, Components
 from archlab.search.sections.search.space import Space
 from archlab.search.sections.tune.spec import GRIDS, Brackets, Tune
-from archlab.search.study.study import Study
+from archlab.search.study.study import Study, other_sections
 from archlab.search.utils.quantities import SIZE, Duration, Memory
 from archlab.search.variants.patches import AtScale, Axis, Changes, Patch
 from archlab.search.variants.zoo import ZOO
@@ -61,6 +61,7 @@ def study_schema() -> dict[str, Any]:
         }
     )
     root = writer.record(Study)
+    root["properties"] |= {key: writer.of(kind) for key, kind in other_sections().items()}
     for name in ("components", "variants"):
         root["properties"][name]["additionalProperties"] = writer.of(Patch)
     root["required"].remove("model")

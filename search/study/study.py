@@ -19,6 +19,7 @@ from archlab.search.sections.ladder.spec import Ladder
 from archlab.search.sections.match.spec import Match
 from archlab.search.sections.prune.spec import Pruner
 from archlab.search.sections.published.spec import Published
+from archlab.search.sections.rooms import import_specs
 from archlab.search.sections.screen.spec import Screen
 from archlab.search.sections.search.space import Space
 from archlab.search.sections.search.spec import Search
@@ -68,7 +69,8 @@ class Study(Spec):
     budget: Budget = Budget()
     report: ReportOptions = ReportOptions()
     resources: Resources = Resources()
-    _others: tuple[Section, ...] = ()  # whose keys are no fields here: a file of archlab/search/sections is enough
+    _others: tuple[Section, ...] = ()  # those of `other_sections` that it has
+    other_keys: ClassVar[tuple[str, ...]] = ()  # their keys, which an error lists
 
     @property
     def sections(self) -> tuple[Section, ...]:
@@ -90,3 +92,12 @@ class Study(Spec):
         """The file it came from."""
         mark = self.mark()
         return Path(mark.file) if mark else None
+
+
+def other_sections() -> dict[str, type[Section]]:
+    """The sections that are no fields of a study, by their keys: a file of archlab/search/sections is all of them."""
+    import_specs()
+    own = fields_of(Study)
+    found = {key: kind for key, kind in Section.known.items() if key not in own and not kind.within}
+    Study.other_keys = tuple(found)
+    return found

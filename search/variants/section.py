@@ -54,6 +54,7 @@ class Section(Spec):
     """
 
     key: ClassVar[str] = ""  # in the file and in the study's record
+    within: ClassVar[str] = ""  # the section of the file that it stands in, if any
     known: ClassVar[dict[str, type[Section]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

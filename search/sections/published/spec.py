@@ -20,6 +20,7 @@ class Published(Section):
     that it does not name is the row of its own name. Rank correlations are given once more `without` some variants."""
 
     key = "published"
+    within = "report"
     title: ClassVar[str] = "published"
     table: str
     rows: dict[str, tuple[str, ...]] = field(default_factory=dict)

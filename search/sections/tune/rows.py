@@ -20,8 +20,9 @@ from archlab.search.store.store import TERMINAL, Row
 from archlab.search.trial.metrics import validation_history
 from archlab.search.trial.trial import Trial
 from archlab.search.utils.canonical import canonical_json
-from archlab.search.variants.asked import Asked
 from archlab.search.variants.asks import Builds
+from archlab.search.variants.mistakes import Mistakes
+from archlab.search.variants.section import Made
 from archlab.search.variants.variant import Variant
 
 _ENDED_WITHOUT = ("failed", "pruned", "diverged")
@@ -34,7 +35,7 @@ class Tuner:
 
     tune: Tune
     builder: Builds
-    asked: Mapping[str, tuple[Asked, Variant | None]]
+    asked: Made
     seed: int
     second: int | None = None  # the seed that tells values apart which the first one can't
     noise: Callable[[Variant], float] = lambda _: 0.0  # of a trial's seed, nats/token; 0 where it is not known
@@ -200,6 +201,18 @@ class Tuner:
         if steps and any(step <= reached and step not in known for step in steps):
             known.update({step: _number(value) for step, value in _history(row)})
         return known
+
+
+def tuner_of(tune: Tune, builds: Builds, variants: list[Variant], made: Made, seeds: int) -> Tuner:
+    """What tunes the variants of a study. Raises SpecError where a value makes no sense in one of them."""
+    tuner = Tuner(tune, builds, made, 0, 1 if seeds > 1 else None)
+    if any(path != RATE for path in tune.axes):
+        wrong = Mistakes(len(variants))
+        for variant in variants:
+            wrong.add(tuner.problems(variant), variant.name)
+        if problems := [*wrong.problems()]:
+            raise SpecError(problems)
+    return tuner
 
 
 def rung_steps(tune: Tune, recipe: Recipe) -> list[int]:
