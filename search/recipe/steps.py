@@ -7,6 +7,9 @@ import math
 from pathlib import Path
 from typing import Any
 
+from archlab.search.trial.metrics import read_metrics
+from archlab.search.trial.outcome_files import read_result
+
 
 def total_steps(folder: Path) -> int | None:
     """Optimizer steps of a trial that has been started, from its recipe."""
@@ -22,3 +25,11 @@ def steps_of(recipe: dict[str, Any]) -> int | None:
 
         return load_recipe(recipe).all_steps
     return math.ceil(int(recipe["tokens"]) / int(recipe["batch"] * recipe["context"]))
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a trial has come to its last step: looked at anew, as judging it may have taken long."""
+    if read_result(folder) is not None:
+        return True
+    steps = total_steps(folder)
+    return steps is not None and any(line["step"] >= steps for line in read_metrics(folder))

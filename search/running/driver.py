@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from archlab.search.executors.executor import Executor, ExecutorError, Failure, Finished, request_stop
-from archlab.search.recipe.steps import total_steps
+from archlab.search.recipe.steps import is_whole
 from archlab.search.running.ending import (
     EXIT_BUDGET,
     EXIT_FAILED,
@@ -24,57 +23,25 @@ from archlab.search.running.ending import (
     on_signals,
     summarise,
 )
-from archlab.search.running.queue import NextRows, Planner, Table
+from archlab.search.running.queue import Planner, Running, Table
 from archlab.search.running.recovery import settle, take_over
 from archlab.search.running.retries import Breaker, Retries
+from archlab.search.running.shipping import Shipper, Shipping
 from archlab.search.running.stop_and_retry import forget_request, stop_requests
 from archlab.search.sections.budget.spec import Account, Limits, attempt_spent, spent_of
 from archlab.search.store.lock import StudyLock
 from archlab.search.store.store import StaleAttempt, Store, StoreFull
-from archlab.search.trackers.shipper import CLOSE_S
 from archlab.search.trial.kept_weights import Keep, tell
-from archlab.search.trial.metrics import Watch, read_metrics, validation_history
+from archlab.search.trial.metrics import Watch, validation_history
 from archlab.search.trial.outcome_files import read_result
+from archlab.search.variants.section import NextRows
 
 TICK_S = 0.5
 HANG_S = 300.0
-_SAY_S = 2.0  # after which the trackers are said to be waited for
-_STOPPED_S = 2.0  # for the trackers, of a run that was asked to stop
 
 ShouldPrune = Callable[[str, int, list[tuple[int, float]]], bool]
 TokensOf = Callable[[str, int | None], int]
 OnEvent = Callable[[dict[str, Any]], None]
-
-
-class Shipper(Protocol):
-    """What sends finished and running trials to the trackers, in its own thread."""
-
-    def start(self) -> None:
-        """Begins to ship."""
-
-    def notice(self, trial: object = None) -> None:
-        """The trial of this key has been started or has ended."""
-
-    def close(self, timeout: float) -> object:
-        """Ships what is left, within so many seconds or its own limit."""
-
-    def leave(self) -> None:
-        """Ends at once; the next run ships what is left."""
-
-
-@dataclass
-class _Running:
-    attempt: int
-    row: dict[str, Any]
-    folder: Path
-    watch: Watch
-    started: float = field(default_factory=time.monotonic)
-    asked: bool = False  # to stop
-
-    @property
-    def seconds(self) -> float:
-        """How long it has had its place."""
-        return time.monotonic() - self.started
 
 
 def drive(
@@ -106,7 +73,8 @@ def drive(
         if lock is None or not lock.held:
             lock = stack.enter_context(StudyLock(store.root, study))
         planner, account = Planner(store, study, next_rows, should_prune is not None), Account(limits or Limits())
-        driver = _Driver(store, study, planner, executor, shipper, on_event, should_prune, hang_s, account, tokens_of)
+        trackers = Shipping(shipper)
+        driver = _Driver(store, study, planner, executor, trackers, on_event, should_prune, hang_s, account, tokens_of)
         driver.keep, driver.holds = (keep or Keep()).record(), lock.check
         driver.take_signals = stack.enter_context(on_signals(driver.interrupt))
         return driver.run()
@@ -120,7 +88,7 @@ class _Driver:
     study: str
     planner: Planner
     executor: Executor
-    shipper: Shipper | None
+    shipping: Shipping
     on_event: OnEvent | None
     should_prune: ShouldPrune | None
     hang_s: float
@@ -131,8 +99,7 @@ class _Driver:
     keep: dict[str, bool] = field(default_factory=Keep().record)
     stop: Stop | None = None
     heard: int = 0  # requests to stop
-    shipping: bool = False  # nothing else is left to do
-    running: dict[str, _Running] = field(default_factory=dict)
+    running: dict[str, Running] = field(default_factory=dict)
     table: Table = field(default_factory=Table)
     before: set[str] = field(default_factory=set)
     pruned: set[str] = field(default_factory=set)
@@ -141,12 +108,11 @@ class _Driver:
 
     def run(self) -> Summary:
         """The loop. The order within a pass matters: commit before plan, plan before launch."""
-        if self.shipper is not None:
-            self.shipper.start()
+        self.shipping.start()
         try:
             self.executor.start()
             forget_request(self.store, self.study)
-            self.notice(*settle(self.store, self.study))
+            self.shipping.notice(*settle(self.store, self.study))
             if self.account.limits.of_life:
                 self.account.spent = spent_of(self.store, self.study)
             self.replan()
@@ -156,9 +122,7 @@ class _Driver:
             while self.step():
                 pass
         except KeyboardInterrupt:
-            if self.shipper is not None:
-                self.shipper.leave()
-            self.shipper = None  # the trackers aren't waited for
+            self.shipping.leave()
             code = self.stop.exit_code if self.stop and self.stop.exit_code == EXIT_TERMINATED else EXIT_INTERRUPTED
             self.stop = Stop(code, "stopped at once; the same command goes on from the last checkpoints")
         except StoreFull as error:
@@ -166,24 +130,8 @@ class _Driver:
         except ExecutorError as error:
             self.ask_stop(EXIT_TRY_AGAIN, f"{error}; the same command goes on")
         finally:
-            self.ship_what_is_left()
+            self.shipping.finish(self.stop is not None, lambda: self.emit("shipping"))
         return self.summary()
-
-    def ship_what_is_left(self) -> None:
-        """Waits for the trackers, briefly if asked to stop; a signal leaves what has not arrived to the next run."""
-        if self.shipper is None:
-            return
-        said = threading.Timer(_SAY_S, self.emit, ["shipping"])
-        said.daemon = True
-        try:
-            self.shipping = True
-            said.start()
-            self.shipper.close(CLOSE_S if self.stop is None else _STOPPED_S)
-        except KeyboardInterrupt:
-            self.shipper.leave()
-        finally:
-            self.shipping = False
-            said.cancel()
 
     def step(self) -> bool:
         """One pass; False when there is nothing left to do or to wait for."""
@@ -202,9 +150,9 @@ class _Driver:
             self.commit(each)
         if elsewhere:
             owners = {owner for owner in elsewhere.values() if owner not in (None, self.study)}
-            self.notice(*take_over(self.store, owners))
+            self.shipping.notice(*take_over(self.store, owners))
         if self.study in elsewhere.values():  # started by a driver that had lost the study, and nobody's now
-            self.notice(*settle(self.store, self.study, but=self.running))
+            self.shipping.notice(*settle(self.store, self.study, but=self.running))
             self.planner.changed = True
         self.watch()
         self.emit("tick", running={key: each.folder for key, each in self.running.items()})
@@ -239,11 +187,11 @@ class _Driver:
             self.table.elsewhere[key], self.planner.changed = None, True
             return
         tell(folder, self.keep)
-        self.running[key] = _Running(attempt, row, folder, Watch(folder, attempt, self.hang_s))
+        self.running[key] = Running(attempt, row, folder, Watch(folder, attempt, self.hang_s))
         self.account.launched(key, tokens, self.executor.gpus)
         self.take_signals()  # the executor is up by now, and may have taken them
         self.executor.submit(key, folder, attempt, until)
-        self.notice(key)
+        self.shipping.notice(key)
         shown = {name: row[name] for name in ("variant", "role", "settings", "seed")}
         self.emit("launched", key=key, attempt=attempt, folder=str(folder), until=until, **shown)
 
@@ -264,7 +212,7 @@ class _Driver:
             elif outcome is not None and outcome["state"] == "paused":
                 spent = self.spent(finished.key, running)
                 self.store.finish(finished.key, running.attempt, "paused", outcome, spent=spent)
-                self.notice(finished.key)
+                self.shipping.notice(finished.key)
                 self.emit("paused", key=finished.key, attempt=running.attempt, result=outcome)
             elif outcome is not None:
                 self.finish(finished.key, running, outcome["state"], outcome, outcome.get("reason"))
@@ -272,31 +220,29 @@ class _Driver:
         except StaleAttempt as error:
             self.stale(finished.key, running, error)
 
-    def stale(self, key: str, running: _Running, error: StaleAttempt) -> None:
+    def stale(self, key: str, running: Running, error: StaleAttempt) -> None:
         """Someone else holds the trial by now: what we know of it is noted, and changes nothing."""
         self.store.add_event("stale", self.study, key, running.attempt, message=str(error))
 
-    def finish(
-        self, key: str, running: _Running, state: str, result: dict[str, Any] | None, reason: str | None
-    ) -> None:
+    def finish(self, key: str, running: Running, state: str, result: dict[str, Any] | None, reason: str | None) -> None:
         """running -> terminal, told to the trackers and to whoever watches."""
         self.store.finish(key, running.attempt, state, result, reason, self.spent(key, running))
-        self.notice(key)
+        self.shipping.notice(key)
         self.emit("finished", key=key, attempt=running.attempt, state=state, reason=reason, result=result)
 
-    def release(self, key: str, running: _Running, reason: str) -> None:
+    def release(self, key: str, running: Running, reason: str) -> None:
         """running -> planned, or paused: it waits for a place again, if it is still wanted."""
         self.store.release(key, running.attempt, reason, self.spent(key, running))
         if key in self.table.until:
             self.table.waiting.appendleft(running.row)
 
-    def spent(self, key: str, running: _Running) -> dict[str, Any]:
+    def spent(self, key: str, running: Running) -> dict[str, Any]:
         """What an attempt that ended took, which the account notes."""
         found = attempt_spent(running.folder, running.attempt, self.account.gpus, running.seconds)
         self.account.ended(key, found)
         return found
 
-    def fail(self, key: str, running: _Running, failure: Failure) -> None:
+    def fail(self, key: str, running: Running, failure: Failure) -> None:
         """Tells the trial's own failures from those of the machine, which are never charged to it."""
         kind, message, attempt = failure.kind, failure.message, running.attempt
         if kind == "cancelled" and running.watch.hung:
@@ -340,12 +286,12 @@ class _Driver:
             for key in self.running:
                 self.executor.cancel(key)
 
-    def prune(self, key: str, running: _Running, should_prune: ShouldPrune) -> None:
+    def prune(self, key: str, running: Running, should_prune: ShouldPrune) -> None:
         """Stores the decision before the deed, as it depends on timing and must not be made twice."""
         history = validation_history(running.folder)
         if not history or key in self.pruned or not should_prune(key, history[-1][0], history):
             return
-        if _is_whole(running.folder):
+        if is_whole(running.folder):
             return  # its result stands, or is on the way
         self.pruned.add(key)  # planned again by a study that wants it whole, it is left alone
         running.watch.pruned = True
@@ -358,7 +304,7 @@ class _Driver:
 
     def interrupt(self, exit_code: int = EXIT_INTERRUPTED) -> None:
         """A signal: the first asks for checkpoints, the second ends it."""
-        if self.stop is not None or self.shipping:
+        if self.stop is not None or self.shipping.finishing:
             raise KeyboardInterrupt
         how = "terminated" if exit_code == EXIT_TERMINATED else "interrupted"
         self.ask_stop(exit_code, f"{how}; the same command goes on from here")
@@ -391,12 +337,6 @@ class _Driver:
 
     # telling
 
-    def notice(self, *keys: str) -> None:
-        """Wakes the shipper."""
-        if self.shipper is not None:
-            for key in keys:
-                self.shipper.notice(key)
-
     def emit(self, event: str, **detail: Any) -> None:
         """Tells whoever watches."""
         if self.on_event is not None:
@@ -408,11 +348,3 @@ class _Driver:
         found = summarise(table.states, self.before, self.stop, len(table.waiting) + len(table.elsewhere))
         self.emit("summary", exit_code=found.exit_code, counts=found.counts, message=found.message)
         return found
-
-
-def _is_whole(folder: Path) -> bool:
-    """Whether a trial has come to its last step: looked at anew, as judging it may have taken long."""
-    if read_result(folder) is not None:
-        return True
-    steps = total_steps(folder)
-    return steps is not None and any(line["step"] >= steps for line in read_metrics(folder))

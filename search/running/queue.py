@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from archlab.search.store.store import TERMINAL, Row, Store
+from archlab.search.trial.metrics import Watch
+from archlab.search.variants.section import NextRows
 
 REST = 20.0  # while trials wait for a place, the planner rests so many times as long as it took
-
-NextRows = Callable[[list[dict[str, Any]]], Sequence[Row]]
 
 
 @dataclass
@@ -49,6 +50,23 @@ class Table:
     def ended(self) -> set[str]:
         """The trials that will not be trained any more."""
         return {key for key, state in self.states.items() if state in TERMINAL}
+
+
+@dataclass
+class Running:
+    """A trial that this driver trains: its attempt, and the row that it was launched for."""
+
+    attempt: int
+    row: dict[str, Any]
+    folder: Path
+    watch: Watch
+    started: float = field(default_factory=time.monotonic)
+    asked: bool = False  # to stop
+
+    @property
+    def seconds(self) -> float:
+        """How long it has had its place."""
+        return time.monotonic() - self.started
 
 
 def goes_on(row: dict[str, Any], until: int | None) -> bool:

@@ -21,7 +21,6 @@ from archlab.search.running import smoke as smoking
 from archlab.search.running.driver import drive
 from archlab.search.running.ending import Summary
 from archlab.search.running.measure import measure_study
-from archlab.search.running.queue import NextRows
 from archlab.search.sections.budget.spec import limits_of
 from archlab.search.sections.prune.decide import pruning
 from archlab.search.sections.seeds.noise import remember_noise
@@ -34,12 +33,11 @@ from archlab.search.study.study import Study
 from archlab.search.trackers.shipper import Shipper
 from archlab.search.trackers.shipper_process import ShipperProcess
 from archlab.search.trial.trial import Trial
+from archlab.search.variants.section import Events, NextRows
 
 ENTRY = "archlab.search.training.train:train"
 STORE = ".archlab"
 ONE_CORE = Resources()
-
-Events = Callable[[dict[str, Any]], None]
 
 
 def store_root(given: str | Path | None = None) -> Path:
