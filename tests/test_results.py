@@ -79,8 +79,12 @@ def complaints(result: Path, studies: Path, data_root: Path) -> Iterator[str]:
             yield f"{name}: its learning rate was {rates[name]:g}, now it is {variants[name].recipe.lr:g}"
 
 
+SLOW = {"fox-needle-small", "redllm-finetune-small", "zoo-decoders-small", "zoo-data-small"}  # data, or many models
+
+
 def results() -> list[Any]:
-    return [pytest.param(file, id=file.name) for file in sorted((STUDIES / "results").glob("*.json"))]
+    files = sorted((STUDIES / "results").glob("*.json"))
+    return [pytest.param(file, id=file.name, marks=[pytest.mark.slow] if file.stem in SLOW else []) for file in files]
 
 
 @pytest.fixture(scope="session")

@@ -54,6 +54,7 @@ def test_stop_lets_a_driver_of_this_machine_checkpoint_and_end(tmp_path, driver)
     assert max(steps_run(tmp_path)[0].values()) == 1  # each step once: it went on from its checkpoint
 
 
+@pytest.mark.slow
 def test_a_driver_of_another_machine_reads_the_request_in_the_store(tmp_path, driver):
     holder = {"host": "elsewhere", "pid": driver.process.pid, "since": "2026-01-01T00:00:00+00:00"}
     lock_path(tmp_path, "s").write_text(json.dumps(holder))
@@ -145,6 +146,7 @@ def test_status_tells_how_long_a_running_study_takes(tmp_path, driver):
     assert "left" in lines([found])[0]
 
 
+@pytest.mark.slow
 def test_watch_tells_what_the_driver_tells_until_it_ends(tmp_path, driver):
     file = io.StringIO()
 
@@ -164,6 +166,7 @@ def test_watch_tells_what_the_driver_tells_until_it_ends(tmp_path, driver):
     assert finished == dict.fromkeys(launched, "complete")
 
 
+@pytest.mark.slow
 def test_watch_ends_when_the_driver_is_killed_and_says_what_is_left(tmp_path, driver):
     driver.process.kill()
     driver.process.communicate()
@@ -236,6 +239,7 @@ def test_the_time_left_is_that_of_the_budget_where_it_ends_first(tmp_path):
     assert 0 < progress.left_s() <= 30
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_watching_and_not_what_is_watched(tmp_path, driver):
     watch = [sys.executable, "-c", "from archlab.cli.main import main; main()", "watch", "s", "--store", str(tmp_path)]
     with subprocess.Popen(watch, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:

@@ -73,7 +73,7 @@ class Cluster:
                 env={"PATH": os.environ["PATH"], "LC_ALL": "C", "HOME": str(self.folder)},
                 **self._as_owner(),
             )
-        until(self.answers, what="PostgreSQL to start")
+        until(self.answers)
 
     def answers(self):
         """Whether somebody can connect."""

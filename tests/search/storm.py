@@ -71,7 +71,7 @@ class Servers:
             self.postgres.start()
         self.start_mlflow()
         # One that is killed while it makes its tables never starts again: MLflow leaves them half-made.
-        until(self.mlflow_answers, 600, "MLflow to start")
+        until(self.mlflow_answers)
 
     @property
     def uri(self) -> str:
@@ -173,7 +173,7 @@ class Storm:
                 break
             self.servers_back(at_once=process.returncode == 75)
         self.servers_back(at_once=True)
-        until(self.servers.mlflow_answers, 600, "MLflow to come back")
+        until(self.servers.mlflow_answers)
         process = self.start()
         assert process.wait(END_S) == 0, self.tail()
 

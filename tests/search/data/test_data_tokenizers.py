@@ -100,6 +100,7 @@ def test_a_tokenizer_knows_whether_it_keeps_text(name: str) -> None:
     assert (back == documents) is kept
 
 
+@pytest.mark.slow
 def test_training_gives_the_same_vocabulary_with_any_number_of_threads() -> None:
     program = (
         "import hashlib; from archlab.search.data import BytePairs, Unigram, WordPiece\n"

@@ -72,12 +72,12 @@ def head(tmp_path):
             start_new_session=True,
         )
     try:
-        until(lambda: "Ray runtime started" in (tmp_path / "head.txt").read_text(), 240, "the head")
+        until(lambda: "Ray runtime started" in (tmp_path / "head.txt").read_text())
         yield f"127.0.0.1:{port}", clean, session
     finally:
         children = [process.pid, *descendants(process.pid)]
         process.send_signal(signal.SIGTERM)
-        until(lambda: process.poll() is not None, 240, "the head to end")
+        until(lambda: process.poll() is not None)
         for pid in filter(alive, children):
             os.kill(pid, signal.SIGKILL)
         shutil.rmtree(session, ignore_errors=True)

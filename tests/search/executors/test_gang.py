@@ -226,6 +226,7 @@ def lives(tmp_path_factory, root):
     return {name: (job.folder, ranks) for (name, job), ranks in zip(jobs.items(), results, strict=True)}
 
 
+@pytest.mark.slow
 def test_noise_is_the_same_again(lives):
     whole, again = (lives[name][0] for name in ("noise", "noise continued"))
     assert lines(whole) == lines(again)

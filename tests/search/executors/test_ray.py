@@ -142,6 +142,7 @@ def test_a_killed_trial_goes_on_as_attempt_two(executor, tmp_path, kill):
     assert sum(steps.values()) <= 9  # at most the step that had no checkpoint yet ran twice
 
 
+@pytest.mark.slow
 def test_a_hung_trial_is_killed_and_fails_after_one_retry(executor, tmp_path):
     store = make_store(tmp_path)
     hanging = toy(1, fault={"kind": "hang", "step": 1})

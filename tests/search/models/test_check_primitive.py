@@ -35,6 +35,7 @@ def wrong(result: Result) -> dict[str, str]:
     return dict(line.split(": ", 1) for line in lines)
 
 
+@pytest.mark.slow
 def test_what_is_right_gets_a_line_per_property(tmp_path: Path) -> None:
     result = check(tmp_path, GAIN)
     assert result.exit_code == 0, result.output

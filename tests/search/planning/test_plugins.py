@@ -153,6 +153,7 @@ def test_primitives_lists_those_of_a_plugin(tmp_path: Path) -> None:
     assert result.exit_code == 0 and "y' = y * tanh(a)" in result.output
 
 
+@pytest.mark.slow
 def test_a_plugin_trains_in_the_processes_of_ray(study: Path, tmp_path: Path) -> None:
     inline, ray = tmp_path / "inline", tmp_path / "ray"
     for root, options in ((inline, ("--inline",)), (ray, ())):

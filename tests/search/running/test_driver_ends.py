@@ -82,7 +82,7 @@ def uninterrupted(tmp_path_factory):
     return results(store)
 
 
-@pytest.mark.parametrize("steps", [1, 8, 17])
+@pytest.mark.parametrize("steps", [*(pytest.param(at, marks=pytest.mark.slow) for at in (1, 17)), 8])
 def test_a_study_killed_at_any_moment_ends_with_the_same_results(tmp_path, uninterrupted, steps):
     driver = Driver(tmp_path, TRIALS)
     until(lambda: sum(steps_run(tmp_path)[0].values()) >= steps)
@@ -99,7 +99,7 @@ def test_a_study_killed_at_any_moment_ends_with_the_same_results(tmp_path, unint
     assert sum(steps_run(tmp_path)[0].values()) <= 4 * 6 + 1  # at most the step that was not yet in a checkpoint
 
 
-@pytest.mark.parametrize("steps", [2, 7])
+@pytest.mark.parametrize("steps", [pytest.param(2, marks=pytest.mark.slow), 7])
 def test_a_study_killed_while_its_trials_go_to_their_pauses_repeats_at_most_a_step(tmp_path, uninterrupted, steps):
     driver = Driver(tmp_path, TRIALS, until=3)
     until(lambda: sum(steps_run(tmp_path)[0].values()) >= steps)
@@ -113,7 +113,7 @@ def test_a_study_killed_while_its_trials_go_to_their_pauses_repeats_at_most_a_st
     assert sum(steps_run(tmp_path)[0].values()) <= 4 * 6 + 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_the_first_signal_leaves_checkpoints_and_planned_rows(tmp_path, uninterrupted, number):
     trials = [toy(x, step_s=0.05, steps=6, holds=[3] if x == 2 else []) for x in range(1, 5)]
     driver = Driver(tmp_path, trials)

@@ -268,9 +268,10 @@ def test_a_bad_study_leaves_nothing_in_the_store(study, tmp_path, before, after,
     assert not list(tmp_path.glob("trials/*"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_ends_with_the_same_table(study, whole, tmp_path, start):
     first = start(study, tmp_path, "--inline")
-    folder = until(lambda: training(tmp_path), 240, "a trial to train")
+    folder = until(lambda: training(tmp_path))
     first.process.send_signal(signal.SIGSTOP)  # it does not end while it is asked who holds the study
     holder = holder_of(tmp_path, "tiny")
     code, out = cli("run", study, "--store", tmp_path, "--inline", "--no-track")
@@ -301,7 +302,7 @@ def test_ray_interrupted_once_and_killed_twice_ends_with_the_table_of_an_uninter
     longer = [f"--set={path}={value}" for path, value in LONGER.items()]
 
     interrupted = start(study, root, *longer)
-    folder = until(lambda: training(root), 240, "a trial to train")
+    folder = until(lambda: training(root))
     interrupted.process.send_signal(signal.SIGINT)
     assert interrupted.end()[0] == 130
     assert list(folder.glob("checkpoint-*.pt"))
@@ -309,7 +310,7 @@ def test_ray_interrupted_once_and_killed_twice_ends_with_the_table_of_an_uninter
 
     during = start(study, root, *longer)
     during.until("launched")
-    until(lambda: training(root), 240, "a trial to train")
+    until(lambda: training(root))
     during.kill()
     assert "running" in {state for state, _ in states(root).values()}
     assert holder_of(root, "tiny") is None

@@ -36,12 +36,12 @@ def driver_with_steps(folder, steps):
     """A driver under Ray that has run this many steps of the study in all, and its processes."""
     before = sum(steps_run(folder)[0].values())
     driver = Driver(folder, TRIALS, "ray")
-    until(lambda: sum(steps_run(folder)[0].values()) >= before + steps, 600, "the first steps")
+    until(lambda: sum(steps_run(folder)[0].values()) >= before + steps)
     return driver, descendants(driver.process.pid)
 
 
 def until_gone(processes):
-    until(lambda: not any(map(alive, processes)), 600, "the driver's processes to end")
+    until(lambda: not any(map(alive, processes)))
 
 
 @pytest.mark.slow
@@ -98,8 +98,7 @@ def test_the_driver_ends_even_when_ray_hangs_on_shutdown(tmp_path):
             not any(
                 "archlab.search.executors.forkserver" in command for command in descendants(driver.process.pid).values()
             )
-        ),
-        120,
+        )
     )
     for pid in stopped:
         with suppress(ProcessLookupError):  # where the driver was faster, it has nothing to wait for
@@ -149,10 +148,7 @@ def test_sigterm_while_ray_starts_ends_the_run_in_a_line(tmp_path, after_s):
     study = write_study(tmp_path, train=f"train: {{data: {{text: corpus.txt}}, {endless}}}")
     command = [Path(sys.executable).parent / "archlab", "run", study, "--store", tmp_path / "store", "--no-track"]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path)
-    until(
-        lambda: any("archlab.search.executors.forkserver" in each for each in descendants(run.pid).values()),
-        what="the fork server",
-    )
+    until(lambda: any("archlab.search.executors.forkserver" in each for each in descendants(run.pid).values()))
     time.sleep(after_s)
     processes = descendants(run.pid)
     run.send_signal(signal.SIGTERM)

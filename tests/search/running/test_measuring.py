@@ -269,7 +269,13 @@ def test_asked_twice_to_stop_it_ends_at_once(folder: Path) -> None:
     assert len(known(folder)) == 1
 
 
-@pytest.mark.parametrize("error", [ValueError("no such position"), torch.OutOfMemoryError("full"), MemoryError()])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("no such position"),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (torch.OutOfMemoryError("full"), MemoryError())),
+    ],
+)
 def test_a_measure_that_goes_wrong_leaves_the_others_and_is_tried_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:

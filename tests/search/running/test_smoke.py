@@ -135,6 +135,7 @@ def test_what_fits_at_no_micro_batch_stops_the_study(tmp_path, monkeypatch):
         rehearse(path, tmp_path / "store", monkeypatch, "always_starved")
 
 
+@pytest.mark.slow
 def test_the_first_steps_of_real_trials_are_measured_and_leave_the_study_as_it_would_be(tmp_path, monkeypatch):
     path, root = write_study(tmp_path, seeds="seeds: 1"), tmp_path / "store"
     summary, told = rehearse(path, root, monkeypatch, None)

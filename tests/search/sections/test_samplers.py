@@ -29,6 +29,7 @@ from archlab.search.trackers.database import open_optuna
 SPACE = Space.parse(read_text("a: {float: [0, 1]}\nb: {float: [0, 1]}\nc: {float: [1e-4, 1], log: true}\n", "s.yaml"))
 CMAES, GP, NSGA2, TPE = CmaEsSampler(), GpSampler(startup=5), Nsga2Sampler(population=4), TpeSampler(startup=5)
 ALL = [RandomSampler(), TPE, GP, NSGA2, Nsga3Sampler(population=4), CMAES]
+EACH = [pytest.param(each, marks=[pytest.mark.slow] if each is GP else []) for each in ALL]
 
 Values = dict[str, Any]
 
@@ -68,7 +69,7 @@ def narrow(values: Values) -> Ending:
 # the same proposals however often it is killed
 
 
-@pytest.mark.parametrize("sampler", ALL, ids=lambda sampler: sampler.type)
+@pytest.mark.parametrize("sampler", EACH, ids=[each.type for each in ALL])
 @pytest.mark.parametrize("ending", [lambda values: complete(bowl(values)), narrow], ids=["free", "constrained"])
 def test_a_killed_search_proposes_the_same_with_every_sampler(
     sampler: Sampler, ending: Callable[[Values], Ending]
@@ -81,6 +82,7 @@ def test_a_killed_search_proposes_the_same_with_every_sampler(
         assert again == expected[killed:]
 
 
+@pytest.mark.slow
 def test_two_goals_are_searched_and_resumed_too() -> None:
     for sampler in (TPE, GP, NSGA2, Nsga3Sampler(population=4)):
         expected = searched(fresh(sampler, goals=2), 12, lambda values: complete(*two(values)))

@@ -96,6 +96,7 @@ def test_the_report_shows_searches_that_ask_the_same_and_no_others(tmp_path: Pat
     assert "Searches of the same space" in told and "common front" in told and "after 4" in told
 
 
+@pytest.mark.slow
 def test_components_that_mean_something_else_are_another_space(tmp_path: Path) -> None:
     store = tmp_path / "store"
     for heads in (1, 2):

@@ -65,10 +65,8 @@ def test_a_password_is_never_said_whatever_is_wrong_with_the_address(tmp_path, p
     postgres.emptied()
     for address, message in wrong.items():
         monkeypatch.setenv(DATABASE, address)
-        begun = time.monotonic()
         with pytest.raises(StoreRefused, match=message) as caught:
             Store.open(tmp_path / "store")
-        assert time.monotonic() - begun < 100  # it is refused, not waited for
         told = "".join(traceback.format_exception(caught.value))
         assert "s3cret" not in told and "sesame" not in told
     assert not (tmp_path / "store" / "store.json").exists()
@@ -186,10 +184,9 @@ def test_the_dashboard_shows_what_a_server_holds_as_it_changes(tmp_path, url):
 
 
 def test_a_second_driver_is_refused_at_once_with_the_name_of_the_first(tmp_path, holder):
-    begun = time.monotonic()
     with pytest.raises(StudyLocked) as caught:
         StudyLock(tmp_path / "store", "s").acquire()
-    assert time.monotonic() - begun < 30  # and does not wait for its end
+    assert holder.poll() is None, "it does not wait for the first one's end"
     assert (caught.value.holder["pid"], caught.value.holder["host"]) == (holder.pid, socket.gethostname())
     assert "lab:***@127.0.0.1" in str(caught.value) and "sesame" not in str(caught.value)
     assert holder_of(tmp_path / "store", "s")["pid"] == holder.pid

@@ -30,6 +30,7 @@ from archlab.search.trackers.shipper_process import NICEST, ShipperProcess
 from archlab.search.trackers.tracked import START, Line, Position, new_lines, tracked
 from archlab.search.trial.trial import Trial
 from tests.search.processes import alive
+from tests.search.study_kit import until
 
 pytestmark = [
     # mlflow and what it imports warn about each other
@@ -377,10 +378,7 @@ def test_the_trials_of_a_search_are_left_to_its_proposer(store: Store) -> None:
 
 
 def wait_until(store: Store, count: int, name: str = "loss") -> None:
-    deadline = time.monotonic() + 120
-    while len(points(store, name)) < count:
-        assert time.monotonic() < deadline, f"{len(points(store, name))} of {count} points arrived"
-        time.sleep(0.05)
+    until(lambda: len(points(store, name)) >= count)
 
 
 def test_the_thread_ships_while_the_trial_runs_and_leaves_no_run_running(store: Store) -> None:
@@ -415,10 +413,7 @@ def test_a_server_that_is_down_costs_delay_and_one_warning(
     shipper.start()
     finished(store, row())
     shipper.notice()
-    deadline = time.monotonic() + 120
-    while shipper.trouble is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert shipper.trouble is not None
+    until(lambda: shipper.trouble is not None)
     time.sleep(0.5)
     assert shipper.close(120) == POINTS + 1
     warned = [each.getMessage() for each in caplog.records if each.name == "archlab.track"]
@@ -459,9 +454,7 @@ def test_what_is_away_when_a_run_begins_is_tried_again(
         shipper.start()
         time.sleep(0.2)
         assert shipper._thread.is_alive() and shipper.trouble is None
-    deadline = time.monotonic() + 120
-    while shipper.trouble is None and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: shipper.trouble is not None)
     assert "trials.db" in str(shipper.trouble)
     away.rename(table)
     assert shipper.close(120) == 0
@@ -481,10 +474,7 @@ def test_a_process_that_gives_way_ships_all(store: Store) -> None:
     shipper.start()
     process = shipper._process
     assert process is not None
-    deadline = time.monotonic() + 120
-    while os.getpriority(os.PRIO_PROCESS, process.pid) != NICEST and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert os.getpriority(os.PRIO_PROCESS, process.pid) == NICEST
+    until(lambda: os.getpriority(os.PRIO_PROCESS, process.pid) == NICEST)
     key = finished(store, row())
     shipper.notice(key)
     assert shipper.close(240) == 0
@@ -538,10 +528,7 @@ def test_a_shipping_process_dies_with_who_started_it(store: Store) -> None:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         parent.kill()
-    deadline = time.monotonic() + 120
-    while alive(child) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not alive(child)
+    until(lambda: not alive(child))
 
 
 def test_one_refused_trial_does_not_hold_the_others(store: Store) -> None:

@@ -49,7 +49,7 @@ class MlflowServer:
                 stderr=log,
                 start_new_session=True,
             )
-        until(self.answers, 600, "mlflow server to start")
+        until(self.answers)
 
     def answers(self):
         """Whether it is up."""
