@@ -1,1 +1,1 @@
-"""What a measure is, and the job that computes some of a finished trial."""
+"""What a measure is, and the job that computes some of a finished trial. Its door: `family`, `measures`, `job`."""

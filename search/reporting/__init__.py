@@ -1,1 +1,1 @@
-"""The printed forms of a comparison: `blocks` decides what is said, the others how it looks."""
+"""The printed forms of a comparison. Its door: `report`, `main_table`, `shape`."""

@@ -1,1 +1,4 @@
-"""The study file: read, checked, written out, its schema."""
+"""The study file: read, checked, written out, its schema.
+
+Its door: `study`, `load`, `schema`, `scales`, `asked`, `changes`.
+"""

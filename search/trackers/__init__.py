@@ -1,1 +1,4 @@
-"""Where trials are also written down, for other tools to read: MLflow and Optuna. Neither is the truth."""
+"""Where trials are also written down, for other tools to read: MLflow and Optuna. Neither is the truth.
+
+Its door: `shipper`, `shipper_process`, `database`.
+"""
