@@ -1,5 +1,6 @@
 """gate: y * act(g) or y + act(g), the gates of attention outputs, values, keys, queries and residual updates."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -7,7 +8,13 @@ from torch import Tensor
 from archlab.kernels import launch
 from archlab.kernels.activations import ACTIVATIONS, Activation
 from archlab.kernels.gate import reference, torch_ops
-from archlab.kernels.op import Ask, Call, Case, Implementation, Op
+from archlab.kernels.op import Ask, Case, Implementation, Op, nbytes
+
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "activation": (*ACTIVATIONS, "function"),
+    "combine": ("multiply", "add"),
+    "granularity": ("elementwise", "headwise", "other"),
+}
 
 
 def granularity(y: Tensor, g: Tensor) -> str:
@@ -22,27 +29,15 @@ def _ask(y: Tensor, g: Tensor, activation: str | Activation, combine: str) -> di
     return {"activation": name, "combine": combine, "granularity": granularity(y, g)}
 
 
-def _load_triton() -> Call:
-    from archlab.kernels.gate.triton import gate
+def unsupported(shapes: str = "") -> Callable[[Ask], str | None]:
+    """Why Triton cannot serve a gate: `shapes` where g has none that it knows."""
 
-    return gate
+    def objection(ask: Ask) -> str | None:
+        if ask.options.get("granularity") == "other":
+            return shapes
+        return "has only the named activations" if ask.options["activation"] == "function" else launch.unsupported(ask)
 
-
-def _unsupported(ask: Ask) -> str | None:
-    if ask.options["granularity"] == "other":
-        return "g must have y's shape or one value per last dimension"
-    if ask.options["activation"] == "function":
-        return "has only the named activations"
-    return launch.unsupported(ask)
-
-
-def _flops(y: Tensor, g: Tensor, activation: str | Activation, combine: str) -> int:
-    """One for the combination, and one per activation, which is counted as a single operation."""
-    return y.numel() + g.numel()
-
-
-def _bytes(y: Tensor, g: Tensor, activation: str | Activation, combine: str) -> int:
-    return 2 * y.numel() * y.element_size() + g.numel() * g.element_size()
+    return objection
 
 
 def _cases() -> tuple[Case, ...]:
@@ -73,18 +68,16 @@ GATE = Op(
     version=1,
     reference=reference.gate,
     implementations={
-        "triton": Implementation(
-            "triton", _load_triton, "one fused pass forward and backward", _unsupported, launch.slow, launch.missing
+        "triton": launch.in_triton(
+            "gate",
+            "one fused pass forward and backward",
+            unsupported("g must have y's shape or one value per last dimension"),
         ),
         "torch": Implementation("torch", lambda: torch_ops.gate, "elementwise torch, in the dtype of its inputs"),
     },
     cases=_cases(),
-    options={
-        "activation": (*ACTIVATIONS, "function"),
-        "combine": ("multiply", "add"),
-        "granularity": ("elementwise", "headwise", "other"),
-    },
+    options=OPTIONS,
     ask=_ask,
-    flops=_flops,
-    bytes=_bytes,
+    flops=lambda y, g, **_: y.numel() + g.numel(),  # the combination, and the activation as a single operation
+    bytes=lambda y, g, **_: nbytes(y, y, g),
 )

@@ -1,32 +1,10 @@
 """token_shift: each channel mixed with what it was one token before, as RWKV does before its maps."""
 
-from typing import Any
-
 import torch
-from torch import Tensor
 
-from archlab.kernels import launch
-from archlab.kernels.op import Call, Case, Implementation, Op
+from archlab.kernels.launch import in_triton
+from archlab.kernels.op import Case, Implementation, Op, nbytes
 from archlab.kernels.token_shift import reference, torch_ops
-
-
-def _ask(x: Tensor, mix: Tensor, starts: Tensor | None = None) -> dict[str, Any]:
-    return {"starts": starts is not None}
-
-
-def _load_triton() -> Call:
-    from archlab.kernels.token_shift.triton import token_shift
-
-    return token_shift
-
-
-def _flops(x: Tensor, mix: Tensor, starts: Tensor | None = None) -> int:
-    """A difference, a product, a sum."""
-    return 3 * x.numel()
-
-
-def _bytes(x: Tensor, mix: Tensor, starts: Tensor | None = None) -> int:
-    return 2 * x.numel() * x.element_size() + mix.numel() * mix.element_size()
 
 
 def _case(name: str, shape: tuple[int, ...]) -> Case:
@@ -38,9 +16,7 @@ TOKEN_SHIFT = Op(
     version=1,
     reference=reference.token_shift,
     implementations={
-        "triton": Implementation(
-            "triton", _load_triton, "shift and mix in one pass", launch.unsupported, launch.slow, launch.missing
-        ),
+        "triton": in_triton("token_shift", "shift and mix in one pass"),
         "torch": Implementation("torch", lambda: torch_ops.token_shift, "a step back, then torch.lerp"),
     },
     cases=(
@@ -56,8 +32,8 @@ TOKEN_SHIFT = Op(
         ),
     ),
     options={"starts": (False, True)},
-    ask=_ask,
-    flops=_flops,
-    bytes=_bytes,
+    ask=lambda starts=None, **_: {"starts": starts is not None},
+    flops=lambda x, **_: 3 * x.numel(),  # a difference, a product, a sum
+    bytes=lambda x, mix, **_: nbytes(x, x, mix),
     tolerances={torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3},  # torch mixes in the dtype of x
 )
