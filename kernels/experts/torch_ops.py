@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from archlab.kernels.launch import save_inputs
+
 
 def experts(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """As the reference, with products in x's dtype, to which the weights are cast. Same bits every time."""
@@ -38,18 +40,8 @@ def _weight_gradient(dy: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     return out
 
 
-@_product.register_fake
-def _(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[1])
-
-
-@_weight_gradient.register_fake
-def _(dy: Tensor, x: Tensor, ends: Tensor) -> Tensor:
-    return x.new_empty(ends.shape[0], dy.shape[1], x.shape[1])
-
-
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+_product.register_fake(lambda x, weight, ends: x.new_empty(x.shape[0], weight.shape[1]))
+_weight_gradient.register_fake(lambda dy, x, ends: x.new_empty(ends.shape[0], dy.shape[1], x.shape[1]))
 
 
 def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -59,4 +51,4 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]
     return dx, dweight, None
 
 
-_product.register_autograd(_backward, setup_context=_keep)
+_product.register_autograd(_backward, setup_context=save_inputs)
