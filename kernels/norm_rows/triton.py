@@ -116,9 +116,9 @@ def _norm_rows(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """scale x + update (empty without an update), its norm, and of each row in float32 the mean, empty where rows are
     not centred, and one over the deviation."""
-    found = total, out, mean, rstd = _room(x, update, weight, bias, eps, centered, scale)
+    total, out, mean, rstd = _room(x, update, weight, bias, eps, centered, scale)
     if x.numel() == 0:
-        return found
+        return total, out, mean, rstd
     xs = as_rows(x)
     updates = xs if update is None else as_rows(update)
     (rows, width), tile = xs.shape, _tile(xs.shape[1])
@@ -129,7 +129,7 @@ def _norm_rows(
         _forward[(triton.cdiv(rows, tile["ROWS"]),)](
             xs, updates, w, b, total, out, mean, rstd, rows, width, *strides, eps, scale, *flags, **tile
         )
-    return found
+    return total, out, mean, rstd
 
 
 @_norm_rows.register_fake
