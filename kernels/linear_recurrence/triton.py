@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from archlab.kernels import interpret
-from archlab.kernels.launch import Build, as_rows, capability, on_device_of, power_of_2, tuned
+from archlab.kernels.launch import Build, as_rows, capability, like, on_device_of, power_of_2, tuned
 from archlab.kernels.linear_recurrence import backward, forward
 from archlab.kernels.linear_recurrence.reference import checked_groups
 
@@ -130,7 +130,7 @@ class _Launch:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients of the states after all chunks, of what is written (or of r), and of the first state."""
         dstates, dwritten = self.of_chunks(self.keys, self.values), self.of_tokens(self.values, self.v.dtype)
-        dfirst = torch.empty_like(dlast, dtype=torch.float32, memory_format=torch.contiguous_format)
+        dfirst = like(dlast, torch.float32)
         betas, tile, (q, k, _, g) = self.v if self.beta is None else self.beta, self.tile("walk_back"), self.strides()
         backward.walk_back[self.batch * self.heads, triton.cdiv(self.values, tile["BV"])](
             self.q, self.k, self.g, betas, inverse, weights, douts, dlast.contiguous(), dstates, dwritten, dfirst,
@@ -191,7 +191,7 @@ def _recur(
 def _(*given: Any) -> tuple[Tensor, Tensor]:
     q, _, v = given[:3]
     last = v.new_empty((v.shape[0], v.shape[2], q.shape[3], v.shape[3]), dtype=torch.float32)
-    return torch.empty_like(v, memory_format=torch.contiguous_format), last
+    return like(v), last
 
 
 @torch.library.custom_op("archlab::linear_recurrence_backward", mutates_args=())
@@ -217,7 +217,7 @@ def _recur_backward(
 @_recur_backward.register_fake
 def _(dout: Tensor, dlast: Tensor, *given: Any) -> tuple[Tensor, ...]:
     found = *(dout.new_empty(0) if x is None else x for x in given[:5]), dlast
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in found)
+    return tuple(map(like, found))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
