@@ -102,6 +102,13 @@ def nbytes(*tensors: Tensor | None) -> int:
     return sum(x.nbytes for x in tensors if x is not None)
 
 
+def check_shapes(of: str, x: Tensor, wanted: Mapping[str, tuple[Tensor | None, tuple[int, ...]]]) -> None:
+    """Raises ValueError for a tensor that has not the shape that it must have beside x, which is the argument `of`."""
+    for name, (given, shape) in wanted.items():
+        if given is not None and given.shape != shape:
+            raise ValueError(f"{name} must be {shape} beside {of} {tuple(x.shape)}; received {tuple(given.shape)}")
+
+
 @dataclass(frozen=True)
 class Choice:
     """What a node gets: `implementation` is reference, torch or triton; `call` takes the arguments of the op.

@@ -5,10 +5,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archlab.kernels.add_norm import reference, torch_ops
+from archlab.kernels.add_norm import reference
 from archlab.kernels.add_norm.reference import Kind
 from archlab.kernels.launch import in_triton
+from archlab.kernels.layer_norm import layer_norm
 from archlab.kernels.op import Case, Implementation, Op, nbytes
+from archlab.kernels.rms_norm import rms_norm
+
+
+def add_norm(
+    stream: Tensor, update: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, kind: Kind, scale: float
+) -> tuple[Tensor, Tensor]:
+    """s = scale stream + update `[..., D]`, and norm(s) weight + bias, in the wider dtype of the two terms."""
+    total = torch.add(update, stream, alpha=scale)
+    if kind == "layer":
+        return total, layer_norm(total, weight, bias, eps)
+    normed = rms_norm(total, weight, eps)
+    return total, normed if bias is None else normed + bias.to(normed.dtype)
 
 
 def _flops(stream: Tensor, weight: Tensor | None, bias: Tensor | None, kind: Kind, scale: float, **_: Any) -> int:
@@ -35,7 +48,7 @@ ADD_NORM = Op(
     reference=reference.add_norm,
     implementations={
         "triton": in_triton("add_norm", "sum and norm in one pass"),
-        "torch": Implementation("torch", lambda: torch_ops.add_norm, "a sum, then torch's own norm"),
+        "torch": Implementation("torch", lambda: add_norm, "a sum, then torch's own norm"),
     },
     cases=(
         _case("added", (2, 9, 24), "rms", ("weight",)),

@@ -1,6 +1,6 @@
 """Patterns: which (query, key) pairs attention computes: pair by pair, as a matrix, and as lists of blocks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -46,19 +46,10 @@ class Blocks:
     def pairs(self, tokens: int) -> int:
         """How many pairs each head has in a sequence."""
         count = -(-tokens // self.size)
-        last = tokens - (count - 1) * self.size
-        first, end = (self.globals + 1) // 2, count - self.globals // 2
-        total = 0
-        for row in range(count):
-            rows = last if row == count - 1 else self.size
-            if row < first or row >= end:
-                total += rows * tokens
-                continue
-            near = set(range(max(row - self.window // 2, 0), min(row + self.window // 2, count - 1) + 1))
-            read = near | set(range(min(first, count))) | set(range(max(end, 0), count))
-            drawn = min(self.random, len(set(range(count - 1)) - read))
-            total += rows * ((len(read) + drawn) * self.size - (self.size - last if count - 1 in read else 0))
-        return total
+        sizes = torch.full((count,), self.size)
+        sizes[-1] = tokens - (count - 1) * self.size
+        read = replace(self, heads=1).table(count, sizes.device)[0]
+        return int((sizes[:, None] * sizes * read).sum())
 
 
 def _hash(x: Tensor) -> Tensor:

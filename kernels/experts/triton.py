@@ -15,7 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from archlab.kernels import interpret
-from archlab.kernels.launch import Build, on_device_of, power_of_2, save_inputs, side_by_side, tuned
+from archlab.kernels.experts.torch_ops import grouped
+from archlab.kernels.launch import Build, on_device_of, power_of_2, side_by_side, tuned
 
 interpret.apply()
 
@@ -127,23 +128,7 @@ def _experts_weight(dy: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     return out
 
 
-_experts.register_fake(lambda x, weight, ends: x.new_empty(x.shape[0], weight.shape[1]))
-_experts_weight.register_fake(lambda dy, x, ends: x.new_empty(ends.shape[0], dy.shape[1], x.shape[1]))
-
-
-def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-    x, weight, ends = ctx.saved_tensors
-    dx = _experts(dy, weight.mT, ends) if ctx.needs_input_grad[0] else None
-    return dx, _experts_weight(dy, x, ends) if ctx.needs_input_grad[1] else None, None
-
-
-_experts.register_autograd(_differentiate, setup_context=save_inputs)
-
-
-def experts(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """As the reference, with products in x's dtype, to which the weights are cast, summed in float32."""
-    result: Tensor = _experts(x, weight.to(x.dtype), ends)
-    return result
+experts = grouped(_experts, _experts_weight)
 
 
 def builds() -> Iterator[Build]:

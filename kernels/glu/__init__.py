@@ -1,10 +1,17 @@
 """glu: act(a) * b, the product inside a gated feed-forward layer (SwiGLU, GEGLU, ReGLU)."""
 
-from archlab.kernels.activations import ACTIVATIONS
+from torch import Tensor
+
+from archlab.kernels.activations import ACTIVATIONS, Activation, activation_of
 from archlab.kernels.gate import unsupported
-from archlab.kernels.glu import reference, torch_ops
+from archlab.kernels.glu import reference
 from archlab.kernels.launch import in_triton
 from archlab.kernels.op import Case, Implementation, Op, nbytes
+
+
+def glu(a: Tensor, b: Tensor, activation: str | Activation) -> Tensor:
+    """act(a) * b for a and b of one shape `[..., D]`; the result has a's dtype."""
+    return (activation_of(activation)(a) * b).to(a.dtype)
 
 
 def _cases() -> tuple[Case, ...]:
@@ -20,7 +27,7 @@ GLU = Op(
     reference=reference.glu,
     implementations={
         "triton": in_triton("glu", "one fused pass forward and backward", unsupported()),
-        "torch": Implementation("torch", lambda: torch_ops.glu, "elementwise torch, in the dtype of its inputs"),
+        "torch": Implementation("torch", lambda: glu, "elementwise torch, in the dtype of its inputs"),
     },
     cases=_cases(),
     options={"activation": ("silu", *(a for a in ACTIVATIONS if a != "silu"), "function")},

@@ -19,8 +19,8 @@ MODULES = {"torch": "torch_ops", "triton": "triton"}
 
 
 def run(
-    family: str, hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None, form: Form,
-    reduction: str, rows: int,
+    family: str, hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None = None, scale: float = 1.0,
+    softcap: float | None = None, z: float = 0.0, reduction: str = "none", rows: int = 1,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As the reference, with products in hidden's dtype, or autocast's, and `rows` of logits at a time."""
     kind = hidden.device.type
@@ -28,9 +28,9 @@ def run(
         hidden = hidden.to(torch.get_autocast_dtype(kind))
     trained = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, table, bias))
     if trained and reduction == "sum":
-        loss, square, *_ = _sums(hidden, table, targets, bias, *form, rows, family)
-        return loss, square if form.z else square.detach()
-    losses, squares, _ = _rows(hidden, table, targets, bias, form.scale, form.softcap, rows, family)
+        loss, square, *_ = _sums(hidden, table, targets, bias, scale, softcap, z, rows, family)
+        return loss, square if z else square.detach()
+    losses, squares, _ = _rows(hidden, table, targets, bias, scale, softcap, rows, family)
     return (losses, squares) if reduction == "none" else (losses.sum(), squares.sum())
 
 

@@ -7,11 +7,30 @@ from torch import Tensor
 
 from archlab.kernels.activations import Activation
 from archlab.kernels.add_norm.reference import Kind
-from archlab.kernels.gate import OPTIONS, granularity, unsupported
+from archlab.kernels.gate import OPTIONS, gate, granularity, unsupported
 from archlab.kernels.gate.reference import Combine
 from archlab.kernels.launch import in_triton
-from archlab.kernels.norm_gate import reference, torch_ops
+from archlab.kernels.layer_norm import layer_norm
+from archlab.kernels.norm_gate import reference
 from archlab.kernels.op import Case, Implementation, Op, nbytes
+from archlab.kernels.rms_norm import rms_norm
+
+
+def norm_gate(
+    x: Tensor,
+    g: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    kind: Kind,
+    activation: str | Activation,
+    combine: Combine,
+) -> Tensor:
+    """(norm(x) weight + bias) act(g), or plus act(g), for x `[B, T, H, D]`; the result has x's dtype."""
+    normed = rms_norm(x, None, eps) if kind == "rms" else layer_norm(x, None, None, eps)
+    if weight is not None:
+        normed = normed * weight.to(x.dtype)
+    return gate(normed if bias is None else normed + bias.to(x.dtype), g, activation, combine)
 
 
 def _ask(x: Tensor, g: Tensor, kind: Kind, activation: str | Activation, combine: Combine, **_: Any) -> dict[str, Any]:
@@ -41,7 +60,7 @@ NORM_GATE = Op(
         "triton": in_triton(
             "norm_gate", "norm and gate in one pass", unsupported("g must have x's shape or one value per head")
         ),
-        "torch": Implementation("torch", lambda: torch_ops.norm_gate, "torch's own norm, then elementwise torch"),
+        "torch": Implementation("torch", lambda: norm_gate, "torch's own norm, then elementwise torch"),
     },
     cases=(
         _case("opened", (2, 5, 3, 24), 24, {"weight": (24,)}),

@@ -7,8 +7,17 @@ from torch import Tensor
 
 from archlab.kernels.launch import in_triton
 from archlab.kernels.op import Case, Implementation, Op, nbytes
-from archlab.kernels.rotary import reference, torch_ops
-from archlab.kernels.rotary.reference import Pairs
+from archlab.kernels.rms_norm import rms_norm
+from archlab.kernels.rotary import reference
+from archlab.kernels.rotary.reference import Pairs, turned
+
+
+def rotary(
+    x: Tensor, cos: Tensor, sin: Tensor, pairs: Pairs, weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """x `[B, T, H, D]`, normed where there is an `eps`, turned by cos and sin `[T, R / 2]`; in the dtype of x."""
+    normed = x if eps is None else rms_norm(x, weight, eps)
+    return turned(normed, cos.to(x.dtype), sin.to(x.dtype), pairs)
 
 
 def _ask(pairs: Pairs, weight: Tensor | None = None, eps: float | None = None, **_: Any) -> dict[str, Any]:
@@ -36,7 +45,7 @@ ROTARY = Op(
     reference=reference.rotary,
     implementations={
         "triton": in_triton("rotary", "norm and rotation in one pass"),
-        "torch": Implementation("torch", lambda: torch_ops.rotary, "elementwise torch, in the dtype of its input"),
+        "torch": Implementation("torch", lambda: rotary, "elementwise torch, in the dtype of its input"),
     },
     cases=(
         _case("turned", (2, 5, 3, 16), 16, "half"),

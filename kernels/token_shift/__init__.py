@@ -1,10 +1,17 @@
 """token_shift: each channel mixed with what it was one token before, as RWKV does before its maps."""
 
 import torch
+from torch import Tensor
 
 from archlab.kernels.launch import in_triton
 from archlab.kernels.op import Case, Implementation, Op, nbytes
-from archlab.kernels.token_shift import reference, torch_ops
+from archlab.kernels.token_shift import reference
+from archlab.kernels.token_shift.reference import before
+
+
+def token_shift(x: Tensor, mix: Tensor, starts: Tensor | None = None) -> Tensor:
+    """mix x_t + (1 - mix) x_(t-1) for x `[B, T, D]` and mix `[D]`, x_(t-1) zero where `starts` `[B, T]` is not 0."""
+    return torch.lerp(before(x, starts), x, mix.to(x.dtype))
 
 
 def _case(name: str, shape: tuple[int, ...]) -> Case:
@@ -17,7 +24,7 @@ TOKEN_SHIFT = Op(
     reference=reference.token_shift,
     implementations={
         "triton": in_triton("token_shift", "shift and mix in one pass"),
-        "torch": Implementation("torch", lambda: torch_ops.token_shift, "a step back, then torch.lerp"),
+        "torch": Implementation("torch", lambda: token_shift, "a step back, then torch.lerp"),
     },
     cases=(
         _case("shifted", (2, 9, 24)),
