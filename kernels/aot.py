@@ -12,9 +12,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,37 +29,15 @@ SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 CAPABILITIES = tuple(SHARED_BYTES)
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """What one kernel takes on one architecture: 32-bit registers per thread, bytes of stack per thread and of shared
-    memory per block, and how many instructions it has for tensor cores: `hgmma` for those of sm_90, `hmma` for older.
-    """
-
-    name: str
-    capability: int
-    registers: int
-    stack_bytes: int
-    shared_bytes: int
-    hgmma: int
-    hmma: int
-
-
-class _Driver:
+def _driver(capability: int) -> SimpleNamespace:
     """Enough of Triton's driver to compile for a device that is not there; each has its own cache of kernels."""
+    from triton.backends.compiler import GPUTarget
 
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self.capability, 32)
-
-    def get_current_device(self) -> int:
-        return self.capability
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
+    return SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", capability, 32),
+        get_current_device=lambda: capability,
+        get_current_stream=lambda device: 0,
+    )
 
 
 def builds() -> Iterator[Build]:
@@ -69,18 +47,20 @@ def builds() -> Iterator[Build]:
             yield from getattr(import_module(f"archlab.kernels.{op.name}.triton"), "builds", tuple)()
 
 
-def compile_for(build: Build, capability: int) -> Compiled:
-    """Compile one kernel. Raises Triton's own errors where it does not compile."""
+def compile_for(build: Build, capability: int) -> dict[str, Any]:
+    """Compile one kernel, and say what it takes: 32-bit registers per thread, bytes of stack per thread and of shared
+    memory per block, and how many instructions it has for tensor cores: `hgmma` for those of sm_90, `hmma` for older.
+    Raises Triton's own errors where it does not compile."""
     from triton.runtime import driver
 
-    driver.set_active(_Driver(capability))
+    driver.set_active(_driver(capability))
     arguments = [torch.empty(1, dtype=a) if isinstance(a, torch.dtype) else a for a in build.arguments]
     kernel = build.kernel.warmup(*arguments, grid=(1,), **build.meta)
-    found = _resources(kernel.asm["cubin"])
-    return Compiled(build.name, capability, shared_bytes=int(kernel.metadata.shared), **found)
+    resources = _resources(kernel.asm["cubin"], int(kernel.metadata.shared))
+    return {"name": build.name, "capability": capability, **resources}
 
 
-def _resources(cubin: bytes) -> dict[str, int]:
+def _resources(cubin: bytes, shared_bytes: int) -> dict[str, int]:
     """What the bundled cuobjdump reads from the binary."""
     import triton
 
@@ -94,7 +74,8 @@ def _resources(cubin: bytes) -> dict[str, int]:
         )
     found = dict(re.findall(r"(REG|STACK):(\d+)", usage))
     products = {name.lower(): len(re.findall(rf"\b{name}\b", code)) for name in ("HGMMA", "HMMA")}
-    return {"registers": int(found["REG"]), "stack_bytes": int(found["STACK"]), **products}
+    memory = {"stack_bytes": int(found["STACK"]), "shared_bytes": shared_bytes}
+    return {"registers": int(found["REG"]), **memory, **products}
 
 
 def report(capabilities: Sequence[int]) -> dict[str, Any]:
@@ -103,12 +84,12 @@ def report(capabilities: Sequence[int]) -> dict[str, Any]:
 
     if interpret.active():
         raise RuntimeError("TRITON_INTERPRET=1 is set: kernels are not compiled in this process")
-    rows = []
+    rows: list[dict[str, Any]] = []
     for capability in capabilities:
         with compiling_for(capability):
             rows += [compile_for(build, capability) for build in builds()]
-    rows.sort(key=lambda row: (row.name, row.capability))
-    return {"triton": triton.__version__, "kernels": [asdict(row) for row in rows]}
+    rows.sort(key=lambda row: (row["name"], row["capability"]))
+    return {"triton": triton.__version__, "kernels": rows}
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -74,13 +74,8 @@ def inputs(op: Op, case: Case, device: Device, dtype: torch.dtype) -> dict[str, 
     """Normal tensors within the op's domains, the same for a case's name on every machine, ready for gradients."""
     generator = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
     drawn = {name: torch.randn(shape, generator=generator) for name, shape in case.shapes.items()}
-    return {
-        name: op.domains.get(name, _as_it_is)(x).to(device.kind, dtype).requires_grad_() for name, x in drawn.items()
-    }
-
-
-def _as_it_is(x: Tensor) -> Tensor:
-    return x
+    valid = {name: op.domains[name](x) if name in op.domains else x for name, x in drawn.items()}
+    return {name: x.to(device.kind, dtype).requires_grad_() for name, x in valid.items()}
 
 
 def outputs(function: Function, tensors: Mapping[str, Tensor], fixed: Mapping[str, Any]) -> list[Tensor]:
@@ -106,31 +101,28 @@ def with_gradients(
     return [*found, *torch.autograd.grad(of, list(tensors.values()), by, allow_unused=True)]
 
 
-def _function(op: Op, name: str) -> Function:
-    return op.reference if name == "reference" else op.implementations[name].load()
-
-
-def call(op: Op, name: str, case: Case, device: Device, dtype: torch.dtype) -> Callable[[], list[Tensor]]:
-    """A forward pass of a case by the implementation of that name, ready to be timed."""
-    function, tensors, fixed = _function(op, name), inputs(op, case, device, dtype), case.fixed(device.kind)
-    return lambda: outputs(function, tensors, fixed)
-
-
-def call_with_gradients(
-    op: Op, name: str, case: Case, device: Device, dtype: torch.dtype
+def call(
+    op: Op, name: str, case: Case, device: Device, dtype: torch.dtype, gradients: bool = False
 ) -> Callable[[], list[Tensor]]:
-    """The same with the backward pass; the gradients of its outputs are drawn here, once."""
-    function, tensors, fixed = _function(op, name), inputs(op, case, device, dtype), case.fixed(device.kind)
+    """A forward pass of a case by the implementation of that name, ready to be timed; with `gradients` and the backward
+    pass, for gradients of its outputs that are drawn here, once."""
+    function = op.reference if name == "reference" else op.implementations[name].load()
+    tensors, fixed = inputs(op, case, device, dtype), case.fixed(device.kind)
+    if not gradients:
+        return lambda: outputs(function, tensors, fixed)
     douts = given(outputs(function, tensors, fixed))
     return lambda: with_gradients(function, tensors, fixed, douts)
+
+
+def _asked(op: Op, case: Case) -> dict[str, Any]:
+    meta = {key: torch.empty(shape, device="meta") for key, shape in case.shapes.items()}
+    return op.ask(**meta, **case.fixed())
 
 
 def serves(op: Op, name: str, case: Case, device: Device, dtype: torch.dtype) -> str | None:
     """Why an implementation cannot compute a case here; None if it can."""
     implementation = op.implementations[name]
-    meta = {key: torch.empty(shape, device="meta") for key, shape in case.shapes.items()}
-    ask = Ask(device, dtype, op.ask(**meta, **case.fixed()))
-    return implementation.missing() or implementation.supports(ask)
+    return implementation.missing() or implementation.supports(Ask(device, dtype, _asked(op, case)))
 
 
 def trusted(op: Op, name: str, device: Device, dtype: torch.dtype) -> str | None:
@@ -154,8 +146,7 @@ def trusted(op: Op, name: str, device: Device, dtype: torch.dtype) -> str | None
 
 def chosen(op: Op, case: Case, device: Device, dtype: torch.dtype) -> str:
     """The name of the implementation that a model gets for a case."""
-    meta = {key: torch.empty(shape, device="meta") for key, shape in case.shapes.items()}
-    choice = select(op.name, device, dtype, **op.ask(**meta, **case.fixed()))
+    choice = select(op.name, device, dtype, **_asked(op, case))
     return next((n for n, i in op.implementations.items() if choice.reason.startswith(i.why)), "reference")
 
 

@@ -2,10 +2,11 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from archlab.kernels import interpret
-from archlab.kernels.op import Ask
+from archlab.kernels.op import Ask, Call, Implementation
 
 OLDEST = (8, 0)
 WINNERS = Path(__file__).with_name("tuned")  # <card>.json: what `archlab bench --tune` found to be fastest there
@@ -128,10 +129,49 @@ def slow(ask: Ask) -> str | None:
     return "its interpreter is a thousand times slower than torch" if ask.device.kind == "cpu" else None
 
 
+def in_triton(
+    name: str,
+    why: str,
+    supports: Callable[[Ask], str | None] = unsupported,
+    declines: Callable[[Ask], str | None] = slow,
+) -> Implementation:
+    """The kernels of an op, in `archlab.kernels.NAME.triton`, which is imported where they are chosen."""
+
+    def load() -> Call:
+        found: Call = getattr(import_module(f"archlab.kernels.{name}.triton"), name)
+        return found
+
+    return Implementation("triton", load, why, supports, declines, missing)
+
+
+def like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Uninitialised memory of x's shape, contiguous, in a dtype that is by default x's."""
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+
+def float32_of(x: Tensor | None, beside: Tensor) -> Tensor:
+    """Uninitialised memory of x's shape in float32, for the gradient of x; empty where there is no x."""
+    return beside.new_empty(0 if x is None else x.shape, dtype=torch.float32)
+
+
+def gradient_of(x: Tensor | None, found: Tensor) -> Tensor | None:
+    """The gradient of x in its dtype; None where there is no x."""
+    return None if x is None else found.to(x.dtype)
+
+
+def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keeps the arguments of an operator, all tensors, for its gradients."""
+    ctx.save_for_backward(*inputs)
+
+
+def side_by_side(x: Tensor) -> Tensor:
+    """x with the elements of its last dimension side by side."""
+    return x if x.shape[-1] == 1 or x.stride(-1) == 1 else x.contiguous()
+
+
 def as_rows(x: Tensor) -> Tensor:
     """x `[..., D]` as `[M, D]` whose rows are contiguous and equally far apart: a view where strides allow it."""
-    rows = x.reshape(-1, x.shape[-1])
-    return rows if rows.shape[1] == 1 or rows.stride(1) == 1 else rows.contiguous()
+    return side_by_side(x.reshape(-1, x.shape[-1]))
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[Any]:

@@ -75,11 +75,10 @@ class Op:
     `implementations` are in order of preference; `reference` is the formula in plain torch, for any floating dtype.
     `domains` turn normal numbers into valid values of the arguments that they name, for the checks.
     `options` lists what `select` may be asked for with the values allowed, the first of which is the default; `ask`
-    derives them from the arguments of a call. `flops` and `bytes` take the arguments of a call, whose tensors may be
-    on the meta device, and count the floating-point operations of the forward pass and the bytes that it must move if
-    it reads and writes everything once. `tolerances` bound the relative RMS error of outputs and gradients against
-    float64. `wide` are the outputs that are in at least float32, where others have the dtype of the call: None for all
-    after the first.
+    derives them from the arguments of a call. `flops` and `bytes` take these by name, tensors maybe on the meta device,
+    and count the floating-point operations of the forward pass and the bytes that it must move if it reads and writes
+    everything once. `tolerances` bound the relative RMS error of outputs and gradients against float64. `wide` are the
+    outputs that are in at least float32, where others have the dtype of the call: None for all after the first.
     """
 
     name: str
@@ -96,6 +95,18 @@ class Op:
     )
     domains: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     wide: tuple[int, ...] | None = None
+
+
+def nbytes(*tensors: Tensor | None) -> int:
+    """The bytes of all tensors that are there."""
+    return sum(x.nbytes for x in tensors if x is not None)
+
+
+def check_shapes(of: str, x: Tensor, wanted: Mapping[str, tuple[Tensor | None, tuple[int, ...]]]) -> None:
+    """Raises ValueError for a tensor that has not the shape that it must have beside x, which is the argument `of`."""
+    for name, (given, shape) in wanted.items():
+        if given is not None and given.shape != shape:
+            raise ValueError(f"{name} must be {shape} beside {of} {tuple(x.shape)}; received {tuple(given.shape)}")
 
 
 @dataclass(frozen=True)

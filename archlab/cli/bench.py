@@ -55,8 +55,8 @@ def _rows(ops: tuple[str, ...]) -> Iterator[dict[str, Any]]:
                 fail(f"{op.name} by {name} is wrong here, so nothing of it is timed: {wrong}", INVALID)
             calls = {
                 "forward_s": measured.call(op, name, case, device, dtype),
-                "full_s": measured.call_with_gradients(op, name, case, device, dtype),
-                "formula_s": measured.call_with_gradients(op, "reference", case, device, dtype),
+                "full_s": measured.call(op, name, case, device, dtype, gradients=True),
+                "formula_s": measured.call(op, "reference", case, device, dtype, gradients=True),
             }
             took = measured.in_turns(calls, device, 5)
             row: dict[str, Any] = {"op": op.name, "case": case.name, "dtype": str(dtype)[6:], "implementation": name}
@@ -77,7 +77,7 @@ def _tune(ops: tuple[str, ...]) -> None:
         name = measured.chosen(op, case, device, torch.bfloat16)
         if name != "triton" or (ops and op.name not in ops):
             continue
-        call = measured.call_with_gradients(op, name, case, device, torch.bfloat16)
+        call = measured.call(op, name, case, device, torch.bfloat16, gradients=True)
         seconds = lambda timed: measured.in_turns({"it": timed}, device, 3)["it"]  # noqa: E731
         winners = tune.tune(call, seconds, op.tolerances[torch.bfloat16], click.echo)
         click.echo(f"{op.name} {case.name}: written to {tune.write(launch.card(), winners)}")

@@ -8,22 +8,11 @@ from torch import Tensor
 from archlab.kernels import launch
 from archlab.kernels.attention import listed, reference, torch_ops
 from archlab.kernels.attention.cases import CASES, running_sum
-from archlab.kernels.attention.pattern import CAUSAL, CROSS, FULL, BlockLists, Blocks, Pattern, Visits
+from archlab.kernels.attention.pattern import CAUSAL, CROSS, FULL, Blocks, Pattern
 from archlab.kernels.attention.probabilities import Weights, probabilities
-from archlab.kernels.op import Ask, Call, Implementation, Op
+from archlab.kernels.op import Ask, Implementation, Op, nbytes
 
-__all__ = [
-    "ATTENTION",
-    "CAUSAL",
-    "CROSS",
-    "FULL",
-    "BlockLists",
-    "Blocks",
-    "Pattern",
-    "Visits",
-    "Weights",
-    "probabilities",
-]
+__all__ = ["ATTENTION", "CAUSAL", "CROSS", "FULL", "Blocks", "Pattern", "Weights", "probabilities"]
 
 OPTIONAL = (
     "bias", "softcap", "sinks", "prefix", "documents", "padding", "relative", "decay", "reach", "gate"
@@ -35,12 +24,6 @@ def _ask(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern = CAUSAL, **given: An
     wide = max(q.shape[-1], v.shape[-1])
     found = {name: given.get(name) is not None for name in OPTIONAL}
     return pattern.options() | found | {"wide": wide > WIDEST, "beyond_128": wide > 128}
-
-
-def _load_triton() -> Call:
-    from archlab.kernels.attention.triton import attention
-
-    return attention
 
 
 def _cannot_in_triton(ask: Ask) -> str | None:
@@ -124,7 +107,7 @@ def _flops(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern = CAUSAL, **given: 
 
 def _bytes(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> int:
     out = q.numel() // q.shape[-1] * v.shape[-1] * q.element_size()
-    return out + sum(x.numel() * x.element_size() for x in (q, k, v, *given.values()) if isinstance(x, Tensor))
+    return out + nbytes(q, k, v, *(x for x in given.values() if isinstance(x, Tensor)))
 
 
 ATTENTION = Op(
@@ -132,13 +115,11 @@ ATTENTION = Op(
     version=1,
     reference=reference.attention,
     implementations={
-        "triton": Implementation(
-            "triton",
-            _load_triton,
+        "triton": launch.in_triton(
+            "attention",
             "tile by tile, biases and masks included: no matrix of all pairs in memory beside a learned bias's own",
             _cannot_in_triton,
             _leaves_to_sdpa,
-            launch.missing,
         ),
         "torch_rows": Implementation(
             "torch",

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from archlab.kernels.attention.inputs import Inputs, encoded
+from archlab.kernels.attention.inputs import Inputs
 from archlab.kernels.attention.pattern import Blocks, Pattern
 from archlab.kernels.attention.plan import Launch, Plan, delta_launch, forward_launch, keys_launch, queries_launch
 from archlab.kernels.attention.tuning import widest
@@ -61,18 +61,25 @@ def _of(width: int, features: list[str], dtype: torch.dtype) -> Iterator[Build]:
     along = torch.empty(q.shape[:3])
     gate = q if "gate" in features else q[..., :1] if "headgate" in features else None
     has_bias, learned = "bias" in features, "learned" in features
-    given = (
-        torch.empty(4, LENGTH, LENGTH, dtype=dtype) if has_bias else None,
-        torch.empty(4, 2 * LENGTH - 1) if learned or "fixed" in features else None,
-        torch.empty(1, 4, LENGTH) if "decay" in features else None,
-        torch.empty(1, 4, LENGTH) if "reach" in features else None,
-        torch.empty(4) if "sinks" in features else None,
-        gate,
-        torch.zeros(1, dtype=torch.long) if "prefix" in features else None,
-        torch.zeros(1, LENGTH, dtype=torch.long) if "documents" in features else None,
-        torch.zeros(1, LENGTH, dtype=torch.bool) if "padding" in features else None,
+    plan = Plan(
+        Inputs(
+            q,
+            k,
+            k,
+            bias=torch.empty(4, LENGTH, LENGTH, dtype=dtype) if has_bias else None,
+            relative=torch.empty(4, 2 * LENGTH - 1) if learned or "fixed" in features else None,
+            decay=torch.empty(1, 4, LENGTH) if "decay" in features else None,
+            reach=torch.empty(1, 4, LENGTH) if "reach" in features else None,
+            sinks=torch.empty(4) if "sinks" in features else None,
+            gate=gate,
+            prefix=torch.zeros(1, dtype=torch.long) if "prefix" in features else None,
+            documents=torch.zeros(1, LENGTH, dtype=torch.long) if "documents" in features else None,
+            padding=torch.zeros(1, LENGTH, dtype=torch.bool) if "padding" in features else None,
+            pattern=_pattern(features),
+            scale=0.1,
+            softcap=30.0 if "softcap" in features else None,
+        )
     )
-    plan = Plan(Inputs(q, k, k, *given, encoded(_pattern(features)), 0.1, 30.0 if "softcap" in features else 0.0))
     dbias = torch.empty(1, 4, LENGTH, LENGTH, dtype=dtype) if has_bias else None
     dsums = along if "decay" in features else None
     launches: dict[str, Launch] = {

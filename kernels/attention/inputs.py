@@ -1,10 +1,11 @@
-"""A call of attention as one record: what its operators take."""
+"""A call of attention as one record, and as what its operators take."""
 
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from archlab.kernels.attention.pattern import Blocks, Pattern
+from archlab.kernels.attention.pattern import CAUSAL, Blocks, Pattern
+from archlab.kernels.attention.reference import added, expected
 
 ORDERS = ("causal", "full", "cross")
 SCHEMA = (
@@ -14,27 +15,60 @@ SCHEMA = (
 
 
 class Inputs(NamedTuple):
-    """The arguments of the reference as SCHEMA has them: the tensors, the pattern as numbers, the scale, and the cap,
-    which is 0 where there is none."""
+    """The arguments of the reference."""
 
     q: Tensor
     k: Tensor
     v: Tensor
-    bias: Tensor | None
-    relative: Tensor | None
-    decay: Tensor | None
-    reach: Tensor | None
-    sinks: Tensor | None
-    gate: Tensor | None
-    prefix: Tensor | None
-    documents: Tensor | None
-    padding: Tensor | None
-    numbers: list[int]
-    scale: float
-    softcap: float
+    bias: Tensor | None = None
+    relative: Tensor | None = None
+    decay: Tensor | None = None
+    reach: Tensor | None = None
+    sinks: Tensor | None = None
+    gate: Tensor | None = None
+    prefix: Tensor | None = None
+    documents: Tensor | None = None
+    padding: Tensor | None = None
+    pattern: Pattern = CAUSAL
+    scale: float | None = None
+    softcap: float | None = None
 
 
-TENSORS = Inputs._fields.index("numbers")
+TENSORS = Inputs._fields.index("pattern")
+
+
+def checked(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Inputs:
+    """The record of a call. Raises ValueError for what the reference refuses."""
+    call = Inputs(q, k, v, **given)
+    expected(q, k, v, call.pattern, call.relative, call.decay, call.reach, call.gate)
+    return call
+
+
+def factor(call: Inputs) -> float:
+    """What products are multiplied with."""
+    return float(call.q.shape[-1] ** -0.5) if call.scale is None else call.scale
+
+
+def biases(call: Inputs) -> Tensor | None:
+    """The biases of all pairs, summed, as a tensor that broadcasts to `[B,Hq,T,S]`; None if there are none."""
+    return added(call.q, call.k, call.bias, call.relative, call.decay, call.reach)
+
+
+def seen(call: Inputs, rows: slice = slice(None)) -> Tensor | None:
+    """The visible pairs, as `Pattern.dense` has them."""
+    queries, keys = call.q.shape[-2], call.k.shape[-2]
+    return call.pattern.dense(queries, keys, call.q.device, call.prefix, call.documents, call.padding, rows)
+
+
+def handed(call: Inputs) -> tuple[Any, ...]:
+    """A call as SCHEMA has it: the tensors, the pattern as numbers, the factor, and the cap, 0 where there is none."""
+    return *call[:TENSORS], encoded(call.pattern), factor(call), call.softcap or 0.0
+
+
+def received(*given: Any) -> Inputs:
+    """The call that was handed over."""
+    *tensors, numbers, scale, softcap = given
+    return Inputs._make((*tensors, decoded(numbers), scale, softcap or None))
 
 
 def encoded(pattern: Pattern) -> list[int]:

@@ -1,37 +1,32 @@
 """Attention of blocks that read each other (BigBird) by plain products of the blocks that each one reads."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from archlab.kernels.activations import at_least_float32
+from archlab.kernels.attention.inputs import checked, factor
 from archlab.kernels.attention.pattern import FULL, Pattern
 from archlab.kernels.attention.reference import opened
 from archlab.kernels.attention.torch_ops import plain, sdpa
 
 
-def by_blocks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    pattern: Pattern = FULL,
-    scale: float | None = None,
-    padding: Tensor | None = None,
-    gate: Tensor | None = None,
-    **others: object,
-) -> Tensor:
+def by_blocks(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor:
     """Queries of a block with copies of the keys and values of the blocks that it reads, and those of global blocks
     with all keys; arguments as in the reference. The gradients of keys and values are summed in at least float32.
 
     Sequences that blocks do not divide, or that are so short that all is read, and padding, are left to SDPA or, in
     bfloat16, to products of all pairs. Raises ValueError without blocks, and for biases, caps, sinks and documents.
     """
-    if pattern.blocks is None or any(x is not None for x in others.values()):
+    call = checked(*(x.contiguous() for x in (q, k, v)), **given)
+    pattern, known = call.pattern, ("pattern", "scale", "padding", "gate")
+    if pattern.blocks is None or any(x is not None for name, x in given.items() if name not in known):
         raise ValueError(f"blocks by lists have no biases, caps, sinks, prefixes and documents; received {pattern}")
-    if padding is not None or q.shape[-2] != k.shape[-2] or not listed(pattern, k.shape[-2]):
+    if call.padding is not None or q.shape[-2] != k.shape[-2] or not listed(pattern, k.shape[-2]):
         whole = plain if q.dtype == torch.bfloat16 else sdpa
-        return whole(q, k, v, None, pattern, scale, padding=padding, gate=gate)
-    q, k, v = (x.contiguous() for x in (q, k, v))
+        return whole(q, k, v, pattern=pattern, scale=call.scale, padding=call.padding, gate=call.gate)
+    q, k, v = call[:3]
     (batch, heads, length, width), size, kv_heads = q.shape, pattern.blocks.size, k.shape[1]
     count = length // size
     first, last, most = inner(pattern, count)
@@ -46,13 +41,14 @@ def by_blocks(
 
     hidden = q.new_zeros(read.shape).masked_fill(~table.gather(-1, read), float("-inf"))
     hidden = hidden.repeat_interleave(size, -1).expand(batch, -1, -1, -1).reshape(-1, 1, most * size)
-    factor = width**-0.5 if scale is None else scale
     own = q[:, :, first * size : last * size].reshape(-1, size, width)
-    weights = torch.baddbmm(hidden, own, taken(k).transpose(1, 2), alpha=factor).softmax(-1)
+    weights = torch.baddbmm(hidden, own, taken(k).transpose(1, 2), alpha=factor(call)).softmax(-1)
     middle = (weights.to(v.dtype) @ taken(v)).view(batch, heads, (last - first) * size, -1)
     ends = (q[:, :, : first * size].contiguous(), q[:, :, last * size :].contiguous())
-    before, after = (plain(rows, k, v, None, FULL, factor) if rows.shape[2] else middle[:, :, :0] for rows in ends)
-    return opened(torch.cat([before, middle.to(q.dtype), after], 2), gate).to(q.dtype)
+    before, after = (
+        plain(part, k, v, pattern=FULL, scale=factor(call)) if part.shape[2] else middle[:, :, :0] for part in ends
+    )
+    return opened(torch.cat([before, middle.to(q.dtype), after], 2), call.gate).to(q.dtype)
 
 
 def listed(pattern: Pattern, tokens: int) -> bool:

@@ -1,11 +1,10 @@
 """Patterns: which (query, key) pairs attention computes: pair by pair, as a matrix, and as lists of blocks."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -47,19 +46,10 @@ class Blocks:
     def pairs(self, tokens: int) -> int:
         """How many pairs each head has in a sequence."""
         count = -(-tokens // self.size)
-        last = tokens - (count - 1) * self.size
-        first, end = (self.globals + 1) // 2, count - self.globals // 2
-        total = 0
-        for row in range(count):
-            rows = last if row == count - 1 else self.size
-            if row < first or row >= end:
-                total += rows * tokens
-                continue
-            near = set(range(max(row - self.window // 2, 0), min(row + self.window // 2, count - 1) + 1))
-            read = near | set(range(min(first, count))) | set(range(max(end, 0), count))
-            drawn = min(self.random, len(set(range(count - 1)) - read))
-            total += rows * ((len(read) + drawn) * self.size - (self.size - last if count - 1 in read else 0))
-        return total
+        sizes = torch.full((count,), self.size)
+        sizes[-1] = tokens - (count - 1) * self.size
+        read = replace(self, heads=1).table(count, sizes.device)[0]
+        return int((sizes[:, None] * sizes * read).sum())
 
 
 def _hash(x: Tensor) -> Tensor:
@@ -69,25 +59,15 @@ def _hash(x: Tensor) -> Tensor:
     return (x >> 16) ^ x
 
 
-@dataclass(frozen=True)
-class Visits:
+class Lists(NamedTuple):
     """For every row of blocks the columns that it visits, as int32 lists of one length.
 
-    `blocks` `[P, rows, most]` hold the columns in ascending order, and 0 beyond the `counts` `[P, rows]` of each row;
-    `full` says of which every pair exists. P is the number of heads where they differ, else 1.
+    `blocks` `[P, rows, most]` hold the columns in ascending order, and 0 beyond the `counts` `[P, rows]` of each row. P
+    is the number of heads where they differ, else 1.
     """
 
     blocks: Tensor
     counts: Tensor
-    full: Tensor
-
-
-@dataclass(frozen=True)
-class BlockLists:
-    """What a kernel loops over: key blocks by query block, and query blocks by key block for the gradients of keys."""
-
-    by_query: Visits
-    by_key: Visits
 
 
 @dataclass(frozen=True)
@@ -208,47 +188,28 @@ class Pattern:
             return near
         return near + i // self.stride - (near - 1) // self.stride
 
-    def block_lists(self, queries: int, keys: int, block: int, prefix: int = 0) -> BlockLists:
-        """The blocks of `block` x `block` pairs that hold a visible one, on the CPU.
-
-        With a longest `prefix`, so do those that a row with this prefix sees, which are not full. What documents and
-        padding hide is for the kernel to leave out, in full blocks too.
-        """
-        return _block_lists(self, queries, keys, block, prefix)
+    def block_lists(self, queries: int, keys: int, block: int) -> tuple[Lists, Lists]:
+        """The blocks of `block` x `block` pairs that hold a visible one, on the CPU: key blocks by query block, and
+        query blocks by key block for the gradients of keys. What a call hides is for the kernel to leave out."""
+        j = torch.arange(keys)
+        visited = []
+        for start in range(0, queries, block):  # no more than a row of blocks of the matrix is held
+            i = torch.arange(keys - queries + start, keys - queries + min(start + block, queries))[:, None]
+            allowed = self.allowed(i, j, keys)
+            seen = torch.ones(1, len(i), keys, dtype=torch.bool) if allowed is None else allowed
+            row = F.pad(seen.reshape(-1, len(i), keys).any(1), (0, -keys % block))
+            visited.append(row.unflatten(-1, (-1, block)).any(-1))
+        table = torch.stack(visited, 1)
+        return _lists(table), _lists(table.transpose(1, 2))
 
 
 CAUSAL, FULL, CROSS = Pattern("causal"), Pattern("full"), Pattern("cross")
 
 
-@lru_cache(maxsize=64)
-def _block_lists(pattern: Pattern, queries: int, keys: int, block: int, prefix: int) -> BlockLists:
-    """Row by row of blocks, so that no more than a row of the matrix is held."""
-    cpu = torch.device("cpu")
-    j = torch.arange(keys)
-    visited, full = [], []
-    for start in range(0, queries, block):
-        i = torch.arange(keys - queries + start, keys - queries + min(start + block, queries))[:, None]
-        allowed = pattern.allowed(i, j, keys)
-        seen = torch.ones(1, len(i), keys, dtype=torch.bool, device=cpu) if allowed is None else allowed
-        seen = seen.reshape(-1, len(i), keys)
-        ahead = seen | ((i < prefix) & (j < prefix))
-        visited.append(_by_block(ahead.any(1), block, torch.any, False))
-        full.append(_by_block(seen.all(1), block, torch.all, True))
-    table, whole = torch.stack(visited, 1), torch.stack(full, 1)
-    return BlockLists(_visits(table, whole), _visits(table.transpose(1, 2), whole.transpose(1, 2)))
-
-
-def _by_block(row: Tensor, block: int, reduce: Callable[..., Tensor], rest: bool) -> Tensor:
-    """A row `[P, keys]` of booleans, reduced within each block."""
-    padded = torch.nn.functional.pad(row, (0, -row.shape[-1] % block), value=rest)
-    found: Any = reduce(padded.unflatten(-1, (-1, block)), -1)
-    return found  # type: ignore[no-any-return]
-
-
-def _visits(table: Tensor, full: Tensor) -> Visits:
+def _lists(table: Tensor) -> Lists:
     """The lists of a table `[P, rows, columns]`."""
     counts = table.sum(-1)
     most = max(int(counts.max()), 1)
     blocks = table.int().argsort(dim=-1, descending=True, stable=True)[..., :most]
     inside = torch.arange(most) < counts[..., None]
-    return Visits((blocks * inside).int(), counts.int(), full.gather(-1, blocks) & inside)
+    return Lists((blocks * inside).int(), counts.int())

@@ -9,12 +9,12 @@ from torch import Tensor
 from archlab.kernels import launch
 from archlab.kernels.attention.backward import delta, keys_backward, queries_backward
 from archlab.kernels.attention.forward import forward
-from archlab.kernels.attention.inputs import Inputs, decoded
-from archlab.kernels.attention.pattern import BlockLists, Blocks, Pattern
+from archlab.kernels.attention.inputs import Inputs, factor
+from archlab.kernels.attention.pattern import Blocks, Lists, Pattern
 from archlab.kernels.attention.spans import document_bounds, within_both, within_reach
 from archlab.kernels.attention.tiles import Biases, Rows, Rules, Sizes, Task, Visits
 from archlab.kernels.attention.tuning import LIST, tile
-from archlab.kernels.launch import power_of_2
+from archlab.kernels.launch import power_of_2, side_by_side
 
 LOG2E = 1.4426950408889634
 
@@ -36,12 +36,12 @@ class Plan:
 
     def __init__(self, given: Inputs) -> None:
         q, k, v = given.q, given.k, given.v
-        self.q, self.k, self.v = (with_rows(x) for x in (q, k, v))
-        self.gate = None if given.gate is None else rows(with_rows(given.gate))
+        self.q, self.k, self.v = (side_by_side(x) for x in (q, k, v))
+        self.gate = None if given.gate is None else rows(side_by_side(given.gate))
         (self.batch, heads, queries, width), keys = q.shape, k.shape[2]
         widths = [None if x == max(power_of_2(x), 16) else x for x in (width, v.shape[-1])]
         self.sizes = Sizes(heads, heads // k.shape[1], queries, keys, *widths)
-        self.pattern = decoded(given.numbers)
+        self.pattern = given.pattern
         self.sinks = None if given.sinks is None else given.sinks.float() * LOG2E
         self.biases = self._biases(given)
         self.documents, self.prefix = given.documents, given.prefix
@@ -62,7 +62,7 @@ class Plan:
             relative = (relative.float() * LOG2E).contiguous()
         decay, reach = (None if x is None else (x.float() * LOG2E).contiguous() for x in (given.decay, given.reach))
         return Biases(
-            given.scale * LOG2E, given.softcap * LOG2E if given.softcap else None,
+            factor(given) * LOG2E, given.softcap * LOG2E if given.softcap else None,
             given.bias, strides,  # type: ignore[arg-type]
             relative, None if relative is None else relative.stride(0) * (relative.shape[0] > 1),
             decay, None if decay is None else decay.stride(0) * (decay.shape[0] > 1),
@@ -70,7 +70,13 @@ class Plan:
         )  # fmt: skip
 
     def _rules(self, given: Inputs) -> Rules:
-        pattern, keys, prefix, documents, padding = self.pattern, self.sizes.keys, *given[9:12]
+        pattern, keys, prefix, documents, padding = (
+            self.pattern,
+            self.sizes.keys,
+            given.prefix,
+            given.documents,
+            given.padding,
+        )
         if padding is not None and pattern.order == "cross":
             padding = padding & ~padding.all(-1, keepdim=True)
         table = count = stride = block = None
@@ -98,10 +104,9 @@ class Plan:
     def _visits(self, meta: dict[str, Any], by_key: bool) -> Visits:
         """What bounds their loops: lists of a pattern's blocks, documents, closed gates."""
         if self.listed:
-            lists = _lists(self.pattern, self.sizes.queries, self.sizes.keys, self.q.device)
-            visits = lists.by_key if by_key else lists.by_query
-            per_head = int(visits.counts.shape[0] > 1)
-            return Visits(None, None, visits.blocks, visits.counts, visits.blocks.shape[-1], per_head)
+            lists = _lists(self.pattern, self.sizes.queries, self.sizes.keys, self.q.device)[by_key]
+            per_head = int(lists.counts.shape[0] > 1)
+            return Visits(None, None, *lists, lists.blocks.shape[-1], per_head)
         size, bounds = (meta["QUERIES"], meta["KEYS"], by_key), None
         if self.documents is not None and self.prefix is None:
             bounds = document_bounds(self.documents, *size)[:, None]
@@ -128,19 +133,9 @@ def _table(blocks: Blocks, count: int, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _lists(pattern: Pattern, queries: int, keys: int, device: torch.device) -> BlockLists:
+def _lists(pattern: Pattern, queries: int, keys: int, device: torch.device) -> list[Lists]:
     """A pattern's lists of tiles, copied to the device once."""
-    lists = pattern.block_lists(queries, keys, LIST)
-    moved = (
-        type(visits)(visits.blocks.contiguous().to(device), visits.counts.contiguous().to(device), visits.full)
-        for visits in (lists.by_query, lists.by_key)
-    )
-    return BlockLists(*moved)
-
-
-def with_rows(x: Tensor) -> Tensor:
-    """x with elements of a row side by side."""
-    return x if x.shape[-1] == 1 or x.stride(-1) == 1 else x.contiguous()
+    return [Lists(*(x.contiguous().to(device) for x in own)) for own in pattern.block_lists(queries, keys, LIST)]
 
 
 def rows(x: Tensor) -> Rows:

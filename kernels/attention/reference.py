@@ -1,10 +1,21 @@
 """Attention by its formula: softmax(softcap(scale q k^T) + bias) v over the visible keys, in at least float32."""
 
+from typing import Any, TypedDict, Unpack
+
 import torch
 from torch import Tensor
 
 from archlab.kernels.activations import at_least_float32
 from archlab.kernels.attention.pattern import CAUSAL, Pattern
+
+
+class Pieces(TypedDict, total=False):
+    """Biases by what they consist of and the output's gate: kernels need no matrix for them and no second pass."""
+
+    relative: Tensor | None
+    decay: Tensor | None
+    reach: Tensor | None
+    gate: Tensor | None
 
 
 def attention(
@@ -19,10 +30,7 @@ def attention(
     prefix: Tensor | None = None,
     documents: Tensor | None = None,
     padding: Tensor | None = None,
-    relative: Tensor | None = None,
-    decay: Tensor | None = None,
-    reach: Tensor | None = None,
-    gate: Tensor | None = None,
+    **pieces: Unpack[Pieces],
 ) -> Tensor:
     """q `[B,Hq,T,D]`, k `[B,Hkv,S,D]`, v `[B,Hkv,S,Dv]` give `[B,Hq,T,Dv]` in q's dtype (arXiv:1706.03762 eq. 1).
 
@@ -39,7 +47,7 @@ def attention(
     `kernels.attention.pruning` finds the gate to have left open. `gate` `[B,Hq,T,Dv]`, or `[B,Hq,T,1]`, multiplies the
     output by its sigmoid (arXiv:2505.06708, eq. 5).
     """
-    expected(q, k, pattern, relative, decay, reach)
+    expected(q, k, v, pattern, **pieces)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     groups = q.shape[1] // k.shape[1]
     with torch.autocast(q.device.type, enabled=False):
@@ -47,7 +55,7 @@ def attention(
         logits = (at_least_float32(q) * factor) @ keys.transpose(-2, -1)
         if softcap is not None:
             logits = softcap * (logits / softcap).tanh()
-        bias = added(q, k, bias, relative, decay, reach)
+        bias = added(q, k, bias, **pieces)
         if bias is not None:
             logits = logits + bias
         seen = pattern.dense(q.shape[-2], k.shape[-2], q.device, prefix, documents, padding)
@@ -55,31 +63,23 @@ def attention(
             logits = logits.masked_fill(~seen, float("-inf"))
         if sinks is not None:
             sink = at_least_float32(sinks)[:, None, None].expand(*logits.shape[:-1], 1)
-            return opened(torch.cat([logits, sink], -1).softmax(-1)[..., :-1] @ values, gate).to(q.dtype)
-        return opened(logits.softmax(-1) @ values, gate).to(q.dtype)
+            return opened(torch.cat([logits, sink], -1).softmax(-1)[..., :-1] @ values, **pieces).to(q.dtype)
+        return opened(logits.softmax(-1) @ values, **pieces).to(q.dtype)
 
 
-def opened(out: Tensor, gate: Tensor | None) -> Tensor:
+def opened(out: Tensor, gate: Tensor | None = None, **_: Any) -> Tensor:
     """out times the sigmoid of its gate, in at least float32; out itself where there is none."""
-    if gate is None:
-        return out
-    fits(gate, out.shape)
-    return at_least_float32(out) * at_least_float32(gate).sigmoid()
-
-
-def fits(gate: Tensor, shape: torch.Size) -> None:
-    """Raises ValueError for a gate that has neither the output's shape nor one value per head."""
-    if gate.shape[:-1] != shape[:-1] or gate.shape[-1] not in (1, shape[-1]):
-        raise ValueError(f"gate must be {list(shape)}, or 1 wide; received {list(gate.shape)}")
+    return out if gate is None else at_least_float32(out) * at_least_float32(gate).sigmoid()
 
 
 def added(
     q: Tensor,
     k: Tensor,
     bias: Tensor | None,
-    relative: Tensor | None,
-    decay: Tensor | None,
+    relative: Tensor | None = None,
+    decay: Tensor | None = None,
     reach: Tensor | None = None,
+    **_: Any,
 ) -> Tensor | None:
     """The biases of all pairs, summed, as a tensor that broadcasts to `[B,Hq,T,S]`; None if there are none."""
     queries, keys = q.shape[-2], k.shape[-2]
@@ -111,12 +111,14 @@ def by_distance(relative: Tensor, queries: int, keys: int) -> Tensor:
 def expected(
     q: Tensor,
     k: Tensor,
+    v: Tensor,
     pattern: Pattern,
-    relative: Tensor | None,
-    decay: Tensor | None,
-    reach: Tensor | None,
+    relative: Tensor | None = None,
+    decay: Tensor | None = None,
+    reach: Tensor | None = None,
+    gate: Tensor | None = None,
 ) -> None:
-    """Raises ValueError for a relative bias, a decay or a reach of another shape, and for a reach without a decay."""
+    """Raises ValueError for a relative bias, a decay, a reach or a gate of another shape, and a reach without decay."""
     heads, queries, keys = q.shape[1], q.shape[-2], k.shape[-2]
     if relative is not None and (relative.ndim != 2 or relative.shape[0] not in (1, heads)):
         raise ValueError(f"relative must be [1 or {heads} heads, {2 * keys - 1}]; received {tuple(relative.shape)}")
@@ -130,3 +132,5 @@ def expected(
             raise ValueError(f"{name} needs {heads} heads and {length} positions; received {found}")
     if reach is not None and (decay is None or pattern.order != "causal"):
         raise ValueError(f"reach bounds a decay of a causal pattern; received {pattern.order} order, decay={decay}")
+    if gate is not None and (gate.shape[:-1] != q.shape[:-1] or gate.shape[-1] not in (1, v.shape[-1])):
+        raise ValueError(f"gate must be {[*q.shape[:-1], v.shape[-1]]}, or 1 wide; received {list(gate.shape)}")

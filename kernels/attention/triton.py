@@ -12,12 +12,10 @@ from torch import Tensor
 from archlab.kernels import interpret
 from archlab.kernels.attention import plan as planned
 from archlab.kernels.attention.builds import builds
-from archlab.kernels.attention.inputs import SCHEMA, TENSORS, Inputs, encoded
-from archlab.kernels.attention.pattern import CAUSAL, Pattern
-from archlab.kernels.attention.plan import Plan, with_rows
-from archlab.kernels.attention.reference import expected, fits
+from archlab.kernels.attention.inputs import SCHEMA, TENSORS, Inputs, checked, handed, received
+from archlab.kernels.attention.plan import Plan
 from archlab.kernels.attention.tuning import widest
-from archlab.kernels.launch import capability, on_device_of
+from archlab.kernels.launch import capability, on_device_of, side_by_side
 
 __all__ = ["attention", "builds"]
 
@@ -27,38 +25,24 @@ FEW = 16
 LEARNED = ("q", "k", "v", "bias", "relative", "decay", "sinks", "gate")
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    pattern: Pattern = CAUSAL,
-    scale: float | None = None,
-    softcap: float | None = None,
-    **given: Tensor | None,
-) -> Tensor:
-    """Shapes and meaning as in the reference; tiles of keys that are beyond the reach of a forget gate are left out.
+def attention(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor:
+    """Arguments as in the reference; tiles of keys that are beyond the reach of a forget gate are left out.
 
     Raises ValueError for heads wider than 256, and for what the reference refuses.
     """
-    expected(q, k, pattern, *(given.get(name) for name in ("relative", "decay", "reach")))
-    if (gate := given.get("gate")) is not None:
-        fits(gate, torch.Size((*q.shape[:-1], v.shape[-1])))
+    call = checked(q, k, v, **given)
     most = 256 if interpret.active() else widest(capability(), 8 * q.itemsize)
     if max(q.shape[-1], v.shape[-1]) > most:
         raise ValueError(f"a head is at most {most} wide here; received {q.shape[-1]} and values of {v.shape[-1]}")
-    if given.get("documents") is not None and q.shape[-2] != k.shape[-2]:
+    if call.documents is not None and q.shape[-2] != k.shape[-2]:
         raise ValueError(f"documents need as many queries as keys; received {q.shape[-2]} and {k.shape[-2]}")
     if torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     dtype = q.dtype
-    if given.get("sinks") is not None and q.shape[-2] <= FEW and torch.is_grad_enabled():
+    if call.sinks is not None and q.shape[-2] <= FEW and torch.is_grad_enabled():
         q, k, v = q.float(), k.float(), v.float()
-    factor = q.shape[-1] ** -0.5 if scale is None else scale
-    numbers = encoded(pattern), factor, softcap or 0.0
-    absent: dict[str, Tensor | None] = dict.fromkeys(Inputs._fields[3:TENSORS])
-    out: Tensor = _attention(q, k.to(q.dtype), v.to(q.dtype), *{**absent, **given}.values(), *numbers)[0]
+    out: Tensor = _attention(*handed(call._replace(q=q, k=k.to(q.dtype), v=v.to(q.dtype))))[0]
     return out.to(dtype)
 
 
@@ -71,7 +55,7 @@ def _like(x: Tensor, width: int) -> Tensor:
 @torch.library.custom_op("archlab::attention", mutates_args=(), schema=f"({SCHEMA}) -> (Tensor, Tensor)")
 def _attention(*given: Any) -> tuple[Tensor, Tensor]:
     """The output, and the logarithm in base 2 of each query's total `[B,H,T]`."""
-    plan = Plan(Inputs(*given))
+    plan = Plan(received(*given))
     out, lse = _results(*given)
     with on_device_of(plan.q):
         planned.forward_launch(plan, out, lse).run()
@@ -80,7 +64,7 @@ def _attention(*given: Any) -> tuple[Tensor, Tensor]:
 
 @_attention.register_fake
 def _results(*given: Any) -> tuple[Tensor, Tensor]:
-    call = Inputs(*given)
+    call = received(*given)
     return _like(call.q, call.v.shape[-1]), call.q.new_empty(call.q.shape[:3], dtype=torch.float32)
 
 
@@ -97,9 +81,9 @@ def _attention_backward(
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k, v, and of bias (if `biased`), relative (if `learned`), decay, sinks and gate, empty where they
     are not there."""
-    call = Inputs(*given)
+    call = received(*given)
     plan = Plan(call)
-    dout = with_rows(dout)
+    dout = side_by_side(dout)
     dq, dk, dv = (_like(x, x.shape[-1]) for x in (call.q, call.k, call.v))
     along = torch.empty_like(lse)
     dsums = None if call.decay is None else lse.new_empty(plan.batch, plan.sizes.heads, plan.sizes.keys)
@@ -145,7 +129,7 @@ def _of_biases(
 
 @_attention_backward.register_fake
 def _(dout: Tensor, out: Tensor, lse: Tensor, biased: bool, learned: bool, *given: Any) -> tuple[Tensor, ...]:
-    call = Inputs(*given)
+    call = received(*given)
 
     def own(x: Tensor | None, asked: bool = True) -> Tensor:
         return lse.new_empty(0) if x is None or not asked else x.new_empty(x.shape)

@@ -25,8 +25,13 @@ def tile(
     """
     wide = max(width, value_width)
     key = {"D": wide, "bits": bits, "listed": listed, "learned": learned, "crowded": crowded}
-    found = (32, 32, 4, 1) if interpret.active() else _default(kind, max(wide, 64), bits, crowded)
-    queries, keys, warps, stages = found
+    own = max(wide, 64)
+    if interpret.active():
+        queries, keys, warps, stages = 32, 32, 4, 1
+    elif bits == 32:
+        queries, keys, warps, stages = _FLOAT32[kind][own]
+    else:
+        queries, keys, warps, stages = (_HOPPER if launch.capability() >= 90 else _OTHERS)[kind][own][crowded]
     if listed:
         queries, keys = min(queries, LIST), min(keys, LIST)
     if learned:
@@ -35,13 +40,7 @@ def tile(
     return launch.tuned(f"attention_{kind}", key, chosen)
 
 
-def _default(kind: str, wide: int, bits: int, crowded: int) -> Tile:
-    """On sm_90 products of 64 rows or more, as its tensor cores need; others have less shared memory."""
-    if bits == 32:
-        return _FLOAT32[kind][wide]
-    return (_HOPPER if launch.capability() >= 90 else _OTHERS)[kind][wide][crowded]
-
-
+# On sm_90 products of 64 rows or more, as its tensor cores need; others have less shared memory.
 _HOPPER: dict[str, dict[int, tuple[Tile, Tile, Tile]]] = {
     "forward": {
         64: ((128, 64, 8, 3), (128, 64, 8, 3), (64, 32, 8, 2)),

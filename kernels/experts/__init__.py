@@ -1,33 +1,15 @@
 """experts: the grouped product of a mixture of experts, W_e x for the rows that are sent to expert e."""
 
-from typing import Any
-
 from torch import Tensor
 
-from archlab.kernels import launch
 from archlab.kernels.experts import reference, torch_ops
-from archlab.kernels.op import Call, Case, Implementation, Op
-
-
-def _ask(x: Tensor, weight: Tensor, ends: Tensor) -> dict[str, Any]:
-    return {}
-
-
-def _load_triton() -> Call:
-    from archlab.kernels.experts.triton import experts
-
-    return experts
-
-
-def _flops(x: Tensor, weight: Tensor, ends: Tensor) -> int:
-    """One product for each row, of the one expert that it is sent to."""
-    return 2 * x.numel() * weight.shape[1]
+from archlab.kernels.launch import in_triton
+from archlab.kernels.op import Case, Implementation, Op, nbytes
 
 
 def _bytes(x: Tensor, weight: Tensor, ends: Tensor) -> int:
     """Rows, results, and the weights of all experts."""
-    rows = (x.numel() + x.shape[0] * weight.shape[1]) * x.element_size()
-    return rows + weight.numel() * weight.element_size() + ends.numel() * ends.element_size()
+    return nbytes(x, weight, ends) + x.shape[0] * weight.shape[1] * x.element_size()
 
 
 def _case(name: str, inputs: int, outputs: int, *ends: int) -> Case:
@@ -35,8 +17,17 @@ def _case(name: str, inputs: int, outputs: int, *ends: int) -> Case:
     return Case(name, shapes, {}, {"ends": ends})
 
 
-def _cases() -> tuple[Case, ...]:
-    return (
+EXPERTS = Op(
+    name="experts",
+    version=1,
+    reference=reference.experts,
+    implementations={
+        "triton": in_triton("experts", "one launch for the rows of all experts, forward and backward"),
+        "torch": Implementation(
+            "torch", lambda: torch_ops.experts, "one matrix product per expert, an operator to captured graphs"
+        ),
+    },
+    cases=(
         _case("even", 16, 24, 5, 10, 15, 20),
         _case("uneven", 24, 16, 1, 12, 14, 40),
         _case("odd_rows", 13, 7, 3, 4, 11),
@@ -45,29 +36,9 @@ def _cases() -> tuple[Case, ...]:
         _case("one_expert", 8, 12, 6),
         _case("width_1", 1, 1, 2, 5),
         _case("many_experts", 12, 20, *range(0, 64, 2), 64, 70),
-    )
-
-
-EXPERTS = Op(
-    name="experts",
-    version=1,
-    reference=reference.experts,
-    implementations={
-        "triton": Implementation(
-            "triton",
-            _load_triton,
-            "one launch for the rows of all experts, forward and backward",
-            launch.unsupported,
-            launch.slow,
-            launch.missing,
-        ),
-        "torch": Implementation(
-            "torch", lambda: torch_ops.experts, "one matrix product per expert, an operator to captured graphs"
-        ),
-    },
-    cases=_cases(),
+    ),
     options={},
-    ask=_ask,
-    flops=_flops,
+    ask=lambda **_: {},
+    flops=lambda x, weight, **_: 2 * x.numel() * weight.shape[1],  # each row by the one expert that it is sent to
     bytes=_bytes,
 )

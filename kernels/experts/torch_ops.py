@@ -5,16 +5,13 @@ How many rows an expert has is known only when the model runs: a loop over slice
 be captured in float32, and on the CPU takes as long as the loop.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-
-def experts(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """As the reference, with products in x's dtype, to which the weights are cast. Same bits every time."""
-    result: Tensor = _product(x, weight.to(x.dtype), ends)
-    return result
+from archlab.kernels.launch import save_inputs
 
 
 @torch.library.custom_op("archlab::experts", mutates_args=())
@@ -38,25 +35,24 @@ def _weight_gradient(dy: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     return out
 
 
-@_product.register_fake
-def _(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[1])
+def grouped(product: Any, weight_gradient: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """The op by an operator for the product and one for the gradient of the weights, made differentiable."""
+    product.register_fake(lambda x, weight, ends: x.new_empty(x.shape[0], weight.shape[1]))
+    weight_gradient.register_fake(lambda dy, x, ends: x.new_empty(ends.shape[0], dy.shape[1], x.shape[1]))
+
+    def differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight, ends = ctx.saved_tensors
+        dx = product(dy, weight.mT, ends) if ctx.needs_input_grad[0] else None
+        return dx, weight_gradient(dy, x, ends) if ctx.needs_input_grad[1] else None, None
+
+    product.register_autograd(differentiate, setup_context=save_inputs)
+
+    def experts(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+        """As the reference, with products in x's dtype, to which the weights are cast. Same bits every time."""
+        result: Tensor = product(x, weight.to(x.dtype), ends)
+        return result
+
+    return experts
 
 
-@_weight_gradient.register_fake
-def _(dy: Tensor, x: Tensor, ends: Tensor) -> Tensor:
-    return x.new_empty(ends.shape[0], dy.shape[1], x.shape[1])
-
-
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-    x, weight, ends = ctx.saved_tensors
-    dx = _product(dy, weight.mT, ends) if ctx.needs_input_grad[0] else None
-    dweight = _weight_gradient(dy, x, ends) if ctx.needs_input_grad[1] else None
-    return dx, dweight, None
-
-
-_product.register_autograd(_backward, setup_context=_keep)
+experts = grouped(_product, _weight_gradient)

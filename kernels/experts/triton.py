@@ -15,7 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from archlab.kernels import interpret
-from archlab.kernels.launch import Build, on_device_of, power_of_2, tuned
+from archlab.kernels.experts.torch_ops import grouped
+from archlab.kernels.launch import Build, on_device_of, power_of_2, side_by_side, tuned
 
 interpret.apply()
 
@@ -77,24 +78,25 @@ def _weight(
     tl.store(out, total.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (k < K)[None, :])
 
 
-def _tile(dtype: torch.dtype, inputs: int, outputs: int) -> dict[str, Any]:
-    """Of the product: rows, outputs, and how much of the inputs at once; float32 has no tensor cores."""
+def _tile(kernel: str, dtype: torch.dtype, inputs: int, outputs: int) -> dict[str, Any]:
+    """Of the product (`experts`): rows, outputs, and how much of the inputs at once; of the weights' gradient
+    (`experts-weight`): rows at once, outputs and inputs. float32 has no tensor cores."""
     wide = dtype == torch.float32
-    default = {"ROWS": 128, "COLUMNS": 128, "DEPTH": 64, "num_warps": 8, "num_stages": 3}
-    if wide:
-        default = {"ROWS": 64, "COLUMNS": 64, "DEPTH": 32, "num_warps": 4, "num_stages": 2}
+    default = _TILES[kernel][wide]
     key = {"inputs": power_of_2(inputs), "outputs": power_of_2(outputs), "float32": wide}
-    return {**tuned("experts", key, default), "PRECISION": "ieee" if wide else "tf32"}
+    return {**tuned(kernel, key, default), "PRECISION": "ieee" if wide else "tf32"}
 
 
-def _weight_tile(dtype: torch.dtype, inputs: int, outputs: int) -> dict[str, Any]:
-    """Of the weights' gradient: outputs, inputs, and rows at once."""
-    wide = dtype == torch.float32
-    default = {"ROWS": 64, "OUTPUTS": 128, "INPUTS": 128, "num_warps": 8, "num_stages": 3}
-    if wide:
-        default = {"ROWS": 32, "OUTPUTS": 64, "INPUTS": 64, "num_warps": 4, "num_stages": 2}
-    key = {"inputs": power_of_2(inputs), "outputs": power_of_2(outputs), "float32": wide}
-    return {**tuned("experts-weight", key, default), "PRECISION": "ieee" if wide else "tf32"}
+_TILES: dict[str, tuple[dict[str, int], dict[str, int]]] = {  # for 16 bits and for float32
+    "experts": (
+        {"ROWS": 128, "COLUMNS": 128, "DEPTH": 64, "num_warps": 8, "num_stages": 3},
+        {"ROWS": 64, "COLUMNS": 64, "DEPTH": 32, "num_warps": 4, "num_stages": 2},
+    ),
+    "experts-weight": (
+        {"ROWS": 64, "OUTPUTS": 128, "INPUTS": 128, "num_warps": 8, "num_stages": 3},
+        {"ROWS": 32, "OUTPUTS": 64, "INPUTS": 64, "num_warps": 4, "num_stages": 2},
+    ),
+}
 
 
 @torch.library.custom_op("archlab::experts_triton", mutates_args=())
@@ -103,7 +105,7 @@ def _experts(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     out = x.new_empty(rows, outputs)
     if rows == 0:
         return out
-    x, tile = _rows(x), _tile(x.dtype, width, outputs)
+    x, tile = side_by_side(x), _tile("experts", x.dtype, width, outputs)
     grid = triton.cdiv(outputs, tile["COLUMNS"]), triton.cdiv(rows, tile["ROWS"]) + count
     with on_device_of(x):
         _product[grid](
@@ -116,9 +118,9 @@ def _experts(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 @torch.library.custom_op("archlab::experts_triton_weight", mutates_args=())
 def _experts_weight(dy: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     """sum_r dy_r x_r^T over the rows r of each expert: `[experts, outputs, inputs]`."""
-    dy, x = _rows(dy), _rows(x)
+    dy, x = side_by_side(dy), side_by_side(x)
     outputs, width, count = dy.shape[1], x.shape[1], ends.shape[0]
-    tile = _weight_tile(x.dtype, width, outputs)
+    tile = _tile("experts-weight", x.dtype, width, outputs)
     out = x.new_empty(count, outputs, width)
     grid = triton.cdiv(width, tile["INPUTS"]), triton.cdiv(outputs, tile["OUTPUTS"]), count
     with on_device_of(x):
@@ -126,48 +128,18 @@ def _experts_weight(dy: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     return out
 
 
-def _rows(x: Tensor) -> Tensor:
-    return x if x.stride(1) == 1 else x.contiguous()
-
-
-@_experts.register_fake
-def _(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[1])
-
-
-@_experts_weight.register_fake
-def _(dy: Tensor, x: Tensor, ends: Tensor) -> Tensor:
-    return x.new_empty(ends.shape[0], dy.shape[1], x.shape[1])
-
-
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-    x, weight, ends = ctx.saved_tensors
-    dx = _experts(dy, weight.mT, ends) if ctx.needs_input_grad[0] else None
-    return dx, _experts_weight(dy, x, ends) if ctx.needs_input_grad[1] else None, None
-
-
-_experts.register_autograd(_differentiate, setup_context=_keep)
-
-
-def experts(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """As the reference, with products in x's dtype, to which the weights are cast, summed in float32."""
-    result: Tensor = _experts(x, weight.to(x.dtype), ends)
-    return result
+experts = grouped(_experts, _experts_weight)
 
 
 def builds() -> Iterator[Build]:
     """Both products for few and for many experts, the first with the weights as they are and transposed."""
     index = torch.int64
     for dtype in (torch.bfloat16, torch.float32):
-        tile, name = _tile(dtype, 1024, 768), str(dtype)[6:]
+        tile, name = _tile("experts", dtype, 1024, 768), str(dtype)[6:]
         for count in (8, 128):
             for side, strides in (("forward", (1024 * 768, 1024, 1)), ("backward", (1024 * 768, 1, 1024))):
                 arguments = (dtype, dtype, index, dtype, 1024, 768, 1024, *strides, count)
                 meta = {**tile, "EXPERTS": power_of_2(count)}
                 yield Build(f"experts-{side}-{name}-{count}", _product, arguments, meta)
         of_weight = (dtype, dtype, index, dtype, 768, 1024, 768, 1024)
-        yield Build(f"experts-weight-{name}", _weight, of_weight, _weight_tile(dtype, 1024, 768))
+        yield Build(f"experts-weight-{name}", _weight, of_weight, _tile("experts-weight", dtype, 1024, 768))

@@ -1,13 +1,30 @@
 """gate: y * act(g) or y + act(g), the gates of attention outputs, values, keys, queries and residual updates."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from archlab.kernels import launch
-from archlab.kernels.activations import ACTIVATIONS, Activation
-from archlab.kernels.gate import reference, torch_ops
-from archlab.kernels.op import Ask, Call, Case, Implementation, Op
+from archlab.kernels.activations import ACTIVATIONS, Activation, activation_of, at_least_float32
+from archlab.kernels.gate import reference
+from archlab.kernels.gate.reference import Combine
+from archlab.kernels.op import Ask, Case, Implementation, Op, nbytes
+
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "activation": (*ACTIVATIONS, "function"),
+    "combine": ("multiply", "add"),
+    "granularity": ("elementwise", "headwise", "other"),
+}
+
+
+def gate(y: Tensor, g: Tensor, activation: str | Activation, combine: Combine) -> Tensor:
+    """y `[..., D]` gated by g, which broadcasts against y; the result has y's dtype.
+
+    A g smaller than y opens in float32: that costs nothing, and dg is a sum whose error would not average out.
+    """
+    opened = activation_of(activation)(g if g.numel() >= y.numel() else at_least_float32(g)).to(y.dtype)
+    return y * opened if combine == "multiply" else y + opened
 
 
 def granularity(y: Tensor, g: Tensor) -> str:
@@ -22,27 +39,15 @@ def _ask(y: Tensor, g: Tensor, activation: str | Activation, combine: str) -> di
     return {"activation": name, "combine": combine, "granularity": granularity(y, g)}
 
 
-def _load_triton() -> Call:
-    from archlab.kernels.gate.triton import gate
+def unsupported(shapes: str = "") -> Callable[[Ask], str | None]:
+    """Why Triton cannot serve a gate: `shapes` where g has none that it knows."""
 
-    return gate
+    def objection(ask: Ask) -> str | None:
+        if ask.options.get("granularity") == "other":
+            return shapes
+        return "has only the named activations" if ask.options["activation"] == "function" else launch.unsupported(ask)
 
-
-def _unsupported(ask: Ask) -> str | None:
-    if ask.options["granularity"] == "other":
-        return "g must have y's shape or one value per last dimension"
-    if ask.options["activation"] == "function":
-        return "has only the named activations"
-    return launch.unsupported(ask)
-
-
-def _flops(y: Tensor, g: Tensor, activation: str | Activation, combine: str) -> int:
-    """One for the combination, and one per activation, which is counted as a single operation."""
-    return y.numel() + g.numel()
-
-
-def _bytes(y: Tensor, g: Tensor, activation: str | Activation, combine: str) -> int:
-    return 2 * y.numel() * y.element_size() + g.numel() * g.element_size()
+    return objection
 
 
 def _cases() -> tuple[Case, ...]:
@@ -73,18 +78,16 @@ GATE = Op(
     version=1,
     reference=reference.gate,
     implementations={
-        "triton": Implementation(
-            "triton", _load_triton, "one fused pass forward and backward", _unsupported, launch.slow, launch.missing
+        "triton": launch.in_triton(
+            "gate",
+            "one fused pass forward and backward",
+            unsupported("g must have y's shape or one value per last dimension"),
         ),
-        "torch": Implementation("torch", lambda: torch_ops.gate, "elementwise torch, in the dtype of its inputs"),
+        "torch": Implementation("torch", lambda: gate, "elementwise torch, in the dtype of its inputs"),
     },
     cases=_cases(),
-    options={
-        "activation": (*ACTIVATIONS, "function"),
-        "combine": ("multiply", "add"),
-        "granularity": ("elementwise", "headwise", "other"),
-    },
+    options=OPTIONS,
     ask=_ask,
-    flops=_flops,
-    bytes=_bytes,
+    flops=lambda y, g, **_: y.numel() + g.numel(),  # the combination, and the activation as a single operation
+    bytes=lambda y, g, **_: nbytes(y, y, g),
 )

@@ -15,7 +15,7 @@ from torch import Tensor
 from archlab.kernels.activations import ACTIVATIONS
 from archlab.kernels.activations.triton import activate, slope
 from archlab.kernels.gate.reference import Combine
-from archlab.kernels.launch import OPTIONS, Build, as_rows, on_device_of, power_of_2
+from archlab.kernels.launch import OPTIONS, Build, as_rows, like, on_device_of, power_of_2
 
 TILE = 1024
 
@@ -95,7 +95,7 @@ def _grid(rows: int, width: int, tile: dict[str, int], walks_rows: bool = False)
 
 @torch.library.custom_op("archlab::gate", mutates_args=())
 def _gate(y: Tensor, g: Tensor, activation: str, multiply: bool) -> Tensor:
-    out = torch.empty_like(y, memory_format=torch.contiguous_format)
+    out = like(y)
     if y.numel() == 0:
         return out
     ys, gs = as_rows(y), as_rows(g)
@@ -107,14 +107,12 @@ def _gate(y: Tensor, g: Tensor, activation: str, multiply: bool) -> Tensor:
     return out
 
 
-@_gate.register_fake
-def _(y: Tensor, g: Tensor, activation: str, multiply: bool) -> Tensor:
-    return torch.empty_like(y, memory_format=torch.contiguous_format)
+_gate.register_fake(lambda y, *_: like(y))
 
 
 @torch.library.custom_op("archlab::gate_backward", mutates_args=())
 def _gate_backward(dout: Tensor, y: Tensor, g: Tensor, activation: str, multiply: bool) -> tuple[Tensor, Tensor]:
-    dy, dg = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (y, g))
+    dy, dg = like(y), like(g)
     if y.numel() == 0:
         return dy, dg.zero_()
     douts, ys, gs = as_rows(dout), as_rows(y), as_rows(g)
@@ -128,12 +126,7 @@ def _gate_backward(dout: Tensor, y: Tensor, g: Tensor, activation: str, multiply
     return dy, dg
 
 
-@_gate_backward.register_fake
-def _(dout: Tensor, y: Tensor, g: Tensor, activation: str, multiply: bool) -> tuple[Tensor, Tensor]:
-    return (
-        torch.empty_like(y, memory_format=torch.contiguous_format),
-        torch.empty_like(g, memory_format=torch.contiguous_format),
-    )
+_gate_backward.register_fake(lambda dout, y, g, *_: (like(y), like(g)))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

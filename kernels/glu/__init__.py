@@ -1,36 +1,17 @@
 """glu: act(a) * b, the product inside a gated feed-forward layer (SwiGLU, GEGLU, ReGLU)."""
 
-from typing import Any
-
 from torch import Tensor
 
-from archlab.kernels import launch
-from archlab.kernels.activations import ACTIVATIONS, Activation
-from archlab.kernels.glu import reference, torch_ops
-from archlab.kernels.op import Ask, Call, Case, Implementation, Op
+from archlab.kernels.activations import ACTIVATIONS, Activation, activation_of
+from archlab.kernels.gate import unsupported
+from archlab.kernels.glu import reference
+from archlab.kernels.launch import in_triton
+from archlab.kernels.op import Case, Implementation, Op, nbytes
 
 
-def _ask(a: Tensor, b: Tensor, activation: str | Activation) -> dict[str, Any]:
-    return {"activation": activation if isinstance(activation, str) else "function"}
-
-
-def _load_triton() -> Call:
-    from archlab.kernels.glu.triton import glu
-
-    return glu
-
-
-def _unsupported(ask: Ask) -> str | None:
-    return "has only the named activations" if ask.options["activation"] == "function" else launch.unsupported(ask)
-
-
-def _flops(a: Tensor, b: Tensor, activation: str | Activation) -> int:
-    """The product, and the activation counted as a single operation."""
-    return 2 * a.numel()
-
-
-def _bytes(a: Tensor, b: Tensor, activation: str | Activation) -> int:
-    return 2 * a.numel() * a.element_size() + b.numel() * b.element_size()
+def glu(a: Tensor, b: Tensor, activation: str | Activation) -> Tensor:
+    """act(a) * b for a and b of one shape `[..., D]`; the result has a's dtype."""
+    return (activation_of(activation)(a) * b).to(a.dtype)
 
 
 def _cases() -> tuple[Case, ...]:
@@ -45,14 +26,12 @@ GLU = Op(
     version=1,
     reference=reference.glu,
     implementations={
-        "triton": Implementation(
-            "triton", _load_triton, "one fused pass forward and backward", _unsupported, launch.slow, launch.missing
-        ),
-        "torch": Implementation("torch", lambda: torch_ops.glu, "elementwise torch, in the dtype of its inputs"),
+        "triton": in_triton("glu", "one fused pass forward and backward", unsupported()),
+        "torch": Implementation("torch", lambda: glu, "elementwise torch, in the dtype of its inputs"),
     },
     cases=_cases(),
     options={"activation": ("silu", *(a for a in ACTIVATIONS if a != "silu"), "function")},
-    ask=_ask,
-    flops=_flops,
-    bytes=_bytes,
+    ask=lambda activation, **_: {"activation": activation if isinstance(activation, str) else "function"},
+    flops=lambda a, **_: 2 * a.numel(),  # the product, and the activation as a single operation
+    bytes=lambda a, b, **_: nbytes(a, a, b),
 )

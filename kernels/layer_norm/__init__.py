@@ -1,32 +1,17 @@
 """layer_norm: (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, the norm of the first transformers."""
 
-from typing import Any
-
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from archlab.kernels import launch
-from archlab.kernels.layer_norm import reference, torch_ops
-from archlab.kernels.op import Call, Case, Implementation, Op
+from archlab.kernels.launch import in_triton
+from archlab.kernels.layer_norm import reference
+from archlab.kernels.op import Case, Implementation, Op, nbytes
 
 
-def _ask(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> dict[str, Any]:
-    return {"weight": weight is not None, "bias": bias is not None}
-
-
-def _load_triton() -> Call:
-    from archlab.kernels.layer_norm.triton import layer_norm
-
-    return layer_norm
-
-
-def _flops(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> int:
-    """Mean, centre, square, add, scale by the root; by the weight and plus the bias where they are."""
-    return (5 + (weight is not None) + (bias is not None)) * x.numel()
-
-
-def _bytes(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> int:
-    return 2 * x.numel() * x.element_size() + sum(t.numel() * t.element_size() for t in (weight, bias) if t is not None)
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """x `[..., D]` centred and over its deviation, times weight `[D]`, plus bias `[D]`; the result has x's dtype."""
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
 def _cases() -> tuple[Case, ...]:
@@ -49,15 +34,14 @@ LAYER_NORM = Op(
     version=1,
     reference=reference.layer_norm,
     implementations={
-        "triton": Implementation(
-            "triton", _load_triton, "one pass forward and backward", launch.unsupported, launch.slow, launch.missing
-        ),
-        "torch": Implementation("torch", lambda: torch_ops.layer_norm, "torch.nn.functional.layer_norm"),
+        "triton": in_triton("layer_norm", "one pass forward and backward"),
+        "torch": Implementation("torch", lambda: layer_norm, "torch.nn.functional.layer_norm"),
     },
     cases=_cases(),
     options={"weight": (True, False), "bias": (True, False)},
-    ask=_ask,
-    flops=_flops,
-    bytes=_bytes,
+    ask=lambda weight, bias, **_: {"weight": weight is not None, "bias": bias is not None},
+    # Mean, centre, square, add, scale by the root; by the weight and plus the bias where they are
+    flops=lambda x, weight, bias, **_: (5 + (weight is not None) + (bias is not None)) * x.numel(),
+    bytes=lambda x, weight, bias, **_: nbytes(x, x, weight, bias),
     tolerances={torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3},  # torch sums dw in the dtype of w
 )

@@ -4,31 +4,14 @@ from typing import Any
 
 from torch import Tensor
 
-from archlab.kernels import launch
+from archlab.kernels.launch import in_triton
 from archlab.kernels.linear_cross_entropy import reference, torch_ops
-from archlab.kernels.op import Call, Case, Implementation, Op
+from archlab.kernels.op import Case, Implementation, Op, nbytes
 
 
-def _ask(hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None = None, **rest: Any) -> dict[str, Any]:
-    return {"bias": bias is not None, "softcap": rest.get("softcap") is not None}
-
-
-def _load_triton() -> Call:
-    from archlab.kernels.linear_cross_entropy.triton import linear_cross_entropy
-
-    return linear_cross_entropy
-
-
-def _flops(hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None = None, **rest: Any) -> int:
-    """One product, and of each logit an exponential and a sum."""
-    return 2 * hidden.shape[0] * table.shape[0] * (table.shape[1] + 1)
-
-
-def _bytes(hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None = None, **rest: Any) -> int:
+def _bytes(hidden: Tensor, table: Tensor, targets: Tensor, **_: Any) -> int:
     """Rows twice as much as they are, as logits are read in the width that they were computed in."""
-    width = hidden.element_size()
-    logits = hidden.shape[0] * table.shape[0] * width
-    return 2 * logits + sum(x.numel() * x.element_size() for x in (hidden, table, targets))
+    return 2 * hidden.shape[0] * table.shape[0] * hidden.element_size() + nbytes(hidden, table, targets)
 
 
 def _case(name: str, n: int, d: int, v: int, targets: tuple[int, ...], bias: bool = False, **arguments: Any) -> Case:
@@ -59,13 +42,9 @@ LINEAR_CROSS_ENTROPY = Op(
     version=1,
     reference=reference.linear_cross_entropy,
     implementations={
-        "triton": Implementation(
-            "triton",
-            _load_triton,
+        "triton": in_triton(
+            "linear_cross_entropy",
             "a chunk of logits at a time, whose losses and gradients one kernel computes in place",
-            launch.unsupported,
-            launch.slow,
-            launch.missing,
         ),
         "torch": Implementation(
             "torch",
@@ -75,8 +54,9 @@ LINEAR_CROSS_ENTROPY = Op(
     },
     cases=_cases(),
     options={"bias": (False, True), "softcap": (False, True)},
-    ask=_ask,
-    flops=_flops,
+    ask=lambda bias=None, softcap=None, **_: {"bias": bias is not None, "softcap": softcap is not None},
+    # One product, and of each logit an exponential and a sum
+    flops=lambda hidden, table, **_: 2 * hidden.shape[0] * table.shape[0] * (table.shape[1] + 1),
     bytes=_bytes,
     domains={"hidden": lambda x: x / x.shape[-1] ** 0.5},
     wide=(0, 1),

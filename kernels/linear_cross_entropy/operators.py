@@ -15,15 +15,12 @@ from archlab.kernels.linear_cross_entropy.chunks import Form, Gradients, Inputs,
 from archlab.kernels.linear_cross_entropy.reference import IGNORED
 
 Three = tuple[Tensor, Tensor, Tensor]
-MODULES = {
-    "torch": "archlab.kernels.linear_cross_entropy.torch_ops",
-    "triton": "archlab.kernels.linear_cross_entropy.triton",
-}
+MODULES = {"torch": "torch_ops", "triton": "triton"}
 
 
 def run(
-    family: str, hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None, form: Form,
-    reduction: str, rows: int,
+    family: str, hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None = None, scale: float = 1.0,
+    softcap: float | None = None, z: float = 0.0, reduction: str = "none", rows: int = 1,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As the reference, with products in hidden's dtype, or autocast's, and `rows` of logits at a time."""
     kind = hidden.device.type
@@ -31,14 +28,14 @@ def run(
         hidden = hidden.to(torch.get_autocast_dtype(kind))
     trained = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, table, bias))
     if trained and reduction == "sum":
-        loss, square, *_ = _sums(hidden, table, targets, bias, *form, rows, family)
-        return loss, square if form.z else square.detach()
-    losses, squares, _ = _rows(hidden, table, targets, bias, form.scale, form.softcap, rows, family)
+        loss, square, *_ = _sums(hidden, table, targets, bias, scale, softcap, z, rows, family)
+        return loss, square if z else square.detach()
+    losses, squares, _ = _rows(hidden, table, targets, bias, scale, softcap, rows, family)
     return (losses, squares) if reduction == "none" else (losses.sum(), squares.sum())
 
 
 def _by(family: str) -> Rows:
-    found: Rows = import_module(MODULES[family]).ROWS
+    found: Rows = import_module(f"archlab.kernels.linear_cross_entropy.{MODULES[family]}").ROWS
     return found
 
 
@@ -88,10 +85,11 @@ def _sums(
 @torch.library.custom_op("archlab::linear_cross_entropy_sums_backward", mutates_args=())
 def _sums_backward(
     dloss: Tensor, dsquare: Tensor, hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None,
-    log_z: Tensor, dhidden: Tensor, dtable: Tensor, dbias: Tensor,
-    scale: float, softcap: float | None, z: float, rows: int, family: str,
+    found: list[Tensor], scale: float, softcap: float | None, z: float, rows: int, family: str,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Those of `_sums` times dloss. With z the device is waited for, to see that this is what is asked for."""
+    """Those of `_sums`, which `found` log Z and them, times dloss. With z the device is waited for, to see that this is
+    what is asked for."""
+    log_z, dhidden, dtable, dbias = found
     if z and not bool(torch.isclose(dsquare, z * dloss, rtol=1e-5, atol=0.0)):
         both = dloss.expand_as(log_z), dsquare.expand_as(log_z)
         again: Three = _rows_backward(*both, hidden, table, targets, bias, log_z, scale, softcap, rows, family)
@@ -124,46 +122,36 @@ def _(hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None, *rest
     return row.new_empty(()), row.new_empty(()), row, dhidden, dtable.to(row.dtype), dbias.to(row.dtype)
 
 
-@_rows_backward.register_fake
-def _(
+def _shapes_backward(
     dlosses: Tensor, dsquares: Tensor, hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None, *rest: Any
 ) -> Three:
     return _shapes(hidden, table, bias)
 
 
-@_sums_backward.register_fake
-def _(
-    dloss: Tensor, dsquare: Tensor, hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None, *rest: Any
-) -> Three:
-    return _shapes(hidden, table, bias)
+_rows_backward.register_fake(_shapes_backward)
+_sums_backward.register_fake(_shapes_backward)
 
 
-def _keep_rows(ctx: Any, inputs: tuple[Any, ...], output: Three) -> None:
-    *tensors, ctx.scale, ctx.softcap, ctx.rows, ctx.family = inputs
-    ctx.mark_non_differentiable(output[2])
-    ctx.save_for_backward(*tensors, output[2])
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """The tensors and what was computed of them, from the log Z on; and the numbers."""
+    ctx.mark_non_differentiable(*output[2:])
+    ctx.save_for_backward(*inputs[:4], *output[2:])
+    ctx.numbers = inputs[4:]
 
 
 def _differentiate_rows(ctx: Any, dlosses: Tensor, dsquares: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    rest = ctx.scale, ctx.softcap, ctx.rows, ctx.family
-    return _gradients(ctx, _rows_backward(dlosses, dsquares, *ctx.saved_tensors, *rest))
-
-
-def _keep_sums(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.scale, ctx.softcap, ctx.z, ctx.rows, ctx.family = inputs
-    ctx.mark_non_differentiable(*output[2:])
-    ctx.save_for_backward(*tensors, *output[2:])
+    return _gradients(ctx, _rows_backward(dlosses, dsquares, *ctx.saved_tensors, *ctx.numbers))
 
 
 def _differentiate_sums(ctx: Any, dloss: Tensor, dsquare: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    rest = ctx.scale, ctx.softcap, ctx.z, ctx.rows, ctx.family
-    return *_gradients(ctx, _sums_backward(dloss, dsquare, *ctx.saved_tensors, *rest)), None
+    tensors, found = ctx.saved_tensors[:4], list(ctx.saved_tensors[4:])
+    return _gradients(ctx, _sums_backward(dloss, dsquare, *tensors, found, *ctx.numbers))
 
 
 def _gradients(ctx: Any, found: Three) -> tuple[Tensor | None, ...]:
     dhidden, dtable, dbias = found
-    return dhidden, dtable, None, dbias if ctx.saved_tensors[3] is not None else None, None, None, None, None
+    return dhidden, dtable, None, None if ctx.saved_tensors[3] is None else dbias, *[None] * len(ctx.numbers)
 
 
-_rows.register_autograd(_differentiate_rows, setup_context=_keep_rows)
-_sums.register_autograd(_differentiate_sums, setup_context=_keep_sums)
+_rows.register_autograd(_differentiate_rows, setup_context=_keep)
+_sums.register_autograd(_differentiate_sums, setup_context=_keep)

@@ -1,5 +1,7 @@
 """The rows of a chunk by torch: their losses from logits in memory, which become their gradients in place."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -53,18 +55,4 @@ def _differentiate(shares: Tensor, slope: Tensor | None, index: Tensor, push: Te
 
 
 ROWS = Rows(measure, differentiate)
-
-
-def linear_cross_entropy(
-    hidden: Tensor,
-    table: Tensor,
-    targets: Tensor,
-    bias: Tensor | None = None,
-    scale: float = 1.0,
-    softcap: float | None = None,
-    z: float = 0.0,
-    reduction: str = "none",
-    rows: int = 1,
-) -> tuple[Tensor, Tensor]:
-    """As the reference, with products in hidden's dtype, or autocast's, and `rows` of logits at a time."""
-    return run("torch", hidden, table, targets, bias, Form(scale, softcap, z), reduction, rows)
+linear_cross_entropy = partial(run, "torch")

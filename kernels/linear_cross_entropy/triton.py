@@ -5,6 +5,7 @@ A program holds one row and walks over it in blocks. The sum of exponentials gro
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -116,19 +117,7 @@ def differentiate(logits: Tensor, targets: Tensor, log_z: Tensor, push: Tensor, 
 ROWS = Rows(measure, differentiate)
 
 
-def linear_cross_entropy(
-    hidden: Tensor,
-    table: Tensor,
-    targets: Tensor,
-    bias: Tensor | None = None,
-    scale: float = 1.0,
-    softcap: float | None = None,
-    z: float = 0.0,
-    reduction: str = "none",
-    rows: int = 1,
-) -> tuple[Tensor, Tensor]:
-    """As the reference, with products in hidden's dtype, or autocast's, and `rows` of logits at a time."""
-    return run("triton", hidden, table, targets, bias, Form(scale, softcap, z), reduction, rows)
+linear_cross_entropy = partial(run, "triton")
 
 
 def builds() -> Iterator[Build]:

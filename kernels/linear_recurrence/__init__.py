@@ -8,7 +8,7 @@ from torch import Tensor
 
 from archlab.kernels import launch
 from archlab.kernels.linear_recurrence import reference, torch_ops
-from archlab.kernels.op import Ask, Call, Case, Implementation, Op
+from archlab.kernels.op import Ask, Case, Implementation, Op, nbytes
 
 DECAYS = ("none", "constant", "token", "channel")
 WIDTHS = (64, 128, 256)  # channels of a key: at most that many, and more than 128
@@ -27,12 +27,6 @@ def _ask(q: Tensor, log_decay: Tensor | None = None, beta: Tensor | None = None,
     }
 
 
-def _load_triton() -> Call:
-    from archlab.kernels.linear_recurrence.triton import linear_recurrence
-
-    return linear_recurrence
-
-
 def _unsupported(ask: Ask) -> str | None:
     """A program holds all channels of a key, in registers."""
     if ask.options["decay"] == "channel" and ask.options["delta"]:
@@ -48,23 +42,16 @@ def _slower(ask: Ask) -> str | None:
     return launch.slow(ask) or (wide if spills else None)
 
 
-def _slower_than_chunks(ask: Ask) -> str | None:
-    return "quadratic in the length, slower than chunks"
-
-
 def _flops(q: Tensor, v: Tensor, log_decay: Tensor | None = None, beta: Tensor | None = None, **_: Any) -> int:
     """The products of the recurrent form, the least there is: write and read, with the delta rule erase; and decay."""
     products = (2 if beta is None else 3) * 2
     return v.numel() * q.shape[-1] * (products + (log_decay is not None))
 
 
-def _bytes(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None, beta: Tensor | None = None,
-    state: Tensor | None = None, **_: Any,
-) -> int:  # fmt: skip
+def _bytes(q: Tensor, v: Tensor, state: Tensor | None = None, scale: float = 1.0, **given: Tensor | None) -> int:
     """Every argument and result once, with states in float32."""
     states = 4 * v.shape[0] * v.shape[2] * q.shape[-1] * v.shape[-1] * (1 if state is None else 2)
-    return v.nbytes + states + sum(x.nbytes for x in (q, k, v, log_decay, beta) if x is not None)
+    return states + nbytes(q, v, v, *given.values())
 
 
 def _case(
@@ -120,18 +107,13 @@ LINEAR_RECURRENCE = Op(
     version=1,
     reference=reference.linear_recurrence,
     implementations={
-        "triton": Implementation(
-            "triton",
-            _load_triton,
+        "triton": launch.in_triton(
+            "linear_recurrence",
             "chunks of tokens, states between them in registers; its speed was measured on no card",
             _unsupported,
             _slower,
-            launch.missing,
         ),
         "torch": Implementation("torch", lambda: torch_ops.chunked, "chunks in parallel, states between them in order"),
-        "torch_parallel": Implementation(
-            "torch", lambda: torch_ops.parallel, "one chunk", declines=_slower_than_chunks
-        ),
     },
     cases=_cases(),
     options={"decay": DECAYS, "delta": (False, True), "keys": WIDTHS},

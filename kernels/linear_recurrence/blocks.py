@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from archlab.kernels.launch import save_inputs
+
 
 def decayed_products(queries: Tensor, keys: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of queries, keys and log decays `[M,C,D]`: A `[M,C,C]`, and the queries and keys with their decays.
@@ -40,9 +42,7 @@ def _decayed(queries: Tensor, keys: Tensor, log_decay: Tensor) -> tuple[Tensor, 
     return products, reading, writing
 
 
-@_decayed.register_fake
-def _(queries: Tensor, keys: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return queries.new_empty(*queries.shape[:2], queries.shape[1]), torch.empty_like(queries), torch.empty_like(queries)
+_decayed.register_fake(lambda q, k, log_decay: (q.new_empty(*q.shape[:2], q.shape[1]), *map(torch.empty_like, (q, q))))
 
 
 @torch.library.custom_op("archlab::decayed_products_backward", mutates_args=())
@@ -82,15 +82,7 @@ def _decayed_backward(
     return dqueries.addcmul_(own, keys), dkeys.addcmul_(own, queries), dlog_decay
 
 
-@_decayed_backward.register_fake
-def _(
-    queries: Tensor, keys: Tensor, log_decay: Tensor, dproducts: Tensor, dreading: Tensor, dwriting: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(queries), torch.empty_like(queries), torch.empty_like(queries)
-
-
-def _keep_decayed(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs)
+_decayed_backward.register_fake(lambda queries, *_: tuple(map(torch.empty_like, [queries] * 3)))
 
 
 def _decayed_gradients(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -98,7 +90,7 @@ def _decayed_gradients(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Te
     return found
 
 
-_decayed.register_autograd(_decayed_gradients, setup_context=_keep_decayed)
+_decayed.register_autograd(_decayed_gradients, setup_context=save_inputs)
 
 
 @torch.library.custom_op("archlab::solve_unit_lower", mutates_args=())
@@ -117,9 +109,7 @@ def _solve(lower: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     return inverse @ right, inverse
 
 
-@_solve.register_fake
-def _(lower: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(right), torch.empty_like(lower, dtype=right.dtype)
+_solve.register_fake(lambda lower, right: (torch.empty_like(right), torch.empty_like(lower, dtype=right.dtype)))
 
 
 def _keep_solved(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:

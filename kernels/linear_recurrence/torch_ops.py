@@ -1,4 +1,4 @@
-"""The linear recurrence in parallel: over the whole length at once, or chunk by chunk."""
+"""The linear recurrence chunk by chunk, each in parallel."""
 
 from typing import NamedTuple
 
@@ -7,24 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from archlab.kernels.linear_recurrence.blocks import decayed_products, solve_unit_lower
-from archlab.kernels.linear_recurrence.reference import checked_groups
-from archlab.kernels.linear_recurrence.reference import linear_recurrence as step
+from archlab.kernels.linear_recurrence.reference import checked_groups, linear_recurrence
 
 RESET = -1e4  # exp of it is 0 in any dtype; stands for -inf, which has no differences
-__all__ = ["chunked", "parallel", "step"]
-
-
-def parallel(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None = None,
-    beta: Tensor | None = None,
-    state: Tensor | None = None,
-    scale: float = 1.0,
-) -> tuple[Tensor, Tensor]:
-    """The whole length as one chunk, quadratic in T: a masked product, with the delta rule after a triangular solve."""
-    return chunked(q, k, v, log_decay, beta, state, scale, chunk=q.shape[1])
 
 
 def chunked(
@@ -53,7 +38,7 @@ def chunked(
     shared = checked_groups(q, k, v, log_decay, beta, state)
     batch, length, heads, width = v.shape
     if length == 1:
-        return step(q, k, v, log_decay, beta, state, scale)
+        return linear_recurrence(q, k, v, log_decay, beta, state, scale)
     by_channel = log_decay is not None and log_decay.ndim == 4
     chunk = chunk or (32 if by_channel or beta is not None else 64)
     size = chunk if chunk <= length else 1 << (length - 1).bit_length()

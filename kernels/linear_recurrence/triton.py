@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from archlab.kernels import interpret
-from archlab.kernels.launch import Build, as_rows, capability, on_device_of, power_of_2, tuned
+from archlab.kernels.launch import Build, as_rows, capability, like, on_device_of, power_of_2, tuned
 from archlab.kernels.linear_recurrence import backward, forward
 from archlab.kernels.linear_recurrence.reference import checked_groups
 
@@ -68,6 +68,14 @@ class _Launch:
         self.g_stride = 0 if g is None or g.ndim == 1 else self.g.stride(0)
         self.beta = None if beta is None else self.rows(beta)
         self.unused = v
+        self.recorded: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] | None = None
+
+    def start(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **meta: Any) -> None:
+        """Launches a kernel, or keeps what it would be launched with."""
+        if self.recorded is None:
+            kernel[grid](*arguments, **meta)
+        else:
+            self.recorded.append((kernel, arguments, meta))
 
     @staticmethod
     def rows(x: Tensor) -> Tensor:
@@ -91,11 +99,13 @@ class _Launch:
         grid = (self.batch * self.heads, self.chunks)
         if self.beta is not None:
             inverse = self.of_chunks(self.chunk, self.chunk)
-            forward.invert[grid](
+            self.start(
+                forward.invert, grid,
                 self.k, self.g, self.beta, inverse, *sizes, self.k.stride(0), self.g_stride, self.beta.stride(0),
                 DECAY=self.decay, SUMS=self.sums, **self.tile("invert"),
             )  # fmt: skip
-        forward.weigh[grid](
+        self.start(
+            forward.weigh, grid,
             self.q, self.k, self.g, weights, *sizes, self.q.stride(0), self.k.stride(0), self.g_stride,
             DECAY=self.decay, **self.tile("weigh"),
         )  # fmt: skip
@@ -110,7 +120,8 @@ class _Launch:
         written = self.of_tokens(self.values, self.v.dtype).flatten(0, 1).flatten(1) if keep and delta else self.v
         last = self.v.new_empty((self.batch, self.heads, self.keys, self.values), dtype=torch.float32)
         betas, tile = self.v if self.beta is None else self.beta, self.tile("walk")
-        forward.walk[self.batch * self.heads, triton.cdiv(self.values, tile["BV"])](
+        self.start(
+            forward.walk, (self.batch * self.heads, triton.cdiv(self.values, tile["BV"])),
             self.q, self.k, self.v, self.g, betas, inverse, weights,
             self.unused if state is None else state.contiguous(), self.unused if out is None else out, states, written,
             last, *self.sizes(), *self.strides(), betas.stride(0), self.scale,
@@ -120,7 +131,8 @@ class _Launch:
 
     def read(self, weights: Tensor, states: Tensor, written: Tensor, out: Tensor) -> None:
         tile, (q, _, _, g) = self.tile("read"), self.strides()
-        forward.read[self.batch * self.heads, self.chunks, triton.cdiv(self.values, tile["BV"])](
+        self.start(
+            forward.read, (self.batch * self.heads, self.chunks, triton.cdiv(self.values, tile["BV"])),
             self.q, self.g, weights, states, written, out, *self.sizes(), q, g, written.stride(0), self.scale,
             DECAY=self.decay, **tile,
         )  # fmt: skip
@@ -130,9 +142,10 @@ class _Launch:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients of the states after all chunks, of what is written (or of r), and of the first state."""
         dstates, dwritten = self.of_chunks(self.keys, self.values), self.of_tokens(self.values, self.v.dtype)
-        dfirst = torch.empty_like(dlast, dtype=torch.float32, memory_format=torch.contiguous_format)
+        dfirst = like(dlast, torch.float32)
         betas, tile, (q, k, _, g) = self.v if self.beta is None else self.beta, self.tile("walk_back"), self.strides()
-        backward.walk_back[self.batch * self.heads, triton.cdiv(self.values, tile["BV"])](
+        self.start(
+            backward.walk_back, (self.batch * self.heads, triton.cdiv(self.values, tile["BV"])),
             self.q, self.k, self.g, betas, inverse, weights, douts, dlast.contiguous(), dstates, dwritten, dfirst,
             *self.sizes(), q, k, g, betas.stride(0), douts.stride(0), self.scale,
             DECAY=self.decay, DELTA=self.beta is not None, **tile,
@@ -148,7 +161,8 @@ class _Launch:
         dg = self.of_tokens((0, 1, self.keys)[self.decay], torch.float32)
         if self.decay == 2:
             tile = self.tile("channel_gradients")
-            backward.channel_gradients[self.batch * self.heads, self.chunks, triton.cdiv(self.keys, tile["BK"])](
+            self.start(
+                backward.channel_gradients, (self.batch * self.heads, self.chunks, triton.cdiv(self.keys, tile["BK"])),
                 self.q, self.k, self.v, self.g, douts, states, dstates, dq, dk, dg,
                 *self.sizes(), *self.strides(), douts.stride(0), self.scale, **tile,
             )  # fmt: skip
@@ -156,7 +170,8 @@ class _Launch:
         delta = self.beta is not None
         betas, dbeta = self.v if self.beta is None else self.beta, self.of_tokens(int(delta), torch.float32)
         dv = torch.empty_like(dwritten) if delta else dwritten
-        backward.gradients[self.batch * self.heads, self.chunks](
+        self.start(
+            backward.gradients, (self.batch * self.heads, self.chunks),
             self.q, self.k, self.v, self.g, betas, weights, written, douts, states, dstates, dwritten,
             dq, dk, dv, dg, dbeta,
             *self.sizes(), *self.strides(), betas.stride(0), written.stride(0), douts.stride(0), self.scale,
@@ -191,7 +206,7 @@ def _recur(
 def _(*given: Any) -> tuple[Tensor, Tensor]:
     q, _, v = given[:3]
     last = v.new_empty((v.shape[0], v.shape[2], q.shape[3], v.shape[3]), dtype=torch.float32)
-    return torch.empty_like(v, memory_format=torch.contiguous_format), last
+    return like(v), last
 
 
 @torch.library.custom_op("archlab::linear_recurrence_backward", mutates_args=())
@@ -217,7 +232,7 @@ def _recur_backward(
 @_recur_backward.register_fake
 def _(dout: Tensor, dlast: Tensor, *given: Any) -> tuple[Tensor, ...]:
     found = *(dout.new_empty(0) if x is None else x for x in given[:5]), dlast
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in found)
+    return tuple(map(like, found))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -288,36 +303,16 @@ def builds() -> Iterator[Build]:
 
 def _builds(name: str, decay: int, delta: bool, width: int, x: torch.dtype, walks: bool) -> Iterator[Build]:
     """The kernels of one kind of recurrence; `walks` says which of the two ways to the outputs."""
-    wide, sums, heads = torch.float32, "ieee" if x == torch.float32 else "tf32x3", 16
-    q = k = v = heads * width
-    g = q if decay == 2 else heads
-    sizes, strides = (4096, heads, 1, width, width, 64), (q, k, v, g)
-
-    def build(kernel: str, function: Any, arguments: tuple[Any, ...], **meta: Any) -> Build:
-        tile = _tile(kernel, width, width, decay, delta, _chunk(x))
-        return Build(f"linear_recurrence-{kernel}-{name}", function, arguments, meta | tile)
-
-    flags = {"DECAY": decay, "DELTA": delta}
-    if delta:
-        few = (*sizes[:4], 64, k, g, heads)
-        yield build("invert", forward.invert, (x, wide, wide, x, *few), DECAY=decay, SUMS=sums)
-    yield build("weigh", forward.weigh, (x, x, wide, x, *sizes[:4], 64, q, k, g), DECAY=decay)
-    held = (wide, x, x, x, wide)
-    yield build(
-        "walk", forward.walk, (x, x, x, wide, wide, x, x, *held, *sizes, *strides, heads, 0.125),
-        FIRST=True, OUT=walks, KEEP=not walks, **flags,
-    )  # fmt: skip
+    v, state = torch.empty(1, 4096, 16, width, dtype=x), torch.empty(1, 16, width, width)
+    per_token = torch.empty(v.shape[:3])
+    log_decay = (None, per_token, torch.empty(v.shape))[decay]
+    launch = _Launch(v, v, v, log_decay, per_token if delta else None, 0.125)
+    launch.recorded = []
+    inverse, weights = launch.among()
+    states, written, _ = launch.walk(inverse, weights, state, v if walks else None)
     if not walks:
-        yield build("read", forward.read, (x, wide, x, x, x, x, *sizes, q, g, v, 0.125), DECAY=decay)
-    yield build(
-        "walk_back", backward.walk_back,
-        (x, x, wide, wide, x, x, x, wide, x, x, wide, *sizes, q, k, g, heads, v, 0.125), **flags,
-    )  # fmt: skip
-    if decay == 2:
-        yield build(
-            "channel_gradients", backward.channel_gradients,
-            (x, x, x, wide, x, x, x, x, x, wide, *sizes, *strides, v, 0.125),
-        )  # fmt: skip
-    else:
-        tensors = (x, x, x, wide, wide, x, x, x, x, x, x, x, x, x, wide, wide)
-        yield build("gradients", backward.gradients, (*tensors, *sizes, *strides, heads, v, v, 0.125), **flags)
+        launch.read(weights, states, written, v)
+    dstates, dwritten, _ = launch.walk_back(inverse, weights, launch.v, state)
+    launch.gradients(weights, written, launch.v, states, dstates, dwritten)
+    for kernel, arguments, meta in launch.recorded:
+        yield Build(f"linear_recurrence-{kernel.__name__}-{name}", kernel, arguments, meta)

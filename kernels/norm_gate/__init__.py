@@ -5,16 +5,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archlab.kernels import launch
-from archlab.kernels.activations import ACTIVATIONS, Activation
+from archlab.kernels.activations import Activation
 from archlab.kernels.add_norm.reference import Kind
-from archlab.kernels.gate import granularity
+from archlab.kernels.gate import OPTIONS, gate, granularity, unsupported
 from archlab.kernels.gate.reference import Combine
-from archlab.kernels.norm_gate import reference, torch_ops
-from archlab.kernels.op import Ask, Call, Case, Implementation, Op
+from archlab.kernels.launch import in_triton
+from archlab.kernels.layer_norm import layer_norm
+from archlab.kernels.norm_gate import reference
+from archlab.kernels.op import Case, Implementation, Op, nbytes
+from archlab.kernels.rms_norm import rms_norm
 
 
-def _ask(
+def norm_gate(
     x: Tensor,
     g: Tensor,
     weight: Tensor | None,
@@ -23,34 +25,23 @@ def _ask(
     kind: Kind,
     activation: str | Activation,
     combine: Combine,
-) -> dict[str, Any]:
+) -> Tensor:
+    """(norm(x) weight + bias) act(g), or plus act(g), for x `[B, T, H, D]`; the result has x's dtype."""
+    normed = rms_norm(x, None, eps) if kind == "rms" else layer_norm(x, None, None, eps)
+    if weight is not None:
+        normed = normed * weight.to(x.dtype)
+    return gate(normed if bias is None else normed + bias.to(x.dtype), g, activation, combine)
+
+
+def _ask(x: Tensor, g: Tensor, kind: Kind, activation: str | Activation, combine: Combine, **_: Any) -> dict[str, Any]:
     name = activation if isinstance(activation, str) else "function"
     return {"kind": kind, "activation": name, "granularity": granularity(x, g), "combine": combine}
 
 
-def _load_triton() -> Call:
-    from archlab.kernels.norm_gate.triton import norm_gate
-
-    return norm_gate
-
-
-def _unsupported(ask: Ask) -> str | None:
-    if ask.options["granularity"] == "other":
-        return "g must have x's shape or one value per head"
-    if ask.options["activation"] == "function":
-        return "has only the named activations"
-    return launch.unsupported(ask)
-
-
-def _flops(x: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any, kind: Kind, **__: Any) -> int:
+def _flops(x: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None, kind: Kind, **_: Any) -> int:
     """What the norm needs, the combination, and one per activation."""
     norm = (3 if kind == "rms" else 5) + (weight is not None) + (bias is not None)
     return (norm + 1) * x.numel() + g.numel()
-
-
-def _bytes(x: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any, **__: Any) -> int:
-    factors = sum(t.numel() * t.element_size() for t in (weight, bias) if t is not None)
-    return 2 * x.numel() * x.element_size() + g.numel() * g.element_size() + factors
 
 
 def _case(name: str, shape: tuple[int, ...], g: int, parts: dict[str, tuple[int, ...]], **arguments: Any) -> Case:
@@ -66,10 +57,10 @@ NORM_GATE = Op(
     version=1,
     reference=reference.norm_gate,
     implementations={
-        "triton": Implementation(
-            "triton", _load_triton, "norm and gate in one pass", _unsupported, launch.slow, launch.missing
+        "triton": in_triton(
+            "norm_gate", "norm and gate in one pass", unsupported("g must have x's shape or one value per head")
         ),
-        "torch": Implementation("torch", lambda: torch_ops.norm_gate, "torch's own norm, then elementwise torch"),
+        "torch": Implementation("torch", lambda: norm_gate, "torch's own norm, then elementwise torch"),
     },
     cases=(
         _case("opened", (2, 5, 3, 24), 24, {"weight": (24,)}),
@@ -80,14 +71,9 @@ NORM_GATE = Op(
         _case("opened_layer_headwise", (1, 9, 2, 20), 1, {"weight": (20,)}, kind="layer", combine="add"),
         _case("opened_length_1", (2, 1, 1, 8), 8, {"bias": (8,)}, kind="layer"),
     ),
-    options={
-        "kind": ("rms", "layer"),
-        "activation": (*ACTIVATIONS, "function"),
-        "combine": ("multiply", "add"),
-        "granularity": ("elementwise", "headwise", "other"),
-    },
+    options={"kind": ("rms", "layer"), **OPTIONS},
     ask=_ask,
     flops=_flops,
-    bytes=_bytes,
+    bytes=lambda x, g, weight, bias, **_: nbytes(x, x, g, weight, bias),
     tolerances={torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3},  # torch rounds between its steps
 )

@@ -17,7 +17,7 @@ from archlab.kernels.activations.triton import activate, slope
 from archlab.kernels.add_norm.reference import Kind
 from archlab.kernels.gate import granularity
 from archlab.kernels.gate.reference import Combine
-from archlab.kernels.launch import OPTIONS, Build, on_device_of, power_of_2
+from archlab.kernels.launch import OPTIONS, Build, float32_of, gradient_of, like, on_device_of, power_of_2, side_by_side
 
 PROGRAMS = 1024
 
@@ -124,11 +124,6 @@ def _tile(width: int) -> dict[str, int]:
     return {"ROWS": max(1, 1024 // columns), "COLUMNS": columns, **OPTIONS}
 
 
-def _plain(x: Tensor) -> Tensor:
-    """x with channels side by side."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
 def _factors(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, int]:
     """weight and bias with a common stride between heads; x in the place of those that are missing."""
     given = [t for t in (weight, bias) if t is not None]
@@ -148,10 +143,10 @@ def _norm_gate(
     activation: str,
     multiply: bool,
 ) -> Tensor:
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out = like(x)
     if x.numel() == 0:
         return out
-    xs, gs, (batch, time, heads, width) = _plain(x), _plain(g), x.shape
+    xs, gs, (batch, time, heads, width) = side_by_side(x), side_by_side(g), x.shape
     (w, b, w_head), tile = _factors(xs, weight, bias), _tile(width)
     flags = centered, weight is not None, bias is not None, activation, multiply, g.shape != x.shape
     with on_device_of(x):
@@ -162,18 +157,7 @@ def _norm_gate(
     return out
 
 
-@_norm_gate.register_fake
-def _(
-    x: Tensor,
-    g: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    centered: bool,
-    activation: str,
-    multiply: bool,
-) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+_norm_gate.register_fake(lambda x, *_: like(x))
 
 
 @torch.library.custom_op("archlab::norm_gate_backward", mutates_args=())
@@ -189,12 +173,11 @@ def _norm_gate_backward(
     multiply: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dx, dg, and the gradients of weight and bias in float32, each empty where there is none."""
-    dx, dg = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, g))
+    dx, dg = like(x), like(g)
     batch, time, heads, width = x.shape
     if x.numel() == 0:
-        dw, db = (x.new_zeros(0 if t is None else t.shape, dtype=torch.float32) for t in (weight, bias))
-        return dx, dg.zero_(), dw, db
-    douts, xs, gs = _plain(dout), _plain(x), _plain(g)
+        return dx, dg.zero_(), float32_of(weight, x).zero_(), float32_of(bias, x).zero_()
+    douts, xs, gs = side_by_side(dout), side_by_side(x), side_by_side(g)
     (w, b, w_head), tile = _factors(xs, weight, bias), _tile(width)
     programs = min(triton.cdiv(PROGRAMS, heads), triton.cdiv(batch * time, tile["ROWS"]))
     dw, db = (x.new_empty((programs, heads, 0 if t is None else width), dtype=torch.float32) for t in (weight, bias))
@@ -210,21 +193,12 @@ def _norm_gate_backward(
 
 @_norm_gate_backward.register_fake
 def _(
-    dout: Tensor,
-    x: Tensor,
-    g: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    centered: bool,
-    activation: str,
-    multiply: bool,
+    dout: Tensor, x: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dx, dg = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, g))
     by_head = any(t is not None and t.ndim == 2 for t in (weight, bias))
     empty = (x.shape[2], 0) if by_head else (0,)
     dw, db = (x.new_empty(empty if t is None else t.shape, dtype=torch.float32) for t in (weight, bias))
-    return dx, dg, dw, db
+    return like(x), like(g), dw, db
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -235,8 +209,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _differentiate(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     x, g, weight, bias = ctx.saved_tensors
     dx, dg, dw, db = _norm_gate_backward(dout, x, g, weight, bias, *ctx.rest)
-    own, other = (None if t is None else d.to(t.dtype) for t, d in ((weight, dw), (bias, db)))
-    return dx, dg, own, other, None, None, None, None
+    return dx, dg, gradient_of(weight, dw), gradient_of(bias, db), None, None, None, None
 
 
 _norm_gate.register_autograd(_differentiate, setup_context=_save)

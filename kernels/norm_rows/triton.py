@@ -8,7 +8,7 @@ every run and every card. Where rows of more than 8192 leave no registers for th
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from archlab.kernels import interpret
-from archlab.kernels.launch import OPTIONS, Build, as_rows, on_device_of, power_of_2
+from archlab.kernels.launch import OPTIONS, Build, as_rows, gradient_of, like, on_device_of, power_of_2
 
 interpret.apply()
 WIDEST = 16384
@@ -109,50 +109,16 @@ def _kept(width: int, centered: bool, summed: bool) -> bool:
     return width <= WIDEST_KEPT or not (centered or summed)
 
 
-class Statistics(NamedTuple):
-    """What the backward pass needs of each row, `[...]` in float32; `mean` is empty where rows are not centred."""
-
-    mean: Tensor
-    rstd: Tensor
-
-
-class Gradients(NamedTuple):
-    """`update` is None where it equals that of `x`; those of weight and bias are in float32, empty where not asked."""
-
-    x: Tensor
-    update: Tensor | None
-    weight: Tensor
-    bias: Tensor
-
-
-def statistics(x: Tensor, centered: bool) -> Statistics:
-    """Room for the statistics of x `[..., D]`."""
-    rstd = x.new_empty(x.shape[:-1], dtype=torch.float32)
-    return Statistics(torch.empty_like(rstd) if centered else rstd.new_empty(0), rstd)
-
-
-def check_width(x: Tensor) -> None:
-    """Raises ValueError for rows that do not fit into one program."""
-    if x.shape[-1] > WIDEST:
-        raise ValueError(f"a row must fit into one program: at most {WIDEST} wide; received {x.shape[-1]}")
-
-
-def forward(
-    x: Tensor,
-    update: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    *,
-    centered: bool = False,
-    scale: float = 1.0,
-) -> tuple[Tensor, Tensor, Statistics]:
-    """scale x + update (empty without an update), its norm, and the statistics of each row, for x `[..., D]`."""
-    dtype = x.dtype if update is None else torch.promote_types(x.dtype, update.dtype)
-    out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
-    total, stats = out.new_empty(0) if update is None else torch.empty_like(out), statistics(x, centered)
+@torch.library.custom_op("archlab::norm_rows", mutates_args=())
+def _norm_rows(
+    x: Tensor, update: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """scale x + update (empty without an update), its norm, and of each row in float32 the mean, empty where rows are
+    not centred, and one over the deviation."""
+    total, out, mean, rstd = _room(x, update, weight, bias, eps, centered, scale)
     if x.numel() == 0:
-        return total, out, stats
+        return total, out, mean, rstd
     xs = as_rows(x)
     updates = xs if update is None else as_rows(update)
     (rows, width), tile = xs.shape, _tile(xs.shape[1])
@@ -161,50 +127,105 @@ def forward(
     strides = xs.stride(0), updates.stride(0)
     with on_device_of(x):
         _forward[(triton.cdiv(rows, tile["ROWS"]),)](
-            xs, updates, w, b, total, out, stats.mean, stats.rstd, rows, width, *strides, eps, scale, *flags, **tile
+            xs, updates, w, b, total, out, mean, rstd, rows, width, *strides, eps, scale, *flags, **tile
         )
-    return total, out, stats
+    return total, out, mean, rstd
 
 
-def backward(
-    dout: Tensor,
-    dsum: Tensor | None,
-    x: Tensor,
-    weight: Tensor | None,
-    stats: Statistics,
-    *,
-    biased: bool = False,
-    scale: float = 1.0,
-    dtypes: tuple[torch.dtype, torch.dtype] | None = None,
-) -> Gradients:
-    """The gradients where x `[..., D]` was normed; after a sum, x is the sum and `dtypes` are those of its terms."""
-    width, centered = x.shape[-1], stats.mean.numel() > 0
-    own, other = dtypes or (x.dtype, x.dtype)
-    dx = torch.empty_like(x, dtype=own, memory_format=torch.contiguous_format)
-    apart = scale != 1.0 or own != other
-    dupdate = torch.empty_like(dx, dtype=other) if apart else None
-    lengths = width if weight is not None else 0, width if biased else 0
+@_norm_rows.register_fake
+def _room(x: Tensor, update: Tensor | None, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    out = like(x, x.dtype if update is None else torch.promote_types(x.dtype, update.dtype))
+    rstd = x.new_empty(x.shape[:-1], dtype=torch.float32)
+    mean = torch.empty_like(rstd) if given[3] else rstd.new_empty(0)
+    return out.new_empty(0) if update is None else torch.empty_like(out), out, mean, rstd
+
+
+@torch.library.custom_op("archlab::norm_rows_backward", mutates_args=())
+def _norm_rows_backward(
+    dout: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, biased: bool,
+    scale: float, own: torch.dtype, other: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients where x `[..., D]` was normed; after a sum, x is the sum, of terms of the dtypes `own` and `other`.
+    That of the update is empty where it equals that of x; those of weight and bias are in float32, empty where not
+    asked."""
+    width, centered = x.shape[-1], mean.numel() > 0
+    dx, dupdate, *rest = found = _room_backward(dout, dsum, x, weight, mean, rstd, biased, scale, own, other)
     if x.numel() == 0:
-        return Gradients(dx, dupdate, *(x.new_zeros(n, dtype=torch.float32) for n in lengths))
+        return dx, dupdate, rest[0].zero_(), rest[1].zero_()
     douts, xs = as_rows(dout), as_rows(x)
     dsums = douts if dsum is None else as_rows(dsum)
-    tile, kept = _tile(width), _kept(width, centered, dsum is not None)
+    tile, kept, apart = _tile(width), _kept(width, centered, dsum is not None), dupdate.numel() > 0
     programs = min(PROGRAMS, triton.cdiv(xs.shape[0], tile["ROWS"]))
-    dw, db = (x.new_empty((programs, n), dtype=torch.float32) for n in lengths)
+    dw, db = (x.new_empty((programs, part.numel()), dtype=torch.float32) for part in found[2:])
     w = xs if weight is None else weight.contiguous()
     strides = douts.stride(0), dsums.stride(0), xs.stride(0)
     flags = dsum is not None, apart, centered, weight is not None, biased, kept
     with on_device_of(x):
         _backward[(programs,)](
-            douts, dsums, xs, w, stats.mean, stats.rstd, dx, dx if dupdate is None else dupdate, dw, db,
+            douts, dsums, xs, w, mean, rstd, dx, dupdate if apart else dx, dw, db,
             xs.shape[0], width, *strides, scale, *flags, **tile,
         )  # fmt: skip
     if not kept:
-        centred = xs.float() - stats.mean.reshape(-1, 1) if centered else xs.float()
-        normed = centred * stats.rstd.reshape(-1, 1)
+        centred = xs.float() - mean.reshape(-1, 1) if centered else xs.float()
+        normed = centred * rstd.reshape(-1, 1)
         dw = douts.float() * normed if weight is not None else dw
         db = douts.float() if biased else db
-    return Gradients(dx, dupdate, dw.sum(0), db.sum(0))
+    return dx, dupdate, dw.sum(0), db.sum(0)
+
+
+@_norm_rows_backward.register_fake
+def _room_backward(
+    dout: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, biased: bool,
+    scale: float, own: torch.dtype, other: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    dx = like(x, own)
+    apart = scale != 1.0 or own != other
+    dw, db = (x.new_empty(x.shape[-1] if given else 0, dtype=torch.float32) for given in (weight is not None, biased))
+    return dx, torch.empty_like(dx, dtype=other) if apart else dx.new_empty(0), dw, db
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, update, weight, bias, _, _, ctx.scale = inputs
+    total, _, mean, rstd = output
+    ctx.mark_non_differentiable(mean, rstd)
+    ctx.set_materialize_grads(False)
+    ctx.added, ctx.bias = update is not None, None if bias is None else bias.dtype
+    ctx.dtypes = [x.dtype, x.dtype if update is None else update.dtype]
+    ctx.save_for_backward(total if ctx.added else x, weight, mean, rstd)
+
+
+def _differentiate(ctx: Any, dtotal: Tensor | None, dout: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:
+    """A sum that nothing else reads has no gradient of its own; the statistics leave the op only for this function."""
+    x, weight, mean, rstd = ctx.saved_tensors
+    dout = torch.zeros_like(x) if dout is None else dout
+    dsum = dtotal if ctx.added else None
+    dx, dupdate, dw, db = _norm_rows_backward(
+        dout, dsum, x, weight, mean, rstd, ctx.bias is not None, ctx.scale, *ctx.dtypes
+    )
+    apart = ctx.scale != 1.0 or ctx.dtypes[0] != ctx.dtypes[1]
+    other = None if not ctx.added else dupdate if apart else dx
+    dbias = None if ctx.bias is None else db.to(ctx.bias)
+    return dx, other, gradient_of(weight, dw), dbias, None, None, None
+
+
+_norm_rows.register_autograd(_differentiate, setup_context=_save)
+
+
+def normed(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    update: Tensor | None = None,
+    *,
+    centered: bool = False,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """scale x + update (empty without an update), and its norm, for x `[..., D]`; ValueError for D above 16384."""
+    if x.shape[-1] > WIDEST:
+        raise ValueError(f"a row must fit into one program: at most {WIDEST} wide; received {x.shape[-1]}")
+    total, out, _, _ = _norm_rows(x, update, weight, bias, eps, centered, scale)
+    return total, out
 
 
 def builds_of(label: str, flags: Mapping[str, bool], widths: tuple[int, ...], apart: bool = False) -> Iterator[Build]:

@@ -1,31 +1,17 @@
 """rms_norm: x / sqrt(mean(x^2) + eps) * weight, the norm before branches and on queries and keys."""
 
-from typing import Any
-
+import torch.nn.functional as F
 from torch import Tensor
 
-from archlab.kernels import launch
-from archlab.kernels.op import Call, Case, Implementation, Op
-from archlab.kernels.rms_norm import reference, torch_ops
+from archlab.kernels.launch import in_triton
+from archlab.kernels.op import Case, Implementation, Op, nbytes
+from archlab.kernels.rms_norm import reference
 
 
-def _ask(x: Tensor, weight: Tensor | None, eps: float) -> dict[str, Any]:
-    return {"weight": weight is not None}
-
-
-def _load_triton() -> Call:
-    from archlab.kernels.rms_norm.triton import rms_norm
-
-    return rms_norm
-
-
-def _flops(x: Tensor, weight: Tensor | None, eps: float) -> int:
-    """Square, add, scale by the root, and scale by the weight if there is one."""
-    return (3 if weight is None else 4) * x.numel()
-
-
-def _bytes(x: Tensor, weight: Tensor | None, eps: float) -> int:
-    return 2 * x.numel() * x.element_size() + (0 if weight is None else weight.numel() * weight.element_size())
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """x `[..., D]` over the root of its mean square, times weight `[D]`; the result has x's dtype."""
+    cast = None if weight is None else weight.to(x.dtype)
+    return F.rms_norm(x, (x.shape[-1],), cast, eps)
 
 
 def _cases() -> tuple[Case, ...]:
@@ -46,14 +32,12 @@ RMS_NORM = Op(
     version=1,
     reference=reference.rms_norm,
     implementations={
-        "triton": Implementation(
-            "triton", _load_triton, "one pass forward and backward", launch.unsupported, launch.slow, launch.missing
-        ),
-        "torch": Implementation("torch", lambda: torch_ops.rms_norm, "torch.nn.functional.rms_norm"),
+        "triton": in_triton("rms_norm", "one pass forward and backward"),
+        "torch": Implementation("torch", lambda: rms_norm, "torch.nn.functional.rms_norm"),
     },
     cases=_cases(),
     options={"weight": (True, False)},
-    ask=_ask,
-    flops=_flops,
-    bytes=_bytes,
+    ask=lambda weight, **_: {"weight": weight is not None},
+    flops=lambda x, weight, **_: (3 + (weight is not None)) * x.numel(),  # square, add, scale by root and weight
+    bytes=lambda x, weight, **_: nbytes(x, x, weight),
 )

@@ -5,37 +5,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archlab.kernels import launch
-from archlab.kernels.op import Call, Case, Implementation, Op
-from archlab.kernels.rotary import reference, torch_ops
-from archlab.kernels.rotary.reference import Pairs
+from archlab.kernels.launch import in_triton
+from archlab.kernels.op import Case, Implementation, Op, nbytes
+from archlab.kernels.rms_norm import rms_norm
+from archlab.kernels.rotary import reference
+from archlab.kernels.rotary.reference import Pairs, turned
 
 
-def _ask(
+def rotary(
     x: Tensor, cos: Tensor, sin: Tensor, pairs: Pairs, weight: Tensor | None = None, eps: float | None = None
-) -> dict[str, Any]:
+) -> Tensor:
+    """x `[B, T, H, D]`, normed where there is an `eps`, turned by cos and sin `[T, R / 2]`; in the dtype of x."""
+    normed = x if eps is None else rms_norm(x, weight, eps)
+    return turned(normed, cos.to(x.dtype), sin.to(x.dtype), pairs)
+
+
+def _ask(pairs: Pairs, weight: Tensor | None = None, eps: float | None = None, **_: Any) -> dict[str, Any]:
     norm = "none" if eps is None else "plain" if weight is None else "weight"
     return {"pairs": pairs, "norm": norm}
 
 
-def _load_triton() -> Call:
-    from archlab.kernels.rotary.triton import rotary
-
-    return rotary
-
-
-def _flops(
-    x: Tensor, cos: Tensor, sin: Tensor, pairs: Pairs, weight: Tensor | None = None, eps: float | None = None
-) -> int:
+def _flops(x: Tensor, cos: Tensor, weight: Tensor | None = None, eps: float | None = None, **_: Any) -> int:
     """Four products and two sums for each pair that is turned, and what the norm needs."""
     turned = 3 * x.numel() // x.shape[-1] * 2 * cos.shape[-1]
     return turned + (0 if eps is None else (3 + (weight is not None)) * x.numel())
-
-
-def _bytes(
-    x: Tensor, cos: Tensor, sin: Tensor, pairs: Pairs, weight: Tensor | None = None, eps: float | None = None
-) -> int:
-    return 2 * x.numel() * x.element_size() + cos.nbytes + sin.nbytes + (0 if weight is None else weight.nbytes)
 
 
 def _case(name: str, shape: tuple[int, ...], turned: int, pairs: Pairs, norm: str = "none") -> Case:
@@ -51,10 +44,8 @@ ROTARY = Op(
     version=1,
     reference=reference.rotary,
     implementations={
-        "triton": Implementation(
-            "triton", _load_triton, "norm and rotation in one pass", launch.unsupported, launch.slow, launch.missing
-        ),
-        "torch": Implementation("torch", lambda: torch_ops.rotary, "elementwise torch, in the dtype of its input"),
+        "triton": in_triton("rotary", "norm and rotation in one pass"),
+        "torch": Implementation("torch", lambda: rotary, "elementwise torch, in the dtype of its input"),
     },
     cases=(
         _case("turned", (2, 5, 3, 16), 16, "half"),
@@ -70,5 +61,5 @@ ROTARY = Op(
     options={"pairs": ("half", "interleaved"), "norm": ("none", "plain", "weight")},
     ask=_ask,
     flops=_flops,
-    bytes=_bytes,
+    bytes=lambda x, cos, sin, weight=None, **_: nbytes(x, x, cos, sin, weight),
 )

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from archlab.kernels import interpret
-from archlab.kernels.launch import OPTIONS, Build, on_device_of, power_of_2
+from archlab.kernels.launch import OPTIONS, Build, float32_of, gradient_of, like, on_device_of, power_of_2, side_by_side
 from archlab.kernels.rotary.reference import Pairs
 
 interpret.apply()
@@ -160,20 +160,15 @@ def _tile(width: int, turned: int) -> dict[str, Any]:
     return {"D": width, "R": turned, "ROWS": rows, "PAIRS": power_of_2(turned // 2), "REST": rest, **OPTIONS}
 
 
-def _plain(x: Tensor) -> Tensor:
-    """x with channels side by side."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
 @torch.library.custom_op("archlab::rotary", mutates_args=())
 def _rotary(
     x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, eps: float | None, interleaved: bool, back: bool
 ) -> Tensor:
     """`back` turns by the opposite angles."""
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out = like(x)
     if x.numel() == 0:
         return out
-    xs, (batch, time, heads, width) = _plain(x), x.shape
+    xs, (batch, time, heads, width) = side_by_side(x), x.shape
     tile = _tile(width, 2 * cos.shape[-1])
     w = xs if weight is None else weight.contiguous()
     flags = eps is not None, weight is not None, back, interleaved
@@ -185,11 +180,7 @@ def _rotary(
     return out
 
 
-@_rotary.register_fake
-def _(
-    x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, eps: float | None, interleaved: bool, back: bool
-) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+_rotary.register_fake(lambda x, *_: like(x))
 
 
 @torch.library.custom_op("archlab::rotary_backward", mutates_args=())
@@ -197,13 +188,13 @@ def _rotary_backward(
     dout: Tensor, x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, eps: float, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
     """dx where x was normed before, and the gradient of the weight in float32, which is empty without one."""
-    dx, length = torch.empty_like(x, memory_format=torch.contiguous_format), 0 if weight is None else x.shape[-1]
+    dx, dw = like(x), float32_of(weight, x)
     if x.numel() == 0:
-        return dx, x.new_zeros(length, dtype=torch.float32)
-    douts, xs, (batch, time, heads, width) = _plain(dout), _plain(x), x.shape
+        return dx, dw.zero_()
+    douts, xs, (batch, time, heads, width) = side_by_side(dout), side_by_side(x), x.shape
     tile = _tile(width, 2 * cos.shape[-1])
     programs = min(triton.cdiv(PROGRAMS, heads), triton.cdiv(batch * time, tile["ROWS"]))
-    parts = x.new_empty((programs, heads, length), dtype=torch.float32)
+    parts = x.new_empty((programs, heads, dw.numel()), dtype=torch.float32)
     w = xs if weight is None else weight.contiguous()
     with on_device_of(x):
         _backward[(programs, heads)](
@@ -213,12 +204,7 @@ def _rotary_backward(
     return dx, parts.sum((0, 1))
 
 
-@_rotary_backward.register_fake
-def _(
-    dout: Tensor, x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, eps: float, interleaved: bool
-) -> tuple[Tensor, Tensor]:
-    dw = x.new_empty(0 if weight is None else x.shape[-1], dtype=torch.float32)
-    return torch.empty_like(x, memory_format=torch.contiguous_format), dw
+_rotary_backward.register_fake(lambda dout, x, cos, sin, weight, *_: (like(x), float32_of(weight, x)))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -232,7 +218,7 @@ def _differentiate(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         dx = _rotary(dout, cos, sin, None, None, ctx.interleaved, not ctx.back)
         return dx, None, None, None, None, None, None
     dx, dw = _rotary_backward(dout, x, cos, sin, weight, ctx.eps, ctx.interleaved)
-    return dx, None, None, None if weight is None else dw.to(weight.dtype), None, None, None
+    return dx, None, None, gradient_of(weight, dw), None, None, None
 
 
 _rotary.register_autograd(_differentiate, setup_context=_save)

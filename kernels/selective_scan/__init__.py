@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from archlab.kernels import launch
-from archlab.kernels.op import Ask, Call, Case, Implementation, Op
+from archlab.kernels.op import Ask, Case, Implementation, Op, nbytes
 from archlab.kernels.selective_scan import reference, torch_ops
 from archlab.kernels.selective_scan.reference import STATES
 
@@ -13,16 +13,6 @@ from archlab.kernels.selective_scan.reference import STATES
 def state_class(size: int) -> int:
     """What `select` is asked about states of so many numbers."""
     return STATES[0] if size <= STATES[0] else STATES[1]
-
-
-def _ask(log_a: Tensor, **_: Any) -> dict[str, Any]:
-    return {"state": state_class(log_a.shape[1])}
-
-
-def _load_triton() -> Call:
-    from archlab.kernels.selective_scan.triton import selective_scan
-
-    return selective_scan
 
 
 def _unsupported(ask: Ask) -> str | None:
@@ -36,18 +26,10 @@ def _flops(x: Tensor, log_a: Tensor, d: Tensor | None = None, **_: Any) -> int:
     return x.numel() * (7 * log_a.shape[-1] + 2 + (0 if d is None else 2))
 
 
-def _bytes(
-    x: Tensor,
-    delta: Tensor,
-    log_a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    d: Tensor | None = None,
-    state: Tensor | None = None,
-) -> int:
+def _bytes(x: Tensor, log_a: Tensor, state: Tensor | None = None, **given: Tensor | None) -> int:
     """Every argument and result once, with states in float32."""
     states = 4 * x.shape[0] * log_a.numel() * (1 if state is None else 2)
-    return x.nbytes + states + sum(t.nbytes for t in (x, delta, log_a, b, c, d) if t is not None)
+    return states + nbytes(x, x, log_a, *given.values())
 
 
 def _case(name: str, length: int = 19, batch: int = 2, channels: int = 6, size: int = 4, without: str = "") -> Case:
@@ -68,13 +50,10 @@ SELECTIVE_SCAN = Op(
     version=1,
     reference=reference.selective_scan,
     implementations={
-        "triton": Implementation(
-            "triton",
-            _load_triton,
+        "triton": launch.in_triton(
+            "selective_scan",
             "one walk through time with the states of channels in registers; its speed was measured on no card",
             _unsupported,
-            launch.slow,
-            launch.missing,
         ),
         "torch": Implementation(
             "torch",
@@ -90,7 +69,7 @@ SELECTIVE_SCAN = Op(
         _case("scan_long", length=67, channels=5, size=3, without="state"),
     ),
     options={"state": STATES},
-    ask=_ask,
+    ask=lambda log_a, **_: {"state": state_class(log_a.shape[1])},
     flops=_flops,
     bytes=_bytes,
 )

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from archlab.kernels.activations import at_least_float32
+from archlab.kernels.op import check_shapes
 
 STATES = (64, 128)  # numbers in the state of a channel: at most 64, and more
 
@@ -23,9 +24,7 @@ def checked(
         "d": (d, (channels,)),
         "state": (state, (batch, channels, size)),
     }
-    for name, (given, shape) in wanted.items():
-        if given is not None and given.shape != shape:
-            raise ValueError(f"{name} must be {shape} beside x {tuple(x.shape)}; received {tuple(given.shape)}")
+    check_shapes("x", x, wanted)
 
 
 def selective_scan(

@@ -4,11 +4,14 @@ Only the states between chunks are kept; those within are computed again for the
 more than one chunk's `[chunk,B,N,C]` lives at a time. All exponents are negative.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from archlab.kernels.activations import at_least_float32
+from archlab.kernels.launch import like
 from archlab.kernels.selective_scan.reference import checked
 
 CHUNK = 16  # tokens whose states are held at a time: more leave the caches
@@ -55,27 +58,16 @@ def _scan(
 
 
 @_scan.register_fake
-def _(
-    x: Tensor, delta: Tensor, log_a: Tensor, b: Tensor, c: Tensor, state: Tensor, chunk: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    wide = torch.promote_types(x.dtype, torch.float32)
+def _(x: Tensor, delta: Tensor, log_a: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    wide, chunk = torch.promote_types(x.dtype, torch.float32), rest[-1]
     (batch, length, channels), size = x.shape, log_a.shape[1]
     last = x.new_empty(batch, channels, size, dtype=wide)
-    starts = x.new_empty(-(-length // chunk), batch, size, channels, dtype=wide)
-    return torch.empty_like(x, dtype=wide, memory_format=torch.contiguous_format), last, starts
+    return like(x, wide), last, x.new_empty(-(-length // chunk), batch, size, channels, dtype=wide)
 
 
 @torch.library.custom_op("archlab::selective_scan_backward", mutates_args=())
 def _scan_backward(
-    dy: Tensor,
-    dlast: Tensor,
-    x: Tensor,
-    delta: Tensor,
-    log_a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    starts: Tensor,
-    chunk: int,
+    dy: Tensor, dlast: Tensor, x: Tensor, delta: Tensor, log_a: Tensor, b: Tensor, c: Tensor, starts: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of x, delta, log_a, b, c and the first state.
 
@@ -116,31 +108,18 @@ def _scan_backward(
         )
 
 
-@_scan_backward.register_fake
-def _(
-    dy: Tensor,
-    dlast: Tensor,
-    x: Tensor,
-    delta: Tensor,
-    log_a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    starts: Tensor,
-    chunk: int,
-) -> tuple[Tensor, ...]:
-    whole = (torch.empty_like(item, memory_format=torch.contiguous_format) for item in (x, delta, log_a, b, c, dlast))
-    return tuple(whole)
+_scan_backward.register_fake(lambda dy, dlast, *given: tuple(map(like, (*given[:5], dlast))))
 
 
-def _keep(ctx: object, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, state, chunk = inputs
-    ctx.save_for_backward(*tensors, output[2])  # type: ignore[attr-defined]
-    ctx.chunk, ctx.dtype = chunk, state.dtype  # type: ignore[attr-defined]
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, state, ctx.chunk = inputs
+    ctx.save_for_backward(*tensors, output[2])
+    ctx.dtype = state.dtype
 
 
-def _gradients(ctx: object, dy: Tensor, dlast: Tensor, dstarts: Tensor) -> tuple[Tensor | None, ...]:
-    *found, dstate = _scan_backward(dy, dlast, *ctx.saved_tensors, ctx.chunk)  # type: ignore[attr-defined]
-    return (*found, dstate.to(ctx.dtype), None)  # type: ignore[attr-defined]
+def _gradients(ctx: Any, dy: Tensor, dlast: Tensor, dstarts: Tensor) -> tuple[Tensor | None, ...]:
+    *found, dstate = _scan_backward(dy, dlast, *ctx.saved_tensors, ctx.chunk)
+    return (*found, dstate.to(ctx.dtype), None)
 
 
 _scan.register_autograd(_gradients, setup_context=_keep)

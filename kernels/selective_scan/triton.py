@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from archlab.kernels import interpret
-from archlab.kernels.launch import Build, as_rows, on_device_of, power_of_2, tuned
+from archlab.kernels.launch import Build, as_rows, like, on_device_of, power_of_2, tuned
 from archlab.kernels.selective_scan import torch_ops
 from archlab.kernels.selective_scan.reference import STATES, checked
 
@@ -197,9 +197,7 @@ def _scan(
     """The outputs in x's dtype, the last state, and the states before the chunks `[B,chunks,N,C]`, in float32."""
     (batch, length, channels), size = x.shape, log_a.shape[1]
     rows = [as_rows(item) for item in (x, delta, b, c)]
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    last = x.new_empty((batch, channels, size), dtype=torch.float32)
-    starts = x.new_empty((batch, triton.cdiv(length, CHUNK), size, channels), dtype=torch.float32)
+    y, last, starts = _room(x, delta, log_a)
     tile = _tile("forward", size)
     with on_device_of(x):
         _forward[batch, _blocks(channels, tile)](
@@ -211,13 +209,10 @@ def _scan(
 
 
 @_scan.register_fake
-def _(
-    x: Tensor, delta: Tensor, log_a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, state: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _room(x: Tensor, delta: Tensor, log_a: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     (batch, length, channels), size = x.shape, log_a.shape[1]
     last = x.new_empty((batch, channels, size), dtype=torch.float32)
-    starts = x.new_empty((batch, -(-length // CHUNK), size, channels), dtype=torch.float32)
-    return torch.empty_like(x, memory_format=torch.contiguous_format), last, starts
+    return like(x), last, x.new_empty((batch, -(-length // CHUNK), size, channels), dtype=torch.float32)
 
 
 @torch.library.custom_op("archlab::selective_scan_walk_backward", mutates_args=())
@@ -228,7 +223,7 @@ def _scan_backward(
     """The gradients of all arguments in their dtypes, of the first state in float32; that of no d is empty."""
     (batch, length, channels), size = x.shape, log_a.shape[1]
     rows = [as_rows(item) for item in (dy, x, delta, b, c)]
-    dx, ddelta = (torch.empty_like(item, memory_format=torch.contiguous_format) for item in (x, delta))
+    dx, ddelta = like(x), like(delta)
     dlog_a, dfirst = (x.new_empty((batch, channels, size), dtype=torch.float32) for _ in range(2))
     dd = x.new_empty((batch, 0 if d is None else channels), dtype=torch.float32)
     tile = _tile("backward", size)
@@ -250,8 +245,7 @@ def _(
     starts: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     dd = x.new_empty(0, dtype=torch.float32) if d is None else d
-    given = (torch.empty_like(item, memory_format=torch.contiguous_format) for item in (x, delta, log_a, b, c, dd))
-    return *given, dlast.new_empty(dlast.shape, dtype=torch.float32)
+    return *map(like, (x, delta, log_a, b, c, dd)), like(dlast, torch.float32)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -1,32 +1,17 @@
 """token_shift: each channel mixed with what it was one token before, as RWKV does before its maps."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from archlab.kernels import launch
-from archlab.kernels.op import Call, Case, Implementation, Op
-from archlab.kernels.token_shift import reference, torch_ops
+from archlab.kernels.launch import in_triton
+from archlab.kernels.op import Case, Implementation, Op, nbytes
+from archlab.kernels.token_shift import reference
+from archlab.kernels.token_shift.reference import before
 
 
-def _ask(x: Tensor, mix: Tensor, starts: Tensor | None = None) -> dict[str, Any]:
-    return {"starts": starts is not None}
-
-
-def _load_triton() -> Call:
-    from archlab.kernels.token_shift.triton import token_shift
-
-    return token_shift
-
-
-def _flops(x: Tensor, mix: Tensor, starts: Tensor | None = None) -> int:
-    """A difference, a product, a sum."""
-    return 3 * x.numel()
-
-
-def _bytes(x: Tensor, mix: Tensor, starts: Tensor | None = None) -> int:
-    return 2 * x.numel() * x.element_size() + mix.numel() * mix.element_size()
+def token_shift(x: Tensor, mix: Tensor, starts: Tensor | None = None) -> Tensor:
+    """mix x_t + (1 - mix) x_(t-1) for x `[B, T, D]` and mix `[D]`, x_(t-1) zero where `starts` `[B, T]` is not 0."""
+    return torch.lerp(before(x, starts), x, mix.to(x.dtype))
 
 
 def _case(name: str, shape: tuple[int, ...]) -> Case:
@@ -38,10 +23,8 @@ TOKEN_SHIFT = Op(
     version=1,
     reference=reference.token_shift,
     implementations={
-        "triton": Implementation(
-            "triton", _load_triton, "shift and mix in one pass", launch.unsupported, launch.slow, launch.missing
-        ),
-        "torch": Implementation("torch", lambda: torch_ops.token_shift, "a step back, then torch.lerp"),
+        "triton": in_triton("token_shift", "shift and mix in one pass"),
+        "torch": Implementation("torch", lambda: token_shift, "a step back, then torch.lerp"),
     },
     cases=(
         _case("shifted", (2, 9, 24)),
@@ -56,8 +39,8 @@ TOKEN_SHIFT = Op(
         ),
     ),
     options={"starts": (False, True)},
-    ask=_ask,
-    flops=_flops,
-    bytes=_bytes,
+    ask=lambda starts=None, **_: {"starts": starts is not None},
+    flops=lambda x, **_: 3 * x.numel(),  # a difference, a product, a sum
+    bytes=lambda x, mix, **_: nbytes(x, x, mix),
     tolerances={torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3},  # torch mixes in the dtype of x
 )

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from archlab.kernels import interpret
-from archlab.kernels.launch import OPTIONS, Build, on_device_of, power_of_2
+from archlab.kernels.launch import OPTIONS, Build, like, on_device_of, power_of_2, save_inputs, side_by_side
 
 interpret.apply()
 PROGRAMS = 1024
@@ -72,17 +72,12 @@ def _tile(width: int) -> dict[str, int]:
     return {"ROWS": TILE // columns, "COLUMNS": columns, **OPTIONS}
 
 
-def _plain(x: Tensor) -> Tensor:
-    """x with channels side by side."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
 @torch.library.custom_op("archlab::token_shift", mutates_args=())
 def _token_shift(x: Tensor, mix: Tensor, starts: Tensor | None) -> Tensor:
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out = like(x)
     if x.numel() == 0:
         return out
-    xs, (batch, time, width), tile = _plain(x), x.shape, _tile(x.shape[-1])
+    xs, (batch, time, width), tile = side_by_side(x), x.shape, _tile(x.shape[-1])
     opens = xs if starts is None else starts.to(torch.int8).contiguous()
     grid = triton.cdiv(batch * time, tile["ROWS"]), triton.cdiv(width, tile["COLUMNS"])
     with on_device_of(x):
@@ -92,18 +87,16 @@ def _token_shift(x: Tensor, mix: Tensor, starts: Tensor | None) -> Tensor:
     return out
 
 
-@_token_shift.register_fake
-def _(x: Tensor, mix: Tensor, starts: Tensor | None) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+_token_shift.register_fake(lambda x, *_: like(x))
 
 
 @torch.library.custom_op("archlab::token_shift_backward", mutates_args=())
 def _token_shift_backward(dout: Tensor, x: Tensor, mix: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:
     """dx, and the gradient of mix in float32."""
-    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    dx = like(x)
     if x.numel() == 0:
         return dx, torch.zeros_like(mix, dtype=torch.float32)
-    douts, xs, (batch, time, width), tile = _plain(dout), _plain(x), x.shape, _tile(x.shape[-1])
+    douts, xs, (batch, time, width), tile = side_by_side(dout), side_by_side(x), x.shape, _tile(x.shape[-1])
     opens = xs if starts is None else starts.to(torch.int8).contiguous()
     across = triton.cdiv(width, tile["COLUMNS"])
     programs = min(triton.cdiv(PROGRAMS, across), triton.cdiv(batch * time, tile["ROWS"]))
@@ -116,13 +109,7 @@ def _token_shift_backward(dout: Tensor, x: Tensor, mix: Tensor, starts: Tensor |
     return dx, parts.sum(0)
 
 
-@_token_shift_backward.register_fake
-def _(dout: Tensor, x: Tensor, mix: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty_like(mix, dtype=torch.float32)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+_token_shift_backward.register_fake(lambda dout, x, mix, *_: (like(x), torch.empty_like(mix, dtype=torch.float32)))
 
 
 def _differentiate(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -130,7 +117,7 @@ def _differentiate(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, None]:
     return dx, dmix.to(ctx.saved_tensors[1].dtype), None
 
 
-_token_shift.register_autograd(_differentiate, setup_context=_save)
+_token_shift.register_autograd(_differentiate, setup_context=save_inputs)
 
 
 def token_shift(x: Tensor, mix: Tensor, starts: Tensor | None = None) -> Tensor:

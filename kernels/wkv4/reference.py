@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from archlab.kernels.activations import at_least_float32
+from archlab.kernels.op import check_shapes
 
 EMPTY = -1e38  # the log of the weight of a state that has seen nothing
 
@@ -17,9 +18,7 @@ def checked(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, state: Tensor | 
         "bonus": (bonus, (channels,)),
         "state": (state, (batch, 2, channels)),
     }
-    for name, (given, shape) in wanted.items():
-        if given is not None and given.shape != shape:
-            raise ValueError(f"{name} must be {shape} beside k {tuple(k.shape)}; received {tuple(given.shape)}")
+    check_shapes("k", k, wanted)
 
 
 def first_state(k: Tensor) -> Tensor:

@@ -10,11 +10,13 @@ The gradients of m and L are linear recurrences with the factors 1 - f_t, from t
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from archlab.kernels.activations import at_least_float32
+from archlab.kernels.launch import like
 from archlab.kernels.wkv4.reference import EMPTY, checked, first_state
 
 
@@ -45,28 +47,16 @@ def _wkv(
 
 
 @_wkv.register_fake
-def _(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, state: Tensor, chunk: int) -> tuple[Tensor, ...]:
+def _(k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     wide = torch.promote_types(k.dtype, torch.float32)
-    y, means, weights = (
-        torch.empty_like(k, memory_format=torch.contiguous_format, dtype=t) for t in (v.dtype, wide, wide)
-    )
-    return y, means, weights
+    return like(k, v.dtype), like(k, wide), like(k, wide)
 
 
 @torch.library.custom_op("archlab::wkv4_backward", mutates_args=())
 def _wkv_backward(
-    dy: Tensor,
-    dmeans: Tensor,
-    dweights: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor,
-    bonus: Tensor,
-    state: Tensor,
-    means: Tensor,
-    weights: Tensor,
-    chunk: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dy: Tensor, dmeans: Tensor, dweights: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, state: Tensor,
+    means: Tensor, weights: Tensor, chunk: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of k, v, decay, bonus and the first state."""
     with torch.autocast(k.device.type, enabled=False):
         keys, values, first, rate, grad = (at_least_float32(x) for x in (k, v, bonus, decay, dy))
@@ -95,31 +85,16 @@ def _wkv_backward(
         )
 
 
-@_wkv_backward.register_fake
-def _(
-    dy: Tensor,
-    dmeans: Tensor,
-    dweights: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor,
-    bonus: Tensor,
-    state: Tensor,
-    means: Tensor,
-    weights: Tensor,
-    chunk: int,
-) -> tuple[Tensor, ...]:
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v, decay, bonus, state))
+_wkv_backward.register_fake(lambda dy, dmeans, dweights, *given: tuple(map(like, given[:5])))
 
 
-def _keep(ctx: object, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, chunk = inputs
-    ctx.save_for_backward(*tensors, *output[1:])  # type: ignore[attr-defined]
-    ctx.chunk = chunk  # type: ignore[attr-defined]
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.chunk = inputs
+    ctx.save_for_backward(*tensors, *output[1:])
 
 
-def _gradients(ctx: object, dy: Tensor, dmeans: Tensor, dweights: Tensor) -> tuple[Tensor | None, ...]:
-    return (*_wkv_backward(dy, dmeans, dweights, *ctx.saved_tensors, ctx.chunk), None)  # type: ignore[attr-defined]
+def _gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    return (*_wkv_backward(*grads, *ctx.saved_tensors, ctx.chunk), None)
 
 
 _wkv.register_autograd(_gradients, setup_context=_keep)

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from archlab.kernels import interpret
-from archlab.kernels.launch import Build, as_rows, on_device_of, tuned
+from archlab.kernels.launch import Build, as_rows, like, on_device_of, tuned
 from archlab.kernels.wkv4.reference import EMPTY, checked
 
 interpret.apply()
@@ -158,10 +158,8 @@ def _grid(k: Tensor, tile: dict[str, Any]) -> tuple[int, int]:
 @torch.library.custom_op("archlab::wkv4_walk", mutates_args=())
 def _wkv(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """The outputs in v's dtype, the last state, and the states before the groups `[B,groups,2,C]` in float32."""
-    (batch, length, channels), keys, values = k.shape, as_rows(k), as_rows(v)
-    y = torch.empty_like(v, memory_format=torch.contiguous_format)
-    last = k.new_empty((batch, 2, channels), dtype=torch.float32)
-    starts = k.new_empty((batch, triton.cdiv(length, GROUP), 2, channels), dtype=torch.float32)
+    (_, length, channels), keys, values = k.shape, as_rows(k), as_rows(v)
+    y, last, starts = _room(k, v)
     tile = _tile("forward")
     with on_device_of(k):
         _forward[_grid(k, tile)](
@@ -172,11 +170,10 @@ def _wkv(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, state: Tensor | Non
 
 
 @_wkv.register_fake
-def _(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _room(k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     batch, length, channels = k.shape
     last = k.new_empty((batch, 2, channels), dtype=torch.float32)
-    starts = k.new_empty((batch, -(-length // GROUP), 2, channels), dtype=torch.float32)
-    return torch.empty_like(v, memory_format=torch.contiguous_format), last, starts
+    return like(v), last, k.new_empty((batch, -(-length // GROUP), 2, channels), dtype=torch.float32)
 
 
 @torch.library.custom_op("archlab::wkv4_walk_backward", mutates_args=())
@@ -185,7 +182,7 @@ def _wkv_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of k, v, decay and bonus in their dtypes, and of the first state in float32."""
     (batch, length, channels), keys, values, grads = k.shape, as_rows(k), as_rows(v), as_rows(dy)
-    dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v))
+    dk, dv = like(k), like(v)
     ddecay, dbonus = (k.new_empty((batch, channels), dtype=torch.float32) for _ in range(2))
     dfirst = k.new_empty((batch, 2, channels), dtype=torch.float32)
     tile = _tile("backward")
@@ -197,12 +194,7 @@ def _wkv_backward(
     return dk, dv, ddecay.sum(0).to(decay.dtype), dbonus.sum(0).to(bonus.dtype), dfirst
 
 
-@_wkv_backward.register_fake
-def _(
-    dy: Tensor, dlast: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, starts: Tensor
-) -> tuple[Tensor, ...]:
-    given = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v, decay, bonus))
-    return *given, dlast.new_empty(dlast.shape, dtype=torch.float32)
+_wkv_backward.register_fake(lambda dy, dlast, *given: (*map(like, given[:4]), like(dlast, torch.float32)))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -94,15 +94,14 @@ def test_reach_depends_on_no_later_token_and_is_that_of_reading_one_by_one(windo
 
 @pytest.mark.parametrize("more", [{}, {"documents": torch.tensor([[0] * 41 + [1] * 55])}], ids=["causal", "documents"])
 def test_tiles_beyond_reach_are_not_visited(more: dict[str, Tensor]) -> None:
-    from archlab.kernels.attention.inputs import Inputs, encoded
+    from archlab.kernels.attention.inputs import Inputs
     from archlab.kernels.attention.plan import Plan
 
     more = {name: x.to(DEVICE) for name, x in more.items()}
     tensors = inputs(96, heads=1, decay=(1, 1, 96))
     q, k, v, decay = tensors.values()
     near = reach(q, k, decay, 0.1, 1e-6)
-    given = (None, None, decay, near, None, None, None, more.get("documents"), None)
-    plan = Plan(Inputs(q, k, v, *given, encoded(CAUSAL), 0.1, 0.0))
+    plan = Plan(Inputs(q, k, v, decay=decay, reach=near, **more, scale=0.1))
     by_query, by_key = (plan.task({"QUERIES": 32, "KEYS": 32}, by_key=kind).visits.bounds for kind in (False, True))
     assert (by_query[0, :, -1, 0] > 0).all(), "the last queries start after keys that are forgotten"
     assert (by_key[0, :, 0, 1] < 96).all(), "the first keys end before queries that forgot them"
@@ -113,12 +112,12 @@ def test_tiles_beyond_reach_are_not_visited(more: dict[str, Tensor]) -> None:
 
 
 def test_more_sequences_and_heads_than_an_axis_has_are_launched_on_the_first() -> None:
-    from archlab.kernels.attention.inputs import Inputs, encoded
+    from archlab.kernels.attention.inputs import Inputs
     from archlab.kernels.attention.plan import Plan, delta_launch, forward_launch, keys_launch, queries_launch
 
     x = torch.empty(1, 1, 1, 16, device=DEVICE).expand(17_000, 4, 300, 16)
     lse = torch.empty(1, 1, 1, device=DEVICE).expand(17_000, 4, 300)
-    plan = Plan(Inputs(x, x, x, *(None,) * 9, encoded(CAUSAL), 0.1, 0.0))
+    plan = Plan(Inputs(x, x, x, scale=0.1))
     launches = (
         (forward_launch(plan, x, lse), "QUERIES"),
         (delta_launch(plan, x, x, lse, None, None), "ROWS"),
@@ -139,16 +138,14 @@ RULES = {
 @pytest.mark.parametrize(("name", "permuted"), [("decay_gate", True), ("relative_bias_sinks_headgate", False)])
 def test_operators_keep_the_rules_of_torch_library(name: str, permuted: bool) -> None:
     from archlab.kernels.attention import triton
-    from archlab.kernels.attention.inputs import Inputs, encoded
+    from archlab.kernels.attention.inputs import Inputs, handed
 
     def turned(x: Tensor) -> Tensor:
         return x.detach().transpose(0, -1).contiguous().transpose(0, -1).requires_grad_()
 
     tensors = {key: turned(x) if permuted else x for key, x in inputs(20, **RULES[name]).items()}
     documents = torch.tensor([[0] * 9 + [1] * 11], device=DEVICE)
-    absent: dict[str, Any] = dict.fromkeys(Inputs._fields)
-    last = {"documents": documents, "numbers": encoded(Pattern(window=15)), "scale": 0.25, "softcap": 5.0}
-    given = tuple({**absent, **tensors, **last}.values())
+    given = handed(Inputs(**tensors, documents=documents, pattern=Pattern(window=15), scale=0.25, softcap=5.0))
     torch.library.opcheck(triton._attention, given)
     out, lse = triton._attention(*given)
     saved = [x.detach() if isinstance(x, Tensor) else x for x in (torch.randn_like(out), out, lse, True, True, *given)]

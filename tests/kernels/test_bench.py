@@ -81,6 +81,6 @@ def test_winners_are_looked_up_by_card_and_key_and_those_of_others_stay(
 def test_every_kernel_with_tiles_of_a_workload_is_found_and_keeps_its_results() -> None:
     op = OPS["linear_cross_entropy"]
     case = op.cases[0]
-    call = bench.call_with_gradients(op, "triton", case, CPU, torch.float32)
+    call = bench.call(op, "triton", case, CPU, torch.float32, gradients=True)
     winners = tune.tune(call, lambda timed: float(len(timed())), 1e-4, lambda line: None)
     assert list(winners) == ["linear_cross_entropy"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from archlab.kernels import OPS, Case, Device, select
 from archlab.kernels.linear_recurrence.reference import linear_recurrence
-from archlab.kernels.linear_recurrence.torch_ops import chunked, parallel, step
+from archlab.kernels.linear_recurrence.torch_ops import chunked
 
 Arguments = dict[str, Any]
 DECAYS = ("none", "constant", "token", "channel")
@@ -52,12 +52,11 @@ def assert_equal(got: list[Tensor], want: list[Tensor], tolerance: float = 1e-9)
 
 @pytest.mark.parametrize("length", [1, 2, 63, 65, 130])
 @pytest.mark.parametrize(("decay", "delta"), KINDS)
-def test_recurrent_chunked_and_parallel_forms_agree(decay: str, delta: bool, length: int) -> None:
+def test_recurrent_and_chunked_forms_agree(decay: str, delta: bool, length: int) -> None:
     given = made(length, decay, delta)
     want = results(linear_recurrence, given)
-    assert_equal(results(parallel, given), want)
     assert_equal(results(chunked, given), want)
-    for chunk in (16, 32, 48):
+    for chunk in (16, 32, 48, length):
         assert_equal(results(chunked, given, chunk=chunk), want)
 
 
@@ -67,7 +66,7 @@ def test_heads_of_values_share_queries_and_keys_in_groups(decay: str, delta: boo
     given = made(37, decay, delta, groups=groups)
     repeated = given | {name: given[name].repeat_interleave(4 // groups, 2) for name in "qk"}
     want = linear_recurrence(**repeated)
-    for call in (linear_recurrence, chunked, parallel):
+    for call in (linear_recurrence, chunked):
         assert_equal(list(call(**given)), list(want))
 
 
@@ -77,7 +76,7 @@ def test_a_state_handed_over_continues_the_sequence(decay: str, delta: bool) -> 
 
     def in_pieces(**arguments: Any) -> tuple[Tensor, Tensor]:
         outs, state = [], arguments.pop("state")
-        for start, stop, call in ((0, 40, chunked), (40, 41, step), (41, 65, parallel)):
+        for start, stop, call in ((0, 40, chunked), (40, 41, linear_recurrence), (41, 65, chunked)):
             cut = {
                 name: x[:, start:stop] if isinstance(x, Tensor) and x.ndim > 1 else x for name, x in arguments.items()
             }
@@ -128,7 +127,7 @@ def test_a_reset_forgets_all_that_was_before() -> None:
     reset[:, 25] = -torch.inf
     late = {name: x[:, 25:] if isinstance(x, Tensor) and name != "state" else x for name, x in given.items()}
     alone, _ = linear_recurrence(**(late | {"state": None, "log_decay": given["log_decay"][:, 25:]}))
-    for call in (linear_recurrence, chunked, parallel):
+    for call in (linear_recurrence, chunked):
         out, _ = call(**(given | {"log_decay": reset}))
         assert torch.allclose(out[:, 25:], alone, atol=1e-12)
 
@@ -201,7 +200,7 @@ def test_the_plain_functions_of_fla_compute_the_same(name: str) -> None:
     given = made(70, decay, delta, torch.float32, groups=4) | {"scale": 8**-0.5}
     theirs = lambda scale, **tensors: call(**tensors)  # noqa: E731
     want = results(theirs, given)
-    for ours in (linear_recurrence, chunked, parallel):
+    for ours in (linear_recurrence, chunked):
         assert_equal(results(ours, given), want, 1e-5)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from archlab.kernels.attention import CAUSAL, CROSS, FULL, Blocks, Pattern, Visits
+from archlab.kernels.attention import CAUSAL, CROSS, FULL, Blocks, Pattern
+from archlab.kernels.attention.pattern import Lists
 
 CPU = torch.device("cpu")
 Rule = Callable[[int, int, int], bool]  # query, key, number of keys
@@ -92,17 +93,16 @@ def test_short_sequences_are_read_whole():
     assert not Pattern("full", blocks=blocks).dense(45, 45, CPU).all()
 
 
-def rebuilt(visits: Visits, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tables of visited and of full blocks that lists say, each block once and in order."""
-    seen, full = (torch.zeros(visits.blocks.shape[0], rows, columns, dtype=torch.bool) for _ in range(2))
-    for head, row in torch.cartesian_prod(torch.arange(visits.blocks.shape[0]), torch.arange(rows)).tolist():
-        count = int(visits.counts[head, row])
-        listed = visits.blocks[head, row, :count]
+def rebuilt(lists: Lists, rows: int, columns: int) -> torch.Tensor:
+    """The table of visited blocks that lists say, each block once and in order."""
+    seen = torch.zeros(lists.blocks.shape[0], rows, columns, dtype=torch.bool)
+    for head, row in torch.cartesian_prod(torch.arange(lists.blocks.shape[0]), torch.arange(rows)).tolist():
+        count = int(lists.counts[head, row])
+        listed = lists.blocks[head, row, :count]
         assert (listed[1:] > listed[:-1]).all()
-        assert not visits.blocks[head, row, count:].any() and not visits.full[head, row, count:].any()
+        assert not lists.blocks[head, row, count:].any()
         seen[head, row, listed] = True
-        full[head, row, listed] = visits.full[head, row, :count]
-    return seen, full
+    return seen
 
 
 @pytest.mark.parametrize("block", [4, 16])
@@ -113,24 +113,13 @@ def test_block_lists_cover_the_pairs_exactly(name: str, queries: int, keys: int,
     seen = matrix(pattern, queries, keys)
     seen = seen if seen.ndim == 3 else seen[None]
     rows, columns = -(-queries // block), -(-keys // block)
-    any_, all_ = (torch.zeros(len(seen), rows, columns, dtype=torch.bool) for _ in range(2))
+    any_ = torch.zeros(len(seen), rows, columns, dtype=torch.bool)
     for row, column in torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).tolist():
         part = seen[:, row * block : (row + 1) * block, column * block : (column + 1) * block]
-        any_[:, row, column], all_[:, row, column] = part.flatten(1).any(1), part.flatten(1).all(1)
-    lists = pattern.block_lists(queries, keys, block)
-    for visits, wanted, whole in (
-        (lists.by_query, any_, all_),
-        (lists.by_key, any_.transpose(1, 2), all_.transpose(1, 2)),
-    ):
-        found, full = rebuilt(visits, *wanted.shape[1:])
-        assert torch.equal(found, wanted) and torch.equal(full, whole)
-
-
-def test_block_lists_reach_as_far_as_a_prefix_may():
-    alone, with_prefix = CAUSAL.block_lists(32, 32, 8), CAUSAL.block_lists(32, 32, 8, prefix=12)
-    assert alone.by_query.counts.tolist() == [[1, 2, 3, 4]]
-    assert with_prefix.by_query.counts.tolist() == [[2, 2, 3, 4]]
-    assert with_prefix.by_query.full[0, 0].tolist() == [False, False, False, False]
+        any_[:, row, column] = part.flatten(1).any(1)
+    by_query, by_key = pattern.block_lists(queries, keys, block)
+    for lists, wanted in ((by_query, any_), (by_key, any_.transpose(1, 2))):
+        assert torch.equal(rebuilt(lists, *wanted.shape[1:]), wanted)
 
 
 def test_what_a_call_adds_and_hides():

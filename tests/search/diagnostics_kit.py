@@ -139,12 +139,10 @@ def _kept(kept: list[tuple[Tensor, Tensor, Tensor]]) -> Any:
         prefix: Tensor | None = None,
         documents: Tensor | None = None,
         padding: Tensor | None = None,
-        relative: Tensor | None = None,
-        decay: Tensor | None = None,
-        reach: Tensor | None = None,
-        **others: Any,
+        **pieces: Tensor | None,
     ) -> Tensor:
-        assert {name for name, value in others.items() if value is not None} == set(), "attention has more to it"
+        relative, decay, reach = (pieces.pop(name, None) for name in ("relative", "decay", "reach"))
+        assert all(value is None for value in pieces.values()), "attention has more to it"
         group = q.shape[1] // k.shape[1]
         k, v = (torch.stack([x[:, head // group] for head in range(q.shape[1])], 1) for x in (k, v))
         logits = torch.einsum("bhid,bhjd->bhij", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
