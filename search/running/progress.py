@@ -133,7 +133,7 @@ class Progress:
                 self.most = max(0, self.most - event.get("started", 0))
         elif kind == "launched":
             self._launch(key, event)
-        elif kind == "screen":
+        elif "left_out" in event:  # of a section that has decided
             self.total, self._left_out = event["trials"], event["left_out"]
         elif kind in ("finished", "paused", "retry"):
             gone = self.running.pop(key, None)
@@ -315,7 +315,7 @@ def line_of(event: dict[str, Any], name: str, quiet: bool = False, step: int | N
         return "\n".join([*told, *([f"failed    {event['name']}: {event['wrong']}"] if event["wrong"] else [])])
     if kind == "plugin":
         return f"plug-in   {event['message']}"
-    if kind == "screen":
+    if "messages" in event:  # of a section, under its key
         return "\n".join(event["messages"])
     if kind == "edited":
         return f"edited    {event['message']}"

@@ -88,5 +88,8 @@ class Section(Spec):
         return ()
 
     def run_rows(self, next_rows: NextRows, planned: Planned, store: Store, slots: int, tell: Events) -> NextRows:
-        """What a run takes its rows from, while `slots` trials run at once; by default what the plan says."""
+        """What a run takes its rows from, while `slots` trials run at once; by default what the plan says.
+
+        What it tells a run is an event of its key: `messages`, and where it decides `left_out` and all `trials`.
+        """
         return next_rows
