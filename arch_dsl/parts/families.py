@@ -2,48 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from torch import nn
+from torch import Tensor, nn
 
 from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.formula import function_of
 from archlab.arch_dsl.language.spec import Family, added
 from archlab.arch_dsl.parts import fused
-from archlab.arch_dsl.parts.context import BuildContext, Cost
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.layers import Site
 from archlab.kernels.attention import Pattern
-
-__all__ = [
-    "Adapter",
-    "Branch",
-    "Carry",
-    "Decay",
-    "Gate",
-    "Join",
-    "Mask",
-    "Norm",
-    "Position",
-    "Primitive",
-    "Rotary",
-    "Scale",
-    "Score",
-    "build_shared",
-    "build_site",
-    "check_site",
-    "shared_cost",
-    "site_cost",
-]
 
 
 class Primitive(Family):
     """One typed component. A member defines its spec, its module, its cost, and what it cannot be combined with."""
 
     by_layer: ClassVar[bool] = False  # whether it differs from layer to layer, so that no shared branch can hold it
+    module: ClassVar[Callable[..., nn.Module] | None] = None  # made from the resolved spec and the context
 
     def build(self, ctx: BuildContext) -> nn.Module:
         """The module that computes it; `forward(x, call)` keeps the shape of x."""
-        raise TypeError(f"{type(self).__name__} has no module")
+        module = type(self).module
+        if module is None:
+            raise TypeError(f"{type(self).__name__} has no module")
+        return module(self.resolve(ctx), ctx)
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         """Parameters, FLOPs and memory over a sequence of `tokens` tokens; see Cost for what is counted where."""
@@ -53,23 +38,55 @@ class Primitive(Family):
         """The same choice with everything that can be derived from its place filled in."""
         return self
 
+    def wrong(self, ctx: BuildContext) -> Iterable[tuple[str, str]]:
+        """What makes no sense at this place: the field ("" for all of it), and the reason."""
+        return ()
+
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        """What makes no sense at this place, each with the reason."""
-        return []
+        """The same as problems, with those of its parts."""
+        found = self.wrong(ctx)
+        return [Problem(f"{path}.{name}".removesuffix("."), message, self.mark(name)) for name, message in found]
 
 
-class Norm(Primitive):
+class Module(nn.Module):
+    """The module of a primitive: `class _Rope(Module, of=Rope)` is what `Rope.build` makes."""
+
+    def __init_subclass__(cls, of: type[Primitive] | None = None) -> None:
+        super().__init_subclass__()
+        if of is not None:
+            of.module = cls
+
+    def __init__(self, spec: Primitive, ctx: BuildContext) -> None:
+        super().__init__()
+
+
+class Elementwise(Module):
+    """y = act(x) with the `function` of its spec."""
+
+    def __init__(self, spec: Any, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
+        self.activation = function_of(spec.function)
+
+    def forward(self, x: Tensor, call: Call) -> Tensor:
+        return self.activation(x)
+
+
+class Sharing(Primitive):
+    """One whose parameters all layers of a stack may share."""
+
+    share: Literal["none", "stack"] = added(default="none")
+
+
+class Norm(Sharing):
     """Rescales the last dimension."""
 
     noun: ClassVar[str] = "norm"
-    share: Literal["none", "stack"] = added(default="none")
 
 
-class Gate(Primitive):
+class Gate(Sharing):
     """Modulates a tensor by an activation of another one."""
 
     noun: ClassVar[str] = "gate"
-    share: Literal["none", "stack"] = added(default="none")
 
 
 class Scale(Primitive):
@@ -78,11 +95,10 @@ class Scale(Primitive):
     noun: ClassVar[str] = "scale"
 
 
-class Carry(Primitive):
+class Carry(Sharing):
     """Mixes in what another position or another layer holds."""
 
     noun: ClassVar[str] = "carry"
-    share: Literal["none", "stack"] = added(default="none")
 
 
 class Adapter(Primitive):
@@ -104,7 +120,7 @@ class Rotary(Primitive):
     noun: ClassVar[str] = "rotary encoding"
 
 
-class Score(Primitive):
+class Score(Sharing):
     """Changes the attention logits: by a bias, a cap (first in the list), or a learned sink (last in the list).
 
     The module of a bias has `forward(q, k, call)`, or `forward(q, k, call, projected)` if it has a `projection` of
@@ -116,7 +132,6 @@ class Score(Primitive):
     kind: ClassVar[Literal["bias", "softcap", "sinks"]] = "bias"
     positional: ClassVar[bool] = False  # whether it is how positions enter, and so what the knob `positional` sets
     fading: ClassVar[bool] = False  # whether it adds to no other key more than to the query's own
-    share: Literal["none", "stack"] = added(default="none")
 
     def per_key(self, ctx: BuildContext) -> int:
         """How many numbers decoding keeps for it beside each key."""
@@ -152,7 +167,7 @@ def _pairs(pattern: Pattern, tokens: int) -> int:
     return pattern.pairs(tokens, tokens)
 
 
-class Decay(Primitive):
+class Decay(Sharing):
     """Discounts what the state of a linear recurrence holds, from token to token.
 
     The module has `projections()`, its linear maps of the branch's input, and `forward(products, call)`, which takes
@@ -163,7 +178,6 @@ class Decay(Primitive):
 
     noun: ClassVar[str] = "decay"
     channels: ClassVar[bool] = False
-    share: Literal["none", "stack"] = added(default="none")
 
 
 class Join(Primitive):
@@ -172,7 +186,7 @@ class Join(Primitive):
     noun: ClassVar[str] = "join"
 
 
-class Branch(Primitive):
+class Branch(Sharing):
     """Reads the residual stream, transforms, joins back; `forward(stream, call)`.
 
     Of a `recurrent` one `flops_model` counts, as papers do, what is done to each element of its state, be it a product
@@ -181,7 +195,6 @@ class Branch(Primitive):
 
     noun: ClassVar[str] = "branch"
     recurrent: ClassVar[bool] = False
-    share: Literal["none", "stack"] = added(default="none")
 
 
 def build_shared(item: Primitive, ctx: BuildContext) -> nn.Module:
@@ -235,8 +248,19 @@ def check_site(items: tuple[Primitive, ...], ctx: BuildContext, path: str) -> li
     place = ctx.where(site=path.rpartition(".")[2])
     found = []
     for index, item in enumerate(items):
-        found += item.check(place, f"{path}.{index}")
-        if getattr(item, "share", "none") != "none" and not item.cost(place, 1).parameters:
-            message = f"{item.type} has no parameters here that layers could share"
-            found.append(Problem(f"{path}.{index}.share", message, item.mark("share")))
+        found += check_part(item, place, f"{path}.{index}")
     return found
+
+
+def check_part(item: Primitive, ctx: BuildContext, path: str) -> list[Problem]:
+    """What is wrong with a primitive that layers may share."""
+    found = item.check(ctx, path)
+    if getattr(item, "share", "none") != "none" and not item.cost(ctx, 1).parameters:
+        message = f"{item.type} has no parameters here that layers could share"
+        found.append(Problem(f"{path}.share", message, item.mark("share")))
+    return found
+
+
+def check_sites(holder: Primitive, places: Mapping[str, BuildContext], path: str) -> list[Problem]:
+    """What is wrong with the primitives of the sites of a branch, given by their names with the context of each."""
+    return [found for name in places for found in check_site(getattr(holder, name), places[name], f"{path}.{name}")]

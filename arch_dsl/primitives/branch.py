@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import ClassVar
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.notation import chosen
 from archlab.arch_dsl.language.spec import walk
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import (
@@ -16,13 +17,14 @@ from archlab.arch_dsl.parts.families import (
     Carry,
     Gate,
     Join,
+    Module,
     Norm,
     Scale,
     build_site,
-    check_site,
+    check_sites,
     site_cost,
 )
-from archlab.arch_dsl.parts.layers import Linear, Products, merged, separate
+from archlab.arch_dsl.parts.layers import Linear, Products, Site, merged, separate
 from archlab.arch_dsl.primitives.joins import Add
 
 
@@ -47,8 +49,8 @@ class Sublayer(Branch):
         return 0 if ctx.held and not self.pre else tokens * ctx.d_model
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        found = check_site(self.pre, ctx, f"{path}.pre") + check_site(self.post, ctx, f"{path}.post")
-        return found + self.join.check(ctx, f"{path}.join")
+        found = check_sites(self, {"pre": ctx, "post": ctx}, path) + self.join.check(ctx, f"{path}.join")
+        return found + super().check(ctx, path)
 
 
 class Headed(Sublayer):
@@ -61,17 +63,27 @@ class Headed(Sublayer):
         raise TypeError(f"{type(self).__name__} has no values")
 
 
-class SublayerModule(nn.Module):
+class SublayerModule(Module):
     """stream -> join(stream, post(transform(pre(stream)))). All maps of the normed copy are planned together."""
 
+    query: Site  # those that a branch has of the sites inside
+    key: Site
+    value: Site
+    sdpa: Site
+
     def __init__(self, spec: Sublayer, ctx: BuildContext) -> None:
-        super().__init__()
+        super().__init__(spec, ctx)
         self.path = ctx.path
         apart = any(getattr(part, "documents", False) for _, part in walk(spec))
         self.pre = build_site(spec.pre, ctx.where(documents=apart), "pre")
         self.post = build_site(spec.post, ctx, "post")
         self.join = spec.join.build(ctx.at("join"))
         self.products = plan_products(ctx)
+
+    def add_sites(self, spec: Sublayer, places: Mapping[str, BuildContext]) -> None:
+        """Builds the sites inside, given by their names with the context of each."""
+        for name, place in places.items():
+            self.add_module(name, build_site(getattr(spec, name), place, name))
 
     def reads(self) -> list[Linear]:
         """The maps of the normed copy that the transformation itself needs, in the order in which it takes them."""
@@ -105,6 +117,17 @@ class SublayerModule(nn.Module):
         assert call.watch is not None
         call.watch.tell("update", self.path, call.padding, output=update)
         return self.join(stream, update, call)  # type: ignore[no-any-return]
+
+
+def linear(spec: Sublayer, name: str, inputs: int, outputs: int, std: float) -> Linear:
+    """The map of a branch that its fields call `name`: `zero` has it start at zero, `bias` gives it one."""
+    std = 0.0 if chosen(getattr(spec, "zero", False), name) else std
+    return Linear(inputs, outputs, std=std, bias=chosen(getattr(spec, "bias", False), name))
+
+
+def projections_of(*sites: Any) -> list[Linear]:
+    """The maps of the branch's input that sites need, in their order."""
+    return [projection for site in sites for projection in site.projections()]
 
 
 def plan_products(ctx: BuildContext) -> Products:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
@@ -32,9 +32,6 @@ class CrossAttention(MultiHead):
     )
     short_forms: ClassVar[tuple[str, ...]] = ("gate", "qk_norm")
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _CrossAttention(self.resolve(ctx), ctx)
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         spec, source = self.resolve(ctx), ctx.source_tokens or tokens
         own, _ = spec.places(ctx)
@@ -59,7 +56,7 @@ class CrossAttention(MultiHead):
         return problems
 
 
-class _CrossAttention(MultiHeadModule):
+class _CrossAttention(MultiHeadModule, of=CrossAttention):
     # B batch, T time, S source_time, H heads, K key/value heads, D head_dim
     def __init__(self, spec: CrossAttention, ctx: BuildContext) -> None:
         super().__init__(spec, ctx, CROSS)

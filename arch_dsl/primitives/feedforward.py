@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Self
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.formula import function_of
@@ -15,7 +15,7 @@ from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Branch, Norm, Scale, build_site, check_site, site_cost
 from archlab.arch_dsl.parts.layers import Linear
 from archlab.arch_dsl.parts.saved_for_backward import kept_of
-from archlab.arch_dsl.primitives.branch import Sublayer, SublayerModule
+from archlab.arch_dsl.primitives.branch import Sublayer, SublayerModule, linear
 from archlab.kernels.activations import ACTIVATIONS
 
 
@@ -70,13 +70,11 @@ class _FeedForward(SublayerModule):
         super().__init__(spec, ctx)
         assert spec.width is not None
         for name in spec.inputs:
-            std = 0.0 if chosen(spec.zero, name) else ctx.std * ctx.gain
-            linear = Linear(ctx.d_model, spec.width, std=std, bias=chosen(spec.bias, name))
-            self.add_module(f"{name}_projection", linear)
+            own = linear(spec, name, ctx.d_model, spec.width, ctx.std * ctx.gain)
+            self.add_module(f"{name}_projection", own)
         self.inputs = spec.inputs
         self.inner = build_site(spec.inner, _hidden(ctx, spec.width), "inner")
-        std = 0.0 if chosen(spec.zero, "output") else ctx.residual_std
-        self.output_projection = Linear(spec.width, ctx.d_model, std=std, bias=chosen(spec.bias, "output"))
+        self.output_projection = linear(spec, "output", spec.width, ctx.d_model, ctx.residual_std)
 
     def reads(self) -> list[Linear]:
         return [self.get_submodule(f"{name}_projection") for name in self.inputs]  # type: ignore[misc]
@@ -98,11 +96,8 @@ class MLP(FeedForward):
     def default_width(self, d_model: int) -> int:
         return 4 * d_model
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _MLP(self.resolve(ctx), ctx)
 
-
-class _MLP(_FeedForward):
+class _MLP(_FeedForward, of=MLP):
     def __init__(self, spec: MLP, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
         self.activation = function_of(spec.activation)
@@ -128,11 +123,8 @@ class GLU(FeedForward):
     def default_width(self, d_model: int) -> int:
         return -(-8 * d_model // 24) * 8
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _GLU(self.resolve(ctx), ctx)
 
-
-class _GLU(_FeedForward):
+class _GLU(_FeedForward, of=GLU):
     def __init__(self, spec: GLU, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
         named = spec.activation in ACTIVATIONS

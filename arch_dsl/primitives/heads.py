@@ -20,12 +20,11 @@ from archlab.arch_dsl.parts.families import (
     Scale,
     Score,
     build_shared,
-    build_site,
-    check_site,
+    check_sites,
     site_cost,
 )
 from archlab.arch_dsl.parts.layers import Linear
-from archlab.arch_dsl.primitives.branch import Headed, SublayerModule
+from archlab.arch_dsl.primitives.branch import Headed, SublayerModule, linear
 from archlab.kernels.attention import WIDEST, Pattern
 
 NAMES = ("query", "key", "value", "output")
@@ -121,8 +120,8 @@ class MultiHead(Headed):
             message = f"{spec.kv_heads} key/value heads do not divide {self.heads} query heads"
             problems.append(Problem(f"{path}.kv_heads", message, self.mark("kv_heads")))
         own, shared = spec.places(ctx)
-        for name, place in (("query", own), ("key", shared), ("value", shared), ("scores", own), ("sdpa", own)):
-            problems += check_site(getattr(spec, name), place, f"{path}.{name}")
+        places = {"query": own, "key": shared, "value": shared, "scores": own, "sdpa": own}
+        problems += check_sites(spec, places, path)
         raising = [item.type for item in self.scores if item.kind == "bias" and not item.fading]
         for index, item in enumerate(self.scores):
             if getattr(item, "prune", None) is not None and raising:
@@ -139,21 +138,13 @@ class MultiHeadModule(SublayerModule):
         super().__init__(spec, ctx)
         assert spec.head_dim is not None
         own, shared = spec.places(ctx)
-        self.path, self.head_dim, self.scale, self.pattern = ctx.path, spec.head_dim, own.logit_scale, pattern
+        self.head_dim, self.scale, self.pattern = spec.head_dim, own.logit_scale, pattern
         width = spec.widths()
-
-        def linear(name: str, inputs: int, outputs: int, std: float) -> Linear:
-            std = 0.0 if chosen(spec.zero, name) else std
-            return Linear(inputs, outputs, std=std, bias=chosen(spec.bias, name))
-
-        self.query_projection = linear("query", ctx.d_model, width["query"], ctx.std)
-        self.key_projection = linear("key", ctx.d_model, width["key"], ctx.std)
-        self.value_projection = linear("value", ctx.d_model, width["value"], ctx.std * ctx.gain)
-        self.output_projection = linear("output", width["query"], ctx.d_model, ctx.residual_std)
-        self.query = build_site(spec.query, own, "query")
-        self.key = build_site(spec.key, shared, "key")
-        self.value = build_site(spec.value, shared, "value")
-        self.sdpa = build_site(spec.sdpa, own, "sdpa")
+        self.query_projection = linear(spec, "query", ctx.d_model, width["query"], ctx.std)
+        self.key_projection = linear(spec, "key", ctx.d_model, width["key"], ctx.std)
+        self.value_projection = linear(spec, "value", ctx.d_model, width["value"], ctx.std * ctx.gain)
+        self.output_projection = linear(spec, "output", width["query"], ctx.d_model, ctx.residual_std)
+        self.add_sites(spec, {"query": own, "key": shared, "value": shared, "sdpa": own})
         self.scores = Scores(spec.scores, own)
         dense = getattr(spec, "memory", None) is not None
         ask = {

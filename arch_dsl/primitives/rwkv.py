@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from typing import Annotated, ClassVar, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.formula import function_of
-from archlab.arch_dsl.language.notation import Activation, ProjectionNotation, Projections, chosen
+from archlab.arch_dsl.language.notation import Activation, ProjectionNotation, Projections
 from archlab.arch_dsl.language.spec import Count
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Branch, Gate, Norm, Scale, build_site, check_site, site_cost
-from archlab.arch_dsl.parts.layers import Initializer, Linear, parameter
+from archlab.arch_dsl.parts.layers import Initializer, parameter
 from archlab.arch_dsl.parts.saved_for_backward import kept_of
 from archlab.arch_dsl.parts.state import shifted
-from archlab.arch_dsl.primitives.branch import Sublayer, SublayerModule
+from archlab.arch_dsl.primitives.branch import Sublayer, SublayerModule, linear
 from archlab.arch_dsl.primitives.token_shift import shifted_size
 
 
@@ -87,9 +87,6 @@ class RWKV4(_Mix):
     def default_width(self, d_model: int) -> int:
         return d_model
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _RWKV4(self.resolve(ctx), ctx)
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         """Without the FLOPs of wkv, as the paper counts (table 2): its few per channel are no products of matrices."""
         width = self.width or self.default_width(ctx.d_model)
@@ -105,20 +102,16 @@ class RWKV4(_Mix):
         return Cost.total(self.outer_cost(ctx, tokens) | parts)
 
 
-class _RWKV4(_MixModule):
+class _RWKV4(_MixModule, of=RWKV4):
     # T time, C channels
     def __init__(self, spec: RWKV4, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
         width = spec.width or ctx.d_model
         last, left = ctx.depth / max(ctx.n_layers - 1, 1), 1 - ctx.depth / ctx.n_layers
-
-        def linear(name: str, inputs: int, outputs: int, std: float) -> Linear:
-            return Linear(inputs, outputs, std=0.0 if chosen(spec.zero, name) else std)
-
-        self.receptance_projection = linear("receptance", ctx.d_model, width, ctx.std)
-        self.key_projection = linear("key", ctx.d_model, width, ctx.std)
-        self.value_projection = linear("value", ctx.d_model, width, ctx.std * ctx.gain)
-        self.output_projection = linear("output", width, ctx.d_model, ctx.residual_std)
+        self.receptance_projection = linear(spec, "receptance", ctx.d_model, width, ctx.std)
+        self.key_projection = linear(spec, "key", ctx.d_model, width, ctx.std)
+        self.value_projection = linear(spec, "value", ctx.d_model, width, ctx.std * ctx.gain)
+        self.output_projection = linear(spec, "output", width, ctx.d_model, ctx.residual_std)
         self.time_mix_receptance = parameter((ctx.d_model,), _share(ctx.d_model, left / 2))
         self.time_mix_key = parameter((ctx.d_model,), _share(ctx.d_model, left))
         self.time_mix_value = parameter((ctx.d_model,), _share(ctx.d_model, left, 0.3 * last))
@@ -162,9 +155,6 @@ class ChannelMix(_Mix):
     def default_width(self, d_model: int) -> int:
         return 4 * d_model
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _ChannelMix(self.resolve(ctx), ctx)
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         width, size = self.width or self.default_width(ctx.d_model), tokens * ctx.d_model
         shift = self.read(ctx, tokens) + shifted_size(ctx.d_model, tokens)
@@ -182,18 +172,14 @@ class ChannelMix(_Mix):
         )
 
 
-class _ChannelMix(_MixModule):
+class _ChannelMix(_MixModule, of=ChannelMix):
     def __init__(self, spec: ChannelMix, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
         width = spec.width or 4 * ctx.d_model
         left = 1 - ctx.depth / ctx.n_layers
-
-        def linear(name: str, inputs: int, outputs: int, std: float) -> Linear:
-            return Linear(inputs, outputs, std=0.0 if chosen(spec.zero, name) else std)
-
-        self.receptance_projection = linear("receptance", ctx.d_model, ctx.d_model, ctx.std)
-        self.key_projection = linear("key", ctx.d_model, width, ctx.std * ctx.gain)
-        self.value_projection = linear("value", width, ctx.d_model, ctx.residual_std)
+        self.receptance_projection = linear(spec, "receptance", ctx.d_model, ctx.d_model, ctx.std)
+        self.key_projection = linear(spec, "key", ctx.d_model, width, ctx.std * ctx.gain)
+        self.value_projection = linear(spec, "value", width, ctx.d_model, ctx.residual_std)
         self.mix_receptance = parameter((ctx.d_model,), _share(ctx.d_model, left))
         self.mix_key = parameter((ctx.d_model,), _share(ctx.d_model, left))
         self.activation = function_of(spec.activation)
