@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from archlab.arch_dsl.language.errors import Mark, Problem, SpecError, unknown
-from archlab.arch_dsl.language.parse import INVALID
+from archlab.arch_dsl.language.parse import INVALID, refuse
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import Spec, had_by
 from archlab.arch_dsl.parts.families import Branch
@@ -217,8 +217,7 @@ def _apply_one(root: Any, steps: Steps, setting: Setting, problems: list[Problem
         data = knob.read(root, where)
         if data == "none" and knob.name != "gate" and inside != ("type",):
             message = f"there is none whose {inside[0]} could be set; set {knob.name} whole"
-            problems.append(Problem(".".join(steps[: index + 1]), message, setting.mark or node.mark))
-            return INVALID
+            return refuse(problems, ".".join(steps[: index + 1]), message, setting.mark or node.mark)
         word = {} if knob.name == "gate" else {"type": data}
         base = word if isinstance(data, str) else data
         if inside == ("type",):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from archlab.arch_dsl.language.errors import Problem, SpecError, unknown
-from archlab.arch_dsl.language.parse import INVALID, parse_value
+from archlab.arch_dsl.language.parse import INVALID, parse_value, refuse
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import (
     Family,
@@ -231,21 +231,18 @@ def _edit(old: tuple[Any, ...], annotation: Any, edit: str, node: Node, path: st
         items = given.value if isinstance(given.value, list) else [given]
         if strange := [item for item in items if not isinstance(item.value, str | int)]:
             message = f"remove needs the type of what is there, or a list of types, found {strange[0].kind}"
-            problems.append(Problem(path, message, strange[0].mark))
-            return INVALID
+            return refuse(problems, path, message, strange[0].mark)
         targets: Iterable[tuple[str, Node]] = [(str(item.value), item) for item in items]
     elif isinstance(given.value, dict):
         targets = given.value.items()
     else:
-        problems.append(Problem(path, f"{edit} needs a mapping from what is there to what is new", given.mark))
-        return INVALID
+        return refuse(problems, path, f"{edit} needs a mapping from what is there to what is new", given.mark)
     for name, item in targets:
         index = _index(old, name)
         if index is None:
             what = "put it before" if edit == "before" else edit
             message = f"nothing to {what}: {unknown(name, 'primitive here', names_at(old))}"
-            problems.append(Problem(path, message, item.mark))
-            return INVALID
+            return refuse(problems, path, message, item.mark)
         new = () if edit == "remove" else parsed(item)
         if new is INVALID:
             return INVALID
