@@ -67,8 +67,10 @@ def parse_value(annotation: Any, node: Node, path: str, problems: list[Problem])
         options = tuple(option for option in options if option is not type(None))
         if len(options) == 1:
             return parse_value(options[0], node, path, problems)
-    if limits or (options and typing.get_origin(options[0]) is typing.Annotated):
-        return _number(options[0] if not limits else annotation, limits, node, path, problems)
+    if limits:
+        return _number(annotation, limits, node, path, problems)
+    if typing.get_origin(options[0]) is typing.Annotated:
+        return parse_value(options[0], node, path, problems)
     kinds = families(annotation)
     origin = typing.get_origin(options[0])
     if origin is tuple:
@@ -93,9 +95,6 @@ def _join(path: str, name: object) -> str:
 
 
 def _number(annotation: Any, limits: list[Range], node: Node, path: str, problems: list[Problem]) -> Any:
-    if typing.get_origin(annotation) is typing.Annotated:
-        annotation, *metadata = typing.get_args(annotation)
-        limits = [item for item in metadata if isinstance(item, Range)]
     value = _scalar((annotation,), node, path, problems)
     if value is INVALID:
         return value
@@ -208,9 +207,13 @@ def parse_member(kinds: tuple[type[Family], ...], node: Node, path: str, problem
     return own_parser(fields, path, problems) if own_parser else parse_record(member, fields, path, problems)
 
 
-def _source_of(cls: type[Family]) -> str:
-    """Where the numbers of a member come from, as an error says it."""
-    return f"the one loaded is {cls.plugin}, changed since or another file" if cls.plugin else "this one is built in"
+def _made_otherwise(cls: type[Family], name: str, given: Node, title: str) -> str | None:
+    """What is wrong with the version or the plug-in that a member was made by."""
+    if name == "version":
+        said = f"was made by version {given.plain()} of {title}; this is {cls.numbers()}, with other numbers"
+        return said if given.value != cls.numbers() else None
+    own = f"the one loaded is {cls.plugin}, changed since or another file" if cls.plugin else "this one is built in"
+    return f"was made with the source {given.plain()} of {title}; {own}" if given.value != cls.plugin else None
 
 
 def parse_record(cls: type[Spec], node: Node, path: str, problems: list[Problem]) -> Any:
@@ -223,14 +226,8 @@ def parse_record(cls: type[Spec], node: Node, path: str, problems: list[Problem]
     marks: dict[str, Mark] = {"": node.mark} if node.mark else {}
     title = getattr(cls, "type", "") or getattr(cls, "title", cls.__name__.lower())
     for name, child in node.value.items():
-        if name == "version" and issubclass(cls, Family):
-            if child.value != cls.numbers():
-                message = f"was made by version {child.plain()} of {title}; this is {cls.numbers()}, with other numbers"
-                refuse(problems, _join(path, name), message, child.mark)
-            continue
-        if name == "plugin" and issubclass(cls, Family):
-            if child.value != cls.plugin:
-                message = f"was made with the source {child.plain()} of {title}; {_source_of(cls)}"
+        if name in ("version", "plugin") and issubclass(cls, Family):
+            if message := _made_otherwise(cls, name, child, title):
                 refuse(problems, _join(path, name), message, child.mark)
             continue
         if name not in known:

@@ -16,7 +16,7 @@ from archlab.arch_dsl.patching.norm_knob import normed_alike
 from archlab.arch_dsl.patching.shortform import Found, strip, turn
 from archlab.arch_dsl.tree.block import Block, with_type
 from archlab.arch_dsl.tree.knob import Knob
-from archlab.arch_dsl.tree.paths import Steps, get, is_edit, names_at, overrides_at, set_node
+from archlab.arch_dsl.tree.paths import Steps, get, index_of, is_edit, names_at, overrides_at, set_node
 
 S = TypeVar("S", bound=Spec)
 Done = dict[Steps, tuple["Setting", Any]]  # the settings made so far, and what each led to
@@ -134,7 +134,7 @@ def _expand(root: Any, steps: Steps, setting: Setting) -> list[Steps]:
             tried.update(dict.fromkeys(names))
             if step == "*":
                 following += [(*prefix, name) for name in names_at(value)]
-            elif step in names or isinstance(value, dict) or _is_index(value, step):
+            elif step in names or isinstance(value, dict) or index_of(value, step) is not None:
                 following.append((*prefix, step))
             elif isinstance(value, Block) and (*prefix, step) == steps and _is_branch(step, setting.node):
                 following.append(steps)
@@ -148,10 +148,6 @@ def _expand(root: Any, steps: Steps, setting: Setting) -> list[Steps]:
             raise SpecError.of(setting.path, f"matches nothing: {unknown(step, 'name there', tried)}", setting.mark)
         found = following
     return found
-
-
-def _is_index(value: Any, step: str) -> bool:
-    return isinstance(value, tuple) and step.isdigit() and int(step) < len(value)
 
 
 def _is_branch(name: str, node: Node) -> bool:
