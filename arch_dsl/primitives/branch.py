@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
 from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.notation import chosen
-from archlab.arch_dsl.language.spec import walk
+from archlab.arch_dsl.language.spec import Count, walk
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import (
     Adapter,
@@ -53,6 +53,26 @@ class Sublayer(Branch):
         return found + super().check(ctx, path)
 
 
+class Widened(Sublayer):
+    """A branch with a hidden `width`, and the site `inner` on what is so wide."""
+
+    width: Count | None = None
+
+    def default_width(self, d_model: int) -> int:
+        """The width where none is given."""
+        raise TypeError(f"{type(self).__name__} has no default width")
+
+    def resolve(self, ctx: BuildContext) -> Self:
+        return self if self.width else self.replace(width=self.default_width(ctx.d_model))
+
+    def inside(self, ctx: BuildContext) -> BuildContext:
+        """The context of the hidden activations `[batch, time, width]`."""
+        return ctx.where(width=self.width or self.default_width(ctx.d_model), held=False)
+
+    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+        return super().check(ctx, path) + check_sites(self, {"inner": self.inside(ctx)}, path)
+
+
 class Headed(Sublayer):
     """A branch with heads, and the sites `query`, `key`, `value` and `sdpa` (each head's output) that act on them."""
 
@@ -66,7 +86,8 @@ class Headed(Sublayer):
 class SublayerModule(Module):
     """stream -> join(stream, post(transform(pre(stream)))). All maps of the normed copy are planned together."""
 
-    query: Site  # those that a branch has of the sites inside
+    inner: Site  # those that a branch has of the sites inside
+    query: Site
     key: Site
     value: Site
     sdpa: Site

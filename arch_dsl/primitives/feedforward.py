@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.formula import function_of
 from archlab.arch_dsl.language.notation import Activation, ProjectionNotation, Projections, chosen
-from archlab.arch_dsl.language.spec import Count, added
+from archlab.arch_dsl.language.spec import added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Branch, Norm, Scale, build_site, check_site, site_cost
+from archlab.arch_dsl.parts.families import Branch, Norm, Scale, site_cost
 from archlab.arch_dsl.parts.layers import Linear
 from archlab.arch_dsl.parts.saved_for_backward import kept_of
-from archlab.arch_dsl.primitives.branch import Sublayer, SublayerModule, linear
+from archlab.arch_dsl.primitives.branch import SublayerModule, Widened, linear
 from archlab.kernels.activations import ACTIVATIONS
 
 
-class FeedForward(Sublayer):
+class FeedForward(Widened):
     """What both feed-forward branches share: a hidden `width`, an activation, and the site `inner` on the hidden.
 
     Of the linear maps named in `bias` each has one; those named in `zero` start at zero.
     """
 
-    width: Count | None = None
     activation: Activation = "gelu"
     bias: Projections = False
     zero: Projections = added(default=False)
     inner: tuple[Norm | Scale, ...] = ()
     inputs: ClassVar[tuple[str, ...]] = ()
-
-    def default_width(self, d_model: int) -> int:
-        """The width where none is given."""
-        raise TypeError(f"{type(self).__name__} has no default width")
-
-    def resolve(self, ctx: BuildContext) -> Self:
-        return self if self.width else self.replace(width=self.default_width(ctx.d_model))
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         width = self.width or self.default_width(ctx.d_model)
@@ -50,19 +41,10 @@ class FeedForward(Sublayer):
         hidden, gated = tokens * width, len(self.inputs) == 2
         own, _ = kept_of(self.activation)
         parts["activation"] = Cost(activations=(own + 2 * gated) * hidden)  # a gate keeps both of its factors
-        parts["inner"] = site_cost(self.inner, _hidden(ctx, width), "inner", tokens)
+        parts["inner"] = site_cost(self.inner, self.inside(ctx), "inner", tokens)
         output = Cost.product(tokens, width, ctx.d_model, chosen(self.bias, "output"))
         parts["output_projection"] = output.keeping(hidden)
         return Cost.total(self.outer_cost(ctx, tokens) | parts)
-
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        width = self.width or self.default_width(ctx.d_model)
-        return super().check(ctx, path) + check_site(self.inner, _hidden(ctx, width), f"{path}.inner")
-
-
-def _hidden(ctx: BuildContext, width: int) -> BuildContext:
-    """The context of the hidden activations `[batch, time, width]`."""
-    return ctx.where(width=width, held=False)
 
 
 class _FeedForward(SublayerModule):
@@ -73,7 +55,7 @@ class _FeedForward(SublayerModule):
             own = linear(spec, name, ctx.d_model, spec.width, ctx.std * ctx.gain)
             self.add_module(f"{name}_projection", own)
         self.inputs = spec.inputs
-        self.inner = build_site(spec.inner, _hidden(ctx, spec.width), "inner")
+        self.add_sites(spec, {"inner": spec.inside(ctx)})
         self.output_projection = linear(spec, "output", spec.width, ctx.d_model, ctx.residual_std)
 
     def reads(self) -> list[Linear]:
