@@ -44,10 +44,6 @@ class Attention(MultiHead):
         {"heads": 4, "kv_heads": 2, "memory": 3, "mask": {"type": "window", "size": 4}},
     )
     short_forms: ClassVar[tuple[str, ...]] = ("gate", "positional", "qk_norm")
-    order: ClassVar[tuple[str, ...]] = (
-        "pre", "post", "join", "heads", "kv_heads", "head_dim", "bias", "zero", "scale", "queries", "query", "key",
-        "value", "mask", "scores", "sdpa", "memory", "share",
-    )  # fmt: skip
     queries: Literal["hidden", "positions"] = added(default="hidden")
     mask: Mask = Causal()
     memory: Count | None = added(default=None)

@@ -19,6 +19,7 @@ from archlab.arch_dsl.parts.families import (
     Join,
     Module,
     Norm,
+    Rotary,
     Scale,
     build_site,
     check_sites,
@@ -77,6 +78,10 @@ class Headed(Sublayer):
     """A branch with heads, and the sites `query`, `key`, `value` and `sdpa` (each head's output) that act on them."""
 
     short_forms: ClassVar[tuple[str, ...]] = ("gate", "qk_norm")
+    query: tuple[Carry | Gate | Norm | Rotary | Scale, ...] = ()
+    key: tuple[Carry | Gate | Norm | Rotary | Scale, ...] = ()
+    value: tuple[Carry | Gate | Norm | Scale, ...] = ()
+    sdpa: tuple[Norm | Gate | Scale, ...] = ()
 
     def value_heads(self, d_model: int) -> tuple[int, int]:
         """How many heads values have, and how many channels each."""

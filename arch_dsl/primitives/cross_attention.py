@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -30,7 +29,6 @@ class CrossAttention(MultiHead):
         {"heads": 4, "kv_heads": 1, "head_dim": 6, "bias": True, "scores": ["sinks"]},
         {"heads": 4, "bias": ["query", "output"], "zero": ["output"], "scale": 1.0},
     )
-    short_forms: ClassVar[tuple[str, ...]] = ("gate", "qk_norm")
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         spec, source = self.resolve(ctx), ctx.source_tokens or tokens

@@ -12,17 +12,7 @@ from archlab.arch_dsl.language.notation import ProjectionNotation, Projections, 
 from archlab.arch_dsl.language.spec import Count, Positive, added
 from archlab.arch_dsl.parts import fused
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import (
-    Carry,
-    Gate,
-    Norm,
-    Rotary,
-    Scale,
-    Score,
-    build_shared,
-    check_sites,
-    site_cost,
-)
+from archlab.arch_dsl.parts.families import Score, build_shared, check_sites, site_cost
 from archlab.arch_dsl.parts.layers import Linear
 from archlab.arch_dsl.primitives.branch import Headed, SublayerModule, linear
 from archlab.kernels.attention import WIDEST, Pattern
@@ -34,17 +24,17 @@ class MultiHead(Headed):
     """Queries, keys and values of several heads, from linear maps, and one output map."""
 
     ops: ClassVar[tuple[str, ...]] = ("attention",)
+    order: ClassVar[tuple[str, ...]] = (
+        "pre", "post", "join", "heads", "kv_heads", "head_dim", "bias", "zero", "scale", "queries", "query", "key",
+        "value", "mask", "scores", "sdpa", "memory", "share",
+    )  # fmt: skip
     heads: Count
     kv_heads: Count | None = None
     head_dim: Count | None = None
     bias: Annotated[Projections, ProjectionNotation(*NAMES)] = False
     zero: Annotated[Projections, ProjectionNotation(*NAMES)] = added(default=False)
     scale: Positive | None = added(default=None)
-    query: tuple[Carry | Gate | Norm | Rotary | Scale, ...] = ()
-    key: tuple[Carry | Gate | Norm | Rotary | Scale, ...] = ()
-    value: tuple[Carry | Gate | Norm | Scale, ...] = ()
     scores: tuple[Score, ...] = ()
-    sdpa: tuple[Norm | Gate | Scale, ...] = ()
 
     def resolve(self, ctx: BuildContext) -> Self:
         head_dim = self.head_dim or max(ctx.d_model // self.heads, 1)

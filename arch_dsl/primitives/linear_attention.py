@@ -22,20 +22,7 @@ from archlab.arch_dsl.language.notation import (
 )
 from archlab.arch_dsl.language.spec import Count, Positive
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import (
-    Branch,
-    Carry,
-    Decay,
-    Gate,
-    Norm,
-    Rotary,
-    Scale,
-    build_shared,
-    check_part,
-    check_sites,
-    shared_cost,
-    site_cost,
-)
+from archlab.arch_dsl.parts.families import Branch, Decay, build_shared, check_part, check_sites, shared_cost, site_cost
 from archlab.arch_dsl.parts.layers import Linear, constant, parameter
 from archlab.arch_dsl.parts.saved_for_backward import kept_by, kept_of
 from archlab.arch_dsl.parts.state import opens_document
@@ -84,6 +71,10 @@ class LinearAttention(Headed):
 
     ops: ClassVar[tuple[str, ...]] = ("linear_recurrence",)
     recurrent: ClassVar[bool] = True
+    order: ClassVar[tuple[str, ...]] = (
+        "pre", "post", "join", "heads", "key_heads", "head_dim", "value_dim", "scale", "decay", "rule", "beta", "keys",
+        "skip", "documents", "bias", "zero", "query", "key", "value", "sdpa", "share",
+    )  # fmt: skip
     examples = (
         {"heads": 4},
         {"heads": 4, "key_heads": 2, "head_dim": 5, "value_dim": 6, "bias": True, "decay": "mamba2", "skip": True},
@@ -103,10 +94,6 @@ class LinearAttention(Headed):
     documents: bool = False
     bias: Annotated[Projections, ProjectionNotation(*NAMES)] = False
     zero: Annotated[Projections, ProjectionNotation(*NAMES)] = False
-    query: tuple[Carry | Gate | Norm | Rotary | Scale, ...] = ()
-    key: tuple[Carry | Gate | Norm | Rotary | Scale, ...] = ()
-    value: tuple[Carry | Gate | Norm | Scale, ...] = ()
-    sdpa: tuple[Norm | Gate | Scale, ...] = ()
 
     def sizes(self, d_model: int) -> Sizes:
         """All sizes as numbers, rounded down where `uneven` has something to say."""
