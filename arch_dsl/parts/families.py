@@ -71,22 +71,18 @@ class Elementwise(Module):
         return self.activation(x)
 
 
-class Sharing(Primitive):
-    """One whose parameters all layers of a stack may share."""
-
-    share: Literal["none", "stack"] = added(default="none")
-
-
-class Norm(Sharing):
+class Norm(Primitive):
     """Rescales the last dimension."""
 
     noun: ClassVar[str] = "norm"
+    share: Literal["none", "stack"] = added(default="none")
 
 
-class Gate(Sharing):
+class Gate(Primitive):
     """Modulates a tensor by an activation of another one."""
 
     noun: ClassVar[str] = "gate"
+    share: Literal["none", "stack"] = added(default="none")
 
 
 class Scale(Primitive):
@@ -95,10 +91,11 @@ class Scale(Primitive):
     noun: ClassVar[str] = "scale"
 
 
-class Carry(Sharing):
+class Carry(Primitive):
     """Mixes in what another position or another layer holds."""
 
     noun: ClassVar[str] = "carry"
+    share: Literal["none", "stack"] = added(default="none")
 
 
 class Adapter(Primitive):
@@ -120,7 +117,7 @@ class Rotary(Primitive):
     noun: ClassVar[str] = "rotary encoding"
 
 
-class Score(Sharing):
+class Score(Primitive):
     """Changes the attention logits: by a bias, a cap (first in the list), or a learned sink (last in the list).
 
     The module of a bias has `forward(q, k, call)`, or `forward(q, k, call, projected)` if it has a `projection` of
@@ -132,6 +129,7 @@ class Score(Sharing):
     kind: ClassVar[Literal["bias", "softcap", "sinks"]] = "bias"
     positional: ClassVar[bool] = False  # whether it is how positions enter, and so what the knob `positional` sets
     fading: ClassVar[bool] = False  # whether it adds to no other key more than to the query's own
+    share: Literal["none", "stack"] = added(default="none")
 
     def per_key(self, ctx: BuildContext) -> int:
         """How many numbers decoding keeps for it beside each key."""
@@ -167,7 +165,7 @@ def _pairs(pattern: Pattern, tokens: int) -> int:
     return pattern.pairs(tokens, tokens)
 
 
-class Decay(Sharing):
+class Decay(Primitive):
     """Discounts what the state of a linear recurrence holds, from token to token.
 
     The module has `projections()`, its linear maps of the branch's input, and `forward(products, call)`, which takes
@@ -178,6 +176,7 @@ class Decay(Sharing):
 
     noun: ClassVar[str] = "decay"
     channels: ClassVar[bool] = False
+    share: Literal["none", "stack"] = added(default="none")
 
 
 class Join(Primitive):
@@ -186,7 +185,7 @@ class Join(Primitive):
     noun: ClassVar[str] = "join"
 
 
-class Branch(Sharing):
+class Branch(Primitive):
     """Reads the residual stream, transforms, joins back; `forward(stream, call)`.
 
     Of a `recurrent` one `flops_model` counts, as papers do, what is done to each element of its state, be it a product
@@ -195,6 +194,7 @@ class Branch(Sharing):
 
     noun: ClassVar[str] = "branch"
     recurrent: ClassVar[bool] = False
+    share: Literal["none", "stack"] = added(default="none")
 
 
 def build_shared(item: Primitive, ctx: BuildContext) -> nn.Module:

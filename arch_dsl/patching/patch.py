@@ -160,17 +160,16 @@ def _is_branch(name: str, node: Node) -> bool:
 
 def _value_at(root: Any, steps: Steps) -> Any:
     """What stands at a path; a knob's plain data inside a knob."""
-    value: Any = root
-    for index, step in enumerate(steps):
-        if knob := knobs_of(value).get(step):
-            data = knob.read(root, steps[:index])
-            if data is None:
-                raise SpecError.of(".".join(steps), f"the sites hold more than this knob can say; set {step} whole")
-            if steps[index + 1 :]:
-                return None  # a field of a knob has no parts
-            return {"type": data} if isinstance(data, str) else data
-        value = get(value, (step,))
-    return value
+    found = _knob_in(root, steps)
+    if found is None:
+        return get(root, steps)
+    knob, index = found
+    data = knob.read(root, steps[:index])
+    if data is None:
+        raise SpecError.of(".".join(steps), f"the sites hold more than this knob can say; set {knob.name} whole")
+    if steps[index + 1 :]:
+        return None  # a field of a knob has no parts
+    return {"type": data} if isinstance(data, str) else data
 
 
 def _knob_in(root: Any, steps: Steps) -> tuple[Knob, int] | None:
