@@ -126,15 +126,13 @@ class LanguageModel(nn.Module):
             return losses.view_as(targets), found if squares else None
         rows, wanted = hidden.flatten(0, 1), targets.flatten()
         most = self.rows_at_once
-        one = self._row_losses_and_squares if squares else self._row_losses
         if rows.shape[0] <= most:
-            found = one(rows, wanted)
+            found = self._row_losses(rows, wanted, squares)
         else:
             pairs = zip(rows.split(most), wanted.split(most), strict=True)
-            found = torch.cat([checkpoint(one, *pair, use_reentrant=False) for pair in pairs], dim=-1)
-        if not squares:
-            return found.view_as(targets), None
-        return found[0].view_as(targets), found[1]
+            chunks = [checkpoint(self._row_losses, *pair, squares, use_reentrant=False) for pair in pairs]
+            found = torch.cat(chunks, dim=-1)
+        return (found[0].view_as(targets), found[1]) if squares else (found.view_as(targets), None)
 
     @property
     def rows_at_once(self) -> int:
@@ -154,13 +152,12 @@ class LanguageModel(nn.Module):
             rows, table, targets.flatten(), self.bias, scale, softcap, z=z, reduction=reduction, rows=most
         )
 
-    def _row_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(at_least_float32(self.logits(hidden)), targets, reduction="none")
-
-    def _row_losses_and_squares(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each row and log^2 Z of those that have a target: `[2, rows]`."""
+    def _row_losses(self, hidden: Tensor, targets: Tensor, squares: bool) -> Tensor:
+        """The loss of each row `[rows]`, and if asked log^2 Z of those that have a target: `[2, rows]`."""
         logits = at_least_float32(self.logits(hidden))
         losses = nn.functional.cross_entropy(logits, targets, reduction="none")
+        if not squares:
+            return losses
         return torch.stack([losses, logits.logsumexp(-1).masked_fill(targets == -100, 0).square()])
 
     def with_documents(self, call: Call, stack: StackModule, tokens: Tensor) -> Call:

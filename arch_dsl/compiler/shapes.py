@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -14,6 +14,11 @@ Shapes = Mapping[str, Sequence[int]]
 
 def shapes_of(model: Model) -> dict[str, tuple[int, ...]]:
     """Every parameter of a resolved model with its shape; nothing is allocated."""
+    return {name: tuple(value.shape) for name, value in unallocated(model)}
+
+
+def unallocated(model: Model) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """The parameters of a resolved model by their names, without memory."""
     with torch.device("meta"):
         module = build(model, model.context(backend="reference"))
-    return {name: tuple(value.shape) for name, value in module.named_parameters()}
+    return module.named_parameters()

@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+from torch import Tensor
 
-from archlab.arch_dsl.compiler.modules import build
+from archlab.arch_dsl.compiler.shapes import unallocated
 from archlab.arch_dsl.language.errors import SpecError
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.model.model import InitGroup, Model
@@ -83,13 +83,11 @@ def transferred(model: Model, base: Model) -> Transfer:
 
 def shapes(model: Model) -> dict[str, Shape]:
     """Every parameter of a resolved model; nothing is allocated."""
-    with torch.device("meta"):
-        module = build(model, model.context(backend="reference"))
-    return {name: Shape(tuple(value.shape), _is_map(value)) for name, value in module.named_parameters()}
 
+    def is_map(value: Tensor) -> bool:
+        return value.ndim >= 2 and bool(getattr(value, "decay", True)) and not getattr(value, "table", False)
 
-def _is_map(value: torch.nn.Parameter) -> bool:
-    return value.ndim >= 2 and bool(getattr(value, "decay", True)) and not getattr(value, "table", False)
+    return {name: Shape(tuple(value.shape), is_map(value)) for name, value in unallocated(model)}
 
 
 def _counterpart(path: str, shape: Shape, base: dict[str, Shape]) -> Shape:

@@ -11,7 +11,9 @@ from typing import Annotated, Any
 
 from archlab.arch_dsl.language.errors import Problem, nearest, shorten, unknown
 from archlab.arch_dsl.language.formula import FUNCTIONS, normal_form
+from archlab.arch_dsl.language.parse import INVALID, parse_value, refuse
 from archlab.arch_dsl.language.source import Node
+from archlab.arch_dsl.language.spec import Count, Positive
 from archlab.kernels.activations import ACTIVATIONS
 
 
@@ -20,21 +22,17 @@ class ActivationNotation:
 
     def parse_node(self, node: Node, path: str, problems: list[Problem]) -> Any:
         """The name or the formula's normal form, or INVALID."""
-        from archlab.arch_dsl.language.parse import INVALID
-
         text = node.value
         if isinstance(text, str) and text in ACTIVATIONS:
             return text
         if not isinstance(text, str) or text.replace("_", "").isalnum():
             found = text if isinstance(text, str) else node.kind
             message = unknown(found, "activation", ACTIVATIONS) + ", or a formula in x such as 'x * sigmoid(x)'"
-            problems.append(Problem(path, message, node.mark))
-            return INVALID
+            return refuse(problems, path, message, node.mark)
         try:
             return normal_form(text)
         except ValueError as error:
-            problems.append(Problem(path, f"'{text}' is no formula in x: {error}", node.mark))
-            return INVALID
+            return refuse(problems, path, f"'{text}' is no formula in x: {error}", node.mark)
 
     def words(self) -> str:
         """What may stand there."""
@@ -58,8 +56,6 @@ class ProjectionNotation:
 
     def parse_node(self, node: Node, path: str, problems: list[Problem]) -> Any:
         """True, False or some of the names in their order, or INVALID."""
-        from archlab.arch_dsl.language.parse import INVALID
-
         if isinstance(node.value, bool):
             return node.value
         items = node.value if isinstance(node.value, list) else [node]
@@ -99,9 +95,6 @@ class StdNotation:
 
     def parse_node(self, node: Node, path: str, problems: list[Problem]) -> Any:
         """A float or `small`, or INVALID."""
-        from archlab.arch_dsl.language.parse import parse_value
-        from archlab.arch_dsl.language.spec import Positive
-
         return "small" if node.value == "small" else parse_value(Positive, node, path, problems)
 
     def words(self) -> str:
@@ -128,17 +121,13 @@ class SizeNotation:
 
     def parse_node(self, node: Node, path: str, problems: list[Problem]) -> Any:
         """An int, a multiple in its shortest spelling, or INVALID."""
-        from archlab.arch_dsl.language.parse import INVALID, parse_value
-        from archlab.arch_dsl.language.spec import Count
-
         if node.value is None and self.optional:
             return None
         if isinstance(node.value, str) and (match := _MULTIPLE.fullmatch(node.value)) and float(match[1]):
             return f"{float(match[1]):g}x"
         if isinstance(node.value, str) and not node.value[:-1].isdecimal():
             message = f"must be an integer or a multiple of d_model such as 2x, found '{shorten(node.value)}'"
-            problems.append(Problem(path, message, node.mark))
-            return INVALID
+            return refuse(problems, path, message, node.mark)
         return parse_value(Count, node, path, problems)
 
     def words(self) -> str:

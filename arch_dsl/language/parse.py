@@ -67,8 +67,10 @@ def parse_value(annotation: Any, node: Node, path: str, problems: list[Problem])
         options = tuple(option for option in options if option is not type(None))
         if len(options) == 1:
             return parse_value(options[0], node, path, problems)
-    if limits or (options and typing.get_origin(options[0]) is typing.Annotated):
-        return _number(options[0] if not limits else annotation, limits, node, path, problems)
+    if limits:
+        return _number(annotation, limits, node, path, problems)
+    if typing.get_origin(options[0]) is typing.Annotated:
+        return parse_value(options[0], node, path, problems)
     kinds = families(annotation)
     origin = typing.get_origin(options[0])
     if origin is tuple:
@@ -82,7 +84,8 @@ def parse_value(annotation: Any, node: Node, path: str, problems: list[Problem])
     return _scalar(options, node, path, problems)
 
 
-def _refuse(problems: list[Problem], path: str, message: str, mark: Mark | None) -> _Invalid:
+def refuse(problems: list[Problem], path: str, message: str, mark: Mark | None) -> _Invalid:
+    """INVALID, with the reason noted."""
     problems.append(Problem(path, message, mark))
     return INVALID
 
@@ -92,15 +95,12 @@ def _join(path: str, name: object) -> str:
 
 
 def _number(annotation: Any, limits: list[Range], node: Node, path: str, problems: list[Problem]) -> Any:
-    if typing.get_origin(annotation) is typing.Annotated:
-        annotation, *metadata = typing.get_args(annotation)
-        limits = [item for item in metadata if isinstance(item, Range)]
     value = _scalar((annotation,), node, path, problems)
     if value is INVALID:
         return value
     for limit in limits:
         if complaint := limit.complaint(value):
-            return _refuse(problems, path, f"{complaint}, found {node.value}", node.mark)
+            return refuse(problems, path, f"{complaint}, found {node.value}", node.mark)
     return value
 
 
@@ -124,12 +124,12 @@ def _scalar(options: tuple[Any, ...], node: Node, path: str, problems: list[Prob
         named = owner if name.isdigit() else name
         noun = f"value of {named}" if name.isdigit() or name.endswith("s") or name in _NO_NOUNS else name
         found = value if isinstance(value, str | int | float) and not isinstance(value, bool) else _shown(node)
-        return _refuse(problems, path, unknown(found, noun, words), node.mark)
+        return refuse(problems, path, unknown(found, noun, words), node.mark)
     names = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
     wanted = " or ".join(names[option] for option in options)
     unit = isinstance(value, str) and int in options and re.fullmatch(r"[0-9.]+ ?[A-Za-z]+", value)
     hint = f" (units are {', '.join(_UNITS)})" if unit else ""
-    return _refuse(problems, path, f"must be {wanted}, found {_shown(node)}{hint}", node.mark)
+    return refuse(problems, path, f"must be {wanted}, found {_shown(node)}{hint}", node.mark)
 
 
 def _shown(node: Node) -> str:
@@ -167,7 +167,7 @@ def _tuple(item: Any, node: Node, path: str, problems: list[Problem]) -> Any:
 
 def _mapping(item: Any, node: Node, path: str, problems: list[Problem]) -> Any:
     if not isinstance(node.value, dict):
-        return _refuse(problems, path, f"must be a mapping of names, found {node.kind}", node.mark)
+        return refuse(problems, path, f"must be a mapping of names, found {node.kind}", node.mark)
     values = {name: parse_value(item, child, _join(path, name), problems) for name, child in node.value.items()}
     return INVALID if any(value is INVALID for value in values.values()) else values
 
@@ -180,14 +180,14 @@ def parse_member(kinds: tuple[type[Family], ...], node: Node, path: str, problem
     if isinstance(node.value, dict):
         default = getattr(kinds[0], "default_type", None) if len(kinds) == 1 else None
         if default is None and "type" not in node.value:
-            return _refuse(problems, path, f"says no type of {noun} ({', '.join(members)})", node.mark)
+            return refuse(problems, path, f"says no type of {noun} ({', '.join(members)})", node.mark)
         name_node = node.value.get("type", Node(default, node.mark))
         fields = Node({k: v for k, v in node.value.items() if k != "type"}, node.mark, node.key_marks)
     elif isinstance(node.value, str):
         fields = Node({}, node.mark)
     else:
         names = ", ".join([*members, *aliases_of(kinds)])
-        return _refuse(problems, path, f"must be a {noun}, found {node.kind} ({names})", node.mark)
+        return refuse(problems, path, f"must be a {noun}, found {node.kind} ({names})", node.mark)
     name = name_node.value
     if isinstance(name, str) and (meant := aliases_of(kinds).get(name)):
         name, defaults = meant
@@ -201,36 +201,34 @@ def parse_member(kinds: tuple[type[Family], ...], node: Node, path: str, problem
         if isinstance(fields.value, dict) and (plugin := fields.value.get("plugin")):
             kept = f"--plugin FILE loads it, and the store that trained with it has it as plugins/*-{plugin.plain()}.py"
             message = f"'{shorten(found)}' is a {noun} of a plug-in that is not loaded: {kept}"
-        return _refuse(problems, where, message, name_node.mark)
+        return refuse(problems, where, message, name_node.mark)
     member = members[name]
     own_parser = getattr(member, "parse_node", None)
     return own_parser(fields, path, problems) if own_parser else parse_record(member, fields, path, problems)
 
 
-def _source_of(cls: type[Family]) -> str:
-    """Where the numbers of a member come from, as an error says it."""
-    return f"the one loaded is {cls.plugin}, changed since or another file" if cls.plugin else "this one is built in"
+def _made_otherwise(cls: type[Family], name: str, given: Node, title: str) -> str | None:
+    """What is wrong with the version or the plug-in that a member was made by."""
+    if name == "version":
+        said = f"was made by version {given.plain()} of {title}; this is {cls.numbers()}, with other numbers"
+        return said if given.value != cls.numbers() else None
+    own = f"the one loaded is {cls.plugin}, changed since or another file" if cls.plugin else "this one is built in"
+    return f"was made with the source {given.plain()} of {title}; {own}" if given.value != cls.plugin else None
 
 
 def parse_record(cls: type[Spec], node: Node, path: str, problems: list[Problem]) -> Any:
     """A spec from a mapping of its fields."""
     if not isinstance(node.value, dict):
-        return _refuse(problems, path, f"must be a mapping, found {node.kind}", node.mark)
+        return refuse(problems, path, f"must be a mapping, found {node.kind}", node.mark)
     known = fields_of(cls)
     before = len(problems)
     values: dict[str, Any] = {}
     marks: dict[str, Mark] = {"": node.mark} if node.mark else {}
     title = getattr(cls, "type", "") or getattr(cls, "title", cls.__name__.lower())
     for name, child in node.value.items():
-        if name == "version" and issubclass(cls, Family):
-            if child.value != cls.numbers():
-                message = f"was made by version {child.plain()} of {title}; this is {cls.numbers()}, with other numbers"
-                problems.append(Problem(_join(path, name), message, child.mark))
-            continue
-        if name == "plugin" and issubclass(cls, Family):
-            if child.value != cls.plugin:
-                message = f"was made with the source {child.plain()} of {title}; {_source_of(cls)}"
-                problems.append(Problem(_join(path, name), message, child.mark))
+        if name in ("version", "plugin") and issubclass(cls, Family):
+            if message := _made_otherwise(cls, name, child, title):
+                refuse(problems, _join(path, name), message, child.mark)
             continue
         if name not in known:
             mark = node.key_marks.get(name, child.mark)

@@ -192,16 +192,13 @@ class _Composer:
         else:
             key, mark = waiting.pop()
             if key == "<<":
-                for name, value in self._mapping_to_merge(node, place).items():
+                if not isinstance(node.value, dict):
+                    raise self.refuse(f"'<<' merges a mapping, found {node.kind}", place)
+                for name, value in node.value.items():
                     parent.value.setdefault(name, value)
             else:
                 parent.value[key] = node
                 parent.key_marks[key] = mark
-
-    def _mapping_to_merge(self, node: Node, place: Any) -> dict[str, Node]:
-        if not isinstance(node.value, dict):
-            raise self.refuse(f"'<<' merges a mapping, found {node.kind}", place)
-        return node.value
 
 
 def _size(node: Node) -> int:

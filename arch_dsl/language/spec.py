@@ -167,7 +167,7 @@ def _read_fields(cls: type[Spec]) -> dict[str, FieldType]:
     order = [*getattr(cls, "order", ())]  # where inheritance would give another
     for item in sorted(
         (each for each in dataclasses.fields(cls) if not each.name.startswith("_")),  # type: ignore[arg-type]
-        key=lambda field: (order.index(field.name) if order else 0, field.name == "share"),
+        key=lambda field: (order.index(field.name) if field.name in order else len(order), field.name == "share"),
     ):
         missing = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
         default = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -176,15 +176,15 @@ class Model(Spec):
         for name, stack in self.stacks().items():
             problems += prefixed(check_stack(stack, self.place(ctx, name)), name)
         problems += check_ends(self.logits, ctx, "logits") + self.check_whole()
-        return problems or list(self._broken_rules(ctx))
+        if problems:
+            return problems
+        for name, stack in self.stacks().items():
+            problems += prefixed(rules.problems(stack, self.place(ctx, name)), name)
+        return problems
 
     def check_whole(self) -> list[Problem]:
         """What makes no sense between the parts of this kind of model."""
         return []
-
-    def _broken_rules(self, ctx: BuildContext) -> Iterator[Problem]:
-        for name, stack in self.stacks().items():
-            yield from prefixed(rules.problems(stack, self.place(ctx, name)), name)
 
 
 class DecoderModel(Model, Stack):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from archlab.arch_dsl.model.model import Model
-from archlab.arch_dsl.model.places import places
-from archlab.arch_dsl.model.rules import RULES
+from archlab.arch_dsl.model.rules import RULES, places
 
 
 def repaired(model: Model) -> tuple[Model, list[str]]:

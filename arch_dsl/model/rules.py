@@ -2,24 +2,65 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from archlab.arch_dsl.language.errors import Problem
-from archlab.arch_dsl.model.places import Place, distinct, places
-from archlab.arch_dsl.model.sharing import shared_broken, values_broken
+from archlab.arch_dsl.language.spec import walk
 from archlab.arch_dsl.parts.context import BuildContext
 from archlab.arch_dsl.parts.families import Branch, Carry, Join, Position, Rotary
 from archlab.arch_dsl.primitives.branch import Headed
 from archlab.arch_dsl.primitives.parallel import Parallel
 from archlab.arch_dsl.tree.block import Block
-from archlab.arch_dsl.tree.normal_form import normal_form
+from archlab.arch_dsl.tree.identity import normal_form
 
 if TYPE_CHECKING:
     from archlab.arch_dsl.model.stack import Stack
 
 Pass = Callable[["Stack"], "Stack"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A branch where it stands: the number of its layer, the path that an error names, the path without the layer, and
+    the facts of its stack."""
+
+    depth: int
+    path: str
+    name: str
+    branch: Branch
+    ctx: BuildContext
+
+
+def places(stack: Stack, ctx: BuildContext, blocks: list[Block]) -> list[Place]:
+    """Every branch of every layer, members of groups after their group. Equal layers have equal paths."""
+    labels: dict[Block, str] = {stack.block: "block"}
+    found = []
+    for depth, block in enumerate(blocks):
+        label = labels.setdefault(block, f"block (layer {depth})")
+        for path, branch in _branches(block):
+            found.append(Place(depth, f"{label}.{path}", path, branch, ctx))
+    return found
+
+
+def _branches(block: Block, prefix: str = "") -> Iterator[tuple[str, Branch]]:
+    for name, branch in block.items():
+        yield f"{prefix}{name}", branch
+        if isinstance(branch, Parallel):
+            yield from _branches(branch.branches, f"{prefix}{name}.")
+
+
+def distinct(found: list[Place]) -> Iterator[Place]:
+    """The places of layers that differ; what is wrong in equal layers is said once."""
+    seen: set[str] = set()
+    for place in found:
+        if place.path not in seen:
+            seen.add(place.path)
+            yield place
 
 
 @dataclass(frozen=True)
@@ -151,11 +192,119 @@ def _positions_repair(stack: Stack) -> Stack:
     return stack.replace(embed=tuple(i for i in stack.embed if i.type != "learned" or i is first))
 
 
+# values that are carried from layer to layer, and parameters that layers share
+
+
+def _values_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:
+    """Values that no later layer takes, or that it cannot take."""
+    carrying: dict[str, list[Place]] = {}
+    for place in found:
+        if any(item.type == "value_residual" for item in getattr(place.branch, "value", ())):
+            carrying.setdefault(place.name, []).append(place)
+    for users in carrying.values():
+        mark = next(i for i in users[0].branch.value if i.type == "value_residual").mark()  # type: ignore[attr-defined]
+        if len(users) < 2:
+            message = "value_residual needs a second layer that has it: the first one's values go to the later ones"
+            yield Problem(f"{users[0].path}.value", message, mark)
+        first = _heads(users[0])
+        for place in distinct(users):
+            if (other := _heads(place)) != first:
+                message = (
+                    f"value_residual needs the same heads in all layers: {_spelt(other)} here, "
+                    f"{_spelt(first)} in {users[0].path}"
+                )
+                yield Problem(f"{place.path}.kv_heads", message, place.branch.mark("kv_heads"))
+
+
+def _heads(place: Place) -> tuple[int, int]:
+    """How many value heads, and how many channels each has."""
+    branch: Any = place.branch
+    found: tuple[int, int] = branch.value_heads(place.ctx.d_model)
+    return found
+
+
+def _spelt(heads: tuple[int, int]) -> str:
+    return f"{heads[0]} value heads of {heads[1]}"
+
+
+def _shared_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:
+    """Parts that layers cannot share, or do not."""
+    shared = {place.path: list(_shared(place)) for place in distinct(found)}
+    if not any(shared.values()):
+        return
+    layers = Counter(key for place in found for key in dict(shared[place.path]))
+    owners: dict[str, tuple[Any, Place]] = {}
+    for place in distinct(found):
+        inside: set[str] = set()
+        for key, item in shared[place.path]:
+            where = place.path + key.removeprefix(place.name)
+            if key in inside:
+                message = f"two shared {item.type} in one site would be one; share one of them"
+                yield Problem(where.rpartition(".")[0], message, item.mark())
+            inside.add(key)
+            owner, first = owners.setdefault(key, (item, place))
+            if owner != item:
+                message = f"is shared with {first.path}, which has other fields; what is shared is the same everywhere"
+                yield Problem(where, message, item.mark())
+            elif item is not place.branch and (other := _other_fact(place, first, key)):
+                yield Problem(where, f"is shared with {first.path}, {other}", item.mark())
+            if layers[key] < 2:
+                yield Problem(f"{where}.share", "needs a second layer to share it with", item.mark("share"))
+            if item is place.branch:
+                yield from _all_shared(item, where)
+
+
+def _shared(place: Place) -> Iterator[tuple[str, Any]]:
+    """What layers share of a branch, all of it or its parts, by the path that is the same in all layers."""
+    if place.branch.share == "stack":
+        yield place.name, place.branch
+        return
+    for path, part in walk(place.branch):
+        if getattr(part, "share", "none") == "stack" and not path.startswith("branches."):
+            yield f"{place.name}.{path.rpartition('.')[0]}.{part.type}", part  # type: ignore[attr-defined]
+
+
+_OUTER = ("pre", "post", "join")  # the sites that are as wide as the stream
+_FACTS = (  # that a part of a branch is built with
+    *("heads", "kv_heads", "key_heads", "head_dim", "value_dim"),
+    *("width", "scale", "mask.documents", "documents"),
+)
+
+
+def _other_fact(place: Place, first: Place, key: str) -> str:
+    """What stands in the way of sharing a part of two branches: the first fact in which they differ."""
+    if key.removeprefix(f"{place.name}.").split(".")[0] in _OUTER:
+        return ""
+    here, there = (_facts(spot.branch.resolve(spot.ctx)) for spot in (place, first))
+    names = (name for name in here if here[name] != there.get(name))
+    return next((f"whose {name} is {there.get(name)}, and here it is {here[name]}" for name in names), "")
+
+
+def _facts(branch: Branch) -> dict[str, Any]:
+    """What the parts of a branch are built with, by path."""
+    found = {}
+    for path in _FACTS:
+        with contextlib.suppress(AttributeError):
+            found[path] = operator.attrgetter(path)(branch)
+    return found
+
+
+def _all_shared(branch: Branch, where: str) -> Iterator[Problem]:
+    """What makes no sense in a branch that layers share as a whole."""
+    for path, part in walk(branch):
+        at = f"{where}.{path.removeprefix('branches.')}".removesuffix(".")
+        if path and getattr(part, "share", "none") == "stack":
+            yield Problem(f"{at}.share", f"{where} is shared, and all its parts with it", part.mark("share"))
+        if getattr(part, "by_layer", False):
+            message = f"{part.type} differs from layer to layer, and {where} is shared by them"  # type: ignore[attr-defined]
+            yield Problem(at, message, part.mark())
+
+
 RULES = (
     Rule("dual stream", "`dual` at final and residual_dual at every branch go together", _dual_broken, _dual_repair),
     Rule("order of scores", "a cap first, then biases, then sinks, one of each", _scores_broken, _scores_repair),
     Rule("rotations", "query and key are rotated alike", _rotary_broken),
     Rule("learned positions", "one table of learned positions", _positions_broken, _positions_repair),
-    Rule("values across layers", "value_residual in at least two layers with equal heads", values_broken),
-    Rule("shared parts", "what layers share is the same in all of them, and there are some", shared_broken),
+    Rule("values across layers", "value_residual in at least two layers with equal heads", _values_broken),
+    Rule("shared parts", "what layers share is the same in all of them, and there are some", _shared_broken),
 )

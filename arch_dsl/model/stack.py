@@ -19,7 +19,7 @@ from archlab.arch_dsl.parts.layers import normal, table
 from archlab.arch_dsl.patching.patch import apply, settings_of
 from archlab.arch_dsl.patching.shortform import parse_with_knobs
 from archlab.arch_dsl.tree.block import Block, Branches, block_cost
-from archlab.arch_dsl.tree.normal_form import normal_form
+from archlab.arch_dsl.tree.identity import normal_form
 from archlab.arch_dsl.tree.overrides import Overrides, layers_of, ranges
 
 

@@ -2,48 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from torch import nn
+from torch import Tensor, nn
 
 from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.formula import function_of
 from archlab.arch_dsl.language.spec import Family, added
 from archlab.arch_dsl.parts import fused
-from archlab.arch_dsl.parts.context import BuildContext, Cost
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.layers import Site
 from archlab.kernels.attention import Pattern
-
-__all__ = [
-    "Adapter",
-    "Branch",
-    "Carry",
-    "Decay",
-    "Gate",
-    "Join",
-    "Mask",
-    "Norm",
-    "Position",
-    "Primitive",
-    "Rotary",
-    "Scale",
-    "Score",
-    "build_shared",
-    "build_site",
-    "check_site",
-    "shared_cost",
-    "site_cost",
-]
 
 
 class Primitive(Family):
     """One typed component. A member defines its spec, its module, its cost, and what it cannot be combined with."""
 
     by_layer: ClassVar[bool] = False  # whether it differs from layer to layer, so that no shared branch can hold it
+    module: ClassVar[Callable[..., nn.Module] | None] = None  # made from the resolved spec and the context
 
     def build(self, ctx: BuildContext) -> nn.Module:
         """The module that computes it; `forward(x, call)` keeps the shape of x."""
-        raise TypeError(f"{type(self).__name__} has no module")
+        module = type(self).module
+        if module is None:
+            raise TypeError(f"{type(self).__name__} has no module")
+        return module(self.resolve(ctx), ctx)
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         """Parameters, FLOPs and memory over a sequence of `tokens` tokens; see Cost for what is counted where."""
@@ -53,9 +38,37 @@ class Primitive(Family):
         """The same choice with everything that can be derived from its place filled in."""
         return self
 
+    def wrong(self, ctx: BuildContext) -> Iterable[tuple[str, str]]:
+        """What makes no sense at this place: the field ("" for all of it), and the reason."""
+        return ()
+
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        """What makes no sense at this place, each with the reason."""
-        return []
+        """The same as problems, with those of its parts."""
+        found = self.wrong(ctx)
+        return [Problem(f"{path}.{name}".removesuffix("."), message, self.mark(name)) for name, message in found]
+
+
+class Module(nn.Module):
+    """The module of a primitive: `class _Rope(Module, of=Rope)` is what `Rope.build` makes."""
+
+    def __init_subclass__(cls, of: type[Primitive] | None = None) -> None:
+        super().__init_subclass__()
+        if of is not None:
+            of.module = cls
+
+    def __init__(self, spec: Primitive, ctx: BuildContext) -> None:
+        super().__init__()
+
+
+class Elementwise(Module):
+    """y = act(x) with the `function` of its spec."""
+
+    def __init__(self, spec: Any, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
+        self.activation = function_of(spec.function)
+
+    def forward(self, x: Tensor, call: Call) -> Tensor:
+        return self.activation(x)
 
 
 class Norm(Primitive):
@@ -235,8 +248,19 @@ def check_site(items: tuple[Primitive, ...], ctx: BuildContext, path: str) -> li
     place = ctx.where(site=path.rpartition(".")[2])
     found = []
     for index, item in enumerate(items):
-        found += item.check(place, f"{path}.{index}")
-        if getattr(item, "share", "none") != "none" and not item.cost(place, 1).parameters:
-            message = f"{item.type} has no parameters here that layers could share"
-            found.append(Problem(f"{path}.{index}.share", message, item.mark("share")))
+        found += check_part(item, place, f"{path}.{index}")
     return found
+
+
+def check_part(item: Primitive, ctx: BuildContext, path: str) -> list[Problem]:
+    """What is wrong with a primitive that layers may share."""
+    found = item.check(ctx, path)
+    if getattr(item, "share", "none") != "none" and not item.cost(ctx, 1).parameters:
+        message = f"{item.type} has no parameters here that layers could share"
+        found.append(Problem(f"{path}.share", message, item.mark("share")))
+    return found
+
+
+def check_sites(holder: Primitive, places: Mapping[str, BuildContext], path: str) -> list[Problem]:
+    """What is wrong with the primitives of the sites of a branch, given by their names with the context of each."""
+    return [found for name in places for found in check_site(getattr(holder, name), places[name], f"{path}.{name}")]

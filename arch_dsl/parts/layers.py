@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,17 @@ def constant(number: float) -> Initializer:
 def uniform(low: float, high: float) -> Initializer:
     """Draws uniformly from [low, high)."""
     return lambda value, generator: value.uniform_(low, high, generator=generator)
+
+
+def equal_to(start: Tensor) -> Initializer:
+    """Fills with the numbers of a tensor."""
+    return lambda value, generator: value.copy_(start)
+
+
+def steps(low: float, high: float) -> Initializer:
+    """Draws b with softplus(b) between two numbers, uniform in its logarithm."""
+    ends = math.log(low), math.log(high)
+    return lambda value, generator: value.uniform_(*ends, generator=generator).exp_().expm1_().log_()
 
 
 def parameter(shape: Sequence[int], initializer: Initializer) -> nn.Parameter:

@@ -6,12 +6,14 @@ patch may turn one field of it (`block.norm.placement`) whether the model was wr
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from archlab.arch_dsl.language.errors import Problem, unknown
 from archlab.arch_dsl.language.parse import INVALID, parse_value
 from archlab.arch_dsl.language.source import Node
-from archlab.arch_dsl.language.spec import members_of
+from archlab.arch_dsl.language.spec import Family, members_of
 from archlab.arch_dsl.parts.families import Gate, Norm, Position, Rotary, Score
 from archlab.arch_dsl.patching.norm_knob import NORM
 from archlab.arch_dsl.primitives.attention import Attention
@@ -80,9 +82,12 @@ def _position(node: Node, path: str, problems: list[Problem]) -> tuple[Any, Node
 
 
 def _gate_sites(root: Any, where: Steps) -> str | None:
-    branch = get(root, where)
-    sites = (_site_of(p) for p in POSITIONS)
-    return next((s for s in sites if any(isinstance(item, Gate) for item in getattr(branch, s))), None)
+    return _holding(get(root, where), map(_site_of, POSITIONS), Gate)
+
+
+def _holding(branch: Any, sites: Iterable[str], kind: type[Family]) -> str | None:
+    """The first of some sites in which a member of a family stands."""
+    return next((site for site in sites if any(isinstance(item, kind) for item in getattr(branch, site))), None)
 
 
 # positional: rope | alibi | learned | sinusoidal | none on attention; the last two stand at the model's `embed`
@@ -151,10 +156,6 @@ def _read_qk_norm(root: Any, where: Steps) -> Any:
     return canonical(query[0], brief=True) if query else "none"
 
 
-def _parse_qk_norm(node: Node, path: str, problems: list[Problem]) -> Any:
-    return parse_value(tuple[Norm, ...], node, path, problems)
-
-
 def _put_qk_norm(root: Any, where: Steps, norms: tuple[Norm, ...]) -> Any:
     branch = get(root, where)
     sites = {name: exchanged(getattr(branch, name), name, Norm, list(norms)) for name in ("query", "key")}
@@ -162,16 +163,8 @@ def _put_qk_norm(root: Any, where: Steps, norms: tuple[Norm, ...]) -> Any:
 
 
 def _qk_norm_sites(root: Any, where: Steps) -> str | None:
-    branch = get(root, where)
-    return next((s for s in ("query", "key") if any(isinstance(item, Norm) for item in getattr(branch, s))), None)
+    return _holding(get(root, where), ("query", "key"), Norm)
 
-
-_GATE_FIELDS = (("position", " | ".join(POSITIONS), "required"), ("…", "the fields of gate; or a list of such", ""))
-_POSITIONAL_FIELDS = (
-    ("type", "a rotary encoding, a positional score or encoding, or none", "required"),
-    ("…", "its fields; or a list of such", ""),
-)
-_QK_FIELDS = (("type", "a norm, or none", "required"), ("…", "the fields of that norm", ""))
 
 KNOBS = (
     NORM,
@@ -183,7 +176,7 @@ KNOBS = (
         parse=_parse_gate,
         putter=_put_gate,
         occupies=_gate_sites,
-        fields=_GATE_FIELDS,
+        fields=(("position", " | ".join(POSITIONS), "required"), ("…", "the fields of gate; or a list of such", "")),
     ),
     Knob(
         name="positional",
@@ -193,17 +186,20 @@ KNOBS = (
         parse=_parse_positional,
         putter=_put_positional,
         occupies=_positional_sites,
-        fields=_POSITIONAL_FIELDS,
+        fields=(
+            ("type", "a rotary encoding, a positional score or encoding, or none", "required"),
+            ("…", "its fields; or a list of such", ""),
+        ),
     ),
     Knob(
         name="qk_norm",
         holder=Headed,
         doc="a norm of queries and keys per head",
         reader=_read_qk_norm,
-        parse=_parse_qk_norm,
+        parse=partial(parse_value, tuple[Norm, ...]),
         putter=_put_qk_norm,
         occupies=_qk_norm_sites,
-        fields=_QK_FIELDS,
+        fields=(("type", "a norm, or none", "required"), ("…", "the fields of that norm", "")),
     ),
 )
 

@@ -194,12 +194,6 @@ def _replaced(root: Any, where: Steps, value: tuple[str, tuple[Norm, ...]]) -> s
     return None
 
 
-_NORM_FIELDS = (
-    ("type", "a norm, or none", "required"),
-    ("placement", " | ".join(PLACEMENTS), "pre"),
-    ("…", "the fields of that norm", ""),
-)
-
 NORM = Knob(
     name="norm",
     holder=Block,
@@ -209,5 +203,9 @@ NORM = Knob(
     putter=_put_norm,
     occupies=_norm_sites,
     displaces=_replaced,
-    fields=_NORM_FIELDS,
+    fields=(
+        ("type", "a norm, or none", "required"),
+        ("placement", " | ".join(PLACEMENTS), "pre"),
+        ("…", "the fields of that norm", ""),
+    ),
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from archlab.arch_dsl.language.errors import Mark, Problem, SpecError, unknown
-from archlab.arch_dsl.language.parse import INVALID
+from archlab.arch_dsl.language.parse import INVALID, refuse
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import Spec, had_by
 from archlab.arch_dsl.parts.families import Branch
@@ -16,7 +16,7 @@ from archlab.arch_dsl.patching.norm_knob import normed_alike
 from archlab.arch_dsl.patching.shortform import Found, strip, turn
 from archlab.arch_dsl.tree.block import Block, with_type
 from archlab.arch_dsl.tree.knob import Knob
-from archlab.arch_dsl.tree.paths import Steps, get, is_edit, names_at, overrides_at, set_node
+from archlab.arch_dsl.tree.paths import Steps, get, index_of, is_edit, names_at, overrides_at, set_node
 
 S = TypeVar("S", bound=Spec)
 Done = dict[Steps, tuple["Setting", Any]]  # the settings made so far, and what each led to
@@ -134,7 +134,7 @@ def _expand(root: Any, steps: Steps, setting: Setting) -> list[Steps]:
             tried.update(dict.fromkeys(names))
             if step == "*":
                 following += [(*prefix, name) for name in names_at(value)]
-            elif step in names or isinstance(value, dict) or _is_index(value, step):
+            elif step in names or isinstance(value, dict) or index_of(value, step) is not None:
                 following.append((*prefix, step))
             elif isinstance(value, Block) and (*prefix, step) == steps and _is_branch(step, setting.node):
                 following.append(steps)
@@ -150,10 +150,6 @@ def _expand(root: Any, steps: Steps, setting: Setting) -> list[Steps]:
     return found
 
 
-def _is_index(value: Any, step: str) -> bool:
-    return isinstance(value, tuple) and step.isdigit() and int(step) < len(value)
-
-
 def _is_branch(name: str, node: Node) -> bool:
     """Whether a node says enough to be a new branch of that name."""
     if node.value is None:
@@ -164,17 +160,16 @@ def _is_branch(name: str, node: Node) -> bool:
 
 def _value_at(root: Any, steps: Steps) -> Any:
     """What stands at a path; a knob's plain data inside a knob."""
-    value: Any = root
-    for index, step in enumerate(steps):
-        if knob := knobs_of(value).get(step):
-            data = knob.read(root, steps[:index])
-            if data is None:
-                raise SpecError.of(".".join(steps), f"the sites hold more than this knob can say; set {step} whole")
-            if steps[index + 1 :]:
-                return None  # a field of a knob has no parts
-            return {"type": data} if isinstance(data, str) else data
-        value = get(value, (step,))
-    return value
+    found = _knob_in(root, steps)
+    if found is None:
+        return get(root, steps)
+    knob, index = found
+    data = knob.read(root, steps[:index])
+    if data is None:
+        raise SpecError.of(".".join(steps), f"the sites hold more than this knob can say; set {knob.name} whole")
+    if steps[index + 1 :]:
+        return None  # a field of a knob has no parts
+    return {"type": data} if isinstance(data, str) else data
 
 
 def _knob_in(root: Any, steps: Steps) -> tuple[Knob, int] | None:
@@ -217,8 +212,7 @@ def _apply_one(root: Any, steps: Steps, setting: Setting, problems: list[Problem
         data = knob.read(root, where)
         if data == "none" and knob.name != "gate" and inside != ("type",):
             message = f"there is none whose {inside[0]} could be set; set {knob.name} whole"
-            problems.append(Problem(".".join(steps[: index + 1]), message, setting.mark or node.mark))
-            return INVALID
+            return refuse(problems, ".".join(steps[: index + 1]), message, setting.mark or node.mark)
         word = {} if knob.name == "gate" else {"type": data}
         base = word if isinstance(data, str) else data
         if inside == ("type",):

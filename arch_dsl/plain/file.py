@@ -127,7 +127,8 @@ def _summary(kind: type) -> str | None:
         return kind.__doc__.split("\n\n")[0]
     for member in _members(Primitive):
         build = vars(member).get("build")
-        if build is not None and kind.__name__ in build.__code__.co_names and build.__module__ == kind.__module__:
+        built = build is not None and build.__module__ == kind.__module__ and kind.__name__ in build.__code__.co_names
+        if built or vars(member).get("module") is kind:
             return (member.__doc__ or "").split("\n\n")[0] or None
     return None
 

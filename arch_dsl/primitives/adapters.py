@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from archlab.arch_dsl.language.formula import function_of
 from archlab.arch_dsl.language.notation import Activation
 from archlab.arch_dsl.language.spec import Count
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Adapter
+from archlab.arch_dsl.parts.families import Adapter, Module
 from archlab.arch_dsl.parts.layers import Linear
 from archlab.arch_dsl.parts.saved_for_backward import kept_of
 
@@ -25,9 +25,6 @@ class Bottleneck(Adapter):
     width: Count
     activation: Activation = "gelu"
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _Bottleneck(self, ctx)
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         own, _ = kept_of(self.activation)
         down = Cost.product(tokens, ctx.width, self.width, bias=True).keeping(ctx.elements(tokens))
@@ -35,9 +32,9 @@ class Bottleneck(Adapter):
         return Cost.total({"down": down, "up": up})
 
 
-class _Bottleneck(nn.Module):
+class _Bottleneck(Module, of=Bottleneck):
     def __init__(self, spec: Bottleneck, ctx: BuildContext) -> None:
-        super().__init__()
+        super().__init__(spec, ctx)
         self.down = Linear(ctx.width, spec.width, std=ctx.std, bias=True)
         self.up = Linear(spec.width, ctx.width, std=0.0, bias=True)
         self.activation = function_of(spec.activation)

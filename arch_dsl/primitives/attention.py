@@ -16,6 +16,7 @@ from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Branch, Mask
 from archlab.arch_dsl.parts.layers import Linear, normal, table
 from archlab.arch_dsl.parts.state import recent
+from archlab.arch_dsl.primitives.branch import projections_of
 from archlab.arch_dsl.primitives.heads import MultiHead, MultiHeadModule
 from archlab.arch_dsl.primitives.masks import Causal
 from archlab.kernels.attention import CAUSAL, CROSS, FULL, Pattern
@@ -43,17 +44,12 @@ class Attention(MultiHead):
         {"heads": 4, "kv_heads": 2, "memory": 3, "mask": {"type": "window", "size": 4}},
     )
     short_forms: ClassVar[tuple[str, ...]] = ("gate", "positional", "qk_norm")
-    order: ClassVar[tuple[str, ...]] = (
-        "pre", "post", "join", "heads", "kv_heads", "head_dim", "bias", "zero", "scale", "queries", "query", "key",
-        "value", "mask", "scores", "sdpa", "memory", "share",
-    )  # fmt: skip
     queries: Literal["hidden", "positions"] = added(default="hidden")
     mask: Mask = Causal()
     memory: Count | None = added(default=None)
 
     def build(self, ctx: BuildContext) -> nn.Module:
-        kind = _Attention if self.queries == "hidden" else _PositionAttention
-        return kind(self.resolve(ctx), ctx)
+        return (_Attention if self.queries == "hidden" else _PositionAttention)(self.resolve(ctx), ctx)
 
     def facts(self) -> dict[str, Any]:
         ahead = self.mask.looks_ahead or self.mask.reads_prefix
@@ -129,8 +125,7 @@ class _Attention(MultiHeadModule):
         self.looks_ahead = mask.looks_ahead
 
     def reads(self) -> list[Linear]:
-        sites = (self.query, self.key, self.value, self.scores, self.sdpa)
-        inner = [projection for site in sites for projection in site.projections()]
+        inner = projections_of(self.query, self.key, self.value, self.scores, self.sdpa)
         return [self.query_projection, self.key_projection, self.value_projection, *inner]
 
     def transform(self, products: Iterator[Tensor], call: Call) -> Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import ClassVar
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Self
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from archlab.arch_dsl.language.errors import Problem
-from archlab.arch_dsl.language.spec import walk
+from archlab.arch_dsl.language.notation import chosen
+from archlab.arch_dsl.language.spec import Count, walk
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import (
     Adapter,
@@ -16,13 +17,15 @@ from archlab.arch_dsl.parts.families import (
     Carry,
     Gate,
     Join,
+    Module,
     Norm,
+    Rotary,
     Scale,
     build_site,
-    check_site,
+    check_sites,
     site_cost,
 )
-from archlab.arch_dsl.parts.layers import Linear, Products, merged, separate
+from archlab.arch_dsl.parts.layers import Linear, Products, Site, merged, separate
 from archlab.arch_dsl.primitives.joins import Add
 
 
@@ -47,31 +50,66 @@ class Sublayer(Branch):
         return 0 if ctx.held and not self.pre else tokens * ctx.d_model
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        found = check_site(self.pre, ctx, f"{path}.pre") + check_site(self.post, ctx, f"{path}.post")
-        return found + self.join.check(ctx, f"{path}.join")
+        found = check_sites(self, {"pre": ctx, "post": ctx}, path) + self.join.check(ctx, f"{path}.join")
+        return found + super().check(ctx, path)
+
+
+class Widened(Sublayer):
+    """A branch with a hidden `width`, and the site `inner` on what is so wide."""
+
+    width: Count | None = None
+
+    def default_width(self, d_model: int) -> int:
+        """The width where none is given."""
+        raise TypeError(f"{type(self).__name__} has no default width")
+
+    def resolve(self, ctx: BuildContext) -> Self:
+        return self if self.width else self.replace(width=self.default_width(ctx.d_model))
+
+    def inside(self, ctx: BuildContext) -> BuildContext:
+        """The context of the hidden activations `[batch, time, width]`."""
+        return ctx.where(width=self.width or self.default_width(ctx.d_model), held=False)
+
+    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+        return super().check(ctx, path) + check_sites(self, {"inner": self.inside(ctx)}, path)
 
 
 class Headed(Sublayer):
     """A branch with heads, and the sites `query`, `key`, `value` and `sdpa` (each head's output) that act on them."""
 
     short_forms: ClassVar[tuple[str, ...]] = ("gate", "qk_norm")
+    query: tuple[Carry | Gate | Norm | Rotary | Scale, ...] = ()
+    key: tuple[Carry | Gate | Norm | Rotary | Scale, ...] = ()
+    value: tuple[Carry | Gate | Norm | Scale, ...] = ()
+    sdpa: tuple[Norm | Gate | Scale, ...] = ()
 
     def value_heads(self, d_model: int) -> tuple[int, int]:
         """How many heads values have, and how many channels each."""
         raise TypeError(f"{type(self).__name__} has no values")
 
 
-class SublayerModule(nn.Module):
+class SublayerModule(Module):
     """stream -> join(stream, post(transform(pre(stream)))). All maps of the normed copy are planned together."""
 
+    inner: Site  # those that a branch has of the sites inside
+    query: Site
+    key: Site
+    value: Site
+    sdpa: Site
+
     def __init__(self, spec: Sublayer, ctx: BuildContext) -> None:
-        super().__init__()
+        super().__init__(spec, ctx)
         self.path = ctx.path
         apart = any(getattr(part, "documents", False) for _, part in walk(spec))
         self.pre = build_site(spec.pre, ctx.where(documents=apart), "pre")
         self.post = build_site(spec.post, ctx, "post")
         self.join = spec.join.build(ctx.at("join"))
         self.products = plan_products(ctx)
+
+    def add_sites(self, spec: Sublayer, places: Mapping[str, BuildContext]) -> None:
+        """Builds the sites inside, given by their names with the context of each."""
+        for name, place in places.items():
+            self.add_module(name, build_site(getattr(spec, name), place, name))
 
     def reads(self) -> list[Linear]:
         """The maps of the normed copy that the transformation itself needs, in the order in which it takes them."""
@@ -105,6 +143,17 @@ class SublayerModule(nn.Module):
         assert call.watch is not None
         call.watch.tell("update", self.path, call.padding, output=update)
         return self.join(stream, update, call)  # type: ignore[no-any-return]
+
+
+def linear(spec: Sublayer, name: str, inputs: int, outputs: int, std: float) -> Linear:
+    """The map of a branch that its fields call `name`: `zero` has it start at zero, `bias` gives it one."""
+    std = 0.0 if chosen(getattr(spec, "zero", False), name) else std
+    return Linear(inputs, outputs, std=std, bias=chosen(getattr(spec, "bias", False), name))
+
+
+def projections_of(*sites: Any) -> list[Linear]:
+    """The maps of the branch's input that sites need, in their order."""
+    return [projection for site in sites for projection in site.projections()]
 
 
 def plan_products(ctx: BuildContext) -> Products:

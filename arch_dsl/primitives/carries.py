@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import ClassVar
 
 from torch import Tensor, nn
 
 from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Carry, Norm, place_of
+from archlab.arch_dsl.parts.families import Carry, Module, Norm, place_of
 from archlab.arch_dsl.parts.layers import Linear, constant, parameter
 from archlab.arch_dsl.parts.state import shifted
 from archlab.arch_dsl.primitives.norms import RMSNorm
@@ -22,29 +23,26 @@ class Dual(Carry):
 
     norm: Norm = RMSNorm()
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _Dual(self.norm.build(ctx.at("norm")))
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         return self.norm.cost(ctx, tokens)
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        found = self.norm.check(ctx, f"{path}.norm")
-        if ctx.site != "final":
-            message = (
-                f"dual ends the second stream of residual_dual joins, and stands at final alone, not at {ctx.site}"
-            )
-            found.append(Problem(path, message, self.mark()))
+        found = self.norm.check(ctx, f"{path}.norm") + super().check(ctx, path)
         if self.norm.share != "none":
             message = "stands once in a model: there is nothing to share"
             found.append(Problem(f"{path}.norm.share", message, self.norm.mark("share")))
         return found
 
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
+        if ctx.site != "final":
+            message = "dual ends the second stream of residual_dual joins, and stands at final alone"
+            yield "", f"{message}, not at {ctx.site}"
 
-class _Dual(nn.Module):
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        self.norm = norm
+
+class _Dual(Module, of=Dual):
+    def __init__(self, spec: Dual, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
+        self.norm = spec.norm.build(ctx.at("norm"))
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
         return x + self.norm(call.across["dual"], call)  # type: ignore[no-any-return]
@@ -59,24 +57,20 @@ class Shift(Carry):
     branch keeps documents apart.
     """
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _Shift(ctx)
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         heads = ctx.heads or 1
         shares, before = 2 * tokens * heads, (tokens + 1) * heads * ctx.width
         found = Cost.product(tokens, ctx.hidden, heads).keeping(shares + before + ctx.elements(tokens))
         return dataclasses.replace(found, cache=heads * ctx.width)
 
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         if ctx.heads is None:
-            return [Problem(path, "shifts queries, keys or values, and this site has none", self.mark())]
-        return []
+            yield "", "shifts queries, keys or values, and this site has none"
 
 
-class _Shift(nn.Module):
-    def __init__(self, ctx: BuildContext) -> None:
-        super().__init__()
+class _Shift(Module, of=Shift):
+    def __init__(self, spec: Shift, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
         self.projection = Linear(ctx.hidden, ctx.heads or 1, std=ctx.std)
         self.path, self.documents = ctx.path, ctx.documents
 
@@ -98,8 +92,7 @@ class ValueResidual(Carry):
     weight: float | None = None
 
     def build(self, ctx: BuildContext) -> nn.Module:
-        key = place_of(ctx)
-        return _FirstValue(key) if self.is_first(ctx) else _ValueResidual(self, key)
+        return (_FirstValue if self.is_first(ctx) else _ValueResidual)(self, ctx)
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         if self.is_first(ctx) or self.weight is not None:
@@ -111,28 +104,26 @@ class ValueResidual(Carry):
         owner: str = ctx.shared.setdefault(f"first {place_of(ctx)}", ctx.path)
         return owner == ctx.path
 
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         if ctx.heads is None or ctx.site != "value":
-            return [Problem(path, "carries values; it stands at value", self.mark())]
-        if ctx.n_layers == 1:
-            return [Problem(path, "needs a second layer to carry values to", self.mark())]
-        return []
+            yield "", "carries values; it stands at value"
+        elif ctx.n_layers == 1:
+            yield "", "needs a second layer to carry values to"
 
 
-class _FirstValue(nn.Module):
-    def __init__(self, key: str) -> None:
-        super().__init__()
-        self.key = key
+class _FirstValue(Module):
+    def __init__(self, spec: ValueResidual, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
+        self.key = place_of(ctx)
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
         call.across[self.key] = x
         return x
 
 
-class _ValueResidual(nn.Module):
-    def __init__(self, spec: ValueResidual, key: str) -> None:
-        super().__init__()
-        self.key = key
+class _ValueResidual(_FirstValue):
+    def __init__(self, spec: ValueResidual, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
         self.weight = spec.weight
         if spec.weight is None:
             self.mix = parameter((2,), constant(0.5))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
@@ -30,10 +29,6 @@ class CrossAttention(MultiHead):
         {"heads": 4, "kv_heads": 1, "head_dim": 6, "bias": True, "scores": ["sinks"]},
         {"heads": 4, "bias": ["query", "output"], "zero": ["output"], "scale": 1.0},
     )
-    short_forms: ClassVar[tuple[str, ...]] = ("gate", "qk_norm")
-
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _CrossAttention(self.resolve(ctx), ctx)
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         spec, source = self.resolve(ctx), ctx.source_tokens or tokens
@@ -59,7 +54,7 @@ class CrossAttention(MultiHead):
         return problems
 
 
-class _CrossAttention(MultiHeadModule):
+class _CrossAttention(MultiHeadModule, of=CrossAttention):
     # B batch, T time, S source_time, H heads, K key/value heads, D head_dim
     def __init__(self, spec: CrossAttention, ctx: BuildContext) -> None:
         super().__init__(spec, ctx, CROSS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -11,11 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.spec import Count, NotNegative, Positive
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Decay, place_of
-from archlab.arch_dsl.parts.layers import Initializer, Linear, constant, parameter
+from archlab.arch_dsl.parts.families import Decay, Module, place_of
+from archlab.arch_dsl.parts.layers import Initializer, Linear, constant, equal_to, parameter, steps
 from archlab.kernels.activations import at_least_float32
 
 Decays = tuple[Tensor, Tensor | None]
@@ -33,7 +31,7 @@ class Constant(Decay):
     learned: bool = False
 
     def build(self, ctx: BuildContext) -> nn.Module:
-        return _Learned(ctx.heads or 1) if self.learned else _Fixed(ctx.heads or 1)
+        return (_Learned if self.learned else _Fixed)(self, ctx)
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         heads = ctx.heads or 1
@@ -45,28 +43,35 @@ def _retention(heads: int) -> Tensor:
     return torch.exp2(-5.0 - torch.arange(heads, dtype=torch.float64))
 
 
-class _Decay(nn.Module):
+class _Decay(Module):
     def projections(self) -> list[Linear]:
         return []
+
+
+class _Projected(_Decay):
+    projection: Linear
+
+    def projections(self) -> list[Linear]:
+        return [self.projection]
 
 
 class _Fixed(_Decay):
     log_f: Tensor
 
-    def __init__(self, heads: int) -> None:
-        super().__init__()
-        self.register_buffer("log_f", torch.log1p(-_retention(heads)).float(), persistent=False)
+    def __init__(self, spec: Constant, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
+        self.register_buffer("log_f", torch.log1p(-_retention(ctx.heads or 1)).float(), persistent=False)
 
     def forward(self, products: Iterator[Tensor], call: Call) -> Decays:
         return self.log_f, None
 
 
 class _Learned(_Decay):
-    def __init__(self, heads: int) -> None:
-        super().__init__()
+    def __init__(self, spec: Constant, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
         # f / (1 - f) is 2^(5 + h) - 1
-        start = torch.log(1 / _retention(heads) - 1).float()
-        self.logit = parameter((heads,), lambda value, generator: value.copy_(start))
+        start = torch.log(1 / _retention(ctx.heads or 1) - 1).float()
+        self.logit = parameter(start.shape, equal_to(start))
 
     def forward(self, products: Iterator[Tensor], call: Call) -> Decays:
         return F.logsigmoid(self.logit), None
@@ -89,34 +94,26 @@ class Mamba2(Decay):
     dt_min: Positive = 1e-3
     dt_max: Positive = 0.1
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _Mamba2(self, ctx)
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         heads = ctx.heads or 1
         found = Cost.product(tokens, ctx.hidden, heads)
         # the argument of softplus, the step, exp(a) and -exp(a)
         return dataclasses.replace(found, parameters=found.parameters + 2 * heads).keeping((2 * tokens + 2) * heads)
 
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        return [
-            Problem(f"{path}.{high}", f"must be at least {low} {getattr(self, low):g}", self.mark(high))
-            for low, high in (("a_min", "a_max"), ("dt_min", "dt_max"))
-            if getattr(self, high) < getattr(self, low)
-        ]
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
+        for low, high in (("a_min", "a_max"), ("dt_min", "dt_max")):
+            if getattr(self, high) < getattr(self, low):
+                yield high, f"must be at least {low} {getattr(self, low):g}"
 
 
-class _Mamba2(_Decay):
+class _Mamba2(_Projected, of=Mamba2):
     def __init__(self, spec: Mamba2, ctx: BuildContext) -> None:
-        super().__init__()
+        super().__init__(spec, ctx)
         heads = ctx.heads or 1
         self.projection = Linear(ctx.hidden, heads, std=ctx.std)
         self.a = parameter((heads,), _log_uniform_a(spec.a_min, spec.a_max))
-        self.bias = parameter((heads,), _inverse_softplus_of(math.log(spec.dt_min), math.log(spec.dt_max)))
+        self.bias = parameter((heads,), steps(spec.dt_min, spec.dt_max))
         self.step = spec.step
-
-    def projections(self) -> list[Linear]:
-        return [self.projection]
 
     def forward(self, products: Iterator[Tensor], call: Call) -> Decays:
         step = F.softplus(at_least_float32(next(products)) + self.bias)
@@ -125,11 +122,6 @@ class _Mamba2(_Decay):
 
 def _log_uniform_a(low: float, high: float) -> Initializer:
     return lambda value, generator: value.uniform_(low, high, generator=generator).clamp_(min=1e-6).log_()
-
-
-def _inverse_softplus_of(low: float, high: float) -> Initializer:
-    """b with softplus(b) = exp(u), u uniform between `low` and `high`."""
-    return lambda value, generator: value.uniform_(low, high, generator=generator).exp_().expm1_().log_()
 
 
 @Decay.register("low_rank")
@@ -143,9 +135,6 @@ class LowRank(Decay):
     rank: Count = 16
     temperature: Positive = 16.0
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _LowRank(self, ctx)
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         channels = (ctx.heads or 1) * ctx.width
         inner = Cost.product(tokens, ctx.hidden, self.rank)
@@ -153,16 +142,13 @@ class LowRank(Decay):
         return Cost.total({"inner": inner, "outer": outer})
 
 
-class _LowRank(_Decay):
+class _LowRank(_Projected, of=LowRank):
     def __init__(self, spec: LowRank, ctx: BuildContext) -> None:
-        super().__init__()
+        super().__init__(spec, ctx)
         heads = ctx.heads or 1
         self.projection = Linear(ctx.hidden, spec.rank, std=ctx.std)
         self.outer = Linear(spec.rank, heads * ctx.width, std=ctx.std, bias=True)
         self.heads, self.temperature = heads, spec.temperature
-
-    def projections(self) -> list[Linear]:
-        return [self.projection]
 
     def forward(self, products: Iterator[Tensor], call: Call) -> Decays:
         logits = at_least_float32(self.outer(next(products))).unflatten(-1, (self.heads, -1))
@@ -184,8 +170,8 @@ class LowerBounded(Decay):
     def build(self, ctx: BuildContext) -> nn.Module:
         key = _table_key(ctx)
         if key not in ctx.shared:
-            ctx.shared[key] = _Table(ctx.n_layers, (ctx.heads or 1) * ctx.width)
-        return _LowerBounded(ctx.shared[key], ctx)
+            ctx.shared[key] = _Table(self, ctx)
+        return _LowerBounded(self, ctx)
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         channels = (ctx.heads or 1) * ctx.width
@@ -201,21 +187,18 @@ def _table_key(ctx: BuildContext) -> str:
     return f"{place_of(ctx)}.table of {(ctx.heads or 1) * ctx.width}"
 
 
-class _Table(nn.Module):
-    def __init__(self, layers: int, channels: int) -> None:
-        super().__init__()
-        self.weight = parameter((layers, channels), constant(0.0))
+class _Table(Module):
+    def __init__(self, spec: LowerBounded, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
+        self.weight = parameter((ctx.n_layers, (ctx.heads or 1) * ctx.width), constant(0.0))
 
 
-class _LowerBounded(_Decay):
-    def __init__(self, table: _Table, ctx: BuildContext) -> None:
-        super().__init__()
+class _LowerBounded(_Projected):
+    def __init__(self, spec: LowerBounded, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
         self.heads, self.depth = ctx.heads or 1, ctx.depth
-        self.table = table
+        self.table: _Table = ctx.shared[_table_key(ctx)]
         self.projection = Linear(ctx.hidden, self.heads * ctx.width, std=ctx.std)
-
-    def projections(self) -> list[Linear]:
-        return [self.projection]
 
     def forward(self, products: Iterator[Tensor], call: Call) -> Decays:
         bound = at_least_float32(self.table.weight).softmax(0)[1 : self.depth + 1].sum(0)

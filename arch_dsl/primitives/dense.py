@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from archlab.arch_dsl.language.formula import function_of
 from archlab.arch_dsl.language.notation import Activation
@@ -28,9 +28,6 @@ class Dense(Sublayer):
     activation: Activation = "gelu"
     bias: bool = False
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _Dense(self, ctx)
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         projection = Cost.product(tokens, ctx.d_model, ctx.d_model, self.bias).keeping(self.read(ctx, tokens))
         own, result = kept_of(self.activation)
@@ -39,7 +36,7 @@ class Dense(Sublayer):
         return Cost.total(self.outer_cost(ctx, tokens) | {"projection": projection, "activation": activation})
 
 
-class _Dense(SublayerModule):
+class _Dense(SublayerModule, of=Dense):
     def __init__(self, spec: Dense, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
         self.projection = Linear(ctx.d_model, ctx.d_model, std=ctx.std, bias=spec.bias)

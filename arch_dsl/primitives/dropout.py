@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from torch import Tensor, nn
 
-from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.spec import Range
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Scale
+from archlab.arch_dsl.parts.families import Module, Scale
 
 
 @Scale.register("dropout")
@@ -23,22 +23,18 @@ class Dropout(Scale):
 
     rate: Annotated[float, Range(above=0, below=1)]
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _Dropout(self.rate)
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         return Cost(activations=tokens * (ctx.heads or 1) * ctx.width)  # the noise
 
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        if ctx.site != "logits":
-            return []
-        return [Problem(path, "dropout of logits hides tokens at random; put it at final", self.mark())]
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
+        if ctx.site == "logits":
+            yield "", "dropout of logits hides tokens at random; put it at final"
 
 
-class _Dropout(nn.Module):
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
+class _Dropout(Module, of=Dropout):
+    def __init__(self, spec: Dropout, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
+        self.rate = spec.rate
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
         return nn.functional.dropout(x, self.rate, self.training)

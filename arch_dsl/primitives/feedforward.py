@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.formula import function_of
 from archlab.arch_dsl.language.notation import Activation, ProjectionNotation, Projections, chosen
-from archlab.arch_dsl.language.spec import Count, added
+from archlab.arch_dsl.language.spec import added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Branch, Norm, Scale, build_site, check_site, site_cost
+from archlab.arch_dsl.parts.families import Branch, Norm, Scale, site_cost
 from archlab.arch_dsl.parts.layers import Linear
 from archlab.arch_dsl.parts.saved_for_backward import kept_of
-from archlab.arch_dsl.primitives.branch import Sublayer, SublayerModule
+from archlab.arch_dsl.primitives.branch import SublayerModule, Widened, linear
 from archlab.kernels.activations import ACTIVATIONS
 
 
-class FeedForward(Sublayer):
+class FeedForward(Widened):
     """What both feed-forward branches share: a hidden `width`, an activation, and the site `inner` on the hidden.
 
     Of the linear maps named in `bias` each has one; those named in `zero` start at zero.
     """
 
-    width: Count | None = None
     activation: Activation = "gelu"
     bias: Projections = False
     zero: Projections = added(default=False)
     inner: tuple[Norm | Scale, ...] = ()
     inputs: ClassVar[tuple[str, ...]] = ()
-
-    def default_width(self, d_model: int) -> int:
-        """The width where none is given."""
-        raise TypeError(f"{type(self).__name__} has no default width")
-
-    def resolve(self, ctx: BuildContext) -> Self:
-        return self if self.width else self.replace(width=self.default_width(ctx.d_model))
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         width = self.width or self.default_width(ctx.d_model)
@@ -50,19 +41,10 @@ class FeedForward(Sublayer):
         hidden, gated = tokens * width, len(self.inputs) == 2
         own, _ = kept_of(self.activation)
         parts["activation"] = Cost(activations=(own + 2 * gated) * hidden)  # a gate keeps both of its factors
-        parts["inner"] = site_cost(self.inner, _hidden(ctx, width), "inner", tokens)
+        parts["inner"] = site_cost(self.inner, self.inside(ctx), "inner", tokens)
         output = Cost.product(tokens, width, ctx.d_model, chosen(self.bias, "output"))
         parts["output_projection"] = output.keeping(hidden)
         return Cost.total(self.outer_cost(ctx, tokens) | parts)
-
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        width = self.width or self.default_width(ctx.d_model)
-        return super().check(ctx, path) + check_site(self.inner, _hidden(ctx, width), f"{path}.inner")
-
-
-def _hidden(ctx: BuildContext, width: int) -> BuildContext:
-    """The context of the hidden activations `[batch, time, width]`."""
-    return ctx.where(width=width, held=False)
 
 
 class _FeedForward(SublayerModule):
@@ -70,13 +52,11 @@ class _FeedForward(SublayerModule):
         super().__init__(spec, ctx)
         assert spec.width is not None
         for name in spec.inputs:
-            std = 0.0 if chosen(spec.zero, name) else ctx.std * ctx.gain
-            linear = Linear(ctx.d_model, spec.width, std=std, bias=chosen(spec.bias, name))
-            self.add_module(f"{name}_projection", linear)
+            own = linear(spec, name, ctx.d_model, spec.width, ctx.std * ctx.gain)
+            self.add_module(f"{name}_projection", own)
         self.inputs = spec.inputs
-        self.inner = build_site(spec.inner, _hidden(ctx, spec.width), "inner")
-        std = 0.0 if chosen(spec.zero, "output") else ctx.residual_std
-        self.output_projection = Linear(spec.width, ctx.d_model, std=std, bias=chosen(spec.bias, "output"))
+        self.add_sites(spec, {"inner": spec.inside(ctx)})
+        self.output_projection = linear(spec, "output", spec.width, ctx.d_model, ctx.residual_std)
 
     def reads(self) -> list[Linear]:
         return [self.get_submodule(f"{name}_projection") for name in self.inputs]  # type: ignore[misc]
@@ -98,11 +78,8 @@ class MLP(FeedForward):
     def default_width(self, d_model: int) -> int:
         return 4 * d_model
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _MLP(self.resolve(ctx), ctx)
 
-
-class _MLP(_FeedForward):
+class _MLP(_FeedForward, of=MLP):
     def __init__(self, spec: MLP, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
         self.activation = function_of(spec.activation)
@@ -128,11 +105,8 @@ class GLU(FeedForward):
     def default_width(self, d_model: int) -> int:
         return -(-8 * d_model // 24) * 8
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _GLU(self.resolve(ctx), ctx)
 
-
-class _GLU(_FeedForward):
+class _GLU(_FeedForward, of=GLU):
     def __init__(self, spec: GLU, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
         named = spec.activation in ACTIVATIONS

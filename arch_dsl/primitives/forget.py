@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.spec import Positive, Range, added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Score
-from archlab.arch_dsl.parts.layers import Initializer, Linear, parameter
+from archlab.arch_dsl.parts.families import Module, Score
+from archlab.arch_dsl.parts.layers import Linear, equal_to, parameter
 from archlab.arch_dsl.parts.state import recent
 from archlab.kernels.activations import at_least_float32
 from archlab.kernels.attention.pruning import reach
@@ -48,7 +48,7 @@ class ForgetGate(Score):
     prune: Annotated[float, Range(above=0, below=1)] | None = added(default=None)
 
     def build(self, ctx: BuildContext) -> nn.Module:
-        return _HiddenForgetGate(self, ctx) if self.input == "hidden" else _ForgetGate(self, ctx)
+        return (_HiddenForgetGate if self.input == "hidden" else _ForgetGate)(self, ctx)
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         heads = ctx.heads or 1
@@ -61,54 +61,39 @@ class ForgetGate(Score):
     def per_key(self, ctx: BuildContext) -> int:
         return (ctx.heads or 1) if self.input == "hidden" else 0
 
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         if ctx.ahead:
-            return [Problem(path, "discounts the past alone, and the mask reads ahead", self.mark())]
-        if self.t_min is None and self.t_max is None:
-            if self.input != "fixed":
-                return []
-            message = "a fixed forget gate needs t_min and t_max, the tokens in which its heads forget"
-            return [Problem(f"{path}.input", message, self.mark("input"))]
-        if self.t_min is None or self.t_max is None:
-            given = "t_max" if self.t_min is None else "t_min"
-            return [Problem(f"{path}.{given}", "t_min and t_max are given together", self.mark(given))]
-        if self.t_min > self.t_max:
-            message = f"must be at least t_min {self.t_min:g}, found {self.t_max:g}"
-            return [Problem(f"{path}.t_max", message, self.mark("t_max"))]
-        return []
+            yield "", "discounts the past alone, and the mask reads ahead"
+        elif self.t_min is None and self.t_max is None:
+            if self.input == "fixed":
+                yield "input", "a fixed forget gate needs t_min and t_max, the tokens in which its heads forget"
+        elif self.t_min is None or self.t_max is None:
+            yield "t_max" if self.t_min is None else "t_min", "t_min and t_max are given together"
+        elif self.t_min > self.t_max:
+            yield "t_max", f"must be at least t_min {self.t_min:g}, found {self.t_max:g}"
 
     def start(self, heads: int) -> Tensor:
         """The initial b `[heads]`: -log(expm1(1 / T)), so that log sigmoid(b) = -1 / T."""
         if self.t_min is None or self.t_max is None:
             return torch.zeros(heads)
-        ends = torch.tensor([self.t_min, self.t_max], dtype=torch.float64).log()
-        times = torch.linspace(float(ends[0]), float(ends[1]), heads, dtype=torch.float64).exp()
+        cpu = torch.device("cpu")  # where numbers are, whatever device a model is built on
+        ends = torch.tensor([self.t_min, self.t_max], dtype=torch.float64, device=cpu).log()
+        times = torch.linspace(float(ends[0]), float(ends[1]), heads, dtype=torch.float64, device=cpu).exp()
         return (-(1 / times).expm1().log()).float()
 
 
-class _Closing(nn.Module):
-    def __init__(self, spec: ForgetGate, ctx: BuildContext) -> None:
-        super().__init__()
-        self.path, self.window = ctx.path, ctx.window
-        self.prune, self.scale = spec.prune, ctx.logit_scale
-
-    def reach(self, q: Tensor, k: Tensor, sums: Tensor) -> Tensor | None:
-        """The largest sum of a key that each query reads `[batch, heads, time]`; None if it reads all."""
-        if self.prune is None:
-            return None
-        return reach(q.transpose(1, 2), k.transpose(1, 2), sums, self.scale, self.prune, self.window)
-
-
-class _ForgetGate(_Closing):
+class _ForgetGate(Module):
     bias: Tensor
 
     def __init__(self, spec: ForgetGate, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
+        self.path, self.window = ctx.path, ctx.window
+        self.prune, self.scale = spec.prune, ctx.logit_scale
         start = spec.start(ctx.heads or 1)
         if spec.input == "fixed":
             self.register_buffer("bias", start, persistent=False)
-        else:
-            self.bias = parameter(start.shape, _equal_to(start))
+        elif spec.input == "learned":
+            self.bias = parameter(start.shape, equal_to(start))
 
     def forward(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
         sums = self.decay(q, k, call)
@@ -120,29 +105,31 @@ class _ForgetGate(_Closing):
             call.watch.tell("decay", self.path, call.padding, log_f=logs)
         return _sums(logs)
 
+    def reach(self, q: Tensor, k: Tensor, sums: Tensor) -> Tensor | None:
+        """The largest sum of a key that each query reads `[batch, heads, time]`; None if it reads all."""
+        if self.prune is None:
+            return None
+        return reach(q.transpose(1, 2), k.transpose(1, 2), sums, self.scale, self.prune, self.window)
 
-class _HiddenForgetGate(_Closing):
+
+class _HiddenForgetGate(_ForgetGate):
     def __init__(self, spec: ForgetGate, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
-        heads = ctx.heads or 1
-        self.projection = Linear(ctx.hidden, heads, std=ctx.std)
-        self.projection.bias = parameter((heads,), _equal_to(spec.start(heads)))
+        start = spec.start(ctx.heads or 1)
+        self.projection = Linear(ctx.hidden, len(start), std=ctx.std)
+        self.projection.bias = parameter(start.shape, equal_to(start))
 
-    def forward(self, q: Tensor, k: Tensor, call: Call, projected: Tensor) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, call: Call, projected: Tensor) -> Tensor:  # type: ignore[override]
         sums = self.decay(q, k, call, projected)
         return _discounts(sums, projected.shape[1], self.reach(q, k, sums))
 
-    def decay(self, q: Tensor, k: Tensor, call: Call, projected: Tensor) -> Tensor:
+    def decay(self, q: Tensor, k: Tensor, call: Call, projected: Tensor) -> Tensor:  # type: ignore[override]
         logs = F.logsigmoid(at_least_float32(projected))
         if call.watch is not None:
             call.watch.tell("decay", self.path, call.padding, log_f=logs)
         if call.padding is not None:
             logs = logs.masked_fill(call.padding[..., None], 0)  # which forgets nothing
         return _sums(recent(call, self.path, logs, self.window))
-
-
-def _equal_to(start: Tensor) -> Initializer:
-    return lambda value, generator: value.copy_(start)
 
 
 def _sums(logs: Tensor) -> Tensor:

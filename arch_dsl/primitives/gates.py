@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.formula import function_of
 from archlab.arch_dsl.language.notation import Activation
 from archlab.arch_dsl.language.spec import NotNegative, added
 from archlab.arch_dsl.parts import fused
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Gate
+from archlab.arch_dsl.parts.families import Elementwise, Gate, Module
 from archlab.arch_dsl.parts.fused import Factors
 from archlab.arch_dsl.parts.layers import Linear, constant, parameter
 from archlab.arch_dsl.parts.saved_for_backward import kept_of
@@ -59,9 +58,6 @@ class OutputGate(Gate):
         last = ctx.width if self.granularity == "elementwise" else 1
         return (last,) if ctx.heads is None else (ctx.heads, last)
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _Gate(self, ctx)
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         scores = math.prod(self.scores(ctx))
         kept = 0 if self.combine == "add" else ctx.elements(tokens)
@@ -72,24 +68,22 @@ class OutputGate(Gate):
         kept += (own + (result or self.combine == "multiply")) * opened
         return Cost.product(tokens, ctx.hidden, scores, self.bias).keeping(kept)
 
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        problems = []
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         if ctx.heads is None and self.granularity == "headwise":
-            problems.append(("granularity", "a headwise gate needs heads, and this site has none"))
+            yield "granularity", "a headwise gate needs heads, and this site has none"
         if self.heads == "shared" and (ctx.heads is None or self.granularity != "elementwise"):
-            problems.append(("heads", "shared scores need heads and elementwise granularity (one score: scalar)"))
+            yield "heads", "shared scores need heads and elementwise granularity (one score: scalar)"
         if self.input == "none" and self.bias:
-            problems.append(("bias", "a gate without input is a learned constant, which has no bias"))
+            yield "bias", "a gate without input is a learned constant, which has no bias"
         if self.input == "none" and self.std is not None:
-            problems.append(("std", "a gate without input has no projection that could start at random; see start"))
+            yield "std", "a gate without input has no projection that could start at random; see start"
         if self.input == "hidden" and self.start and not self.bias:
-            problems.append(("start", "is where the bias starts, and this gate has none; set bias: true"))
-        return [Problem(f"{path}.{name}", message, self.mark(name)) for name, message in problems]
+            yield "start", "is where the bias starts, and this gate has none; set bias: true"
 
 
-class _Gate(nn.Module):
+class _Gate(Module, of=OutputGate):
     def __init__(self, spec: OutputGate, ctx: BuildContext) -> None:
-        super().__init__()
+        super().__init__(spec, ctx)
         self.shape = spec.scores(ctx)
         self.shared = spec.heads == "shared"
         named = spec.activation in ACTIVATIONS
@@ -154,20 +148,12 @@ class ActivationGate(Gate):
 
     function: Activation = "silu"
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _Activation(self)
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         return Cost(activations=kept_of(self.function)[0] * ctx.elements(tokens))
 
 
-class _Activation(nn.Module):
-    def __init__(self, spec: ActivationGate) -> None:
-        super().__init__()
-        self.activation = function_of(spec.function)
-
-    def forward(self, y: Tensor, call: Call) -> Tensor:
-        return self.activation(y)
+class _Activation(Elementwise, of=ActivationGate):
+    pass
 
 
 Gate.alias("rezero", type="gate", granularity="scalar", input="none", activation="identity")  # arXiv:2003.04887

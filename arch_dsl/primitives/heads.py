@@ -12,20 +12,9 @@ from archlab.arch_dsl.language.notation import ProjectionNotation, Projections, 
 from archlab.arch_dsl.language.spec import Count, Positive, added
 from archlab.arch_dsl.parts import fused
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import (
-    Carry,
-    Gate,
-    Norm,
-    Rotary,
-    Scale,
-    Score,
-    build_shared,
-    build_site,
-    check_site,
-    site_cost,
-)
+from archlab.arch_dsl.parts.families import Score, build_shared, check_sites, site_cost
 from archlab.arch_dsl.parts.layers import Linear
-from archlab.arch_dsl.primitives.branch import Headed, SublayerModule
+from archlab.arch_dsl.primitives.branch import Headed, SublayerModule, linear
 from archlab.kernels.attention import WIDEST, Pattern
 
 NAMES = ("query", "key", "value", "output")
@@ -35,17 +24,17 @@ class MultiHead(Headed):
     """Queries, keys and values of several heads, from linear maps, and one output map."""
 
     ops: ClassVar[tuple[str, ...]] = ("attention",)
+    order: ClassVar[tuple[str, ...]] = (
+        "pre", "post", "join", "heads", "kv_heads", "head_dim", "bias", "zero", "scale", "queries", "query", "key",
+        "value", "mask", "scores", "sdpa", "memory", "share",
+    )  # fmt: skip
     heads: Count
     kv_heads: Count | None = None
     head_dim: Count | None = None
     bias: Annotated[Projections, ProjectionNotation(*NAMES)] = False
     zero: Annotated[Projections, ProjectionNotation(*NAMES)] = added(default=False)
     scale: Positive | None = added(default=None)
-    query: tuple[Carry | Gate | Norm | Rotary | Scale, ...] = ()
-    key: tuple[Carry | Gate | Norm | Rotary | Scale, ...] = ()
-    value: tuple[Carry | Gate | Norm | Scale, ...] = ()
     scores: tuple[Score, ...] = ()
-    sdpa: tuple[Norm | Gate | Scale, ...] = ()
 
     def resolve(self, ctx: BuildContext) -> Self:
         head_dim = self.head_dim or max(ctx.d_model // self.heads, 1)
@@ -121,8 +110,8 @@ class MultiHead(Headed):
             message = f"{spec.kv_heads} key/value heads do not divide {self.heads} query heads"
             problems.append(Problem(f"{path}.kv_heads", message, self.mark("kv_heads")))
         own, shared = spec.places(ctx)
-        for name, place in (("query", own), ("key", shared), ("value", shared), ("scores", own), ("sdpa", own)):
-            problems += check_site(getattr(spec, name), place, f"{path}.{name}")
+        places = {"query": own, "key": shared, "value": shared, "scores": own, "sdpa": own}
+        problems += check_sites(spec, places, path)
         raising = [item.type for item in self.scores if item.kind == "bias" and not item.fading]
         for index, item in enumerate(self.scores):
             if getattr(item, "prune", None) is not None and raising:
@@ -139,21 +128,13 @@ class MultiHeadModule(SublayerModule):
         super().__init__(spec, ctx)
         assert spec.head_dim is not None
         own, shared = spec.places(ctx)
-        self.path, self.head_dim, self.scale, self.pattern = ctx.path, spec.head_dim, own.logit_scale, pattern
+        self.head_dim, self.scale, self.pattern = spec.head_dim, own.logit_scale, pattern
         width = spec.widths()
-
-        def linear(name: str, inputs: int, outputs: int, std: float) -> Linear:
-            std = 0.0 if chosen(spec.zero, name) else std
-            return Linear(inputs, outputs, std=std, bias=chosen(spec.bias, name))
-
-        self.query_projection = linear("query", ctx.d_model, width["query"], ctx.std)
-        self.key_projection = linear("key", ctx.d_model, width["key"], ctx.std)
-        self.value_projection = linear("value", ctx.d_model, width["value"], ctx.std * ctx.gain)
-        self.output_projection = linear("output", width["query"], ctx.d_model, ctx.residual_std)
-        self.query = build_site(spec.query, own, "query")
-        self.key = build_site(spec.key, shared, "key")
-        self.value = build_site(spec.value, shared, "value")
-        self.sdpa = build_site(spec.sdpa, own, "sdpa")
+        self.query_projection = linear(spec, "query", ctx.d_model, width["query"], ctx.std)
+        self.key_projection = linear(spec, "key", ctx.d_model, width["key"], ctx.std)
+        self.value_projection = linear(spec, "value", ctx.d_model, width["value"], ctx.std * ctx.gain)
+        self.output_projection = linear(spec, "output", width["query"], ctx.d_model, ctx.residual_std)
+        self.add_sites(spec, {"query": own, "key": shared, "value": shared, "sdpa": own})
         self.scores = Scores(spec.scores, own)
         dense = getattr(spec, "memory", None) is not None
         ask = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.parts import fused
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Join, Norm, build_shared, shared_cost
+from archlab.arch_dsl.parts.families import Join, Module, Norm, build_shared, check_part, shared_cost
 from archlab.arch_dsl.parts.layers import Linear
 from archlab.arch_dsl.primitives.norms import RMSNorm
 
@@ -19,11 +19,8 @@ from archlab.arch_dsl.primitives.norms import RMSNorm
 class Add(Join):
     """stream + update: the residual connection (arXiv:1512.03385, eq. 1)."""
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _Add()
 
-
-class _Add(nn.Module):
+class _Add(Module, of=Add):
     plain = True  # nothing but the sum, so that the next norm can be computed with it
 
     def forward(self, stream: Tensor, update: Tensor, call: Call) -> Tensor:
@@ -39,19 +36,15 @@ class Weighted(Join):
     stream: float = 1.0
     update: float = 1.0
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _Weighted(self.stream, self.update)
-
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        if self.update:
-            return []
-        return [Problem(f"{path}.update", "must not be 0, which leaves the branch without effect", self.mark("update"))]
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
+        if not self.update:
+            yield "update", "must not be 0, which leaves the branch without effect"
 
 
-class _Weighted(nn.Module):
-    def __init__(self, stream: float, update: float) -> None:
-        super().__init__()
-        self.weights = (stream, update)
+class _Weighted(Module, of=Weighted):
+    def __init__(self, spec: Weighted, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
+        self.weights = (spec.stream, spec.update)
 
     def forward(self, stream: Tensor, update: Tensor, call: Call) -> Tensor:
         a, b = self.weights
@@ -65,17 +58,14 @@ class Highway(Join):
 
     start: float = -1.0
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _Highway(Linear(ctx.width, ctx.width, std=ctx.std, bias=True, start=self.start))
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         return Cost.product(tokens, ctx.width, ctx.width, bias=True).keeping(2 * tokens * ctx.width)
 
 
-class _Highway(nn.Module):
-    def __init__(self, gate: Linear) -> None:
-        super().__init__()
-        self.gate = gate
+class _Highway(Module, of=Highway):
+    def __init__(self, spec: Highway, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
+        self.gate = Linear(ctx.width, ctx.width, std=ctx.std, bias=True, start=spec.start)
 
     def forward(self, stream: Tensor, update: Tensor, call: Call) -> Tensor:
         gate: Tensor = self.gate(stream).sigmoid()
@@ -87,13 +77,9 @@ class NormJoin(Join):
 
     norm: Norm = RMSNorm()
 
-    def inner(self, ctx: BuildContext) -> nn.Module:
-        """The module of the norm."""
-        return build_shared(self.norm, ctx.at(self.norm.type))
-
     def summed(self, ctx: BuildContext, scale: float = 1.0) -> nn.Module:
         """scale stream + update and then the norm, in one pass where a kernel does it."""
-        norm = self.inner(ctx)
+        norm = build_shared(self.norm, ctx.at(self.norm.type))
         add_norm = fused.sum_with(norm, f"{ctx.path}.{self.norm.type}", "with the sum before it", ctx)
         return _AddNorm(norm, scale) if add_norm is None else _OnePass(norm, scale, add_norm)
 
@@ -101,11 +87,7 @@ class NormJoin(Join):
         return shared_cost(self.norm, ctx.at(f"join.{self.norm.type}"), tokens)
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        found = self.norm.check(ctx, f"{path}.norm")
-        if self.norm.share != "none" and not self.norm.cost(ctx, 1).parameters:
-            message = f"{self.norm.type} has no parameters here that layers could share"
-            found.append(Problem(f"{path}.norm.share", message, self.norm.mark("share")))
-        return found
+        return check_part(self.norm, ctx, f"{path}.norm")
 
 
 @Join.register("add_norm")
@@ -155,14 +137,10 @@ class ResidualDual(NormJoin):
     the end: ResiDual (arXiv:2304.14802)."""
 
     def build(self, ctx: BuildContext) -> nn.Module:
-        return _ResidualDual(self.inner(ctx))
+        return _ResidualDual(build_shared(self.norm, ctx.at(self.norm.type)))
 
 
-class _ResidualDual(nn.Module):
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        self.norm = norm
-
+class _ResidualDual(_AddNorm):
     def forward(self, stream: Tensor, update: Tensor, call: Call) -> Tensor:
         call.across["dual"] = call.across.get("dual", stream) + update
         joined: Tensor = self.norm(stream + update, call)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Score
-from archlab.arch_dsl.parts.layers import parameter
+from archlab.arch_dsl.parts.families import Module, Score
+from archlab.arch_dsl.parts.layers import parameter, uniform
 from archlab.arch_dsl.primitives.scores import distances
 
 _LEAST = 1e-2  # the learned numbers are kept above it, as in the authors' code
@@ -27,24 +27,17 @@ class Kerple(Score):
     positional: ClassVar[bool] = True
     fading: ClassVar[bool] = True
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _Kerple(ctx.heads or 1)
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         heads = ctx.heads or 1
         kept = (2 * heads + 1) * (2 * tokens - 1)  # the logarithm, its argument, and the distances
         return Cost(parameters=2 * heads, activations=kept)
 
 
-def _uniform(most: float) -> Any:
-    return lambda value, generator: value.uniform_(0.0, most, generator=generator)
-
-
-class _Kerple(nn.Module):
-    def __init__(self, heads: int) -> None:
-        super().__init__()
-        self.a = parameter((heads,), _uniform(2.0))
-        self.b = parameter((heads,), _uniform(1.0))
+class _Kerple(Module, of=Kerple):
+    def __init__(self, spec: Kerple, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
+        self.a = parameter((ctx.heads or 1,), uniform(0.0, 2.0))
+        self.b = parameter((ctx.heads or 1,), uniform(0.0, 1.0))
 
     def forward(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
         positions = call.positions_of(q.shape[1], q.device).to(self.a.dtype)

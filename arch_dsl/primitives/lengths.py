@@ -6,11 +6,11 @@ import dataclasses
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from archlab.arch_dsl.language.spec import Positive
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Norm
+from archlab.arch_dsl.parts.families import Module, Norm
 from archlab.arch_dsl.parts.layers import constant, parameter
 from archlab.arch_dsl.primitives.norms import HeadNorm, affine, weights
 from archlab.kernels.activations import at_least_float32
@@ -23,9 +23,6 @@ class L2(HeadNorm):
 
     eps: Positive = 1e-6
     over: Literal["head", "heads"] = "head"
-
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _Length(self.eps, self.over == "heads")
 
 
 Norm.alias("l2norm", type="l2")
@@ -45,20 +42,21 @@ class ScaleNorm(HeadNorm):
         found = dataclasses.replace(super().cost(ctx, tokens), parameters=1)
         return found.keeping(ctx.where(held=False).elements(tokens))
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _Length(self.eps, self.over == "heads", float(self.shape(ctx)[0] ** 0.5))
 
-
-class _Length(nn.Module):
-    def __init__(self, eps: float, joined: bool, start: float | None = None) -> None:
-        super().__init__()
-        self.length = None if start is None else parameter((1,), constant(start))
-        self.eps, self.dims = eps, (-2, -1) if joined else (-1,)
+class _Length(Module, of=ScaleNorm):
+    def __init__(self, spec: L2 | ScaleNorm, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
+        start = float(spec.shape(ctx)[0] ** 0.5)
+        self.length = parameter((1,), constant(start)) if isinstance(spec, ScaleNorm) else None
+        self.eps, self.dims = spec.eps, (-2, -1) if spec.over == "heads" else (-1,)
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
         wide = at_least_float32(x)
         normed = wide * torch.rsqrt(wide.square().sum(self.dims, keepdim=True) + self.eps)
         return affine(normed, self.length).to(x.dtype)
+
+
+L2.module = _Length
 
 
 @Norm.register("dynamic_tanh")
@@ -80,13 +78,10 @@ class DynamicTanh(HeadNorm):
         found = super().cost(ctx, tokens)
         return dataclasses.replace(found, parameters=found.parameters + 1)
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _DynamicTanh(self, ctx)
 
-
-class _DynamicTanh(nn.Module):
+class _DynamicTanh(Module, of=DynamicTanh):
     def __init__(self, spec: DynamicTanh, ctx: BuildContext) -> None:
-        super().__init__()
+        super().__init__(spec, ctx)
         self.alpha = parameter((1,), constant(spec.alpha))
         self.weight = weights(spec.shape(ctx), 1.0) if spec.weight else None
         self.bias = weights(spec.shape(ctx), 0.0) if spec.bias else None

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from archlab import kernels
 from archlab.arch_dsl.language.errors import Problem
@@ -22,24 +22,11 @@ from archlab.arch_dsl.language.notation import (
 )
 from archlab.arch_dsl.language.spec import Count, Positive
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import (
-    Branch,
-    Carry,
-    Decay,
-    Gate,
-    Norm,
-    Rotary,
-    Scale,
-    build_shared,
-    build_site,
-    check_site,
-    shared_cost,
-    site_cost,
-)
+from archlab.arch_dsl.parts.families import Branch, Decay, build_shared, check_part, check_sites, shared_cost, site_cost
 from archlab.arch_dsl.parts.layers import Linear, constant, parameter
 from archlab.arch_dsl.parts.saved_for_backward import kept_by, kept_of
 from archlab.arch_dsl.parts.state import opens_document
-from archlab.arch_dsl.primitives.branch import Headed, SublayerModule
+from archlab.arch_dsl.primitives.branch import Headed, SublayerModule, linear, projections_of
 from archlab.arch_dsl.primitives.decays import each_token, forgetting, only_where
 from archlab.kernels.activations import at_least_float32
 from archlab.kernels.linear_recurrence import width_class
@@ -84,6 +71,10 @@ class LinearAttention(Headed):
 
     ops: ClassVar[tuple[str, ...]] = ("linear_recurrence",)
     recurrent: ClassVar[bool] = True
+    order: ClassVar[tuple[str, ...]] = (
+        "pre", "post", "join", "heads", "key_heads", "head_dim", "value_dim", "scale", "decay", "rule", "beta", "keys",
+        "skip", "documents", "bias", "zero", "query", "key", "value", "sdpa", "share",
+    )  # fmt: skip
     examples = (
         {"heads": 4},
         {"heads": 4, "key_heads": 2, "head_dim": 5, "value_dim": 6, "bias": True, "decay": "mamba2", "skip": True},
@@ -103,10 +94,6 @@ class LinearAttention(Headed):
     documents: bool = False
     bias: Annotated[Projections, ProjectionNotation(*NAMES)] = False
     zero: Annotated[Projections, ProjectionNotation(*NAMES)] = False
-    query: tuple[Carry | Gate | Norm | Rotary | Scale, ...] = ()
-    key: tuple[Carry | Gate | Norm | Rotary | Scale, ...] = ()
-    value: tuple[Carry | Gate | Norm | Scale, ...] = ()
-    sdpa: tuple[Norm | Gate | Scale, ...] = ()
 
     def sizes(self, d_model: int) -> Sizes:
         """All sizes as numbers, rounded down where `uneven` has something to say."""
@@ -125,9 +112,6 @@ class LinearAttention(Headed):
         sizes = self.sizes(ctx.d_model)
         scale = None if self.scale == sizes.head_dim**-0.5 else self.scale
         return self.replace(**sizes._asdict(), scale=scale)
-
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _LinearAttention(self, ctx)
 
     @property
     def kind(self) -> Literal["none", "constant", "token", "channel"]:
@@ -189,19 +173,12 @@ class LinearAttention(Headed):
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
         problems = super().check(ctx, path)
-        if uneven := [Problem(f"{path}.{name}", said, self.mark(name)) for name, said in self._uneven(ctx.d_model)]:
-            return [*problems, *uneven]  # the rest would only echo it
-        sizes, (keys, values, decay) = self.sizes(ctx.d_model), self.places(ctx)
-        for name, said in self._contradictions(sizes):
-            problems.append(Problem(f"{path}.{name}", said, self.mark(name)))
+        if any(self._uneven(ctx.d_model)):
+            return problems  # the rest would only echo it
+        keys, values, decay = self.places(ctx)
         if self.decay is not None:
-            problems += self.decay.check(decay, f"{path}.decay")
-            if self.decay.share != "none" and not self.decay.cost(decay, 1).parameters:
-                message = f"{self.decay.type} has no parameters here that layers could share"
-                problems.append(Problem(f"{path}.decay.share", message, self.decay.mark("share")))
-        for name, place in (("query", keys), ("key", keys), ("value", values), ("sdpa", values)):
-            problems += check_site(getattr(self, name), place, f"{path}.{name}")
-        return problems
+            problems += check_part(self.decay, decay, f"{path}.decay")
+        return problems + check_sites(self, {"query": keys, "key": keys, "value": values, "sdpa": values}, path)
 
     def _uneven(self, d_model: int) -> Iterator[tuple[str, str]]:
         """The sizes that come to no whole number."""
@@ -217,7 +194,11 @@ class LinearAttention(Headed):
                 name = "heads" if self.head_dim is None and name == "head_dim" else name
                 yield name, f"{self.heads} heads do not divide {total:g} channels, {size} d_model {d_model}"
 
-    def _contradictions(self, sizes: Sizes) -> Iterator[tuple[str, str]]:
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
+        if uneven := list(self._uneven(ctx.d_model)):
+            yield from uneven
+            return
+        sizes = self.sizes(ctx.d_model)
         if sizes.heads % sizes.key_heads:
             yield "key_heads", f"{sizes.key_heads} heads of queries and keys do not divide {sizes.heads} heads"
         if self.rule == "add" and self.beta != "sigmoid":
@@ -257,32 +238,24 @@ def _kept(sizes: Sizes, kind: str, delta: bool, learned: bool, tokens: int) -> i
     return kept_by(recur.call, shapes, fixed="" if learned else "log_decay")
 
 
-class _LinearAttention(SublayerModule):
+class _LinearAttention(SublayerModule, of=LinearAttention):
     # B batch, T time, H heads, G heads of queries and keys, D head_dim, V value_dim
     def __init__(self, spec: LinearAttention, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
         keys, values, decay = spec.places(ctx)
         sizes = spec.sizes(ctx.d_model)
         width = sizes.widths()
-
-        def linear(name: str, inputs: int, outputs: int, std: float) -> Linear:
-            std = 0.0 if chosen(spec.zero, name) else std
-            return Linear(inputs, outputs, std=std, bias=chosen(spec.bias, name))
-
-        self.query_projection = linear("query", ctx.d_model, width["query"], ctx.std)
-        self.key_projection = linear("key", ctx.d_model, width["key"], ctx.std) if spec.keys == "hidden" else None
-        self.value_projection = linear("value", ctx.d_model, width["value"], ctx.std * ctx.gain)
+        self.query_projection = linear(spec, "query", ctx.d_model, width["query"], ctx.std)
+        self.key_projection = linear(spec, "key", ctx.d_model, width["key"], ctx.std) if spec.keys == "hidden" else None
+        self.value_projection = linear(spec, "value", ctx.d_model, width["value"], ctx.std * ctx.gain)
         self.beta_projection = Linear(ctx.d_model, sizes.heads, std=ctx.std) if spec.rule == "delta" else None
-        self.output_projection = linear("output", width["value"], ctx.d_model, ctx.residual_std)
+        self.output_projection = linear(spec, "output", width["value"], ctx.d_model, ctx.residual_std)
         self.decay = build_shared(spec.decay, decay) if spec.decay is not None else None
-        self.query = build_site(spec.query, keys, "query")
-        self.key = build_site(spec.key, keys, "key")
-        self.value = build_site(spec.value, values, "value")
-        self.sdpa = build_site(spec.sdpa, values, "sdpa")
+        self.add_sites(spec, {"query": keys, "key": keys, "value": values, "sdpa": values})
         self.skip = parameter((sizes.heads,), constant(1.0)) if spec.skip else None
         self.beta = function_of(spec.beta)
         self.heads, self.key_heads, self.scale = sizes.heads, sizes.key_heads, keys.logit_scale
-        self.path, self.documents = ctx.path, spec.documents
+        self.documents = spec.documents
         asked = {"decay": spec.kind, "delta": spec.rule == "delta", "keys": width_class(sizes.head_dim)}
         self.recur = ctx.select("linear_recurrence", **asked)
 
@@ -290,8 +263,7 @@ class _LinearAttention(SublayerModule):
         maps = (self.query_projection, self.key_projection, self.value_projection, self.beta_projection)
         own = [projection for projection in maps if projection is not None]
         decay: list[Linear] = self.decay.projections() if self.decay is not None else []  # type: ignore[operator]
-        sites = (self.query, self.key, self.value, self.sdpa)
-        return [*own, *decay, *(projection for site in sites for projection in site.projections())]
+        return [*own, *decay, *projections_of(self.query, self.key, self.value, self.sdpa)]
 
     def transform(self, products: Iterator[Tensor], call: Call) -> Tensor:
         query = next(products).unflatten(-1, (self.key_heads, -1))

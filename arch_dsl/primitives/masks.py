@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
-from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.spec import Count, Range
 from archlab.arch_dsl.parts.context import BuildContext
 from archlab.arch_dsl.parts.families import Mask
@@ -105,11 +105,9 @@ class Fixed(Mask):
     def pattern(self, heads: int = 1, depth: int = 0) -> Pattern:
         return Pattern(stride=self.stride, columns=self.columns)
 
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        if self.columns <= self.stride:
-            return []
-        message = f"must be at most the stride {self.stride}, found {self.columns}"
-        return [Problem(f"{path}.columns", message, self.mark("columns"))]
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
+        if self.columns > self.stride:
+            yield "columns", f"must be at most the stride {self.stride}, found {self.columns}"
 
 
 _Some = Annotated[int, Range(min=0)]
@@ -143,8 +141,6 @@ class BigBird(Mask):
         seed = self.seed + depth
         return Pattern("full", blocks=Blocks(self.block, self.window_blocks, self.globals, self.random, seed, heads))
 
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        if self.window_blocks % 2:
-            return []
-        message = f"must be odd, as many blocks before as after, found {self.window_blocks}"
-        return [Problem(f"{path}.window_blocks", message, self.mark("window_blocks"))]
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
+        if self.window_blocks % 2 == 0:
+            yield "window_blocks", f"must be odd, as many blocks before as after, found {self.window_blocks}"

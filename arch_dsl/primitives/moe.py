@@ -8,7 +8,6 @@ from typing import Annotated, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.formula import function_of
 from archlab.arch_dsl.language.notation import Activation, ProjectionNotation, Projections, chosen
 from archlab.arch_dsl.language.spec import Count, NotNegative, Positive, Range
@@ -70,28 +69,19 @@ class MoE(Sublayer):
         kind = GLU() if self.expert == "glu" else MLP()
         return self if self.width else self.replace(width=kind.default_width(ctx.d_model))
 
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        found = super().check(ctx, path)
-
-        def wrong(name: str, message: str) -> None:
-            found.append(Problem(f"{path}.{name}", message, self.mark(name)))
-
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         if self.top_k > self.experts:
-            wrong("top_k", f"{self.top_k} of {self.experts} experts cannot be chosen")
+            yield "top_k", f"{self.top_k} of {self.experts} experts cannot be chosen"
         if self.top_k == 1 and self.normalize:
-            wrong("normalize", "makes the weight of a single expert 1, so that the router learns nothing; set it false")
+            yield "normalize", "makes the weight of a single expert 1, so that the router learns nothing; set it false"
         if self.balance is not None and self.top_k >= self.experts:
-            wrong("balance", f"has nothing to even out: all {self.experts} experts get every token")
+            yield "balance", f"has nothing to even out: all {self.experts} experts get every token"
         if self.expert == "mlp" and self.linear != "identity":
-            wrong("linear", "is the second activation of a glu; the experts here are mlp")
+            yield "linear", "is the second activation of a glu; the experts here are mlp"
         if self.expert == "mlp" and not isinstance(self.bias, bool) and "gate" in self.bias:
-            wrong("bias", "names `gate`, which an mlp does not have (input, output)")
+            yield "bias", "names `gate`, which an mlp does not have (input, output)"
         if self.shared_gate and not self.shared:
-            wrong("shared_gate", "gates a shared expert, and there is none; give its width as `shared`")
-        return found
-
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _MoE(self.resolve(ctx), ctx)
+            yield "shared_gate", "gates a shared expert, and there is none; give its width as `shared`"
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         width = self.resolve(ctx).width
@@ -144,7 +134,7 @@ class MoE(Sublayer):
         return Cost.total(parts)
 
 
-class _MoE(SublayerModule):
+class _MoE(SublayerModule, of=MoE):
     def __init__(self, spec: MoE, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
         assert spec.width is not None

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.spec import Positive, added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Norm
+from archlab.arch_dsl.parts.families import Module, Norm
 from archlab.arch_dsl.parts.fused import Factors
 from archlab.arch_dsl.parts.layers import constant, parameter
 
@@ -44,20 +43,18 @@ class HeadNorm(Norm):
         """How many vectors are normed."""
         return tokens * (1 if getattr(self, "over", "head") == "heads" else ctx.heads or 1)
 
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         per_head, over = getattr(self, "per_head", False), getattr(self, "over", "head")
-        problems = []
         if ctx.heads is None and per_head:
-            problems.append(("per_head", "weights per head need heads, and this site has none"))
+            yield "per_head", "weights per head need heads, and this site has none"
         elif per_head and not (getattr(self, "weight", False) or getattr(self, "bias", False)):
-            problems.append(("per_head", f"says whose weights are whose, and this {self.type} has none"))
+            yield "per_head", f"says whose weights are whose, and this {self.type} has none"
         if ctx.heads is None and over == "heads":
-            problems.append(("over", "a norm over all heads needs heads, and this site has none"))
+            yield "over", "a norm over all heads needs heads, and this site has none"
         elif per_head and over == "heads":
-            problems.append(("over", "a norm over all heads has a weight per channel already; leave out per_head"))
+            yield "over", "a norm over all heads has a weight per channel already; leave out per_head"
         if getattr(self, "unit_offset", False) and not getattr(self, "weight", False):
-            problems.append(("unit_offset", "is added to the weight, and this norm has none"))
-        return [Problem(f"{path}.{name}", message, self.mark(name)) for name, message in problems]
+            yield "unit_offset", "is added to the weight, and this norm has none"
 
 
 def weights(shape: tuple[int, ...], start: float) -> nn.Parameter:
@@ -83,13 +80,10 @@ class RMSNorm(HeadNorm):
     per_head: bool = added(default=False)
     over: Literal["head", "heads"] = added(default="head")
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _RMSNorm(self, ctx)
 
-
-class _RMSNorm(nn.Module):
+class _RMSNorm(Module, of=RMSNorm):
     def __init__(self, spec: RMSNorm, ctx: BuildContext) -> None:
-        super().__init__()
+        super().__init__(spec, ctx)
         start = 0.0 if spec.unit_offset else 1.0
         self.weight = weights(spec.shape(ctx), start) if spec.weight else None
         self.offset, self.per_head, self.joined = 1.0 - start, spec.per_head, spec.over == "heads"
@@ -134,13 +128,10 @@ class LayerNorm(HeadNorm):
     per_head: bool = added(default=False)
     over: Literal["head", "heads"] = added(default="head")
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _LayerNorm(self, ctx)
 
-
-class _LayerNorm(nn.Module):
+class _LayerNorm(Module, of=LayerNorm):
     def __init__(self, spec: LayerNorm, ctx: BuildContext) -> None:
-        super().__init__()
+        super().__init__(spec, ctx)
         self.weight = weights(spec.shape(ctx), 1.0) if spec.weight else None
         self.bias = weights(spec.shape(ctx), 0.0) if spec.bias else None
         self.eps, self.per_head, self.joined = spec.eps, spec.per_head, spec.over == "heads"

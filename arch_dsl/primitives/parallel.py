@@ -59,9 +59,6 @@ class Parallel(Sublayer):
     def resolve(self, ctx: BuildContext) -> Self:
         return self.replace(branches=Block((name, member.resolve(ctx)) for name, member in self.branches.items()))
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _Parallel(self, ctx)
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         members: dict[str, Cost] = {}
         for name, member in self.branches.items():
@@ -84,7 +81,7 @@ class Parallel(Sublayer):
         return problems
 
 
-class _Parallel(SublayerModule):
+class _Parallel(SublayerModule, of=Parallel):
     """Where all members read the group's norm as it is, their maps are planned together: one product for attention and
     feed-forward, where products are merged."""
 

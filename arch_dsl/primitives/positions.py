@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.spec import Positive, Range, added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Position
+from archlab.arch_dsl.parts.families import Module, Position
 from archlab.arch_dsl.parts.layers import normal, table
 from archlab.arch_dsl.primitives.rope_scaling import frequencies
 from archlab.arch_dsl.primitives.rotary import angles
@@ -25,22 +25,18 @@ class Learned(Position):
 
     offset: Annotated[int, Range(min=0)] = added(0)
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _Learned(self, ctx)
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         size = ((ctx.max_positions or tokens) + self.offset) * ctx.d_model
         return Cost(parameters=size, embeddings=size)
 
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         if ctx.max_positions is None:
-            return [Problem(path, "learned positions need max_positions, which nothing gives here", self.mark())]
-        return []
+            yield "", "learned positions need max_positions, which nothing gives here"
 
 
-class _Learned(nn.Module):
+class _Learned(Module, of=Learned):
     def __init__(self, spec: Learned, ctx: BuildContext) -> None:
-        super().__init__()
+        super().__init__(spec, ctx)
         assert ctx.max_positions is not None
         self.offset = spec.offset
         self.table = table((ctx.max_positions + spec.offset, ctx.d_model), normal(ctx.std))
@@ -57,19 +53,15 @@ class Sinusoidal(Position):
 
     theta: Positive = 10_000.0
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _Sinusoidal(self.theta)
-
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         if ctx.d_model % 2:
-            return [Problem(path, f"sinusoids come in pairs; d_model is {ctx.d_model}, which is odd", self.mark())]
-        return []
+            yield "", f"sinusoids come in pairs; d_model is {ctx.d_model}, which is odd"
 
 
-class _Sinusoidal(nn.Module):
-    def __init__(self, theta: float) -> None:
-        super().__init__()
-        self.theta = theta
+class _Sinusoidal(Module, of=Sinusoidal):
+    def __init__(self, spec: Sinusoidal, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
+        self.theta = spec.theta
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
         turned = angles(call.positions_of(x.shape[1], x.device), frequencies(self.theta, x.shape[2], x.device))

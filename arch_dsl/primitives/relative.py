@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Score
+from archlab.arch_dsl.parts.families import Module, Score
 from archlab.arch_dsl.parts.layers import Linear, normal, parameter
 from archlab.arch_dsl.primitives.rope_scaling import frequencies
 from archlab.arch_dsl.primitives.rotary import angles
@@ -30,9 +30,6 @@ class TransformerXL(Score):
     positional: ClassVar[bool] = True
     biases: bool = True
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _TransformerXL(self, ctx)
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         channels = (ctx.heads or 1) * ctx.width
         pairs, seen = tokens * tokens, tokens * (tokens + 1) // 2
@@ -46,18 +43,17 @@ class TransformerXL(Score):
         positions = Cost.product(tokens, ctx.d_model, channels).keeping(tokens * ctx.d_model)
         return Cost.total({"positions": positions, "scores": scores})
 
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         if ctx.ahead:
-            return [Problem(path, "knows distances into the past alone, and the mask reads ahead", self.mark())]
-        if ctx.d_model % 2:
-            return [Problem(path, f"sinusoids come in pairs; d_model is {ctx.d_model}, which is odd", self.mark())]
-        return []
+            yield "", "knows distances into the past alone, and the mask reads ahead"
+        elif ctx.d_model % 2:
+            yield "", f"sinusoids come in pairs; d_model is {ctx.d_model}, which is odd"
 
 
-class _TransformerXL(nn.Module):
+class _TransformerXL(Module, of=TransformerXL):
     # B batch, T time, S keys, H heads, K key/value heads, G heads per key/value head, D head_dim
     def __init__(self, spec: TransformerXL, ctx: BuildContext) -> None:
-        super().__init__()
+        super().__init__(spec, ctx)
         heads = ctx.heads or 1
         self.d_model, self.scale = ctx.d_model, ctx.logit_scale
         self.positions = Linear(ctx.d_model, heads * ctx.width, std=ctx.std)

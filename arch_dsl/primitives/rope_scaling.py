@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.spec import Count, Positive, Range
 from archlab.arch_dsl.parts.context import BuildContext
 from archlab.arch_dsl.parts.families import Primitive
@@ -52,11 +52,9 @@ class _OnBase(RopeScaling):
 
     factor: Positive
 
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        if ctx.width > 2:
-            return []
-        message = f"{self.type} needs at least 4 rotated channels, and here are {ctx.width}"
-        return [Problem(path, message, self.mark())]
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
+        if ctx.width <= 2:
+            yield "", f"{self.type} needs at least 4 rotated channels, and here are {ctx.width}"
 
 
 @RopeScaling.register("ntk")
@@ -124,11 +122,9 @@ class YaRN(RopeScaling):
     def magnitude(self) -> float:
         return self.attention_factor or 0.1 * math.log(self.factor) + 1
 
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        if self.beta_fast > self.beta_slow:
-            return []
-        message = f"must be greater than beta_slow {self.beta_slow:g}, found {self.beta_fast:g}"
-        return [Problem(f"{path}.beta_fast", message, self.mark("beta_fast"))]
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
+        if self.beta_fast <= self.beta_slow:
+            yield "beta_fast", f"must be greater than beta_slow {self.beta_slow:g}, found {self.beta_fast:g}"
 
 
 @RopeScaling.register("llama3")
@@ -149,8 +145,6 @@ class Llama3Scaling(RopeScaling):
         kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
         return (1 - kept) * unchanged / self.factor + kept * unchanged
 
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        if self.high > self.low:
-            return []
-        message = f"must be greater than low {self.low:g}, found {self.high:g}"
-        return [Problem(f"{path}.high", message, self.mark("high"))]
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
+        if self.high <= self.low:
+            yield "high", f"must be greater than low {self.low:g}, found {self.high:g}"

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.spec import Fraction, Positive, added
 from archlab.arch_dsl.parts import fused
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Rotary
+from archlab.arch_dsl.parts.families import Module, Rotary
 from archlab.arch_dsl.parts.fused import Factors
 from archlab.arch_dsl.primitives.rope_scaling import RopeScaling, frequencies
 
@@ -45,28 +45,26 @@ class Rope(Rotary):
         computed = self.scaling is not None and self.scaling.by_length  # else cos and sin are tables of the module
         return Cost(activations=tokens * self.dims(ctx.width) if computed else 0)
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _Rope(self, ctx)
-
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
         dims = self.dims(ctx.width)
         if dims < 2 or dims % 2:
             message = f"rope rotates pairs of channels; {self.fraction:g} of head_dim {ctx.width} are {dims} channels"
             return [Problem(path, message, self.mark("fraction"))]
-        if self.scaling is None:
-            return []
-        if self.theta <= 1:
-            message = f"must be greater than 1 where frequencies are scaled, found {self.theta:g}"
-            return [Problem(f"{path}.theta", message, self.mark("theta"))]
-        return self.scaling.check(ctx.at("scaling", width=dims), f"{path}.scaling")
+        found = super().check(ctx, path)
+        inner = self.scaling.check(ctx.at("scaling", width=dims), f"{path}.scaling") if self.scaling else []
+        return found or inner
+
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
+        if self.scaling is not None and self.theta <= 1:
+            yield "theta", f"must be greater than 1 where frequencies are scaled, found {self.theta:g}"
 
 
-class _Rope(nn.Module):
+class _Rope(Module, of=Rope):
     cos: Tensor
     sin: Tensor
 
     def __init__(self, spec: Rope, ctx: BuildContext) -> None:
-        super().__init__()
+        super().__init__(spec, ctx)
         self.dims, self.theta, self.scaling = spec.dims(ctx.width), spec.theta, spec.scaling
         self.pairs = spec.pairs
         self.rotary: Callable[..., Tensor] = ctx.select("rotary", pairs=spec.pairs)
@@ -125,27 +123,22 @@ class XPos(Rotary):
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         return Cost(activations=tokens * ctx.width)
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _XPos(self, ctx)
-
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         if ctx.width % 2:
-            return [
-                Problem(path, f"xpos rotates pairs of channels; head_dim is {ctx.width}, which is odd", self.mark())
-            ]
+            yield "", f"xpos rotates pairs of channels; head_dim is {ctx.width}, which is odd"
+            return
         longest = int(80 / -math.log(_SHIFT / (1 + _SHIFT)) * self.scale_base)  # e^80 is near the end of float32
         if (ctx.max_positions or 0) > longest:
             message = f"factors leave float32 after {longest} positions, and here are {ctx.max_positions}; raise it"
-            return [Problem(f"{path}.scale_base", message, self.mark("scale_base"))]
-        return []
+            yield "scale_base", message
 
 
 _SHIFT = 0.4  # gamma of the paper
 
 
-class _XPos(nn.Module):
+class _XPos(Module, of=XPos):
     def __init__(self, spec: XPos, ctx: BuildContext) -> None:
-        super().__init__()
+        super().__init__(spec, ctx)
         self.theta, self.dims = spec.theta, ctx.width
         self.power = (1 if ctx.site == "query" else -1) / spec.scale_base
         self.rotary: Callable[..., Tensor] = ctx.select("rotary", pairs="interleaved")

@@ -4,53 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.formula import function_of
-from archlab.arch_dsl.language.notation import Activation, ProjectionNotation, Projections, chosen
-from archlab.arch_dsl.language.spec import Count
+from archlab.arch_dsl.language.notation import Activation, ProjectionNotation, Projections
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Branch, Gate, Norm, Scale, build_site, check_site, site_cost
-from archlab.arch_dsl.parts.layers import Initializer, Linear, parameter
+from archlab.arch_dsl.parts.families import Branch, Gate, Norm, Scale, site_cost
+from archlab.arch_dsl.parts.layers import Initializer, parameter
 from archlab.arch_dsl.parts.saved_for_backward import kept_of
 from archlab.arch_dsl.parts.state import shifted
-from archlab.arch_dsl.primitives.branch import Sublayer, SublayerModule
+from archlab.arch_dsl.primitives.branch import SublayerModule, Widened, linear
 from archlab.arch_dsl.primitives.token_shift import shifted_size
-
-
-class _Mix(Sublayer):
-    """What both branches share: a `width`, linear maps that may start at zero, and the site `inner`."""
-
-    width: Count | None = None
-    zero: Projections = False
-
-    def default_width(self, d_model: int) -> int:
-        """The width where none is given."""
-        raise TypeError(f"{type(self).__name__} has no default width")
-
-    def resolve(self, ctx: BuildContext) -> Self:
-        return self if self.width else self.replace(width=self.default_width(ctx.d_model))
-
-    def inside(self, ctx: BuildContext) -> BuildContext:
-        """The context of the site `inner`."""
-        return ctx.where(width=self.width or self.default_width(ctx.d_model), heads=None, held=False, documents=False)
-
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        inner = getattr(self, "inner", ())
-        return super().check(ctx, path) + check_site(inner, self.inside(ctx), f"{path}.inner")
 
 
 class _MixModule(SublayerModule):
     """Reads the normed copy and the one before it; the maps of gates read the copy as it is."""
 
-    def __init__(self, spec: _Mix, ctx: BuildContext) -> None:
+    def __init__(self, spec: Widened, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
-        self.path = ctx.path
-        self.inner = build_site(getattr(spec, "inner", ()), spec.inside(ctx), "inner")
+        self.add_sites(spec, {"inner": spec.inside(ctx)})
 
     def mixed(self, hidden: Tensor, before: Tensor, products: Iterator[Tensor], call: Call) -> Tensor:
         """The update from the normed copy and the one before it `[batch, time, d_model]`."""
@@ -68,7 +43,7 @@ TIME_NAMES = ("receptance", "key", "value", "output")
 
 
 @Branch.register("rwkv4")
-class RWKV4(_Mix):
+class RWKV4(Widened):
     """sigmoid(r_t) wkv_t, then one output map: the time mix of RWKV-4 (arXiv:2305.13048, eq. 11 to 17). wkv is a mean
     of the values so far, those before the newest weighted by exp(k_i - (t - 1 - i) w), the newest by exp(k_t + u).
 
@@ -87,9 +62,6 @@ class RWKV4(_Mix):
     def default_width(self, d_model: int) -> int:
         return d_model
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _RWKV4(self.resolve(ctx), ctx)
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         """Without the FLOPs of wkv, as the paper counts (table 2): its few per channel are no products of matrices."""
         width = self.width or self.default_width(ctx.d_model)
@@ -105,20 +77,16 @@ class RWKV4(_Mix):
         return Cost.total(self.outer_cost(ctx, tokens) | parts)
 
 
-class _RWKV4(_MixModule):
+class _RWKV4(_MixModule, of=RWKV4):
     # T time, C channels
     def __init__(self, spec: RWKV4, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
         width = spec.width or ctx.d_model
         last, left = ctx.depth / max(ctx.n_layers - 1, 1), 1 - ctx.depth / ctx.n_layers
-
-        def linear(name: str, inputs: int, outputs: int, std: float) -> Linear:
-            return Linear(inputs, outputs, std=0.0 if chosen(spec.zero, name) else std)
-
-        self.receptance_projection = linear("receptance", ctx.d_model, width, ctx.std)
-        self.key_projection = linear("key", ctx.d_model, width, ctx.std)
-        self.value_projection = linear("value", ctx.d_model, width, ctx.std * ctx.gain)
-        self.output_projection = linear("output", width, ctx.d_model, ctx.residual_std)
+        self.receptance_projection = linear(spec, "receptance", ctx.d_model, width, ctx.std)
+        self.key_projection = linear(spec, "key", ctx.d_model, width, ctx.std)
+        self.value_projection = linear(spec, "value", ctx.d_model, width, ctx.std * ctx.gain)
+        self.output_projection = linear(spec, "output", width, ctx.d_model, ctx.residual_std)
         self.time_mix_receptance = parameter((ctx.d_model,), _share(ctx.d_model, left / 2))
         self.time_mix_key = parameter((ctx.d_model,), _share(ctx.d_model, left))
         self.time_mix_value = parameter((ctx.d_model,), _share(ctx.d_model, left, 0.3 * last))
@@ -145,7 +113,7 @@ CHANNEL_NAMES = ("receptance", "key", "value")
 
 
 @Branch.register("channel_mix")
-class ChannelMix(_Mix):
+class ChannelMix(Widened):
     """sigmoid(r_t) * act(k_t) W_v with r and k maps of mu x_t + (1 - mu) x_(t-1): the channel mix of RWKV-4
     (arXiv:2305.13048, eq. 14, 15 and 18).
 
@@ -161,9 +129,6 @@ class ChannelMix(_Mix):
 
     def default_width(self, d_model: int) -> int:
         return 4 * d_model
-
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _ChannelMix(self.resolve(ctx), ctx)
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         width, size = self.width or self.default_width(ctx.d_model), tokens * ctx.d_model
@@ -182,18 +147,14 @@ class ChannelMix(_Mix):
         )
 
 
-class _ChannelMix(_MixModule):
+class _ChannelMix(_MixModule, of=ChannelMix):
     def __init__(self, spec: ChannelMix, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
         width = spec.width or 4 * ctx.d_model
         left = 1 - ctx.depth / ctx.n_layers
-
-        def linear(name: str, inputs: int, outputs: int, std: float) -> Linear:
-            return Linear(inputs, outputs, std=0.0 if chosen(spec.zero, name) else std)
-
-        self.receptance_projection = linear("receptance", ctx.d_model, ctx.d_model, ctx.std)
-        self.key_projection = linear("key", ctx.d_model, width, ctx.std * ctx.gain)
-        self.value_projection = linear("value", width, ctx.d_model, ctx.residual_std)
+        self.receptance_projection = linear(spec, "receptance", ctx.d_model, ctx.d_model, ctx.std)
+        self.key_projection = linear(spec, "key", ctx.d_model, width, ctx.std * ctx.gain)
+        self.value_projection = linear(spec, "value", width, ctx.d_model, ctx.residual_std)
         self.mix_receptance = parameter((ctx.d_model,), _share(ctx.d_model, left))
         self.mix_key = parameter((ctx.d_model,), _share(ctx.d_model, left))
         self.activation = function_of(spec.activation)

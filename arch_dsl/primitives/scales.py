@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from archlab.arch_dsl.language.errors import Problem
-from archlab.arch_dsl.language.formula import function_of
 from archlab.arch_dsl.language.notation import Activation
 from archlab.arch_dsl.language.spec import Positive
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Scale, Score
+from archlab.arch_dsl.parts.families import Elementwise, Module, Scale, Score
 from archlab.arch_dsl.parts.saved_for_backward import kept_of
 
 
@@ -30,13 +28,22 @@ class Factor(Scale):
     by: float = 1.0
     width_power: float = 0.0
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _Factor(self.by * float(ctx.width**self.width_power))
+    def factor(self, ctx: BuildContext) -> float:
+        """What elements are multiplied by."""
+        return self.by * float(ctx.width**self.width_power)
 
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        if self.by:
-            return []
-        return [Problem(f"{path}.by", "must not be 0, which erases what it scales", self.mark("by"))]
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
+        if not self.by:
+            yield "by", "must not be 0, which erases what it scales"
+
+
+class _Factor(Module, of=Factor):
+    def __init__(self, spec: Factor | DepthScale, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
+        self.factor = spec.factor(ctx)
+
+    def forward(self, x: Tensor, call: Call) -> Tensor:
+        return x * self.factor
 
 
 @Scale.register("depth_scale")
@@ -45,13 +52,15 @@ class DepthScale(Scale):
 
     by_layer: ClassVar[bool] = True
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _Factor(float((ctx.depth + 1) ** -0.5))
+    module = _Factor
 
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        if ctx.site not in ("embed", "final", "logits"):
-            return []
-        return [Problem(path, f"depth_scale needs the depth of a layer, and {ctx.site} is in none", self.mark())]
+    def factor(self, ctx: BuildContext) -> float:
+        """What elements are multiplied by."""
+        return float((ctx.depth + 1) ** -0.5)
+
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
+        if ctx.site in ("embed", "final", "logits"):
+            yield "", f"depth_scale needs the depth of a layer, and {ctx.site} is in none"
 
 
 @Scale.register("feature_map")
@@ -63,29 +72,12 @@ class FeatureMap(Scale):
 
     function: Activation = "elu(x) + 1"
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _FeatureMap(self)
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         return Cost(activations=kept_of(self.function)[0] * ctx.elements(tokens))
 
 
-class _FeatureMap(nn.Module):
-    def __init__(self, spec: FeatureMap) -> None:
-        super().__init__()
-        self.activation = function_of(spec.function)
-
-    def forward(self, x: Tensor, call: Call) -> Tensor:
-        return self.activation(x)
-
-
-class _Factor(nn.Module):
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, x: Tensor, call: Call) -> Tensor:
-        return x * self.factor
+class _FeatureMap(Elementwise, of=FeatureMap):
+    pass
 
 
 @Score.register("softcap")
@@ -97,19 +89,16 @@ class Softcap(Score, Scale):
     kind: ClassVar[Literal["bias", "softcap", "sinks"]] = "softcap"
     cap: Positive
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _Softcap(self.cap)
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         if ctx.site == "scores":
             return Cost()  # the attention counts it
         return Cost(activations=tokens * (ctx.vocab if ctx.site == "logits" else (ctx.heads or 1) * ctx.width))
 
 
-class _Softcap(nn.Module):
-    def __init__(self, cap: float) -> None:
-        super().__init__()
-        self.cap = cap
+class _Softcap(Module, of=Softcap):
+    def __init__(self, spec: Softcap, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
+        self.cap = spec.cap
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
         return self.cap * torch.tanh(x / self.cap)

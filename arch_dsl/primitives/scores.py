@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.spec import Count, Positive, Range, added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Score
+from archlab.arch_dsl.parts.families import Module, Score
 from archlab.arch_dsl.parts.layers import constant, normal, parameter
 
 
@@ -27,16 +27,13 @@ class Alibi(Score):
     fading: ClassVar[bool] = True
     by: Positive = added(1.0)
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _Alibi(ctx.heads or 1, self.by)
 
-
-class _Alibi(nn.Module):
+class _Alibi(Module, of=Alibi):
     slopes: Tensor
 
-    def __init__(self, heads: int, by: float) -> None:
-        super().__init__()
-        slopes = [by * slope for slope in alibi_slopes(heads)]
+    def __init__(self, spec: Alibi, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
+        slopes = [spec.by * slope for slope in alibi_slopes(ctx.heads or 1)]
         self.register_buffer("slopes", torch.tensor(slopes), persistent=False)
 
     def forward(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
@@ -75,28 +72,22 @@ class T5Buckets(Score):
     max_distance: Count = 128
     bidirectional: bool = added(default=False)
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _T5Buckets(self, ctx)
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         # The buckets of all distances, as integers of 64 bits.
         return Cost(parameters=self.buckets * (ctx.heads or 1), activations=2 * (2 * tokens - 1))
 
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         sides = 2 if self.bidirectional else 1
-        if self.buckets % sides or self.buckets < 2 * sides:
-            message = f"must be even and at least 4 for two directions, found {self.buckets}"
-            return [Problem(f"{path}.buckets", message, self.mark("buckets"))]
         own = self.buckets // sides // 2
-        if self.max_distance > own:
-            return []
-        message = f"must be beyond the {own} distances with an own bucket, found {self.max_distance}"
-        return [Problem(f"{path}.max_distance", message, self.mark("max_distance"))]
+        if self.buckets % sides or self.buckets < 2 * sides:
+            yield "buckets", f"must be even and at least 4 for two directions, found {self.buckets}"
+        elif self.max_distance <= own:
+            yield "max_distance", f"must be beyond the {own} distances with an own bucket, found {self.max_distance}"
 
 
-class _T5Buckets(nn.Module):
+class _T5Buckets(Module, of=T5Buckets):
     def __init__(self, spec: T5Buckets, ctx: BuildContext) -> None:
-        super().__init__()
+        super().__init__(spec, ctx)
         self.buckets, self.max_distance, self.bidirectional = spec.buckets, spec.max_distance, spec.bidirectional
         self.table = parameter((spec.buckets, ctx.heads or 1), normal(ctx.std))
 
@@ -138,16 +129,13 @@ class Sinks(Score):
     version: ClassVar[int] = 2
     kind: ClassVar[Literal["bias", "softcap", "sinks"]] = "sinks"
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _Sinks(ctx.heads or 1)
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         return Cost(parameters=ctx.heads or 1)
 
 
-class _Sinks(nn.Module):
+class _Sinks(Module, of=Sinks):
     """Holds the logits; attention reads them."""
 
-    def __init__(self, heads: int) -> None:
-        super().__init__()
-        self.logits = parameter((heads,), constant(0.0))
+    def __init__(self, spec: Sinks, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
+        self.logits = parameter((ctx.heads or 1,), constant(0.0))

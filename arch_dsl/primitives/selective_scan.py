@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.notation import ProjectionNotation, Projections, chosen
 from archlab.arch_dsl.language.spec import Count, Positive
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Branch, Carry, Gate, Norm, Scale, build_site, check_site, site_cost
-from archlab.arch_dsl.parts.layers import Initializer, Linear, constant, parameter, uniform
-from archlab.arch_dsl.primitives.branch import Sublayer, SublayerModule
+from archlab.arch_dsl.parts.families import Branch, Carry, Gate, Norm, Scale, check_sites, site_cost
+from archlab.arch_dsl.parts.layers import Linear, constant, parameter, steps, uniform
+from archlab.arch_dsl.primitives.branch import Sublayer, SublayerModule, linear, projections_of
 from archlab.kernels.selective_scan import state_class
 from archlab.kernels.selective_scan.torch_ops import CHUNK
 
@@ -68,9 +67,6 @@ class SelectiveScan(Sublayer):
     def resolve(self, ctx: BuildContext) -> Self:
         return self if self.dt_rank else self.replace(dt_rank=-(-ctx.d_model // 16))
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _SelectiveScan(self.resolve(ctx), ctx)
-
     def places(self, ctx: BuildContext) -> dict[str, BuildContext]:
         """The context of each site inside."""
         inside = ctx.where(heads=None, held=False, documents=False)
@@ -107,47 +103,35 @@ class SelectiveScan(Sublayer):
         return Cost.total(self.outer_cost(ctx, tokens) | parts)
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        problems = super().check(ctx, path)
+        return super().check(ctx, path) + check_sites(self, self.places(ctx), path)
+
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         if self.dt_max < self.dt_min:
-            message = f"must be at least dt_min {self.dt_min:g}, found {self.dt_max:g}"
-            problems.append(Problem(f"{path}.dt_max", message, self.mark("dt_max")))
-        for name, place in self.places(ctx).items():
-            problems += check_site(getattr(self, name), place, f"{path}.{name}")
-        return problems
+            yield "dt_max", f"must be at least dt_min {self.dt_min:g}, found {self.dt_max:g}"
 
 
-class _SelectiveScan(SublayerModule):
+class _SelectiveScan(SublayerModule, of=SelectiveScan):
     # B batch, T time, C channels, N state
     def __init__(self, spec: SelectiveScan, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
         places, channels = spec.places(ctx), spec.expand * ctx.d_model
         assert spec.dt_rank is not None
-
-        def linear(name: str, inputs: int, outputs: int, std: float) -> Linear:
-            std = 0.0 if chosen(spec.zero, name) else std
-            return Linear(inputs, outputs, std=std, bias=chosen(spec.bias, name))
-
-        self.value_projection = linear("value", ctx.d_model, channels, ctx.std * ctx.gain)
+        self.value_projection = linear(spec, "value", ctx.d_model, channels, ctx.std * ctx.gain)
         self.query_projection = Linear(channels, spec.state, std=ctx.std)
         self.key_projection = Linear(channels, spec.state, std=ctx.std)
         self.rank_projection = Linear(channels, spec.dt_rank, std=ctx.std)
         bound = spec.dt_rank**-0.5
         self.step_weight = parameter((channels, spec.dt_rank), uniform(-bound, bound))
-        self.step_bias = parameter((channels,), _steps(spec.dt_min, spec.dt_max))
-        self.output_projection = linear("output", channels, ctx.d_model, ctx.residual_std)
+        self.step_bias = parameter((channels,), steps(spec.dt_min, spec.dt_max))
+        self.output_projection = linear(spec, "output", channels, ctx.d_model, ctx.residual_std)
         self.log_a = parameter((channels, spec.state), _count_up)
         self.log_a.decay = False  # type: ignore[attr-defined]  # rates by nature, whatever their shape
         self.skip = parameter((channels,), constant(1.0)) if spec.skip else None
-        self.query = build_site(spec.query, places["query"], "query")
-        self.key = build_site(spec.key, places["key"], "key")
-        self.value = build_site(spec.value, places["value"], "value")
-        self.sdpa = build_site(spec.sdpa, places["sdpa"], "sdpa")
-        self.path = ctx.path
+        self.add_sites(spec, places)
         self.scan = ctx.select("selective_scan", state=state_class(spec.state))
 
     def reads(self) -> list[Linear]:
-        sites = (self.value, self.query, self.key, self.sdpa)
-        return [self.value_projection, *(projection for site in sites for projection in site.projections())]
+        return [self.value_projection, *projections_of(self.value, self.query, self.key, self.sdpa)]
 
     def transform(self, products: Iterator[Tensor], call: Call) -> Tensor:
         x_BTC = self.value(next(products), call, products)
@@ -167,12 +151,6 @@ class _SelectiveScan(SublayerModule):
 def _count_up(value: Tensor, generator: torch.Generator) -> None:
     """log 1, log 2, and so on along the state of each channel (S4D-real, arXiv:2206.11893, section 4.4)."""
     value.fill_(1.0).cumsum_(-1).log_()
-
-
-def _steps(low: float, high: float) -> Initializer:
-    """b with softplus(b) between two numbers, uniform in its logarithm."""
-    ends = math.log(low), math.log(high)
-    return lambda value, generator: value.uniform_(*ends, generator=generator).exp_().expm1_().log_()
 
 
 # Mamba, arXiv:2312.00752, section 3.4: a short convolution before the scan, a gate after it, and no other branch

@@ -6,13 +6,13 @@ import dataclasses
 from typing import Annotated
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from archlab.arch_dsl.language.formula import function_of
 from archlab.arch_dsl.language.notation import Activation
 from archlab.arch_dsl.language.spec import Range
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Carry
+from archlab.arch_dsl.parts.families import Carry, Module
 from archlab.arch_dsl.parts.layers import constant, parameter, uniform
 from archlab.arch_dsl.parts.saved_for_backward import kept_of
 from archlab.arch_dsl.parts.state import recent
@@ -33,9 +33,6 @@ class ShortConv(Carry):
     bias: bool = False
     activation: Activation = "identity"
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _ShortConv(self, ctx)
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         channels = (ctx.heads or 1) * ctx.width
         kept = tokens + self.width - 1 + kept_of(self.activation)[0] * tokens
@@ -43,9 +40,9 @@ class ShortConv(Carry):
         return dataclasses.replace(found, cache=min(tokens, self.width - 1) * channels)
 
 
-class _ShortConv(nn.Module):
+class _ShortConv(Module, of=ShortConv):
     def __init__(self, spec: ShortConv, ctx: BuildContext) -> None:
-        super().__init__()
+        super().__init__(spec, ctx)
         channels = (ctx.heads or 1) * ctx.width
         bound = spec.width**-0.5
         self.weight = parameter((channels, 1, spec.width), uniform(-bound, bound))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Carry
+from archlab.arch_dsl.parts.families import Carry, Module
 from archlab.arch_dsl.parts.layers import constant, parameter
 from archlab.arch_dsl.parts.state import opens_document, shifted
 
@@ -25,18 +25,15 @@ class TokenShift(Carry):
     ops: ClassVar[tuple[str, ...]] = ("token_shift",)
     start: float = 0.5
 
-    def build(self, ctx: BuildContext) -> nn.Module:
-        return _TokenShift(self, ctx)
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         channels = (ctx.heads or 1) * ctx.width
         found = Cost(parameters=channels, activations=shifted_size(channels, tokens) + ctx.elements(tokens))
         return dataclasses.replace(found, cache=channels)
 
 
-class _TokenShift(nn.Module):
+class _TokenShift(Module, of=TokenShift):
     def __init__(self, spec: TokenShift, ctx: BuildContext) -> None:
-        super().__init__()
+        super().__init__(spec, ctx)
         shape = (ctx.width,) if ctx.heads is None else (ctx.heads, ctx.width)
         self.mix = parameter(shape, constant(spec.start))
         self.mix.decay = False  # type: ignore[attr-defined]  # shares by nature, whatever their shape

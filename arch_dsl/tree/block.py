@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from archlab.arch_dsl.language.errors import Problem, unknown
-from archlab.arch_dsl.language.parse import INVALID, parse_value
+from archlab.arch_dsl.language.parse import INVALID, parse_value, refuse
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Branch, build_shared, shared_cost
@@ -61,37 +61,30 @@ class Block(Mapping[str, Branch]):
             named = [_named(item) for item in node.value]
             node = Node({name: item for name, item in named if name}, node.mark)
             if len(node.value) < len(named):  # type: ignore[arg-type]
-                problems.append(Problem(path, "every branch of a list needs a `name` of its own", node.mark))
-                return INVALID
+                return refuse(problems, path, "every branch of a list needs a `name` of its own", node.mark)
         if not isinstance(node.value, dict):
-            problems.append(Problem(path, f"must be a mapping of branches, found {node.kind}", node.mark))
-            return INVALID
+            return refuse(problems, path, f"must be a mapping of branches, found {node.kind}", node.mark)
         if not node.value:
-            problems.append(Problem(path, "needs at least one branch (attention, ffn, parallel)", node.mark))
-            return INVALID
+            return refuse(problems, path, "needs at least one branch (attention, ffn, parallel)", node.mark)
         return parse_branches(node, path, problems, cls.short_forms)
 
 
 def parse_branches(node: Node, path: str, problems: list[Problem], knobs: tuple[str, ...] = ()) -> Any:
     """A Block from a mapping node, or INVALID. `knobs` may stand beside the branches where the file is written."""
-    branches = []
+    branches: list[tuple[str, Any]] = []
     assert isinstance(node.value, dict)
     for name, child in node.value.items():
-        where = f"{path}.{name}" if path else name
-        if not _NAME.match(name):
-            problems.append(
-                Problem(where, "a branch name is lower-case letters, digits and _", node.key_marks.get(name))
-            )
-            continue
+        where, mark = f"{path}.{name}" if path else name, node.key_marks.get(name)
         typed = with_type(name, child, node)
-        if not isinstance(typed.value, str) and not (isinstance(typed.value, dict) and "type" in typed.value):
+        if not _NAME.match(name):
+            branch = refuse(problems, where, "a branch name is lower-case letters, digits and _", mark)
+        elif not isinstance(typed.value, str) and not (isinstance(typed.value, dict) and "type" in typed.value):
             message = f"says no type, and {unknown(name, 'branch', [*Branch.members, *Branch.aliases, *knobs])}"
-            problems.append(Problem(where, message, node.key_marks.get(name)))
-            continue
-        branches.append((name, parse_value(Branch, typed, where, problems)))
-    if any(branch is INVALID for _, branch in branches) or len(branches) < len(node.value):
-        return INVALID
-    return Block(branches)
+            branch = refuse(problems, where, message, mark)
+        else:
+            branch = parse_value(Branch, typed, where, problems)
+        branches.append((name, branch))
+    return INVALID if any(branch is INVALID for _, branch in branches) else Block(branches)
 
 
 def _named(item: Node) -> tuple[str | None, Node]:

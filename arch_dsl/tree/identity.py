@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import Family, Spec, fields_of
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.tree.overrides import Overrides, ranges
@@ -53,6 +54,16 @@ def _canonical_spec(spec: Spec, brief: bool) -> Any:
         data[name] = canonical(value, brief=brief)
     alone = list(data) == ["type"] and (brief or getattr(spec, "word", False))
     return data["type"] if alone else data
+
+
+def normal_form(blocks: list[Block]) -> tuple[Block, Overrides]:
+    """The block of the first layer, and every other distinct block with its layers: one spelling for each stack."""
+    places: dict[Block, list[int]] = {}
+    for depth, block in enumerate(blocks):
+        places.setdefault(block, []).append(depth)
+    first, *others = places
+    patches = {",".join(map(str, places[block])): Node.of({"block": canonical(block)}) for block in others}
+    return first, Overrides(patches)
 
 
 def identity(spec: Spec) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from archlab.arch_dsl.language.errors import Mark, Problem
-from archlab.arch_dsl.language.parse import INVALID
+from archlab.arch_dsl.language.parse import INVALID, refuse
 from archlab.arch_dsl.language.source import Node
 
 _SLICE = re.compile(r"-?[0-9]+|(-?[0-9]+)?:(-?[0-9]+)?(:[1-9][0-9]*)?")
@@ -67,8 +67,7 @@ class Overrides(Mapping[str, Node]):
             return cls()
         if not isinstance(node.value, dict):
             message = f"must be a mapping from layers ('1::2', '-1', '0,5') to patches, found {node.kind}"
-            problems.append(Problem(path, message, node.mark))
-            return INVALID
+            return refuse(problems, path, message, node.mark)
         before = len(problems)
         for layers, patch in node.value.items():
             mark = node.key_marks.get(layers, patch.mark)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from archlab.arch_dsl.language.errors import Problem, SpecError, unknown
-from archlab.arch_dsl.language.parse import INVALID, parse_value
+from archlab.arch_dsl.language.parse import INVALID, parse_value, refuse
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import (
     Family,
@@ -74,7 +74,7 @@ def _child(value: Any, step: str, path: str) -> Any:
         return value[step].plain()
     if isinstance(value, Mapping) and step in value:
         return value[step]
-    if isinstance(value, tuple) and (index := _index(value, step)) is not None:
+    if (index := index_of(value, step)) is not None:
         return value[index]
     if isinstance(value, Spec):
         if step in fields_of(type(value)):
@@ -87,7 +87,10 @@ def _child(value: Any, step: str, path: str) -> Any:
     raise SpecError.of(path, unknown(step, "part of this", names_at(value)))
 
 
-def _index(items: tuple[Any, ...], step: str) -> int | None:
+def index_of(items: Any, step: str) -> int | None:
+    """The position in a site that a step names, by its number or by the type that stands there."""
+    if not isinstance(items, tuple):
+        return None
     if step.isdigit():
         return int(step) if int(step) < len(items) else None
     return next((index for index, item in enumerate(items) if isinstance(item, Family) and item.type == step), None)
@@ -104,7 +107,7 @@ def update(value: Any, annotation: Any, steps: Steps, change: Change) -> Any:
     if isinstance(value, Mapping):
         return {**value, step: update(value[step], typing.get_args(annotation)[1], rest, change)}
     if isinstance(value, tuple):
-        index = _index(value, step)
+        index = index_of(value, step)
         assert index is not None
         item = typing.get_args(next(a for a in alternatives(annotation) if typing.get_origin(a) is tuple))[0]
         return (*value[:index], update(value[index], item, rest, change), *value[index + 1 :])
@@ -231,21 +234,18 @@ def _edit(old: tuple[Any, ...], annotation: Any, edit: str, node: Node, path: st
         items = given.value if isinstance(given.value, list) else [given]
         if strange := [item for item in items if not isinstance(item.value, str | int)]:
             message = f"remove needs the type of what is there, or a list of types, found {strange[0].kind}"
-            problems.append(Problem(path, message, strange[0].mark))
-            return INVALID
+            return refuse(problems, path, message, strange[0].mark)
         targets: Iterable[tuple[str, Node]] = [(str(item.value), item) for item in items]
     elif isinstance(given.value, dict):
         targets = given.value.items()
     else:
-        problems.append(Problem(path, f"{edit} needs a mapping from what is there to what is new", given.mark))
-        return INVALID
+        return refuse(problems, path, f"{edit} needs a mapping from what is there to what is new", given.mark)
     for name, item in targets:
-        index = _index(old, name)
+        index = index_of(old, name)
         if index is None:
             what = "put it before" if edit == "before" else edit
             message = f"nothing to {what}: {unknown(name, 'primitive here', names_at(old))}"
-            problems.append(Problem(path, message, item.mark))
-            return INVALID
+            return refuse(problems, path, message, item.mark)
         new = () if edit == "remove" else parsed(item)
         if new is INVALID:
             return INVALID

@@ -26,7 +26,7 @@ from archlab.arch_dsl.language.spec import Family, walk
 from archlab.arch_dsl.model.model import Init
 from archlab.arch_dsl.primitives.positions import Learned
 from archlab.arch_dsl.tree.block import Block
-from archlab.arch_dsl.tree.normal_form import normal_form
+from archlab.arch_dsl.tree.identity import normal_form
 from archlab.arch_dsl.tree.overrides import Overrides
 from archlab.arch_dsl.weights.conversion import export_tensors, import_tensors
 from archlab.arch_dsl.weights.layout import load_layout

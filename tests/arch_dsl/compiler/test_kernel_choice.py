@@ -102,3 +102,9 @@ def test_nodes_that_are_joined_show_what_they_ask_for() -> None:
     asked = {choice.path: (choice.op, choice.asked) for choice in choices}
     assert asked["block.0.attention.query.rmsnorm"] == ("rotary", "norm plain")
     assert asked["block.0.ffn.pre.layernorm"] == ("add_norm", "kind layer")
+
+
+def test_initial_values_that_are_computed_need_no_memory_for_the_choices():
+    gate = {"type": "forget_gate", "input": "fixed", "t_min": 2.0, "t_max": 9.0}
+    spec = model({"attention": {"heads": 2, "scores": gate}})
+    assert families(arch_dsl.kernel_choices(spec, kernels.Device("cpu"))) == {"torch"}
