@@ -286,9 +286,10 @@ def train_one(
     import torch
 
     from archlab.search.data import batch
+    from archlab.search.recipe.curve import curve_points, curve_windows
     from archlab.search.recipe.recipe import load_recipe
     from archlab.search.training.held_out import evaluate, held_out, losses
-    from archlab.search.training.loop import LOG_LINES, curve_points, curve_windows
+    from archlab.search.training.loop import LOG_LINES
     from archlab.search.training.module import build_model, split_seed
 
     recipe, seeds = load_recipe(trial.recipe), split_seed(seed)

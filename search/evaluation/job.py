@@ -19,7 +19,7 @@ from archlab.arch_dsl.language.parse import parse
 from archlab.search.evaluation.measures import About, Measure, Subject
 from archlab.search.hardware.determinism import deterministic
 from archlab.search.store.plugins import load_kept
-from archlab.search.training.loop import Interrupted
+from archlab.search.training.ends import Interrupted
 from archlab.search.trial import checkpoint
 from archlab.search.trial.fingerprint import fingerprint
 from archlab.search.trial.journal import Journal

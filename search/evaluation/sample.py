@@ -16,8 +16,8 @@ from archlab.kernels.attention import probabilities
 from archlab.search.data.batches import IGNORE, Batch
 from archlab.search.evaluation.family import About, Found, Measure, Subject
 from archlab.search.objectives import has_encoder
+from archlab.search.training.ends import Interrupted
 from archlab.search.training.held_out import autocast, evaluating, held_out
-from archlab.search.training.loop import Interrupted
 
 SHARE, LEAST, MOST = 50, 4, 64  # one window of so many, but at least and at most so many
 

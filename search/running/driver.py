@@ -34,7 +34,7 @@ from archlab.search.store.store import StaleAttempt, Store, StoreFull
 from archlab.search.trial.kept_weights import Keep, tell
 from archlab.search.trial.metrics import Watch, validation_history
 from archlab.search.trial.outcome_files import read_result
-from archlab.search.variants.section import NextRows
+from archlab.search.variants.asks import NextRows
 
 TICK_S = 0.5
 HANG_S = 300.0

@@ -11,7 +11,7 @@ from typing import Any
 
 from archlab.search.store.store import TERMINAL, Row, Store
 from archlab.search.trial.metrics import Watch
-from archlab.search.variants.section import NextRows
+from archlab.search.variants.asks import NextRows
 
 REST = 20.0  # while trials wait for a place, the planner rests so many times as long as it took
 

@@ -16,6 +16,7 @@ from archlab.search.planning import auto_settings as settled
 from archlab.search.planning.edits import edits
 from archlab.search.planning.estimate import refuse_too_little
 from archlab.search.planning.plan import Plan, plan
+from archlab.search.recipe.curve import tokens_at
 from archlab.search.recipe.recipe import load_recipe
 from archlab.search.running import smoke as smoking
 from archlab.search.running.driver import drive
@@ -33,7 +34,7 @@ from archlab.search.study.study import Study
 from archlab.search.trackers.shipper import Shipper
 from archlab.search.trackers.shipper_process import ShipperProcess
 from archlab.search.trial.trial import Trial
-from archlab.search.variants.section import Events, NextRows
+from archlab.search.variants.asks import Events, NextRows
 
 ENTRY = "archlab.search.training.train:train"
 STORE = ".archlab"
@@ -161,7 +162,6 @@ def _drive(
 
 def tokens_left(store: Store) -> Callable[[str, int | None], int]:
     """Tokens that the trial of a key still takes to a step, or to its end, from its newest checkpoint."""
-    from archlab.search.training.loop import tokens_at
     from archlab.search.trial.checkpoint import steps_in
 
     def left(key: str, until: int | None) -> int:

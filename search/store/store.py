@@ -9,10 +9,10 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from archlab.search.store.database import Changes, Database, Found, StoreAway, StoreError, StoreFull, StoreRefused
-from archlab.search.store.decisions import Kept, log_event
-from archlab.search.store.lock import holder_of
+from archlab.search.store.database import Changes, Found, StoreAway, StoreError, StoreFull, StoreRefused
+from archlab.search.store.decisions import log_event
 from archlab.search.store.opening import open_database
+from archlab.search.store.studies import Studies
 from archlab.search.trial.trial import Trial
 from archlab.search.utils.canonical import canonical_json
 from archlab.search.utils.files import write_whole
@@ -42,17 +42,13 @@ class StaleAttempt(Exception):
     """Someone who no longer holds the trial tried to change it; the newer attempt stands."""
 
 
-class Store(Kept):
+class Store(Studies):
     """planned -> running(attempt) -> complete | pruned | failed | diverged.
 
     running -> planned on interruption; running -> paused at the step up to which a trial is wanted, and on from there.
     One transaction per transition. The attempt number is a fencing token: who doesn't hold the newest one changes
     nothing. A store may be used from several threads and processes at once.
     """
-
-    def __init__(self, root: Path, database: Database) -> None:
-        super().__init__(database)
-        self.root = root
 
     @classmethod
     def open(cls, root: Path | str, create: bool = True) -> Store:
@@ -75,62 +71,6 @@ class Store(Kept):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # studies
-
-    def save_study(self, name: str, record: dict[str, Any], yaml_text: str) -> None:
-        """Stores what `run` is about to run, replacing what an earlier run of that name stored."""
-        now = time.time()
-        self._write(
-            lambda db: db.execute(
-                "INSERT INTO study (name, record, yaml, created, updated) VALUES (?, ?, ?, ?, ?) ON CONFLICT (name) "
-                "DO UPDATE SET record = excluded.record, yaml = excluded.yaml, updated = excluded.updated",
-                (name, json.dumps(record), yaml_text, now, now),
-            )
-        )
-
-    def studies(self) -> list[dict[str, Any]]:
-        """name, question, created, updated (unix s) and counts {state: wanted trials} per study, newest first."""
-        counts: dict[str, dict[str, int]] = {}
-        for each in self._query(
-            "SELECT study, state, count(DISTINCT key) AS n FROM study_trial JOIN trial USING (key) "
-            "WHERE orphaned = 0 GROUP BY study, state"
-        ):
-            counts.setdefault(each["study"], {})[each["state"]] = each["n"]
-        return [
-            {
-                **{name: row[name] for name in ("name", "created", "updated")},
-                "question": json.loads(row["record"]).get("question"),
-                "counts": counts.get(row["name"], {}),
-            }
-            for row in self._query("SELECT name, record, created, updated FROM study ORDER BY updated DESC, name")
-        ]
-
-    def study(self, name: str) -> dict[str, Any]:
-        """The record stored with a study. Raises StoreError naming the known studies."""
-        record: dict[str, Any] = json.loads(self._study_row(name)["record"])
-        return record
-
-    def study_yaml(self, name: str) -> str:
-        """The study file's text as it was run."""
-        text: str = self._study_row(name)["yaml"]
-        return text
-
-    def holder(self, study: str) -> dict[str, Any] | None:
-        """Who runs a study now: {host, pid, since}, {} when unknown, None when nobody does."""
-        return holder_of(self.root, study, self.database)
-
-    def _study_row(self, name: str) -> dict[str, Any]:
-        rows = self._query("SELECT record, yaml FROM study WHERE name = ?", (name,))
-        if not rows:
-            from archlab.arch_dsl.language.errors import nearest  # whose package imports torch
-
-            known = [row["name"] for row in self._query("SELECT name FROM study ORDER BY name")]
-            meant = nearest(name, known)
-            hint = f"did you mean '{meant}'?" if meant else "archlab run makes one of a study file"
-            told = ", ".join(known) or "none"
-            raise StoreRefused(f"{self.database.name} has no study '{name}'; {hint} (known: {told})")
-        return rows[0]
 
     # membership
 

@@ -20,7 +20,9 @@ from archlab.search.data.batches import Batch
 from archlab.search.data.dataset import Dataset
 from archlab.search.data.examples import examples
 from archlab.search.objectives import has_encoder
+from archlab.search.recipe.curve import curve_points, curve_windows
 from archlab.search.recipe.recipe import Recipe
+from archlab.search.training.ends import Diverged, Interrupted, Paused
 from archlab.search.training.held_out import autocast, held_out, losses
 from archlab.search.training.routers import health
 from archlab.search.training.team import ALONE, Noted, Team
@@ -31,27 +33,7 @@ from archlab.search.trial.kept_weights import WEIGHTS, is_power_of_two, told
 from archlab.search.trial.loss_windows import write_windows
 
 LOG_LINES = 400
-CURVE_POINTS = 10
-CURVE_SHARE = 200  # one window of the validation curve for this many training windows: under 2% of the work
-CURVE_WINDOWS = 4, 256  # at least, at most
 _NEVER = 2**62
-
-
-class Interrupted(Exception):
-    """The trial was asked to stop and left a checkpoint."""
-
-
-class Paused(Exception):
-    """The trial is at the step where it was to wait, and left a whole checkpoint."""
-
-
-class Diverged(Exception):
-    """A loss or a gradient is not finite; `step` is the optimizer step, counted from 1, that had it first."""
-
-    def __init__(self, step: int, reason: str = "the loss or a gradient is not finite") -> None:
-        super().__init__(reason)
-        self.step = step
-        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -359,32 +341,3 @@ class Loop:
         if found.state is not None or found.discarded:
             changed = differences(found.state["fingerprint"], self.fingerprint) if found.state else {}
             note_event(self.folder, self.attempt, "resumed", step=self.step, changed=changed)
-
-
-def curve_points(steps: int) -> frozenset[int]:
-    """The steps after which the validation curve gets a point: ten, evenly spaced, the last step among them."""
-    return frozenset(-(-steps * point // CURVE_POINTS) for point in range(1, CURVE_POINTS + 1))
-
-
-def rungs(recipe: Recipe) -> list[int]:
-    """The steps of a trial at which it may pause: the points of the validation curve of all its stages but the last."""
-    found, before = [], 0
-    for stage in recipe.whole:
-        found += [before + point for point in sorted(curve_points(stage.steps))]
-        before += stage.steps
-    return found[:-1]
-
-
-def tokens_at(recipe: Recipe, step: int) -> int:
-    """Tokens that the first `step` steps of a trial consume, in whichever stages these are."""
-    tokens = 0
-    for stage in recipe.whole:
-        tokens += stage.tokens_at(min(step, stage.steps))
-        step = max(step - stage.steps, 0)
-    return tokens
-
-
-def curve_windows(recipe: Recipe) -> int:
-    """Windows of the validation curve: the same for all trials of a recipe."""
-    fewest, most = CURVE_WINDOWS
-    return min(max(recipe.rows_before(recipe.steps) // CURVE_SHARE, fewest), most)

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from archlab.search.training.ends import Diverged, Interrupted
 from archlab.search.training.held_out import Arrays, evaluate
-from archlab.search.training.loop import Diverged, Interrupted, Loop
+from archlab.search.training.loop import Loop
 from archlab.search.trial import checkpoint
 from archlab.search.trial.journal import Journal, events
 

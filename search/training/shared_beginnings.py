@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from archlab.search.recipe.curve import curve_points
 from archlab.search.recipe.recipe import Recipe
-from archlab.search.training.loop import Loop, curve_points
+from archlab.search.training.loop import Loop
 from archlab.search.trial import checkpoint
 from archlab.search.trial.journal import Journal, events
 from archlab.search.trial.loss_windows import read_windows, write_windows

@@ -18,7 +18,8 @@ from archlab.search.recipe.recipe import load_recipe
 from archlab.search.recipe.stages import parts
 from archlab.search.store.plugins import load_kept
 from archlab.search.training.compiling import compiling
-from archlab.search.training.loop import Before, Diverged, Interrupted, Loop
+from archlab.search.training.ends import Diverged, Interrupted
+from archlab.search.training.loop import Before, Loop
 from archlab.search.training.module import build_model
 from archlab.search.training.outcome import peak_memory
 from archlab.search.training.train import CHECKPOINT_S, Run, team_of

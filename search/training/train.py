@@ -20,12 +20,14 @@ from archlab.search.data.dataset import Dataset
 from archlab.search.executors.executor import named
 from archlab.search.hardware.compiler import cannot_compile
 from archlab.search.hardware.determinism import deterministic
+from archlab.search.recipe.curve import rungs, tokens_at
 from archlab.search.recipe.initial_weights import load_start
 from archlab.search.recipe.recipe import Recipe, load_recipe
 from archlab.search.recipe.stages import Part, parts
 from archlab.search.store.plugins import load_kept
 from archlab.search.training.compiling import compile_blocks, compiled_with, compiling
-from archlab.search.training.loop import Before, Interrupted, Loop, Paused, rungs, tokens_at
+from archlab.search.training.ends import Interrupted, Paused
+from archlab.search.training.loop import Before, Loop
 from archlab.search.training.module import build_model, seeds_of, slower
 from archlab.search.training.outcome import ShouldStop, outcome, stage_record
 from archlab.search.training.shared_beginnings import FOLDER, Prefixes, take_over
@@ -60,7 +62,7 @@ def train(
 ) -> dict[str, Any]:
     """Trains the trial of `folder/trial.json` from its newest checkpoint to its end; returns what `result.json` says.
 
-    With `until` it pauses after that step of the trial, one of `loop.rungs`, with a whole checkpoint, and returns
+    With `until` it pauses after that step of the trial, one of `rungs`, with a whole checkpoint, and returns
     {"state": "paused", "step", "tokens", "validation": {"loss": that of the curve}}; at once where it has been there.
 
     `should_stop` is asked after every step. Raises Interrupted after a checkpoint, OSError when the disk is full (the

@@ -5,8 +5,10 @@ A section is handed its own part of the file. These protocols are for all else, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
+
+from archlab.search.store.store import Row
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,11 +20,15 @@ if TYPE_CHECKING:
     from archlab.search.data.dataset import Dataset
     from archlab.search.executors.resources import Resources
     from archlab.search.recipe.recipe import Recipe
-    from archlab.search.store.store import Row, Store
+    from archlab.search.store.store import Store
     from archlab.search.trial.kept_weights import Keep
     from archlab.search.variants.asked import Asked, Rung
     from archlab.search.variants.patches import Patch
     from archlab.search.variants.variant import Built, Variant
+
+
+Events = Callable[[dict[str, Any]], None]
+NextRows = Callable[[list[dict[str, Any]]], Sequence[Row]]
 
 
 class Baseline(Protocol):

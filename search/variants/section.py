@@ -6,18 +6,16 @@ A section lives twice: what it leaves in the study's record is read again by its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
 from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.spec import Spec
 from archlab.search.store.store import Row, Store
 from archlab.search.variants.asked import Asked
-from archlab.search.variants.asks import Builds, Planned, Question
+from archlab.search.variants.asks import Builds, Events, NextRows, Planned, Question
 from archlab.search.variants.variant import Variant
 
-Events = Callable[[dict[str, Any]], None]
-NextRows = Callable[[list[dict[str, Any]]], Sequence[Row]]
 Made = Mapping[str, tuple[Asked, Variant | None]]
 
 

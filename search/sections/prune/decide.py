@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from archlab.search.recipe.curve import curve_windows
 from archlab.search.recipe.recipe import load_recipe
 from archlab.search.recipe.steps import steps_of
 from archlab.search.results.selection import with_baselines
@@ -144,15 +145,9 @@ class _Pruning:
         if key not in self.kinds:
             trial = Trial.from_json(self.store.spec(key))
             recipe = {name: value for name, value in trial.recipe.items() if name != "lr"}
-            windows = self._windows(trial) if self.pruner.paired else 0
+            windows = curve_windows(load_recipe(trial.recipe)) if self.pruner.paired else 0
             self.kinds[key] = canonical_json([trial.data, recipe]), steps_of(trial.recipe) or 0, windows
         return self.kinds[key]
-
-    @staticmethod
-    def _windows(trial: Trial) -> int:
-        from archlab.search.training.loop import curve_windows  # which imports torch
-
-        return curve_windows(load_recipe(trial.recipe))
 
 
 def _tuning_seeds(rows: list[dict[str, Any]]) -> dict[str, int]:

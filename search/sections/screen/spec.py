@@ -24,10 +24,10 @@ from archlab.search.sections.screen.decide import (
 )
 from archlab.search.store.roles import ROLE
 from archlab.search.store.store import Row, Store
-from archlab.search.variants.asks import Builds, Planned, Question
+from archlab.search.variants.asks import Builds, Events, NextRows, Planned, Question
 from archlab.search.variants.mistakes import Mistakes
 from archlab.search.variants.patches import Changes
-from archlab.search.variants.section import Events, Made, NextRows, Part, Section
+from archlab.search.variants.section import Made, Part, Section
 from archlab.search.variants.variant import Variant
 
 

@@ -10,8 +10,7 @@ from archlab.search.sections.search.goals import Goals
 from archlab.search.sections.search.rows import Seeker
 from archlab.search.sections.search.space import Space
 from archlab.search.store.store import Store
-from archlab.search.variants.asks import Planned, Question
-from archlab.search.variants.section import Events, NextRows
+from archlab.search.variants.asks import Events, NextRows, Planned, Question
 
 _REASONS = {
     "objective": "losses of different objectives do not compare; make them variants",

@@ -12,6 +12,7 @@ from typing import Any
 from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.patching.patch import Setting
+from archlab.search.recipe.curve import rungs
 from archlab.search.recipe.recipe import Recipe
 from archlab.search.results.selection import choose, loss
 from archlab.search.sections.tune.halving import Point, tuned
@@ -219,7 +220,6 @@ def rung_steps(tune: Tune, recipe: Recipe) -> list[int]:
     """The steps of a trial at which values may stop: the first points of its validation curve at or after each rung."""
     if not tune.brackets or len(tune.points) < 2:
         return []
-    from archlab.search.training.loop import rungs  # which imports torch, and most plans have no brackets
 
     points = rungs(recipe)
     wanted = [share * recipe.all_steps * (1 - 1e-9) for share in tune.brackets.rungs]

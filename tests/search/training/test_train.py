@@ -13,8 +13,9 @@ from torch import nn
 from archlab.arch_dsl import canonical, compile, load, resolve
 from archlab.search.data.dataset import Dataset, write
 from archlab.search.data.tokenizers.family import Bytes
+from archlab.search.recipe.curve import curve_points
 from archlab.search.recipe.recipe import load_recipe
-from archlab.search.training.loop import Loop, curve_points
+from archlab.search.training.loop import Loop
 from archlab.search.training.module import seeds_of, split_seed
 from archlab.search.training.train import Interrupted, train
 from archlab.search.trial import checkpoint
@@ -459,7 +460,7 @@ def test_a_seed_held_fixed_is_that_of_the_trial_of_that_number(tmp_path, data_ro
 
 
 def test_validation_curve_changes_no_bit_of_the_training(tmp_path, data_root, monkeypatch, whole):
-    monkeypatch.setattr("archlab.search.training.loop.CURVE_POINTS", 1)
+    monkeypatch.setattr("archlab.search.recipe.curve.CURVE_POINTS", 1)
     folder = make(tmp_path / "once")
     run(folder, data_root)
     assert len(lines(folder)) == STEPS + 1
