@@ -315,6 +315,7 @@ def test_triton_refuses_what_its_programs_do_not_hold() -> None:
         ours(x, x, x, x, x[..., 0])
 
 
+@pytest.mark.slow
 def test_triton_keeps_the_rules_of_torch_library() -> None:
     from archlab.kernels.linear_recurrence import triton
 
