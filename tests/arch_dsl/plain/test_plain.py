@@ -154,7 +154,7 @@ def layered(n_layers: int, windows: bool = True, **attention: Any) -> Model:
     return load({**data, "n_layers": n_layers, "block": block, "overrides": overrides})
 
 
-OFTEN = ("fox_pro", "gated_delta_net", "gpt_neox", "llama", "mamba2", "palm", "rwkv4", "samba")
+OFTEN = ("gated_delta_net", "llama", "palm", "rwkv4", "samba")
 
 
 def models(often: bool) -> dict[str, Model]:
