@@ -52,6 +52,21 @@ def _every() -> Iterator[Call]:
                     yield from (Call(op, name, case, device, dtype) for dtype in DTYPES)
 
 
+# On the CPU all cases run in float32; in half precisions, and by the formula itself, these, which between them ask for
+# every option.
+SOME = (
+    "elementwise_silu", "headwise_multiply", "width_1_add", "odd_add", "heads", "odd", "odd_no_weight", "odd_affine",
+    "odd_bare", "added_layer", "added_scaled", "turned_interleaved", "turned_normed_partly", "opened_groups",
+    "opened_headwise", "silu", "shifted", "shifted_documents",
+    "causal_grouped", "length_1", "cached_keys", "everything", "blocks", "bias_window", "documents_prefix_padding",
+    "decay_relative_bias", "relative_shared_window_sinks", "softcap", "sinks", "reach_cached_sinks", "strided",
+    "gate_wide_values_decay_sinks",
+    "sum_state", "decay_grouped", "decay_long", "channels", "delta_decay", "delta_long",
+    "decay_length_1", "delta_length_1", "uneven", "expert_without_rows", "scan", "scan_long", "scan_length_1", "wkv",
+    "wkv_long", "wkv_length_2",
+    "loss_rows_everything", "loss_sum_everything", "loss_wide", "loss_rows",
+)  # fmt: skip
+
 # A case of attention takes the interpreter half a second: these cover its features by pairs, the rest are slow.
 ATTENTION = {
     torch.float32: (
@@ -71,9 +86,19 @@ LINEAR_RECURRENCE = {
 # Walks through time are a launch's Python for every token.
 SELECTIVE_SCAN = {torch.float32: ("scan_length_1",), torch.bfloat16: ("scan",)}
 WKV4 = {torch.float32: ("wkv_length_1", "wkv_plain"), torch.bfloat16: ("wkv",)}
-IN_MAKE_TEST = {
-    "attention": ATTENTION, "linear_recurrence": LINEAR_RECURRENCE, "selective_scan": SELECTIVE_SCAN, "wkv4": WKV4,
+EXPERTS = {
+    torch.float32: ("uneven", "expert_without_rows", "width_1"), torch.bfloat16: ("expert_without_rows",),
+    torch.float16: ("expert_without_rows",),
 }  # fmt: skip
+IN_MAKE_TEST = {
+    "attention": ATTENTION, "linear_recurrence": LINEAR_RECURRENCE, "experts": EXPERTS,
+    "selective_scan": SELECTIVE_SCAN, "wkv4": WKV4,
+}  # fmt: skip
+
+
+def _chosen(call: Call) -> bool:
+    all_cases = call.dtype == torch.float32 and call.implementation != "reference"
+    return call.device.kind == "cuda" or all_cases or call.case.name in SOME
 
 
 def _marks(call: Call) -> list[Any]:
@@ -93,5 +118,5 @@ def calls(dtypes: tuple[torch.dtype, ...] = DTYPES, cases: tuple[str, ...] | Non
             marks=_marks(call),
         )
         for call in _every()
-        if call.dtype in dtypes and (cases is None or call.case.name in cases) and _serves(call)
+        if call.dtype in dtypes and (cases is None or call.case.name in cases) and _chosen(call) and _serves(call)
     ]

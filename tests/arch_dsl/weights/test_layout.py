@@ -22,7 +22,7 @@ PUBLISHED = [(name, model) for name in layouts() for model in load_layout(name).
 @pytest.mark.parametrize(("layout", "name"), PUBLISHED, ids=str)
 def test_a_map_of_the_zoo_has_a_place_for_every_parameter(layout, name):
     assert layout_of(name) == layout
-    model = arch_dsl.resolve(zoo.load(name))
+    model = arch_dsl.resolve(zoo.load(name, "tiny"))
     shapes = shapes_of(model)
     assert sorted(ours for move in moves(load_layout(layout), model, shapes) for ours in move.ours) == sorted(shapes)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sysconfig
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from archlab.arch_dsl.language.source import read_text
 from archlab.arch_dsl.parts.families import Branch
 from archlab.arch_dsl.weights.conversion import import_tensors
 from archlab.arch_dsl.weights.layout import layout_of, load_layout
+from archlab.arch_dsl.zoo import budget
 from archlab.arch_dsl.zoo.budget import MOST_OFF, body
 from archlab.arch_dsl.zoo.entries import FOLDER
 from tests.arch_dsl.published_models import BUILDERS, UNKNOWN_THERE, facts
@@ -136,10 +136,13 @@ def test_every_size_resolves(pair: tuple[str, str]):
         assert cost(model, tokens=1).parameters > 10**7
 
 
-THERE = [pair for pair in ALL_SIZES if pair[0] in BUILDERS and pair[1] != "tiny" and pair not in UNKNOWN_THERE]
+def ends(name: str) -> list[tuple[str, str]]:
+    """The first and the last published size of an entry, of those that transformers can say."""
+    there = [pair for pair in ALL_SIZES if pair[0] == name and pair[1] != "tiny" and pair not in UNKNOWN_THERE]
+    return list(dict.fromkeys([there[0], there[-1]]))
 
 
-@pytest.mark.parametrize("pair", THERE, ids="/".join)
+@pytest.mark.parametrize("pair", [pair for name in BUILDERS for pair in ends(name)], ids="/".join)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_parameters_are_those_of_an_independent_implementation(pair: tuple[str, str]):
     model = resolve(zoo.load(*pair))
@@ -292,14 +295,17 @@ def test_the_page_repeats_what_the_files_say_is_not_certain():
 FEWEST = {"glam": 2_500_000}  # of the narrowest: 64 experts of 64 channels
 
 
-@every_entry
-@pytest.mark.parametrize("wanted", [1_000_000, 30_000_000])
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        *((name, FEWEST.get(name, 1_000_000)) for name in zoo.names()),
+        *((name, 30_000_000) for name in ("gated_attention_moe", "gpt3", "redllm")),
+    ],
+)
 def test_a_budget_gives_a_model_of_that_shape_with_about_so_many_parameters(name: str, wanted: int):
-    wanted = max(wanted, FEWEST.get(name, 0))
     model = resolve(zoo.load(name, parameters=wanted), vocab=None)
     counted = body(model)
     assert abs(counted - wanted) <= MOST_OFF * wanted
-    assert identity(model) == identity(resolve(zoo.load(name, parameters=wanted)))
     *_, stack = model.stacks().values()
     assert abs(stack.n_layers - model.d_model / zoo.entry(name).budget.aspect) <= 2
     mine, published = facts(model), facts(resolve(zoo.load(name)))
@@ -312,11 +318,12 @@ def test_a_budget_gives_a_model_of_that_shape_with_about_so_many_parameters(name
     assert mine["heads"] // mine["kv"] >= 1 and (mine["kv"] == mine["heads"]) == (published["kv"] == published["heads"])
 
 
-def test_a_budget_beyond_all_sizes_is_refused_at_once():
-    started = time.process_time()
+def test_a_budget_beyond_all_sizes_is_refused_after_few_of_them(monkeypatch: pytest.MonkeyPatch):
+    counted: list[int] = []
+    monkeypatch.setattr(budget, "body", lambda model: counted.append(body(model)) or counted[-1])
     with pytest.raises(SpecError, match=r"the nearest has [0-9,]{20,}"):
         zoo.load("llama", parameters=10**30)
-    assert time.process_time() - started < 30
+    assert len(counted) < 30  # of some 12,000
 
 
 def test_a_budget_that_no_size_meets_is_refused_with_the_nearest():
@@ -408,8 +415,12 @@ def batch(text: Tensor, rng: torch.Generator, length: int = 64) -> tuple[Tensor,
     return rows[:, :-1], rows[:, 1:]
 
 
+# The conformance of primitives captures each; these put many together, with an encoder, and in layers that differ.
+MANY = ("alphacode", "bigbird", "fox_pro", "gated_attention_moe", "gated_delta_net", "gpt3", "rwkv4", "samba")
+
+
 @pytest.mark.slow
-@every_entry
+@pytest.mark.parametrize("name", MANY)
 def test_tiny_is_captured_as_one_graph(name: str, text: Tensor):
     model = compile(resolve(zoo.load(name, "tiny")), seed=0)
     tokens, _ = batch(text, torch.Generator().manual_seed(0), 32)
@@ -427,8 +438,8 @@ def test_tiny_learns(name: str, text: Tensor):
     rng = torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     losses = []
-    for _ in range(50):
-        inputs, targets = batch(text, rng)
+    inputs, targets = batch(text, rng)
+    for _ in range(10):
         if "encoder" in model.spec.stacks():  # which reads the first half
             loss = model.loss(inputs[:, 32:], targets[:, 32:], Call(source_tokens=inputs[:, :32]))
         else:
@@ -438,4 +449,4 @@ def test_tiny_learns(name: str, text: Tensor):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.item())
-    assert sum(losses[-5:]) < 0.8 * sum(losses[:5]), losses
+    assert losses[-1] < 0.8 * losses[0], losses
