@@ -126,7 +126,7 @@ def test_the_dashboard_listens_on_loopback_alone(tmp_path):
         try:
             line = next(line for line in process.stdout if "http://" in line)
             assert "http://127.0.0.1:" in line
-            found = until(lambda: listeners({process.pid, *descendants(process.pid)}), what="its socket")
+            found = until(lambda: listeners({process.pid, *descendants(process.pid)}))
             assert found <= LOOPBACK
         finally:
             process.send_signal(signal.SIGKILL)

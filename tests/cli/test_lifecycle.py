@@ -34,7 +34,7 @@ def archlab(*arguments):
 def driver(tmp_path):
     """A driver that trains until its first trial holds, and is killed at the end whatever the test did."""
     driver = Driver(tmp_path, SLOW)
-    until(lambda: sum(steps_run(tmp_path)[0].values()) > 2, what="the first steps")
+    until(lambda: sum(steps_run(tmp_path)[0].values()) > 2)
     yield driver
     if driver.process.poll() is None:
         driver.process.kill()
@@ -60,7 +60,7 @@ def test_a_driver_of_another_machine_reads_the_request_in_the_store(tmp_path, dr
     lock_path(tmp_path, "s").write_text(json.dumps(holder))
 
     def when_asked():
-        until(lock_path(tmp_path, "s").with_suffix(".stop").exists, what="the request")
+        until(lock_path(tmp_path, "s").with_suffix(".stop").exists)
         go(tmp_path, 5)  # a driver that trains in its own process reads it after the trial
 
     thread = threading.Thread(target=when_asked)
@@ -99,7 +99,7 @@ def test_a_process_that_does_not_hold_the_lock_is_never_signalled(tmp_path):
     lock_path(tmp_path, "s").write_text(json.dumps(ours))
     with subprocess.Popen([sys.executable, "-c", holds, str(lock_path(tmp_path, "s"))]) as other:
         try:
-            until(lambda: holder_of(tmp_path, "s"), what="the lock")
+            until(lambda: holder_of(tmp_path, "s"))
             assert holder_of(tmp_path, "s") == ours
             assert stop_study(tmp_path, "s", wait_s=0.2)["how"] == "request"
         finally:
@@ -140,7 +140,7 @@ def test_after_a_kill_status_says_interrupted_and_what_to_do(tmp_path, driver):
 
 def test_status_tells_how_long_a_running_study_takes(tmp_path, driver):
     go(tmp_path, 5)  # the first trial ends, and tells how long one takes
-    until(lambda: status_of(tmp_path)[0]["left_s"], what="a rate")
+    until(lambda: status_of(tmp_path)[0]["left_s"])
     (found,) = status_of(tmp_path)
     assert 0 < found["left_s"] < 1000
     assert "left" in lines([found])[0]
@@ -243,7 +243,7 @@ def test_the_time_left_is_that_of_the_budget_where_it_ends_first(tmp_path):
 def test_ctrl_c_ends_watching_and_not_what_is_watched(tmp_path, driver):
     watch = [sys.executable, "-c", "from archlab.cli.main import main; main()", "watch", "s", "--store", str(tmp_path)]
     with subprocess.Popen(watch, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
-        until(lambda: "start" in watching.stderr.readline(), what="the first line")
+        until(lambda: "start" in watching.stderr.readline())
         watching.send_signal(signal.SIGINT)
         _, told = watching.communicate(timeout=240)
     assert (watching.returncode, told.splitlines()[-1]) == (130, "no longer watched; who runs s goes on")

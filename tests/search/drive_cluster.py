@@ -28,9 +28,9 @@ def run(cluster, folder, entry, resources, trials, victim):
     assert executor._ray.nodes(), "the driver is not on the cluster"
 
     def kill():
-        until(lambda: sum(steps_run(folder)[0].values()) > STEPS_BEFORE, what="the first steps")
+        until(lambda: sum(steps_run(folder)[0].values()) > STEPS_BEFORE)
         cluster.remove_node(victim(executor), allow_graceful=False)
-        until(lambda: "planned" in [event["kind"] for event in store.events("s")], what="its loss to be noticed")
+        until(lambda: "planned" in [event["kind"] for event in store.events("s")])
         go(folder, *HELD.values())
 
     killer = threading.Thread(target=kill)

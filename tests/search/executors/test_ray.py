@@ -43,7 +43,7 @@ def executor(tmp_path_factory):
     yield executor
     children = [pid for pid, command in descendants().items() if pid not in before and "_tracker" not in command]
     executor.close()
-    until(lambda: not any(map(alive, children)), what="Ray's processes to end")
+    until(lambda: not any(map(alive, children)))
 
 
 @pytest.fixture(autouse=True)

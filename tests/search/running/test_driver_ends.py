@@ -134,7 +134,7 @@ def test_the_second_signal_ends_it_at_once_and_it_can_be_resumed(tmp_path):
     driver = Driver(tmp_path, slow)
     until(lambda: steps_run(tmp_path)[1])
     driver.process.send_signal(signal.SIGINT)
-    until(lambda: list(tmp_path.glob("trials/*/*/stop-*")), what="the driver to ask its trial to stop")
+    until(lambda: list(tmp_path.glob("trials/*/*/stop-*")))
     assert driver.process.poll() is None
     driver.process.send_signal(signal.SIGINT)
     code, output = driver.end()

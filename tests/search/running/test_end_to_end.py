@@ -135,7 +135,7 @@ class Process:
         children = [pid for pid, name in descendants(self.process.pid).items() if not name.startswith(AGENTS)]
         self.process.kill()
         self.process.wait()
-        until(lambda: not any(map(alive, children)), what="the processes of a killed run to end")
+        until(lambda: not any(map(alive, children)))
 
 
 @pytest.fixture

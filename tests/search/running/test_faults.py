@@ -50,7 +50,7 @@ def test_sigkill_then_ctrl_c_then_an_undisturbed_run_give_the_results_of_one(tmp
     driver.process.kill()
     trainers = [pid for pid, command in processes.items() if "archlab.search.executors.forkserver" in command]
     assert trainers
-    until(lambda: not any(map(alive, trainers)), what="the trials of a dead driver to end")
+    until(lambda: not any(map(alive, trainers)))
     driver.end()
     go(tmp_path, 8)
     finished = {row["key"] for row in make_store(tmp_path).study_trials("s") if row["state"] == "complete"}

@@ -42,7 +42,7 @@ def go_on(process: subprocess.Popen[str]) -> None:
 
 def until_begun(launched: dict[str, Any]) -> None:
     """Waits until a trial that was launched has begun; its driver goes no further than to its end."""
-    until(lambda: read_attempt(Path(launched["folder"])).get("attempt") == launched["attempt"], what="the trial")
+    until(lambda: read_attempt(Path(launched["folder"])).get("attempt") == launched["attempt"])
 
 
 def drive(study: Path, store: Path, event: str = "", role: str | None = None, times: int = 0) -> int | None:
