@@ -10,12 +10,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from archlab.search.formatting.tables import Block, Column
-from archlab.search.results.comparison import Comparison
-from archlab.search.results.losses import Layout
-from archlab.search.results.selection import Selection
-
 if TYPE_CHECKING:
+    from archlab.search.formatting.tables import Block, Column
+    from archlab.search.results.comparison import Comparison
+    from archlab.search.results.losses import Layout
+    from archlab.search.results.selection import Selection
     from archlab.search.store.store import Store
 
 Record = dict[str, Any]

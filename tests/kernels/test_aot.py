@@ -18,7 +18,6 @@ from archlab.kernels.aot import CAPABILITIES, REPORT, SHARED_BYTES
 # Prints what is built for each card; of that what differs from the H100's; and compiles the kernels that are asked for.
 PROGRAM = """
 import json, sys
-from dataclasses import asdict
 from archlab.kernels import aot
 from archlab.kernels.launch import compiling_for
 
@@ -30,7 +29,7 @@ for card in aot.CAPABILITIES:
 ours, newest = built[capability], built[90]
 own = [name for name, build in ours.items() if name not in newest or build.meta != newest[name].meta]
 with compiling_for(capability):
-    rows = [asdict(aot.compile_for(ours[name], capability)) for name in wanted or own]
+    rows = [aot.compile_for(ours[name], capability) for name in wanted or own]
 import triton
 print(json.dumps({"triton": triton.__version__, "names": {c: list(b) for c, b in built.items()}, "kernels": rows}))
 """
