@@ -62,6 +62,7 @@ def test_table_sorts_by_the_number_and_marks_best_and_baseline(opened):
     assert [name for name in order if name != "baseline"] == ["G1", "G2", "G3", "G4", "G5"]
 
 
+@pytest.mark.slow
 def test_address_keeps_the_view_through_reload_and_a_fresh_browser(address, visit):
     start = f"{address}/study/gate-position"
     visit.study(start)
@@ -94,6 +95,7 @@ def test_figures_are_svg_lines_without_a_share_button(opened):
     assert page.locator("canvas").count() == 0
 
 
+@pytest.mark.slow
 def test_a_finished_trial_appears_by_itself_and_keeps_the_zoom(tmp_path, served, visit):
     root = tmp_path / ".archlab"
     with live(root) as (made, plan, last):

@@ -422,6 +422,7 @@ def drawn(page, name):
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_pages_of_why_show_what_was_stored(told, compared, served, visit):
     """Each page once: its numbers, its empty states, its notices, and no script from a name."""
     root, kept = told[:2]

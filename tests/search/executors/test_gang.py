@@ -234,6 +234,7 @@ def test_noise_is_the_same_again(lives):
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_pause_changes_nothing(lives, root, tmp_path):
     folder, ranks = lives["paused"]
     assert ranks[0] == ranks[1] == {"state": "paused", "step": 5, "tokens": 640, "validation": ranks[0]["validation"]}
@@ -241,6 +242,7 @@ def test_a_pause_changes_nothing(lives, root, tmp_path):
     assert_close(weights(folder), weights(tmp_path / "alone"))
 
 
+@pytest.mark.slow
 def test_a_trial_moves_between_layouts(lives, root, tmp_path):
     """From FSDP to tensor parallel to one process, which says that its bits are not those of either."""
     folder, _ = lives["moved again"]
@@ -255,6 +257,7 @@ def test_a_trial_moves_between_layouts(lives, root, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_stages_are_trained_by_the_same_processes(lives, root, tmp_path):
     folder, ranks = lives["staged"]
     alone = run(Job(make(tmp_path / "store" / "alone", **STAGES), Parallel()), root)
@@ -262,6 +265,7 @@ def test_stages_are_trained_by_the_same_processes(lives, root, tmp_path):
     assert [stage["tokens"] for stage in ranks[0]["stages"]] == [stage["tokens"] for stage in alone["stages"]]
 
 
+@pytest.mark.slow
 def test_all_processes_see_a_divergence(lives):
     folder, ranks = lives["diverged"]
     assert [(rank["state"], rank["step"]) for rank in ranks] == [("diverged", ranks[0]["step"])] * 2
@@ -278,6 +282,7 @@ def test_layouts_agree_under_bf16(root, tmp_path):
         assert result["validation"]["loss"] == pytest.approx(alone["validation"]["loss"], abs=2e-3), job.parallel
 
 
+@pytest.mark.slow
 def test_no_process_listens_beyond_its_machine(lives):
     assert lives["listening"][1][0]["state"] == "complete"
 

@@ -99,7 +99,8 @@ def test_a_study_killed_at_any_moment_ends_with_the_same_results(tmp_path, unint
     assert sum(steps_run(tmp_path)[0].values()) <= 4 * 6 + 1  # at most the step that was not yet in a checkpoint
 
 
-@pytest.mark.parametrize("steps", [pytest.param(2, marks=pytest.mark.slow), 7])
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [2, 7])
 def test_a_study_killed_while_its_trials_go_to_their_pauses_repeats_at_most_a_step(tmp_path, uninterrupted, steps):
     driver = Driver(tmp_path, TRIALS, until=3)
     until(lambda: sum(steps_run(tmp_path)[0].values()) >= steps)
