@@ -22,7 +22,7 @@ LAID_OUT = (
 )  # fmt: skip
 COMPILED = (
     "headwise_multiply", "elementwise_gelu", "odd_no_weight", "heads_affine", "added_scaled", "turned_normed",
-    "opened", "silu", "shifted", "bias_window", "everything", "documents", "blocks", "delta_decay",
+    "opened", "silu", "shifted", "bias_window", "everything", "documents", "blocks", "channels", "delta_decay",
     "expert_without_rows", "scan_long", "wkv_long", "loss_rows_everything", "loss_sum_everything",
 )  # fmt: skip
 # The formula walks through time, and capturing unrolls the walk.
