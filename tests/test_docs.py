@@ -233,9 +233,10 @@ def committed_studies() -> Iterator[Any]:
     """(file, overrides) of every study at every scale; results, golden texts and published figures are no studies."""
     folders = [ROOT / "studies", ROOT / "studies" / "search"]
     for file in sorted(path for folder in folders for path in folder.glob("*.yaml")):
-        for scale in read(file).plain().get("scales", [None]):
+        for number, scale in enumerate(read(file).plain().get("scales", [None])):
             overrides = {"scale": scale} if scale else {}
-            yield pytest.param(file, overrides, id=f"{file.stem}-{scale}" if scale else file.stem)
+            id_, marks = (f"{file.stem}-{scale}", [pytest.mark.slow] if number else []) if scale else (file.stem, [])
+            yield pytest.param(file, overrides, id=id_, marks=marks)
 
 
 @pytest.mark.parametrize(("file", "overrides"), list(committed_studies()))

@@ -1,6 +1,5 @@
 """Every test that docs/reliability.md names is there, and every fault has one."""
 
-import ast
 import re
 
 from tests.docs_kit import ROOT
@@ -8,10 +7,9 @@ from tests.docs_kit import ROOT
 
 def test_every_fault_names_tests_that_exist():
     there = {
-        f"{path.name}::{node.name}"
+        f"{path.name}::{name}"
         for path in (ROOT / "tests").rglob("test_*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef)
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
     }
     rows = re.findall(r"^\| (\d+) \|.*\| ([^|]+) \|$", (ROOT / "docs" / "reliability.md").read_text(), re.MULTILINE)
     assert [int(number) for number, _ in rows] == list(range(1, 36))

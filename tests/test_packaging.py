@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from functools import cache
 from importlib import import_module
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -28,6 +29,7 @@ def names(requirements: list[str]) -> set[str]:
     return {canonicalize_name(Requirement(text).name) for text in requirements}
 
 
+@cache
 def third_party_imports(folder: Path) -> dict[str, str]:
     """Top-level name of each import from outside, and one file that has it."""
     found: dict[str, str] = {}

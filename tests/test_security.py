@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 from click.testing import CliRunner
@@ -78,8 +79,13 @@ def test_all_that_a_run_leaves_is_for_its_owner_alone(tmp_path):
     assert open_to_all == []
 
 
+@cache
 def calls():
     """(file, line, dotted name, call) of every call in our packages."""
+    return list(_calls())
+
+
+def _calls():
     for package in ("arch_dsl", "kernels", "search", "dashboards", "archlab/cli"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):

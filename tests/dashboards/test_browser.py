@@ -14,6 +14,7 @@ from tests.dashboards.generate import Plan, live, make_store, make_study, run_tr
 pytestmark = pytest.mark.browser
 
 
+@pytest.mark.slow
 def test_studies_page_lists_searches_and_leads_to_a_study(address, visit):
     page = visit.page
     page.goto(f"{address}/")
@@ -124,6 +125,7 @@ def _drag(page, selector):
     page.mouse.up()
 
 
+@pytest.mark.slow
 def test_names_that_look_like_html_are_text(address, visit):
     visit.page.goto(f"{address}/")
     visit.page.wait_for_selector(".study-card")

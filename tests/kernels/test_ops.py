@@ -119,12 +119,22 @@ def test_layout_does_not_change_results(call: Call, layout: Callable[[Tensor], T
     assert_close(results(call.function, inputs, call.case, douts), want, call.op.tolerances[call.dtype])
 
 
-def _is_captured(call: Call) -> bool:
-    walks = call.implementation == "reference" and call.op.name in WALKS
-    return call.case.name in (SHORT if walks else COMPILED)
+def _captured() -> Iterator[Any]:
+    """The first case of each op by each of its implementations; the formula, and the other cases, are slow."""
+    seen: set[tuple[str, str, str]] = set()
+    for p in calls((torch.float32,)):
+        (call,) = p.values
+        walks = call.implementation == "reference" and call.op.name in WALKS
+        if call.case.name not in (SHORT if walks else COMPILED):
+            continue
+        kind = (call.op.name, call.implementation, call.device.kind)
+        slow = call.implementation == "reference" or kind in seen or pytest.mark.slow in p.marks
+        if not slow:
+            seen.add(kind)
+        yield pytest.param(call, id=p.id, marks=[*p.marks, *([pytest.mark.slow] if slow else [])])
 
 
-@pytest.mark.parametrize("call", [p for p in calls((torch.float32,)) if _is_captured(p.values[0])])
+@pytest.mark.parametrize("call", list(_captured()))
 def test_compiles_into_one_graph(call: Call) -> None:
     torch.compiler.reset()
     inputs = call.tensors()

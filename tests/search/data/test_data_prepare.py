@@ -217,6 +217,7 @@ for turn in range(20):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_end_with_one_whole_data_set(corpus: Text, tmp_path: Path) -> None:
     root = tmp_path / "data"
     for turn in range(0, 20, 2):

@@ -23,7 +23,9 @@ print(json.dumps({f"{kind.__module__}:{kind.__name__}": sorted(kind.members) for
 """
 
 
-@pytest.mark.parametrize("entry", [run.ENTRY, smoke.ENTRY, measure.ENTRY])
+@pytest.mark.parametrize(
+    "entry", [run.ENTRY, *(pytest.param(e, marks=pytest.mark.slow) for e in (smoke.ENTRY, measure.ENTRY))]
+)
 def test_an_entry_alone_knows_every_member_of_its_families(entry: str) -> None:
     module, _, _ = entry.partition(":")
     command = [sys.executable, "-c", TOLD, module]

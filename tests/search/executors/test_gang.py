@@ -294,6 +294,7 @@ def deserted(trial, recipe, device):
     return build_model(trial, recipe, device)
 
 
+@pytest.mark.slow
 def test_who_is_left_alone_fails_and_does_not_wait(tmp_path, root):
     jobs = [Job(make(tmp_path / "trial"), DATA, options={"build": deserted})]
     with pytest.raises(AssertionError, match=r"rank 0:\n(.|\n)*(Connection closed|Broken pipe|reset by peer)"):

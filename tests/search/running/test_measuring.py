@@ -398,6 +398,7 @@ def test_what_comes_after_the_measure_a_process_died_at_is_evaluated(
     assert len([event for event in events if event["event"] == "evaluation"]) == 8
 
 
+@pytest.mark.slow
 def test_what_went_wrong_before_a_process_died_is_told_and_not_tried_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing of the run gets to clean up."""
 
 
+@pytest.mark.slow
 def test_killed_search_goes_on_with_the_same_proposals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = searched(tmp_path, trials=5)
     whole, broken = tmp_path / "whole", tmp_path / "broken"

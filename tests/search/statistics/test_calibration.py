@@ -37,7 +37,7 @@ def test_copies_of_a_variant_are_rarely_called_different_and_a_planted_one_is_fo
     calibration: ModuleType, losses: dict[str, Any]
 ) -> None:
     assert sum(map(len, losses["copies"])) >= 60
-    found = calibration.rates(losses, studies=300, seed=1)
+    found = calibration.rates(losses, studies=150, seed=1)
     assert {(row["seeds"], row["copies"]) for row in found} == {(s, c) for s in ("3", "5", "2 to 8") for c in (2, 4)}
     for row in found:
         assert row["false"] <= row["limit"], row

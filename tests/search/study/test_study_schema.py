@@ -64,7 +64,8 @@ def test_the_examples_of_the_pages_are_valid(page: Path, text: str, tmp_path: Pa
     with plugins_of(page, tmp_path):
         for file in tmp_path.glob("*.py"):
             plugins.load(file)
-        assert complaints(data, Draft7Validator(study_schema())) == []
+        added = any(tmp_path.glob("*.py"))
+        assert complaints(data, Draft7Validator(study_schema()) if added else VALIDATOR) == []
 
 
 RIGHT = {

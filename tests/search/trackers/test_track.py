@@ -469,6 +469,7 @@ def test_left_at_once_a_shipper_sends_nothing_more(store: Store) -> None:
     assert unsent(store.root, "gates") == POINTS + 2
 
 
+@pytest.mark.slow
 def test_a_process_that_gives_way_ships_all(store: Store) -> None:
     shipper = ShipperProcess(store.root, "gates")
     shipper.start()
@@ -482,6 +483,7 @@ def test_a_process_that_gives_way_ships_all(store: Store) -> None:
     assert {k: run.info.status for k, run in runs(store).items()} == {key: "FINISHED"}
 
 
+@pytest.mark.slow
 def test_a_process_that_gets_no_time_is_followed_by_one_that_does(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def test_the_wall_clock_may_jump(tmp_path, jump_s):
         assert not look(watch, clock, 50)
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_stopped_and_continued_goes_on(tmp_path):
     """Ctrl-Z and fg, with the trial in the same process: nothing is lost, nothing runs twice."""
     trials = [toy(x, steps=6, step_s=0.05) for x in range(1, 4)]
