@@ -14,9 +14,17 @@ from archlab.dashboards.library import Library, Study
 from archlab.dashboards.pages.shell import SCALING, Chosen, register_tab
 from archlab.dashboards.parts import block_table, graph, section
 from archlab.search.formatting.frames import records
-from archlab.search.sections.ladder.blocks import scaling_blocks
-from archlab.search.sections.ladder.curves import scaling_lines, size_of
-from archlab.search.sections.ladder.frames import ALL, GAIN, ISOFLOP, OVER_C, OVER_N, TOLD
+from archlab.search.sections.ladder.frames import (
+    ALL,
+    GAIN,
+    ISOFLOP,
+    OVER_C,
+    OVER_N,
+    TOLD,
+    scaling_lines,
+    size_of,
+)
+from archlab.search.sections.ladder.told import scaling_blocks
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd

@@ -14,7 +14,7 @@ from archlab.dashboards.paper.pictures import drawings
 from archlab.search.formatting.tables import IDENTITIES, Block, Cell
 from archlab.search.reporting.report import build_page
 from archlab.search.results.comparison import Comparison
-from archlab.search.sections.published.blocks import published_blocks
+from archlab.search.sections.published.told import published_blocks
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """What the page may load: nothing; the browser holds it to that from wherever it is opened."""

@@ -27,7 +27,7 @@ from archlab.search.planning.resolution import Resolution, resolution
 from archlab.search.recipe.initial_weights import start_lines
 from archlab.search.recipe.stage_plans import stage_lines
 from archlab.search.sections.budget.spec import Spent, limits_of, spent_of, standing
-from archlab.search.sections.evaluate.to_measure import to_measure
+from archlab.search.sections.evaluate.wanted import to_measure
 from archlab.search.store.store import Store
 from archlab.search.variants.variant import Variant
 

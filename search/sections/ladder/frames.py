@@ -1,9 +1,10 @@
-"""What a ladder says of scaling, as frames: its rungs, and what was fitted to them or why nothing could be."""
+"""What a ladder says of scaling, as frames: its rungs, what was fitted to them or why nothing could be, its lines."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,9 @@ NAN = math.nan
 ALL = "test"  # the loss of the whole test set; others are those of domains
 MEAN = "mean of domains"
 RUNGS = ["variant", "series", "rung", "parameters", "non_embedding", "tokens", "compute", "loss", "gain"]
+LINES = ["series", "law", "at", "x", "loss", "low", "high"]
 FITS = ["series", "of", "law", "at", "name", "value", "low", "high", "exact", "n", "why"]
+_POINTS = 41  # of a line
 OVER_N, OVER_C, SURFACE, ISOFLOP, BEST, GAIN = "power_n", "power_c", "surface", "isoflop", "best_size", "gain"
 
 TOLD = {
@@ -81,7 +84,7 @@ def scaling_frames(
     if not ladder:
         return pd.DataFrame(columns=RUNGS), pd.DataFrame(columns=FITS)
     rows = list(_rungs(record, selections, table))
-    found = _series(record, rows, "non_embedding" if ladder["count"] == "non_embedding" else "parameters")
+    found = _series(record, rows, size_of(ladder))
     others = _of_domains(rows, domains)
     fits: list[dict[str, Any]] = []
     verdicts = dict(zip(table["variant"], table["verdict"], strict=True))
@@ -237,3 +240,49 @@ def scaling_notes(rungs: pd.DataFrame, fits: pd.DataFrame) -> list[str]:
     for row in fits[(fits["why"] != "") & (fits["of"] == ALL)].to_dict("records"):
         reasons.setdefault((row["law"], row["why"]), {})[row["series"]] = None
     return left_out + [f"{TOLD[law]} of {', '.join(names)}: {why}" for (law, why), names in reasons.items()]
+
+
+def scaling_lines(rungs: pd.DataFrame, ladder: dict[str, Any]) -> pd.DataFrame:
+    """A row per point of a line of what scaling_frames fits to the test loss.
+
+    `law` is the power law over compute or over parameters, `x` its compute (FLOPs) or N, over the range of the rungs
+    that it was fitted to, `low` and `high` its 95% t band, NaN where nothing is left over to make one from; or the
+    parabola at the compute `at`, which has no band. `ladder` is that of a study's record.
+    """
+    import pandas as pd
+
+    size = size_of(ladder)
+    rows: list[tuple[Any, ...]] = []
+    for name, own in rungs[np.isfinite(rungs["loss"])].groupby("series", sort=False) if len(rungs) else ():
+        parameters, compute, loss = (np.asarray(own[key], np.float64) for key in (size, "compute", "loss"))
+        edge = scaling.frontier(compute, loss) if ladder["lengths"] > 1 else np.arange(len(own))
+        lines = {OVER_C: (compute[edge], loss[edge])} | ({OVER_N: (parameters, loss)} if ladder["lengths"] == 1 else {})
+        for law, (x, y) in lines.items():
+            with suppress(Unidentified):  # the frame of the fits says why
+                rows += [(name, law, NAN, *point) for point in _band(x, y)]
+        for places in scaling.isoflops(parameters, compute):
+            at = float(np.exp(np.log(compute[places]).mean()))
+            with suppress(Unidentified):
+                rows += [(name, ISOFLOP, at, *point) for point in _parabola(parameters[places], loss[places])]
+    return pd.DataFrame(rows, columns=LINES)
+
+
+def size_of(ladder: dict[str, Any]) -> str:
+    """The column of the rungs that N is."""
+    return "non_embedding" if ladder["count"] == "non_embedding" else "parameters"
+
+
+def _band(x: Floats, loss: Floats) -> Iterator[tuple[float, float, float, float]]:
+    at = np.geomspace(x.min(), x.max(), _POINTS) if len(x) else x
+    for where, found in zip(at, scaling.power_line(x, loss, at), strict=True):
+        low, high = (NAN if end is None else end for end in (found.low, found.high))
+        yield float(where), found.value, low, high
+
+
+def _parabola(parameters: Floats, loss: Floats) -> Iterator[tuple[float, float, float, float]]:
+    if scaling.distinct(parameters) < 3:
+        return
+    fit, centre = scaling.parabola(parameters, loss)
+    for at in np.geomspace(parameters.min(), parameters.max(), _POINTS):
+        z = math.log(at) - centre
+        yield float(at), float(fit.solution @ np.array([1.0, z, z * z])), NAN, NAN

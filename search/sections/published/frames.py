@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from archlab.search.formatting.frames import NAN, records
 from archlab.search.results.measured import DIVERGED, OF_TABLE, PERPLEXITY, is_number
 from archlab.search.statistics.kendall import kendall
-from archlab.search.statistics.spearman import Correlation, ranks, spearman
+from archlab.search.statistics.spearman import ranks, spearman
 
 if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
     import pandas as pd
@@ -138,8 +138,3 @@ def _agreement(group: str, kind: str, rows: list[Row], without: list[str]) -> Ro
     for name, found in both.items():
         told |= {name: found.rho, f"{name}_low": found.low, f"{name}_high": found.high}
     return told
-
-
-def correlation(row: Row, name: str) -> Correlation:
-    """One of the two of a row of `agreement`."""
-    return Correlation(row["n"], row[name], row[f"{name}_low"], row[f"{name}_high"])

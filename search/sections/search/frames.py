@@ -1,19 +1,23 @@
-"""What a search found: the frame of its trials, their Pareto front, and what is told beside them."""
+"""What a search found: its trials, their Pareto front, what is told beside them, and searches that ask the same."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
-from archlab.search.formatting.frames import records
+from archlab.search.formatting.frames import NAN, records
 from archlab.search.results.selection import loss
 from archlab.search.sections.search.scores import measured, told
 from archlab.search.statistics.pareto import front, hypervolume
 
-NAN = float("nan")
+if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
+    import pandas as pd
+
+    from archlab.search.store.store import Store
+
+STAGES = 4
+_SAME = ("base", "space", "components", "minimize", "constraints")
 
 Summary = dict[str, Any]
 
@@ -23,6 +27,8 @@ def search_frame(record: Mapping[str, Any], trials: Sequence[Mapping[str, Any]])
 
     A column for each other goal. `front`: no trial that keeps to the constraints is better in all goals.
     """
+    import pandas as pd
+
     goals = goals_of(record)
     facts = {each["number"]: each for each in record.get("search", {}).get("proposals", ())}
     rows, points = [], []
@@ -134,3 +140,62 @@ def search_notes(summary: Summary) -> list[str]:
             f"search: {drawn} of {summary['asked']} trials: of {summary['most']} proposals no more were feasible"
         )
     return notes
+
+
+def rivals_of(store: Store, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The records of the other studies of the store that search the same space from the same model, with the same
+    recipe, for the same goals under the same constraints; [] for a study that searches nothing."""
+    if "base" not in (mine := record.get("search") or {}):
+        return []
+    others = (store.study(each["name"]) for each in store.studies() if each["name"] != record["study"])
+    theirs = ((other, other.get("search") or {}) for other in others)
+    return [other for other, search in theirs if all(search.get(name) == mine.get(name) for name in _SAME)]
+
+
+def rivals_frame(searches: Sequence[tuple[Mapping[str, Any], pd.DataFrame]]) -> pd.DataFrame:
+    """A row per search that has drawn a trial, the study's own first; empty where it is the only one.
+
+    complete: trials with a result that keep to the constraints; perplexity: the lowest on VALIDATION; front: how many
+        of them stand on the front of their own search; common_front: on that of all searches together.
+    after: numbers of trials, the same for all, up to the least that any has drawn.
+    course: what had been found by then: of one goal the lowest perplexity (NaN: none yet), of several the hypervolume
+        in natural logarithms, up to the worst of each goal among the trials of all searches.
+    """
+    import pandas as pd
+
+    goals = goals_of(searches[0][0])
+    searches = [(record, frame) for record, frame in searches if len(frame)]
+    known = [in_question(frame, goals) for _, frame in searches]
+    points = [points_of(goals, each) for each in known]
+    everything = [point for each in points for point in each]
+    columns = ["study", "sampler", "complete", "perplexity", "front", "common_front", "after", "course"]
+    if len(searches) < 2 or not everything:
+        return pd.DataFrame(columns=columns)
+    reference = [max(column) for column in zip(*everything, strict=True)]
+    best = {tuple(everything[index]) for index in front(everything)}
+    drawn = min(len(frame) for _, frame in searches)
+    after = sorted({max(1, round(drawn * stage / STAGES)) for stage in range(1, STAGES + 1)})
+    rows = []
+    for (record, frame), own, mine in zip(searches, known, points, strict=True):
+        soonest = frame.sort_values("number", kind="stable")
+        by_then = [in_question(soonest.head(count), goals) for count in after]
+        rows.append(
+            {
+                "study": record["study"],
+                "sampler": record["search"]["sampler"],
+                "complete": len(own),
+                "perplexity": _best(own),
+                "front": int(own["front"].sum()),
+                "common_front": len(best & set(map(tuple, mine))),
+                "after": after,
+                "course": [
+                    _best(each) if len(goals) == 1 else hypervolume(points_of(goals, each), reference)
+                    for each in by_then
+                ],
+            }
+        )
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _best(known: pd.DataFrame) -> float:
+    return float(known["validation_perplexity"].min())

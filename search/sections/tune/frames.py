@@ -5,29 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
+from archlab.search.formatting.frames import NAN
 from archlab.search.formatting.words import is_number, spelled
 from archlab.search.results.selection import Selection, loss, rate
 
-NAN = float("nan")
+if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
+    import pandas as pd
+
 FITTED = 2  # neighbours on each side of the best that a parabola is fitted through
-COLUMNS = (
-    "variant",
-    "lr",
-    "fitted_lr",
-    "fitted_loss",
-    "curvature",
-    "stable_lr",
-    "diverged_lr",
-    "sensitivity",
-    "sensitivity_from",
-    "sensitivity_to",
-    "verdict",
-)
 
 
 @dataclass(frozen=True)
@@ -52,8 +41,7 @@ def curve_of(selection: Selection) -> Curve | None:
     line: dict[float, float] = {}
     for trial in selection.tuned:
         settings = trial["settings"]
-        others = {name: value for name, value in settings.items() if name != "lr"}
-        if trial["role"] == "tune" and is_number(settings.get("lr")) and others.items() <= chosen.items():
+        if trial["role"] == "tune" and is_number(settings.get("lr")) and _others(trial).items() <= chosen.items():
             value = loss(trial, "validation") if trial.get("until") is None else None
             line[settings["lr"]] = math.inf if trial["state"] == "diverged" else NAN if value is None else value
     if len(line) < 2 or not is_number(chosen.get("lr")):
@@ -140,6 +128,8 @@ def tuning_frame(
     A difference within the 95% interval of one pair of seeds, 1.96 sqrt(2) seed_sd, is noise. Needs a record with
     baselines.
     """
+    import pandas as pd
+
     curves = {selection.variant: curve for selection in selections if (curve := curve_of(selection))}
     noise = 1.96 * math.sqrt(2) * (seed_sd or 0.0)
     rows = []
@@ -154,7 +144,9 @@ def tuning_frame(
         known = name in comparable and base in curves
         said = "baseline" if name == base else verdict(curve, curves[base], noise) if known else ""
         rows.append((name, curve.best, *fitted, *stable(curve), *spread, said))
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    columns = ["variant", "lr", "fitted_lr", "fitted_loss", "curvature", "stable_lr", "diverged_lr"]
+    spread_over = ["sensitivity", "sensitivity_from", "sensitivity_to"]
+    return pd.DataFrame(rows, columns=[*columns, *spread_over, "verdict"])
 
 
 def rates_frame(record: dict[str, Any], selections: list[Selection]) -> pd.DataFrame:
@@ -164,6 +156,8 @@ def rates_frame(record: dict[str, Any], selections: list[Selection]) -> pd.DataF
     steps; `settled` is whether the variant's tuning is over, else one that is paused waits for the others; `along` is
     whether all but the rate is as it was chosen.
     """
+    import pandas as pd
+
     rows = []
     batches = {variant["name"]: variant.get("batches") for variant in record["variants"]}
     first = record["variants"][0]["name"]
@@ -173,7 +167,7 @@ def rates_frame(record: dict[str, Any], selections: list[Selection]) -> pd.DataF
         tuned = [(rate(t), t) for t in selection.tuned if t["role"] == "tune"]
         ends = [t["result"].get("step") for _, t in tuned if t["state"] == "complete"]
         planned = record.get("steps") if batches[selection.variant] == batches[first] else None
-        whole = max((end for end in ends if end), default=planned)
+        whole = max(filter(None, ends), default=planned)
         for lr, trial in sorted(tuned, key=lambda pair: pair[0] or 0.0):
             value = loss(trial, "validation")
             step = (trial["result"] or {}).get("step")
@@ -190,7 +184,7 @@ def rates_frame(record: dict[str, Any], selections: list[Selection]) -> pd.DataF
                     "step": step or NAN,
                     "share": step / whole if step and whole else NAN,
                     "settled": selection.settled,
-                    "along": _others(trial["settings"]).items() <= (selection.settings or trial["settings"]).items(),
+                    "along": _others(trial).items() <= (selection.settings or trial["settings"]).items(),
                 }
             )
     measured = ["validation_loss", "validation_perplexity", "best"]
@@ -198,5 +192,5 @@ def rates_frame(record: dict[str, Any], selections: list[Selection]) -> pd.DataF
     return pd.DataFrame(rows, columns=columns)
 
 
-def _others(settings: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name != "lr"}
+def _others(trial: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in trial["settings"].items() if name != "lr"}
