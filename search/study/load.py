@@ -10,8 +10,7 @@ from typing import Any
 from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.arch_dsl.language.parse import INVALID, parse_value
 from archlab.arch_dsl.language.source import Node, read
-from archlab.search.sections.design.ablate import with_base
-from archlab.search.sections.design.written_out import written_out
+from archlab.search.sections.design.written_out import with_base, written_out
 from archlab.search.sections.ladder.rungs import written_sizes
 from archlab.search.sections.ladder.spec import filled
 from archlab.search.sections.ladder.spec import given as given_to_recipe
