@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 from archlab.arch_dsl.language.errors import Problem
-from archlab.search.sections.search.goals import Goals
 from archlab.search.sections.search.rows import Seeker
+from archlab.search.sections.search.samplers import Goals
 from archlab.search.sections.search.space import Space
 from archlab.search.store.store import Store
 from archlab.search.variants.asks import Events, NextRows, Planned, Question
