@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
@@ -50,17 +49,18 @@ class Screen(Section):
 
     def problems(self, study: Question) -> Iterable[Problem]:
         """It ranks variants that are all known, once each."""
-        for section, what in (
-            ("search", "a search proposes its variants one after another"),
-            ("ladder", "a ladder trains each of them at several sizes"),
-        ):
+        reasons = {
+            "search": "a search proposes its variants one after another",
+            "ladder": "a ladder trains each of them at several sizes",
+        }
+        for section, what in reasons.items():
             if getattr(study, section) is not None:
                 message = f"ranks all variants before they are trained, and {what}; leave one of the two out"
                 yield Problem("screen", message, study.mark("screen"))
         try:
             apply(study.train, self.train.settings)
         except SpecError as error:
-            yield from (dataclasses.replace(each, path=f"screen.train.{each.path}") for each in error.problems)
+            yield from (replace(each, path=f"screen.train.{each.path}") for each in error.problems)
 
     def part(self, builds: Builds, variants: list[Variant], made: Made) -> Part:
         """The probes: each variant, at the widths that matching found, under its recipe as the screen changes it.
@@ -68,16 +68,18 @@ class Screen(Section):
         Raises SpecError with everything that is wrong with any of them.
         """
         study = builds.study
-        if problem := _too_few(self, len(variants)):
-            raise SpecError([problem])
+        if len(variants) < self.calibrate + SPARE:
+            most, least = len(variants) - SPARE, 4 + SPARE
+            way = f"write calibrate: {most}" if most >= 4 else f"a screen needs at least {least}"
+            message = f"must leave at least {SPARE} of the {len(variants)} variants to choose from, found "
+            raise SpecError.of("screen.calibrate", f"{message}{self.calibrate}; {way}", self.mark("calibrate"))
         over, wrong, probes = _changes(self, study), Mistakes(len(variants)), dict[str, Variant]()
         for variant in variants:
             asked, _ = made[variant.name]
             widths = tuple(Setting(path, Node.of(width), "match") for path, width in variant.matched.items())
             try:
-                probes[variant.name] = builds.variant(
-                    replace(asked, settings=(*asked.settings, *widths), over=over), None
-                )
+                asked = replace(asked, settings=(*asked.settings, *widths), over=over)
+                probes[variant.name] = builds.variant(asked, None)
             except SpecError as error:
                 wrong.add((_of_screen(study, each) for each in error.problems), variant.name)
         idle = _idle(self, variants, probes) if len(probes) == len(variants) else ()
@@ -141,7 +143,6 @@ class Screening(Part):
         self.found: Screened | None = None  # once it has looked
 
     def look(self, record: dict[str, Any], trials: list[dict[str, Any]]) -> None:
-        """See archlab.search.sections.screen.decide."""
         self.found = screened(record, trials)
         self.left_out = self.found.left_out
 
@@ -174,16 +175,6 @@ def _changes(screen: Screen, study: Question) -> tuple[Setting, ...]:
     if "data" in said and "objective" not in said and apply(study.train, settings).data.holds_answers:
         over.append(Setting("train.objective", Node.of("answers"), "the screen"))
     return tuple(over)
-
-
-def _too_few(screen: Screen, variants: int) -> Problem | None:
-    calibrate = screen.calibrate
-    if variants >= calibrate + SPARE:
-        return None
-    least = 4 + SPARE
-    way = f"write calibrate: {variants - SPARE}" if variants >= least else f"a screen needs at least {least}"
-    message = f"must leave at least {SPARE} of the {variants} variants to choose from, found {calibrate}; {way}"
-    return Problem("screen.calibrate", message, screen.mark("calibrate"))
 
 
 def _of_screen(study: Question, problem: Problem) -> Problem:

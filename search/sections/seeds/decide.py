@@ -43,7 +43,10 @@ def wanted_seeds(record: dict[str, Any], trials: list[dict[str, Any]]) -> dict[s
     selections = select(record, trials)
     while True:
         wanted = {name: seeds[:count] for name, count in counts.items()}
-        seen = [_restricted(selection, wanted[selection.variant]) for selection in selections]
+        seen = []
+        for each in selections:
+            mine = {seed: trial for seed, trial in each.reported.items() if seed in wanted[each.variant]}
+            seen.append(replace(each, reported=mine))
         if not all(each.pruned or _ended(now, wanted[now.variant]) for each, now in zip(selections, seen, strict=True)):
             return wanted
         growing = [name for name in _undecided_once(record, seen) if counts[name] < len(seeds)]
@@ -125,27 +128,18 @@ def _ended(selection: Selection, seeds: Iterable[int]) -> bool:
     return all(seed in selection.reported and selection.reported[seed]["state"] in TERMINAL for seed in seeds)
 
 
-def _restricted(selection: Selection, seeds: list[int]) -> Selection:
-    return replace(selection, reported={s: trial for s, trial in selection.reported.items() if s in seeds})
-
-
 def with_documents(selection: Selection) -> Selection:
     """The selection with the documents of its complete trials, read where the trials don't bring them."""
-    reported = {
-        seed: trial if "documents" in trial else {**trial, "documents": _documents(trial)}
-        for seed, trial in selection.reported.items()
-    }
+    reported = dict(selection.reported)
+    for seed, trial in reported.items():
+        if "documents" not in trial:
+            there = trial["state"] == "complete" and trial.get("folder")
+            reported[seed] = {**trial, "documents": _documents(str(trial["folder"])) if there else None}
     return replace(selection, reported=reported)
 
 
-def _documents(trial: dict[str, Any]) -> dict[str, Any] | None:
-    if trial["state"] != "complete" or not trial.get("folder"):
-        return None
-    return _kept_documents(str(trial["folder"]))
-
-
 @lru_cache(maxsize=256)
-def _kept_documents(folder: str) -> dict[str, Any] | None:
+def _documents(folder: str) -> dict[str, Any] | None:
     """A complete trial's documents, which don't change. Damaged ones count as none here: the report names the file."""
     from archlab.search.results.losses import DamagedDocuments, read_documents
 
