@@ -150,19 +150,11 @@ def _grids(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """A row per variant and grid, with its labels and a list of lists."""
     found = []
     for (variant, measure, name), cells in frame.groupby(["variant", "measure", "name"], sort=False):
-        first = cells.iloc[0]
-        labels = {"row": first["row"], "column": first["column"]}
-        labels |= {"rows": cells["y"].drop_duplicates().tolist(), "columns": cells["x"].drop_duplicates().tolist()}
-        told = {
-            "variant": variant,
-            "measure": measure,
-            "name": name,
-            "n": int(first["n"]),
-            "cases": int(first["cases"]),
-        }
-        wide = len(labels["columns"])
+        first, columns = cells.iloc[0], cells["x"].drop_duplicates().tolist()
+        told: dict[str, Any] = {"variant": variant, "measure": measure, "name": name}
+        told |= {"n": int(first["n"]), "cases": int(first["cases"]), "row": first["row"], "column": first["column"]}
+        told |= {"rows": cells["y"].drop_duplicates().tolist(), "columns": columns}
         for kind in ("mean", "std"):
-            flat = cells[kind].tolist()
-            labels[kind] = [flat[start : start + wide] for start in range(0, len(flat), wide)]
-        found.append(told | labels)
+            told[kind] = cells[kind].to_numpy().reshape(-1, len(columns)).tolist()
+        found.append(told)
     return found

@@ -25,6 +25,7 @@ MEAN = "mean of domains"
 RUNGS = ["variant", "series", "rung", "parameters", "non_embedding", "tokens", "compute", "loss", "gain"]
 LINES = ["series", "law", "at", "x", "loss", "low", "high"]
 FITS = ["series", "of", "law", "at", "name", "value", "low", "high", "exact", "n", "why"]
+Fit = tuple[str, str, str, float, str, float, float, float, bool, int, str]  # as FITS names its parts
 _POINTS = 41  # of a line
 OVER_N, OVER_C, SURFACE, ISOFLOP, BEST, GAIN = "power_n", "power_c", "surface", "isoflop", "best_size", "gain"
 
@@ -86,7 +87,7 @@ def scaling_frames(
     rows = list(_rungs(record, selections, table))
     found = _series(record, rows, size_of(ladder))
     others = _of_domains(rows, domains)
-    fits: list[dict[str, Any]] = []
+    fits: list[Fit] = []
     verdicts = dict(zip(table["variant"], table["verdict"], strict=True))
     for series in found.values():
         mine = [verdicts[row["variant"]] for row in rows if row["series"] == series.name]
@@ -106,10 +107,7 @@ def _rungs(record: dict[str, Any], selections: list[Selection], table: pd.DataFr
         tokens = float(np.mean([t for t in ran if t] or [variant["tokens"]]))
         yield {
             "variant": variant["name"],
-            "series": variant["series"],
-            "rung": variant["rung"],
-            "parameters": variant["parameters"],
-            "non_embedding": variant["non_embedding"],
+            **{key: variant[key] for key in ("series", "rung", "parameters", "non_embedding")},
             "tokens": tokens,
             "compute": variant["training_flops_per_token"] * tokens,
             "loss": losses[variant["name"]],
@@ -144,7 +142,7 @@ def _of_domains(rows: list[dict[str, Any]], domains: pd.DataFrame) -> dict[str, 
     return found
 
 
-def _fits(series: Series, base: Series | None, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _fits(series: Series, base: Series | None, rows: list[dict[str, Any]]) -> Iterator[Fit]:
     """Everything that is fitted to the test loss; notes each rung's gain in its row."""
     yield from _simple(series, base, ALL, rows)
     law = _Law(series, ALL)
@@ -168,9 +166,7 @@ def _fits(series: Series, base: Series | None, rows: list[dict[str, Any]]) -> It
         yield law.row(BEST, len(best), name="a", value=grown)
 
 
-def _simple(
-    series: Series, base: Series | None, of: str, rows: list[dict[str, Any]] | None = None
-) -> Iterator[dict[str, Any]]:
+def _simple(series: Series, base: Series | None, of: str, rows: list[dict[str, Any]] | None = None) -> Iterator[Fit]:
     """Power laws and the gain, of any loss."""
     law = _Law(series, of)
     edge = series.part(scaling.frontier(series.compute, series.loss)) if series.crossed else series
@@ -203,7 +199,7 @@ class _Law:
     series: Series
     of_loss: str
 
-    def of(self, law: str, fit: Callable[[], dict[str, Estimate]], n: int | None = None) -> Iterator[dict[str, Any]]:
+    def of(self, law: str, fit: Callable[[], dict[str, Estimate]], n: int | None = None) -> Iterator[Fit]:
         """A row per constant, or the reason that there is none."""
         count = len(self.series.rungs) if n is None else n
         try:
@@ -215,21 +211,11 @@ class _Law:
 
     def row(
         self, law: str, n: int, *, at: float = NAN, name: str = "", value: Estimate | None = None, why: str = ""
-    ) -> dict[str, Any]:
-        low, high = (value.low, value.high) if value else (None, None)
-        return {
-            "series": self.series.name,
-            "of": self.of_loss,
-            "law": law,
-            "at": at,
-            "name": name,
-            "value": value.value if value else NAN,
-            "low": NAN if low is None else low,
-            "high": NAN if high is None else high,
-            "exact": bool(value and value.exact),
-            "n": n,
-            "why": why,
-        }
+    ) -> Fit:
+        found = value or Estimate(NAN)
+        low, high = (NAN if end is None else end for end in (found.low, found.high))
+        exact = bool(value and value.exact)
+        return self.series.name, self.of_loss, law, at, name, found.value, low, high, exact, n, why
 
 
 def scaling_notes(rungs: pd.DataFrame, fits: pd.DataFrame) -> list[str]:

@@ -242,7 +242,9 @@ def solve(measure: Callable[[int], int], target: int, guess: int = 1) -> tuple[i
     low, high = _bracket(at, target, guess)
     halve = False
     while high - low > 1:
-        middle = (low + high) // 2 if halve else _between(at, target, low, high)
+        # where a straight line from low to high would reach the target, inside of both
+        middle = low + (target - at(low)) * (high - low) // (at(high) - at(low))
+        middle = (low + high) // 2 if halve else min(max(middle, low + 1), high - 1)
         before = high - low
         low, high = (middle, high) if at(middle) < target else (low, middle)
         halve = not halve and 2 * (high - low) > before
@@ -268,12 +270,6 @@ def _bracket(at: Callable[[int], int], target: int, guess: int) -> tuple[int, in
         reach = low - (target - at(low)) * (high - low) // -rise if rise > 0 else 0
         low, high = high, min(max(reach, high + 1 + (high - low)), LARGEST)
     return low, high
-
-
-def _between(at: Callable[[int], int], target: int, low: int, high: int) -> int:
-    """Where a straight line from low to high would reach the target, inside of both."""
-    guess = low + (target - at(low)) * (high - low) // (at(high) - at(low))
-    return min(max(guess, low + 1), high - 1)
 
 
 def solve_time(ratio: Callable[[int], float], guess: int) -> int:

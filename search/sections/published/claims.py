@@ -76,11 +76,8 @@ def claims_frame(record: Row, differences: Differences) -> pd.DataFrame:
     ]
     found = [
         {
-            "claim": claim["claim"],
-            "where": claim["where"],
+            **{key: claim[key] for key in ("claim", "where", "on", "margin")},
             "group": group,
-            "on": claim["on"],
-            "margin": claim["margin"],
             "comparisons": covered.count(claim["on"]),
             **_judge(claim, rows, differences, max(covered.count(claim["on"]), 1)),
         }

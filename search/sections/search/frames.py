@@ -101,12 +101,12 @@ def search_summary(record: Mapping[str, Any], frame: pd.DataFrame) -> Summary:
     if len(goals) > 1 and len(known):
         points = points_of(goals, known)
         reference = [max(column) for column in zip(*points, strict=True)]
-        worst = {goal: float(known[column_of(goal)].max()) for goal in goals}
+        worst = {goal: float(known[_column(goal)].max()) for goal in goals}
         found |= {"hypervolume": hypervolume(points, reference), "reference": worst}
     return found
 
 
-def column_of(goal: str) -> str:
+def _column(goal: str) -> str:
     """The column of the frame that has a goal."""
     return "validation_perplexity" if goal == "perplexity" else goal
 
@@ -114,7 +114,7 @@ def column_of(goal: str) -> str:
 def in_question(frame: pd.DataFrame, goals: Sequence[str]) -> pd.DataFrame:
     """The trials that may stand on a front: complete, within the constraints, all of their goals known."""
     complete = frame[(frame["state"] == "complete") & frame["feasible"]]
-    return complete.dropna(subset=[column_of(goal) for goal in goals])
+    return complete.dropna(subset=[_column(goal) for goal in goals])
 
 
 def points_of(goals: Sequence[str], known: pd.DataFrame) -> list[list[float]]:

@@ -56,14 +56,8 @@ def fit(curve: Curve) -> tuple[float, float, float] | None:
     It goes through the best rate and up to two more on each side that came to their end. None where one side has none,
     where the parabola has no lowest point, or where that is not between the rates used.
     """
-    place = curve.rates.index(curve.best)
-    low = place
-    while low > max(place - FITTED, 0) and math.isfinite(curve.losses[low - 1]):
-        low -= 1
-    high = place
-    while high < min(place + FITTED, len(curve.rates) - 1) and math.isfinite(curve.losses[high + 1]):
-        high += 1
-    if low == place or high == place:
+    low, high = _around_best(curve, [math.isfinite(value) for value in curve.losses], FITTED)
+    if curve.best in (curve.rates[low], curve.rates[high]):
         return None
     x = np.log(curve.rates[low : high + 1])
     a, b, c = np.polyfit(x - x.mean(), curve.losses[low : high + 1], 2)
@@ -85,18 +79,23 @@ def sensitivity(curve: Curve, start: float) -> tuple[float, float, float]:
     LR sensitivity (M. Wortsman et al., arXiv:2309.14322, section 2.2), by the trapezoidal rule over the rates around
     the best that came to their end or diverged; `start` is the loss of an untrained model. NaN for fewer than three.
     """
-    known = [not math.isnan(value) for value in curve.losses]
-    low = high = curve.rates.index(curve.best)
-    while low > 0 and known[low - 1]:
-        low -= 1
-    while high < len(known) - 1 and known[high + 1]:
-        high += 1
+    low, high = _around_best(curve, [not math.isnan(value) for value in curve.losses], len(curve.losses))
     if high - low < 2:
         return NAN, NAN, NAN
     x = np.log(curve.rates[low : high + 1])
     y = np.minimum(curve.losses[low : high + 1], start)
     mean = float((np.diff(x) * (y[1:] + y[:-1]) / 2).sum() / (x[-1] - x[0]))
     return mean - float(y.min()), curve.rates[low], curve.rates[high]
+
+
+def _around_best(curve: Curve, known: list[bool], most: int) -> tuple[int, int]:
+    """The first and the last of the places around the best rate that are known, at most so many on each side."""
+    low = high = place = curve.rates.index(curve.best)
+    while low > max(place - most, 0) and known[low - 1]:
+        low -= 1
+    while high < min(place + most, len(known) - 1) and known[high + 1]:
+        high += 1
+    return low, high
 
 
 def verdict(ours: Curve, base: Curve, noise: float) -> str:
