@@ -164,7 +164,6 @@ class Ladder(Section):
             yield f"muP of {name}: over the widths {widths} coordinates grow {told}"
 
     def record(self, planned: Planned) -> dict[str, Any]:
-        """What the record of a study keeps."""
         lengths = len(self.tokens.rules) if self.tokens else 1
         return {"count": self.count, "lengths": lengths, "transfer": self.transfer}
 

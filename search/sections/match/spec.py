@@ -56,7 +56,6 @@ class Match(Section):
     report_unmatched: bool = False
 
     def problems(self, study: Question) -> Iterator[Problem]:
-        """That it is not one kind, has nothing to solve, or names no variant."""
         if len(self.kinds) != 1:
             found = " and ".join(self.kinds) or "none"
             message = f"names the variant to match under one of {', '.join(KINDS)}; found {found}"
@@ -69,7 +68,6 @@ class Match(Section):
             yield Problem(f"match.{self.kind}", no_variant(self.to, list(study.variants)), mark)
 
     def record(self, planned: Planned) -> dict[str, Any]:
-        """What is matched, to which variant, by which fields."""
         return {"kind": self.kind, "to": self.to, "by": list(self.by)}
 
     @property

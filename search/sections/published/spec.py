@@ -108,7 +108,6 @@ class Published(Section):
     without: tuple[str, ...] = ()
 
     def problems(self, study: Question) -> Iterator[Problem]:
-        """Names that are none of the study's or of the table's."""
         variants, cells = list(study.variants), study.cells
         path, known = "report.published", [*variants, *cells]
         try:

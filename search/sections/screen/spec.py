@@ -147,7 +147,6 @@ class Screening(Part):
         self.left_out = self.found.left_out
 
     def wants(self, variant: str) -> bool:
-        """By what is decided so far."""
         return self.found is None or variant in self.found.wanted
 
     def arranged(self, rows: list[Row]) -> list[Row]:
@@ -157,7 +156,6 @@ class Screening(Part):
         return sorted(rows, key=lambda row: row.seed if row.role == "repeat" else -1)
 
     def record(self, variant: str) -> dict[str, Any]:
-        """What its probe costs."""
         probe = self.variants[variant]  # a screen has one of all
         return {"probe": {"tokens": probe.recipe.all_tokens, "flops_per_token": probe.flops_per_token}}
 

@@ -16,9 +16,9 @@ from archlab.arch_dsl.tree.identity import canonical
 from archlab.search.recipe.fits import positions
 from archlab.search.results.selection import loss
 from archlab.search.sections.search.axes import Components
+from archlab.search.sections.search.frames import excess, measured, told
 from archlab.search.sections.search.proposer import Ending, Known, Proposer, fits, importances
 from archlab.search.sections.search.samplers import Goals
-from archlab.search.sections.search.scores import excess, measured, told
 from archlab.search.sections.search.space import Space, component_of
 from archlab.search.statistics.pareto import spanning
 from archlab.search.store.store import TERMINAL, Row, Store
@@ -54,7 +54,6 @@ class _Judged:
         return self.variant.recipe.sequences * self.variant.recipe.context if self.variant else 0
 
     def record(self) -> dict[str, Any]:
-        """For the record of the study."""
         refused = {"refused": self.reason} if self.reason else {}
         infeasible = {"infeasible": True} if self.broken else {}
         return {**self.costs, "tokens_per_step": self.tokens_per_step, **refused, **infeasible}

@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from archlab.arch_dsl.language.errors import Problem, SpecError, unknown
+from archlab.arch_dsl.language.errors import Problem, unknown
 from archlab.arch_dsl.language.parse import INVALID, refuse
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import set_marks
@@ -36,16 +36,6 @@ class Space(Section):
     key = "space"
 
     axes: dict[str, Axis] = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, data: Any, path: str = "space") -> Space:
-        """A space from a node tree or plain data. Raises SpecError with all its problems."""
-        problems: list[Problem] = []
-        space = cls.parse_node(Node.of(data), path, problems)
-        if problems:
-            raise SpecError(problems)
-        assert isinstance(space, Space)
-        return space
 
     @classmethod
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:

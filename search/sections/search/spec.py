@@ -30,7 +30,6 @@ class Search(Goals):
     title: ClassVar[str] = "search"
 
     def problems(self, study: Question) -> Iterable[Problem]:
-        """What its fields get wrong together, and with the other sections."""
         space = study.space
         if not isinstance(space, Space):
             yield Problem("search", "needs `space:` beside it", study.mark("search"))
@@ -59,7 +58,6 @@ class Search(Goals):
         return self.trials + self.found * (seeds - 1)
 
     def record(self, planned: Planned) -> dict[str, Any]:
-        """What was proposed and what it costs, once a run has begun."""
         return planned.searched
 
     @classmethod

@@ -35,12 +35,11 @@ class Tuned:
     settled: bool = True
     _seen: dict[str, Sequence[float | None]] = field(default_factory=dict)
 
-    def add(self, point: Point, reach: int) -> str:
-        """Wants a point up to a rung. Returns its name."""
+    def add(self, point: Point, reach: int) -> None:
+        """Wants a new point up to a rung."""
         name = canonical_json(point)
         self.points[name] = point
         self.want(name, reach)
-        return name
 
     def want(self, name: str, reach: int) -> None:
         """Wants a point up to a rung from now on."""
