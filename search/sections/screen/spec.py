@@ -73,12 +73,17 @@ class Screen(Section):
             way = f"write calibrate: {most}" if most >= 4 else f"a screen needs at least {least}"
             message = f"must leave at least {SPARE} of the {len(variants)} variants to choose from, found "
             raise SpecError.of("screen.calibrate", f"{message}{self.calibrate}; {way}", self.mark("calibrate"))
-        over, wrong, probes = _changes(self, study), Mistakes(len(variants)), dict[str, Variant]()
+        changes = self.train.settings
+        over = [replace(setting, path=f"train.{setting.path}") for setting in changes]
+        said = {setting.path.split(".")[0] for setting in changes}
+        if "data" in said and "objective" not in said and apply(study.train, changes).data.holds_answers:
+            over.append(Setting("train.objective", Node.of("answers"), "the screen"))  # unless it says otherwise
+        wrong, probes = Mistakes(len(variants)), dict[str, Variant]()
         for variant in variants:
             asked, _ = made[variant.name]
             widths = tuple(Setting(path, Node.of(width), "match") for path, width in variant.matched.items())
             try:
-                asked = replace(asked, settings=(*asked.settings, *widths), over=over)
+                asked = replace(asked, settings=(*asked.settings, *widths), over=tuple(over))
                 probes[variant.name] = builds.variant(asked, None)
             except SpecError as error:
                 wrong.add((_of_screen(study, each) for each in error.problems), variant.name)
@@ -163,16 +168,6 @@ class Screening(Part):
 def screening(planned: Planned) -> Screening:
     """The screen of a plan that has one."""
     return next(part for part in planned.parts if isinstance(part, Screening))
-
-
-def _changes(screen: Screen, study: Question) -> tuple[Setting, ...]:
-    """What the screen changes in every recipe; data with answers are asked for these unless it says otherwise."""
-    settings = screen.train.settings
-    said = {setting.path.split(".")[0] for setting in settings}
-    over = [replace(setting, path=f"train.{setting.path}") for setting in settings]
-    if "data" in said and "objective" not in said and apply(study.train, settings).data.holds_answers:
-        over.append(Setting("train.objective", Node.of("answers"), "the screen"))
-    return tuple(over)
 
 
 def _of_screen(study: Question, problem: Problem) -> Problem:

@@ -124,19 +124,17 @@ class Tuner:
         if key not in self.variants:
             self.variants[key] = None
             asked, target = self.asked[variant.name]
-            own = [self._setting(path, value) for path, value in others.items()]
+            own = []
+            for path, value in others.items():  # each at the place where it was written
+                axis, mark = self.tune.axes[path], self.tune.mark(path)
+                place = next((n.mark for each, n in zip(axis.values, axis.nodes, strict=True) if each == value), None)
+                own.append(Setting(path, Node.of(value, place or mark), "tune", mark))
             made = self.builder.variant(replace(asked, settings=(*asked.settings, *own)), target, bool(variant.matched))
             self.variants[key] = replace(made, name=variant.name, baseline=variant.baseline)
         found = self.variants[key]
         if found is None:
             raise SpecError.of("tune", f"{canonical_json(others)} makes no sense in '{variant.name}'", self.tune.mark())
         return found
-
-    def _setting(self, path: str, value: Any) -> Setting:
-        """A value as a patch, at the place where it was written."""
-        axis = self.tune.axes[path]
-        place = next((node.mark for each, node in zip(axis.values, axis.nodes, strict=True) if each == value), None)
-        return Setting(path, Node.of(value, place or self.tune.mark(path)), "tune", self.tune.mark(path))
 
     def problems(self, variant: Variant) -> Iterable[Problem]:
         """What is wrong with the values of `tune` in one variant."""
