@@ -138,5 +138,5 @@ def to_measure(evaluate: Measures, planned: Planned, root: Path) -> ToMeasure:
     with Store.open(root, create=False) as store:
         missing = wanted(store, evaluate, standing(planned.record(), planned.known(store)))
     can = [each for each in missing if each.why is None]
-    count = sum(len(each.measures) for each in can)
-    return ToMeasure(names, count, len(can), tuple(without_weights(missing)), kept)
+    findings = sum(len(each.measures) for each in can)
+    return ToMeasure(names, findings, len(can), tuple(without_weights(missing)), kept)

@@ -12,18 +12,7 @@ from archlab.search.formatting.tables import DASH, Block, Cell, Column, Row, col
 from archlab.search.formatting.words import counted
 from archlab.search.results.comparison import Comparison
 from archlab.search.results.told import Seen, Told
-from archlab.search.sections.ladder.frames import (
-    ALL,
-    BEST,
-    GAIN,
-    ISOFLOP,
-    OVER_C,
-    OVER_N,
-    SURFACE,
-    scaling_frames,
-    scaling_notes,
-    size_of,
-)
+from archlab.search.sections.ladder import frames as laws
 
 _CONSTANTS = {"E": "E", "A": "A", "alpha": "alpha", "B": "B", "beta": "beta", "a": "N ~ C^"}
 _POINTS = ("A", "B")  # that have no intervals
@@ -39,11 +28,11 @@ class ToldOfLadder(Told):
     def frames(self, seen: Seen) -> dict[str, Any]:
         """rungs, scaling: see scaling_frames in frames.py; both empty without a ladder."""
         table, nats = seen.found.table, seen.layout.unit == "nats/token"
-        rungs, scaling = scaling_frames(seen.record, seen.selections, table, seen.found.domains, nats)
+        rungs, scaling = laws.scaling_frames(seen.record, seen.selections, table, seen.found.domains, nats)
         return {"rungs": rungs, "scaling": scaling}
 
     def notes(self, found: Comparison) -> Iterable[str]:
-        return scaling_notes(found.rungs, found.scaling)
+        return laws.scaling_notes(found.rungs, found.scaling)
 
     def blocks(self, found: Comparison) -> Iterable[Block]:
         return scaling_blocks(found)
@@ -69,16 +58,16 @@ def scaling_blocks(comparison: Comparison) -> Iterator[Block]:
         return
     yield _rungs(comparison)
     fits = [row for row in records(comparison.scaling) if row["name"]]
-    if lines := [row for row in fits if row["law"] in (OVER_N, OVER_C, GAIN)]:
+    if lines := [row for row in fits if row["law"] in (laws.OVER_N, laws.OVER_C, laws.GAIN)]:
         yield _lines(lines)
-    if surface := [row for row in fits if row["law"] == SURFACE]:
+    if surface := [row for row in fits if row["law"] == laws.SURFACE]:
         yield _surface(surface)
-    if best := [row for row in fits if row["law"] == ISOFLOP]:
-        yield _isoflop(best, [row for row in fits if row["law"] == BEST])
+    if best := [row for row in fits if row["law"] == laws.ISOFLOP]:
+        yield _isoflop(best, [row for row in fits if row["law"] == laws.BEST])
 
 
 def _rungs(comparison: Comparison) -> Block:
-    column, used = partial(column_of, records(comparison.rungs)), size_of(comparison.provenance["ladder"])
+    column, used = partial(column_of, records(comparison.rungs)), laws.size_of(comparison.provenance["ladder"])
     columns = [
         column("variant", lambda row: row["variant"], "l"),
         column("N", lambda row: counted(row["non_embedding"])),
@@ -102,9 +91,10 @@ def _lines(fits: list[Row]) -> Block:
     keys = list(dict.fromkeys((row["series"], row["of"]) for row in fits))
     own = {(row["series"], row["of"], row["law"], row["name"]): row for row in fits}
     columns = [Column("variants", [Cell(printable(series)) for series, _ in keys], "l")]
-    if any(of != ALL for _, of in keys):
+    if any(of != laws.ALL for _, of in keys):
         columns.append(Column("loss of", [Cell(printable(of)) for _, of in keys], "l"))
-    wanted = {"L = a N^-b": (OVER_N, "b"), "L = a C^-b": (OVER_C, "b"), "gain": (GAIN, "gain"), "~ C^": (GAIN, "trend")}
+    wanted = {"L = a N^-b": (laws.OVER_N, "b"), "L = a C^-b": (laws.OVER_C, "b")}
+    wanted |= {"gain": (laws.GAIN, "gain"), "~ C^": (laws.GAIN, "trend")}
     for header, (law, name) in wanted.items():
         cells = [Cell(_told(own.get((*key, law, name)))) for key in keys]
         if any(cell.text != DASH for cell in cells):

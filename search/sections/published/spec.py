@@ -128,8 +128,7 @@ class Published(Section):
         for group in (variants, cells):
             mine = [row for variant, rows in self.rows.items() if variant in group for row in rows]
             if twice := [row for place, row in enumerate(mine) if row in mine[:place]]:
-                message = f"gives the row '{twice[0]}' twice"
-                yield Problem(f"{path}.rows", message, self.mark("rows"))
+                yield Problem(f"{path}.rows", f"gives the row '{twice[0]}' twice", self.mark("rows"))
         mapped = rows_of_variants(self, table, known)
         if not mapped:
             message = f"no variant is a row of {self.table}; `rows` says which ({', '.join(table.rows)})"

@@ -11,16 +11,7 @@ from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import Range
 from archlab.arch_dsl.patching.patch import Setting, apply
 from archlab.search.formatting.numbers import count
-from archlab.search.sections.screen.decide import (
-    DECIDED,
-    SPARE,
-    Screened,
-    most_left_out,
-    probe_tokens,
-    screened,
-    sentences,
-    tokens_of,
-)
+from archlab.search.sections.screen import decide
 from archlab.search.store.roles import ROLE
 from archlab.search.store.store import Row, Store
 from archlab.search.variants.asks import Builds, Events, NextRows, Planned, Question
@@ -68,10 +59,10 @@ class Screen(Section):
         Raises SpecError with everything that is wrong with any of them.
         """
         study = builds.study
-        if len(variants) < self.calibrate + SPARE:
-            most, least = len(variants) - SPARE, 4 + SPARE
+        if len(variants) < self.calibrate + decide.SPARE:
+            most, least = len(variants) - decide.SPARE, 4 + decide.SPARE
             way = f"write calibrate: {most}" if most >= 4 else f"a screen needs at least {least}"
-            message = f"must leave at least {SPARE} of the {len(variants)} variants to choose from, found "
+            message = f"must leave at least {decide.SPARE} of the {len(variants)} variants to choose from, found "
             raise SpecError.of("screen.calibrate", f"{message}{self.calibrate}; {way}", self.mark("calibrate"))
         changes = self.train.settings
         over = [replace(setting, path=f"train.{setting.path}") for setting in changes]
@@ -111,15 +102,15 @@ class Screen(Section):
         """What its probes take and may save, and what they have said so far."""
         part, record = screening(planned), planned.record()
         probe = part.variants[planned.variants[0].name]
-        every, most = tokens_of(record, part.variants), most_left_out(record)
-        largest = sum(sorted(tokens_of(record, [name]) for name in part.variants)[len(part.variants) - most :])
+        every, most = decide.tokens_of(record, part.variants), decide.most_left_out(record)
+        largest = sum(sorted(decide.tokens_of(record, [name]) for name in part.variants)[len(part.variants) - most :])
         yield (
             f"before that a screen: {len(part.variants)} probes of {count(probe.recipe.all_tokens)} tokens of "
-            f"{probe.dataset.record()['source']}, {count(probe_tokens(record))} in all; it may leave out up to {most} "
-            f"of {len(planned.variants)} variants, and save up to {count(largest)} of {count(every)} tokens"
+            f"{probe.dataset.record()['source']}, {count(decide.probe_tokens(record))} in all; it may leave out up "
+            f"to {most} of {len(planned.variants)} variants, and save up to {count(largest)} of {count(every)} tokens"
         )
         if part.found is not None and part.found.probes:
-            yield from sentences(record, part.found)
+            yield from decide.sentences(record, part.found)
 
     def run_rows(self, next_rows: NextRows, planned: Planned, store: Store, slots: int, tell: Events) -> NextRows:
         """Those of the plan; what the screen decides is told, and how many trials there are then."""
@@ -131,7 +122,7 @@ class Screen(Section):
             if found is not None and found.state != told:
                 told, record = found.state, {**store.study(name), "trials": planned.trials}
                 store.save_study(name, record, store.study_yaml(name))
-                said = {"messages": list(sentences(record, found)), "left_out": len(found.left_out)}
+                said = {"messages": list(decide.sentences(record, found)), "left_out": len(found.left_out)}
                 tell({"event": "screen", "state": told, **said, "trials": planned.trials})
             return rows
 
@@ -145,10 +136,10 @@ class Screening(Part):
 
     def __init__(self, probes: dict[str, Variant]) -> None:
         self.variants = probes
-        self.found: Screened | None = None  # once it has looked
+        self.found: decide.Screened | None = None  # once it has looked
 
     def look(self, record: dict[str, Any], trials: list[dict[str, Any]]) -> None:
-        self.found = screened(record, trials)
+        self.found = decide.screened(record, trials)
         self.left_out = self.found.left_out
 
     def wants(self, variant: str) -> bool:
@@ -156,7 +147,7 @@ class Screening(Part):
 
     def arranged(self, rows: list[Row]) -> list[Row]:
         """First seeds first while it looks at these."""
-        if self.found is None or self.found.state in DECIDED:
+        if self.found is None or self.found.state in decide.DECIDED:
             return rows
         return sorted(rows, key=lambda row: row.seed if row.role == "repeat" else -1)
 
