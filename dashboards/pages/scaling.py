@@ -15,7 +15,7 @@ from archlab.dashboards.pages.shell import SCALING, Chosen, register_tab
 from archlab.dashboards.parts import block_table, graph, section
 from archlab.search.formatting.frames import records
 from archlab.search.sections.ladder import frames as laws
-from archlab.search.sections.ladder.told import scaling_blocks
+from archlab.search.sections.ladder.told import ToldOfLadder
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd
@@ -57,7 +57,7 @@ def content(study: Study, _: Chosen) -> list[Component]:
         shown.append(_isoflops(found, parabolas, minima, size, colours))
     if missing := _unfitted(found):
         shown.append(section("Not fitted", html.Ul([html.Li(each) for each in missing], className="muted")))
-    return [*shown, section("Tables", *(block_table(block) for block in scaling_blocks(found)))]
+    return [*shown, section("Tables", *(block_table(block) for block in ToldOfLadder().blocks(found)))]
 
 
 def _laws(found: Comparison, lines: pd.DataFrame, size: str, colours: dict[str, str]) -> Component:

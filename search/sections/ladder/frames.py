@@ -218,16 +218,6 @@ class _Law:
         return self.series.name, self.of_loss, law, at, name, found.value, low, high, exact, n, why
 
 
-def scaling_notes(rungs: pd.DataFrame, fits: pd.DataFrame) -> list[str]:
-    """What fits leave out, and what could not be fitted, each reason once with the series that it holds for."""
-    lost = [str(row["variant"]) for row in rungs.to_dict("records") if not math.isfinite(row["loss"])]
-    left_out = [f"fits leave out what has no loss: {', '.join(lost)}"] if 0 < len(lost) < len(rungs) else []
-    reasons: dict[tuple[str, str], dict[str, None]] = {}
-    for row in fits[(fits["why"] != "") & (fits["of"] == ALL)].to_dict("records"):
-        reasons.setdefault((row["law"], row["why"]), {})[row["series"]] = None
-    return left_out + [f"{TOLD[law]} of {', '.join(names)}: {why}" for (law, why), names in reasons.items()]
-
-
 def scaling_lines(rungs: pd.DataFrame, ladder: dict[str, Any]) -> pd.DataFrame:
     """A row per point of a line of what scaling_frames fits to the test loss.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -32,10 +32,27 @@ class ToldOfLadder(Told):
         return {"rungs": rungs, "scaling": scaling}
 
     def notes(self, found: Comparison) -> Iterable[str]:
-        return laws.scaling_notes(found.rungs, found.scaling)
+        """What fits leave out, and what could not be fitted, each reason once with the series that it holds for."""
+        rungs, fits = records(found.rungs), found.scaling
+        lost = [str(row["variant"]) for row in rungs if not math.isfinite(row["loss"])]
+        if 0 < len(lost) < len(rungs):
+            yield f"fits leave out what has no loss: {', '.join(lost)}"
+        reasons: dict[tuple[str, str], dict[str, None]] = {}
+        for row in records(fits[(fits["why"] != "") & (fits["of"] == laws.ALL)]):
+            reasons.setdefault((row["law"], row["why"]), {})[row["series"]] = None
+        yield from (f"{laws.TOLD[law]} of {', '.join(names)}: {why}" for (law, why), names in reasons.items())
 
     def blocks(self, found: Comparison) -> Iterable[Block]:
-        return scaling_blocks(found)
+        if not len(found.rungs):
+            return
+        yield _rungs(found)
+        fits = [row for row in records(found.scaling) if row["name"]]
+        if lines := [row for row in fits if row["law"] in (laws.OVER_N, laws.OVER_C, laws.GAIN)]:
+            yield _lines(lines)
+        if surface := [row for row in fits if row["law"] == laws.SURFACE]:
+            yield _surface(surface)
+        if best := [row for row in fits if row["law"] == laws.ISOFLOP]:
+            yield _isoflop(best, [row for row in fits if row["law"] == laws.BEST])
 
     def csv(self, found: Comparison) -> dict[str, dict[str, Any]]:
         """What each rung is, and the constants of what was fitted to its series."""
@@ -50,20 +67,6 @@ class ToldOfLadder(Told):
                 name = f"scaling.{fit['of']}.{fit['law']}.{fit['name']}{end}"
                 columns.setdefault(name, {}).update(dict.fromkeys(mine, fit[kind]))
         return columns
-
-
-def scaling_blocks(comparison: Comparison) -> Iterator[Block]:
-    """The tables of a ladder; none without one."""
-    if not len(comparison.rungs):
-        return
-    yield _rungs(comparison)
-    fits = [row for row in records(comparison.scaling) if row["name"]]
-    if lines := [row for row in fits if row["law"] in (laws.OVER_N, laws.OVER_C, laws.GAIN)]:
-        yield _lines(lines)
-    if surface := [row for row in fits if row["law"] == laws.SURFACE]:
-        yield _surface(surface)
-    if best := [row for row in fits if row["law"] == laws.ISOFLOP]:
-        yield _isoflop(best, [row for row in fits if row["law"] == laws.BEST])
 
 
 def _rungs(comparison: Comparison) -> Block:

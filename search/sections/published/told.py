@@ -44,19 +44,13 @@ class ToldOfPublished(Told):
         }
 
     def blocks(self, found: Comparison) -> Iterable[Block]:
-        return published_blocks(found)
-
-
-def published_blocks(comparison: Comparison) -> list[Block]:
-    """The published table beside ours, how far the orders agree, what our data say of the claims; none without one."""
-    if not len(comparison.published):
-        return []
-    blocks = [_beside(comparison)]
-    if comparison.agreement:
-        blocks.append(_agreement(comparison))
-    if len(comparison.claims):
-        blocks.append(_claims(comparison))
-    return blocks
+        """The published table beside ours, how far the orders agree, what our data say of the claims."""
+        if len(found.published):
+            yield _beside(found)
+            if found.agreement:
+                yield _agreement(found)
+            if len(found.claims):
+                yield _claims(found)
 
 
 def _beside(comparison: Comparison) -> Block:

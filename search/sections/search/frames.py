@@ -156,25 +156,6 @@ def points_of(goals: Sequence[str], known: pd.DataFrame) -> list[list[float]]:
     return [[value for value in told(goals, row) if value is not None] for row in seen]
 
 
-def search_notes(summary: Summary) -> list[str]:
-    """What a reader of a search must know besides its trials."""
-    if not summary:
-        return []
-    notes = []
-    if count := summary["infeasible"]:
-        why = ", ".join(f"{name} {times}" for name, times in summary["broken"].items())
-        those = "proposals break a constraint and were" if count > 1 else "proposal breaks a constraint and was"
-        notes.append(f"search: {count} {those} not trained ({why})")
-    if count := summary["senseless"]:
-        notes.append(f"search: {count} proposal{'s make' if count > 1 else ' makes'} no sense, and counts as a trial")
-    drawn = summary["trials"] + summary["senseless"]
-    if summary["proposals"] >= summary["most"] and drawn < summary["asked"]:
-        notes.append(
-            f"search: {drawn} of {summary['asked']} trials: of {summary['most']} proposals no more were feasible"
-        )
-    return notes
-
-
 def rivals_of(store: Store, record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The records of the other studies of the store that search the same space from the same model, with the same
     recipe, for the same goals under the same constraints; [] for a study that searches nothing."""

@@ -12,7 +12,7 @@ from archlab.search.formatting.tables import Block, Cell, Column, Row, column_of
 from archlab.search.formatting.words import terse
 from archlab.search.results.comparison import Comparison
 from archlab.search.results.told import Record, Rows, Seen, Told
-from archlab.search.sections.search.frames import rivals_frame, rivals_of, search_frame, search_notes, search_summary
+from archlab.search.sections.search.frames import rivals_frame, rivals_of, search_frame, search_summary
 
 if TYPE_CHECKING:
     from archlab.search.store.store import Store
@@ -40,7 +40,18 @@ class ToldOfSearch(Told):
         return {"search": searches[0][1], "searched": summary, "rivals": rivals_frame(searches)}
 
     def notes(self, found: Comparison) -> Iterable[str]:
-        return search_notes(found.searched)
+        """What a reader of a search must know besides its trials."""
+        if not (summary := found.searched):
+            return
+        if count := summary["infeasible"]:
+            why = ", ".join(f"{name} {times}" for name, times in summary["broken"].items())
+            those = "proposals break a constraint and were" if count > 1 else "proposal breaks a constraint and was"
+            yield f"search: {count} {those} not trained ({why})"
+        if count := summary["senseless"]:
+            yield f"search: {count} proposal{'s make' if count > 1 else ' makes'} no sense, and counts as a trial"
+        drawn, most = summary["trials"] + summary["senseless"], summary["most"]
+        if summary["proposals"] >= most and drawn < summary["asked"]:
+            yield f"search: {drawn} of {summary['asked']} trials: of {most} proposals no more were feasible"
 
     def blocks(self, found: Comparison) -> Iterable[Block]:
         if len(found.search):
