@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
@@ -78,9 +78,15 @@ class Screen(Section):
                 probes[variant.name] = builds.variant(asked, None)
             except SpecError as error:
                 wrong.add((_of_screen(study, each) for each in error.problems), variant.name)
-        idle = _idle(self, variants, probes) if len(probes) == len(variants) else ()
-        if problems := [*wrong.problems(), *idle]:
+        if problems := [*wrong.problems()]:
             raise SpecError(problems)
+        keys = {name: probe.trial(0).key for name, probe in probes.items()}
+        if all(keys[variant.name] == variant.trial(0).key for variant in variants):
+            message = "changes nothing: each probe is the variant's own trial"
+            raise SpecError.of("screen.train", message, self.mark("train"))
+        if len(set(keys.values())) == 1:
+            message = "undoes all in which the variants differ: their probes are one trial"
+            raise SpecError.of("screen.train", message, self.mark("train"))
         return Screening({name: replace(probe, name=f"{name} (probe)") for name, probe in probes.items()})
 
     def record(self, planned: Planned) -> dict[str, Any]:
@@ -167,13 +173,3 @@ def _of_screen(study: Question, problem: Problem) -> Problem:
     if problem.path.partition(".")[0] == "train":
         return replace(problem, path=f"screen.{problem.path}", mark=mark)
     return replace(problem, message=f"{problem.message}, as the screen trains it", mark=mark)
-
-
-def _idle(screen: Screen, variants: list[Variant], probes: dict[str, Variant]) -> Iterator[Problem]:
-    """That probes are the trials that they were to spare, or that they are all the same one."""
-    keys = {name: probe.trial(0).key for name, probe in probes.items()}
-    mark = screen.mark("train")
-    if all(keys[variant.name] == variant.trial(0).key for variant in variants):
-        yield Problem("screen.train", "changes nothing: each probe is the variant's own trial", mark)
-    elif len(set(keys.values())) == 1:
-        yield Problem("screen.train", "undoes all in which the variants differ: their probes are one trial", mark)

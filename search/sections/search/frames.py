@@ -19,8 +19,6 @@ if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
 STAGES = 4
 _SAME = ("base", "space", "components", "minimize", "constraints")
 
-Summary = dict[str, Any]
-
 
 def excess(limits: Mapping[str, float], known: Mapping[str, float]) -> dict[str, float]:
     """The logarithm of cost over limit by constraint: above 0 where it is broken, 0.69 at twice the limit."""
@@ -103,7 +101,7 @@ def goals_of(record: Mapping[str, Any]) -> list[str]:
     return list(record.get("search", {}).get("minimize", ["perplexity"]))
 
 
-def search_summary(record: Mapping[str, Any], frame: pd.DataFrame) -> Summary:
+def search_summary(record: Mapping[str, Any], frame: pd.DataFrame) -> dict[str, Any]:
     """What is told beside the frame: the goals, what was refused, the hypervolume of the front, importances.
 
     `hypervolume` is in natural logarithms of the goals, up to `reference`, the worst of each among the complete trials
@@ -117,7 +115,7 @@ def search_summary(record: Mapping[str, Any], frame: pd.DataFrame) -> Summary:
     broken = Counter(
         part.split(" ")[0] for each in refused if each.get("infeasible") for part in each["refused"].split(", ")
     )
-    found: Summary = {
+    found: dict[str, Any] = {
         "sampler": search["sampler"],
         "minimize": goals,
         "constraints": search["constraints"],
