@@ -16,7 +16,7 @@ from archlab.dashboards.panels import Look, left_out, panels
 from archlab.dashboards.parts import asks, block_table, graph, measuring, missing, section
 from archlab.dashboards.words import unlike_baseline
 from archlab.search.comparison.figure_frames import WINDOWS, minus_baseline, probes_frame, smoothed, usual_window
-from archlab.search.sections.evaluate.blocks import numbers_block
+from archlab.search.sections.evaluate.told import numbers_block
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd

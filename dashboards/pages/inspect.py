@@ -17,7 +17,7 @@ from archlab.dashboards.pages.shell import INSPECT, Choice, Chosen, register_tab
 from archlab.dashboards.panels import Look, left_out, panels
 from archlab.dashboards.parts import asks, block_table, graph, measuring, missing, section
 from archlab.search.comparison.figure_frames import minus_baseline, over_rows, uniform_frame
-from archlab.search.sections.evaluate.blocks import numbers_block
+from archlab.search.sections.evaluate.told import numbers_block
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd

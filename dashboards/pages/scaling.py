@@ -14,9 +14,8 @@ from archlab.dashboards.library import Library, Study
 from archlab.dashboards.pages.shell import SCALING, Chosen, register_tab
 from archlab.dashboards.parts import block_table, graph, section
 from archlab.search.formatting.frames import records
-from archlab.search.sections.ladder.blocks import scaling_blocks
-from archlab.search.sections.ladder.curves import scaling_lines, size_of
-from archlab.search.sections.ladder.frames import ALL, GAIN, ISOFLOP, OVER_C, OVER_N, TOLD
+from archlab.search.sections.ladder import frames as laws
+from archlab.search.sections.ladder.told import ToldOfLadder
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd
@@ -42,9 +41,9 @@ def content(study: Study, _: Chosen) -> list[Component]:
     names = list(dict.fromkeys(map(str, found.rungs["series"])))
     base = str(found.rungs["series"][found.rungs["variant"] == found.baseline].iloc[0])
     colours = theme.colours(names, base)
-    size, lines = size_of(ladder), scaling_lines(found.rungs, ladder)
+    size, lines = laws.size_of(ladder), laws.scaling_lines(found.rungs, ladder)
     shown = [_laws(found, lines, size, colours)]
-    gains = found.scaling[(found.scaling["law"] == GAIN) & (found.scaling["name"] == "gain")]
+    gains = found.scaling[(found.scaling["law"] == laws.GAIN) & (found.scaling["name"] == "gain")]
     if len(gains):
         rows = records(gains)
         figure = figures_scaling.gains(rows, found.rungs, colours)
@@ -54,15 +53,15 @@ def content(study: Study, _: Chosen) -> list[Component]:
         gained = graph("gains", figure, 110 + 46 * len(rows))
         shown.append(section("Compute-equivalent gain", gained, html.P(note, className="muted small")))
     minima = _minima(found.scaling)
-    if len(parabolas := lines[lines["law"] == ISOFLOP]):
+    if len(parabolas := lines[lines["law"] == laws.ISOFLOP]):
         shown.append(_isoflops(found, parabolas, minima, size, colours))
     if missing := _unfitted(found):
         shown.append(section("Not fitted", html.Ul([html.Li(each) for each in missing], className="muted")))
-    return [*shown, section("Tables", *(block_table(block) for block in scaling_blocks(found)))]
+    return [*shown, section("Tables", *(block_table(block) for block in ToldOfLadder().blocks(found)))]
 
 
 def _laws(found: Comparison, lines: pd.DataFrame, size: str, colours: dict[str, str]) -> Component:
-    over = {"compute": (OVER_C, "Compute C (FLOPs)"), size: (OVER_N, "Parameters N")}
+    over = {"compute": (laws.OVER_C, "Compute C (FLOPs)"), size: (laws.OVER_N, "Parameters N")}
     drawn = [
         graph(
             f"law-{column}", figures_scaling.laws(found.rungs, lines[lines["law"] == law], column, title, colours), 400
@@ -87,7 +86,7 @@ def _isoflops(
 
 def _minima(fits: pd.DataFrame) -> pd.DataFrame:
     """Rows {series, at, size, low, high, loss} of the fits."""
-    own = fits[(fits["law"] == ISOFLOP) & (fits["name"] != "")]
+    own = fits[(fits["law"] == laws.ISOFLOP) & (fits["name"] != "")]
     sizes = own[own["name"] == "N"].rename(columns={"value": "size"})[["series", "at", "size", "low", "high"]]
     losses = own[own["name"] == "L"].rename(columns={"value": "loss"})[["series", "at", "loss"]]
     return sizes.merge(losses, on=["series", "at"])
@@ -95,6 +94,8 @@ def _minima(fits: pd.DataFrame) -> pd.DataFrame:
 
 def _unfitted(found: Comparison) -> list[str]:
     """What could not be fitted, and why."""
-    rows = found.scaling[(found.scaling["why"] != "") & (found.scaling["of"] == ALL)].to_dict("records")
+    rows = found.scaling[(found.scaling["why"] != "") & (found.scaling["of"] == laws.ALL)].to_dict("records")
     where = [f" at {row['at']:.3g} FLOPs" if math.isfinite(row["at"]) else "" for row in rows]
-    return [f"{row['series']}: {TOLD[row['law']]}{at}, as {row['why']}" for row, at in zip(rows, where, strict=True)]
+    return [
+        f"{row['series']}: {laws.TOLD[row['law']]}{at}, as {row['why']}" for row, at in zip(rows, where, strict=True)
+    ]

@@ -20,7 +20,7 @@ from archlab.search.formatting.filters import BadFilter, Filter, parse_filter
 from archlab.search.formatting.frames import records
 from archlab.search.formatting.tables import Block, Cell, Column, number, printable, short_count
 from archlab.search.formatting.words import shortest, terse
-from archlab.search.sections.search.blocks import importances_block, rivals_block, trials_block
+from archlab.search.sections.search.told import importances_block, rivals_block, trials_block
 from archlab.search.store.store import StoreError
 
 if TYPE_CHECKING:  # which a server starts without

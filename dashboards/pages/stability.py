@@ -19,8 +19,8 @@ from archlab.dashboards.parts import asks, block_table, graph, measuring, missin
 from archlab.dashboards.view import METRICS, SMOOTHING, TRIALS, X_AXES, View
 from archlab.search.formatting.tables import DASH, Block, Cell, Column, number, printable
 from archlab.search.sections.design.frames import levels_of, told
-from archlab.search.sections.evaluate.blocks import numbers_block
-from archlab.search.sections.tune.blocks import tuning_block
+from archlab.search.sections.evaluate.told import numbers_block
+from archlab.search.sections.tune.told import tuning_block
 
 if TYPE_CHECKING:  # which a server starts without
     from archlab.search.results.comparison import Comparison

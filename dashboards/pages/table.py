@@ -22,7 +22,7 @@ from archlab.search.formatting.filters import BadFilter
 from archlab.search.formatting.tables import Block
 from archlab.search.reporting.main_table import column_names, main_block, table_page, trial_cells
 from archlab.search.reporting.shape import Shape, read_shape
-from archlab.search.sections.published.blocks import published_blocks
+from archlab.search.sections.published.told import ToldOfPublished
 from archlab.search.store.store import StoreError
 
 ERROR_NAMES = {"std": "Std. deviation", "se": "Std. error", "interval": "95% interval"}
@@ -242,7 +242,7 @@ def _notes(study: Study, asked: Wanted, block: Block) -> list[Component]:
 def _published(study: Study) -> Component | None:
     """The table of a paper that the study reproduces, apart from ours."""
     assert study.comparison is not None
-    blocks = published_blocks(study.comparison)
+    blocks = [*ToldOfPublished().blocks(study.comparison)]
     return section("Published", *map(block_table, blocks), id="published") if blocks else None
 
 

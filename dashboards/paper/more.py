@@ -14,8 +14,7 @@ from archlab.dashboards import theme
 from archlab.dashboards.library import Study
 from archlab.dashboards.paper.drawing import MUTED, Drawing, Look, count_axis, in_legend, line_plot, log_axis, under
 from archlab.search.results.comparison import Comparison
-from archlab.search.sections.ladder.curves import scaling_lines, size_of
-from archlab.search.sections.ladder.frames import ISOFLOP, OVER_C
+from archlab.search.sections.ladder.frames import ISOFLOP, OVER_C, scaling_lines, size_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,7 +14,7 @@ from archlab.dashboards.paper.pictures import drawings
 from archlab.search.formatting.tables import IDENTITIES, Block, Cell
 from archlab.search.reporting.report import build_page
 from archlab.search.results.comparison import Comparison
-from archlab.search.sections.published.blocks import published_blocks
+from archlab.search.sections.published.told import ToldOfPublished
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """What the page may load: nothing; the browser holds it to that from wherever it is opened."""
@@ -51,7 +51,7 @@ def _tables(found: Comparison) -> Iterator[str]:
     yield "".join(f"<p class=small>{escape(line)}</p>" for line in told.lines)
     if told.notes:
         yield f"<ul class=notes>{''.join(f'<li>{escape(note)}</li>' for note in told.notes)}</ul>"
-    if published := published_blocks(found):
+    if published := [*ToldOfPublished().blocks(found)]:
         shown = "".join(f"<h3>{escape(block.title)}</h3>{_table(block)}" for block in published)
         yield f"<section class=published><h2>Published</h2>{shown}</section>"
     for block in others:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+Row = dict[str, Any]
 DASH = "\N{EN DASH}"
 
 
@@ -95,3 +97,10 @@ def short_count(value: float) -> str:
             scaled = value / size
             return f"{scaled:.{max(0, 2 - int(math.log10(max(scaled, 1)) + 1e-3))}f}{unit}"
     return f"{value:g}"
+
+
+def column_of(
+    rows: Iterable[Row], header: str, show: Callable[[Row], str], align: str = "r", keep: int = 0, room: int = 40
+) -> Column:
+    """A column with a cell for each of the rows, as `show` says it."""
+    return Column(header, [Cell(printable(show(row))) for row in rows], align, keep, room)

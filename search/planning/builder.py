@@ -26,7 +26,7 @@ from archlab.search.recipe.optimizers import unmatched
 from archlab.search.recipe.recipe import Recipe
 from archlab.search.recipe.stage_plans import plan_stages
 from archlab.search.recipe.stages import prompts
-from archlab.search.sections.match.matcher import Matcher
+from archlab.search.sections.match.spec import Matcher
 from archlab.search.study.changes import changed_recipe, value_at
 from archlab.search.study.study import Study
 from archlab.search.training.parallel.rules import refuse

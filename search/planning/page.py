@@ -26,8 +26,8 @@ from archlab.search.planning.plan import Plan
 from archlab.search.planning.resolution import Resolution, resolution
 from archlab.search.recipe.initial_weights import start_lines
 from archlab.search.recipe.stage_plans import stage_lines
-from archlab.search.sections.budget.spec import Spent, limits_of, spent_of, standing
-from archlab.search.sections.evaluate.to_measure import to_measure
+from archlab.search.sections.budget.spec import Spent, spent_of, standing
+from archlab.search.sections.evaluate.wanted import to_measure
 from archlab.search.store.store import Store
 from archlab.search.variants.variant import Variant
 
@@ -118,7 +118,7 @@ def print_plan(planned: Plan, root: Path, slots: int | None = None) -> None:
         console.print(Text(line))
     for line in known.edits:
         console.print(Text(f"edited: {line}"))
-    if budget := standing(limits_of(planned.study.budget), known.spent):
+    if budget := standing(planned.study.budget, known.spent):
         console.print(Text(budget))
     console.print("nothing was trained")
 

@@ -16,7 +16,7 @@ from archlab.search.planning.builder import Builder
 from archlab.search.planning.tuning_noise import tuning_noise
 from archlab.search.planning.variant_set import variant_set
 from archlab.search.results.selection import group, is_over
-from archlab.search.sections.ladder.coordinates import Coordinates
+from archlab.search.sections.ladder.width_transfer import Coordinates
 from archlab.search.sections.seeds.decide import wanted_seeds
 from archlab.search.sections.seeds.spec import most, sequential_record
 from archlab.search.sections.tune.rows import Tuner, tuner_of

@@ -12,9 +12,8 @@ from archlab.search.planning.auto_settings import AUTO, Settled, kept_in, settle
 from archlab.search.planning.builder import Builder
 from archlab.search.planning.unused import idle_problems
 from archlab.search.sections.design.spec import ALL
-from archlab.search.sections.ladder.coordinates import Coordinates
 from archlab.search.sections.ladder.rungs import climbed
-from archlab.search.sections.ladder.width_transfer import transfer_rungs
+from archlab.search.sections.ladder.width_transfer import Coordinates, transfer_rungs
 from archlab.search.study.asked import asked_variants
 from archlab.search.study.study import Study
 from archlab.search.utils.canonical import canonical_json

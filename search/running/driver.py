@@ -28,7 +28,7 @@ from archlab.search.running.recovery import settle, take_over
 from archlab.search.running.retries import Breaker, Retries
 from archlab.search.running.shipping import Shipper, Shipping
 from archlab.search.running.stop_and_retry import forget_request, stop_requests
-from archlab.search.sections.budget.spec import Account, Limits, attempt_spent, spent_of
+from archlab.search.sections.budget.spec import Account, Budget, attempt_spent, spent_of
 from archlab.search.store.lock import StudyLock
 from archlab.search.store.store import StaleAttempt, Store, StoreFull
 from archlab.search.trial.kept_weights import Keep, tell
@@ -52,7 +52,7 @@ def drive(
     *,
     shipper: Shipper | None = None,
     on_event: OnEvent | None = None,
-    limits: Limits | None = None,
+    limits: Budget | None = None,
     tokens_of: TokensOf | None = None,
     should_prune: ShouldPrune | None = None,
     lock: StudyLock | None = None,
@@ -72,7 +72,7 @@ def drive(
     with ExitStack() as stack:
         if lock is None or not lock.held:
             lock = stack.enter_context(StudyLock(store.root, study))
-        planner, account = Planner(store, study, next_rows, should_prune is not None), Account(limits or Limits())
+        planner, account = Planner(store, study, next_rows, should_prune is not None), Account(limits or Budget())
         trackers = Shipping(shipper)
         driver = _Driver(store, study, planner, executor, trackers, on_event, should_prune, hang_s, account, tokens_of)
         driver.keep, driver.holds = (keep or Keep()).record(), lock.check

@@ -22,8 +22,7 @@ from archlab.search.running import smoke as smoking
 from archlab.search.running.driver import drive
 from archlab.search.running.ending import Summary
 from archlab.search.running.measure import measure_study
-from archlab.search.sections.budget.spec import limits_of
-from archlab.search.sections.prune.decide import pruning
+from archlab.search.sections.prune.decide import Pruning
 from archlab.search.sections.seeds.noise import remember_noise
 from archlab.search.store import plugins as plugin_files
 from archlab.search.store.in_use import in_use
@@ -148,9 +147,9 @@ def _drive(
         workers,
         shipper=shipper(store.root, study.study) if track else None,
         on_event=lambda event: None if event["event"] == "summary" else tell(event),  # that comes when it is measured
-        limits=limits_of(study.budget),
+        limits=study.budget,
         tokens_of=tokens_left(store) if study.budget.tokens else None,
-        should_prune=pruning(study.prune, study.study, store) if study.prune else None,
+        should_prune=Pruning(study.prune, study.study, store) if study.prune else None,
         lock=lock,
         keep=study.keep,
     )

@@ -23,8 +23,7 @@ def told_of(record: dict[str, Any]) -> list[Told]:
     for name, is_folder in files().items():
         if is_folder or record.get(name):
             import_module(f"{sections.__name__}.{name}{'.told' if is_folder else ''}")
-    places = {name: place for place, name in enumerate(_ORDER)}
-    return sorted(Told.known.values(), key=lambda told: places.get(told.key, len(places)))
+    return sorted(Told.known.values(), key=lambda told: [*_ORDER, told.key].index(told.key))
 
 
 @cache

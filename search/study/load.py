@@ -10,11 +10,9 @@ from typing import Any
 from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.arch_dsl.language.parse import INVALID, parse_value
 from archlab.arch_dsl.language.source import Node, read
-from archlab.search.sections.design.ablate import with_base
-from archlab.search.sections.design.written_out import written_out
+from archlab.search.sections.design.written_out import with_base, written_out
 from archlab.search.sections.ladder.rungs import written_sizes
-from archlab.search.sections.ladder.spec import filled
-from archlab.search.sections.ladder.spec import given as given_to_recipe
+from archlab.search.sections.ladder.spec import below, filled
 from archlab.search.sections.ladder.spec import problems_of as ladder_problems
 from archlab.search.store.plugins import load_listed
 from archlab.search.study.checks import problems_in
@@ -66,7 +64,7 @@ def parse_study(node: Node) -> Study:
     if problems := [
         *problems,
         *problems_in(study),
-        *ladder_problems(study.ladder, study, given_to_recipe(node)),
+        *ladder_problems(study.ladder, study, {*below(node, "train")}),
         *study.train.problems("train"),
     ]:
         raise SpecError([*problems, *_model_mistakes(node, problems)])

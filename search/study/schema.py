@@ -17,7 +17,7 @@ from archlab.search.data.tokenizers.family import Tokenizer
 from archlab.search.evaluation.measures import ALL, Measure, Measures
 from archlab.search.recipe.initial_weights import Start
 from archlab.search.recipe.recipe import Recipe
-from archlab.search.sections.design.ablate import KEYS, Ablate
+from archlab.search.sections.design.written_out import KEYS, Ablate
 from archlab.search.sections.ladder.spec import PARAMETERS, Along, Ends, Lengths
 from archlab.search.sections.search.axes import KINDS, Components
 from archlab.search.sections.search.space import Space

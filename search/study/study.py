@@ -13,8 +13,8 @@ from archlab.search.evaluation.measures import Measures, Perplexity
 from archlab.search.executors.resources import Resources
 from archlab.search.recipe.recipe import Recipe
 from archlab.search.sections.budget.spec import Budget
-from archlab.search.sections.design.ablate import Ablate
 from archlab.search.sections.design.spec import Design
+from archlab.search.sections.design.written_out import Ablate
 from archlab.search.sections.ladder.spec import Ladder
 from archlab.search.sections.match.spec import Match
 from archlab.search.sections.prune.spec import Pruner

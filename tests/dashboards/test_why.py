@@ -33,7 +33,6 @@ from archlab.search.comparison.figure_frames import (
 from archlab.search.formatting.filters import parse_filter
 from archlab.search.formatting.tables import DASH, with_error
 from archlab.search.reporting.report import report
-from archlab.search.sections.design.blocks import effect_blocks
 from archlab.search.sections.design.frames import (
     all_effects,
     always_with,
@@ -43,7 +42,8 @@ from archlab.search.sections.design.frames import (
     paired,
     pairs_frame,
 )
-from archlab.search.sections.ladder.curves import scaling_lines
+from archlab.search.sections.design.told import ToldOfDesign
+from archlab.search.sections.ladder.frames import scaling_lines
 from archlab.search.statistics import power_laws as scaling
 from archlab.search.store.findings import ask, keep_finding
 from archlab.search.store.store import Store
@@ -215,8 +215,8 @@ def test_of_a_fraction_effects_are_contrasts_over_all_of_its_variants(told, comp
         assert rows.loc[name, "high"] - rows.loc[name, "mean"] == pytest.approx(wide)
     assert "gate" not in [*all_effects(half[1:], found)["factor"]], "a run is missing: nothing is orthogonal"
     said = "of a component that is never alone"
-    (block,) = effect_blocks(retold(found, effects=rows.reset_index()))
-    (alone,) = effect_blocks(found)
+    (block,) = ToldOfDesign().blocks(retold(found, effects=rows.reset_index()))
+    (alone,) = ToldOfDesign().blocks(found)
     assert said in block.legend and said not in alone.legend
 
 
@@ -240,7 +240,7 @@ def test_effects_have_no_interval_where_the_table_has_none_or_looked_at_the_seed
         seen = replace(found, noise=found.noise | other)
         rows = all_effects(record["variants"], seen)
         assert rows["mean"].notna().all() and rows[["low", "high"]].isna().all(axis=None)
-    (block,) = effect_blocks(retold(seen, effects=rows))
+    (block,) = ToldOfDesign().blocks(retold(seen, effects=rows))
     assert "no intervals, as seeds were added until differences were resolved" in block.legend
     (intervals,) = (column.cells for column in block.columns if column.header == "95% interval")
     assert {cell.text for cell in intervals} == {DASH}

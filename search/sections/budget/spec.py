@@ -28,16 +28,6 @@ class Budget(Spec):
     tokens: Count | None = None
     gpu_hours: Positive | None = None
 
-
-@dataclass(frozen=True)
-class Limits:
-    """What may be spent; None: as much as it takes."""
-
-    wall_s: float | None = None
-    trials: int | None = None
-    tokens: int | None = None
-    gpu_hours: float | None = None
-
     @property
     def of_life(self) -> bool:
         """Whether anything is limited over all runs of the study."""
@@ -56,11 +46,6 @@ class Spent(NamedTuple):
         return f"{trials}, {self.tokens:,} tokens, {self.gpu_s / 3600:.2f} GPU hours"
 
 
-def limits_of(budget: Budget) -> Limits:
-    """What a study's budget says."""
-    return Limits(budget.wall.seconds if budget.wall else None, budget.trials, budget.tokens, budget.gpu_hours)
-
-
 def spent_of(store: Store, study: str) -> Spent:
     """What all runs of a study have spent so far, but for what runs now. A trial that another study trained is free."""
     trials, tokens, gpu_s = set(), 0, 0.0
@@ -73,15 +58,15 @@ def spent_of(store: Store, study: str) -> Spent:
     return Spent(frozenset(trials), tokens, gpu_s)
 
 
-def standing(limits: Limits, spent: Spent) -> str:
+def standing(budget: Budget, spent: Spent) -> str:
     """What is limited and how much of it is spent, in a line; "" without limits."""
     of = [
-        f"{len(spent.trials):,} of {limits.trials:,} trials" if limits.trials is not None else "",
-        f"{spent.tokens:,} of {limits.tokens:,} tokens" if limits.tokens is not None else "",
-        f"{spent.gpu_s / 3600:.2f} of {limits.gpu_hours:g} GPU hours" if limits.gpu_hours is not None else "",
+        f"{len(spent.trials):,} of {budget.trials:,} trials" if budget.trials is not None else "",
+        f"{spent.tokens:,} of {budget.tokens:,} tokens" if budget.tokens is not None else "",
+        f"{spent.gpu_s / 3600:.2f} of {budget.gpu_hours:g} GPU hours" if budget.gpu_hours is not None else "",
     ]
-    told = [", ".join(filter(None, of)) + " are spent"] if limits.of_life else []
-    told += [f"{limits.wall_s:.0f} s for each run"] if limits.wall_s is not None else []
+    told = [", ".join(filter(None, of)) + " are spent"] if any(of) else []
+    told += [f"{budget.wall.seconds:.0f} s for each run"] if budget.wall else []
     return f"budget: {'; '.join(told)}" if told else ""
 
 
@@ -106,7 +91,7 @@ def attempt_spent(folder: Path, attempt: int, gpus: float, seconds: float | None
 class Account:
     """The budget of one run: what was spent before, what ended meanwhile, what running trials will take."""
 
-    limits: Limits
+    limits: Budget
     spent: Spent = field(default_factory=Spent)
     gpus: float = 0.0  # of one trial
     reserved: dict[str, int] = field(default_factory=dict)  # tokens that running trials may still take
@@ -136,8 +121,8 @@ class Account:
     def over(self, running_s: Iterable[float]) -> str | None:
         """Why the run ends, if its time or that of the GPUs is spent; each trial has run for so many seconds."""
         limits = self.limits
-        if limits.wall_s is not None and time.monotonic() - self.started > limits.wall_s:
-            return self.told(f"{limits.wall_s:.0f} s for one run")
+        if limits.wall and time.monotonic() - self.started > limits.wall.seconds:
+            return self.told(f"{limits.wall.seconds:.0f} s for one run")
         gpu_s = self.spent.gpu_s + self.gpus * sum(running_s)
         if limits.gpu_hours is not None and gpu_s >= limits.gpu_hours * 3600:
             return self.told(f"{limits.gpu_hours:g} GPU hours")

@@ -131,11 +131,7 @@ def aliases(made: Fraction, names: Sequence[str], order: int = 2) -> list[list[s
         for effect in itertools.combinations(range(len(names)), size):
             classes.setdefault(reduce(xor, (made.vectors[index] for index in effect)), []).append(effect)
     return [
-        [_spelt(effect, names, opposite=(len(effect) - len(effects[0])) % 2 == 1) for effect in effects]
+        [("−" if (len(e) - len(effects[0])) % 2 else "") + " × ".join(names[i] for i in e) for e in effects]
         for effects in classes.values()
         if len(effects) > 1
     ]
-
-
-def _spelt(effect: tuple[int, ...], names: Sequence[str], opposite: bool) -> str:
-    return ("−" if opposite else "") + " × ".join(names[index] for index in effect)

@@ -26,6 +26,7 @@ NAN = math.nan
 WITH, WITHOUT = "with", "without"
 RUNG, ROW = "rung", "row"
 Variants = Sequence[Mapping[str, Any]]
+Cell = tuple[tuple[str, str], ...]  # the levels of some factors
 Losses = dict[str, dict[int, float]]
 _COLUMN = {"nats/token": "test_loss", "bits/byte": "test_bits_per_byte"}
 
@@ -55,7 +56,7 @@ def paired(variants: Variants) -> list[str]:
     """The factors that have pairs: in which some variant at another level differs from one at the first level alone."""
     levels, found = levels_of(variants).values(), []
     for name, (first, *_) in factors(variants).items():
-        cells: dict[tuple[tuple[str, str], ...], set[str]] = {}
+        cells: dict[Cell, set[str]] = {}
         for own in levels:
             if name in own:
                 cells.setdefault(_without(own, (name,)), set()).add(own[name])
@@ -159,7 +160,7 @@ def _main_effects(variants: Variants, comparison: Comparison) -> Iterator[dict[s
     if with_pairs.issuperset(names) or all(ROW in levels for levels in own.values()):
         return
     asked = {variant["name"]: [_asked(variant, ""), variant.get("batches")] for variant in variants}
-    cells: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    cells: dict[Cell, list[str]] = {}
     for name, levels in own.items():
         if ROW not in levels:
             cells.setdefault(_without(levels, names), []).append(name)
@@ -195,31 +196,25 @@ def interactions_frame(variants: Variants, comparison: Comparison) -> pd.DataFra
     two = {name: own for name, own in factors(variants).items() if len(own) == 2}
     rows = []
     for a, b in itertools.combinations(two, 2):
-        cells: dict[tuple[tuple[str, str], ...], dict[tuple[str, str], str]] = {}
+        cells: dict[Cell, dict[tuple[str, str], str]] = {}
         for name, own in levels.items():
             if a in own and b in own:
                 cells.setdefault(_without(own, (a, b)), {})[own[a], own[b]] = name
         whole = [cell for cell in cells.values() if len(cell) == 4 and _alike(asked[name] for name in cell.values())]
-        crossed = [_crossed([cell[x, y] for x in two[a] for y in two[b]], losses) for cell in whole]
-        found = [each for each in crossed if each is not None]
-        if found:
-            variance = sum(4 / count for _, count in found) / len(found) ** 2
-            mean = float(np.mean([value for value, _ in found]))
-            half = _half_width(variance, comparison.noise)
-            rows.append({"one": a, "other": b, "value": mean, "half": half, "cells": len(found)})
+        values, counts = [], []
+        for cell in whole:
+            four = [losses.get(cell[x, y], {}) for x in two[a] for y in two[b]]
+            if seeds := set.intersection(*map(set, four)):
+                neither, second, first, both = (float(np.mean([own[seed] for seed in seeds])) for own in four)
+                values.append(both - second - first + neither)
+                counts.append(len(seeds))
+        if values:
+            half = _half_width(sum(4 / count for count in counts) / len(values) ** 2, comparison.noise)
+            rows.append({"one": a, "other": b, "value": float(np.mean(values)), "half": half, "cells": len(values)})
     return pd.DataFrame(rows, columns=["one", "other", "value", "half", "cells"])
 
 
-def _crossed(names: Sequence[str], losses: Losses) -> tuple[float, int] | None:
-    """The interaction of four variants, in the order 0, b, a, ab, and of how many seeds; None without one."""
-    seeds = set.intersection(*({*losses.get(name, {})} for name in names))
-    if not seeds:
-        return None
-    neither, b, a, both = (float(np.mean([losses[name][seed] for seed in seeds])) for name in names)
-    return both - b - a + neither, len(seeds)
-
-
-def told(cell: Iterable[tuple[str, str]]) -> str:
+def told(cell: Cell) -> str:
     """The levels of a cell for people: components that are there by name."""
     parts = [name if level == WITH else level_name(name, level) for name, level in cell if level != WITHOUT]
     return " + ".join(parts)
@@ -238,7 +233,7 @@ def levels_of(variants: Variants) -> dict[str, dict[str, str]]:
     }
 
 
-def _without(levels: Mapping[str, str], names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+def _without(levels: Mapping[str, str], names: Sequence[str]) -> Cell:
     return tuple((name, level) for name, level in levels.items() if name not in names)
 
 

@@ -33,7 +33,7 @@ class Design(Section, Family):
 
     def size(self, count: int) -> int:
         """How many variants this many components make."""
-        raise TypeError(f"{type(self).__name__} has no size")
+        return len(set(self.table(count)))
 
     def table(self, count: int) -> list[Levels]:
         """The rows: which of the components a variant has."""
@@ -46,7 +46,7 @@ class Design(Section, Family):
 
     def name(self, row: Levels, names: Sequence[str]) -> str:
         """`a + b`; `all − c` if that is too long; `++−` if that is too."""
-        return _shortest_name(_sum(row, names), _difference(row, names), row)
+        return _shortest(_sum(row, names), _difference(row, names), row)
 
     def complaint(self, count: int) -> str | None:
         """What makes no sense with this many components, or None."""
@@ -78,11 +78,9 @@ def _difference(row: Levels, names: Sequence[str]) -> str:
     return " − ".join([ALL, *(name for name, on in zip(names, row, strict=True) if not on)])
 
 
-def _shortest_name(first: str, second: str, row: Levels) -> str:
-    for name in (first, second):
-        if len(name) <= _LONGEST:
-            return name
-    return "".join("+" if on else "−" for on in row)
+def _shortest(first: str, second: str, row: Levels) -> str:
+    """The first that is short enough for a name."""
+    return next((n for n in (first, second) if len(n) <= _LONGEST), "".join("+" if on else "−" for on in row))
 
 
 def _one(count: int, index: int, on: bool = True) -> Levels:
@@ -154,22 +152,16 @@ class LeaveOneOut(Design):
 
     baseline: ClassVar[str] = ALL
 
-    def size(self, count: int) -> int:
-        return count + 1
-
     def table(self, count: int) -> list[Levels]:
         return [(True,) * count, *(_one(count, index, on=False) for index in range(count))]
 
     def name(self, row: Levels, names: Sequence[str]) -> str:
-        return _shortest_name(_difference(row, names), _sum(row, names), row)
+        return _shortest(_difference(row, names), _sum(row, names), row)
 
 
 @Design.register("add_one_in")
 class AddOneIn(Design):
     """None of the components, and each alone: k + 1 variants."""
-
-    def size(self, count: int) -> int:
-        return count + 1
 
     def table(self, count: int) -> list[Levels]:
         return [(False,) * count, *(_one(count, index) for index in range(count))]
@@ -181,9 +173,6 @@ class BothEnds(Design):
 
     2k + 2 variants. What is left out of `all` is compared with `all`, everything else with `baseline`.
     """
-
-    def size(self, count: int) -> int:
-        return 2 * count + 2 if count > 2 else int(2**count)
 
     def table(self, count: int) -> list[Levels]:
         return [*AddOneIn().table(count), *LeaveOneOut().table(count)]
@@ -197,9 +186,6 @@ class BothEnds(Design):
 @Design.register("chain")
 class Chain(Design):
     """The components added one after another, in the order given: k + 1 variants."""
-
-    def size(self, count: int) -> int:
-        return count + 1
 
     def table(self, count: int) -> list[Levels]:
         return [tuple(position < length for position in range(count)) for length in range(count + 1)]

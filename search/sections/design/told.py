@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
-from archlab.search.formatting.tables import Block
+from archlab.search.formatting.frames import records
+from archlab.search.formatting.tables import Block, column_of, interval, number
 from archlab.search.results.comparison import Comparison
 from archlab.search.results.told import Seen, Told
-from archlab.search.sections.design.blocks import effect_blocks
-from archlab.search.sections.design.frames import all_effects
+from archlab.search.sections.design.frames import all_effects, level_name
+
+LEGEND = (
+    "means over the cells in which all else is equal, with 95% intervals by the table's noise, not corrected for how "
+    "many effects are looked at; pairs: of a cell's variants and a seed"
+)
+
+FRACTION = (
+    "of a component that is never alone: all that have it less all that lack it, mixed up with what the notes say"
+)
 
 
 class ToldOfDesign(Told):
@@ -24,4 +34,20 @@ class ToldOfDesign(Told):
         return {"effects": all_effects(seen.record["variants"], seen.found)}
 
     def blocks(self, found: Comparison) -> Iterable[Block]:
-        return effect_blocks(found)
+        """The effect of every level against the first one of its factor; nothing where no factor is varied twice."""
+        rows, noise = records(found.effects), found.noise
+        if not rows:
+            return
+        column = partial(column_of, rows)
+        columns = [
+            column("effect", lambda row: level_name(row["factor"], row["level"]), "l"),
+            column("against", lambda row: level_name(row["factor"], row["against"]), "l"),
+            column(f"Δ {noise['unit']}", lambda row: number(row["mean"], "+.4f")),
+            column("95% interval", lambda row: interval(row["low"], row["high"])),
+            column("cells", lambda row: str(row["cells"])),
+            column("pairs", lambda row: str(row["pairs"])),
+        ]
+        legend = LEGEND if all(row["paired"] for row in rows) else f"{LEGEND}; {FRACTION}"
+        if noise["always_valid"]:
+            legend += "; no intervals, as seeds were added until differences were resolved"
+        yield Block("Effects over all else that varies", columns, legend)

@@ -1,15 +1,15 @@
-"""What of `evaluate:` a finished trial lacks."""
+"""What of `evaluate:` a finished trial lacks, and what a plan says of it: what is missing, what is lost, the disk."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from archlab.search.evaluation.measures import About, Measure
+from archlab.search.evaluation.measures import About, Measure, Measures
 from archlab.search.sections.rooms import select
 from archlab.search.store.findings import measured
 from archlab.search.store.store import Store
@@ -17,6 +17,10 @@ from archlab.search.trial import checkpoint
 from archlab.search.trial.trial import Trial
 from archlab.search.utils.canonical import canonical_json
 
+if TYPE_CHECKING:
+    from archlab.search.variants.asks import Planned
+
+_FLOAT32 = 4  # bytes; weights are kept so under bf16 too
 _NAMED = 5  # trials that a sentence names
 
 
@@ -65,7 +69,8 @@ def wanted(
     known, ended = measured(store, keys), store.known(keys)
     for row in rows:
         trial = Trial.from_json(store.spec(row["key"]))
-        data = last_data(trial)
+        stages = (stage["prepared"] for stage in trial.recipe.get("stages", ()) if stage.get("prepared"))
+        data = [trial.data, *stages][-1]  # what the last stage was tested on
         have = {} if again else known.get(row["key"], {})
         mine = [measure for measure in evaluated if measure.digest(data) not in have]
         if not mine:
@@ -73,20 +78,10 @@ def wanted(
         about = about_of(trial, store.root / "data")
         if mine := [measure for measure in mine if not measure.refusal(about)]:
             step = ended[row["key"]]["result"]["step"]
-            why = None if has_weights(store.trial_folder(row["key"]), step) else "its weights are not kept any more"
+            kept = checkpoint.path_of(store.trial_folder(row["key"]), step).exists()
+            why = None if kept else "its weights are not kept any more"
             found.append(Wanted(row["key"], row["variant"], row["seed"], data, step, tuple(mine), why))
     return found
-
-
-def has_weights(folder: Path, step: int) -> bool:
-    """Whether a trial that finished with `step` still has its final weights."""
-    return checkpoint.path_of(folder, step).exists()
-
-
-def last_data(trial: Trial) -> str:
-    """The identity of the data that a trial was tested on: that of its last stage."""
-    own = [stage["prepared"] for stage in trial.recipe.get("stages", ()) if stage.get("prepared")]
-    return own[-1] if own else trial.data
 
 
 def about_of(trial: Trial, data_root: Path) -> About:
@@ -98,3 +93,50 @@ def about_of(trial: Trial, data_root: Path) -> About:
 def _about(text: str, data_root: Path) -> About:
     model, recipe, data = json.loads(text)
     return About.of(Trial(model, recipe, data, 0), data_root)
+
+
+@dataclass(frozen=True)
+class ToMeasure:
+    """`measures`: those that take the final weights and mean something for a variant. `missing`: how many findings of
+    `trials` finished trials are not known yet. `lost`: the sentence about those whose weights are gone.
+    `weights_bytes`: of all trials together."""
+
+    measures: tuple[str, ...]
+    missing: int
+    trials: int
+    lost: tuple[str, ...]
+    weights_bytes: int
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        if self.measures:
+            yield f"then measured, from the final weights of the trials in the table: {', '.join(self.measures)}"
+        if self.missing:
+            yield (
+                f"{self.missing} of these are missing for {self.trials} finished trial{'s' * (self.trials > 1)}: "
+                "archlab run evaluates them and trains nothing for it"
+            )
+        yield from self.lost
+        if self.weights_bytes:
+            megabytes = f"{self.weights_bytes / 1e6:,.1f} MB"
+            yield f"final weights take about {megabytes} of disk; keep: {{final: false}} keeps none"
+        else:
+            yield "no final weights are kept: nothing more can be measured of a trial once it has ended"
+
+
+def to_measure(evaluate: Measures, planned: Planned, root: Path) -> ToMeasure:
+    """What a plan would measure, given what its store has. Evaluates nothing."""
+    mean = sum(variant.parameters for variant in planned.variants) / len(planned.variants)
+    kept = round(_FLOAT32 * mean * planned.trials) if planned.study.keep.final else 0
+    refused = [] if planned.absent else evaluate.evaluated  # by every variant
+    for variant in planned.variants if refused else ():
+        about = about_of(variant.trial(0), root / "data")
+        refused = [measure for measure in refused if measure.refusal(about)]
+    names = tuple(measure.label for measure in evaluate.evaluated if measure not in refused)
+    if not names or not (root / "store.json").exists():
+        return ToMeasure(names, 0, 0, (), kept)
+    with Store.open(root, create=False) as store:
+        missing = wanted(store, evaluate, standing(planned.record(), planned.known(store)))
+    can = [each for each in missing if each.why is None]
+    findings = sum(len(each.measures) for each in can)
+    return ToMeasure(names, findings, len(can), tuple(without_weights(missing)), kept)

@@ -1,9 +1,10 @@
-"""What a ladder says of scaling, as frames: its rungs, and what was fitted to them or why nothing could be."""
+"""What a ladder says of scaling, as frames: its rungs, what was fitted to them or why nothing could be, its lines."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,10 @@ NAN = math.nan
 ALL = "test"  # the loss of the whole test set; others are those of domains
 MEAN = "mean of domains"
 RUNGS = ["variant", "series", "rung", "parameters", "non_embedding", "tokens", "compute", "loss", "gain"]
+LINES = ["series", "law", "at", "x", "loss", "low", "high"]
 FITS = ["series", "of", "law", "at", "name", "value", "low", "high", "exact", "n", "why"]
+Fit = tuple[str, str, str, float, str, float, float, float, bool, int, str]  # as FITS names its parts
+_POINTS = 41  # of a line
 OVER_N, OVER_C, SURFACE, ISOFLOP, BEST, GAIN = "power_n", "power_c", "surface", "isoflop", "best_size", "gain"
 
 TOLD = {
@@ -81,9 +85,9 @@ def scaling_frames(
     if not ladder:
         return pd.DataFrame(columns=RUNGS), pd.DataFrame(columns=FITS)
     rows = list(_rungs(record, selections, table))
-    found = _series(record, rows, "non_embedding" if ladder["count"] == "non_embedding" else "parameters")
+    found = _series(record, rows, size_of(ladder))
     others = _of_domains(rows, domains)
-    fits: list[dict[str, Any]] = []
+    fits: list[Fit] = []
     verdicts = dict(zip(table["variant"], table["verdict"], strict=True))
     for series in found.values():
         mine = [verdicts[row["variant"]] for row in rows if row["series"] == series.name]
@@ -103,10 +107,7 @@ def _rungs(record: dict[str, Any], selections: list[Selection], table: pd.DataFr
         tokens = float(np.mean([t for t in ran if t] or [variant["tokens"]]))
         yield {
             "variant": variant["name"],
-            "series": variant["series"],
-            "rung": variant["rung"],
-            "parameters": variant["parameters"],
-            "non_embedding": variant["non_embedding"],
+            **{key: variant[key] for key in ("series", "rung", "parameters", "non_embedding")},
             "tokens": tokens,
             "compute": variant["training_flops_per_token"] * tokens,
             "loss": losses[variant["name"]],
@@ -141,7 +142,7 @@ def _of_domains(rows: list[dict[str, Any]], domains: pd.DataFrame) -> dict[str, 
     return found
 
 
-def _fits(series: Series, base: Series | None, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _fits(series: Series, base: Series | None, rows: list[dict[str, Any]]) -> Iterator[Fit]:
     """Everything that is fitted to the test loss; notes each rung's gain in its row."""
     yield from _simple(series, base, ALL, rows)
     law = _Law(series, ALL)
@@ -165,9 +166,7 @@ def _fits(series: Series, base: Series | None, rows: list[dict[str, Any]]) -> It
         yield law.row(BEST, len(best), name="a", value=grown)
 
 
-def _simple(
-    series: Series, base: Series | None, of: str, rows: list[dict[str, Any]] | None = None
-) -> Iterator[dict[str, Any]]:
+def _simple(series: Series, base: Series | None, of: str, rows: list[dict[str, Any]] | None = None) -> Iterator[Fit]:
     """Power laws and the gain, of any loss."""
     law = _Law(series, of)
     edge = series.part(scaling.frontier(series.compute, series.loss)) if series.crossed else series
@@ -200,7 +199,7 @@ class _Law:
     series: Series
     of_loss: str
 
-    def of(self, law: str, fit: Callable[[], dict[str, Estimate]], n: int | None = None) -> Iterator[dict[str, Any]]:
+    def of(self, law: str, fit: Callable[[], dict[str, Estimate]], n: int | None = None) -> Iterator[Fit]:
         """A row per constant, or the reason that there is none."""
         count = len(self.series.rungs) if n is None else n
         try:
@@ -212,28 +211,54 @@ class _Law:
 
     def row(
         self, law: str, n: int, *, at: float = NAN, name: str = "", value: Estimate | None = None, why: str = ""
-    ) -> dict[str, Any]:
-        low, high = (value.low, value.high) if value else (None, None)
-        return {
-            "series": self.series.name,
-            "of": self.of_loss,
-            "law": law,
-            "at": at,
-            "name": name,
-            "value": value.value if value else NAN,
-            "low": NAN if low is None else low,
-            "high": NAN if high is None else high,
-            "exact": bool(value and value.exact),
-            "n": n,
-            "why": why,
-        }
+    ) -> Fit:
+        found = value or Estimate(NAN)
+        low, high = (NAN if end is None else end for end in (found.low, found.high))
+        exact = bool(value and value.exact)
+        return self.series.name, self.of_loss, law, at, name, found.value, low, high, exact, n, why
 
 
-def scaling_notes(rungs: pd.DataFrame, fits: pd.DataFrame) -> list[str]:
-    """What fits leave out, and what could not be fitted, each reason once with the series that it holds for."""
-    lost = [str(row["variant"]) for row in rungs.to_dict("records") if not math.isfinite(row["loss"])]
-    left_out = [f"fits leave out what has no loss: {', '.join(lost)}"] if 0 < len(lost) < len(rungs) else []
-    reasons: dict[tuple[str, str], dict[str, None]] = {}
-    for row in fits[(fits["why"] != "") & (fits["of"] == ALL)].to_dict("records"):
-        reasons.setdefault((row["law"], row["why"]), {})[row["series"]] = None
-    return left_out + [f"{TOLD[law]} of {', '.join(names)}: {why}" for (law, why), names in reasons.items()]
+def scaling_lines(rungs: pd.DataFrame, ladder: dict[str, Any]) -> pd.DataFrame:
+    """A row per point of a line of what scaling_frames fits to the test loss.
+
+    `law` is the power law over compute or over parameters, `x` its compute (FLOPs) or N, over the range of the rungs
+    that it was fitted to, `low` and `high` its 95% t band, NaN where nothing is left over to make one from; or the
+    parabola at the compute `at`, which has no band. `ladder` is that of a study's record.
+    """
+    import pandas as pd
+
+    size = size_of(ladder)
+    rows: list[tuple[Any, ...]] = []
+    for name, own in rungs[np.isfinite(rungs["loss"])].groupby("series", sort=False) if len(rungs) else ():
+        parameters, compute, loss = (np.asarray(own[key], np.float64) for key in (size, "compute", "loss"))
+        edge = scaling.frontier(compute, loss) if ladder["lengths"] > 1 else np.arange(len(own))
+        lines = {OVER_C: (compute[edge], loss[edge])} | ({OVER_N: (parameters, loss)} if ladder["lengths"] == 1 else {})
+        for law, (x, y) in lines.items():
+            with suppress(Unidentified):  # the frame of the fits says why
+                rows += [(name, law, NAN, *point) for point in _band(x, y)]
+        for places in scaling.isoflops(parameters, compute):
+            at = float(np.exp(np.log(compute[places]).mean()))
+            with suppress(Unidentified):
+                rows += [(name, ISOFLOP, at, *point) for point in _parabola(parameters[places], loss[places])]
+    return pd.DataFrame(rows, columns=LINES)
+
+
+def size_of(ladder: dict[str, Any]) -> str:
+    """The column of the rungs that N is."""
+    return "non_embedding" if ladder["count"] == "non_embedding" else "parameters"
+
+
+def _band(x: Floats, loss: Floats) -> Iterator[tuple[float, float, float, float]]:
+    at = np.geomspace(x.min(), x.max(), _POINTS) if len(x) else x
+    for where, found in zip(at, scaling.power_line(x, loss, at), strict=True):
+        low, high = (NAN if end is None else end for end in (found.low, found.high))
+        yield float(where), found.value, low, high
+
+
+def _parabola(parameters: Floats, loss: Floats) -> Iterator[tuple[float, float, float, float]]:
+    if scaling.distinct(parameters) < 3:
+        return
+    fit, centre = scaling.parabola(parameters, loss)
+    for at in np.geomspace(parameters.min(), parameters.max(), _POINTS):
+        z = math.log(at) - centre
+        yield float(at), float(fit.solution @ np.array([1.0, z, z * z])), NAN, NAN

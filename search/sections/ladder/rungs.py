@@ -77,13 +77,8 @@ def rungs_of(ladder: Ladder | None) -> list[Rung | None]:
     if ladder is None:
         return [None]
     rules = ladder.tokens.rules if ladder.tokens else (None,)
-    places = range(len(next(iter(ladder.sizes.values())).nodes))
-    return [Rung(place, _settings(ladder, place), rule) for place in places for rule in rules]
-
-
-def _settings(ladder: Ladder, place: int) -> tuple[Setting, ...]:
-    sizes = ladder.sizes.items()
-    return tuple(Setting(path, along.nodes[place], _LADDER, along.nodes[place].mark) for path, along in sizes)
+    by_path = [[Setting(path, node, _LADDER, node.mark) for node in each.nodes] for path, each in ladder.sizes.items()]
+    return [Rung(place, settings, rule) for place, settings in enumerate(zip(*by_path, strict=False)) for rule in rules]
 
 
 def climbed(ladder: Ladder | None, builds: Builds, asked: list[Asked]) -> list[Asked]:
@@ -114,7 +109,8 @@ def climbed(ladder: Ladder | None, builds: Builds, asked: list[Asked]) -> list[A
         for name, ends in (ladder.train or {}).items():
             share = math.log(parameters / counts[0]) / math.log(counts[-1] / counts[0])
             more.append(_said(f"train.{name}", ends.at(share), mark))
-        label = ", ".join([names[rung.place], *_told(ladder, rung)])
+        several = ladder.tokens is not None and len(ladder.tokens.rules) > 1
+        label = f"{names[rung.place]}, {rung.rule.label}" if rung.rule and several else names[rung.place]
         cell = f"{item.cell}, {label}" if item.cell else label
         whole = replace(rung, settings=(*rung.settings, *more), label=label)
         found.append(replace(item, name=f"{item.base} [{cell}]", cell=cell, rung=whole))
@@ -123,11 +119,6 @@ def climbed(ladder: Ladder | None, builds: Builds, asked: list[Asked]) -> list[A
 
 def _said(path: str, value: float, mark: Mark | None) -> Setting:
     return Setting(path, Node.of(value, mark), _LADDER, mark)
-
-
-def _told(ladder: Ladder, rung: Rung) -> list[str]:
-    """What tells the lengths of one size apart, where there are several."""
-    return [rung.rule.label] if rung.rule and ladder.tokens and len(ladder.tokens.rules) > 1 else []
 
 
 def _sizes(ladder: Ladder, builds: Builds, asked: list[Asked]) -> dict[int, tuple[int, int]]:

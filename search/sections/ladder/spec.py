@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from archlab.arch_dsl.language.errors import Problem
-from archlab.arch_dsl.language.parse import INVALID, parse_value
+from archlab.arch_dsl.language.parse import INVALID, parse_value, refuse
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import Count, Positive
 from archlab.arch_dsl.tree.identity import brief_text
@@ -46,8 +46,7 @@ class Along:
         if isinstance(node.value, list) and node.value:
             return cls(tuple(node.value))
         found = "an empty one" if isinstance(node.value, list) else node.kind
-        problems.append(Problem(path, f"must be a list with a value for every rung, found {found}", node.mark))
-        return INVALID
+        return refuse(problems, path, f"must be a list with a value for every rung, found {found}", node.mark)
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,10 @@ class Lengths:
         before = len(problems)
         rules = [_length(item, path, problems) for item in items]
         if not rules:
-            problems.append(Problem(path, "must name a length, found an empty list", node.mark))
+            refuse(problems, path, "must name a length, found an empty list", node.mark)
         for item, rule in zip(items, rules, strict=True):
             if rule is not None and rules.count(rule) > 1:
-                problems.append(Problem(path, f"holds {brief_text(item.plain())} twice", item.mark))
+                refuse(problems, path, f"holds {brief_text(item.plain())} twice", item.mark)
         return INVALID if len(problems) > before else cls(tuple(rule for rule in rules if rule is not None))
 
 
@@ -165,7 +164,6 @@ class Ladder(Section):
             yield f"muP of {name}: over the widths {widths} coordinates grow {told}"
 
     def record(self, planned: Planned) -> dict[str, Any]:
-        """What the record of a study keeps."""
         lengths = len(self.tokens.rules) if self.tokens else 1
         return {"count": self.count, "lengths": lengths, "transfer": self.transfer}
 
@@ -184,21 +182,12 @@ def filled(node: Node) -> Node:
     more = {"tokens": Node.of(10**15)} if "tokens" in ladder else {}
     more |= {"lr": Node.of(1)} if "lr" in below(node, "ladder", "train") else {}
     sizes = below(node, "ladder", "sizes")
-    more |= {name: first for name in ("tokens", "lr") for first in _first(sizes.get(f"train.{name}"))}
+    lists = {name: each.value for name in ("tokens", "lr") if (each := sizes.get(f"train.{name}"))}
+    more |= {name: nodes[0] for name, nodes in lists.items() if isinstance(nodes, list) and nodes}
     assert isinstance(node.value, dict)
     old = node.value["train"]
     whole = Node({**more, **train}, old.mark, old.key_marks)
     return Node({**node.value, "train": whole}, node.mark, node.key_marks)
-
-
-def _first(node: Node | None) -> list[Node]:
-    """The first of a list of values; none of anything else."""
-    return node.value[:1] if node is not None and isinstance(node.value, list) else []
-
-
-def given(node: Node) -> set[str]:
-    """The keys that the recipe of a study's node has."""
-    return {*below(node, "train")}
 
 
 def below(node: Node, *steps: str) -> dict[str, Node]:

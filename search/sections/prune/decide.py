@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,13 @@ from archlab.search.utils.canonical import canonical_json
 SEED_SD = "seed_sd"  # the study's decisions of this name: the noise that paired pruning goes by
 
 
-def pruning(pruner: Pruner, study: str, store: Store) -> Callable[[str, int, list[tuple[int, float]]], bool]:
+class Pruning:
     """Compares a trial's validation losses with those of the study's others of the same data and recipe but the rate.
 
     Each validation is judged once, the ones of earlier attempts by earlier runs; under a paired pruner every one that
-    the baseline's trial allows to judge, as these judgements do not depend on when they are made.
+    the baseline's trial allows to judge, as these judgements do not depend on when they are made. What is known of
+    trials and their kinds is kept, so that nothing is read twice.
     """
-    return _Pruning(pruner, study, store).should_prune
-
-
-class _Pruning:
-    """What is known of trials and their kinds, so that nothing is read twice."""
 
     def __init__(self, pruner: Pruner, study: str, store: Store) -> None:
         self.pruner, self.study, self.store = pruner, study, store
@@ -43,7 +39,7 @@ class _Pruning:
         for variant in self._variants() if pruner.paired else ():
             self._seed_sd(variant)
 
-    def should_prune(self, key: str, step: int, history: list[tuple[int, float]]) -> bool:
+    def __call__(self, key: str, step: int, history: list[tuple[int, float]]) -> bool:
         """Whether the trial of `key` is to end, given its validations so far."""
         if key in self.judged and all(at in self.judged[key] for at, _ in history):
             return False
@@ -55,25 +51,22 @@ class _Pruning:
         base = self._baseline(mine, rows) if self.pruner.paired else None
         if self.pruner.paired and base is None:
             return False
-        fresh = self._fresh(mine[0], history)
+        if key not in self.judged:
+            earlier = [] if self.pruner.paired else read_metrics(Path(mine[0]["folder"]))
+            self.judged[key] = {
+                line["step"] for line in earlier if "validation_loss" in line and line["attempt"] < mine[0]["attempt"]
+            }
+        fresh = [end for end, (at, _) in enumerate(history, 1) if at not in self.judged[key]]
         if not fresh:
             return False
         self.judged[key].update(at for at, _ in history)
         seen = self._seen(mine[0], rows, base)
         return any(self.pruner.decide(seen(history[:end])) for end in fresh)
 
-    def _fresh(self, row: dict[str, Any], history: History) -> list[int]:
-        """How long the history was at each validation that is not judged yet."""
-        if row["key"] not in self.judged:
-            earlier = [] if self.pruner.paired else read_metrics(Path(row["folder"]))
-            self.judged[row["key"]] = {
-                line["step"] for line in earlier if "validation_loss" in line and line["attempt"] < row["attempt"]
-            }
-        return [end for end, (at, _) in enumerate(history, 1) if at not in self.judged[row["key"]]]
-
     def _seen(
         self, row: dict[str, Any], rows: list[dict[str, Any]], base: dict[str, Any] | None
     ) -> Callable[[History], Seen]:
+        """What a pruner is told of a trial, as a function of its validations so far."""
         key, (kind, steps, windows) = row["key"], self._kind(row["key"])
         if base is None:
             seeds = _tuning_seeds(rows)
@@ -84,8 +77,13 @@ class _Pruning:
                 if self._kind(other)[0] == kind
             }
             return lambda history: Seen(key, history, histories, steps)
-        curve = self._curve(base)
-        errors = dict(self._errors(row, base, windows))
+        if base["key"] not in self.whole:
+            self.whole[base["key"]] = validation_history(Path(base["folder"]))
+        curve = self.whole[base["key"]]
+        # by step what the choice of windows adds to the noise of a difference, in the first stage
+        ours, theirs, losses = *(read_windows(Path(each["folder"]), windows) for each in (row, base)), dict(curve)
+        common = ours.keys() & theirs.keys() & losses.keys()
+        errors = {step: paired_error(ours[step], theirs[step], losses[step]) for step in common}
         seed_sd = next((self._seed_sd(each) for each in self._variants() if each["name"] == row["variant"]), 0.0)
         return lambda history: Seen(key, history, {}, steps, curve, errors, seed_sd)
 
@@ -113,18 +111,6 @@ class _Pruning:
         variants: list[dict[str, Any]] = self.store.study(self.study)["variants"]
         return variants
 
-    def _curve(self, base: dict[str, Any]) -> History:
-        if base["key"] not in self.whole:
-            self.whole[base["key"]] = validation_history(Path(base["folder"]))
-        return self.whole[base["key"]]
-
-    def _errors(self, row: dict[str, Any], base: dict[str, Any], windows: int) -> Iterator[tuple[int, float]]:
-        """By step what the choice of windows adds to the noise of a difference, in the first stage."""
-        ours, theirs = (read_windows(Path(each["folder"]), windows) for each in (row, base))
-        losses = dict(self._curve(base))
-        for step in ours.keys() & theirs.keys() & losses.keys():
-            yield step, paired_error(ours[step], theirs[step], losses[step])
-
     def _seed_sd(self, variant: dict[str, Any]) -> float:
         """The seeds' noise at a variant's scale and data, 0 where no study has told it.
 
@@ -133,12 +119,13 @@ class _Pruning:
         if "batches" not in variant:
             return 0.0
         if (key := noise_key(variant)) not in self.noise:
-            self.noise[key] = self.store.decide(self.study, f"{SEED_SD} {key}", lambda: self._told(key))
-        return self.noise[key]
 
-    def _told(self, key: str) -> float:
-        noise = known_noise(self.store, key)
-        return noise.variance**0.5 if noise else 0.0
+            def told() -> float:
+                noise = known_noise(self.store, key)
+                return noise.variance**0.5 if noise else 0.0
+
+            self.noise[key] = self.store.decide(self.study, f"{SEED_SD} {key}", told)
+        return self.noise[key]
 
     def _kind(self, key: str) -> tuple[str, int, int]:
         """What trials must share to be compared, the optimizer steps of such a trial, the windows of its curve."""

@@ -66,7 +66,6 @@ class MedianPruner(Pruner):
     min_trials: Count = 4
 
     def should_prune(self, history: History, others: Sequence[History], steps: int) -> bool:
-        """See Pruner."""
         if not history or not self.warmup * steps <= history[-1][0] < steps:
             return False
         step = history[-1][0]
@@ -90,11 +89,12 @@ class AshaPruner(Pruner):
     min_trials: Count = 2
 
     def should_prune(self, history: History, others: Sequence[History], steps: int) -> bool:
-        """See Pruner."""
         if not history:
             return False
         step, loss = history[-1]
-        rung = self._rung(step, steps)
+        reached, rung = self.warmup * steps, None  # the highest one, below the end of a full trial
+        while reached <= step and reached < steps:
+            rung, reached = reached, reached * self.reduction_factor
         if rung is None or any(rung <= earlier for earlier, _ in history[:-1]):
             return False
         there = [value for other in others if (value := _first(other, rung)) is not None]
@@ -103,13 +103,6 @@ class AshaPruner(Pruner):
         kept = max(1, (len(there) + 1) // self.reduction_factor)
         better = sum(value < _worst_if_not_finite(loss) for value in there)
         return better >= kept
-
-    def _rung(self, step: int, steps: int) -> float | None:
-        """The highest rung that `step` has reached, below the end of a full trial."""
-        rung, found = self.warmup * steps, None
-        while rung <= step and rung < steps:
-            found, rung = rung, rung * self.reduction_factor
-        return found
 
 
 @Pruner.register("hyperband")
@@ -126,10 +119,11 @@ class HyperbandPruner(Pruner):
     min_trials: Count = 2
 
     def decide(self, seen: Seen) -> bool:
-        """See Pruner."""
         mine = self.bracket(seen.key)
         mates = [history for key, history in seen.others.items() if self.bracket(key) == mine]
-        return self._asha(mine).should_prune(seen.history, mates, seen.steps)
+        first = float(f"{self.warmup * self.reduction_factor**mine:.12g}")  # 0.3, not 0.30000000000000004
+        asha = AshaPruner(warmup=first, reduction_factor=self.reduction_factor, min_trials=self.min_trials)
+        return asha.should_prune(seen.history, mates, seen.steps)
 
     def bracket(self, key: str) -> int:
         """The bracket of a trial; in bracket s the first rung is at warmup * reduction_factor^s of the steps."""
@@ -141,10 +135,6 @@ class HyperbandPruner(Pruner):
             place -= shares[found]
             found += 1
         return found
-
-    def _asha(self, bracket: int) -> AshaPruner:
-        first = float(f"{self.warmup * self.reduction_factor**bracket:.12g}")  # 0.3, not 0.30000000000000004
-        return AshaPruner(warmup=first, reduction_factor=self.reduction_factor, min_trials=self.min_trials)
 
 
 @Pruner.register("paired")
@@ -170,7 +160,6 @@ class PairedPruner(Pruner):
     level: Annotated[float, Range(min=0.5, below=1)] = 0.99
 
     def decide(self, seen: Seen) -> bool:
-        """See Pruner."""
         base = dict(seen.baseline or ())
         step, loss = seen.history[-1] if seen.history else (0, math.nan)
         if seen.steps not in base or not self.warmup * seen.steps <= step < seen.steps:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
 
 HOLDS, REVERSED, UNDECIDED = "holds", "reversed", "undecided"
 NOT_TESTABLE, NOT_COVERED = "not testable at this scale", "not covered"
-VERDICTS = (HOLDS, REVERSED, UNDECIDED, NOT_TESTABLE, NOT_COVERED)
 FEWEST = 2
 """Seeds at which a variant must have diverged, none having finished, to be called higher than one that finished."""
 _COLUMNS = ("claim", "where", "group", "on", "verdict", "reason", "n", "comparisons", "margin", "pairs")
@@ -77,11 +76,8 @@ def claims_frame(record: Row, differences: Differences) -> pd.DataFrame:
     ]
     found = [
         {
-            "claim": claim["claim"],
-            "where": claim["where"],
+            **{key: claim[key] for key in ("claim", "where", "on", "margin")},
             "group": group,
-            "on": claim["on"],
-            "margin": claim["margin"],
             "comparisons": covered.count(claim["on"]),
             **_judge(claim, rows, differences, max(covered.count(claim["on"]), 1)),
         }

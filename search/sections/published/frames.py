@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 from archlab.search.formatting.frames import NAN, records
 from archlab.search.results.measured import DIVERGED, OF_TABLE, PERPLEXITY, is_number
 from archlab.search.statistics.kendall import kendall
-from archlab.search.statistics.spearman import Correlation, ranks, spearman
+from archlab.search.statistics.spearman import ranks, spearman
 
 if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
     import pandas as pd
 
-"""What a published table calls the columns of ours."""
 RESOLVED = ("better", "worse", "baseline")
 
 Row = dict[str, Any]
@@ -45,23 +44,21 @@ def published_frame(record: Row, table: pd.DataFrame, measures: pd.DataFrame, un
 
 
 def _row(asked: Row, own: dict[str, Row], name: str, mapped: Row, measures: pd.DataFrame) -> Row:
-    ours, variants = own[name], asked["variants"]
-    theirs = _printed(asked, mapped["rows"][0])
-    base = variants.get(ours["baseline"])
-    at_base = _perplexity(asked, _printed(asked, base["rows"][0])) if base else NAN
-    published = _perplexity(asked, theirs)
-    kept = {key: ours[key] for key in ("delta", "delta_low", "delta_high", "verdict")}
+    ours, theirs = own[name], _printed(asked, mapped)
+    base = asked["variants"].get(ours["baseline"])
+    at_base = _float(_cell(asked, _printed(asked, base), PERPLEXITY)) if base else NAN
+    published = _float(_cell(asked, theirs, PERPLEXITY))
     return {
         "variant": name,
         "row": ", ".join(mapped["rows"]),
         "group": mapped["group"],
         "perplexity": ours["perplexity_mean"],
         "published": published,
-        **kept,
+        **{key: ours[key] for key in ("delta", "delta_low", "delta_high", "verdict")},
         "published_delta": math.log(published / at_base) if at_base > 0 and published > 0 else NAN,
         "rank": NAN,
         "published_rank": NAN,
-        "diverged": _is_true(theirs, asked),
+        "diverged": _cell(asked, theirs, DIVERGED) is True,
         "numbers": {
             column: (number["times"] * _ours(number["number"], ours, own, measures), _float(theirs[column]))
             for column, number in asked["measures"].items()
@@ -70,22 +67,14 @@ def _row(asked: Row, own: dict[str, Row], name: str, mapped: Row, measures: pd.D
     }
 
 
-def _printed(asked: Row, row: str) -> Row:
-    return dict(zip(asked["columns"], asked["rows"][row], strict=True))
+def _printed(asked: Row, mapped: Row) -> Row:
+    return dict(zip(asked["columns"], asked["rows"][mapped["rows"][0]], strict=True))
 
 
-def _column(asked: Row, number: str) -> str | None:
-    return next((column for column, ours in asked["measures"].items() if ours["number"] == number), None)
-
-
-def _perplexity(asked: Row, printed: Row) -> float:
-    column = _column(asked, PERPLEXITY)
-    return NAN if column is None else _float(printed[column])
-
-
-def _is_true(printed: Row, asked: Row) -> bool:
-    column = _column(asked, DIVERGED)
-    return column is not None and printed[column] is True
+def _cell(asked: Row, printed: Row, number: str) -> Any:
+    """What is printed as a number of ours; None where no column is that."""
+    column = next((column for column, ours in asked["measures"].items() if ours["number"] == number), None)
+    return None if column is None else printed[column]
 
 
 def _float(value: Any) -> float:
@@ -138,8 +127,3 @@ def _agreement(group: str, kind: str, rows: list[Row], without: list[str]) -> Ro
     for name, found in both.items():
         told |= {name: found.rho, f"{name}_low": found.low, f"{name}_high": found.high}
     return told
-
-
-def correlation(row: Row, name: str) -> Correlation:
-    """One of the two of a row of `agreement`."""
-    return Correlation(row["n"], row[name], row[f"{name}_low"], row[f"{name}_high"])

@@ -1,17 +1,98 @@
-"""The `report.published` of a study: which table of which paper its variants are shown beside."""
+"""The `report.published` of a study: which table of which paper its variants are shown beside.
+
+What a paper printed and what it claims of it are data in `published/*.yaml` near the studies. They stand beside our
+numbers and are never mixed with them. A claim is a set of ordered pairs of rows, each of which says that the first has
+the lower number, or that some rows are equal within a margin.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, field
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, ClassVar
 
 from archlab.arch_dsl.language.errors import Problem, SpecError, unknown
-from archlab.search.sections.published.paper import FOLDER, Paper, Table, files_from, read_published
+from archlab.arch_dsl.language.parse import parse, parse_record
+from archlab.arch_dsl.language.source import Node, read
+from archlab.arch_dsl.language.spec import Positive, Spec
+from archlab.search.evaluation.measures import Measure
+from archlab.search.results.measured import OF_TABLE, PERPLEXITY
 from archlab.search.variants.asks import Planned, Question
 from archlab.search.variants.section import Section
+
+FOLDER = "published"
+Printed = bool | float | str | None  # a cell; None is not printed
+
+
+class Source(Spec):
+    """The paper, and where its figures were read."""
+
+    title: str
+    arxiv: str = ""
+    printed: str = ""
+
+
+class Ours(Spec):
+    """Which of our numbers a published column prints: a column of the table, or `measure`, or `measure.number`; ours
+    is multiplied by `times` to be in its unit."""
+
+    number: str
+    times: float = 1.0
+
+    @classmethod
+    def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
+        """From the number alone too."""
+        whole = node if isinstance(node.value, dict) else Node({"number": node}, node.mark)
+        return parse_record(cls, whole, path, problems)
+
+
+class Condition(Spec):
+    """What must hold of our data for a claim to mean anything: a `number` of the row `of` is `at_least` so much, or so
+    many `times` another number of it."""
+
+    number: str
+    of: str
+    at_least: float
+    times: str | None = None
+
+
+class Claim(Spec):
+    """What a paper says: all rows of `lower` have a lower number than all of `than`, or all of `equal` are within
+    `margin` of each other. `on` is the number: the perplexity (differences in nats per token), or what was measured."""
+
+    claim: str
+    where: str = ""
+    lower: tuple[str, ...] = ()
+    than: tuple[str, ...] = ()
+    equal: tuple[str, ...] = ()
+    margin: Positive | None = None
+    on: str = PERPLEXITY
+    testable: Condition | None = None
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """The rows that it compares."""
+        return list(combinations(self.equal, 2)) if self.equal else list(product(self.lower, self.than))
+
+
+class Table(Spec):
+    """A table as it was printed: each row has a value for each of the `columns`."""
+
+    caption: str = ""
+    columns: tuple[str, ...]
+    measures: dict[str, Ours] = field(default_factory=dict)
+    rows: dict[str, tuple[Printed, ...]]
+    claims: tuple[Claim, ...] = ()
+
+
+class Paper(Spec):
+    """The tables of one paper."""
+
+    source: Source
+    tables: dict[str, Table]
 
 
 class Published(Section):
@@ -27,7 +108,6 @@ class Published(Section):
     without: tuple[str, ...] = ()
 
     def problems(self, study: Question) -> Iterator[Problem]:
-        """Names that are none of the study's or of the table's."""
         variants, cells = list(study.variants), study.cells
         path, known = "report.published", [*variants, *cells]
         try:
@@ -48,8 +128,7 @@ class Published(Section):
         for group in (variants, cells):
             mine = [row for variant, rows in self.rows.items() if variant in group for row in rows]
             if twice := [row for place, row in enumerate(mine) if row in mine[:place]]:
-                message = f"gives the row '{twice[0]}' twice"
-                yield Problem(f"{path}.rows", message, self.mark("rows"))
+                yield Problem(f"{path}.rows", f"gives the row '{twice[0]}' twice", self.mark("rows"))
         mapped = rows_of_variants(self, table, known)
         if not mapped:
             message = f"no variant is a row of {self.table}; `rows` says which ({', '.join(table.rows)})"
@@ -69,7 +148,10 @@ def find_table(options: Published, file: Path | None) -> tuple[Paper, Table]:
     mark = options.mark("table")
     folder = file.absolute().parent if file is not None and file.is_file() else Path.cwd()
     name, dot, table = options.table.partition(".")
-    files = files_from(folder)
+    files: dict[str, Path] = {}  # the nearest of a name
+    for place in (folder, *folder.parents):
+        for path in sorted((place / FOLDER).glob("*.yaml")):
+            files.setdefault(path.stem, path)
     if not dot or name not in files:
         what = f"file with published tables; it is {FOLDER}/FILE.yaml in {folder} or above, named as FILE.TABLE,"
         raise SpecError.of("report.published.table", unknown(name, what[:-1], files), mark)
@@ -109,3 +191,63 @@ def published_record(options: Published, names: Iterable[str], file: Path | None
     }
     plain: dict[str, Any] = json.loads(json.dumps(record))
     return plain
+
+
+def read_published(path: Path) -> Paper:
+    """The tables of a file. Raises SpecError with everything that is wrong with it."""
+    found = parse(Paper, read(path))
+    if problems := [problem for name, table in found.tables.items() for problem in _wrong(table, f"tables.{name}")]:
+        raise SpecError(problems)
+    return found
+
+
+def _wrong(table: Table, path: str) -> Iterator[Problem]:
+    """What the parts of a table get wrong together."""
+    if len(set(table.columns)) < len(table.columns):
+        yield Problem(f"{path}.columns", "names a column twice", table.mark("columns"))
+    for name, row in table.rows.items():
+        if len(row) != len(table.columns):
+            message = f"has {len(row)} values, and there are {len(table.columns)} columns"
+            yield Problem(f"{path}.rows.{name}", message, table.mark(f"rows.{name}"))
+    for column, ours in table.measures.items():
+        if column not in table.columns:
+            message = unknown(column, "column", table.columns)
+            yield Problem(f"{path}.measures", message, table.mark(f"measures.{column}"))
+        yield from _wrong_number(ours.number, f"{path}.measures.{column}", ours, "number")
+    for place, claim in enumerate(table.claims):
+        yield from _wrong_claim(claim, table, f"{path}.claims.{place}")
+
+
+def _wrong_claim(claim: Claim, table: Table, path: str) -> Iterator[Problem]:
+    known = [*table.rows]
+    for part in ("lower", "than", "equal"):
+        for row in getattr(claim, part):
+            if row not in known:
+                yield Problem(f"{path}.{part}", unknown(row, "row of the table", known), claim.mark(part))
+    ordered, equal = bool(claim.lower and claim.than), len(claim.equal) > 1 and claim.margin is not None
+    if ordered == equal or bool(claim.lower or claim.than) == bool(claim.equal or claim.margin):
+        message = "says either `lower` and `than`, or `equal` (two rows or more) and a `margin`"
+        yield Problem(path, message, claim.mark())
+    elif both := [one for one, other in claim.pairs if one == other]:
+        yield Problem(path, f"compares '{both[0]}' with itself", claim.mark())
+    if claim.on != PERPLEXITY:
+        if claim.on in OF_TABLE:
+            message = f"must be {PERPLEXITY} or what was measured of each trial, found '{claim.on}'"
+            yield Problem(f"{path}.on", message, claim.mark("on"))
+        yield from _wrong_number(claim.on, f"{path}.on", claim, "on")
+    if (needs := claim.testable) is not None:
+        if needs.of not in known:
+            yield Problem(f"{path}.testable.of", unknown(needs.of, "row of the table", known), needs.mark("of"))
+        for key in ("number", "times"):
+            if (number := getattr(needs, key)) in OF_TABLE:
+                message = f"must be what was measured of each trial, found '{number}'"
+                yield Problem(f"{path}.testable.{key}", message, needs.mark(key))
+            elif number is not None:
+                yield from _wrong_number(number, f"{path}.testable.{key}", needs, key)
+
+
+def _wrong_number(number: str, path: str, owner: Spec, key: str) -> Iterator[Problem]:
+    """A name of none of our numbers. What a measure calls its numbers is known only to what was measured."""
+    if number not in OF_TABLE and number.partition(".")[0] not in Measure.members:
+        message = unknown(number, "number of ours", [*OF_TABLE, *Measure.members])
+        yield Problem(path, message, owner.mark(key))

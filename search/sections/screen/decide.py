@@ -69,13 +69,15 @@ def screened(record: Mapping[str, Any], trials: Iterable[dict[str, Any]]) -> Scr
     While a decision waits, variants that have begun stay wanted: a trial that failed is tried again without the others
     leaving the table.
     """
-    record, options, grouped = with_baselines(dict(record)), record["screen"], group([*trials])
+    trials = [*trials]
+    record, options, grouped = with_baselines(dict(record)), record["screen"], group(trials)
     names = [variant["name"] for variant in record["variants"]]
-    found = ((name, _probe_loss(grouped.get(name, []))) for name in names)
-    probes = {name: loss for name, loss in found if loss is not None}
+    rows = {row["variant"]: row for row in reversed(trials) if row["role"] == ROLE}
+    probes = {name: _loss(rows[name]) for name in names if name in rows and rows[name]["state"] in TERMINAL}
     draw = sorted(names, key=lambda name: hashlib.sha256(f"{record['study']}\n{name}".encode()).hexdigest())
     calibrators = _calibrators(record, names, draw)
-    begun = frozenset(name for name in names if any(_has_begun(row) for row in grouped.get(name, [])))
+    started = (row for row in trials if row["state"] != "planned" or row.get("attempt"))
+    begun = frozenset(names) & {row["variant"] for row in started if row["role"] != ROLE}
     if len(probes) < len(names):
         return Screened("probes", probes, {}, calibrators, wanted=begun)
     losses: dict[str, float] = {}
@@ -123,18 +125,8 @@ def _holds(found: Correlation, options: Mapping[str, Any]) -> bool:
     return found.rho is not None and bool(found.rho >= options["correlation"])
 
 
-def _has_begun(row: Mapping[str, Any]) -> bool:
-    return bool(row["role"] != ROLE and (row["state"] != "planned" or row.get("attempt")))
-
-
-def _probe_loss(rows: Iterable[Mapping[str, Any]]) -> float | None:
-    """The validation loss of a variant's probe, infinite where it ended without one; None before it has ended."""
-    row = next((row for row in rows if row["role"] == ROLE), None)
-    return None if row is None or row["state"] not in TERMINAL else _loss(row)
-
-
 def _loss(row: Mapping[str, Any]) -> float:
-    """A finished trial's validation loss."""
+    """The validation loss of a trial that ended, infinite where it has none."""
     value = ((row["result"] or {}).get("validation") or {}).get("loss") if row["state"] == "complete" else None
     return float(value) if value is not None and math.isfinite(value) else math.inf
 

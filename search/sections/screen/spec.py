@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
@@ -12,16 +11,7 @@ from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import Range
 from archlab.arch_dsl.patching.patch import Setting, apply
 from archlab.search.formatting.numbers import count
-from archlab.search.sections.screen.decide import (
-    DECIDED,
-    SPARE,
-    Screened,
-    most_left_out,
-    probe_tokens,
-    screened,
-    sentences,
-    tokens_of,
-)
+from archlab.search.sections.screen import decide
 from archlab.search.store.roles import ROLE
 from archlab.search.store.store import Row, Store
 from archlab.search.variants.asks import Builds, Events, NextRows, Planned, Question
@@ -50,17 +40,18 @@ class Screen(Section):
 
     def problems(self, study: Question) -> Iterable[Problem]:
         """It ranks variants that are all known, once each."""
-        for section, what in (
-            ("search", "a search proposes its variants one after another"),
-            ("ladder", "a ladder trains each of them at several sizes"),
-        ):
+        reasons = {
+            "search": "a search proposes its variants one after another",
+            "ladder": "a ladder trains each of them at several sizes",
+        }
+        for section, what in reasons.items():
             if getattr(study, section) is not None:
                 message = f"ranks all variants before they are trained, and {what}; leave one of the two out"
                 yield Problem("screen", message, study.mark("screen"))
         try:
             apply(study.train, self.train.settings)
         except SpecError as error:
-            yield from (dataclasses.replace(each, path=f"screen.train.{each.path}") for each in error.problems)
+            yield from (replace(each, path=f"screen.train.{each.path}") for each in error.problems)
 
     def part(self, builds: Builds, variants: list[Variant], made: Made) -> Part:
         """The probes: each variant, at the widths that matching found, under its recipe as the screen changes it.
@@ -68,21 +59,34 @@ class Screen(Section):
         Raises SpecError with everything that is wrong with any of them.
         """
         study = builds.study
-        if problem := _too_few(self, len(variants)):
-            raise SpecError([problem])
-        over, wrong, probes = _changes(self, study), Mistakes(len(variants)), dict[str, Variant]()
+        if len(variants) < self.calibrate + decide.SPARE:
+            most, least = len(variants) - decide.SPARE, 4 + decide.SPARE
+            way = f"write calibrate: {most}" if most >= 4 else f"a screen needs at least {least}"
+            message = f"must leave at least {decide.SPARE} of the {len(variants)} variants to choose from, found "
+            raise SpecError.of("screen.calibrate", f"{message}{self.calibrate}; {way}", self.mark("calibrate"))
+        changes = self.train.settings
+        over = [replace(setting, path=f"train.{setting.path}") for setting in changes]
+        said = {setting.path.split(".")[0] for setting in changes}
+        if "data" in said and "objective" not in said and apply(study.train, changes).data.holds_answers:
+            over.append(Setting("train.objective", Node.of("answers"), "the screen"))  # unless it says otherwise
+        wrong, probes = Mistakes(len(variants)), dict[str, Variant]()
         for variant in variants:
             asked, _ = made[variant.name]
             widths = tuple(Setting(path, Node.of(width), "match") for path, width in variant.matched.items())
             try:
-                probes[variant.name] = builds.variant(
-                    replace(asked, settings=(*asked.settings, *widths), over=over), None
-                )
+                asked = replace(asked, settings=(*asked.settings, *widths), over=tuple(over))
+                probes[variant.name] = builds.variant(asked, None)
             except SpecError as error:
                 wrong.add((_of_screen(study, each) for each in error.problems), variant.name)
-        idle = _idle(self, variants, probes) if len(probes) == len(variants) else ()
-        if problems := [*wrong.problems(), *idle]:
+        if problems := [*wrong.problems()]:
             raise SpecError(problems)
+        keys = {name: probe.trial(0).key for name, probe in probes.items()}
+        if all(keys[variant.name] == variant.trial(0).key for variant in variants):
+            message = "changes nothing: each probe is the variant's own trial"
+            raise SpecError.of("screen.train", message, self.mark("train"))
+        if len(set(keys.values())) == 1:
+            message = "undoes all in which the variants differ: their probes are one trial"
+            raise SpecError.of("screen.train", message, self.mark("train"))
         return Screening({name: replace(probe, name=f"{name} (probe)") for name, probe in probes.items()})
 
     def record(self, planned: Planned) -> dict[str, Any]:
@@ -104,15 +108,15 @@ class Screen(Section):
         """What its probes take and may save, and what they have said so far."""
         part, record = screening(planned), planned.record()
         probe = part.variants[planned.variants[0].name]
-        every, most = tokens_of(record, part.variants), most_left_out(record)
-        largest = sum(sorted(tokens_of(record, [name]) for name in part.variants)[len(part.variants) - most :])
+        every, most = decide.tokens_of(record, part.variants), decide.most_left_out(record)
+        largest = sum(sorted(decide.tokens_of(record, [name]) for name in part.variants)[len(part.variants) - most :])
         yield (
             f"before that a screen: {len(part.variants)} probes of {count(probe.recipe.all_tokens)} tokens of "
-            f"{probe.dataset.record()['source']}, {count(probe_tokens(record))} in all; it may leave out up to {most} "
-            f"of {len(planned.variants)} variants, and save up to {count(largest)} of {count(every)} tokens"
+            f"{probe.dataset.record()['source']}, {count(decide.probe_tokens(record))} in all; it may leave out up "
+            f"to {most} of {len(planned.variants)} variants, and save up to {count(largest)} of {count(every)} tokens"
         )
         if part.found is not None and part.found.probes:
-            yield from sentences(record, part.found)
+            yield from decide.sentences(record, part.found)
 
     def run_rows(self, next_rows: NextRows, planned: Planned, store: Store, slots: int, tell: Events) -> NextRows:
         """Those of the plan; what the screen decides is told, and how many trials there are then."""
@@ -124,7 +128,7 @@ class Screen(Section):
             if found is not None and found.state != told:
                 told, record = found.state, {**store.study(name), "trials": planned.trials}
                 store.save_study(name, record, store.study_yaml(name))
-                said = {"messages": list(sentences(record, found)), "left_out": len(found.left_out)}
+                said = {"messages": list(decide.sentences(record, found)), "left_out": len(found.left_out)}
                 tell({"event": "screen", "state": told, **said, "trials": planned.trials})
             return rows
 
@@ -138,25 +142,22 @@ class Screening(Part):
 
     def __init__(self, probes: dict[str, Variant]) -> None:
         self.variants = probes
-        self.found: Screened | None = None  # once it has looked
+        self.found: decide.Screened | None = None  # once it has looked
 
     def look(self, record: dict[str, Any], trials: list[dict[str, Any]]) -> None:
-        """See archlab.search.sections.screen.decide."""
-        self.found = screened(record, trials)
+        self.found = decide.screened(record, trials)
         self.left_out = self.found.left_out
 
     def wants(self, variant: str) -> bool:
-        """By what is decided so far."""
         return self.found is None or variant in self.found.wanted
 
     def arranged(self, rows: list[Row]) -> list[Row]:
         """First seeds first while it looks at these."""
-        if self.found is None or self.found.state in DECIDED:
+        if self.found is None or self.found.state in decide.DECIDED:
             return rows
         return sorted(rows, key=lambda row: row.seed if row.role == "repeat" else -1)
 
     def record(self, variant: str) -> dict[str, Any]:
-        """What its probe costs."""
         probe = self.variants[variant]  # a screen has one of all
         return {"probe": {"tokens": probe.recipe.all_tokens, "flops_per_token": probe.flops_per_token}}
 
@@ -166,39 +167,9 @@ def screening(planned: Planned) -> Screening:
     return next(part for part in planned.parts if isinstance(part, Screening))
 
 
-def _changes(screen: Screen, study: Question) -> tuple[Setting, ...]:
-    """What the screen changes in every recipe; data with answers are asked for these unless it says otherwise."""
-    settings = screen.train.settings
-    said = {setting.path.split(".")[0] for setting in settings}
-    over = [replace(setting, path=f"train.{setting.path}") for setting in settings]
-    if "data" in said and "objective" not in said and apply(study.train, settings).data.holds_answers:
-        over.append(Setting("train.objective", Node.of("answers"), "the screen"))
-    return tuple(over)
-
-
-def _too_few(screen: Screen, variants: int) -> Problem | None:
-    calibrate = screen.calibrate
-    if variants >= calibrate + SPARE:
-        return None
-    least = 4 + SPARE
-    way = f"write calibrate: {variants - SPARE}" if variants >= least else f"a screen needs at least {least}"
-    message = f"must leave at least {SPARE} of the {variants} variants to choose from, found {calibrate}; {way}"
-    return Problem("screen.calibrate", message, screen.mark("calibrate"))
-
-
 def _of_screen(study: Question, problem: Problem) -> Problem:
     """A problem at the path where a reader can mend it."""
     mark = problem.mark or study.mark("screen")
     if problem.path.partition(".")[0] == "train":
         return replace(problem, path=f"screen.{problem.path}", mark=mark)
     return replace(problem, message=f"{problem.message}, as the screen trains it", mark=mark)
-
-
-def _idle(screen: Screen, variants: list[Variant], probes: dict[str, Variant]) -> Iterator[Problem]:
-    """That probes are the trials that they were to spare, or that they are all the same one."""
-    keys = {name: probe.trial(0).key for name, probe in probes.items()}
-    mark = screen.mark("train")
-    if all(keys[variant.name] == variant.trial(0).key for variant in variants):
-        yield Problem("screen.train", "changes nothing: each probe is the variant's own trial", mark)
-    elif len(set(keys.values())) == 1:
-        yield Problem("screen.train", "undoes all in which the variants differ: their probes are one trial", mark)

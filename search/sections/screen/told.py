@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from archlab.search.formatting.frames import records
-from archlab.search.formatting.tables import DASH, Block, Cell, Column, number, printable
+from archlab.search.formatting.tables import DASH, Block, Column, column_of, number
 from archlab.search.results.comparison import Comparison
 from archlab.search.results.told import Record, Rows, Seen, Told
 from archlab.search.sections.screen.decide import probe_tokens, ranks_of, screened, sentences, tokens_of
@@ -67,19 +69,15 @@ class ToldOfScreen(Told):
 
     def columns(self, found: Comparison, rows: list[dict[str, Any]]) -> Iterable[Column]:
         if len(found.screen):
-            cells = [Cell(printable(_probe(row))) for row in rows]
             values = tuple(row["probe_loss"] if math.isfinite(row["probe_loss"]) else None for row in rows)
-            yield Column("probe (rank)", cells, keep=8, key="probe", values=values)
+            yield replace(column_of(rows, "probe (rank)", _probe, keep=8), key="probe", values=values)
 
     def blocks(self, found: Comparison) -> Iterable[Block]:
         """The table of a screen, the best probe first; none without one."""
         rows = records(found.screen.sort_values("probe_loss", kind="stable"))
         if not rows:
             return
-
-        def column(header: str, show: Callable[[dict[str, Any]], str], align: str = "r") -> Column:
-            return Column(header, [Cell(printable(show(row))) for row in rows], align)
-
+        column = partial(column_of, rows)
         columns = [
             column("variant", lambda row: row["variant"], "l"),
             column("probe", lambda row: _loss(row["probe_loss"])),

@@ -17,14 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.search.sections.search.axes import Axis, Choice, Integers
 from archlab.search.sections.search.samplers import Sampler, TpeSampler, seeded
-from archlab.search.sections.search.space import Axis, Choice, Components, Integers, Space
+from archlab.search.sections.search.space import Space
 from archlab.search.trackers.database import open_optuna
 from archlab.search.utils.canonical import canonical_json
 
 if TYPE_CHECKING:
     import optuna
 
+FEWEST = 20  # complete trials that importances are told of
+_BEST = 0.25  # of the trials: what importances are about, five of twenty
 State = Literal["complete", "pruned", "failed", "diverged", "refused"]
 
 
@@ -113,7 +116,7 @@ class Proposer:
         self._endings: dict[int, Ending] = {}
         for number in range(max(known, default=-1) + 1):
             each = known.get(number)
-            self._draw(number, each.values if each else None)
+            self._draw(each.values if each else None)
             if each and each.ending:
                 self._told(number, each.ending)
         self._again = [number for number in range(len(self._asked)) if number not in known]
@@ -125,8 +128,7 @@ class Proposer:
         if self._again:
             number = self._again.pop(0)
             return number, self.proposals()[number]
-        number = len(self._asked)
-        return number, self._draw(number)
+        return len(self._asked), self._draw()
 
     def tell(self, number: int, ending: Ending) -> None:
         """How a proposal ended. Told twice, the first stands.
@@ -154,20 +156,24 @@ class Proposer:
         """The numbers of the proposals that were not told."""
         return [number for number in range(len(self._asked)) if number not in self._endings]
 
-    def _draw(self, number: int, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def _draw(self, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The values of a new proposal, the next one: drawn by the sampler, or `known` from the trial table."""
-
-        self._live.sampler = seeded(self._sampler, self._seed, number)
+        self._live.sampler = seeded(self._sampler, self._seed, len(self._asked))
         if known is not None:
             axes = self._space.axes
-            self._live.enqueue_trial({path: encode(axes[path], value) for path, value in known.items()})
+            self._live.enqueue_trial({path: _encode(axes[path], value) for path, value in known.items()})
         trial = self._live.ask()
         if known is None or self._sampler.stateful:
             _sample(trial)  # for what is known it is asked for its notes alone
         values: dict[str, Any] = {}
         for path, axis in self._space.ordered():
             if self._space.active(path, values, self._given):
-                values[path] = _suggest(trial, path, axis)
+                if isinstance(axis, Choice):
+                    values[path] = _decode(axis, trial.suggest_categorical(path, _categories(axis)))
+                elif isinstance(axis, Integers):
+                    values[path] = trial.suggest_int(path, axis.low, axis.high, step=axis.step, log=axis.log)
+                else:
+                    values[path] = trial.suggest_float(path, axis.low, axis.high, step=axis.step, log=axis.log)
         self._asked.append(trial)
         return values
 
@@ -180,12 +186,8 @@ class Proposer:
         if ending.broken and not ending.complete:
             before = [each.values for each in self._endings.values() if each.complete]
             known = [*ending.values, *[None] * goals][:goals]
-            values = [
-                max((row[goal] or 0.0 for row in before), default=self._worst) + ending.broken
-                if value is None
-                else value
-                for goal, value in enumerate(known)
-            ]
+            worst = [max((row[at] or 0.0 for row in before), default=self._worst) for at in range(goals)]
+            values = [end + ending.broken if value is None else value for value, end in zip(known, worst, strict=True)]
         elif not ending.complete:
             state = TrialState.PRUNED if ending.state == "pruned" and goals == 1 else TrialState.FAIL
         if state is not TrialState.FAIL:
@@ -247,17 +249,14 @@ class _Copy:
         ready = next((number for number in range(len(trials)) if number not in endings), len(trials))
         first = 0 if afresh else len(there)
         wanted = [_frozen(trials[number], endings[number]) for number in range(first, ready)]
-        if afresh and [*map(_facts, there)] != [*map(_facts, wanted[: len(there)])]:
+        facts = [[(t.params, t.state, t.values) for t in each] for each in (there, wanted[: len(there)])]
+        if afresh and facts[0] != facts[1]:
             attributes = self._study.user_attrs
             optuna.delete_study(study_name=self._name, storage=self._storage)
             self._study, there = self._created(), []
             for name, value in attributes.items():
                 self._study.set_user_attr(name, value)
         self._study.add_trials(wanted[len(there) - first :])
-
-
-def _facts(trial: optuna.trial.FrozenTrial) -> tuple[Any, ...]:
-    return trial.params, trial.state, trial.values
 
 
 def _frozen(trial: optuna.trial.FrozenTrial, ending: Ending) -> optuna.trial.FrozenTrial:
@@ -294,26 +293,44 @@ def _sample(trial: optuna.Trial) -> None:
         torch.set_num_threads(threads)
 
 
-def _suggest(trial: optuna.Trial, path: str, axis: Axis) -> Any:
-    if isinstance(axis, Choice | Components):
-        return _decode(axis, trial.suggest_categorical(path, _categories(axis)))
-    if isinstance(axis, Integers):
-        return trial.suggest_int(path, axis.low, axis.high, step=axis.step, log=axis.log)
-    return trial.suggest_float(path, axis.low, axis.high, step=axis.step, log=axis.log)
+def importances(space: Space, trials: Iterable[tuple[Mapping[str, Any], float]]) -> dict[str, float]:
+    """How much each axis has to do with being among the best quarter of (values, validation loss); {} of too few.
+
+    PED-ANOVA (arXiv:2304.10255), for axes under a condition as in arXiv:2601.20800; shares that sum to 1. About this
+    sample: a sampler that looks at results draws some regions more often than others.
+    """
+    found = list(trials)
+    if len(found) < FEWEST:
+        return {}
+    import optuna
+
+    study = optuna.create_study(direction="minimize")
+    study.add_trials(
+        optuna.trial.create_trial(
+            value=loss,
+            params={path: _encode(space.axes[path], value) for path, value in values.items()},
+            distributions={path: _distribution(space.axes[path]) for path in values},
+        )
+        for values, loss in found
+    )
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator(
+        target_quantile=_BEST, region_quantile=1.0, evaluate_on_local=True
+    )
+    return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
 
 
-def distribution(axis: Axis) -> optuna.distributions.BaseDistribution:
+def _distribution(axis: Axis) -> optuna.distributions.BaseDistribution:
     """An axis as Optuna writes it down."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    if isinstance(axis, Choice | Components):
+    if isinstance(axis, Choice):
         return CategoricalDistribution(_categories(axis))
     if isinstance(axis, Integers):
         return IntDistribution(axis.low, axis.high, log=axis.log, step=axis.step)
     return FloatDistribution(axis.low, axis.high, log=axis.log, step=axis.step)
 
 
-def _categories(axis: Choice | Components) -> Sequence[str | int | float | bool | None]:
+def _categories(axis: Choice) -> Sequence[str | int | float | bool | None]:
     """The choices as Optuna takes them: as they are when they are all words or all integers, else as JSON texts."""
     for kind in (str, int):
         if all(type(value) is kind for value in axis.values):
@@ -321,12 +338,12 @@ def _categories(axis: Choice | Components) -> Sequence[str | int | float | bool 
     return [canonical_json(value) for value in axis.values]
 
 
-def encode(axis: Axis, value: Any) -> Any:
+def _encode(axis: Axis, value: Any) -> Any:
     """A value of an axis as Optuna writes it down."""
-    if not isinstance(axis, Choice | Components):
+    if not isinstance(axis, Choice):
         return value
     return _categories(axis)[[canonical_json(each) for each in axis.values].index(canonical_json(value))]
 
 
 def _decode(axis: Axis, value: Any) -> Any:
-    return axis.values[_categories(axis).index(value)] if isinstance(axis, Choice | Components) else value
+    return axis.values[_categories(axis).index(value)] if isinstance(axis, Choice) else value

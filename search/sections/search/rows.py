@@ -15,11 +15,11 @@ from archlab.arch_dsl.model.model import resolve
 from archlab.arch_dsl.tree.identity import canonical
 from archlab.search.recipe.fits import positions
 from archlab.search.results.selection import loss
-from archlab.search.sections.search.goals import Goals
-from archlab.search.sections.search.importance import importances
-from archlab.search.sections.search.proposer import Ending, Known, Proposer, fits
-from archlab.search.sections.search.scores import excess, measured, told
-from archlab.search.sections.search.space import Components, Space, component_of
+from archlab.search.sections.search.axes import Components
+from archlab.search.sections.search.frames import excess, measured, told
+from archlab.search.sections.search.proposer import Ending, Known, Proposer, fits, importances
+from archlab.search.sections.search.samplers import Goals
+from archlab.search.sections.search.space import Space, component_of
 from archlab.search.statistics.pareto import spanning
 from archlab.search.store.store import TERMINAL, Row, Store
 from archlab.search.training.step_times import measure, step_time_key
@@ -54,7 +54,6 @@ class _Judged:
         return self.variant.recipe.sequences * self.variant.recipe.context if self.variant else 0
 
     def record(self) -> dict[str, Any]:
-        """For the record of the study."""
         refused = {"refused": self.reason} if self.reason else {}
         infeasible = {"infeasible": True} if self.broken else {}
         return {**self.costs, "tokens_per_step": self.tokens_per_step, **refused, **infeasible}
@@ -70,6 +69,7 @@ class Seeker:
         self.search, self.space = search, space
         self.plan, self.store, self.slots = plan, store, slots
         self.limits = self.search.constraints.values()
+        self.switches = [(path, axis) for path, axis in space.axes.items() if isinstance(axis, Components)]
         self.judged: dict[int, _Judged] = {}
         self.noted: set[int] = set()  # refusals that have an event
         self.adopted = False
@@ -90,7 +90,10 @@ class Seeker:
         self._record()
 
     def rows(self, trials: list[dict[str, Any]]) -> list[Row]:
-        """The trials that should exist: the study's variants, the proposals so far, new ones, the best repeated."""
+        """The trials that should exist: the study's variants, the proposals so far, new ones, the best repeated.
+
+        Raises SpecError where all proposals that may be drawn break a constraint: there is nothing to train.
+        """
         proposals = {number: self._row(number, values) for number, values in self.proposer.proposals().items()}
         before = len(proposals), len(self.proposer.waiting())
         keys = {number: row.trial.key for number, row in proposals.items() if row}
@@ -103,8 +106,11 @@ class Seeker:
             proposals[number] = self._row(number, values)
         if (len(proposals), len(self.proposer.waiting())) != before:
             self._record()
-            self.store.save_study(self.plan.study.study, self.plan.record(), self._yaml())
-        self._refuse_hopeless(len(proposals))
+            self._save()
+        if len(proposals) >= self.search.most and all(each.broken and each.reason for each in self.judged.values()):
+            nearest = min(self.judged.values(), key=lambda judged: sum(max(each, 0) for each in judged.excess.values()))
+            message = f"none of {len(proposals)} proposals keeps to them; the nearest: {nearest.reason}"
+            raise SpecError.of("search.constraints", message, self.search.mark("constraints"))
         wanted = [row for row in proposals.values() if row]
         ended = all(number in done and done[number]["state"] in TERMINAL for number, row in proposals.items() if row)
         if ended and not self._asks(len(proposals)):
@@ -116,27 +122,14 @@ class Seeker:
         trials = sum(not judged.broken for judged in self.judged.values())
         return trials < self.search.trials and proposals < self.search.most
 
-    def _refuse_hopeless(self, proposals: int) -> None:
-        """Raises SpecError where all proposals that may be drawn break a constraint: there is nothing to train."""
-        if proposals < self.search.most or not all(judged.broken and judged.reason for judged in self.judged.values()):
-            return
-        nearest = min(self.judged.values(), key=lambda judged: sum(max(each, 0.0) for each in judged.excess.values()))
-        message = f"none of {proposals} proposals keeps to them; the nearest: {nearest.reason}"
-        raise SpecError.of("search.constraints", message, self.search.mark("constraints"))
-
     def _row(self, number: int, values: dict[str, Any]) -> Row | None:
         """The row of a proposal; None where it is refused, which is noted once."""
         judged = self._judge(number, values)
         if judged.reason:
             if number not in self.noted:
                 self.noted.add(number)
-                detail: dict[str, Any] = {
-                    "message": judged.reason,
-                    "values": values,
-                    "number": number,
-                    "excess": judged.excess,
-                }
-                self.store.add_event("refused", self.plan.study.study, **detail)
+                told: dict[str, Any] = {"values": values, "number": number, "excess": judged.excess}
+                self.store.add_event("refused", self.plan.study.study, message=judged.reason, **told)
             self.proposer.tell(number, self._refusal(judged))
             return None
         assert judged.variant is not None
@@ -170,23 +163,18 @@ class Seeker:
         if (value := loss(row, "validation")) is not None:
             self.losses[number] = value
         judged = self.judged[number]
-        history: tuple[tuple[int, float], ...] = ()
         known = {**judged.costs, **measured(row["result"], judged.tokens_per_step)}
-        if row["state"] == "pruned":
-            history = tuple(validation_history(Path(row["folder"])))
+        history = tuple(validation_history(Path(row["folder"]))) if row["state"] == "pruned" else ()
         return Ending(row["state"], told(self.search.minimize, known), judged.excess, history, row["reason"] or "")
 
     def _variant(self, number: int, values: dict[str, Any]) -> Variant:
         """The variant of a proposal. Raises SpecError."""
         components = self.plan.study.components
         settings = [each for path, value in values.items() for each in self.space.settings(path, value, components)]
-        chosen = {path: component_of(path, values.get(path, "off")) for path, _ in self._switches()}
-        used = {name: name in chosen.values() for path, axis in self._switches() for name in _named(path, axis)}
+        chosen = {component_of(path, values.get(path, "off")) for path, _ in self.switches}
+        used = {name: name in chosen for name in self._named()}
         name = f"search-{number:04d}"
         return self.plan.builder.variant(Asked(name, name, "", tuple(settings), used), self._target())
-
-    def _switches(self) -> list[tuple[str, Components]]:
-        return [(path, axis) for path, axis in self.space.axes.items() if isinstance(axis, Components)]
 
     def _step_time(self, variant: Variant) -> float:
         """Seconds of one optimizer step, measured once for each model and recipe in a store."""
@@ -251,8 +239,8 @@ class Seeker:
     def _record(self) -> None:
         """Tells the study's record what is searched and what each proposal costs."""
         search = self.search
-        proposals = [{"number": number, **judged.record()} for number, judged in sorted(self.judged.items())]
         known = self.proposer.proposals()
+        losses = [(known[number], each) for number, each in sorted(self.losses.items())]
         self.plan.searched = {
             "sampler": search.sampler.type,
             "minimize": list(search.minimize),
@@ -260,20 +248,20 @@ class Seeker:
             "trials": search.trials,
             "most": search.most,
             "space": self.space.plain(),
-            "components": {
-                name: spelt(self.plan.study.components[name].settings)
-                for path, axis in self._switches()
-                for name in _named(path, axis)
-            },
+            "components": {name: spelt(self.plan.study.components[name].settings) for name in self._named()},
             "base": self.base,
-            "importances": importances(
-                self.space, [(known[number], each) for number, each in sorted(self.losses.items())]
-            ),
-            "proposals": proposals,
+            "importances": importances(self.space, losses),
+            "proposals": [{"number": number, **judged.record()} for number, judged in sorted(self.judged.items())],
         }
 
-    def _yaml(self) -> str:
-        return self.store.study_yaml(self.plan.study.study)
+    def _named(self) -> list[str]:
+        """The components that a proposal may have."""
+        values = ((path, value) for path, axis in self.switches for value in axis.values)
+        return [name for path, value in values if (name := component_of(path, value))]
+
+    def _save(self) -> None:
+        study = self.plan.study.study
+        self.store.save_study(study, self.plan.record(), self.store.study_yaml(study))
 
     def _adopt(self, done: dict[int, dict[str, Any]]) -> None:
         """Makes the best proposals variants of the study, to be repeated with all seeds.
@@ -295,7 +283,7 @@ class Seeker:
         names = [FOUND] if len(self.search.minimize) == 1 else [f"{FOUND}-{index}" for index in range(1, len(best) + 1)]
         fresh = [self._adopted(number, name) for number, name in zip(best, names, strict=True)]
         if any(fresh):
-            self.store.save_study(self.plan.study.study, self.plan.record(), self._yaml())
+            self._save()
 
     def _adopted(self, number: int, name: str) -> bool:
         """Whether a proposal became a new variant."""
@@ -311,10 +299,6 @@ class Seeker:
                 return False
         self.plan.variants.append(dataclasses.replace(best, name=name, row=name))
         return True
-
-
-def _named(path: str, axis: Components) -> list[str]:
-    return [name for value in axis.values if (name := component_of(path, value))]
 
 
 def _searched(trials: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -1,22 +1,36 @@
-"""How a search proposes: samplers of Optuna by name, with every argument that changes proposals said here.
+"""How a search proposes and what for: samplers of Optuna by name, goals, and what a proposal may cost.
 
-What Optuna leaves open changes from one release to the next. A sampler is made anew for each proposal, with a seed of
-its own, so that a proposal depends on what was told before and on nothing else.
+Every argument of a sampler that changes proposals is said here: what Optuna leaves open changes from one release to the
+next. A sampler is made anew for each proposal, with a seed of its own, so that a proposal depends on what was told
+before and on nothing else.
 """
 
 from __future__ import annotations
 
 import hashlib
 import warnings
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from archlab.arch_dsl.language.spec import Count, Family, Range
-from archlab.search.sections.search.space import Choice, Components, Space
+from archlab.arch_dsl.language.spec import Count, Family, Range, Spec, fields_of
+from archlab.search.sections.search.axes import Choice
+from archlab.search.sections.search.space import Space
+from archlab.search.utils.quantities import Duration, Memory
+from archlab.search.variants.section import Section
 
 if TYPE_CHECKING:
     import optuna
 
 Population = Annotated[int, Range(min=2)]
+Goal = Literal[
+    "perplexity",
+    "parameters",
+    "active_parameters",
+    "flops_per_token",
+    "cache_bytes_per_token",
+    "step_time",
+    "peak_memory",
+]
+_MOST = 10  # proposals per trial, where a study says nothing
 
 
 class Sampler(Family):
@@ -41,7 +55,6 @@ class RandomSampler(Sampler):
     """Each axis by itself, evenly, without looking at results: what the others have to beat."""
 
     def build(self, seed: int) -> optuna.samplers.BaseSampler:
-        """See Sampler."""
         import optuna
 
         return optuna.samplers.RandomSampler(seed=seed)
@@ -59,7 +72,6 @@ class TpeSampler(Sampler):
     candidates: Count = 24
 
     def build(self, seed: int) -> optuna.samplers.BaseSampler:
-        """See Sampler."""
         import optuna
 
         return optuna.samplers.TPESampler(
@@ -83,7 +95,6 @@ class GpSampler(Sampler):
     startup: Count = 10
 
     def build(self, seed: int) -> optuna.samplers.BaseSampler:
-        """See Sampler."""
         import optuna
 
         return optuna.samplers.GPSampler(
@@ -95,7 +106,6 @@ class GpSampler(Sampler):
         )
 
     def complaint(self, space: Space, goals: int, trials: int) -> str | None:
-        """See Sampler."""
         return _idle_start(self.startup, trials, "random proposals")
 
 
@@ -108,8 +118,20 @@ class _Evolution(Sampler):
     swap: Annotated[float, Range(min=0, max=1)] = 0.5
 
     def complaint(self, space: Space, goals: int, trials: int) -> str | None:
-        """See Sampler."""
         return _idle_start(self.population, trials, "the first population")
+
+    def arguments(self, seed: int) -> dict[str, Any]:
+        """What all of Optuna's take."""
+        import optuna
+
+        return {
+            "population_size": self.population,
+            "mutation_prob": None,
+            "crossover": optuna.samplers.nsgaii.UniformCrossover(self.swap),
+            "crossover_prob": self.crossover,
+            "swapping_prob": self.swap,
+            "seed": seed,
+        }
 
 
 @Sampler.register("nsga2")
@@ -121,17 +143,9 @@ class Nsga2Sampler(_Evolution):
     """
 
     def build(self, seed: int) -> optuna.samplers.BaseSampler:
-        """See Sampler."""
         import optuna
 
-        return optuna.samplers.NSGAIISampler(
-            population_size=self.population,
-            mutation_prob=None,
-            crossover=optuna.samplers.nsgaii.UniformCrossover(self.swap),
-            crossover_prob=self.crossover,
-            swapping_prob=self.swap,
-            seed=seed,
-        )
+        return optuna.samplers.NSGAIISampler(**self.arguments(seed))
 
 
 @Sampler.register("nsga3")
@@ -144,20 +158,11 @@ class Nsga3Sampler(_Evolution):
     divisions: Count = 3
 
     def build(self, seed: int) -> optuna.samplers.BaseSampler:
-        """See Sampler."""
         import optuna
 
         with warnings.catch_warnings():  # Optuna calls its interface experimental
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            return optuna.samplers.NSGAIIISampler(
-                population_size=self.population,
-                mutation_prob=None,
-                crossover=optuna.samplers.nsgaii.UniformCrossover(self.swap),
-                crossover_prob=self.crossover,
-                swapping_prob=self.swap,
-                dividing_parameter=self.divisions,
-                seed=seed,
-            )
+            return optuna.samplers.NSGAIIISampler(dividing_parameter=self.divisions, **self.arguments(seed))
 
 
 @Sampler.register("cmaes")
@@ -172,7 +177,6 @@ class CmaEsSampler(Sampler):
     population: Population | None = None
 
     def build(self, seed: int) -> optuna.samplers.BaseSampler:
-        """See Sampler."""
         import optuna
 
         return optuna.samplers.CmaEsSampler(
@@ -188,10 +192,9 @@ class CmaEsSampler(Sampler):
         )
 
     def complaint(self, space: Space, goals: int, trials: int) -> str | None:
-        """See Sampler."""
         if goals > 1:
             return "cmaes minimizes one goal; take nsga2, tpe or gp for several"
-        choices = [path for path, axis in space.axes.items() if isinstance(axis, Choice | Components)]
+        choices = [path for path, axis in space.axes.items() if isinstance(axis, Choice)]
         if choices:
             return f"cmaes takes axes of numbers alone, and {choices[0]} is one of choices; take tpe or gp"
         conditional = [path for path, axis in space.axes.items() if axis.when]
@@ -211,3 +214,47 @@ def seeded(sampler: Sampler, seed: int, number: int) -> optuna.samplers.BaseSamp
     """The sampler of one proposal."""
     digest = hashlib.sha256(f"{seed}:{number}".encode()).digest()
     return sampler.build(int.from_bytes(digest[:4], "big"))
+
+
+class Limits(Spec):
+    """What a proposal may cost at most. One that costs more is not trained, and no trial is counted for it.
+
+    `memory` is an estimate of what training keeps in one process; `step_time` is measured, once for each model. The
+    others follow from the model alone.
+    """
+
+    title: ClassVar[str] = "constraints"
+    parameters: Count | None = None
+    active_parameters: Count | None = None
+    flops_per_token: Count | None = None
+    cache_bytes_per_token: Count | None = None
+    memory: Memory | None = None
+    step_time: Duration | None = None
+
+    def values(self) -> dict[str, float]:
+        """The limits that are set: numbers, bytes, seconds."""
+        given = {name: getattr(self, name) for name in fields_of(type(self)) if getattr(self, name) is not None}
+        units = {Memory: "bytes", Duration: "seconds"}
+        return {name: float(getattr(value, units.get(type(value), "real"))) for name, value in given.items()}
+
+
+class Goals(Section):
+    """What is proposed, and what for."""
+
+    sampler: Sampler = TpeSampler()
+    trials: Count
+    minimize: tuple[Goal, ...] = ("perplexity",)
+    constraints: Limits = Limits()
+    proposals: Count | None = None
+    keep: Count = 3
+    seed: int = 0
+
+    @property
+    def most(self) -> int:
+        """How many proposals are drawn at most."""
+        return self.proposals or _MOST * self.trials
+
+    @property
+    def found(self) -> int:
+        """How many proposals become variants at most."""
+        return 1 if len(self.minimize) == 1 else self.keep

@@ -17,17 +17,15 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from archlab.arch_dsl.language.errors import Problem, SpecError, unknown
-from archlab.arch_dsl.language.parse import INVALID
+from archlab.arch_dsl.language.errors import Problem, unknown
+from archlab.arch_dsl.language.parse import INVALID, refuse
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import set_marks
 from archlab.arch_dsl.patching.patch import Setting
-from archlab.search.sections.search.axes import KINDS, Axis, Choice, Components, Floats, Integers, parse_axis
+from archlab.search.sections.search.axes import KINDS, Axis, Choice, Components, parse_axis
 from archlab.search.variants.asks import Question
 from archlab.search.variants.patches import Patch
 from archlab.search.variants.section import Section
-
-__all__ = ["Axis", "Choice", "Components", "Floats", "Integers", "Space"]
 
 ON, OFF = "on", "off"
 
@@ -40,32 +38,19 @@ class Space(Section):
     axes: dict[str, Axis] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def parse(cls, data: Any, path: str = "space") -> Space:
-        """A space from a node tree or plain data. Raises SpecError with all its problems."""
-        problems: list[Problem] = []
-        space = cls.parse_node(Node.of(data), path, problems)
-        if problems:
-            raise SpecError(problems)
-        assert isinstance(space, Space)
-        return space
-
-    @classmethod
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
         """The space that stands here, or INVALID after noting in `problems` why there is none."""
         if not isinstance(node.value, dict):
-            problems.append(Problem(path, f"must be a mapping from path to axis, found {node.kind}", node.mark))
-            return INVALID
+            return refuse(problems, path, f"must be a mapping from path to axis, found {node.kind}", node.mark)
         if not node.value:
-            problems.append(Problem(path, "holds no axis: there is nothing to search", node.mark))
-            return INVALID
+            return refuse(problems, path, "holds no axis: there is nothing to search", node.mark)
         before = len(problems)
         axes = {name: parse_axis(child, f"{path}.{name}", problems) for name, child in node.value.items()}
         if len(problems) > before:
             return INVALID
         space = cls(axes=axes)
-        places = {name: node.key_marks.get(name, child.mark) for name, child in node.value.items()}
-        marks = {name: mark for name, mark in places.items() if mark}
-        set_marks(space, {**marks, "": node.mark} if node.mark else marks)
+        marks = {name: node.key_marks.get(name, child.mark) for name, child in node.value.items()}
+        set_marks(space, {name: mark for name, mark in {**marks, "": node.mark}.items() if mark})
         problems.extend(space._complaints(path))
         return space if len(problems) == before else INVALID
 
@@ -150,7 +135,11 @@ class Space(Section):
                 asked = self.axes.get(term.path)
                 for value in term.literals if asked else ():
                     if asked and not asked.holds(value):
-                        found.append(Problem(where, _never(term.path, value, asked), mark))
+                        if isinstance(asked, Choice):
+                            message = unknown(value, f"choice of {term.path}", [str(each) for each in asked.values])
+                        else:
+                            message = f"{term.path} is never {value}: it goes from {asked.low:g} to {asked.high:g}"
+                        found.append(Problem(where, message, mark))
         return found
 
     def _below(self, path: str) -> set[str]:
@@ -195,9 +184,3 @@ def _enabling(space: Space, path: str, above: tuple[str, ...]) -> dict[str, Any]
             return None
         found |= before | {asked: value}
     return found
-
-
-def _never(path: str, value: Any, asked: Axis) -> str:
-    if isinstance(asked, Choice | Components):
-        return unknown(value, f"choice of {path}", [str(each) for each in asked.values])
-    return f"{path} is never {value}: it goes from {asked.low:g} to {asked.high:g}"

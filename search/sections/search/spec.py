@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from archlab.arch_dsl.language.errors import Problem
-from archlab.search.sections.search.goals import Goals
 from archlab.search.sections.search.rows import Seeker
+from archlab.search.sections.search.samplers import Goals
 from archlab.search.sections.search.space import Space
 from archlab.search.store.store import Store
 from archlab.search.variants.asks import Events, NextRows, Planned, Question
@@ -30,12 +30,18 @@ class Search(Goals):
     title: ClassVar[str] = "search"
 
     def problems(self, study: Question) -> Iterable[Problem]:
-        """What its fields get wrong together, and with the other sections."""
         space = study.space
         if not isinstance(space, Space):
             yield Problem("search", "needs `space:` beside it", study.mark("search"))
             return
-        yield from self._own_problems()
+        mark = self.mark("minimize") or self.mark()
+        if "perplexity" not in self.minimize:
+            yield Problem("search.minimize", "must hold perplexity: without it nothing needs to be trained", mark)
+        for goal in {goal for goal in self.minimize if self.minimize.count(goal) > 1}:
+            yield Problem("search.minimize", f"holds {goal} twice", mark)
+        if self.proposals is not None and self.proposals < self.trials:
+            message = f"must be at least the number of trials, {self.trials}, found {self.proposals}"
+            yield Problem("search.proposals", message, self.mark("proposals"))
         yield from space.component_problems(study.components)
         if complaint := self.sampler.complaint(space, len(self.minimize), self.trials):
             yield Problem("search.sampler", complaint, self.mark("sampler") or self.mark())
@@ -47,22 +53,11 @@ class Search(Goals):
             if head == "train" and rest and rest[0] in _REASONS:
                 yield Problem(f"space.{path}", _REASONS[rest[0]], space.mark(path) or study.mark("space"))
 
-    def _own_problems(self) -> Iterator[Problem]:
-        mark = self.mark("minimize") or self.mark()
-        if "perplexity" not in self.minimize:
-            yield Problem("search.minimize", "must hold perplexity: without it nothing needs to be trained", mark)
-        for goal in {goal for goal in self.minimize if self.minimize.count(goal) > 1}:
-            yield Problem("search.minimize", f"holds {goal} twice", mark)
-        if self.proposals is not None and self.proposals < self.trials:
-            message = f"must be at least the number of trials, {self.trials}, found {self.proposals}"
-            yield Problem("search.proposals", message, self.mark("proposals"))
-
     def proposed(self, seeds: int) -> int:
         """The trials, and the repeats of what is found."""
         return self.trials + self.found * (seeds - 1)
 
     def record(self, planned: Planned) -> dict[str, Any]:
-        """What was proposed and what it costs, once a run has begun."""
         return planned.searched
 
     @classmethod

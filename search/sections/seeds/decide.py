@@ -43,10 +43,13 @@ def wanted_seeds(record: dict[str, Any], trials: list[dict[str, Any]]) -> dict[s
     selections = select(record, trials)
     while True:
         wanted = {name: seeds[:count] for name, count in counts.items()}
-        seen = [_restricted(selection, wanted[selection.variant]) for selection in selections]
+        seen = []
+        for each in selections:
+            mine = {seed: trial for seed, trial in each.reported.items() if seed in wanted[each.variant]}
+            seen.append(replace(each, reported=mine))
         if not all(each.pruned or _ended(now, wanted[now.variant]) for each, now in zip(selections, seen, strict=True)):
             return wanted
-        growing = [name for name in _undecided_once(record, seen) if counts[name] < len(seeds)]
+        growing = [name for name in _undecided(record, seen) if counts[name] < len(seeds)]
         if not growing:
             return wanted
         for name in growing:
@@ -54,34 +57,28 @@ def wanted_seeds(record: dict[str, Any], trials: list[dict[str, Any]]) -> dict[s
             counts[bases[name]] = max(counts[bases[name]], counts[name])
 
 
-def _undecided_once(record: dict[str, Any], selections: list[Selection]) -> list[str]:
-    """What `undecided` says, remembered: all earlier decisions are replayed whenever a trial ends."""
+def _undecided(record: dict[str, Any], selections: list[Selection]) -> list[str]:
+    """The variants whose difference to their baseline more seeds may resolve. Needs a record with baselines.
+
+    It is remembered: all earlier decisions are replayed whenever a trial ends.
+    """
+    from archlab.search.results.losses import lay_out
+
     variants = tuple((v["name"], v["baseline"], v.get("batches"), v.get("test")) for v in record["variants"])
     seen = tuple(
         (selection.variant, seed, trial["key"], trial["state"], loss(trial, "test"))
         for selection in selections
         for seed, trial in sorted(selection.reported.items())
     )
-    asked = (variants, seen, record["sequential"]["margin"])
+    margin = record["sequential"]["margin"]
+    asked = (variants, seen, margin)
     if asked not in _DECIDED:
         while len(_DECIDED) >= _KEPT:
             del _DECIDED[next(iter(_DECIDED))]
-        _DECIDED[asked] = undecided(record, selections)
+        layout = lay_out(record, [with_documents(selection) for selection in selections])
+        pairs = zip(selections, analysed(record, layout).contrasts, strict=True)
+        _DECIDED[asked] = [each.variant for each, found in pairs if found is not None and not decision(found, margin)]
     return _DECIDED[asked]
-
-
-def undecided(record: dict[str, Any], selections: list[Selection]) -> list[str]:
-    """The variants whose difference to their baseline more seeds may resolve. Needs a record with baselines."""
-    from archlab.search.results.losses import lay_out
-
-    analysis = analysed(record, lay_out(record, [with_documents(selection) for selection in selections]))
-    margin = record["sequential"]["margin"]
-    names = [selection.variant for selection in selections]
-    return [
-        name
-        for name, contrast in zip(names, analysis.contrasts, strict=True)
-        if contrast is not None and decision(contrast, margin) is None
-    ]
 
 
 def analysed(record: dict[str, Any], layout: Layout) -> Analysis:
@@ -125,27 +122,18 @@ def _ended(selection: Selection, seeds: Iterable[int]) -> bool:
     return all(seed in selection.reported and selection.reported[seed]["state"] in TERMINAL for seed in seeds)
 
 
-def _restricted(selection: Selection, seeds: list[int]) -> Selection:
-    return replace(selection, reported={s: trial for s, trial in selection.reported.items() if s in seeds})
-
-
 def with_documents(selection: Selection) -> Selection:
     """The selection with the documents of its complete trials, read where the trials don't bring them."""
-    reported = {
-        seed: trial if "documents" in trial else {**trial, "documents": _documents(trial)}
-        for seed, trial in selection.reported.items()
-    }
+    reported = dict(selection.reported)
+    for seed, trial in reported.items():
+        if "documents" not in trial:
+            there = trial["state"] == "complete" and trial.get("folder")
+            reported[seed] = {**trial, "documents": _documents(str(trial["folder"])) if there else None}
     return replace(selection, reported=reported)
 
 
-def _documents(trial: dict[str, Any]) -> dict[str, Any] | None:
-    if trial["state"] != "complete" or not trial.get("folder"):
-        return None
-    return _kept_documents(str(trial["folder"]))
-
-
 @lru_cache(maxsize=256)
-def _kept_documents(folder: str) -> dict[str, Any] | None:
+def _documents(folder: str) -> dict[str, Any] | None:
     """A complete trial's documents, which don't change. Damaged ones count as none here: the report names the file."""
     from archlab.search.results.losses import DamagedDocuments, read_documents
 

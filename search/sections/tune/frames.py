@@ -5,29 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
+from archlab.search.formatting.frames import NAN
 from archlab.search.formatting.words import is_number, spelled
 from archlab.search.results.selection import Selection, loss, rate
 
-NAN = float("nan")
+if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
+    import pandas as pd
+
 FITTED = 2  # neighbours on each side of the best that a parabola is fitted through
-COLUMNS = (
-    "variant",
-    "lr",
-    "fitted_lr",
-    "fitted_loss",
-    "curvature",
-    "stable_lr",
-    "diverged_lr",
-    "sensitivity",
-    "sensitivity_from",
-    "sensitivity_to",
-    "verdict",
-)
 
 
 @dataclass(frozen=True)
@@ -52,8 +41,7 @@ def curve_of(selection: Selection) -> Curve | None:
     line: dict[float, float] = {}
     for trial in selection.tuned:
         settings = trial["settings"]
-        others = {name: value for name, value in settings.items() if name != "lr"}
-        if trial["role"] == "tune" and is_number(settings.get("lr")) and others.items() <= chosen.items():
+        if trial["role"] == "tune" and is_number(settings.get("lr")) and _others(trial).items() <= chosen.items():
             value = loss(trial, "validation") if trial.get("until") is None else None
             line[settings["lr"]] = math.inf if trial["state"] == "diverged" else NAN if value is None else value
     if len(line) < 2 or not is_number(chosen.get("lr")):
@@ -68,14 +56,8 @@ def fit(curve: Curve) -> tuple[float, float, float] | None:
     It goes through the best rate and up to two more on each side that came to their end. None where one side has none,
     where the parabola has no lowest point, or where that is not between the rates used.
     """
-    place = curve.rates.index(curve.best)
-    low = place
-    while low > max(place - FITTED, 0) and math.isfinite(curve.losses[low - 1]):
-        low -= 1
-    high = place
-    while high < min(place + FITTED, len(curve.rates) - 1) and math.isfinite(curve.losses[high + 1]):
-        high += 1
-    if low == place or high == place:
+    low, high = _around_best(curve, [math.isfinite(value) for value in curve.losses], FITTED)
+    if curve.best in (curve.rates[low], curve.rates[high]):
         return None
     x = np.log(curve.rates[low : high + 1])
     a, b, c = np.polyfit(x - x.mean(), curve.losses[low : high + 1], 2)
@@ -97,18 +79,23 @@ def sensitivity(curve: Curve, start: float) -> tuple[float, float, float]:
     LR sensitivity (M. Wortsman et al., arXiv:2309.14322, section 2.2), by the trapezoidal rule over the rates around
     the best that came to their end or diverged; `start` is the loss of an untrained model. NaN for fewer than three.
     """
-    known = [not math.isnan(value) for value in curve.losses]
-    low = high = curve.rates.index(curve.best)
-    while low > 0 and known[low - 1]:
-        low -= 1
-    while high < len(known) - 1 and known[high + 1]:
-        high += 1
+    low, high = _around_best(curve, [not math.isnan(value) for value in curve.losses], len(curve.losses))
     if high - low < 2:
         return NAN, NAN, NAN
     x = np.log(curve.rates[low : high + 1])
     y = np.minimum(curve.losses[low : high + 1], start)
     mean = float((np.diff(x) * (y[1:] + y[:-1]) / 2).sum() / (x[-1] - x[0]))
     return mean - float(y.min()), curve.rates[low], curve.rates[high]
+
+
+def _around_best(curve: Curve, known: list[bool], most: int) -> tuple[int, int]:
+    """The first and the last of the places around the best rate that are known, at most so many on each side."""
+    low = high = place = curve.rates.index(curve.best)
+    while low > max(place - most, 0) and known[low - 1]:
+        low -= 1
+    while high < min(place + most, len(known) - 1) and known[high + 1]:
+        high += 1
+    return low, high
 
 
 def verdict(ours: Curve, base: Curve, noise: float) -> str:
@@ -140,6 +127,8 @@ def tuning_frame(
     A difference within the 95% interval of one pair of seeds, 1.96 sqrt(2) seed_sd, is noise. Needs a record with
     baselines.
     """
+    import pandas as pd
+
     curves = {selection.variant: curve for selection in selections if (curve := curve_of(selection))}
     noise = 1.96 * math.sqrt(2) * (seed_sd or 0.0)
     rows = []
@@ -154,7 +143,9 @@ def tuning_frame(
         known = name in comparable and base in curves
         said = "baseline" if name == base else verdict(curve, curves[base], noise) if known else ""
         rows.append((name, curve.best, *fitted, *stable(curve), *spread, said))
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    columns = ["variant", "lr", "fitted_lr", "fitted_loss", "curvature", "stable_lr", "diverged_lr"]
+    spread_over = ["sensitivity", "sensitivity_from", "sensitivity_to"]
+    return pd.DataFrame(rows, columns=[*columns, *spread_over, "verdict"])
 
 
 def rates_frame(record: dict[str, Any], selections: list[Selection]) -> pd.DataFrame:
@@ -164,6 +155,8 @@ def rates_frame(record: dict[str, Any], selections: list[Selection]) -> pd.DataF
     steps; `settled` is whether the variant's tuning is over, else one that is paused waits for the others; `along` is
     whether all but the rate is as it was chosen.
     """
+    import pandas as pd
+
     rows = []
     batches = {variant["name"]: variant.get("batches") for variant in record["variants"]}
     first = record["variants"][0]["name"]
@@ -173,7 +166,7 @@ def rates_frame(record: dict[str, Any], selections: list[Selection]) -> pd.DataF
         tuned = [(rate(t), t) for t in selection.tuned if t["role"] == "tune"]
         ends = [t["result"].get("step") for _, t in tuned if t["state"] == "complete"]
         planned = record.get("steps") if batches[selection.variant] == batches[first] else None
-        whole = max((end for end in ends if end), default=planned)
+        whole = max(filter(None, ends), default=planned)
         for lr, trial in sorted(tuned, key=lambda pair: pair[0] or 0.0):
             value = loss(trial, "validation")
             step = (trial["result"] or {}).get("step")
@@ -190,7 +183,7 @@ def rates_frame(record: dict[str, Any], selections: list[Selection]) -> pd.DataF
                     "step": step or NAN,
                     "share": step / whole if step and whole else NAN,
                     "settled": selection.settled,
-                    "along": _others(trial["settings"]).items() <= (selection.settings or trial["settings"]).items(),
+                    "along": _others(trial).items() <= (selection.settings or trial["settings"]).items(),
                 }
             )
     measured = ["validation_loss", "validation_perplexity", "best"]
@@ -198,5 +191,5 @@ def rates_frame(record: dict[str, Any], selections: list[Selection]) -> pd.DataF
     return pd.DataFrame(rows, columns=columns)
 
 
-def _others(settings: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name != "lr"}
+def _others(trial: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in trial["settings"].items() if name != "lr"}

@@ -35,12 +35,11 @@ class Tuned:
     settled: bool = True
     _seen: dict[str, Sequence[float | None]] = field(default_factory=dict)
 
-    def add(self, point: Point, reach: int) -> str:
-        """Wants a point up to a rung. Returns its name."""
+    def add(self, point: Point, reach: int) -> None:
+        """Wants a new point up to a rung."""
         name = canonical_json(point)
         self.points[name] = point
         self.want(name, reach)
-        return name
 
     def want(self, name: str, reach: int) -> None:
         """Wants a point up to a rung from now on."""
@@ -68,7 +67,7 @@ def tuned(tune: Tune, rungs: int, losses: Losses, possible: Callable[[Point], bo
     while found.settled and found.points:
         best = min(found.points, key=found.end)
         alive = math.isfinite(found.end(best))
-        more = list(_near(tune, found, best)) if alive else _stopped(found)[:1]
+        more = _near(tune, found, best) if alive else _stopped(found)[:1]
         fresh = [point for point in _beyond(tune, found, best) if possible(point)] if alive and not more else []
         if not (more or fresh):
             break
@@ -109,12 +108,12 @@ def _line(tune: Tune, found: Tuned, best: str) -> Iterator[tuple[str, list[tuple
             yield path, sorted(same)
 
 
-def _near(tune: Tune, found: Tuned, best: str) -> Iterator[str]:
+def _near(tune: Tune, found: Tuned, best: str) -> list[str]:
     """The neighbours of the best point that stopped at a rung."""
     stopped = set(_stopped(found))
-    for _, line in _line(tune, found, best):
-        place = [name for _, name in line].index(best)
-        yield from (name for _, name in line[max(place - 1, 0) : place + 2] if name in stopped)
+    lines = [[name for _, name in line] for _, line in _line(tune, found, best)]
+    places = [(line, line.index(best)) for line in lines]
+    return [name for line, place in places for name in line[max(place - 1, 0) : place + 2] if name in stopped]
 
 
 def _beyond(tune: Tune, found: Tuned, best: str) -> Iterator[Point]:

@@ -13,7 +13,6 @@ from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.patching.patch import Setting
 from archlab.search.recipe.curve import rungs
-from archlab.search.recipe.recipe import Recipe
 from archlab.search.results.selection import choose, loss
 from archlab.search.sections.tune.halving import Point, tuned
 from archlab.search.sections.tune.spec import RATE, Tune, short
@@ -56,7 +55,7 @@ class Tuner:
         rows = []
         for name, point in found.points.items():
             until = [*steps, None][found.reach[name]]
-            settings = self.settings(variant, point)
+            settings = {"lr": variant.recipe.lr, **point}  # which always name the learning rate
             rows.append(Row(self.trial(variant, point), variant.name, "tune", settings, self.seed, until))
         if not found.settled:
             return rows, None
@@ -85,12 +84,13 @@ class Tuner:
         return [Row(trial, variant.name, "tune", settings, self.second) for trial, settings in trials]
 
     def rungs(self, variant: Variant) -> list[int]:
-        """The steps at which values may stop."""
-        return rung_steps(self.tune, variant.recipe)
-
-    def settings(self, variant: Variant, point: Point) -> dict[str, Any]:
-        """A point as the trial table has it, which always names the learning rate."""
-        return {"lr": variant.recipe.lr, **point}
+        """The steps at which values may stop: the first points of the validation curve at or after each rung."""
+        if not self.tune.brackets or len(self.tune.points) < 2:
+            return []
+        points = rungs(variant.recipe)
+        wanted = [share * variant.recipe.all_steps * (1 - 1e-9) for share in self.tune.brackets.rungs]
+        found = [next((point for point in points if point >= step), None) for step in wanted]
+        return sorted({step for step in found if step is not None})
 
     def trial(self, variant: Variant, settings: Mapping[str, Any], seed: int | None = None) -> Trial:
         """The trial of a variant at these settings, with the seed that tunes or with another one."""
@@ -103,10 +103,8 @@ class Tuner:
 
     def reaches(self, variant: Variant, settings: Mapping[str, Any]) -> bool:
         """Whether settings are among the values, or among those beyond, and make sense in a variant."""
-        for path, axis in self.tune.axes.items():
-            steps = self.tune.steps(path)
-            if settings.get(short(path)) not in (*axis.values, *axis.beyond(False, steps), *axis.beyond(True, steps)):
-                return False
+        if any(settings.get(short(path)) not in self.tune.reach(path) for path in self.tune.axes):
+            return False
         point = {short(path): settings[short(path)] for path in self.tune.axes}
         return self.at(variant, point) is not None
 
@@ -126,19 +124,17 @@ class Tuner:
         if key not in self.variants:
             self.variants[key] = None
             asked, target = self.asked[variant.name]
-            own = tuple(self._setting(path, value) for path, value in others.items())
+            own = []
+            for path, value in others.items():  # each at the place where it was written
+                axis, mark = self.tune.axes[path], self.tune.mark(path)
+                place = next((n.mark for each, n in zip(axis.values, axis.nodes, strict=True) if each == value), None)
+                own.append(Setting(path, Node.of(value, place or mark), "tune", mark))
             made = self.builder.variant(replace(asked, settings=(*asked.settings, *own)), target, bool(variant.matched))
             self.variants[key] = replace(made, name=variant.name, baseline=variant.baseline)
         found = self.variants[key]
         if found is None:
             raise SpecError.of("tune", f"{canonical_json(others)} makes no sense in '{variant.name}'", self.tune.mark())
         return found
-
-    def _setting(self, path: str, value: Any) -> Setting:
-        """A value as a patch, at the place where it was written."""
-        axis = self.tune.axes[path]
-        place = next((node.mark for each, node in zip(axis.values, axis.nodes, strict=True) if each == value), None)
-        return Setting(path, Node.of(value, place or self.tune.mark(path)), "tune", self.tune.mark(path))
 
     def problems(self, variant: Variant) -> Iterable[Problem]:
         """What is wrong with the values of `tune` in one variant."""
@@ -149,7 +145,7 @@ class Tuner:
             except SpecError as error:
                 yield from error.problems
                 continue
-            path = next(path for path in reversed(self.tune.axes))
+            path = [*self.tune.axes][-1]
             if at.batches != variant.batches:
                 message = "changes the batches, so that losses do not pair; make it an axis of `grid`"
                 yield Problem(f"tune.{path}", message, self.tune.mark(path))
@@ -160,13 +156,9 @@ class Tuner:
 
     def sizes(self, variant: Variant) -> list[dict[str, Any]]:
         """What the variant costs at each combination of the values, or of those beyond, that change its model."""
-        others = {path: axis for path, axis in self.tune.axes.items() if path != RATE}
-        reach = [
-            (*axis.values, *axis.beyond(False, self.tune.steps(path)), *axis.beyond(True, self.tune.steps(path)))
-            for path, axis in others.items()
-        ]
+        others = [path for path in self.tune.axes if path != RATE]
         found = []
-        for values in itertools.product(*reach) if others else ():
+        for values in itertools.product(*map(self.tune.reach, others)) if others else ():
             settings = dict(zip(others, values, strict=True))
             if at := self.at(variant, settings):
                 said = {"parameters": at.parameters, "mismatch": at.mismatch, "matched": at.matched, **at.figures}
@@ -214,17 +206,6 @@ def tuner_of(tune: Tune, builds: Builds, variants: list[Variant], made: Made, se
         if problems := [*wrong.problems()]:
             raise SpecError(problems)
     return tuner
-
-
-def rung_steps(tune: Tune, recipe: Recipe) -> list[int]:
-    """The steps of a trial at which values may stop: the first points of its validation curve at or after each rung."""
-    if not tune.brackets or len(tune.points) < 2:
-        return []
-
-    points = rungs(recipe)
-    wanted = [share * recipe.all_steps * (1 - 1e-9) for share in tune.brackets.rungs]
-    found = [next((point for point in points if point >= step), None) for step in wanted]
-    return sorted({step for step in found if step is not None})
 
 
 def _history(row: dict[str, Any]) -> list[tuple[int, float]]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from archlab.arch_dsl.language.errors import Problem, unknown
-from archlab.arch_dsl.language.parse import INVALID, parse_value
+from archlab.arch_dsl.language.parse import INVALID, parse_value, refuse
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import Positive, Range, Spec, fields_of, set_marks
 from archlab.arch_dsl.model.model import DecoderModel, EncoderDecoderModel
@@ -88,8 +88,7 @@ class Tune(Section):
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
         """From a mapping of paths, with `extend` and `brackets` among them."""
         if not isinstance(node.value, dict):
-            problems.append(Problem(path, f"must be a mapping from paths to values, found {node.kind}", node.mark))
-            return INVALID
+            return refuse(problems, path, f"must be a mapping from paths to values, found {node.kind}", node.mark)
         before = len(problems)
         options = {name: child for name, child in node.value.items() if name in TUNE_OPTIONS}
         axes: dict[str, Values] = {}
@@ -98,14 +97,14 @@ class Tune(Section):
                 full = _full(name)
                 mark = node.key_marks.get(name, child.mark)
                 if full in axes:
-                    problems.append(Problem(f"{path}.{name}", f"is {full}, which stands here already", mark))
+                    refuse(problems, f"{path}.{name}", f"is {full}, which stands here already", mark)
                 if "." not in full and full not in _MODEL:
-                    message = unknown(name, "key of tune", ("lr", *TUNE_OPTIONS))
-                    problems.append(Problem(f"{path}.{name}", message, mark))
+                    refuse(problems, f"{path}.{name}", unknown(name, "key of tune", ("lr", *TUNE_OPTIONS)), mark)
                 axes[full] = _values(full, child, f"{path}.{name}", problems)
         if not axes:
-            problems.append(Problem(path, "holds no path: there is nothing to choose", node.mark))
-        extend = _extend(options.get("extend"), f"{path}.extend", problems)
+            refuse(problems, path, "holds no path: there is nothing to choose", node.mark)
+        kind = Annotated[int, Range(min=0, max=20)]
+        extend = parse_value(kind, options["extend"], f"{path}.extend", problems) if "extend" in options else None
         brackets = _brackets(options.get("brackets"), f"{path}.brackets", problems)
         if len(problems) > before:
             return INVALID
@@ -137,9 +136,8 @@ class Tune(Section):
         if count > MAX_POINTS:
             yield Problem(path, f"makes {count:,} combinations of values; at most {MAX_POINTS:,}", self.mark())
         if self.extend and not any(axis.beyond(True, 1) or axis.beyond(False, 1) for axis in self.axes.values()):
-            yield Problem(
-                f"{path}.extend", "needs a grid, or a list of at least two numbers above 0", self.mark("extend")
-            )
+            message = "needs a grid, or a list of at least two numbers above 0"
+            yield Problem(f"{path}.extend", message, self.mark("extend"))
 
     def steps(self, path: str) -> int:
         """By how many values a path may grow on each side."""
@@ -149,10 +147,15 @@ class Tune(Section):
     def points(self) -> list[dict[str, Any]]:
         """All combinations of the values, the last path's changing fastest."""
         names = [short(path) for path in self.axes]
-        return [dict(zip(names, values, strict=True)) for values in itertools.product(*self._all())]
+        return [
+            dict(zip(names, values, strict=True))
+            for values in itertools.product(*(axis.values for axis in self.axes.values()))
+        ]
 
-    def _all(self) -> list[tuple[Any, ...]]:
-        return [axis.values for axis in self.axes.values()]
+    def reach(self, path: str) -> tuple[Any, ...]:
+        """The values of a path, and those beyond the ends."""
+        axis, steps = self.axes[path], self.steps(path)
+        return (*axis.values, *axis.beyond(False, steps), *axis.beyond(True, steps))
 
     @property
     def saved(self) -> float:
@@ -160,7 +163,6 @@ class Tune(Section):
         return saved_by_brackets(len(self.points), self.brackets.rungs, self.brackets.keep) if self.brackets else 0.0
 
     def record(self, planned: Planned) -> dict[str, Any]:
-        """See `plain`."""
         return self.plain()
 
     def plain(self) -> dict[str, Any]:
@@ -191,10 +193,6 @@ def _same_kind(value: float, values: tuple[Any, ...]) -> Any:
     return round(value) if all(isinstance(each, int) for each in values) else value
 
 
-def _extend(node: Node | None, path: str, problems: list[Problem]) -> Any:
-    return None if node is None else parse_value(Annotated[int, Range(min=0, max=20)], node, path, problems)
-
-
 def _brackets(node: Node | None, path: str, problems: list[Problem]) -> Any:
     """The brackets that are asked for, False where there shall be none, None where nothing is said."""
     if node is None:
@@ -203,9 +201,9 @@ def _brackets(node: Node | None, path: str, problems: list[Problem]) -> Any:
         return Brackets() if node.value else False
     found = parse_value(Brackets, node, path, problems)
     if found is not INVALID and list(found.rungs) != sorted(set(found.rungs)):
-        problems.append(Problem(f"{path}.rungs", "must ascend, each once", found.mark("rungs")))
+        refuse(problems, f"{path}.rungs", "must ascend, each once", found.mark("rungs"))
     if found is not INVALID and not found.rungs:
-        problems.append(Problem(f"{path}.rungs", "holds none", found.mark("rungs")))
+        refuse(problems, f"{path}.rungs", "holds none", found.mark("rungs"))
     return found
 
 
@@ -217,8 +215,7 @@ def _values(full: str, node: Node, path: str, problems: list[Problem]) -> Any:
     if not nodes or (full != RATE and not isinstance(node.value, list)) or node.value is None:
         found = "nothing" if node.value is None else "an empty list" if not nodes else node.kind
         what = "rate" if full == RATE else "value"
-        problems.append(Problem(path, f"must be a list of at least one {what}, found {found}", node.mark))
-        return INVALID
+        return refuse(problems, path, f"must be a list of at least one {what}, found {found}", node.mark)
     if full == RATE:
         rates = parse_value(tuple[Positive, ...], node, path, problems)
         if rates is INVALID:
@@ -230,10 +227,8 @@ def _values(full: str, node: Node, path: str, problems: list[Problem]) -> Any:
     for value, child in zip(values, nodes, strict=True):
         spelled = json.dumps(value, sort_keys=True)
         if spelled in seen:
-            problems.append(
-                Problem(path, f"holds {brief_text(value)} twice", node.mark if full == RATE else child.mark)
-            )
-            return INVALID
+            mark = node.mark if full == RATE else child.mark
+            return refuse(problems, path, f"holds {brief_text(value)} twice", mark)
         seen.add(spelled)
     listed = Values(tuple(values), nodes=tuple(nodes))
     if not listed.is_ordered:
@@ -250,19 +245,14 @@ def _grid(full: str, node: Node, path: str, problems: list[Problem]) -> Any:
     for name in node.value:
         if name not in keys:
             mark = node.key_marks.get(name, node.mark)
-            problems.append(Problem(f"{path}.{name}", unknown(name, f"key of {short(full)}", keys), mark))
+            refuse(problems, f"{path}.{name}", unknown(name, f"key of {short(full)}", keys), mark)
+    what = "rate" if full == RATE else "value"
     for name in keys:
         if name not in node.value:
-            problems.append(
-                Problem(
-                    f"{path}.{name}",
-                    f"is missing: a grid of {'rates' if full == RATE else 'values'} needs it",
-                    node.mark,
-                )
-            )
+            refuse(problems, f"{path}.{name}", f"is missing: a grid of {what}s needs it", node.mark)
     kind = node.value.get("grid")
     if kind and kind.value not in GRIDS:
-        problems.append(Problem(f"{path}.grid", unknown(kind.value, "grid", GRIDS), kind.mark))
+        refuse(problems, f"{path}.grid", unknown(kind.value, "grid", GRIDS), kind.mark)
     ends = [
         parse_value(Positive, node.value[name], f"{path}.{name}", problems) for name in keys[1:] if name in node.value
     ]
@@ -272,10 +262,8 @@ def _grid(full: str, node: Node, path: str, problems: list[Problem]) -> Any:
     low, high = ends
     found = tuple(value for value in _members(str(kind.value)) if low * 0.999 <= value <= high * 1.001)
     if not found:
-        what = "rate" if full == RATE else "value"
         message = f"holds no {what}: none of the grid {kind.value} lies between {low:g} and {high:g}"
-        problems.append(Problem(path, message, node.mark))
-        return INVALID
+        return refuse(problems, path, message, node.mark)
     if full != RATE and all(value.is_integer() for value in found):
         found = tuple(int(value) for value in found)
     return Values(found, str(kind.value), (node,) * len(found))

@@ -19,7 +19,7 @@ from archlab.search.evaluation.measures import Decoding, LossSpikes, Measure, Me
 from archlab.search.evaluation.measures.loss_spikes import spikes
 from archlab.search.evaluation.measures.speed import flops_of, training_flops
 from archlab.search.hardware.peaks import PEAKS, joules, known_peak, measured_peak, rapl_joules
-from archlab.search.sections.evaluate.blocks import TIMED, is_timed
+from archlab.search.sections.evaluate.told import TIMED, is_timed
 from archlab.search.training.module import seeds_of
 from archlab.search.trial.trial import Trial
 from tests.search.downstream_kit import CONTEXT, byte_data, subject

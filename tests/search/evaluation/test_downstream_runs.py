@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from archlab.cli.main import main
 from archlab.search.comparison.compare import load_comparison
 from archlab.search.running.run import run
-from archlab.search.sections.evaluate.blocks import measure_blocks
+from archlab.search.sections.evaluate.told import ToldOfEvaluate
 from archlab.search.store.findings import findings
 from archlab.search.store.store import Store
 from tests.search.downstream_kit import task
@@ -76,7 +76,7 @@ def test_a_study_is_asked_tasks_and_costs_and_goes_on_with_a_text(
             assert values["choose_n"] == 2 and values["choose_acc"] in (0, 0.5, 1)
             assert values["training_flops_steps_1"] > 0 and values["journal_lines"] == 2
         key, row = next(iter(trials.items()))
-        titles = [block.title for block in measure_blocks(load_comparison(opened, name))]
+        titles = [block.title for block in ToldOfEvaluate().blocks(load_comparison(opened, name))]
     assert "Timed: speed_steps_1" in titles and "Measured: lm_eval_choose" in titles
     trial = f"{name}/{row['variant']}/{row['seed']}"
     asked = ("generate", "--store", str(store), "--tokens", "9", "--json")

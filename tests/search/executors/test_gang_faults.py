@@ -15,7 +15,8 @@ from archlab.search.executors.process_group import Parallel
 from archlab.search.executors.ray_executor import RayExecutor
 from archlab.search.executors.resources import Resources
 from archlab.search.running.driver import drive
-from archlab.search.sections.budget.spec import Limits
+from archlab.search.sections.budget.spec import Budget
+from archlab.search.utils.quantities import Duration
 from tests.search.processes import alive
 from tests.search.study_kit import go, make_store, rows_of, steps_run, toy, until
 
@@ -189,7 +190,7 @@ def test_a_pruned_gang_frees_its_cores(executor, tmp_path):
 def test_a_gang_that_is_asked_to_stop_leaves_a_checkpoint_and_goes_on(executor, tmp_path):
     store, trial = make_store(tmp_path), toy(1, steps=30, step_s=0.05, holds=[20])
     assert executor.slots  # Ray is up, so that the trial has its time
-    assert run(executor, store, trial, limits=Limits(wall_s=3.0)).exit_code == 3
+    assert run(executor, store, trial, limits=Budget(wall=Duration(3.0))).exit_code == 3
     (row,) = store.study_trials("s")
     assert row["state"] == "planned"
     go(executor._data_root, 20)

@@ -11,9 +11,10 @@ import pytest
 from archlab.search.executors.executor import Failure, Finished
 from archlab.search.executors.inline import InlineExecutor
 from archlab.search.running.driver import drive
-from archlab.search.sections.budget.spec import Limits
+from archlab.search.sections.budget.spec import Budget
 from archlab.search.store.lock import StudyLock, StudyLocked, StudyLost
 from archlab.search.store.store import Row
+from archlab.search.utils.quantities import Duration
 from tests.search.study_kit import ENTRY, ROOT, ByHand, drive_inline, make_store, results, rows_of, steps_run, toy
 
 
@@ -95,16 +96,16 @@ def test_a_retried_trial_goes_on_from_its_checkpoint(tmp_path):
 
 def test_a_spent_budget_of_trials_ends_the_run_and_the_next_one_goes_on(tmp_path):
     store, rows = make_store(tmp_path), rows_of(*(toy(x) for x in range(1, 6)))
-    first = drive_inline(store, rows, limits=Limits(trials=2))
+    first = drive_inline(store, rows, limits=Budget(trials=2))
     assert (first.exit_code, first.counts) == (3, {"complete": 2, "planned": 3, "reused": 0})
     assert "2 trials" in first.message
-    assert drive_inline(store, rows, limits=Limits(trials=2)).counts == {"complete": 2, "planned": 3, "reused": 2}
-    assert drive_inline(store, rows, limits=Limits(trials=5)).exit_code == 0
+    assert drive_inline(store, rows, limits=Budget(trials=2)).counts == {"complete": 2, "planned": 3, "reused": 2}
+    assert drive_inline(store, rows, limits=Budget(trials=5)).exit_code == 0
 
 
 def test_a_spent_budget_of_time_starts_nothing_more(tmp_path):
     store, rows = make_store(tmp_path), rows_of(*(toy(x, step_s=0.05) for x in range(1, 4)))
-    summary = drive_inline(store, rows, limits=Limits(wall_s=0.1))
+    summary = drive_inline(store, rows, limits=Budget(wall=Duration(0.1)))
     assert summary.exit_code == 3
     assert summary.counts["planned"] >= 2, "a trial was started when the time was spent"
 

@@ -10,9 +10,10 @@ from archlab.search.planning.page import plan_json, print_plan
 from archlab.search.planning.plan import plan
 from archlab.search.running.driver import drive
 from archlab.search.running.run import run, tokens_left
-from archlab.search.sections.budget.spec import Account, Limits, Spent, attempt_spent, limits_of, spent_of, standing
+from archlab.search.sections.budget.spec import Account, Budget, Spent, attempt_spent, spent_of, standing
 from archlab.search.store.store import Store
 from archlab.search.study.load import load_study
+from archlab.search.utils.quantities import Duration
 from tests.search.study_files import write_study
 from tests.search.study_kit import ENTRY, make_store, rows_of, steps_run, toy
 
@@ -26,7 +27,7 @@ def drive_inline(store, rows, study="s", **limits):
         return (until or lengths[key]) - (json.loads(done.read_text())["step"] if done.exists() else 0)
 
     executor = InlineExecutor(ENTRY, store.root)
-    return drive(store, study, lambda _: rows, executor, limits=Limits(**limits), tokens_of=tokens_of)
+    return drive(store, study, lambda _: rows, executor, limits=Budget(**limits), tokens_of=tokens_of)
 
 
 def test_a_trial_that_would_exceed_the_tokens_is_not_launched_in_any_run(tmp_path):
@@ -105,13 +106,13 @@ def test_running_trials_are_stopped_at_a_checkpoint_when_the_gpu_hours_run_out(t
 @pytest.mark.parametrize(
     ("limits", "spent", "asked", "refused"),
     [
-        pytest.param(Limits(), Spent(frozenset("ab"), 10**9, 1e9), ("c", 5), None, id="no limit"),
-        pytest.param(Limits(trials=2), Spent(frozenset("ab")), ("b", 5), None, id="a trial of before goes on"),
-        pytest.param(Limits(trials=2), Spent(frozenset("ab")), ("c", 5), "2 trials", id="a trial too many"),
-        pytest.param(Limits(tokens=100), Spent(tokens=89), ("c", 10), None, id="the last tokens"),
-        pytest.param(Limits(tokens=100), Spent(tokens=91), ("c", 10), "100 tokens", id="a token too many"),
-        pytest.param(Limits(gpu_hours=2), Spent(gpu_s=7199.0), ("c", 10), None, id="a second left"),
-        pytest.param(Limits(gpu_hours=2), Spent(gpu_s=7200.0), ("c", 10), "2 GPU hours", id="no time left"),
+        pytest.param(Budget(), Spent(frozenset("ab"), 10**9, 1e9), ("c", 5), None, id="no limit"),
+        pytest.param(Budget(trials=2), Spent(frozenset("ab")), ("b", 5), None, id="a trial of before goes on"),
+        pytest.param(Budget(trials=2), Spent(frozenset("ab")), ("c", 5), "2 trials", id="a trial too many"),
+        pytest.param(Budget(tokens=100), Spent(tokens=89), ("c", 10), None, id="the last tokens"),
+        pytest.param(Budget(tokens=100), Spent(tokens=91), ("c", 10), "100 tokens", id="a token too many"),
+        pytest.param(Budget(gpu_hours=2), Spent(gpu_s=7199.0), ("c", 10), None, id="a second left"),
+        pytest.param(Budget(gpu_hours=2), Spent(gpu_s=7200.0), ("c", 10), "2 GPU hours", id="no time left"),
     ],
 )
 def test_an_account_refuses_what_would_exceed_it(limits, spent, asked, refused):
@@ -121,20 +122,20 @@ def test_an_account_refuses_what_would_exceed_it(limits, spent, asked, refused):
 
 
 def test_what_running_trials_may_still_take_is_reserved():
-    account = Account(Limits(tokens=100))
+    account = Account(Budget(tokens=100))
     account.launched("a", 60, 0.5)
     assert account.refuses("b", 60)
     account.ended("a", {"tokens": 10, "gpu_s": 1800.0})  # it paused early
     assert not account.refuses("b", 60)
-    assert Account(Limits(gpu_hours=1), account.spent, gpus=0.5).over([3000.0, 599.0]) is None
-    assert "1 GPU hours" in Account(Limits(gpu_hours=1), account.spent, gpus=0.5).over([3000.0, 600.0])
+    assert Account(Budget(gpu_hours=1), account.spent, gpus=0.5).over([3000.0, 599.0]) is None
+    assert "1 GPU hours" in Account(Budget(gpu_hours=1), account.spent, gpus=0.5).over([3000.0, 600.0])
 
 
 def test_a_study_stops_at_its_tokens_and_a_longer_budget_goes_on(tmp_path):
     """Of the real trainer's trials of 1,024 tokens two fit in 2,100."""
     path = write_study(tmp_path, budget="budget: {tokens: 2100}")
     study = load_study(path)
-    assert limits_of(study.budget) == Limits(tokens=2100)
+    assert study.budget == Budget(tokens=2100)
     summary = run(study, tmp_path / "store", executor="inline", track=False)
     assert summary.exit_code == 3
     with Store.open(tmp_path / "store") as store:
@@ -157,11 +158,11 @@ def test_a_plan_says_what_of_the_budget_is_spent(tmp_path, capsys):
     print_plan(planned, root)
     assert line.format(2, "2,048") in capsys.readouterr().out
     assert plan_json(planned, root)["spent"] == {"trials": 2, "tokens": 2048, "gpu_hours": 0.0}
-    assert standing(Limits(), Spent()) == ""
-    assert standing(Limits(wall_s=90.0), Spent()) == "budget: 90 s for each run"
+    assert standing(Budget(), Spent()) == ""
+    assert standing(Budget(wall=Duration(90.0)), Spent()) == "budget: 90 s for each run"
 
 
 def test_wall_time_is_that_of_one_run():
-    account = Account(Limits(wall_s=10.0), started=time.monotonic() - 11.0)
+    account = Account(Budget(wall=Duration(10.0)), started=time.monotonic() - 11.0)
     assert account.over([]).startswith("the budget of 10 s for one run is spent")
-    assert Account(Limits(wall_s=10.0)).over([]) is None
+    assert Account(Budget(wall=Duration(10.0))).over([]) is None

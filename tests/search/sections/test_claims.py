@@ -16,8 +16,8 @@ from archlab.search.results.comparison import Comparison
 from archlab.search.results.losses import lay_out
 from archlab.search.results.pairs import Differences
 from archlab.search.results.selection import with_baselines
-from archlab.search.sections.published.blocks import decided_by
 from archlab.search.sections.published.claims import claims_frame
+from archlab.search.sections.published.told import decided_by
 from archlab.search.sections.rooms import select
 from archlab.search.statistics.sequential import always_valid_critical
 from tests.search.compare_kit import end_as, make_study, measures, pick

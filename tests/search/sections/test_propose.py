@@ -10,7 +10,7 @@ import optuna
 import pytest
 
 from archlab.arch_dsl.language.errors import Problem, SpecError
-from archlab.arch_dsl.language.parse import INVALID, parse_value
+from archlab.arch_dsl.language.parse import INVALID, parse, parse_value
 from archlab.arch_dsl.language.source import Node, read_text
 from archlab.search.sections.search.proposer import Ending, Known, Proposer
 from archlab.search.sections.search.samplers import RandomSampler, TpeSampler
@@ -28,7 +28,7 @@ gate: {choice: [none, {position: sdpa}, [rmsnorm]]}
 
 
 def space(text: str = SPACE) -> Space:
-    return Space.parse(read_text(text, "s.yaml"))
+    return parse(Space, read_text(text, "s.yaml"), "space")
 
 
 def fresh(folder: Path, **more: Any) -> Proposer:
@@ -155,7 +155,7 @@ def test_the_parser_of_specs_reads_a_space() -> None:
 
 
 def test_a_space_reads_what_it_writes() -> None:
-    assert Space.parse(space().plain()) == space()
+    assert parse(Space, space().plain(), "space") == space()
 
 
 @pytest.mark.parametrize(
@@ -180,8 +180,8 @@ def test_a_space_reads_what_it_writes() -> None:
 )
 def test_a_condition_compares_by_value_and_kind(when: str, value: Any, holds: bool) -> None:
     written = {"x": {"int": [1, 2], "when": when}}
-    assert Space.parse(written).active("x", {}, {"m": value}) is holds
-    assert Space.parse(Space.parse(written).plain()).active("x", {}, {"m": value}) is holds
+    assert parse(Space, written, "space").active("x", {}, {"m": value}) is holds
+    assert parse(Space, parse(Space, written, "space").plain(), "space").active("x", {}, {"m": value}) is holds
 
 
 # proposals

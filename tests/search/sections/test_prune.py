@@ -14,7 +14,7 @@ import pytest
 from archlab.arch_dsl.language.errors import SpecError
 from archlab.arch_dsl.language.parse import parse_value
 from archlab.arch_dsl.language.source import Node
-from archlab.search.sections.prune.decide import pruning
+from archlab.search.sections.prune.decide import Pruning
 from archlab.search.sections.prune.spec import (
     AshaPruner,
     History,
@@ -253,7 +253,7 @@ def test_trials_are_compared_with_those_of_their_recipe(tmp_path: Path, recipe: 
     with stored(tmp_path, [trial(0), *others]) as store:
         for other in others:
             validated(store, other, curve(1, 1, 1, 1))
-        decide = pruning(MedianPruner(min_trials=2), "s", store)
+        decide = Pruning(MedianPruner(min_trials=2), "s", store)
         assert decide(trial(0).key, 40, list(curve(9, 9, 9, 9))) is expected
 
 
@@ -262,7 +262,7 @@ def test_how_long_a_trial_is_says_its_own_recipe(tmp_path: Path) -> None:
     with stored(tmp_path, [trial(9), *trials]) as store:
         for each in trials[1:]:
             validated(store, each, curve(1, 1, 1, 1))
-        decide = pruning(MedianPruner(min_trials=2), "s", store)
+        decide = Pruning(MedianPruner(min_trials=2), "s", store)
         assert not decide(trials[0].key, 40, [(40, 9.0)]), "all of its 40 steps are done"
 
 
@@ -273,7 +273,7 @@ def test_how_long_a_trial_is_counts_its_stages(tmp_path: Path, steps: int) -> No
     with stored(tmp_path, trials) as store:
         for each in trials[1:]:
             validated(store, each, [(step, 1.0) for step in range(10, 61, 10)])
-        decide = pruning(MedianPruner(min_trials=2), "s", store)
+        decide = Pruning(MedianPruner(min_trials=2), "s", store)
         assert decide(trials[0].key, steps, [(steps, 9.0)]) is (steps < 60)
 
 
@@ -282,7 +282,7 @@ def test_a_trial_that_is_also_a_repeat_is_never_pruned(tmp_path: Path) -> None:
     with stored(tmp_path, trials, repeated=(trials[0],)) as store:
         for each in trials[1:]:
             validated(store, each, curve(1, 1, 1, 1))
-        decide = pruning(MedianPruner(min_trials=2), "s", store)
+        decide = Pruning(MedianPruner(min_trials=2), "s", store)
         assert not decide(trials[0].key, 40, list(curve(9, 9, 9, 9)))
 
 
@@ -294,7 +294,7 @@ def test_a_probe_of_a_screen_is_never_pruned(tmp_path: Path, role: str, expected
         store.add_trials("s", [Row(each, f"v{number}", role, {}, 0) for number, each in enumerate(trials)])
         for each in trials[1:]:
             validated(store, each, curve(1, 1, 1, 1))
-        decide = pruning(MedianPruner(min_trials=2), "s", store)
+        decide = Pruning(MedianPruner(min_trials=2), "s", store)
         assert decide(trials[0].key, 40, list(curve(9, 9, 9, 9))) is expected
 
 
@@ -307,19 +307,19 @@ def test_a_second_seed_of_a_value_is_never_pruned_by_others(tmp_path: Path, seed
         store.add_trials("s", rows)
         for each in trials[1:]:
             validated(store, each, curve(1, 1, 1, 1))
-        decide = pruning(pruner("median"), "s", store)
+        decide = Pruning(pruner("median"), "s", store)
         assert decide(trials[0].key, 40, list(curve(9, 9, 9, 9))) is expected
 
 
 def test_a_rung_is_decided_once_whoever_comes_later(tmp_path: Path) -> None:
     trials = [trial(number) for number in range(4)]
     with stored(tmp_path, trials) as store:
-        decide, key = pruning(AshaPruner(), "s", store), trials[0].key
+        decide, key = Pruning(AshaPruner(), "s", store), trials[0].key
         assert not decide(key, 10, list(curve(9)))
         for each in trials[1:]:
             validated(store, each, curve(1))
         assert not decide(key, 10, list(curve(9))) and not decide(key, 20, list(curve(9, 9)))
-        assert pruning(AshaPruner(), "s", store)(key, 20, list(curve(9, 9))), "a rung passed between two looks counts"
+        assert Pruning(AshaPruner(), "s", store)(key, 20, list(curve(9, 9))), "a rung passed between two looks counts"
 
 
 def test_a_rung_of_an_earlier_attempt_is_not_decided_again(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_a_rung_of_an_earlier_attempt_is_not_decided_again(tmp_path: Path) -> No
             assert store.claim(trials[0].key, "s") == attempt
             if attempt == 1:
                 store.release(trials[0].key, 1)
-        assert not pruning(AshaPruner(), "s", store)(trials[0].key, 10, list(curve(9)))
+        assert not Pruning(AshaPruner(), "s", store)(trials[0].key, 10, list(curve(9)))
 
 
 # paired
@@ -367,11 +367,11 @@ def test_paired_compares_with_the_baselines_trial(
 ) -> None:
     store, key = paired_store(tmp_path, roles, lrs)
     with store:
-        decide, history = pruning(PairedPruner(), "s", store), list(behind(0.3))
+        decide, history = Pruning(PairedPruner(), "s", store), list(behind(0.3))
         assert not decide(key, 50, history), "the baseline's trial is on its way"
         store.finish(trial(0, lr=lrs[0]).key, 1, "complete", {"validation": {"loss": 3.0}})
         assert decide(key, 50, history) is expected, "judged as soon as it is whole"
-        again = pruning(PairedPruner(), "s", store)
+        again = Pruning(PairedPruner(), "s", store)
         assert again(key, 50, history) is expected, "whenever it is asked"
 
 
@@ -383,7 +383,7 @@ def test_paired_compares_nothing_with_another_seed_or_with_itself(tmp_path: Path
         assert store.claim(other.key, "s") == 1
         validated(store, other, behind(0.3))
         store.finish(trial(0, lr=1e-3).key, 1, "complete", {"validation": {"loss": 3.0}})
-        decide = pruning(PairedPruner(), "s", store)
+        decide = Pruning(PairedPruner(), "s", store)
         assert not decide(other.key, 50, list(behind(0.3)))
         assert not decide(trial(0, lr=1e-3).key, 50, list(BASE[:5]))
         assert decide(key, 50, list(behind(0.3)))
@@ -401,7 +401,7 @@ def test_paired_compares_with_the_baseline_at_the_same_settings_whatever_else_is
             assert store.claim(each.key, "s") == 1
             validated(store, each, history)
         store.finish(trials[0].key, 1, "complete", {"validation": {"loss": 3.0}})
-        assert not pruning(PairedPruner(), "s", store)(trials[2].key, 50, list(behind(0.3)))
+        assert not Pruning(PairedPruner(), "s", store)(trials[2].key, 50, list(behind(0.3)))
 
 
 def test_what_a_study_tells_of_its_noise_changes_nothing_for_its_next_run(tmp_path: Path) -> None:
@@ -410,11 +410,11 @@ def test_what_a_study_tells_of_its_noise_changes_nothing_for_its_next_run(tmp_pa
         variants = [{"name": name, "batches": "text", "parameters": 1000} for name in ("b", "v")]
         store.save_study("s", {"baseline": "b", "variants": variants}, "")
         store.finish(trial(0, lr=1e-3).key, 1, "complete", {"validation": {"loss": 3.0}})
-        pruning(PairedPruner(), "s", store)
+        Pruning(PairedPruner(), "s", store)
         told = {"variance": 1.0, "df": 9, "documents": None, "trials": 12, "keys": []}
         store.remember("noise", noise_key(variants[1]), {"s": told})
-        assert pruning(PairedPruner(), "s", store)(key, 50, list(behind(0.3)))
+        assert Pruning(PairedPruner(), "s", store)(key, 50, list(behind(0.3)))
         store.save_study("new", {"baseline": "b", "variants": variants}, "")
         trials = [Row(trial(n, lr=1e-3), name, "repeat", {"lr": 1e-3}, 0) for n, name in enumerate("bv")]
         store.add_trials("new", trials)
-        assert not pruning(PairedPruner(), "new", store)(key, 50, list(behind(0.3)))
+        assert not Pruning(PairedPruner(), "new", store)(key, 50, list(behind(0.3)))

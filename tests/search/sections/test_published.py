@@ -18,8 +18,7 @@ from archlab.search.reporting.report import report, to_plain
 from archlab.search.results.comparison import Comparison
 from archlab.search.results.measured import is_number
 from archlab.search.running.run import run
-from archlab.search.sections.published.paper import Table, read_published
-from archlab.search.sections.published.spec import Published, published_record
+from archlab.search.sections.published.spec import Published, Table, published_record, read_published
 from archlab.search.statistics.kendall import kendall
 from archlab.search.store.store import Store
 from archlab.search.study.load import load_study

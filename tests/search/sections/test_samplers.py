@@ -11,6 +11,7 @@ from typing import Any
 import optuna
 import pytest
 
+from archlab.arch_dsl.language.parse import parse
 from archlab.arch_dsl.language.source import read_text
 from archlab.search.sections.search.proposer import Ending, Known, Proposer
 from archlab.search.sections.search.samplers import (
@@ -26,7 +27,8 @@ from archlab.search.sections.search.space import Space
 from archlab.search.statistics.pareto import dominates, front, hypervolume, spanning
 from archlab.search.trackers.database import open_optuna
 
-SPACE = Space.parse(read_text("a: {float: [0, 1]}\nb: {float: [0, 1]}\nc: {float: [1e-4, 1], log: true}\n", "s.yaml"))
+TEXT = "a: {float: [0, 1]}\nb: {float: [0, 1]}\nc: {float: [1e-4, 1], log: true}\n"
+SPACE = parse(Space, read_text(TEXT, "s.yaml"), "space")
 CMAES, GP, NSGA2, TPE = CmaEsSampler(), GpSampler(startup=5), Nsga2Sampler(population=4), TpeSampler(startup=5)
 ALL = [RandomSampler(), TPE, GP, NSGA2, Nsga3Sampler(population=4), CMAES]
 EACH = [pytest.param(each, marks=[pytest.mark.slow] if each is GP else []) for each in ALL]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.parse import parse
 from archlab.search.comparison.compare import load_comparison
 from archlab.search.executors.inline import InlineExecutor
 from archlab.search.planning.plan import plan
@@ -15,7 +16,7 @@ from archlab.search.reporting.report import report
 from archlab.search.running import run as running
 from archlab.search.running.run import run
 from archlab.search.running.status import lines, status_of
-from archlab.search.sections.search.importance import importances
+from archlab.search.sections.search.proposer import importances
 from archlab.search.sections.search.space import Space
 from archlab.search.statistics.pareto import front
 from archlab.search.store.store import Store
@@ -196,7 +197,8 @@ def test_the_small_search_can_be_planned(tmp_path: Path) -> None:
 
 
 def test_importances_name_the_axis_that_matters() -> None:
-    space = Space.parse({"a": {"float": [0, 1]}, "b": {"choice": ["x", "y"]}, "c": {"int": [1, 9], "when": "b == 'x'"}})
+    axes = {"a": {"float": [0, 1]}, "b": {"choice": ["x", "y"]}, "c": {"int": [1, 9], "when": "b == 'x'"}}
+    space = parse(Space, axes, "space")
     trials = []
     for index in range(24):
         values = {"a": (index * 7 % 24) / 24, "b": "xy"[index % 2]} | ({"c": 1 + index % 9} if index % 2 == 0 else {})

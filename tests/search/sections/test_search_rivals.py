@@ -12,8 +12,7 @@ from archlab.search.comparison.compare import load_comparison
 from archlab.search.reporting.report import report
 from archlab.search.results.comparison import Comparison
 from archlab.search.running.run import run
-from archlab.search.sections.search.frames import search_frame
-from archlab.search.sections.search.rivals import rivals_frame
+from archlab.search.sections.search.frames import rivals_frame, search_frame
 from archlab.search.statistics.pareto import hypervolume
 from archlab.search.store.store import Store
 from tests.search.sections.test_seek import SMALL

@@ -16,8 +16,7 @@ from archlab.arch_dsl.model.model import Model, resolve
 from archlab.arch_dsl.patching.patch import patch
 from archlab.search.planning.plan import plan
 from archlab.search.recipe.optimizers import AdamW, Optimizer
-from archlab.search.sections.ladder.coordinates import Coordinates, _power, coordinates
-from archlab.search.sections.ladder.width_transfer import with_rates
+from archlab.search.sections.ladder.width_transfer import Coordinates, _power, coordinates, with_rates
 from archlab.search.study.load import load_study
 from archlab.search.variants.variant import Variant
 from tests.search.study_files import write_study
