@@ -14,7 +14,6 @@ from archlab.search.trial.trial import Trial
 
 VERSIONS = ("archlab", "commit", "torch", "python", "device", "cpu", "threads", "gpu", "compiler", "parallel")
 """What of the fingerprints of trials a report says."""
-"""Of a recipe what tuning, a machine or a store settles: not said by its identity, but beside it."""
 
 
 def provenance(

@@ -18,14 +18,7 @@ from archlab.search.results.comparable import lossy_of, objective_of, tested_on
 from archlab.search.results.losses import Layout, pair_documents
 from archlab.search.results.measured import PERPLEXITY, is_number, values_by_seed
 from archlab.search.results.selection import Selection
-from archlab.search.statistics.contrast import (
-    MINIMUM_SEEDS,
-    Contrast,
-    Floats,
-    paired_difference,
-    resolve,
-    welch_difference,
-)
+from archlab.search.statistics.contrast import MINIMUM_SEEDS, Contrast, Floats, paired_difference, welch_difference
 from archlab.search.statistics.intervals import layouts_of, pooled_variance
 from archlab.search.statistics.sequential import always_difference, planned_df
 
@@ -90,9 +83,11 @@ class Differences:
             both = [values[np.isfinite(values)] for values in (ours, base)]
             enough = min(map(len, both)) >= MINIMUM_SEEDS
             return welch_difference(both[0], both[1], known, comparisons if enough else 0)
-        if number != PERPLEXITY:
-            return _own_difference(ours, base, comparisons)
-        critical = float(scipy.special.stdtrit(df, 1 - 0.05 / (2 * comparisons))) if df else 0.0
+        if number != PERPLEXITY:  # whose noise is that of its own paired differences, each of two trials
+            differences = (ours - base)[np.isfinite(ours - base)]
+            df = len(differences) - 1
+            variance = float(differences.var(ddof=1)) / 2 if df > 0 else None
+        critical = float(scipy.special.stdtrit(df, 1 - 0.05 / (2 * comparisons))) if df > 0 else 0.0
         return paired_difference(ours, base, variance, critical, known, comparisons)
 
     def documents(self, one: str, other: str) -> tuple[float, int]:
@@ -105,16 +100,3 @@ class Differences:
             found = pair_documents(*sides, shared, self.layout.unit) if shared else None
             self._documents[one, other] = found or (0.0, 0)
         return self._documents[one, other]
-
-
-def _own_difference(ours: Floats, base: Floats, comparisons: int) -> Contrast | None:
-    """The mean paired difference with the interval of its own seeds."""
-    differences = ours - base
-    differences = differences[np.isfinite(differences)]
-    if not (count := len(differences)):
-        return None
-    contrast = Contrast(count, float(differences.mean()))
-    if count < MINIMUM_SEEDS:
-        return contrast
-    critical = float(scipy.special.stdtrit(count - 1, 1 - 0.05 / (2 * comparisons)))
-    return resolve(contrast, float(differences.var(ddof=1)) / count, critical, (0.0, 0), comparisons)
