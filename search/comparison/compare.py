@@ -25,7 +25,7 @@ from archlab.search.sections.seeds.decide import analysed, decision, only_wanted
 from archlab.search.statistics.contrast import MINIMUM_SEEDS, Contrast
 from archlab.search.statistics.intervals import Analysis
 from archlab.search.store.findings import findings_of
-from archlab.search.store.states import states_of
+from archlab.search.store.lock import states_of
 
 if TYPE_CHECKING:
     from archlab.search.store.store import Store

@@ -24,8 +24,7 @@ from archlab.search.recipe.initial_weights import Start, Started, as_written, ke
 from archlab.search.recipe.micro_batch import at_most
 from archlab.search.recipe.optimizers import unmatched
 from archlab.search.recipe.recipe import Recipe
-from archlab.search.recipe.stage_plans import plan_stages
-from archlab.search.recipe.stages import prompts
+from archlab.search.recipe.stages import plan_stages, prompts
 from archlab.search.sections.match.matcher import Matcher
 from archlab.search.study.changes import changed_recipe, value_at
 from archlab.search.study.study import Study

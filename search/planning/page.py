@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -10,25 +11,24 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from archlab.arch_dsl.language.errors import shorten
+from archlab.arch_dsl.tree.identity import brief_text
 from archlab.search.executors.resources import Room
 from archlab.search.formatting.numbers import count, duration, plain_console, signed, size
 from archlab.search.planning.auto_settings import lines as settled_lines
 from archlab.search.planning.edits import edits
 from archlab.search.planning.estimate import estimate
 from archlab.search.planning.going_on import GoingOn, going_on
-from archlab.search.planning.lines import (
-    also_changed_lines,
-    made_of_lines,
-    ticked,
-    trials_line,
-)
 from archlab.search.planning.plan import Plan
 from archlab.search.planning.resolution import Resolution, resolution
 from archlab.search.recipe.initial_weights import start_lines
-from archlab.search.recipe.stage_plans import stage_lines
+from archlab.search.recipe.stages import stage_lines
 from archlab.search.sections.budget.spec import Spent, limits_of, spent_of, standing
+from archlab.search.sections.design.lines import LONGEST, component_lines, design_lines
 from archlab.search.sections.evaluate.to_measure import to_measure
+from archlab.search.sections.tune.spec import Tune, short
 from archlab.search.store.store import Store
+from archlab.search.variants.patches import spelt
 from archlab.search.variants.variant import Variant
 
 _ROWS = 200  # variants that a plan prints
@@ -95,7 +95,7 @@ def print_plan(planned: Plan, root: Path, slots: int | None = None) -> None:
     told = f"; {done} of them have a result, {left} are left, as far as is known" if done else ""
     if done and not left:
         told = f"; all that are wanted have a result ({done})"
-    console.print(Text(trials_line(planned) + told))
+    console.print(Text(_trials_line(planned) + told))
     for line in (line for section in planned.study.sections for line in section.lines(planned)):
         console.print(Text(line))
     if known.going_on:
@@ -127,7 +127,7 @@ def _print_variants(console: Console, planned: Plan) -> None:
     """A row per variant, with its components or changes and its sizes; below it what the columns mean."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     matched = bool(planned.study.match)
-    shown = ticked(planned)
+    shown = _ticked(planned)
     room = console.width - _FIGURES - max(len(variant.name) for variant in planned.variants[:_ROWS])
     numbered = sum(len(name) + 2 for name in shown) > room
     table.add_column("variant")
@@ -154,7 +154,7 @@ def _print_variants(console: Console, planned: Plan) -> None:
         console.print(f"… and {len(planned.variants) - _ROWS:,} more variants (--json shows all)")
     if numbered:
         console.print(Text("columns: " + ", ".join(f"{index} {name}" for index, name in enumerate(shown, 1))))
-    for line in [*also_changed_lines(planned), *made_of_lines(planned)]:
+    for line in [*_also_changed_lines(planned), *_made_of_lines(planned)]:
         console.print(Text(line))
     for variant in planned.variants:
         for line in start_lines(variant.name, variant.start) if variant.start else ():
@@ -179,3 +179,78 @@ def _print_data(console: Console, first: Variant) -> None:
     console.print(Text(read))
     for row, read_times in zip(data.get("domains", ()), each, strict=False):
         console.print(Text(f"  {row['name']}: {row['share']:.1%} of the rows, {read_times:.2g} epochs"))
+
+
+def _ticked(planned: Plan) -> list[str]:
+    """The components that a plan shows as columns: those of a design, or where variants are made of several."""
+    names = list(planned.variants[0].components)
+    return names if planned.study.design or len(names) > 1 else []
+
+
+def _also_changed_lines(planned: Plan) -> Iterator[str]:
+    """What variants shown by their components change beside these."""
+    if not _ticked(planned):
+        return
+    for name, patch in planned.study.variants.items():
+        if own := spelt(setting for setting in patch.settings if setting.path):
+            yield f"{name} also changes {'; '.join(shorten(text, LONGEST) for text in own)}"
+
+
+def _made_of_lines(planned: Plan) -> Iterator[str]:
+    """The design, or what the components change that stand in the table."""
+    record = planned.study.design.record(planned) if planned.study.design else {"components": []}
+    others = {n: spelt(planned.study.components[n].settings) for n in _ticked(planned) if n not in record["components"]}
+    if planned.study.design:
+        yield from design_lines(record)
+    if others:
+        yield from component_lines(others, {}, "other components" if planned.study.design else "components")
+
+
+def _trials_line(planned: Plan) -> str:
+    """How many trials of how many tokens, and what they are for."""
+    recipe = planned.variants[0].recipe
+    batch = f"{recipe.ramp.start} to {recipe.sequences}" if recipe.ramp else str(recipe.sequences)
+    each = f"{count(recipe.tokens)} tokens ({recipe.steps} steps of {batch} x {recipe.context})"
+    if planned.study.ladder:
+        lengths = [variant.recipe.tokens for variant in planned.variants]
+        each = " to ".join(dict.fromkeys(map(count, (min(lengths), max(lengths))))) + " tokens"
+    if planned.study.tune:
+        how = f"{_tuning(planned.study.tune)} with one seed, then the best with {_seeds(planned)}"
+    else:
+        how = _seeds(planned)
+    tune = planned.study.tune
+    grows = tune is not None and any(tune.steps(path) for path in tune.axes)
+    fixed = isinstance(planned.study.seeds, int) and not planned.beside
+    most = "" if fixed else "about " if grows else "at most "
+    text = f"{len(planned.variants)} variants x {how}: {most}{planned.trials} trials of {each}"
+    text += f", {len(planned.beside)} probes among them" if planned.beside else ""
+    if search := planned.study.search:
+        text += f"; {search.trials} of them proposed by {search.sampler.type} as results come in, for less "
+        text += " and ".join(goal.replace("_", " ") for goal in search.minimize)
+        limits = [f"{value:,.10g} {name.replace('_', ' ')}" for name, value in search.constraints.values().items()]
+        text += f", each with at most {' and '.join(limits)}" if limits else ""
+    return text
+
+
+def _seeds(planned: Plan) -> str:
+    seeds = planned.study.seeds
+    if isinstance(seeds, int):
+        return f"{seeds} seeds"
+    margin = "" if seeds.margin is None else f", or equivalent within {seeds.margin:g}"
+    return f"{seeds.min} to {seeds.max} seeds (until the difference is resolved{margin})"
+
+
+def _tuning(tune: Tune) -> str:
+    """The values that every variant tries."""
+    points, paths = tune.points, [short(path) for path in tune.axes]
+    texts = [", ".join(brief_text(value) for value in axis.values) for axis in tune.axes.values()]
+    how = f"{len(points)} rates ({texts[0]})"
+    if paths != ["lr"]:
+        listed = "; ".join(f"{path}: {text}" for path, text in zip(paths, texts, strict=True))
+        how = f"{len(points)} settings ({listed})"
+    steps = max(tune.steps(path) for path in tune.axes)
+    how += f", up to {steps} more on a side while the best lies at the edge," if steps else ""
+    if tune.brackets and len(points) > 1:
+        rungs = " and ".join(f"{share:.0%}" for share in tune.brackets.rungs)
+        how += f" of which the best {tune.brackets.keep:.0%} go on at {rungs} of the steps,"
+    return how

@@ -145,9 +145,9 @@ class Plan:
             now = [row for row in trials if row["variant"] in mine and self._fits(mine[row["variant"]], row)]
             for part in self.parts:
                 part.look(self._kept_record(), now)
-        wanted = self._wanted(trials)
+        seeds = {} if isinstance(self.study.seeds, int) else wanted_seeds(self._kept_record(), trials)
         found = [
-            self.rows_of(variant, known.get(variant.name, []), wanted.get(variant.name))
+            self.rows_of(variant, known.get(variant.name, []), seeds.get(variant.name))
             for variant in self._order()
             if all(part.wants(variant.name) for part in self.parts)
         ]
@@ -173,7 +173,8 @@ class Plan:
     ) -> tuple[list[Row], list[Row]]:
         """The tune rows and the repeats of one variant, given its rows; made anew only when these have moved."""
         seeds = self.seeds if wanted is None else wanted
-        moved = tuple((row["key"], row["role"], row["state"], _step(row)) for row in known), tuple(seeds)
+        steps = [(row["result"] or {}).get("step") for row in known]
+        moved = tuple((row["key"], row["role"], row["state"]) for row in known), tuple(steps), tuple(seeds)
         if variant.name not in self._rows or self._rows[variant.name][0] != moved:
             self._rows[variant.name] = moved, self._new_rows(variant, known, seeds)
         return self._rows[variant.name][1]
@@ -232,12 +233,6 @@ class Plan:
 
         self._ordered = sorted(self.variants, key=place)
         return self._ordered
-
-    def _wanted(self, trials: list[dict[str, Any]]) -> dict[str, list[int]]:
-        """The seeds that each variant should have by now, where their number depends on the results."""
-        if isinstance(self.study.seeds, int):
-            return {}
-        return wanted_seeds(self._kept_record(), trials)
 
     def _kept_record(self) -> dict[str, Any]:
         """The record, made anew only when a search has added a variant."""
@@ -306,11 +301,6 @@ class Plan:
             for v in self.variants
         ]
         return pd.DataFrame(columns)
-
-
-def _step(row: dict[str, Any]) -> int | None:
-    """The step that a trial has come to, as far as the table knows."""
-    return None if row["result"] is None else row["result"].get("step")
 
 
 def plan(study: Study, data_root: Path, micro_batch: int | None = None, *, fetch: bool = False) -> Plan:

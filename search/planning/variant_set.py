@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.patching.patch import Setting
 from archlab.arch_dsl.tree.identity import canonical
 from archlab.search.planning.auto_settings import AUTO, Settled, kept_in, settle
 from archlab.search.planning.builder import Builder
-from archlab.search.planning.unused import idle_problems
 from archlab.search.sections.design.spec import ALL
 from archlab.search.sections.ladder.coordinates import Coordinates
 from archlab.search.sections.ladder.rungs import climbed
 from archlab.search.sections.ladder.width_transfer import transfer_rungs
+from archlab.search.sections.search.space import Space, probes
 from archlab.search.study.asked import asked_variants
+from archlab.search.study.changes import changed, value_at
 from archlab.search.study.study import Study
 from archlab.search.utils.canonical import canonical_json
 from archlab.search.variants.asked import Asked
@@ -97,7 +99,7 @@ class _Making:
             message = "holds trials against each other, and losses of different objectives do not compare"
             raise SpecError.of("prune", message, self.study.mark("prune"))
         idle = self.builder.matcher.problems() if self.builder.matcher and not self.mistakes.found else ()
-        if problems := [*self.mistakes.problems(), *idle_problems(self.study), *idle]:
+        if problems := [*self.mistakes.problems(), *_idle_problems(self.study), *idle]:
             raise SpecError(problems)
         return sorted(self.built, key=lambda variant: self._places[variant.name])
 
@@ -181,3 +183,38 @@ def _without_twins(variants: list[Variant], study: Study, optional: set[str], om
     if problems:
         raise SpecError(problems)
     return kept
+
+
+def _idle_problems(study: Study) -> Iterator[Problem]:
+    """What is wrong with the parts of a study that no variant uses: spare components, the axes of a search."""
+    used = {name for patch in study.variants.values() for name in patch.components}
+    for name, component in study.components.items():
+        if name not in used:
+            yield from _refusals(study, component.settings)
+    if study.space:
+        yield from _space_problems(study, study.space)
+
+
+def _space_problems(study: Study, space: Space) -> Iterator[Problem]:
+    """What the base refuses of a search: unknown paths, wrong values, conditions on what is not there."""
+    told: set[tuple[object, str]] = set()
+    for path, settings in probes(space, study.components):
+        for problem in _refusals(study, settings):
+            if (key := (problem.mark, problem.message)) not in told:
+                told.add(key)
+                yield replace(problem, path=f"space.{path}")
+    for path, axis in space.axes.items():
+        for asked in [at for at in axis.when.paths if at in space.needs] if axis.when else []:
+            try:
+                value_at(study, asked)
+            except SpecError as error:
+                for problem in error.problems:
+                    yield Problem(f"space.{path}.when", problem.message, axis.mark("when"))
+
+
+def _refusals(study: Study, settings: Iterable[Setting]) -> tuple[Problem, ...]:
+    try:
+        changed(study, settings)
+    except SpecError as error:
+        return error.problems
+    return ()

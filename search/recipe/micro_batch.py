@@ -7,7 +7,10 @@ from archlab.search.recipe.recipe import Recipe
 
 def at_most(recipe: Recipe, rows: int) -> Recipe:
     """The recipe with micro-batches of at most so many sequences, in its stages too. The batches stay as they are."""
-    counts = [_fewest(each, rows) for each in recipe.whole]
+    counts = []
+    for each in recipe.whole:  # as few micro-batches as can be, of equal size
+        divisors = (n for n in range(each.accumulate, each.sequences + 1) if each.sequences % n == 0)
+        counts.append(next(n for n in divisors if each.sequences // n <= max(rows, 1)))
     stages = []
     for index, stage in enumerate(recipe.stages):
         inherited = stage.accumulate or counts[index]
@@ -15,9 +18,3 @@ def at_most(recipe: Recipe, rows: int) -> Recipe:
     if counts[0] == recipe.accumulate and tuple(stages) == recipe.stages:
         return recipe
     return recipe.replace(accumulate=counts[0], stages=tuple(stages))
-
-
-def _fewest(recipe: Recipe, rows: int) -> int:
-    """Micro-batches of a batch: as few as can be, of equal size."""
-    every = range(recipe.accumulate, recipe.sequences + 1)
-    return next(n for n in every if recipe.sequences % n == 0 and recipe.sequences // n <= max(rows, 1))

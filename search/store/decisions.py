@@ -25,8 +25,8 @@ class Kept:
 
     def decide(self, study: str, name: str, compute: Callable[[], Any]) -> Any:
         """The study's decision of that name, JSON: computed and stored when first asked for, replayed ever after."""
-        found = self._value("decision", study, name)
-        if found is None:
+        found = self._values("decision", study, name)
+        if not found:
             decided = (study, name, json.dumps(compute()), time.time())
             self._write(
                 lambda db: db.execute(
@@ -34,19 +34,16 @@ class Kept:
                     decided,
                 )
             )
-            found = self._value("decision", study, name)
-            assert found is not None
-        return json.loads(found)
+            found = self._values("decision", study, name)
+        return found[0]
 
     def decided(self, study: str, name: str) -> Any:
         """The study's decision of that name; None where none was made."""
-        found = self._value("decision", study, name)
-        return None if found is None else json.loads(found)
+        return next(iter(self._values("decision", study, name)), None)
 
     def recall(self, kind: str, key: str) -> Any:
         """What was remembered last under this kind and key, by whichever study; None where nothing was."""
-        found = self._value("memory", kind, key)
-        return None if found is None else json.loads(found)
+        return next(iter(self._values("memory", kind, key)), None)
 
     def remember(self, kind: str, key: str, value: Any) -> None:
         """Keeps JSON for all studies of the store, such as a noise floor; the newest stands."""
@@ -65,31 +62,25 @@ class Kept:
 
     def names(self, kinds: Iterable[str]) -> dict[str, dict[str, float]]:
         """kind -> {key: when (unix s)} of all that is remembered under these kinds."""
-        found: dict[str, dict[str, float]] = {}
-        for row in self._remembered("updated", kinds):
-            found.setdefault(row["place"], {})[row["name"]] = row["updated"]
-        return found
+        return self._remembered("updated", kinds)
 
     def recall_all(self, kinds: Iterable[str]) -> dict[str, dict[str, Any]]:
         """kind -> {key: value} of all that is remembered under these kinds."""
+        found = self._remembered("value", kinds)
+        return {kind: {key: json.loads(text) for key, text in kept.items()} for kind, kept in found.items()}
+
+    def _remembered(self, column: str, kinds: Iterable[str]) -> dict[str, dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}
-        for row in self._remembered("value", kinds):
-            found.setdefault(row["place"], {})[row["name"]] = json.loads(row["value"])
+        for row in self._query_many(
+            f"SELECT place, name, {column} FROM memory WHERE place IN", kinds, "ORDER BY place, name"
+        ):
+            found.setdefault(row["place"], {})[row["name"]] = row[column]
         return found
 
-    def _remembered(self, column: str, kinds: Iterable[str]) -> Iterator[dict[str, Any]]:
-        wanted = list(kinds)
-        for start in range(0, len(wanted), MANY):
-            some = wanted[start : start + MANY]
-            marks = ", ".join("?" * len(some))
-            yield from self._query(
-                f"SELECT place, name, {column} FROM memory WHERE place IN ({marks}) ORDER BY place, name", some
-            )
-
-    def _value(self, table: str, place: str, name: str) -> str | None:
+    def _values(self, table: str, place: str, name: str) -> list[Any]:
+        """The one that is kept there, or none."""
         rows = self._query(f"SELECT value FROM {table} WHERE place = ? AND name = ?", (place, name))
-        text: str | None = rows[0]["value"] if rows else None
-        return text
+        return [json.loads(row["value"]) for row in rows]
 
     def add_event(
         self, kind: str, study: str | None = None, key: str | None = None, attempt: int | None = None, **detail: Any
@@ -106,16 +97,18 @@ class Kept:
 
     def began(self, keys: Iterable[str]) -> dict[str, float]:
         """When the trials of these keys were first started (unix s), by whichever study; those that were."""
-        wanted, found = list(keys), {}
-        for start in range(0, len(wanted), MANY):
-            some = wanted[start : start + MANY]
-            marks = ", ".join("?" * len(some))
-            first = f"SELECT key, min(time) AS time FROM event WHERE kind = 'running' AND key IN ({marks}) GROUP BY key"
-            found.update({row["key"]: float(row["time"]) for row in self._query(first, some)})
-        return found
+        first = "SELECT key, min(time) AS time FROM event WHERE kind = 'running' AND key IN"
+        return {row["key"]: float(row["time"]) for row in self._query_many(first, keys, "GROUP BY key")}
 
     def _query(self, sql: str, values: Sequence[Any] = ()) -> Found:
         return self.database.query(sql, values)
+
+    def _query_many(self, sql: str, values: Iterable[Any], end: str = "") -> Iterator[dict[str, Any]]:
+        """The rows of a question that ends `IN`, for some of the values at a time."""
+        wanted = list(values)
+        for start in range(0, len(wanted), MANY):
+            some = wanted[start : start + MANY]
+            yield from self._query(f"{sql} ({', '.join('?' * len(some))}) {end}", some)
 
     def _write(self, body: Callable[[Changes], T]) -> T:
         return self.database.write(body)

@@ -49,13 +49,11 @@ class Studies(Kept):
 
     def study(self, name: str) -> dict[str, Any]:
         """The record stored with a study. Raises StoreError naming the known studies."""
-        record: dict[str, Any] = json.loads(self._study_row(name)["record"])
-        return record
+        return dict(json.loads(self._study_row(name)["record"]))
 
     def study_yaml(self, name: str) -> str:
         """The study file's text as it was run."""
-        text: str = self._study_row(name)["yaml"]
-        return text
+        return str(self._study_row(name)["yaml"])
 
     def holder(self, study: str) -> dict[str, Any] | None:
         """Who runs a study now: {host, pid, since}, {} when unknown, None when nobody does."""
