@@ -65,10 +65,6 @@ class Settled:
     def __str__(self) -> str:
         return "; ".join(self.told().values())
 
-    def record(self) -> dict[str, str]:
-        """For the store, and for a plan as JSON."""
-        return asdict(self)
-
 
 PLAIN = Settled("fp32", "off", "", "")
 
@@ -96,7 +92,7 @@ def kept_in(root: Path, study: str) -> Settled | None:
 
 def keep(store: Store, study: str, settled: Settled) -> None:
     """Has every later run and plan of the study settle it alike."""
-    store.decide(study, DECISION, settled.record)
+    store.decide(study, DECISION, lambda: asdict(settled))
 
 
 def lines(settled: Settled | None, written: Recipe, recipes: Iterable[Recipe]) -> Iterator[str]:

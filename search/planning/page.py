@@ -67,7 +67,7 @@ def plan_json(planned: Plan, root: Path, slots: int | None = None) -> dict[str, 
         "resolution": asdict(known.resolution) if known.resolution else None,
         "edits": known.edits,
         "measuring": asdict(to_measure(planned.study.evaluate, planned, root)),
-        "settled": planned.builder.settled.record() if planned.builder.settled else None,
+        "settled": asdict(planned.builder.settled) if planned.builder.settled else None,
         "going_on": asdict(known.going_on) if known.going_on else None,
         "spent": {
             "trials": len(known.spent.trials),
@@ -164,7 +164,6 @@ def _print_variants(console: Console, planned: Plan) -> None:
 
 
 def _print_data(console: Console, first: Variant) -> None:
-    """What the first variant reads, and how often."""
     data = first.dataset.record()
     if first.dataset.absent:
         console.print(Text(f"data: {data['source']}, {data['tokenizer']}"))
@@ -207,7 +206,6 @@ def _made_of_lines(planned: Plan) -> Iterator[str]:
 
 
 def _trials_line(planned: Plan) -> str:
-    """How many trials of how many tokens, and what they are for."""
     recipe = planned.variants[0].recipe
     batch = f"{recipe.ramp.start} to {recipe.sequences}" if recipe.ramp else str(recipe.sequences)
     each = f"{count(recipe.tokens)} tokens ({recipe.steps} steps of {batch} x {recipe.context})"
@@ -241,7 +239,6 @@ def _seeds(planned: Plan) -> str:
 
 
 def _tuning(tune: Tune) -> str:
-    """The values that every variant tries."""
     points, paths = tune.points, [short(path) for path in tune.axes]
     texts = [", ".join(brief_text(value) for value in axis.values) for axis in tune.axes.values()]
     how = f"{len(points)} rates ({texts[0]})"

@@ -119,7 +119,6 @@ class Plan:
         }
 
     def _variants(self) -> list[dict[str, Any]]:
-        """What the record says of each variant."""
         found, added = [], self.added()
         for variant in self.variants:
             sizes = self.tuner.sizes(variant) if self.tuner else []

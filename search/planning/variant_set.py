@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.arch_dsl.patching.patch import Setting
@@ -25,42 +25,34 @@ from archlab.search.variants.mistakes import Mistakes
 from archlab.search.variants.variant import Variant
 
 
-@dataclass
-class VariantSet:
-    """The variants of a study in the order of its table, and what was found in making them."""
-
-    variants: list[Variant]
-    made: dict[str, tuple[Asked, Variant | None]]  # what each was made of, and what it was matched to
-    omitted: dict[str, str]  # combinations of a design that make no sense, and why
-    coordinates: dict[str, Coordinates]  # of what transfers along a ladder, by series
-
-
 def variant_set(builder: Builder) -> VariantSet:
     """What a study asks for, settled and built. Raises SpecError with everything that is wrong with any variant."""
     study = builder.study
     asked = climbed(study.ladder, builder, asked_variants(study))
     builder.settled = _settled(builder, asked)
-    making = _Making(builder, asked)
+    found = VariantSet(builder, asked)
     for item in sorted(asked, key=lambda item: study.match is None or item.base != study.match.to):
-        making.add(item)
-    variants = making.finished()
-    coordinates: dict[str, Coordinates] = {}
+        found.add(item)
+    found.finish()
     if study.ladder and study.ladder.transfer != "none":
-        variants, coordinates = transfer_rungs(variants, builder.data_root.parent, study.ladder.mark("transfer"))
-    omitted = {item.name: _brief(error.problems[0]) for item, error in making.impossible}
+        root = builder.data_root.parent
+        found.variants, found.coordinates = transfer_rungs(found.variants, root, study.ladder.mark("transfer"))
     optional = {item.name for item in asked if item.impossible != "refuse"}
-    return VariantSet(_without_twins(variants, study, optional, omitted), making.made, omitted, coordinates)
+    found.variants = _without_twins(found.variants, study, optional, found.omitted)
+    return found
 
 
-class _Making:
-    """The variants that are built so far, the targets of matching first, and what is wrong with the others."""
+class VariantSet:
+    """The variants of a study and what was found in making them, the targets of matching first."""
 
     def __init__(self, builder: Builder, asked: list[Asked]) -> None:
         self.builder, self.study = builder, builder.study
-        self.mistakes = Mistakes(len(asked))
-        self.built: list[Variant] = []
-        self.made: dict[str, tuple[Asked, Variant | None]] = {}
-        self.impossible: list[tuple[Asked, SpecError]] = []
+        self.variants: list[Variant] = []  # once all are there, in the order of the table
+        self.made: dict[str, tuple[Asked, Variant | None]] = {}  # what each was made of, and what it was matched to
+        self.omitted: dict[str, str] = {}  # combinations of a design that make no sense, and why
+        self.coordinates: dict[str, Coordinates] = {}  # of what transfers along a ladder, by series
+        self._mistakes = Mistakes(len(asked))
+        self._impossible: list[tuple[Asked, SpecError]] = []
         self._targets: dict[str, Variant] = {}  # by cell
         self._places: dict[str, float] = {item.name: index for index, item in enumerate(asked)}
 
@@ -71,48 +63,48 @@ class _Making:
             variant = self.builder.variant(item, target)
         except SpecError as error:
             if item.impossible == "refuse":
-                self.mistakes.add(error.problems, item.name)
+                self._mistakes.add(error.problems, item.name)
             else:
-                self.impossible.append((item, error))
+                self._impossible.append((item, error))
             return
         self.made[item.name] = item, target
         if match and item.base == match.to:
             self._targets[item.cell] = variant
-        self.built.append(variant)
+        self.variants.append(variant)
         if match and match.report_unmatched and variant.matched:
-            self._add_unmatched(item, variant)
+            written = _as_written(item)
+            found = self.builder.variant(written, self._targets[item.cell], matched=False)
+            if found.trial(0).key != variant.trial(0).key:
+                self.variants.append(found)
+                self.made[written.name] = written, self._targets[item.cell]
+                self._places[written.name] = self._places[item.name] + 0.5
 
-    def _add_unmatched(self, item: Asked, variant: Variant) -> None:
-        written, target = _as_written(item), self._targets[item.cell]
-        found = self.builder.variant(written, target, matched=False)
-        if found.trial(0).key != variant.trial(0).key:
-            self.built.append(found)
-            self.made[written.name] = written, target
-            self._places[written.name] = self._places[item.name] + 0.5
-
-    def finished(self) -> list[Variant]:
-        """The variants in the order of the study. Raises SpecError."""
-        if self.impossible:
+    def finish(self) -> None:
+        """Sorts the variants into the order of the study. Raises SpecError."""
+        if self._impossible:
             self._refuse_needed()
-        asks = {canonical_json(canonical(variant.recipe.objective)) for variant in self.built}
+        asks = {canonical_json(canonical(variant.recipe.objective)) for variant in self.variants}
         if self.study.prune and len(asks) > 1:
             message = "holds trials against each other, and losses of different objectives do not compare"
             raise SpecError.of("prune", message, self.study.mark("prune"))
-        idle = self.builder.matcher.problems() if self.builder.matcher and not self.mistakes.found else ()
-        if problems := [*self.mistakes.problems(), *_idle_problems(self.study), *idle]:
+        idle = self.builder.matcher.problems() if self.builder.matcher and not self._mistakes.found else ()
+        if problems := [*self._mistakes.problems(), *_idle_problems(self.study), *idle]:
             raise SpecError(problems)
-        return sorted(self.built, key=lambda variant: self._places[variant.name])
+        self.variants.sort(key=lambda variant: self._places[variant.name])
+        for item, error in self._impossible:
+            first = error.problems[0]
+            self.omitted[item.name] = f"{first.path}: {first.message}" if first.path else first.message
 
     def _refuse_needed(self) -> None:
         """Notes what cannot be left out: what others are compared with, and a component that no variant would have."""
-        used = {name for variant in self.built for name, on in variant.components.items() if on}
-        for item, error in self.impossible:
+        used = {name for variant in self.variants for name, on in variant.components.items() if on}
+        for item, error in self._impossible:
             lost = {name for name, on in item.components.items() if on} - used
             if why := _needed(item.base, self.study):
                 problems = [replace(each, message=f"{each.message}; {why}") for each in error.problems]
-                self.mistakes.add(problems, item.name)
+                self._mistakes.add(problems, item.name)
             elif lost:
-                self.mistakes.add(error.problems, item.name)
+                self._mistakes.add(error.problems, item.name)
 
 
 def _settled(builder: Builder, asked: list[Asked]) -> Settled | None:
@@ -141,11 +133,6 @@ def _as_written(item: Asked) -> Asked:
     label = f" [{item.cell}]" if item.cell else ""
     series = item.series and f"{item.base} unmatched{item.series.removeprefix(item.base)}"
     return replace(item, name=f"{item.base} unmatched{label}", series=series, row=f"{item.base} unmatched")
-
-
-def _brief(problem: Problem) -> str:
-    """A problem in a line, without its place."""
-    return f"{problem.path}: {problem.message}" if problem.path else problem.message
 
 
 def _needed(base: str, study: Study) -> str:

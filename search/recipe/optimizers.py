@@ -124,7 +124,6 @@ class Adafactor(Optimizer):
 
     @property
     def moments(self) -> int:
-        """See Optimizer."""
         return (not self.factored) + (self.beta1 > 0)
 
 

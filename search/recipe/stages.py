@@ -153,7 +153,6 @@ def _plan(stage: Stage, recipe: Recipe, before: Model, model: Model, dataset: Da
 
 
 def _unmatched(patterns: Sequence[str], shapes: dict[str, Any], path: str, stage: Stage) -> Iterator[Problem]:
-    """The patterns that match no parameter."""
     for pattern in patterns:
         if not trained([pattern], shapes):
             near = _meant(pattern, shapes)

@@ -228,16 +228,13 @@ def best_rows(rows: list[Row]) -> set[int]:
     for i, row in enumerate(rows):
         if not math.isnan(row["perplexity_mean"]) and row["verdict"] not in NO_DIFFERENCE:
             cells.setdefault(row["baseline"], []).append(i)
-    return {best for known in cells.values() if (best := _best_of(rows, known)) is not None}
-
-
-def _best_of(rows: list[Row], known: list[int]) -> int | None:
-    best = min(known, key=lambda i: rows[i]["perplexity_mean"])
-    if rows[best]["verdict"] == "better":
-        return best
-    others = [rows[i]["verdict"] for i in known if i != best]
-    all_worse = bool(others) and all(verdict == "worse" for verdict in others)
-    return best if rows[best]["verdict"] == "baseline" and all_worse else None
+    found = set()
+    for known in cells.values():
+        best = min(known, key=lambda i: rows[i]["perplexity_mean"])
+        verdict, others = rows[best]["verdict"], {rows[i]["verdict"] for i in known if i != best}
+        if verdict == "better" or (verdict == "baseline" and others == {"worse"}):
+            found.add(best)
+    return found
 
 
 def _legend(comparison: Comparison, rows: list[Row], error: str) -> str:
@@ -252,7 +249,6 @@ def _legend(comparison: Comparison, rows: list[Row], error: str) -> str:
 
 
 def _only(column: Column, kept: list[bool]) -> Column:
-    """A column with some of its rows."""
     cells = [cell for cell, keep in zip(column.cells, kept, strict=True) if keep]
     return replace(column, cells=cells, values=tuple(v for v, keep in zip(column.values, kept, strict=True) if keep))
 

@@ -19,14 +19,11 @@ def markdown(page: Page) -> str:
         lines += ["", f"{escape(block.title)}:", "", *_table(block)]
     if page.notes:
         lines += ["", *(f"- {escape(note)}" for note in page.notes)]
-    return "\n".join([*lines, "", escape(page.provenance), "", *_identities(page)])
-
-
-def _identities(page: Page) -> Iterator[str]:
+    lines += ["", escape(page.provenance), ""]
     if page.identities:
-        yield from (f"<details><summary>{IDENTITIES}</summary>", "")
-        yield from (f"- {escape(name)}: {hashes}" for name, hashes in page.identities)
-        yield from ("", "</details>", "")
+        listed = (f"- {escape(name)}: {hashes}" for name, hashes in page.identities)
+        lines += [f"<details><summary>{IDENTITIES}</summary>", "", *listed, "", "</details>", ""]
+    return "\n".join(lines)
 
 
 def escape(text: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import scipy  # its special is imported when it is used: an eighth of a second
 
-from archlab.search.results.comparable import lossy_of, objective_of, tested_on
+from archlab.search.results.comparable import apart
 from archlab.search.results.losses import Layout, pair_documents
 from archlab.search.results.measured import PERPLEXITY, is_number, values_by_seed
 from archlab.search.results.selection import Selection
@@ -31,9 +31,7 @@ class Differences:
         self.layout, self.selections = layout, {each.variant: each for each in selections}
         self.rows = {name: row for row, name in enumerate(self.selections)}
         self.sequential = bool(record.get("sequential"))
-        self.asked = {
-            each["name"]: (objective_of(each), tested_on(record, each), lossy_of(each)) for each in record["variants"]
-        }
+        self.record, self.variants = record, {each["name"]: each for each in record["variants"]}
         self._measured = values_by_seed(selections)
         self._documents: dict[tuple[str, str], tuple[float, int]] = {}
 
@@ -46,7 +44,7 @@ class Differences:
 
     def compare(self, one: str, other: str) -> bool:
         """Whether losses of the two say anything about each other."""
-        return self.asked[one] == self.asked[other]
+        return apart(self.record, self.variants[one], self.variants[other]) is None
 
     def values(self, number: str, variant: str) -> Floats:
         """A number per seed of the layout, NaN where there is none."""

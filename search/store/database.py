@@ -70,7 +70,6 @@ class Sqlite:
         self._connections: list[sqlite3.Connection] = []
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> Found:
-        """Rows by column."""
         with sqlite_errors(self.path):
             return _SqliteChanges(self._connection()).execute(sql, values)
 

@@ -209,7 +209,6 @@ class _FileLock:
         return True
 
     def release(self) -> None:
-        """Gives it back."""
         os.ftruncate(self._descriptor, 0)
         os.close(self._descriptor)
 
