@@ -30,7 +30,7 @@ def method_sentence(noise: dict[str, Any], analysis: Analysis, undocumented: boo
         return f"no intervals: they need {MINIMUM_SEEDS} complete seeds of the baseline and of a variant"
     documents = _documents_added(noise, undocumented)
     times = f"{comparisons} comparison{'s' if comparisons > 1 else ''}"
-    unpaired = [v for v in analysis.unpaired if _resolved(analysis, v)]
+    unpaired = [v for v in analysis.unpaired if (c := analysis.contrasts[v]) is not None and c.half_width is not None]
     if len(unpaired) == comparisons:
         corrected = f"Bonferroni-corrected for {times}" if comparisons > 1 else "one comparison"
         return f"95% intervals of unpaired differences (Welch), {documents}, {corrected}"
@@ -66,11 +66,6 @@ def _documents_added(noise: dict[str, Any], undocumented: bool) -> str:
     if noise["document_sd"] is None:
         return "document variance not included"
     return "document variance added where known" if undocumented else "document variance added"
-
-
-def _resolved(analysis: Analysis, row: int) -> bool:
-    contrast = analysis.contrasts[row]
-    return contrast is not None and contrast.half_width is not None
 
 
 def gather_notes(

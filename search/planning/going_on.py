@@ -24,9 +24,7 @@ class GoingOn:
 
     def __str__(self) -> str:
         goes = (
-            "1 trial goes on from a shorter one"
-            if self.trials == 1
-            else f"{self.trials} trials go on from shorter ones"
+            f"{self.trials} trials go on from shorter ones" if self.trials > 1 else "1 trial goes on from a shorter one"
         )
         new = "1 is new" if self.new == 1 else f"{self.new} are new"
         return f"{goes} (at most to step {self.step:,}, on machines alike); {new}"

@@ -127,7 +127,9 @@ def _print_variants(console: Console, planned: Plan) -> None:
     """A row per variant, with its components or changes and its sizes; below it what the columns mean."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     matched = bool(planned.study.match)
-    shown = _ticked(planned)
+    shown = list(planned.variants[0].components)
+    if not planned.study.design and len(shown) < 2:
+        shown = []  # a column for one component says no more than the variant's name
     room = console.width - _FIGURES - max(len(variant.name) for variant in planned.variants[:_ROWS])
     numbered = sum(len(name) + 2 for name in shown) > room
     table.add_column("variant")
@@ -154,7 +156,7 @@ def _print_variants(console: Console, planned: Plan) -> None:
         console.print(f"… and {len(planned.variants) - _ROWS:,} more variants (--json shows all)")
     if numbered:
         console.print(Text("columns: " + ", ".join(f"{index} {name}" for index, name in enumerate(shown, 1))))
-    for line in [*_also_changed_lines(planned), *_made_of_lines(planned)]:
+    for line in _component_lines(planned, shown):
         console.print(Text(line))
     for variant in planned.variants:
         for line in start_lines(variant.name, variant.start) if variant.start else ():
@@ -180,29 +182,17 @@ def _print_data(console: Console, first: Variant) -> None:
         console.print(Text(f"  {row['name']}: {row['share']:.1%} of the rows, {read_times:.2g} epochs"))
 
 
-def _ticked(planned: Plan) -> list[str]:
-    """The components that a plan shows as columns: those of a design, or where variants are made of several."""
-    names = list(planned.variants[0].components)
-    return names if planned.study.design or len(names) > 1 else []
-
-
-def _also_changed_lines(planned: Plan) -> Iterator[str]:
-    """What variants shown by their components change beside these."""
-    if not _ticked(planned):
-        return
-    for name, patch in planned.study.variants.items():
+def _component_lines(planned: Plan, shown: list[str]) -> Iterator[str]:
+    """What variants shown by their components change beside these; the design, or what the components change."""
+    study = planned.study
+    for name, patch in study.variants.items() if shown else ():
         if own := spelt(setting for setting in patch.settings if setting.path):
             yield f"{name} also changes {'; '.join(shorten(text, LONGEST) for text in own)}"
-
-
-def _made_of_lines(planned: Plan) -> Iterator[str]:
-    """The design, or what the components change that stand in the table."""
-    record = planned.study.design.record(planned) if planned.study.design else {"components": []}
-    others = {n: spelt(planned.study.components[n].settings) for n in _ticked(planned) if n not in record["components"]}
-    if planned.study.design:
+    record = study.design.record(planned) if study.design else {"components": []}
+    if study.design:
         yield from design_lines(record)
-    if others:
-        yield from component_lines(others, {}, "other components" if planned.study.design else "components")
+    if others := {n: spelt(study.components[n].settings) for n in shown if n not in record["components"]}:
+        yield from component_lines(others, {}, "other components" if study.design else "components")
 
 
 def _trials_line(planned: Plan) -> str:

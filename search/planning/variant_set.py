@@ -72,7 +72,10 @@ class VariantSet:
             self._targets[item.cell] = variant
         self.variants.append(variant)
         if match and match.report_unmatched and variant.matched:
-            written = _as_written(item)
+            label = f" [{item.cell}]" if item.cell else ""
+            row = f"{item.base} unmatched"  # the same variant as it is written
+            series = item.series and f"{row}{item.series.removeprefix(item.base)}"
+            written = replace(item, name=f"{row}{label}", series=series, row=row)
             found = self.builder.variant(written, self._targets[item.cell], matched=False)
             if found.trial(0).key != variant.trial(0).key:
                 self.variants.append(found)
@@ -81,8 +84,7 @@ class VariantSet:
 
     def finish(self) -> None:
         """Sorts the variants into the order of the study. Raises SpecError."""
-        if self._impossible:
-            self._refuse_needed()
+        self._refuse_needed()
         asks = {canonical_json(canonical(variant.recipe.objective)) for variant in self.variants}
         if self.study.prune and len(asks) > 1:
             message = "holds trials against each other, and losses of different objectives do not compare"
@@ -126,13 +128,6 @@ def _baselines(builder: Builder, asked: list[Asked]) -> Iterator[Variant]:
         if item.base == builder.study.report.baseline:
             with suppress(SpecError):  # told when all are built
                 yield builder.variant(item, None)
-
-
-def _as_written(item: Asked) -> Asked:
-    """The same variant under the name that its unmatched form has in the table."""
-    label = f" [{item.cell}]" if item.cell else ""
-    series = item.series and f"{item.base} unmatched{item.series.removeprefix(item.base)}"
-    return replace(item, name=f"{item.base} unmatched{label}", series=series, row=f"{item.base} unmatched")
 
 
 def _needed(base: str, study: Study) -> str:

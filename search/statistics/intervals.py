@@ -75,12 +75,6 @@ class Analysis:
         return max(widths, default=None)
 
 
-def _residuals(losses: Floats) -> Floats:
-    variant, seed = losses.mean(-1, keepdims=True), losses.mean(-2, keepdims=True)
-    residuals: Floats = losses - variant - seed + losses.mean((-2, -1), keepdims=True)
-    return residuals
-
-
 def unbalanced_residual_variance(losses: Floats) -> tuple[float | None, int]:
     """sigma^2 and df of one layout [variant, seed] with missing cells (NaN), by least squares; None without df.
 
@@ -120,7 +114,8 @@ def uneven_noise(losses: Floats) -> tuple[Floats, NDArray[np.intp], Floats]:
     variants, seeds = losses.shape[-2:]
     if variants < 3 or seeds < 2:
         raise ValueError(f"three variants and two seeds are needed, received {variants} and {seeds}")
-    squares = (_residuals(losses) ** 2).sum(-1)
+    variant, seed = losses.mean(-1, keepdims=True), losses.mean(-2, keepdims=True)
+    squares = ((losses - variant - seed + losses.mean((-2, -1), keepdims=True)) ** 2).sum(-1)
     row = squares * variants / (variants - 1)
     rest = np.maximum(squares.sum(-1, keepdims=True) - row, 1e-300)
     ratio = row * (variants - 2) / rest
