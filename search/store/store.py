@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from archlab.search.store.database import Changes, Found, StoreAway, StoreError, StoreFull, StoreRefused
-from archlab.search.store.decisions import log_event
 from archlab.search.store.opening import open_database
-from archlab.search.store.studies import Studies
+from archlab.search.store.studies import Studies, log_event
 from archlab.search.trial.trial import Trial
 from archlab.search.utils.canonical import canonical_json
 from archlab.search.utils.files import write_whole
