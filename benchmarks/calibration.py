@@ -37,7 +37,6 @@ sys.path.insert(0, str(ROOT))
 from archlab.search.sections.seeds.decide import decision  # noqa: E402
 from archlab.search.statistics.contrast import Floats  # noqa: E402
 from archlab.search.statistics.intervals import Analysis, analyse  # noqa: E402
-from archlab.search.statistics.sequential import analyse_always  # noqa: E402
 
 LOSSES = ROOT / "benchmarks" / "results" / "calibration.json"
 DATA_SEEDS, COPIES, PLANTED = 16, 4, 2
@@ -101,7 +100,7 @@ def sequential(losses: Floats, least: int = 2) -> list[str]:
     rows, most = losses.shape
     counts, said = np.full(rows, least), ["undecided"] * (rows - 1)
     while True:
-        said = _said(analyse_always(np.where(np.arange(most) < counts[:, None], losses, np.nan), 0))
+        said = _said(analyse(np.where(np.arange(most) < counts[:, None], losses, np.nan), 0, always_valid=True))
         growing = [row for row in range(1, rows) if said[row - 1] == "undecided" and counts[row] < most]
         if not growing:
             return said

@@ -18,8 +18,7 @@ from archlab.dashboards.curves import CurveFile, stamp_of
 from archlab.search.results.selection import is_over, tuned_paths
 from archlab.search.sections.rooms import select
 from archlab.search.store.findings import measured
-from archlab.search.store.lock import STUDY_NAME, holder_of
-from archlab.search.store.states import states_of
+from archlab.search.store.lock import STUDY_NAME, holder_of, states_of
 from archlab.search.store.store import Store, StoreError
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ def eval_(
     from archlab.search.running.run import make_executor
     from archlab.search.sections.evaluate.wanted import wanted, without_weights
     from archlab.search.store.findings import ask
-    from archlab.search.store.in_use import in_use
+    from archlab.search.store.lock import in_use
     from archlab.search.store.store import Store
     from archlab.search.trackers.shipper import sync
 

@@ -15,7 +15,7 @@ from archlab.search.comparison.notes import gather_notes, method_sentence
 from archlab.search.comparison.provenance import identified, provenance
 from archlab.search.comparison.training_cost import spent_on, training_cost
 from archlab.search.formatting.frames import NAN
-from archlab.search.results.comparable import lossy_of, objective_of, tested_on
+from archlab.search.results.comparable import apart
 from archlab.search.results.comparison import Comparison
 from archlab.search.results.losses import Layout, lay_out, read_documents
 from archlab.search.results.selection import Selection, baselines_of, edge, varied_in, with_baselines, with_tuned_size
@@ -25,7 +25,7 @@ from archlab.search.sections.seeds.decide import analysed, decision, only_wanted
 from archlab.search.statistics.contrast import MINIMUM_SEEDS, Contrast
 from archlab.search.statistics.intervals import Analysis
 from archlab.search.store.findings import findings_of
-from archlab.search.store.states import states_of
+from archlab.search.store.lock import states_of
 
 if TYPE_CHECKING:
     from archlab.search.store.store import Store
@@ -70,7 +70,9 @@ def compare(record: Record, trials: Rows, others: Sequence[tuple[Record, Rows]] 
     layout = lay_out(record, selections)
     analysis = analysed(record, layout)
     contrasts = dict(zip((each.variant for each in selections), analysis.contrasts, strict=True))
-    table, noise = _table(whole, everyone, contrasts), _noise(record, analysis, layout)
+    noise, varied = _noise(record, analysis, layout), varied_in(whole)
+    rows = zip(whole["variants"], everyone, strict=True)
+    table = pd.DataFrame([_row(whole, v, s, contrasts.get(s.variant), varied[s.variant]) for v, s in rows])
     verdicts = [said for name, said in zip(table["variant"], table["verdict"], strict=True) if name in contrasts]
     notes = gather_notes(record, selections, analysis, layout.undocumented, noise, verdicts)
     found = Comparison(
@@ -109,15 +111,6 @@ def _checked(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def _table(
-    record: dict[str, Any], everyone: Sequence[Selection], contrasts: dict[str, Contrast | None]
-) -> pd.DataFrame:
-    """A row per variant, in the study's order; what a screen left out has no contrast."""
-    varied = varied_in(record)
-    rows = zip(record["variants"], everyone, strict=True)
-    return pd.DataFrame([_row(record, v, s, contrasts.get(s.variant), varied[s.variant]) for v, s in rows])
-
-
 def _row(
     record: dict[str, Any],
     variant: dict[str, Any],
@@ -125,7 +118,7 @@ def _row(
     contrast: Contrast | None,
     varied: dict[str, str],
 ) -> dict[str, Any]:
-    """One row of the table."""
+    """One row of the table; what a screen left out has no contrast."""
     variant = with_tuned_size(variant, selection)
     done = [] if selection.has_no_mean else list(selection.complete.values())
     tests = [t["result"]["test"] for t in done]
@@ -153,7 +146,7 @@ def _row(
         "parameters": variant["parameters"],
         "active_parameters": variant.get("active_parameters", variant["parameters"]),
         "router_load_max": _mean([t.get("router_load_max") for t in tests]),
-        "mismatch": (variant.get("mismatch") or 0.0) if _is_matched(record) else NAN,
+        "mismatch": (variant.get("mismatch") or 0.0) if any(v.get("matched") for v in record["variants"]) else NAN,
         "flops_per_token": variant["flops_per_token"],
         "tokens_per_s": _mean([t["result"].get("tokens_per_s") for t in done]),
         "peak_memory_bytes": _mean([t["result"].get("peak_memory_bytes") for t in done]),
@@ -168,11 +161,6 @@ def _row(
     }
 
 
-def _is_matched(record: dict[str, Any]) -> bool:
-    """Whether the study gave its variants one number of parameters."""
-    return any(variant.get("matched") for variant in record["variants"])
-
-
 def _verdict(record: dict[str, Any], variant: dict[str, Any], selection: Selection, contrast: Contrast | None) -> str:
     """One of: baseline, better, worse, within noise (with a fixed number of seeds), equivalent, undecided (with seeds
     until it is resolved), left out (by a screen), diverged, pruned, other objective, other test text, lossy tokenizer,
@@ -184,12 +172,8 @@ def _verdict(record: dict[str, Any], variant: dict[str, Any], selection: Selecti
     if variant["name"] == variant["baseline"]:
         return "baseline"
     base = next(v for v in record["variants"] if v["name"] == variant["baseline"])
-    if objective_of(variant) != objective_of(base):
-        return "other objective"
-    if tested_on(record, variant) != tested_on(record, base):
-        return "other test text"
-    if lossy_of(variant) != lossy_of(base):
-        return "lossy tokenizer"
+    if why := apart(record, variant, base):
+        return why
     if contrast is None:
         return "incomplete"
     if sequential := record.get("sequential"):

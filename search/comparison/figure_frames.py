@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from archlab.search.formatting.words import is_number
+
 if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
     import pandas as pd
 
@@ -97,15 +99,11 @@ def settings_frame(found: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     columns: numbers and texts as they are, all else as a patch spells it; NaN where a trial has no such setting."""
     import pandas as pd
 
-    given = [{path: value for path, value in each.items() if path != "lr"} for each in found["settings"]]
-    paths = list(dict.fromkeys(path for each in given for path in each))
-    spelled = [{path: _plain(value) for path, value in each.items()} for each in given]
-    columns = {path: [each.get(path, np.nan) for each in spelled] for path in paths}
+    paths = [*dict.fromkeys(path for each in found["settings"] for path in each if path != "lr")]
+    columns = {path: [_plain(each.get(path, np.nan)) for each in found["settings"]] for path in paths}
     rest = found.drop(columns="settings").rename(columns={"validation_perplexity": "perplexity"})
     return pd.concat([rest, pd.DataFrame(columns, index=found.index)], axis=1), paths
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return json.dumps(value)
-    return value
+    return value if isinstance(value, str) or is_number(value) else json.dumps(value)

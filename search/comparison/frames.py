@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,20 +32,6 @@ def domains_frame(record: dict[str, Any], selections: list[Selection]) -> pd.Dat
     return pd.DataFrame(rows, columns=["variant", "domain", "loss", "perplexity"])
 
 
-_RESULT: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "validation_loss": lambda r: (r.get("validation") or {}).get("loss"),
-    "validation_perplexity": lambda r: (r.get("validation") or {}).get("perplexity"),
-    "test_loss": lambda r: (r.get("test") or {}).get("loss"),
-    "test_perplexity": lambda r: (r.get("test") or {}).get("perplexity"),
-    "test_bits_per_byte": lambda r: (r.get("test") or {}).get("bits_per_byte"),
-    "step": lambda r: r.get("step"),
-    "tokens": lambda r: r.get("tokens"),
-    "train_s": lambda r: r.get("train_s"),
-    "tokens_per_s": lambda r: r.get("tokens_per_s"),
-    "peak_memory_bytes": lambda r: r.get("peak_memory_bytes"),
-}
-
-
 def trials_frame(selections: list[Selection], trials: list[dict[str, Any]]) -> pd.DataFrame:
     """A row per trial and variant; `reported` marks those that stand in the table."""
     import pandas as pd
@@ -60,27 +45,17 @@ def trials_frame(selections: list[Selection], trials: list[dict[str, Any]]) -> p
         known = {t["key"] for t in selection.trials}
         probes = [t for t in grouped.get(selection.variant, ()) if t["role"] == ROLE and t["key"] not in known]
         for trial in [*probes, *selection.trials]:
-            result = trial["result"] or {}
-            rows.append(
-                {
-                    "variant": trial["variant"],
-                    "role": trial["role"],
-                    "lr": NAN if rate(trial) is None else rate(trial),
-                    "seed": trial["seed"],
-                    "state": trial["state"],
-                    "attempt": trial["attempt"],
-                    "reused": bool(trial["reused"]),
-                    "reported": trial["key"] in reported,
-                    "reason": trial["reason"],
-                    **{name: _number(read(result)) for name, read in _RESULT.items()},
-                    "settings": trial["settings"],
-                    "key": trial["key"],
-                    "folder": trial["folder"],
-                }
-            )
+            told = {"lr": NAN if rate(trial) is None else rate(trial), "reported": trial["key"] in reported}
+            rows.append({**trial, **told, "reused": bool(trial["reused"]), **_numbers(trial["result"] or {})})
     plain = ["variant", "role", "lr", "seed", "state", "attempt", "reused", "reported", "reason"]
-    return pd.DataFrame(rows, columns=[*plain, *_RESULT, "settings", "key", "folder"])
+    return pd.DataFrame(rows, columns=[*plain, *_numbers({}), "settings", "key", "folder"])
 
 
-def _number(value: float | None) -> float:
-    return NAN if value is None else value
+_OF_SPLIT = ("validation_loss", "validation_perplexity", "test_loss", "test_perplexity", "test_bits_per_byte")
+
+
+def _numbers(result: dict[str, Any]) -> dict[str, float]:
+    """What the frame has of a trial's result, NaN where that is not there."""
+    found = {name: (result.get(name.partition("_")[0]) or {}).get(name.partition("_")[2]) for name in _OF_SPLIT}
+    found |= {name: result.get(name) for name in ("step", "tokens", "train_s", "tokens_per_s", "peak_memory_bytes")}
+    return {name: NAN if value is None else value for name, value in found.items()}

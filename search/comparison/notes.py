@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from archlab.search.formatting.words import spelled
-from archlab.search.results.comparable import is_one_tokenizer, lossy_of, objective_of, tested_on
+from archlab.search.results.comparable import apart, is_one_tokenizer, tested_on
 from archlab.search.results.selection import Selection, baselines_of, edge, is_over, rate
 from archlab.search.sections.design.lines import design_notes
 from archlab.search.statistics.contrast import MINIMUM_SEEDS
@@ -30,7 +30,7 @@ def method_sentence(noise: dict[str, Any], analysis: Analysis, undocumented: boo
         return f"no intervals: they need {MINIMUM_SEEDS} complete seeds of the baseline and of a variant"
     documents = _documents_added(noise, undocumented)
     times = f"{comparisons} comparison{'s' if comparisons > 1 else ''}"
-    unpaired = [v for v in analysis.unpaired if _resolved(analysis, v)]
+    unpaired = [v for v in analysis.unpaired if (c := analysis.contrasts[v]) is not None and c.half_width is not None]
     if len(unpaired) == comparisons:
         corrected = f"Bonferroni-corrected for {times}" if comparisons > 1 else "one comparison"
         return f"95% intervals of unpaired differences (Welch), {documents}, {corrected}"
@@ -68,11 +68,6 @@ def _documents_added(noise: dict[str, Any], undocumented: bool) -> str:
     return "document variance added where known" if undocumented else "document variance added"
 
 
-def _resolved(analysis: Analysis, row: int) -> bool:
-    contrast = analysis.contrasts[row]
-    return contrast is not None and contrast.half_width is not None
-
-
 def gather_notes(
     record: dict[str, Any],
     selections: list[Selection],
@@ -84,7 +79,6 @@ def gather_notes(
     """All notes: the table's own first, then each variant's in the study's order. `verdicts` are the table's."""
     notes = [
         *_test_notes(record),
-        *_overlap_notes(record),
         *_table_notes(record, selections, noise),
         *_seed_notes(record, selections, verdicts),
         *_twin_notes(selections),
@@ -111,36 +105,27 @@ def gather_notes(
     return [*notes, *_fingerprint_notes(selections)]
 
 
+_NOT_COMPARED = {
+    "other objective": "another objective than the baseline; losses of different predictions say nothing about which "
+    "variant is better",
+    "other test text": "tested on other text than the baseline; losses on different texts say nothing about which "
+    "variant is better",
+    "lossy tokenizer": "another tokenizer than the baseline, and one of the two does not keep all of the text: "
+    "bits/byte of such a one are a lower bound, and perplexities do not compare",
+}
+
+
 def _test_notes(record: dict[str, Any]) -> Iterable[str]:
-    """What was not tested on the text of its baseline, or of the rest of the table. Needs a record with baselines."""
-    texts = {variant["name"]: tested_on(record, variant) for variant in record["variants"]}
-    asks = {variant["name"]: objective_of(variant) for variant in record["variants"]}
-    others = [v["name"] for v in record["variants"] if texts[v["name"]] != texts[v["baseline"]]]
-    asked = [name for v in record["variants"] if asks[name := v["name"]] != asks[v["baseline"]]]
-    if asked:
-        yield (
-            f"NOT COMPARED: {', '.join(asked)} {'has' if len(asked) == 1 else 'have'} another objective than the "
-            "baseline; losses of different predictions say nothing about which variant is better"
-        )
-    if others := [name for name in others if name not in asked]:
-        yield (
-            f"NOT COMPARED: {', '.join(others)} {'was' if len(others) == 1 else 'were'} tested on other text than the "
-            "baseline; losses on different texts say nothing about which variant is better"
-        )
-    cut = {variant["name"]: lossy_of(variant) for variant in record["variants"]}
-    lossy = [name for v in record["variants"] if cut[name := v["name"]] != cut[v["baseline"]]]
-    if lossy := [name for name in lossy if name not in asked and name not in others]:
-        yield (
-            f"NOT COMPARED: {', '.join(lossy)} {'has' if len(lossy) == 1 else 'have'} another tokenizer than the "
-            "baseline, and one of the two does not keep all of the text: bits/byte of such a one are a lower bound, "
-            "and perplexities do not compare"
-        )
-    if len({texts[name] for name in baselines_of(record)}) > 1:
+    """What was not tested on the text of its baseline, or of the rest of the table, or is in the training text too.
+    Needs a record with baselines."""
+    variants = {variant["name"]: variant for variant in record["variants"]}
+    why = {name: apart(record, variant, variants[variant["baseline"]]) for name, variant in variants.items()}
+    for verdict, told in _NOT_COMPARED.items():
+        if names := [name for name, found in why.items() if found == verdict]:
+            one, many = ("was", "were") if verdict == "other test text" else ("has", "have")
+            yield f"NOT COMPARED: {', '.join(names)} {one if len(names) == 1 else many} {told}"
+    if len({tested_on(record, variants[name]) for name in baselines_of(record)}) > 1:
         yield "the baselines were tested on different texts: losses compare within a cell only"
-
-
-def _overlap_notes(record: dict[str, Any]) -> Iterable[str]:
-    """That much of the text that the table is made of was trained on too, word for word."""
     shared = record["data"].get("overlap", {}).get("test", 0)
     if shared > _SHARED:
         yield (

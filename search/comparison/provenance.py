@@ -14,7 +14,6 @@ from archlab.search.trial.trial import Trial
 
 VERSIONS = ("archlab", "commit", "torch", "python", "device", "cpu", "threads", "gpu", "compiler", "parallel")
 """What of the fingerprints of trials a report says."""
-"""Of a recipe what tuning, a machine or a store settles: not said by its identity, but beside it."""
 
 
 def provenance(
@@ -40,15 +39,12 @@ def provenance(
         "versions": {name: found for name, found in versions.items() if found},
         "trained": _dates(trials),
         "identities": {v["name"]: v["identity"] for v in variants if "identity" in v},
-        "published": _published(record.get("published")),
+        "published": {name: table[name] for name in ("table", "source")}
+        if (table := record.get("published"))
+        else None,
         "match": record.get("match"),
         **({"ladder": record["ladder"]} if "ladder" in record else {}),
     }
-
-
-def _published(table: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Which published table stands beside ours, and where that was read."""
-    return {name: table[name] for name in ("table", "source")} if table else None
 
 
 def identified(

@@ -47,8 +47,4 @@ def _text(value: Any) -> str:
         rest = ", ".join(f"{name}={_text(item)}" for name, item in value.items() if name not in ("type", "version"))
         name = str(value.get("type", ""))
         return f"{name}({rest})" if rest and name else name or f"({rest})"
-    return (
-        {True: "yes", False: "no", None: "none"}.get(value, str(value))
-        if isinstance(value, bool | None)
-        else str(value)
-    )
+    return {True: "yes", False: "no", None: "none"}[value] if isinstance(value, bool | None) else str(value)

@@ -66,11 +66,7 @@ def training_cost(
     whole = _whole(record, rows.values())
     settled = {selection.variant for selection in selections if selection.settled}
     shares = {key: _share(mine, whole, settled) for key, mine in rows.items()}
-    saved = dict.fromkeys(SAVED, 0)
-    for share in shares.values():
-        saved["reuse"] += share.reuse
-        saved["early"] += share.early
-        saved["pruned"] += share.pruned
+    saved = {name: sum(getattr(share, name) for share in shares.values()) for name in ("reuse", "early", "pruned")}
     saved["pruned"] += _given_up(record, selections, whole)
     saved["seeds"] = _spare_seeds(record, selections, whole)
     for section, count in spared.items():

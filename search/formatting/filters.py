@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from operator import ge, gt, le, lt
 from typing import Any
 
 _PART = r"\"[^\"]*\"|'[^']*'|[^\s,\"'=!<>~]+"
@@ -22,12 +23,7 @@ _TERM = re.compile(
 )
 _NUMBER = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)([kMGT]?)")
 _SUFFIX = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_ORDER: dict[str, Callable[[float, float], bool]] = {
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-}
+_ORDER: dict[str, Callable[[float, float], bool]] = {"<": lt, "<=": le, ">": gt, ">=": ge}
 _FORMS = "write NAME=VALUE, with =, !=, <, <=, >, >= or ~ (contains), or a word alone"
 
 

@@ -65,38 +65,28 @@ class Settled:
     def __str__(self) -> str:
         return "; ".join(self.told().values())
 
-    def record(self) -> dict[str, str]:
-        """For the store, and for a plan as JSON."""
-        return asdict(self)
-
 
 PLAIN = Settled("fp32", "off", "", "")
 
 
-def kept(store: Store, study: str) -> Settled | None:
-    """What was settled for a study of a store; where its trials were begun before anything was, what open meant then:
-    float32 and no compilation."""
-    if found := store.decided(study, DECISION):
-        return Settled(**found)
-    if all(each["name"] != study for each in store.studies()):
+def kept_in(root: Path, study: str) -> Settled | None:
+    """What was settled for a study of the store in a folder, if there is one; where its trials were begun before
+    anything was, what open meant then: float32 and no compilation."""
+    if not (root / "store.json").exists():
         return None
-    if all(row["attempt"] == 0 for row in store.study_trials(study)):
-        return None
+    with Store.open(root, create=False) as store:
+        if found := store.decided(study, DECISION):
+            return Settled(**found)
+        known = any(each["name"] == study for each in store.studies())
+        if not known or all(row["attempt"] == 0 for row in store.study_trials(study)):
+            return None
     why = "its trials were begun before anything was settled"
     return replace(PLAIN, why_precision=why, why_compile=why)
 
 
-def kept_in(root: Path, study: str) -> Settled | None:
-    """The same of the store in a folder; None where there is none."""
-    if not (root / "store.json").exists():
-        return None
-    with Store.open(root, create=False) as store:
-        return kept(store, study)
-
-
 def keep(store: Store, study: str, settled: Settled) -> None:
     """Has every later run and plan of the study settle it alike."""
-    store.decide(study, DECISION, settled.record)
+    store.decide(study, DECISION, lambda: asdict(settled))
 
 
 def lines(settled: Settled | None, written: Recipe, recipes: Iterable[Recipe]) -> Iterator[str]:

@@ -21,11 +21,9 @@ from archlab.search.planning.auto_settings import Settled
 from archlab.search.planning.datasets import Datasets
 from archlab.search.recipe.fits import positions, refusals
 from archlab.search.recipe.initial_weights import Start, Started, as_written, keep_weights, started
-from archlab.search.recipe.micro_batch import at_most
 from archlab.search.recipe.optimizers import unmatched
 from archlab.search.recipe.recipe import Recipe
-from archlab.search.recipe.stage_plans import plan_stages
-from archlab.search.recipe.stages import prompts
+from archlab.search.recipe.stages import plan_stages, prompts
 from archlab.search.sections.match.spec import Matcher
 from archlab.search.study.changes import changed_recipe, value_at
 from archlab.search.study.study import Study
@@ -58,13 +56,14 @@ class Builder:
         if problems := written.problems("train"):
             raise SpecError(problems)
         recipe = self.kept(written)
-        recipe = self.settle(at_most(recipe, self.micro_batch) if self.micro_batch else recipe)
+        recipe = self.settle(recipe.in_rows(self.micro_batch) if self.micro_batch else recipe)
         dataset = self.data(recipe)
         built = self.build(asked, target if matched else None, dataset, recipe)
         refuse_idle_groups(recipe, built.model)
         recipe, stages = plan_stages(recipe, built.model, dataset, self.datasets.staged)
         refuse(self.study.resources.parallel, built.model, recipe)
         tested = (stages[-1].recipe, stages[-1].dataset) if stages else (recipe, dataset)
+        timed = Timed(built.model, recipe, dataset)
         label = f" [{asked.cell}]" if asked.cell else ""
         return Variant(
             name=asked.name,
@@ -80,7 +79,7 @@ class Builder:
             figures=built.figures,
             test_text=self.datasets.test_text(*tested),
             size=built.size,
-            mismatch=self.mismatch(Timed(built.model, recipe, dataset), built.size, target),
+            mismatch=self.matcher.mismatch(timed, built.size, target) if self.matcher and target else 0.0,
             matched=built.matched,
             start=self.started(recipe, built),
             repaired=built.repaired,
@@ -116,10 +115,6 @@ class Builder:
             self.files[recipe.init] = keep_weights(recipe.init, base, self.data_root)
         return recipe.replace(init=self.files[recipe.init])
 
-    def mismatch(self, timed: Timed, size: int, target: Variant | None) -> float:
-        """How far a model is from what it is to be matched to, as a share of that; 0 where there is nothing."""
-        return self.matcher.mismatch(timed, size, target) if self.matcher and target else 0.0
-
     def build(self, asked: Asked, target: Variant | None, dataset: Dataset, recipe: Recipe) -> Built:
         """The model of a variant, matched, resolved and costed; once for all that differ in their recipe alone."""
         settings = [s for s in asked.settings if not s.path.startswith("train.")]
@@ -148,7 +143,9 @@ class Builder:
             if problems := list(refusals(recipe, model)):
                 raise SpecError(problems)
             total = cost(model, lengths.tokens, lengths.source or None)
-            base = self.resolved(base, sizes)
+            if (base, sizes) not in self.bases:  # once for each rung of a ladder
+                self.bases[base, sizes] = resolve(base, vocab=sizes[0], max_positions=sizes[1])
+            base = self.bases[base, sizes]
             figures = total.figures(recipe.context)  # per token of text
             size = self.study.match.counted(total, recipe.context) if self.study.match else 0
             changes = tuple(diff(base, model))
@@ -159,12 +156,6 @@ class Builder:
         """The recipe with these changes, of which those that start with `train.` are its own, at a rung; `over` is
         changed last, whatever was set before."""
         return changed_recipe(self.study, settings, rung, over)
-
-    def resolved(self, base: Model, sizes: tuple[int, int]) -> Model:
-        """What variants change, resolved for so many tokens and positions; once for each rung of a ladder."""
-        if (base, sizes) not in self.bases:
-            self.bases[base, sizes] = resolve(base, vocab=sizes[0], max_positions=sizes[1])
-        return self.bases[base, sizes]
 
     def given(self, path: str) -> Any:
         """What stands at a path of the base, as a condition compares it: a primitive is its type. Raises SpecError."""

@@ -15,9 +15,7 @@ from archlab.search.store.store import Store
 from archlab.search.training.step_times import step_time_key
 from archlab.search.variants.memory import memory_bytes
 
-_SHARE = (
-    0.25  # of the rate of a large matrix product that small models reach; replaced by measurements when there are any
-)
+_SHARE = 0.25  # of the rate of a large matrix product that small models reach, where nothing was measured
 _LIBRARIES = 300_000_000  # bytes that torch maps for itself alone
 _START_S = 3.0  # a trial's process: its imports, its model, its final evaluation
 

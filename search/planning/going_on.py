@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from archlab.search.recipe.recipe import load_recipe
 from archlab.search.training.shared_beginnings import FOLDER, fitting
@@ -25,9 +24,7 @@ class GoingOn:
 
     def __str__(self) -> str:
         goes = (
-            "1 trial goes on from a shorter one"
-            if self.trials == 1
-            else f"{self.trials} trials go on from shorter ones"
+            f"{self.trials} trials go on from shorter ones" if self.trials > 1 else "1 trial goes on from a shorter one"
         )
         new = "1 is new" if self.new == 1 else f"{self.new} are new"
         return f"{goes} (at most to step {self.step:,}, on machines alike); {new}"
@@ -40,11 +37,10 @@ def going_on(planned: Plan, store: Store) -> GoingOn | None:
         return None
     rows = {row.trial.key: row for row in planned.rows(store.study_trials(planned.study.study))}
     known = store.known(rows)
-    fresh = [row for key, row in rows.items() if key not in known or _is_untouched(known[key], store.trial_folder(key))]
+    folders = {key: store.trial_folder(key) for key in known}
+    begun = {key for key, folder in folders.items() if folder.is_dir() and checkpoint.steps_in(folder)}
+    begun |= {key for key, each in known.items() if each["state"] != "planned"}
+    fresh = [row for key, row in rows.items() if key not in begun]
     ways = [fitting(root, row.trial, load_recipe(row.trial.recipe)) for row in fresh if row.until is None]
     steps = [found[0][0] for found in ways if found]
     return GoingOn(len(steps), max(steps), len(fresh) - len(steps)) if steps else None
-
-
-def _is_untouched(known: dict[str, Any], folder: Path) -> bool:
-    return known["state"] == "planned" and not (folder.is_dir() and checkpoint.steps_in(folder))

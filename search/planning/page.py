@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,25 +12,24 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from archlab.arch_dsl.language.errors import shorten
+from archlab.arch_dsl.tree.identity import brief_text
 from archlab.search.executors.resources import Room
 from archlab.search.formatting.numbers import count, duration, plain_console, signed, size
 from archlab.search.planning.auto_settings import lines as settled_lines
 from archlab.search.planning.edits import edits
-from archlab.search.planning.estimate import estimate
+from archlab.search.planning.estimate import Estimate, estimate
 from archlab.search.planning.going_on import GoingOn, going_on
-from archlab.search.planning.lines import (
-    also_changed_lines,
-    made_of_lines,
-    ticked,
-    trials_line,
-)
 from archlab.search.planning.plan import Plan
 from archlab.search.planning.resolution import Resolution, resolution
 from archlab.search.recipe.initial_weights import start_lines
-from archlab.search.recipe.stage_plans import stage_lines
+from archlab.search.recipe.stages import stage_lines
 from archlab.search.sections.budget.spec import Spent, spent_of, standing
+from archlab.search.sections.design.lines import LONGEST, component_lines, design_lines
 from archlab.search.sections.evaluate.wanted import to_measure
+from archlab.search.sections.tune.spec import Tune, short
 from archlab.search.store.store import Store
+from archlab.search.variants.patches import spelt
 from archlab.search.variants.variant import Variant
 
 _ROWS = 200  # variants that a plan prints
@@ -57,17 +58,25 @@ class _Known:
                 planned.done(store), resolution(planned, store), edits(planned, store), going_on(planned, store), spent
             )
 
+    def guess(self, planned: Plan, root: Path, slots: int | None) -> Estimate:
+        """Of what is left. Raises ResourcesError when this machine has no room for a trial."""
+        done = self.done if planned.left(self.done) else planned.trials
+        return estimate(planned, root, slots or planned.study.resources.slots([Room.here()]), done)
+
 
 def plan_json(planned: Plan, root: Path, slots: int | None = None) -> dict[str, Any]:
     """A plan as JSON: its record, the number of trials, how many have a result, and the estimate in seconds."""
     known = _Known.of(planned, root)
-    left = planned.left(known.done)
-    guess = asdict(estimate(planned, root, slots or _here(planned), known.done if left else planned.trials))
-    told = {
+    return {
+        **planned.record(),
+        "trials": planned.trials,
+        "done": known.done,
+        "left": planned.left(known.done),
+        "estimate": asdict(known.guess(planned, root, slots)),
         "resolution": asdict(known.resolution) if known.resolution else None,
         "edits": known.edits,
         "measuring": asdict(to_measure(planned.study.evaluate, planned, root)),
-        "settled": planned.builder.settled.record() if planned.builder.settled else None,
+        "settled": asdict(planned.builder.settled) if planned.builder.settled else None,
         "going_on": asdict(known.going_on) if known.going_on else None,
         "spent": {
             "trials": len(known.spent.trials),
@@ -75,12 +84,6 @@ def plan_json(planned: Plan, root: Path, slots: int | None = None) -> dict[str, 
             "gpu_hours": round(known.spent.gpu_s / 3600, 4),
         },
     }
-    return {**planned.record(), "trials": planned.trials, "done": known.done, "left": left, "estimate": guess, **told}
-
-
-def _here(planned: Plan) -> int:
-    """Trials at once on this machine. Raises ResourcesError when it has no room for one."""
-    return planned.study.resources.slots([Room.here()])
 
 
 def print_plan(planned: Plan, root: Path, slots: int | None = None) -> None:
@@ -89,45 +92,47 @@ def print_plan(planned: Plan, root: Path, slots: int | None = None) -> None:
     console.print(Text.assemble((planned.study.study, "bold"), f"  {planned.study.question}"))
     if others := [name for name in planned.study.scales if name != planned.study.scale]:
         console.print(Text(f"scale {planned.study.scale}; `--set scale=NAME` for {', '.join(others)}"))
-    _print_variants(console, planned)
+    for line in chain(_print_variants(console, planned), _lines(planned, root, slots)):
+        console.print(Text(line))
+
+
+def _lines(planned: Plan, root: Path, slots: int | None) -> Iterator[str]:
+    """What a plan says below its table."""
     known = _Known.of(planned, root)
     done, left = known.done, planned.left(known.done)
     told = f"; {done} of them have a result, {left} are left, as far as is known" if done else ""
     if done and not left:
         told = f"; all that are wanted have a result ({done})"
-    console.print(Text(trials_line(planned) + told))
-    for line in (line for section in planned.study.sections for line in section.lines(planned)):
-        console.print(Text(line))
+    yield _trials_line(planned) + told
+    for section in planned.study.sections:
+        yield from section.lines(planned)
     if known.going_on:
-        console.print(Text(str(known.going_on)))
-    _print_data(console, planned.variants[0])
+        yield str(known.going_on)
+    yield from _data_lines(planned.variants[0])
     if planned.absent:
-        console.print(Text(f"not downloaded yet: {'; '.join(planned.absent)}; `archlab run` does that first"))
-    guess = estimate(planned, root, slots or _here(planned), done if left else planned.trials)
-    console.print(
-        f"about {duration(guess.wall_s)} on {guess.slots} cores ({duration(guess.core_s)} of one core; "
-        f"from {guess.source})"
-    )
-    console.print(f"{size(guess.memory_bytes)} of memory for the tensors of the largest trial, or somewhat more")
+        yield f"not downloaded yet: {'; '.join(planned.absent)}; `archlab run` does that first"
+    guess = known.guess(planned, root, slots)
+    core = f"{duration(guess.core_s)} of one core; from {guess.source}"
+    yield f"about {duration(guess.wall_s)} on {guess.slots} cores ({core})"
+    yield f"{size(guess.memory_bytes)} of memory for the tensors of the largest trial, or somewhat more"
     if known.resolution:
-        console.print(Text(str(known.resolution)))
+        yield str(known.resolution)
     recipes = [variant.recipe for variant in planned.variants]
-    for line in settled_lines(planned.builder.settled, planned.study.train, recipes):
-        console.print(Text(line))
-    for line in to_measure(planned.study.evaluate, planned, root).lines():
-        console.print(Text(line))
-    for line in known.edits:
-        console.print(Text(f"edited: {line}"))
+    yield from settled_lines(planned.builder.settled, planned.study.train, recipes)
+    yield from to_measure(planned.study.evaluate, planned, root).lines()
+    yield from (f"edited: {line}" for line in known.edits)
     if budget := standing(planned.study.budget, known.spent):
-        console.print(Text(budget))
-    console.print("nothing was trained")
+        yield budget
+    yield "nothing was trained"
 
 
-def _print_variants(console: Console, planned: Plan) -> None:
-    """A row per variant, with its components or changes and its sizes; below it what the columns mean."""
+def _print_variants(console: Console, planned: Plan) -> Iterator[str]:
+    """Prints a row per variant, with its components or changes and its sizes; then says what the columns mean."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     matched = bool(planned.study.match)
-    shown = ticked(planned)
+    shown = list(planned.variants[0].components)
+    if not planned.study.design and len(shown) < 2:
+        shown = []  # a column for one component says no more than the variant's name
     room = console.width - _FIGURES - max(len(variant.name) for variant in planned.variants[:_ROWS])
     numbered = sum(len(name) + 2 for name in shown) > room
     table.add_column("variant")
@@ -151,31 +156,86 @@ def _print_variants(console: Console, planned: Plan) -> None:
         table.add_row(Text(variant.name), *cells, *(f"{size:,}" for size in sizes), more, flops)
     console.print(table)
     if len(planned.variants) > _ROWS:
-        console.print(f"… and {len(planned.variants) - _ROWS:,} more variants (--json shows all)")
+        yield f"… and {len(planned.variants) - _ROWS:,} more variants (--json shows all)"
     if numbered:
-        console.print(Text("columns: " + ", ".join(f"{index} {name}" for index, name in enumerate(shown, 1))))
-    for line in [*also_changed_lines(planned), *made_of_lines(planned)]:
-        console.print(Text(line))
+        yield "columns: " + ", ".join(f"{index} {name}" for index, name in enumerate(shown, 1))
+    yield from _component_lines(planned, shown)
     for variant in planned.variants:
-        for line in start_lines(variant.name, variant.start) if variant.start else ():
-            console.print(Text(line))
-        for line in stage_lines(variant.name, variant.stages):
-            console.print(Text(line))
+        if variant.start:
+            yield from start_lines(variant.name, variant.start)
+        yield from stage_lines(variant.name, variant.stages)
 
 
-def _print_data(console: Console, first: Variant) -> None:
-    """What the first variant reads, and how often."""
+def _data_lines(first: Variant) -> Iterator[str]:
     data = first.dataset.record()
     if first.dataset.absent:
-        console.print(Text(f"data: {data['source']}, {data['tokenizer']}"))
+        yield f"data: {data['source']}, {data['tokenizer']}"
         return
     each = first.recipe.epochs(first.dataset)
     epochs = f"{each[0]:.2g} epochs" if len(each) == 1 else f"{len(each)} domains"
     density = f", {data['bytes_per_token']:.3g} bytes per token" if "bytes_per_token" in data else ""
-    read = (
-        f"data: {data['source']}, {data['tokenizer']}, {count(data['train_tokens'])} training tokens{density} "
-        f"({epochs}), {data['identity']}"
-    )
-    console.print(Text(read))
+    tokens = f"{count(data['train_tokens'])} training tokens{density} ({epochs})"
+    yield f"data: {data['source']}, {data['tokenizer']}, {tokens}, {data['identity']}"
     for row, read_times in zip(data.get("domains", ()), each, strict=False):
-        console.print(Text(f"  {row['name']}: {row['share']:.1%} of the rows, {read_times:.2g} epochs"))
+        yield f"  {row['name']}: {row['share']:.1%} of the rows, {read_times:.2g} epochs"
+
+
+def _component_lines(planned: Plan, shown: list[str]) -> Iterator[str]:
+    """What variants shown by their components change beside these; the design, or what the components change."""
+    study = planned.study
+    for name, patch in study.variants.items() if shown else ():
+        if own := spelt(setting for setting in patch.settings if setting.path):
+            yield f"{name} also changes {'; '.join(shorten(text, LONGEST) for text in own)}"
+    record = study.design.record(planned) if study.design else {"components": []}
+    if study.design:
+        yield from design_lines(record)
+    if others := {n: spelt(study.components[n].settings) for n in shown if n not in record["components"]}:
+        yield from component_lines(others, {}, "other components" if study.design else "components")
+
+
+def _trials_line(planned: Plan) -> str:
+    recipe = planned.variants[0].recipe
+    batch = f"{recipe.ramp.start} to {recipe.sequences}" if recipe.ramp else str(recipe.sequences)
+    each = f"{count(recipe.tokens)} tokens ({recipe.steps} steps of {batch} x {recipe.context})"
+    if planned.study.ladder:
+        lengths = [variant.recipe.tokens for variant in planned.variants]
+        each = " to ".join(dict.fromkeys(map(count, (min(lengths), max(lengths))))) + " tokens"
+    if planned.study.tune:
+        how = f"{_tuning(planned.study.tune)} with one seed, then the best with {_seeds(planned)}"
+    else:
+        how = _seeds(planned)
+    tune = planned.study.tune
+    grows = tune is not None and any(tune.steps(path) for path in tune.axes)
+    fixed = isinstance(planned.study.seeds, int) and not planned.beside
+    most = "" if fixed else "about " if grows else "at most "
+    text = f"{len(planned.variants)} variants x {how}: {most}{planned.trials} trials of {each}"
+    text += f", {len(planned.beside)} probes among them" if planned.beside else ""
+    if search := planned.study.search:
+        text += f"; {search.trials} of them proposed by {search.sampler.type} as results come in, for less "
+        text += " and ".join(goal.replace("_", " ") for goal in search.minimize)
+        limits = [f"{value:,.10g} {name.replace('_', ' ')}" for name, value in search.constraints.values().items()]
+        text += f", each with at most {' and '.join(limits)}" if limits else ""
+    return text
+
+
+def _seeds(planned: Plan) -> str:
+    seeds = planned.study.seeds
+    if isinstance(seeds, int):
+        return f"{seeds} seeds"
+    margin = "" if seeds.margin is None else f", or equivalent within {seeds.margin:g}"
+    return f"{seeds.min} to {seeds.max} seeds (until the difference is resolved{margin})"
+
+
+def _tuning(tune: Tune) -> str:
+    points, paths = tune.points, [short(path) for path in tune.axes]
+    texts = [", ".join(brief_text(value) for value in axis.values) for axis in tune.axes.values()]
+    how = f"{len(points)} rates ({texts[0]})"
+    if paths != ["lr"]:
+        listed = "; ".join(f"{path}: {text}" for path, text in zip(paths, texts, strict=True))
+        how = f"{len(points)} settings ({listed})"
+    steps = max(tune.steps(path) for path in tune.axes)
+    how += f", up to {steps} more on a side while the best lies at the edge," if steps else ""
+    if tune.brackets and len(points) > 1:
+        rungs = " and ".join(f"{share:.0%}" for share in tune.brackets.rungs)
+        how += f" of which the best {tune.brackets.keep:.0%} go on at {rungs} of the steps,"
+    return how

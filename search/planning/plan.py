@@ -68,14 +68,11 @@ class Plan:
         return self.study.tune.points if self.study.tune else []
 
     @property
-    def contested(self) -> int:
-        """Trials of a variant at a second value, where its noise is known and may hide which value is the best."""
-        return int(self.tuner is not None and any(self.tuner.noise(variant) for variant in self.variants))
-
-    @property
     def trials(self) -> int:
         """How many trials the study takes when all of them run to their end, with what is known to be added."""
-        per_variant = max(len(self.points) - 1, 0) + len(self.seeds) + self.contested
+        # a second value, where the noise is known and may hide which is the best
+        contested = self.tuner is not None and any(self.tuner.noise(variant) for variant in self.variants)
+        per_variant = max(len(self.points) - 1, 0) + len(self.seeds) + contested
         proposed = sum(section.proposed(len(self.seeds)) for section in self.study.sections)
         return max(per_variant * (len(self.variants) - len(self.left_out)) + len(self.beside) + proposed, self._known)
 
@@ -119,7 +116,6 @@ class Plan:
         }
 
     def _variants(self) -> list[dict[str, Any]]:
-        """What the record says of each variant."""
         found, added = [], self.added()
         for variant in self.variants:
             sizes = self.tuner.sizes(variant) if self.tuner else []
@@ -145,9 +141,9 @@ class Plan:
             now = [row for row in trials if row["variant"] in mine and self._fits(mine[row["variant"]], row)]
             for part in self.parts:
                 part.look(self._kept_record(), now)
-        wanted = self._wanted(trials)
+        seeds = {} if isinstance(self.study.seeds, int) else wanted_seeds(self._kept_record(), trials)
         found = [
-            self.rows_of(variant, known.get(variant.name, []), wanted.get(variant.name))
+            self.rows_of(variant, known.get(variant.name, []), seeds.get(variant.name))
             for variant in self._order()
             if all(part.wants(variant.name) for part in self.parts)
         ]
@@ -173,7 +169,8 @@ class Plan:
     ) -> tuple[list[Row], list[Row]]:
         """The tune rows and the repeats of one variant, given its rows; made anew only when these have moved."""
         seeds = self.seeds if wanted is None else wanted
-        moved = tuple((row["key"], row["role"], row["state"], _step(row)) for row in known), tuple(seeds)
+        steps = [(row["result"] or {}).get("step") for row in known]
+        moved = tuple((row["key"], row["role"], row["state"]) for row in known), tuple(steps), tuple(seeds)
         if variant.name not in self._rows or self._rows[variant.name][0] != moved:
             self._rows[variant.name] = moved, self._new_rows(variant, known, seeds)
         return self._rows[variant.name][1]
@@ -232,12 +229,6 @@ class Plan:
 
         self._ordered = sorted(self.variants, key=place)
         return self._ordered
-
-    def _wanted(self, trials: list[dict[str, Any]]) -> dict[str, list[int]]:
-        """The seeds that each variant should have by now, where their number depends on the results."""
-        if isinstance(self.study.seeds, int):
-            return {}
-        return wanted_seeds(self._kept_record(), trials)
 
     def _kept_record(self) -> dict[str, Any]:
         """The record, made anew only when a search has added a variant."""
@@ -306,11 +297,6 @@ class Plan:
             for v in self.variants
         ]
         return pd.DataFrame(columns)
-
-
-def _step(row: dict[str, Any]) -> int | None:
-    """The step that a trial has come to, as far as the table knows."""
-    return None if row["result"] is None else row["result"].get("step")
 
 
 def plan(study: Study, data_root: Path, micro_batch: int | None = None, *, fetch: bool = False) -> Plan:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.patching.patch import Setting
 from archlab.arch_dsl.tree.identity import canonical
 from archlab.search.planning.auto_settings import AUTO, Settled, kept_in, settle
 from archlab.search.planning.builder import Builder
-from archlab.search.planning.unused import idle_problems
 from archlab.search.sections.design.spec import ALL
 from archlab.search.sections.ladder.rungs import climbed
 from archlab.search.sections.ladder.width_transfer import Coordinates, transfer_rungs
+from archlab.search.sections.search.space import Space, probes
 from archlab.search.study.asked import asked_variants
+from archlab.search.study.changes import changed, value_at
 from archlab.search.study.study import Study
 from archlab.search.utils.canonical import canonical_json
 from archlab.search.variants.asked import Asked
@@ -22,42 +24,34 @@ from archlab.search.variants.mistakes import Mistakes
 from archlab.search.variants.variant import Variant
 
 
-@dataclass
-class VariantSet:
-    """The variants of a study in the order of its table, and what was found in making them."""
-
-    variants: list[Variant]
-    made: dict[str, tuple[Asked, Variant | None]]  # what each was made of, and what it was matched to
-    omitted: dict[str, str]  # combinations of a design that make no sense, and why
-    coordinates: dict[str, Coordinates]  # of what transfers along a ladder, by series
-
-
 def variant_set(builder: Builder) -> VariantSet:
     """What a study asks for, settled and built. Raises SpecError with everything that is wrong with any variant."""
     study = builder.study
     asked = climbed(study.ladder, builder, asked_variants(study))
     builder.settled = _settled(builder, asked)
-    making = _Making(builder, asked)
+    found = VariantSet(builder, asked)
     for item in sorted(asked, key=lambda item: study.match is None or item.base != study.match.to):
-        making.add(item)
-    variants = making.finished()
-    coordinates: dict[str, Coordinates] = {}
+        found.add(item)
+    found.finish()
     if study.ladder and study.ladder.transfer != "none":
-        variants, coordinates = transfer_rungs(variants, builder.data_root.parent, study.ladder.mark("transfer"))
-    omitted = {item.name: _brief(error.problems[0]) for item, error in making.impossible}
+        root = builder.data_root.parent
+        found.variants, found.coordinates = transfer_rungs(found.variants, root, study.ladder.mark("transfer"))
     optional = {item.name for item in asked if item.impossible != "refuse"}
-    return VariantSet(_without_twins(variants, study, optional, omitted), making.made, omitted, coordinates)
+    found.variants = _without_twins(found.variants, study, optional, found.omitted)
+    return found
 
 
-class _Making:
-    """The variants that are built so far, the targets of matching first, and what is wrong with the others."""
+class VariantSet:
+    """The variants of a study and what was found in making them, the targets of matching first."""
 
     def __init__(self, builder: Builder, asked: list[Asked]) -> None:
         self.builder, self.study = builder, builder.study
-        self.mistakes = Mistakes(len(asked))
-        self.built: list[Variant] = []
-        self.made: dict[str, tuple[Asked, Variant | None]] = {}
-        self.impossible: list[tuple[Asked, SpecError]] = []
+        self.variants: list[Variant] = []  # once all are there, in the order of the table
+        self.made: dict[str, tuple[Asked, Variant | None]] = {}  # what each was made of, and what it was matched to
+        self.omitted: dict[str, str] = {}  # combinations of a design that make no sense, and why
+        self.coordinates: dict[str, Coordinates] = {}  # of what transfers along a ladder, by series
+        self._mistakes = Mistakes(len(asked))
+        self._impossible: list[tuple[Asked, SpecError]] = []
         self._targets: dict[str, Variant] = {}  # by cell
         self._places: dict[str, float] = {item.name: index for index, item in enumerate(asked)}
 
@@ -68,48 +62,50 @@ class _Making:
             variant = self.builder.variant(item, target)
         except SpecError as error:
             if item.impossible == "refuse":
-                self.mistakes.add(error.problems, item.name)
+                self._mistakes.add(error.problems, item.name)
             else:
-                self.impossible.append((item, error))
+                self._impossible.append((item, error))
             return
         self.made[item.name] = item, target
         if match and item.base == match.to:
             self._targets[item.cell] = variant
-        self.built.append(variant)
+        self.variants.append(variant)
         if match and match.report_unmatched and variant.matched:
-            self._add_unmatched(item, variant)
+            label = f" [{item.cell}]" if item.cell else ""
+            row = f"{item.base} unmatched"  # the same variant as it is written
+            series = item.series and f"{row}{item.series.removeprefix(item.base)}"
+            written = replace(item, name=f"{row}{label}", series=series, row=row)
+            found = self.builder.variant(written, self._targets[item.cell], matched=False)
+            if found.trial(0).key != variant.trial(0).key:
+                self.variants.append(found)
+                self.made[written.name] = written, self._targets[item.cell]
+                self._places[written.name] = self._places[item.name] + 0.5
 
-    def _add_unmatched(self, item: Asked, variant: Variant) -> None:
-        written, target = _as_written(item), self._targets[item.cell]
-        found = self.builder.variant(written, target, matched=False)
-        if found.trial(0).key != variant.trial(0).key:
-            self.built.append(found)
-            self.made[written.name] = written, target
-            self._places[written.name] = self._places[item.name] + 0.5
-
-    def finished(self) -> list[Variant]:
-        """The variants in the order of the study. Raises SpecError."""
-        if self.impossible:
-            self._refuse_needed()
-        asks = {canonical_json(canonical(variant.recipe.objective)) for variant in self.built}
+    def finish(self) -> None:
+        """Sorts the variants into the order of the study. Raises SpecError."""
+        self._refuse_needed()
+        asks = {canonical_json(canonical(variant.recipe.objective)) for variant in self.variants}
         if self.study.prune and len(asks) > 1:
             message = "holds trials against each other, and losses of different objectives do not compare"
             raise SpecError.of("prune", message, self.study.mark("prune"))
-        idle = self.builder.matcher.problems() if self.builder.matcher and not self.mistakes.found else ()
-        if problems := [*self.mistakes.problems(), *idle_problems(self.study), *idle]:
+        idle = self.builder.matcher.problems() if self.builder.matcher and not self._mistakes.found else ()
+        if problems := [*self._mistakes.problems(), *_idle_problems(self.study), *idle]:
             raise SpecError(problems)
-        return sorted(self.built, key=lambda variant: self._places[variant.name])
+        self.variants.sort(key=lambda variant: self._places[variant.name])
+        for item, error in self._impossible:
+            first = error.problems[0]
+            self.omitted[item.name] = f"{first.path}: {first.message}" if first.path else first.message
 
     def _refuse_needed(self) -> None:
         """Notes what cannot be left out: what others are compared with, and a component that no variant would have."""
-        used = {name for variant in self.built for name, on in variant.components.items() if on}
-        for item, error in self.impossible:
+        used = {name for variant in self.variants for name, on in variant.components.items() if on}
+        for item, error in self._impossible:
             lost = {name for name, on in item.components.items() if on} - used
             if why := _needed(item.base, self.study):
                 problems = [replace(each, message=f"{each.message}; {why}") for each in error.problems]
-                self.mistakes.add(problems, item.name)
+                self._mistakes.add(problems, item.name)
             elif lost:
-                self.mistakes.add(error.problems, item.name)
+                self._mistakes.add(error.problems, item.name)
 
 
 def _settled(builder: Builder, asked: list[Asked]) -> Settled | None:
@@ -131,18 +127,6 @@ def _baselines(builder: Builder, asked: list[Asked]) -> Iterator[Variant]:
         if item.base == builder.study.report.baseline:
             with suppress(SpecError):  # told when all are built
                 yield builder.variant(item, None)
-
-
-def _as_written(item: Asked) -> Asked:
-    """The same variant under the name that its unmatched form has in the table."""
-    label = f" [{item.cell}]" if item.cell else ""
-    series = item.series and f"{item.base} unmatched{item.series.removeprefix(item.base)}"
-    return replace(item, name=f"{item.base} unmatched{label}", series=series, row=f"{item.base} unmatched")
-
-
-def _brief(problem: Problem) -> str:
-    """A problem in a line, without its place."""
-    return f"{problem.path}: {problem.message}" if problem.path else problem.message
 
 
 def _needed(base: str, study: Study) -> str:
@@ -180,3 +164,38 @@ def _without_twins(variants: list[Variant], study: Study, optional: set[str], om
     if problems:
         raise SpecError(problems)
     return kept
+
+
+def _idle_problems(study: Study) -> Iterator[Problem]:
+    """What is wrong with the parts of a study that no variant uses: spare components, the axes of a search."""
+    used = {name for patch in study.variants.values() for name in patch.components}
+    for name, component in study.components.items():
+        if name not in used:
+            yield from _refusals(study, component.settings)
+    if study.space:
+        yield from _space_problems(study, study.space)
+
+
+def _space_problems(study: Study, space: Space) -> Iterator[Problem]:
+    """What the base refuses of a search: unknown paths, wrong values, conditions on what is not there."""
+    told: set[tuple[object, str]] = set()
+    for path, settings in probes(space, study.components):
+        for problem in _refusals(study, settings):
+            if (key := (problem.mark, problem.message)) not in told:
+                told.add(key)
+                yield replace(problem, path=f"space.{path}")
+    for path, axis in space.axes.items():
+        for asked in [at for at in axis.when.paths if at in space.needs] if axis.when else []:
+            try:
+                value_at(study, asked)
+            except SpecError as error:
+                for problem in error.problems:
+                    yield Problem(f"space.{path}.when", problem.message, axis.mark("when"))
+
+
+def _refusals(study: Study, settings: Iterable[Setting]) -> tuple[Problem, ...]:
+    try:
+        changed(study, settings)
+    except SpecError as error:
+        return error.problems
+    return ()

@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -119,9 +120,7 @@ def kept(data_root: Path, sha256: str) -> Path:
 def _found(start: Start, base: Path | None, path: str) -> Path:
     """The file, searched in the current directory and then beside the study."""
     assert start.file is not None
-    for folder in (Path(), base):
-        if folder is None:
-            continue
+    for folder in filter(None, (Path(), base)):
         place = folder / start.file
         file = place / MODEL if place.is_dir() else place
         if file.is_file():
@@ -186,8 +185,5 @@ def start_lines(name: str, found: Started) -> Iterator[str]:
 
 
 def _by_layer(names: Iterable[str]) -> list[str]:
-    counts: dict[str, int] = {}
-    for name in names:
-        short = _LAYER.sub("block.*.", name)
-        counts[short] = counts.get(short, 0) + 1
+    counts = Counter(_LAYER.sub("block.*.", name) for name in names)
     return [f"{short} ({count} layers)" if count > 1 else short for short, count in counts.items()]

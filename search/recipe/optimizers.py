@@ -124,7 +124,6 @@ class Adafactor(Optimizer):
 
     @property
     def moments(self) -> int:
-        """See Optimizer."""
         return (not self.factored) + (self.beta1 > 0)
 
 
@@ -136,6 +135,7 @@ class Lion(Optimizer):
     """
 
     by_element = True
+    moments = 1
     betas: tuple[Beta, Beta] = (0.9, 0.99)
     weight_decay: Decay = 0.1
     groups: tuple[Group, ...] = ()
@@ -144,11 +144,6 @@ class Lion(Optimizer):
         from archlab.search.recipe.optimizer_steps import LionUpdate
 
         return LionUpdate(decay_groups(parameters, self.weight_decay, self.groups), lr, self.betas)
-
-    @property
-    def moments(self) -> int:
-        """See Optimizer."""
-        return 1
 
 
 @Optimizer.register("muon")
@@ -160,6 +155,7 @@ class Muon(Optimizer):
     AdamW's with `betas` and `eps`. The decoupled weight decay acts on all matrices.
     """
 
+    moments = 1
     momentum: Beta = 0.95
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     weight_decay: Decay = 0.1
@@ -182,11 +178,6 @@ class Muon(Optimizer):
         if groups := decay_groups(other, self.weight_decay, self.groups):
             parts.append(torch.optim.AdamW(groups, lr=lr, betas=self.betas, eps=self.eps, fused=True))
         return Together(parts)
-
-    @property
-    def moments(self) -> int:
-        """See Optimizer."""
-        return 1
 
 
 def decay_groups(parameters: Named, weight_decay: float, groups: Sequence[Group] = ()) -> list[dict[str, Any]]:

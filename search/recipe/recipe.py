@@ -131,6 +131,21 @@ class Recipe(Spec):
             found.append(found[-1].replace(**fresh, **said))
         return tuple(found)
 
+    def in_rows(self, rows: int) -> Recipe:
+        """The recipe with micro-batches of at most so many sequences, in its stages too: where more do not fit. The
+        batches stay as they are."""
+        counts = []
+        for each in self.whole:  # as few micro-batches as can be, of equal size
+            divisors = (n for n in range(each.accumulate, each.sequences + 1) if each.sequences % n == 0)
+            counts.append(next(n for n in divisors if each.sequences // n <= max(rows, 1)))
+        stages = tuple(
+            stage if own == (stage.accumulate or before) else stage.replace(accumulate=own)
+            for stage, before, own in zip(self.stages, counts[:-1], counts[1:], strict=True)
+        )
+        if counts[0] == self.accumulate and stages == self.stages:
+            return self
+        return self.replace(accumulate=counts[0], stages=stages)
+
     @property
     def all_steps(self) -> int:
         """Optimizer steps of a trial, those of all its stages."""

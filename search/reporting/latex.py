@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from archlab.search.formatting.tables import IDENTITIES, Block, Cell, Page
+from archlab.search.formatting.tables import IDENTITIES, Block, Page
 
 SYMBOLS = {
     "\\": r"\textbackslash{}",
@@ -55,18 +55,14 @@ def _table(block: Block, caption: str, label: str, footnotes: list[str]) -> Iter
     yield _row([escape(c.header) for c in block.columns])
     yield r"\midrule"
     for cells in zip(*(c.cells for c in block.columns), strict=True):
-        yield _row([_cell(cell) for cell in cells])
+        texts = ((escape(cell.text), cell.strong) for cell in cells)
+        yield _row([rf"\textbf{{{text}}}" if strong else text for text, strong in texts])
     yield r"\bottomrule"
     yield r"\end{tabular}"
     for line in [block.legend.replace("* ", "bold: "), *footnotes]:
         if line:
             yield rf"\par{{\footnotesize {escape(line)}\par}}"
     yield r"\end{table}"
-
-
-def _cell(cell: Cell) -> str:
-    text = escape(cell.text)
-    return rf"\textbf{{{text}}}" if cell.strong else text
 
 
 def _row(cells: list[str]) -> str:

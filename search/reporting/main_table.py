@@ -160,7 +160,8 @@ def _own_columns(comparison: Comparison, rows: list[Row], error: str) -> Iterato
         return column(key, header, lambda r: r[name], lambda r: number(r[name], form), keep=keep)
 
     def spread(row: Row) -> str:
-        return _spread(row["perplexity_mean"], spread_of(row["perplexity_std"], row["n"], error), digits)
+        behind = spread_of(row["perplexity_std"], row["n"], error)
+        return number(row["perplexity_mean"], f".{digits}f") + (f" ± {behind:.{digits}f}" if behind >= 0 else "")
 
     several = len({round(row["bytes_per_token"], 4) for row in rows if row["bytes_per_token"] > 0}) > 1
     goal = "flops_per_token" in comparison.searched.get("minimize", ())
@@ -180,8 +181,9 @@ def _own_columns(comparison: Comparison, rows: list[Row], error: str) -> Iterato
         yield numbered("bytes", "bytes/token", "bytes_per_token", ".3f", 5)
     yield numbered("delta", f"Δ {unit}", "delta", "+.4f")
     yield column("interval", "95% interval", lambda r: r["delta"], lambda r: interval(r["delta_low"], r["delta_high"]))
-    yield column("verdict", "verdict", lambda r: r["verdict"], lambda r: _verdict(r["verdict"], margin), "l")
-    yield column("trials", "trials", lambda r: r["missing"], lambda r: _standing(r), "l", 9)
+    said = {"equivalent": "equivalent" if margin is None else f"equivalent within {margin:g}"}
+    yield column("verdict", "verdict", lambda r: r["verdict"], lambda r: str(said.get(r["verdict"], r["verdict"])), "l")
+    yield column("trials", "trials", lambda r: r["missing"], _standing, "l", 9)
     yield counted("params", "params", "parameters", 7)
     if sparse:
         yield counted("active", "active", "active_parameters", 7)
@@ -202,13 +204,11 @@ def _measured(comparison: Comparison, rows: list[Row], error: str) -> Iterator[C
     known = {(each["variant"], each["name"]): each for each in comparison.measures.to_dict("records")}
     for name in dict.fromkeys(name for _, name in known):
         mine = [known.get((row["variant"], name)) for row in rows]
-        cells = [Cell(DASH if each is None else _measure(each, error)) for each in mine]
+        cells = [
+            Cell(with_error(each["mean"], spread_of(each["std"], each["n"], error)) if each else DASH) for each in mine
+        ]
         values = tuple(None if each is None else _plain(each["mean"]) for each in mine)
         yield Column(printable(str(name)), cells, "r", 9, key=f"measure.{name}", values=values)
-
-
-def _measure(each: Mapping[Any, Any], error: str) -> str:
-    return with_error(each["mean"], spread_of(each["std"], each["n"], error))
 
 
 def spread_of(std: float, n: int, error: str) -> float:
@@ -228,16 +228,13 @@ def best_rows(rows: list[Row]) -> set[int]:
     for i, row in enumerate(rows):
         if not math.isnan(row["perplexity_mean"]) and row["verdict"] not in NO_DIFFERENCE:
             cells.setdefault(row["baseline"], []).append(i)
-    return {best for known in cells.values() if (best := _best_of(rows, known)) is not None}
-
-
-def _best_of(rows: list[Row], known: list[int]) -> int | None:
-    best = min(known, key=lambda i: rows[i]["perplexity_mean"])
-    if rows[best]["verdict"] == "better":
-        return best
-    others = [rows[i]["verdict"] for i in known if i != best]
-    all_worse = bool(others) and all(verdict == "worse" for verdict in others)
-    return best if rows[best]["verdict"] == "baseline" and all_worse else None
+    found = set()
+    for known in cells.values():
+        best = min(known, key=lambda i: rows[i]["perplexity_mean"])
+        verdict, others = rows[best]["verdict"], {rows[i]["verdict"] for i in known if i != best}
+        if verdict == "better" or (verdict == "baseline" and others == {"worse"}):
+            found.add(best)
+    return found
 
 
 def _legend(comparison: Comparison, rows: list[Row], error: str) -> str:
@@ -252,7 +249,6 @@ def _legend(comparison: Comparison, rows: list[Row], error: str) -> str:
 
 
 def _only(column: Column, kept: list[bool]) -> Column:
-    """A column with some of its rows."""
     cells = [cell for cell, keep in zip(column.cells, kept, strict=True) if keep]
     return replace(column, cells=cells, values=tuple(v for v, keep in zip(column.values, kept, strict=True) if keep))
 
@@ -299,14 +295,6 @@ def _decimals(stds: list[float]) -> int:
     """So many decimals that the smallest spread shows two digits, 2 to 4."""
     known = [s for s in stds if s > 0]
     return min(4, max(2, 1 - math.floor(math.log10(min(known))))) if known else 2
-
-
-def _spread(mean: float, std: float, digits: int) -> str:
-    return number(mean, f".{digits}f") + (f" ± {std:.{digits}f}" if std >= 0 else "")
-
-
-def _verdict(verdict: str, margin: float | None) -> str:
-    return f"{verdict} within {margin:g}" if verdict == "equivalent" else verdict
 
 
 def trial_cells(comparison: Comparison, shape: Shape = USUAL) -> dict[str, list[tuple[Row, dict[str, Cell]]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from archlab.search.formatting.tables import IDENTITIES, Block, Cell, Page
+from archlab.search.formatting.tables import IDENTITIES, Block, Page
 
 ALIGN = {"l": ":--", "r": "--:", "c": ":-:"}
 
@@ -19,14 +19,11 @@ def markdown(page: Page) -> str:
         lines += ["", f"{escape(block.title)}:", "", *_table(block)]
     if page.notes:
         lines += ["", *(f"- {escape(note)}" for note in page.notes)]
-    return "\n".join([*lines, "", escape(page.provenance), "", *_identities(page)])
-
-
-def _identities(page: Page) -> Iterator[str]:
+    lines += ["", escape(page.provenance), ""]
     if page.identities:
-        yield from (f"<details><summary>{IDENTITIES}</summary>", "")
-        yield from (f"- {escape(name)}: {hashes}" for name, hashes in page.identities)
-        yield from ("", "</details>", "")
+        listed = (f"- {escape(name)}: {hashes}" for name, hashes in page.identities)
+        lines += [f"<details><summary>{IDENTITIES}</summary>", "", *listed, "", "</details>", ""]
+    return "\n".join(lines)
 
 
 def escape(text: str) -> str:
@@ -39,14 +36,10 @@ def _table(block: Block) -> Iterator[str]:
     yield _row([escape(c.header) for c in block.columns])
     yield _row([ALIGN[c.align] for c in block.columns])
     for cells in zip(*(c.cells for c in block.columns), strict=True):
-        yield _row([_cell(cell) for cell in cells])
+        yield _row([f"**{escape(cell.text)}**" if cell.strong else escape(cell.text) for cell in cells])
     if block.legend:
         yield ""
         yield escape(block.legend.replace("* ", "bold: "))
-
-
-def _cell(cell: Cell) -> str:
-    return f"**{escape(cell.text)}**" if cell.strong else escape(cell.text)
 
 
 def _row(cells: list[str]) -> str:

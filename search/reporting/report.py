@@ -77,10 +77,6 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _json(comparison: Comparison) -> str:
-    return json.dumps(to_plain(comparison), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
 def _csv(comparison: Comparison) -> str:
     """The table, a column per component and what sections add to it; a missing number is an empty field.
 
@@ -109,7 +105,7 @@ FORMATS: dict[str, Callable[[Comparison], str]] = {
     "md": lambda comparison: markdown(build_page(comparison)),
     "latex": lambda comparison: latex(build_page(comparison)),
     "csv": _csv,
-    "json": _json,
+    "json": lambda comparison: json.dumps(to_plain(comparison), indent=2, ensure_ascii=False, allow_nan=False) + "\n",
 }
 
 

@@ -26,6 +26,15 @@ def lossy_of(variant: Mapping[str, Any]) -> str | None:
     return variant.get("lossy")
 
 
+def apart(record: dict[str, Any], one: dict[str, Any], other: dict[str, Any]) -> str | None:
+    """Why the losses of two variants say nothing about each other, one of NO_DIFFERENCE; None where they do."""
+    if objective_of(one) != objective_of(other):
+        return "other objective"
+    if tested_on(record, one) != tested_on(record, other):
+        return "other test text"
+    return "lossy tokenizer" if lossy_of(one) != lossy_of(other) else None
+
+
 def is_one_tokenizer(selections: list[Selection]) -> bool:
     """Whether all complete trials have the same tokens per byte, which is bits per byte over bits per token.
 

@@ -76,13 +76,10 @@ def lay_out(record: dict[str, Any], selections: list[Selection]) -> Layout:
         if row != base and shared and found is None:
             undocumented.append(selection.variant)
         documents.append(found)
-    batches = [(_batches(record, variant), text) for variant, text in zip(variants, texts, strict=True)]
+    paired = record.get("paired", True)  # of a record whose variants don't tell their batches
+    seen = [variant.get("batches") or ("" if paired else f"of {variant['name']}") for variant in variants]
+    batches = [*zip(seen, texts, strict=True)]
     return Layout(losses, keys, bases, batches, unit, documents, undocumented, seeds)
-
-
-def _batches(record: dict[str, Any], variant: dict[str, Any]) -> str:
-    """Equal for variants that see the same batches; of a record that doesn't tell: for all, or for none."""
-    return variant.get("batches") or ("" if record.get("paired", True) else f"of {variant['name']}")
 
 
 _MEASURE = {"nats/token": "loss", "bits/byte": "bits_per_byte"}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archlab.search.results.selection import Selection
+from archlab.search.statistics.contrast import Floats
 
 if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
     import pandas as pd
@@ -31,15 +33,10 @@ def measures_frame(selections: list[Selection]) -> pd.DataFrame:
 
 def values_by_seed(selections: list[Selection]) -> dict[tuple[str, str, str], dict[int, float]]:
     """(variant, measure, name) -> what was measured of the trial of each seed, of the same findings."""
-    found: dict[tuple[str, str, str], dict[int, float]] = {}
-    newest = _newest(selections)
-    for selection in selections:
-        for seed, trial in ({} if selection.has_no_mean else selection.complete).items():
-            for each in _current(trial, newest):
-                for name, value in each["values"].items():
-                    number = math.nan if value is None else float(value)
-                    found.setdefault((selection.variant, each["measure"], name), {})[seed] = number
-    return found
+    return {
+        key: {seed: math.nan if value is None else float(value) for seed, value in by_seed.items()}
+        for key, by_seed in _findings(selections, "values").items()
+    }
 
 
 def curves_frame(selections: list[Selection]) -> pd.DataFrame:
@@ -49,20 +46,12 @@ def curves_frame(selections: list[Selection]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    frames, newest = [], _newest(selections)
-    for selection in selections:
-        curves: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        for trial in _standing(selection):
-            for each in _current(trial, newest):
-                for name, curve in each["curves"].items():
-                    curves.setdefault((each["measure"], name), []).append(curve)
-        for (measure, name), found in curves.items():
-            y = np.array([curve["y"] for curve in found], dtype=np.float64)  # None becomes NaN
-            spread = y.std(axis=0, ddof=1) if len(found) > 1 else np.full(y.shape[1], np.nan)
-            told = {"variant": selection.variant, "measure": measure, "name": name, "x": found[0]["x"]}
-            frames.append(
-                pd.DataFrame(told | {"mean": y.mean(0), "std": spread, "n": len(found), "targets": found[0]["n"]})
-            )
+    frames = []
+    for (variant, measure, name), found in _findings(selections, "curves").items():
+        mean, spread = _over_seeds(curve["y"] for curve in found.values())
+        first = next(iter(found.values()))
+        told = {"variant": variant, "measure": measure, "name": name, "x": first["x"]}
+        frames.append(pd.DataFrame(told | {"mean": mean, "std": spread, "n": len(found), "targets": first["n"]}))
     columns = ["variant", "measure", "name", "x", "mean", "std", "n", "targets"]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
 
@@ -75,25 +64,23 @@ def grids_frame(selections: list[Selection]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    frames, newest = [], _newest(selections)
-    for selection in selections:
-        grids: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        for trial in _standing(selection):
-            for each in _current(trial, newest):
-                for name, grid in each.get("grids", {}).items():
-                    grids.setdefault((each["measure"], name), []).append(grid)
-        for (measure, name), found in grids.items():
-            values = np.array([grid["values"] for grid in found], dtype=np.float64)  # None becomes NaN
-            spread = values.std(axis=0, ddof=1) if len(found) > 1 else np.full(values.shape[1:], np.nan)
-            first = found[0]
-            told = {"variant": selection.variant, "measure": measure, "name": name}
-            told |= {"row": first["row"], "column": first["column"]}
-            cells = pd.DataFrame([(y, x) for y in first["rows"] for x in first["columns"]], columns=["y", "x"])
-            cells = cells.astype(object)  # or the integers of one grid become the floats of another
-            means = {"mean": values.mean(0).ravel(), "std": spread.ravel(), "n": len(found), "cases": first["n"]}
-            frames.append(cells.assign(**told, **means))
+    frames = []
+    for (variant, measure, name), found in _findings(selections, "grids").items():
+        mean, spread = _over_seeds(grid["values"] for grid in found.values())
+        first = next(iter(found.values()))
+        told = {"variant": variant, "measure": measure, "name": name, "row": first["row"], "column": first["column"]}
+        cells = pd.DataFrame([(y, x) for y in first["rows"] for x in first["columns"]], columns=["y", "x"])
+        cells = cells.astype(object)  # or the integers of one grid become the floats of another
+        means = {"mean": mean.ravel(), "std": spread.ravel(), "n": len(found), "cases": first["n"]}
+        frames.append(cells.assign(**told, **means))
     columns = ["variant", "measure", "name", "row", "column", "y", "x", "mean", "std", "n", "cases"]
     return pd.concat(frames, ignore_index=True)[columns] if frames else pd.DataFrame(columns=columns)
+
+
+def _over_seeds(values: Iterable[Any]) -> tuple[Floats, Floats]:
+    """Mean and standard deviation (n - 1) of arrays of one shape, in which None becomes NaN."""
+    found = np.array([*values], dtype=np.float64)
+    return found.mean(0), found.std(axis=0, ddof=1) if len(found) > 1 else np.full(found.shape[1:], np.nan)
 
 
 def _spread(values: list[float]) -> float:
@@ -103,30 +90,29 @@ def _spread(values: list[float]) -> float:
     return 0.0 if len(set(values)) == 1 else float(np.std(values, ddof=1))
 
 
-def _newest(selections: list[Selection]) -> dict[str, int]:
-    """Each measure's newest version among the trials that stand."""
+def _findings(selections: list[Selection], kind: str) -> dict[tuple[str, str, str], dict[int, Any]]:
+    """(variant, measure, name) -> what was found of that kind of the trial of each seed that stands in the table, by
+    the newest version of the measure among all of them."""
+    standing = [
+        (selection.variant, seed, finding)
+        for selection in selections
+        if not selection.has_no_mean
+        for seed, trial in selection.complete.items()
+        for finding in trial.get("measures") or ()
+    ]
     newest: dict[str, int] = {}
-    for selection in selections:
-        for trial in _standing(selection):
-            for each in trial.get("measures") or ():
-                newest[each["measure"]] = max(each["version"], newest.get(each["measure"], each["version"]))
-    return newest
-
-
-def _current(trial: dict[str, Any], newest: dict[str, int]) -> list[dict[str, Any]]:
-    return [each for each in trial.get("measures") or () if each["version"] == newest[each["measure"]]]
-
-
-def _standing(selection: Selection) -> list[dict[str, Any]]:
-    return [] if selection.has_no_mean else list(selection.complete.values())
+    for _, _, finding in standing:
+        newest[finding["measure"]] = max(finding["version"], newest.get(finding["measure"], finding["version"]))
+    found: dict[tuple[str, str, str], dict[int, Any]] = {}
+    for variant, seed, finding in standing:
+        if finding["version"] == newest[finding["measure"]]:
+            for name, value in finding.get(kind, {}).items():
+                found.setdefault((variant, finding["measure"], name), {})[seed] = value
+    return found
 
 
 PERPLEXITY = "perplexity"
-
-
 DIVERGED = "diverged"
-
-
 OF_TABLE = {
     PERPLEXITY: "perplexity_mean",
     "loss": "loss_mean",

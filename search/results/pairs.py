@@ -14,18 +14,11 @@ from typing import Any
 import numpy as np
 import scipy  # its special is imported when it is used: an eighth of a second
 
-from archlab.search.results.comparable import lossy_of, objective_of, tested_on
+from archlab.search.results.comparable import apart
 from archlab.search.results.losses import Layout, pair_documents
 from archlab.search.results.measured import PERPLEXITY, is_number, values_by_seed
 from archlab.search.results.selection import Selection
-from archlab.search.statistics.contrast import (
-    MINIMUM_SEEDS,
-    Contrast,
-    Floats,
-    paired_difference,
-    resolve,
-    welch_difference,
-)
+from archlab.search.statistics.contrast import MINIMUM_SEEDS, Contrast, Floats, paired_difference, welch_difference
 from archlab.search.statistics.intervals import layouts_of, pooled_variance
 from archlab.search.statistics.sequential import always_difference, planned_df
 
@@ -38,9 +31,7 @@ class Differences:
         self.layout, self.selections = layout, {each.variant: each for each in selections}
         self.rows = {name: row for row, name in enumerate(self.selections)}
         self.sequential = bool(record.get("sequential"))
-        self.asked = {
-            each["name"]: (objective_of(each), tested_on(record, each), lossy_of(each)) for each in record["variants"]
-        }
+        self.record, self.variants = record, {each["name"]: each for each in record["variants"]}
         self._measured = values_by_seed(selections)
         self._documents: dict[tuple[str, str], tuple[float, int]] = {}
 
@@ -53,7 +44,7 @@ class Differences:
 
     def compare(self, one: str, other: str) -> bool:
         """Whether losses of the two say anything about each other."""
-        return self.asked[one] == self.asked[other]
+        return apart(self.record, self.variants[one], self.variants[other]) is None
 
     def values(self, number: str, variant: str) -> Floats:
         """A number per seed of the layout, NaN where there is none."""
@@ -90,9 +81,11 @@ class Differences:
             both = [values[np.isfinite(values)] for values in (ours, base)]
             enough = min(map(len, both)) >= MINIMUM_SEEDS
             return welch_difference(both[0], both[1], known, comparisons if enough else 0)
-        if number != PERPLEXITY:
-            return _own_difference(ours, base, comparisons)
-        critical = float(scipy.special.stdtrit(df, 1 - 0.05 / (2 * comparisons))) if df else 0.0
+        if number != PERPLEXITY:  # whose noise is that of its own paired differences, each of two trials
+            differences = (ours - base)[np.isfinite(ours - base)]
+            df = len(differences) - 1
+            variance = float(differences.var(ddof=1)) / 2 if df > 0 else None
+        critical = float(scipy.special.stdtrit(df, 1 - 0.05 / (2 * comparisons))) if df > 0 else 0.0
         return paired_difference(ours, base, variance, critical, known, comparisons)
 
     def documents(self, one: str, other: str) -> tuple[float, int]:
@@ -105,16 +98,3 @@ class Differences:
             found = pair_documents(*sides, shared, self.layout.unit) if shared else None
             self._documents[one, other] = found or (0.0, 0)
         return self._documents[one, other]
-
-
-def _own_difference(ours: Floats, base: Floats, comparisons: int) -> Contrast | None:
-    """The mean paired difference with the interval of its own seeds."""
-    differences = ours - base
-    differences = differences[np.isfinite(differences)]
-    if not (count := len(differences)):
-        return None
-    contrast = Contrast(count, float(differences.mean()))
-    if count < MINIMUM_SEEDS:
-        return contrast
-    critical = float(scipy.special.stdtrit(count - 1, 1 - 0.05 / (2 * comparisons)))
-    return resolve(contrast, float(differences.var(ddof=1)) / count, critical, (0.0, 0), comparisons)

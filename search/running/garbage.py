@@ -13,7 +13,7 @@ from typing import Any
 
 from archlab.arch_dsl.language import plugins
 from archlab.search.store import plugins as plugin_files
-from archlab.search.store.in_use import in_use
+from archlab.search.store.lock import in_use
 from archlab.search.store.store import Store
 from archlab.search.training import compiling
 from archlab.search.training import shared_beginnings as prefixes

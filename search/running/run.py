@@ -25,8 +25,7 @@ from archlab.search.running.measure import measure_study
 from archlab.search.sections.prune.decide import Pruning
 from archlab.search.sections.seeds.noise import remember_noise
 from archlab.search.store import plugins as plugin_files
-from archlab.search.store.in_use import in_use
-from archlab.search.store.lock import StudyLock
+from archlab.search.store.lock import StudyLock, in_use
 from archlab.search.store.store import Store
 from archlab.search.study.load import load_study
 from archlab.search.study.study import Study

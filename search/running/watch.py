@@ -10,8 +10,7 @@ from typing import Any, Protocol
 from archlab.search.running.ending import EXIT_TRY_AGAIN, Summary, count, summarise
 from archlab.search.running.queue import goes_on
 from archlab.search.running.retries import RETRIES
-from archlab.search.store.lock import is_study_name
-from archlab.search.store.states import states_of
+from archlab.search.store.lock import is_study_name, states_of
 from archlab.search.store.store import TERMINAL, Store
 from archlab.search.trial.outcome_files import read_attempt
 

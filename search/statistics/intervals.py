@@ -41,6 +41,7 @@ from numpy.typing import NDArray
 
 from archlab.search.statistics.contrast import MINIMUM_SEEDS, Contrast, Floats, paired_difference, welch_difference
 from archlab.search.statistics.dunnett import dunnett_critical
+from archlab.search.statistics.sequential import always_difference, planned_df
 
 Documents = Sequence[tuple[float, int] | None] | None
 Baselines = int | Sequence[int]  # one row for all, or a row for each
@@ -65,21 +66,13 @@ class Analysis:
     pooled: int
     unpaired: tuple[int, ...] = ()
     uneven: tuple[int, float] | None = None
-    always_valid: bool = (
-        False  # the intervals hold at every number of seeds at once, see archlab.search.statistics.sequential
-    )
+    always_valid: bool = False  # the intervals hold at every number of seeds at once
 
     @property
     def resolvable(self) -> float | None:
         """The widest half-width: a larger observed difference leaves the noise in every row that has an interval."""
         widths = [c.half_width for c in self.contrasts if c is not None and c.half_width is not None]
         return max(widths, default=None)
-
-
-def _residuals(losses: Floats) -> Floats:
-    variant, seed = losses.mean(-1, keepdims=True), losses.mean(-2, keepdims=True)
-    residuals: Floats = losses - variant - seed + losses.mean((-2, -1), keepdims=True)
-    return residuals
 
 
 def unbalanced_residual_variance(losses: Floats) -> tuple[float | None, int]:
@@ -121,7 +114,8 @@ def uneven_noise(losses: Floats) -> tuple[Floats, NDArray[np.intp], Floats]:
     variants, seeds = losses.shape[-2:]
     if variants < 3 or seeds < 2:
         raise ValueError(f"three variants and two seeds are needed, received {variants} and {seeds}")
-    squares = (_residuals(losses) ** 2).sum(-1)
+    variant, seed = losses.mean(-1, keepdims=True), losses.mean(-2, keepdims=True)
+    squares = ((losses - variant - seed + losses.mean((-2, -1), keepdims=True)) ** 2).sum(-1)
     row = squares * variants / (variants - 1)
     rest = np.maximum(squares.sum(-1, keepdims=True) - row, 1e-300)
     ratio = row * (variants - 2) / rest
@@ -137,67 +131,79 @@ def analyse(
     documents: Documents = None,
     batches: Sequence[Hashable] | None = None,
     keys: Keys | None = None,
+    always_valid: bool = False,
 ) -> Analysis:
     """The comparisons of [variant, seed] losses with row `baseline`, or each row's own; NaN: a missing trial.
 
-    A row pairs with its baseline where `batches` (a value per row; None: all equal) has the same value for both; other
-    rows get Welch's interval. `documents` holds per variant what `document_variance` gave, or None. `keys` names the
-    trial of each cell: one that stands in two rows enters the pooled variance once.
+    A baseline is compared with itself, which is no comparison, or with another baseline: what lacks a component with
+    what has all, and that with what has none. A row pairs with its baseline where `batches` (a value per row; None: all
+    equal) has the same value for both; other rows get Welch's interval. `documents` holds per variant what
+    `document_variance` gave, or None. `keys` names the trial of each cell: one that stands in two rows enters the
+    pooled variance once.
     Missing cells: a variant's difference takes its complete pairs, sigma^2 comes from the unbalanced fit, and the
     correlation of the differences is the smallest of any two of them (fewer shared seeds, less correlated, wider
     intervals; none between different baselines).
+    Intervals that are `always_valid` hold at every number of seeds at once (archlab.search.statistics.sequential), for
+    all comparisons, finished or not: what is corrected for must not depend on what was seen.
     """
-    bases = rows_of(losses, baseline)
-    here = np.isfinite(losses)
+    bases = np.broadcast_to(np.asarray(baseline, np.intp), len(losses))
+    assert (bases[bases[bases]] == bases[bases]).all(), "the baseline of a baseline has no other baseline"
     groups: Sequence[Hashable] = [0] * len(losses) if batches is None else batches
-    others = others_of(bases)
+    known = [each or (0.0, 0) for each in ([None] * len(losses) if documents is None else documents)]
+    others = [v for v, base in enumerate(bases) if v != base]
     paired = [v for v in others if groups[v] == groups[bases[v]]]
     unpaired = [v for v in others if v not in paired]
-    pairs = here & here[bases]
-    layouts = layouts_of(losses, groups, sorted({*paired, *(int(bases[v]) for v in paired)}), keys)
+    pool = sorted({*paired, *(int(bases[v]) for v in paired)})
+    layouts = layouts_of(losses, groups, pool, keys)
     sigma2, df = pooled_variance(layouts)
-    sure = [v for v in paired if pairs[v].sum() >= MINIMUM_SEEDS and sigma2 is not None]
-    welch = [v for v in unpaired if min(here[v].sum(), here[bases[v]].sum()) >= MINIMUM_SEEDS]
-    comparisons = len(sure) + len(welch)
-    critical = _paired_critical(pairs[sure], bases[sure], df, comparisons)
-    contrasts: list[Contrast | None] = [None] * len(losses)
-    for v in paired:
-        known = _documents(documents, v)
-        contrasts[v] = paired_difference(losses[v], losses[bases[v]], sigma2, critical, known, comparisons)
-    for v in unpaired:
-        ours, base = (losses[row][here[row]] for row in (v, bases[v]))
-        contrasts[v] = welch_difference(ours, base, _documents(documents, v), comparisons if v in welch else 0)
-    return describe(losses, contrasts, documents, layouts, paired, unpaired, sorted([*sure, *welch]), comparisons)
-
-
-def describe(
-    losses: Floats,
-    contrasts: Sequence[Contrast | None],
-    documents: Documents,
-    layouts: list[tuple[NDArray[np.intp], Floats]],
-    paired: list[int],
-    unpaired: list[int],
-    resolved: list[int],
-    comparisons: int,
-    always_valid: bool = False,
-) -> Analysis:
-    """The contrasts of a table with the noise that they were judged by; `resolved` are the rows with an interval."""
-    here = np.isfinite(losses)
-    sigma2, df = pooled_variance(layouts)
-    spread = pooled_spread(losses)
-    pooled = [layout for _, layout in layouts] if paired else [losses]
+    if always_valid:
+        comparisons, planned = len(others), planned_df(groups[v] for v in pool)
+        contrasts: list[Contrast | None] = [None] * len(losses)
+        for v in others:
+            pooled = (sigma2, df, planned) if v in paired else None
+            contrasts[v] = always_difference(losses[v], losses[bases[v]], pooled, known[v], comparisons)
+    else:
+        contrasts, comparisons = _of_fixed_seeds(losses, bases, paired, unpaired, sigma2, df, known)
+    spread, enter = pooled_spread(losses), [layout for _, layout in layouts] if paired else [losses]
     return Analysis(
         contrasts=tuple(contrasts),
         seed_sd=(None if sigma2 is None else float(np.sqrt(sigma2))) if paired else spread,
         seed_spread=spread,
-        df=df if paired else int(np.maximum(here.sum(1) - 1, 0).sum()),
-        document_sd=_document_sd(documents, resolved),
+        df=df if paired else int(np.maximum(np.isfinite(losses).sum(1) - 1, 0).sum()),
+        document_sd=_document_sd(contrasts, known),
         comparisons=comparisons,
-        pooled=sum(int(np.isfinite(layout).any(1).sum()) for layout in pooled),
+        pooled=sum(int(np.isfinite(rows).any(1).sum()) for rows in enter),
         unpaired=tuple(unpaired),
         uneven=_uneven(layouts),
         always_valid=always_valid,
     )
+
+
+def _of_fixed_seeds(
+    losses: Floats,
+    bases: NDArray[np.intp],
+    paired: list[int],
+    unpaired: list[int],
+    sigma2: float | None,
+    df: int,
+    documents: Sequence[tuple[float, int]],
+) -> tuple[list[Contrast | None], int]:
+    """The contrasts of a table whose number of seeds was not chosen by its results, and how many have an interval."""
+    here = np.isfinite(losses)
+    pairs = here & here[bases]
+    sure = [v for v in paired if pairs[v].sum() >= MINIMUM_SEEDS and sigma2 is not None]
+    welch = [v for v in unpaired if min(here[v].sum(), here[bases[v]].sum()) >= MINIMUM_SEEDS]
+    comparisons, critical = len(sure) + len(welch), 0.0
+    if sure:  # their share of the table's error is that of their comparisons
+        level = 1 - 0.05 * len(sure) / comparisons
+        critical = dunnett_critical(len(sure), df, _smallest_correlation(pairs[sure], bases[sure]), level)
+    contrasts: list[Contrast | None] = [None] * len(losses)
+    for v in paired:
+        contrasts[v] = paired_difference(losses[v], losses[bases[v]], sigma2, critical, documents[v], comparisons)
+    for v in unpaired:
+        ours, base = (losses[row][here[row]] for row in (v, bases[v]))
+        contrasts[v] = welch_difference(ours, base, documents[v], comparisons if v in welch else 0)
+    return contrasts, comparisons
 
 
 def layouts_of(
@@ -225,13 +231,6 @@ def pooled_variance(layouts: list[tuple[NDArray[np.intp], Floats]]) -> tuple[flo
     return (sum((variance or 0.0) * part for variance, part in parts) / df if df else None), df
 
 
-def _paired_critical(pairs: NDArray[np.bool_], bases: NDArray[np.intp], df: int, comparisons: int) -> float:
-    """Dunnett's critical value of the paired rows, whose share of the table's error is that of its comparisons."""
-    if not len(pairs):
-        return 0.0
-    return dunnett_critical(len(pairs), df, _smallest_correlation(pairs, bases), 1 - 0.05 * len(pairs) / comparisons)
-
-
 def _smallest_correlation(pairs: NDArray[np.bool_], bases: NDArray[np.intp]) -> float:
     """Of any two mean differences: half of the seeds that both have, over the geometric mean of those they have.
 
@@ -244,26 +243,10 @@ def _smallest_correlation(pairs: NDArray[np.bool_], bases: NDArray[np.intp]) -> 
     return float((0.5 * related * shared / np.sqrt(np.outer(counts, counts))).min())
 
 
-def rows_of(losses: Floats, baseline: Baselines) -> NDArray[np.intp]:
-    """The row that each row is compared with. A baseline is compared with itself, which is no comparison, or with
-    another baseline: what lacks a component with what has all, and that with what has none."""
-    bases = np.broadcast_to(np.asarray(baseline, np.intp), len(losses))
-    ends = bases[bases]
-    assert (bases[ends] == ends).all(), "the baseline of a baseline has no other baseline"
-    return bases
-
-
-def others_of(bases: NDArray[np.intp]) -> list[int]:
-    return [v for v, base in enumerate(bases) if v != base]
-
-
-def _documents(documents: Documents, variant: int) -> tuple[float, int]:
-    """The document variance of a variant's difference and its df; zeros where it is unknown."""
-    return (documents[variant] if documents is not None else None) or (0.0, 0)
-
-
-def _document_sd(documents: Documents, resolved: list[int]) -> float | None:
-    known = [d[0] for v in resolved if documents is not None and (d := documents[v]) is not None and d[1] > 0]
+def _document_sd(contrasts: Sequence[Contrast | None], documents: Sequence[tuple[float, int]]) -> float | None:
+    """The root mean document variance of the differences with an interval, as far as it is known."""
+    both = zip(contrasts, documents, strict=True)
+    known = [variance for each, (variance, df) in both if each is not None and each.half_width is not None and df > 0]
     return float(np.sqrt(np.mean(known))) if known else None
 
 

@@ -138,9 +138,14 @@ def surface(parameters: Floats, tokens: Floats, loss: Floats) -> dict[str, Estim
     limit = low.square * (1 + float(scipy.special.fdtri(1, len(loss) - 5, LEVEL)) / (len(loss) - 5))
     ends = {
         "E": _profile(space.of_floor, low.floor, (0.0, float(loss.min()) * (1 - 1e-6)), limit),
-        "alpha": _profile(space.of_alpha, low.alpha, EXPONENTS, limit),
-        "beta": _profile(space.of_beta, low.beta, EXPONENTS, limit),
-        "a": _profile(space.of_share, low.beta / (low.alpha + low.beta), (0.01, 0.99), limit),
+        "alpha": _profile(lambda x: _along(lambda beta: space.square(x, beta)), low.alpha, EXPONENTS, limit),
+        "beta": _profile(lambda x: _along(lambda alpha: space.square(alpha, x)), low.beta, EXPONENTS, limit),
+        "a": _profile(
+            lambda share: _along(lambda both: space.square(2 * both * (1 - share), 2 * both * share)),
+            low.beta / (low.alpha + low.beta),
+            (0.01, 0.99),
+            limit,
+        ),
     }
     values = {"E": e, "alpha": alpha, "beta": beta, "a": beta / (alpha + beta)}
     values |= {"A": a * float(centre[0]) ** alpha, "B": b * float(centre[1]) ** beta}
@@ -225,18 +230,6 @@ class _Space:
         terms = self._terms(x)
         rows = [*terms, -terms[0] * np.log(self.n), -terms[1] * np.log(self.d)]
         return np.asarray(np.stack(rows, 1) / terms.sum(0)[:, None])
-
-    def of_alpha(self, alpha: float) -> float:
-        """The least sum of squares at this alpha."""
-        return _along(lambda beta: self.square(alpha, beta))
-
-    def of_beta(self, beta: float) -> float:
-        """The least sum of squares at this beta."""
-        return _along(lambda alpha: self.square(alpha, beta))
-
-    def of_share(self, share: float) -> float:
-        """The least sum of squares where beta / (alpha + beta) is this."""
-        return _along(lambda both: self.square(2 * both * (1 - share), 2 * both * share))
 
     def of_floor(self, floor: float) -> float:
         """The least sum of squares at this E."""

@@ -30,24 +30,13 @@ unequal noise too, and wide below five seeds.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from functools import lru_cache
 
 import numpy as np
 import scipy  # its optimize is imported when it is used: half a second
 
 from archlab.search.statistics.contrast import Contrast, Floats, resolve
-from archlab.search.statistics.intervals import (
-    Analysis,
-    Baselines,
-    Documents,
-    Keys,
-    describe,
-    layouts_of,
-    others_of,
-    pooled_variance,
-    rows_of,
-)
 
 MINIMUM_PAIRS = 2
 TUNED_AT = 4
@@ -120,32 +109,3 @@ def always_difference(
         return contrast
     critical = always_valid_critical(count, df, planned, comparisons)
     return resolve(contrast, variance, critical, documents, comparisons) if math.isfinite(critical) else contrast
-
-
-def analyse_always(
-    losses: Floats,
-    baseline: Baselines,
-    documents: Documents = None,
-    batches: Sequence[Hashable] | None = None,
-    keys: Keys | None = None,
-) -> Analysis:
-    """What `search.statistics.intervals.analyse` gives, with intervals that hold at every number of seeds at once.
-
-    The comparisons are those of the table, finished or not: what is corrected for must not depend on what was seen.
-    """
-    groups: Sequence[Hashable] = [0] * len(losses) if batches is None else batches
-    bases = rows_of(losses, baseline)
-    others = others_of(bases)
-    paired = [v for v in others if groups[v] == groups[bases[v]]]
-    unpaired = [v for v in others if v not in paired]
-    pool = sorted({*paired, *(int(bases[v]) for v in paired)})
-    layouts = layouts_of(losses, groups, pool, keys)
-    sigma2, df = pooled_variance(layouts)
-    planned = planned_df(groups[v] for v in pool)
-    contrasts: list[Contrast | None] = [None] * len(losses)
-    for v in others:
-        pooled = (sigma2, df, planned) if v in paired else None
-        known = (documents[v] if documents is not None else None) or (0.0, 0)
-        contrasts[v] = always_difference(losses[v], losses[bases[v]], pooled, known, len(others))
-    sure = [v for v in others if (c := contrasts[v]) is not None and c.half_width is not None]
-    return describe(losses, contrasts, documents, layouts, paired, unpaired, sure, len(others), always_valid=True)

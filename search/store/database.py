@@ -70,7 +70,6 @@ class Sqlite:
         self._connections: list[sqlite3.Connection] = []
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> Found:
-        """Rows by column."""
         with sqlite_errors(self.path):
             return _SqliteChanges(self._connection()).execute(sql, values)
 
@@ -120,15 +119,12 @@ def connect(path: Path, version: int) -> sqlite3.Connection:
         connection.row_factory = sqlite3.Row
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA foreign_keys = ON")
-        found = connection.execute("PRAGMA user_version").fetchone()[0]
+        if (found := connection.execute("PRAGMA user_version").fetchone()[0]) != version:
+            told = f"{path} is not a whole trial table (version {found}, expected {version})"
+            raise StoreError(f"{told}: move it away, or restore a copy")
     except BaseException:
         connection.close()
         raise
-    if found != version:
-        connection.close()
-        raise StoreError(
-            f"{path} is not a whole trial table (version {found}, expected {version}): move it away, or restore a copy"
-        )
     return connection
 
 

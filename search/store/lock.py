@@ -1,4 +1,5 @@
-"""One driver per study: a lock that names its holder and is freed, by kernel or server, when the holder dies."""
+"""One driver per study: a lock that names its holder and is freed, by kernel or server, when the holder dies; and one
+of the whole store, so that what its runs are about to use stays."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ import os
 import re
 import socket
 import time
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from archlab.search.store.addresses import server_of, shown
@@ -85,6 +86,35 @@ def holder_of(root: Path, study: str, database: Database | None = None) -> dict[
         os.close(descriptor)
 
 
+def states_of(rows: Iterable[dict[str, Any]], holder_of: Callable[[str], object]) -> dict[str, str]:
+    """State by trial; one that is `running` in the table and has no driver any more is `interrupted`: `holder_of` says
+    who runs a study, None for nobody."""
+    found = {row["key"]: row for row in rows}
+    owners = {row["owner"] for row in found.values() if row["state"] == "running"}
+    dead = {owner for owner in owners if owner is None or holder_of(owner) is None}
+    return {
+        key: "interrupted" if row["state"] == "running" and row["owner"] in dead else row["state"]
+        for key, row in found.items()
+    }
+
+
+@contextmanager
+def in_use(root: Path, alone: bool = False) -> Iterator[bool]:
+    """Held by every run of a store, which waits for it. With `alone` it is had only while nobody else has it, without
+    waiting; True when it was had."""
+    (root / "locks").mkdir(mode=0o700, exist_ok=True)
+    descriptor = os.open(root / "locks" / ".in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
 class StudyLock:
     """`with StudyLock(root, study):` owns the study, or raises StudyLocked within a second.
 
@@ -138,9 +168,7 @@ class StudyLock:
         self.acquire()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
@@ -178,7 +206,6 @@ class _FileLock:
         return True
 
     def release(self) -> None:
-        """Gives it back."""
         os.ftruncate(self._descriptor, 0)
         os.close(self._descriptor)
 

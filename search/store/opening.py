@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from archlab.search.store import database
-from archlab.search.store.addresses import DATABASE, address, kind_of
+from archlab.search.store.addresses import DATABASE, address, server_of
 from archlab.search.store.database import Changes, Database, Sqlite, StoreError, StoreFull, StoreRefused, sqlite_errors
 from archlab.search.store.lock import holder_of, name_of
 from archlab.search.utils.files import write_whole
@@ -93,10 +93,13 @@ def open_database(root: Path, create: bool) -> Database:
         try:
             _create(root, marker, table, url)
         except OSError as error:
-            raise _os_error(root, error) from error
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                told = f"no space left to make a store at {root}: free some and run the same command again"
+                raise StoreFull(told) from error
+            raise StoreError(f"can't make a store at {root}: {error.strerror or error}") from error
     version = _version(marker)
-    if kind_of(root) == "postgresql":
-        return _open_server(root, url, create)
+    if server := server_of(root):
+        return _open_server(root, server, create)
     if url is not None:
         raise _other_kind(root)
     if not table.is_file():
@@ -110,14 +113,9 @@ def open_database(root: Path, create: bool) -> Database:
     return Sqlite(table, VERSION)
 
 
-def _open_server(root: Path, url: str | None, create: bool) -> Database:
+def _open_server(root: Path, url: str, create: bool) -> Database:
     from archlab.search.store.postgres import PATIENCE_S, READ_PATIENCE_S, Postgres
 
-    if url is None:
-        raise StoreRefused(
-            f"the trial table of {root} is on a PostgreSQL server: set {DATABASE}, or write its URL into "
-            f"{root}/database.url (mode 0600)"
-        )
     server = Postgres(url, PATIENCE_S if create else READ_PATIENCE_S)
     rows = server.query("SELECT id, version, folder FROM store")
     found = rows[0] if rows else None
@@ -198,8 +196,7 @@ def create_on_server(root: Path, url: str) -> str:
             f"{server.name} belongs to the store at {found['folder']}, and not to {root}: name that folder with "
             "--store where it is shared, or give this one a database of its own"
         )
-    identity: str = found["id"]
-    return identity
+    return str(found["id"])
 
 
 def _migrate(table: Path) -> None:
@@ -246,9 +243,3 @@ def _other_kind(root: Path) -> StoreRefused:
         f"the trial table of {root} is the file trials.db, and a server is named as well: unset {DATABASE} (or remove "
         f"{root}/database.url), or move the table there with `archlab move`"
     )
-
-
-def _os_error(root: Path, error: OSError) -> StoreError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreFull(f"no space left to make a store at {root}: free some and run the same command again")
-    return StoreError(f"can't make a store at {root}: {error.strerror or error}")

@@ -79,7 +79,6 @@ class Postgres:
         weakref.finalize(self, _close, self._connections)  # one that is forgotten leaves no session on the server
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> Found:
-        """Rows by column."""
         return self.lasting(lambda connection: _PostgresChanges(connection).execute(sql, values))
 
     def write(self, body: Callable[[Changes], T]) -> T:
@@ -129,7 +128,6 @@ class Postgres:
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
     def close(self) -> None:
-        """Closes the connections of all threads."""
         _close(self._connections)
         self._local = threading.local()
 

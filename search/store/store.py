@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from archlab.search.store.database import Changes, Found, StoreAway, StoreError, StoreFull, StoreRefused
-from archlab.search.store.decisions import log_event
 from archlab.search.store.opening import open_database
-from archlab.search.store.studies import Studies
+from archlab.search.store.studies import Studies, log_event
 from archlab.search.trial.trial import Trial
 from archlab.search.utils.canonical import canonical_json
 from archlab.search.utils.files import write_whole
 
 __all__ = ["TERMINAL", "Row", "StaleAttempt", "Store", "StoreAway", "StoreError", "StoreFull", "StoreRefused"]
 
-_MANY = 500  # values in one question
 TERMINAL = ("complete", "pruned", "failed", "diverged")
 
 
@@ -149,13 +147,10 @@ class Store(Studies):
 
     def known(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
         """key -> {state, result} of those trials that exist, whichever study made them."""
-        wanted, found = list(keys), {}
-        for start in range(0, len(wanted), _MANY):
-            some = wanted[start : start + _MANY]
-            for row in self._query(f"SELECT key, state, result FROM trial WHERE key IN ({_marks(some)})", some):
-                result = json.loads(row["result"]) if row["result"] else None
-                found[row["key"]] = {"state": row["state"], "result": result}
-        return found
+        return {
+            row["key"]: {"state": row["state"], "result": json.loads(row["result"]) if row["result"] else None}
+            for row in self._query_many("SELECT key, state, result FROM trial WHERE key IN", keys)
+        }
 
     def keys_from(self, start: str) -> list[str]:
         """The keys that start so, whichever study made their trials."""
@@ -322,7 +317,3 @@ def _row_dict(row: dict[str, Any], folder: str) -> dict[str, Any]:
     found["reused"] = found["state"] in TERMINAL and found["owner"] != study
     found["folder"] = folder
     return found
-
-
-def _marks(values: Sequence[Any]) -> str:
-    return ", ".join("?" * len(values))

@@ -1,23 +1,32 @@
-"""The studies of a store: the record and the text that each was run with, and who runs it now."""
+"""What a store keeps besides its trials: its studies, with who runs each now, what happened, what was decided once, and
+what all studies may use."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from archlab.search.store.database import Database, StoreRefused
-from archlab.search.store.decisions import Kept
+from archlab.search.store.database import Changes, Database, Found, StoreRefused
 from archlab.search.store.lock import holder_of
 
+T = TypeVar("T")
+MANY = 500  # values in one question
+_REMEMBER = (
+    "INSERT INTO memory (place, name, value, updated) VALUES (?, ?, ?, ?) ON CONFLICT (place, name) "
+    "DO UPDATE SET value = excluded.value, updated = excluded.updated"
+)
 
-class Studies(Kept):
-    """One row per study."""
+
+class Studies:
+    """Studies, their events and decisions, and memory, in any database."""
 
     def __init__(self, root: Path, database: Database) -> None:
-        super().__init__(database)
-        self.root = root
+        self.root, self.database = root, database
+
+    # studies
 
     def save_study(self, name: str, record: dict[str, Any], yaml_text: str) -> None:
         """Stores what `run` is about to run, replacing what an earlier run of that name stored."""
@@ -49,13 +58,11 @@ class Studies(Kept):
 
     def study(self, name: str) -> dict[str, Any]:
         """The record stored with a study. Raises StoreError naming the known studies."""
-        record: dict[str, Any] = json.loads(self._study_row(name)["record"])
-        return record
+        return dict(json.loads(self._study_row(name)["record"]))
 
     def study_yaml(self, name: str) -> str:
         """The study file's text as it was run."""
-        text: str = self._study_row(name)["yaml"]
-        return text
+        return str(self._study_row(name)["yaml"])
 
     def holder(self, study: str) -> dict[str, Any] | None:
         """Who runs a study now: {host, pid, since}, {} when unknown, None when nobody does."""
@@ -72,3 +79,110 @@ class Studies(Kept):
             told = ", ".join(known) or "none"
             raise StoreRefused(f"{self.database.name} has no study '{name}'; {hint} (known: {told})")
         return rows[0]
+
+    # decisions, memory, events
+
+    def decide(self, study: str, name: str, compute: Callable[[], Any]) -> Any:
+        """The study's decision of that name, JSON: computed and stored when first asked for, replayed ever after."""
+        found = self._values("decision", study, name)
+        if not found:
+            decided = (study, name, json.dumps(compute()), time.time())
+            self._write(
+                lambda db: db.execute(
+                    "INSERT INTO decision (place, name, value, updated) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                    decided,
+                )
+            )
+            found = self._values("decision", study, name)
+        return found[0]
+
+    def decided(self, study: str, name: str) -> Any:
+        """The study's decision of that name; None where none was made."""
+        return next(iter(self._values("decision", study, name)), None)
+
+    def recall(self, kind: str, key: str) -> Any:
+        """What was remembered last under this kind and key, by whichever study; None where nothing was."""
+        return next(iter(self._values("memory", kind, key)), None)
+
+    def remember(self, kind: str, key: str, value: Any) -> None:
+        """Keeps JSON for all studies of the store, such as a noise floor; the newest stands."""
+        values = (kind, key, json.dumps(value), time.time())
+        self._write(lambda db: db.execute(_REMEMBER, values))
+
+    def amend(self, kind: str, key: str, name: str, value: Any) -> None:
+        """Sets one entry of a remembered mapping, and leaves those that others set meanwhile."""
+
+        def change(db: Changes) -> None:
+            rows = db.execute("SELECT value FROM memory WHERE place = ? AND name = ?", (kind, key))
+            whole = {**(json.loads(rows[0]["value"]) if rows else {}), name: value}
+            db.execute(_REMEMBER, (kind, key, json.dumps(whole), time.time()))
+
+        self._write(change)
+
+    def names(self, kinds: Iterable[str]) -> dict[str, dict[str, float]]:
+        """kind -> {key: when (unix s)} of all that is remembered under these kinds."""
+        return self._remembered("updated", kinds)
+
+    def recall_all(self, kinds: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """kind -> {key: value} of all that is remembered under these kinds."""
+        found = self._remembered("value", kinds)
+        return {kind: {key: json.loads(text) for key, text in kept.items()} for kind, kept in found.items()}
+
+    def _remembered(self, column: str, kinds: Iterable[str]) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        for row in self._query_many(
+            f"SELECT place, name, {column} FROM memory WHERE place IN", kinds, "ORDER BY place, name"
+        ):
+            found.setdefault(row["place"], {})[row["name"]] = row[column]
+        return found
+
+    def _values(self, table: str, place: str, name: str) -> list[Any]:
+        """The one that is kept there, or none."""
+        rows = self._query(f"SELECT value FROM {table} WHERE place = ? AND name = ?", (place, name))
+        return [json.loads(row["value"]) for row in rows]
+
+    def add_event(
+        self, kind: str, study: str | None = None, key: str | None = None, attempt: int | None = None, **detail: Any
+    ) -> None:
+        """Records a decision or a mishap; `detail` must be JSON."""
+        self._write(lambda db: log_event(db, kind, study, key, attempt, detail))
+
+    def events(self, study: str | None = None, key: str | None = None) -> list[dict[str, Any]]:
+        """id, time (unix s), study, key, attempt, kind, detail; oldest first, of one study or trial if given."""
+        asked = [(name, value) for name, value in (("study", study), ("key", key)) if value is not None]
+        where = " AND ".join(["id > 0", *(f"{name} = ?" for name, _ in asked)])
+        rows = self._query(f"SELECT * FROM event WHERE {where} ORDER BY id", [value for _, value in asked])
+        return [{**row, "detail": json.loads(row["detail"])} for row in rows]
+
+    def began(self, keys: Iterable[str]) -> dict[str, float]:
+        """When the trials of these keys were first started (unix s), by whichever study; those that were."""
+        first = "SELECT key, min(time) AS time FROM event WHERE kind = 'running' AND key IN"
+        return {row["key"]: float(row["time"]) for row in self._query_many(first, keys, "GROUP BY key")}
+
+    def _query(self, sql: str, values: Sequence[Any] = ()) -> Found:
+        return self.database.query(sql, values)
+
+    def _query_many(self, sql: str, values: Iterable[Any], end: str = "") -> Iterator[dict[str, Any]]:
+        """The rows of a question that ends `IN`, for some of the values at a time."""
+        wanted = list(values)
+        for start in range(0, len(wanted), MANY):
+            some = wanted[start : start + MANY]
+            yield from self._query(f"{sql} ({', '.join('?' * len(some))}) {end}", some)
+
+    def _write(self, body: Callable[[Changes], T]) -> T:
+        return self.database.write(body)
+
+
+def log_event(
+    db: Changes,
+    kind: str,
+    study: str | None,
+    key: str | None,
+    attempt: int | None = None,
+    detail: dict[str, Any] | None = None,
+) -> None:
+    """Records what happened, in the transaction in which it happens."""
+    db.execute(
+        "INSERT INTO event (time, study, key, attempt, kind, detail) VALUES (?, ?, ?, ?, ?, ?)",
+        (time.time(), study, key, attempt, kind, json.dumps(detail or {})),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 from archlab.arch_dsl.patching.patch import Setting
 from archlab.search.sections.ladder.rungs import rungs_of
@@ -18,18 +19,19 @@ def asked_variants(study: Study) -> list[Asked]:
     """
     used = {name for patch in study.variants.values() for name in patch.components}
     components = [name for name in study.components if name in used]
+    axes = [
+        [
+            (text, Setting(path, node, "the grid", study.mark(f"grid.{path}")))
+            for text, node in cells_of(study.grid, path)
+        ]
+        for path in study.grid
+    ]
     return [
         _asked(study, name, patch, cell, components, rung)
-        for cell in itertools.product(*(_cells(study, path) for path in study.grid))
+        for cell in itertools.product(*axes)
         for rung in rungs_of(study.ladder)
         for name, patch in study.variants.items()
     ]
-
-
-def _cells(study: Study, path: str) -> list[tuple[str, Setting]]:
-    """The values of one axis of the grid, as what they change."""
-    mark = study.mark(f"grid.{path}")
-    return [(text, Setting(path, node, "the grid", mark)) for text, node in cells_of(study.grid, path)]
 
 
 def _asked(
@@ -42,7 +44,11 @@ def _asked(
 ) -> Asked:
     settings: list[Setting] = []
     for setting in patch.settings:
-        settings += [setting] if setting.path else _of_component(study, setting.source)
+        if setting.path:
+            settings.append(setting)
+        else:
+            own = study.components[setting.source].settings
+            settings += [replace(each, source=f"component {setting.source}") for each in own]
     label = ", ".join(text for text, _ in cell)
     return Asked(
         name=f"{name} [{label}]" if label else name,
@@ -57,7 +63,3 @@ def _asked(
         series=(f"{name} [{label}]" if label else name) if rung else "",
         row="" if components and patch.is_pure else name,
     )
-
-
-def _of_component(study: Study, name: str) -> list[Setting]:
-    return [Setting(s.path, s.node, f"component {name}", s.mark) for s in study.components[name].settings]

@@ -28,7 +28,9 @@ def changed_recipe(
     recipe = study.train
     try:
         for each in (rung.settings if rung else (), settings, over):
-            mine = [_below(s, "train.") for s in each if s.path.startswith("train.")]
+            mine = [
+                dataclasses.replace(s, path=s.path.removeprefix("train.")) for s in each if s.path.startswith("train.")
+            ]
             recipe = _one_batch(apply(recipe, mine), mine) if mine else recipe
         return recipe
     except SpecError as error:
@@ -69,7 +71,3 @@ def _one_batch(recipe: Recipe, settings: Iterable[Setting]) -> Recipe:
     if said == ["batch_tokens"]:
         set_marks(recipe, {name: mark for name, mark in marks_of(recipe).items() if name != "batch"})
     return recipe
-
-
-def _below(setting: Setting, prefix: str) -> Setting:
-    return dataclasses.replace(setting, path=setting.path.removeprefix(prefix))

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 
 from archlab.arch_dsl.language.errors import Problem, unknown
+from archlab.search.store.lock import is_study_name
 from archlab.search.study.study import Study
 from archlab.search.variants.mistakes import no_variant
 from archlab.search.variants.zoo import ZOO
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _VARIANT = re.compile(r"[^\s\[\]]+( [^\s\[\]]+)*")
 _FOUND = re.compile(r"found(-[0-9]+)?|search-[0-9]+")
 _QUOTED = 40  # characters of a wrong name that an error shows
@@ -19,7 +19,7 @@ MAX_CELLS = 100_000
 
 def problems_in(study: Study) -> Iterator[Problem]:
     """What the sections of a study get wrong together."""
-    if not _NAME.fullmatch(study.study) or ".." in study.study:
+    if not is_study_name(study.study):
         message = f"{_quoted(study.study)} is no study name: lower-case letters, digits, '.', '_' and '-', at most 63"
         yield Problem("study", message, study.mark("study"))
     if not (study.variants or study.design or study.ablate):

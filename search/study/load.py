@@ -15,10 +15,12 @@ from archlab.search.sections.ladder.rungs import written_sizes
 from archlab.search.sections.ladder.spec import below, filled
 from archlab.search.sections.ladder.spec import problems_of as ladder_problems
 from archlab.search.store.plugins import load_listed
+from archlab.search.study.asked import asked_variants
+from archlab.search.study.changes import changed
 from archlab.search.study.checks import problems_in
-from archlab.search.study.model_mistakes import model_mistakes
 from archlab.search.study.scales import at_scale
 from archlab.search.study.study import Study, other_sections
+from archlab.search.variants.mistakes import Mistakes
 from archlab.search.variants.patches import Patch
 from archlab.search.variants.section import Section
 from archlab.search.variants.zoo import with_sizes
@@ -102,7 +104,21 @@ def _model_mistakes(node: Node, known: list[Problem]) -> list[Problem]:
     if study is INVALID:
         return []
     study, problems = written_out(study)
-    return [] if problems else model_mistakes(study)
+    if problems:
+        return []
+    asked = asked_variants(study)
+    mistakes = Mistakes(len(asked))
+    for item in asked:
+        if item.impossible != "refuse":
+            continue  # left out or repaired when the study is planned
+        of_model = [setting for setting in item.settings if not setting.path.startswith("train.")]
+        try:
+            model, _ = changed(study, of_model, item.rung)
+        except SpecError as error:
+            mistakes.add(error.problems, item.name)
+            continue
+        mistakes.add(model.replace(max_positions=model.max_positions or 1).check(), item.name)  # the recipe's, later
+    return list(mistakes.problems())
 
 
 def _overridden(node: Node, steps: list[str], value: Node, dotted: str) -> Node:

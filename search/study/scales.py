@@ -38,26 +38,20 @@ def at_scale(node: Node, scale: Node | None = None) -> Node:
 
 def merged(node: Node, change: Node) -> Node:
     """A node with a change, as `at_scale` says."""
+    none = Node(None)
     if not isinstance(node.value, dict) or not isinstance(change.value, dict):
         return change
-    if any(key in change.value and change.value[key].value != _value(node.value.get(key)) for key in _KINDS):
+    if any(key in change.value and change.value[key].value != node.value.get(key, none).value for key in _KINDS):
         return change
     for key, new in change.value.items():
         if new.value is None and key not in node.value:
             message = unknown(key, "key that is there to take out", node.value)
             raise SpecError.of(key, message, change.key_marks.get(key, new.mark))
-    fields = {**node.value, **{key: merged(node.value.get(key, Node(None)), new) for key, new in change.value.items()}}
-    marks = {**node.key_marks, **change.key_marks}
-    return Node({key: found for key, found in fields.items() if not _taken_out(change, key)}, node.mark, marks)
-
-
-def _value(node: Node | None) -> object:
-    return None if node is None else node.value
-
-
-def _taken_out(change: Node, key: str) -> bool:
-    assert isinstance(change.value, dict)
-    return key in change.value and change.value[key].value is None
+    changed = {
+        key: merged(node.value.get(key, none), item) for key, item in change.value.items() if item.value is not None
+    }
+    kept = {key: item for key, item in node.value.items() if key in changed or key not in change.value}
+    return Node({**kept, **changed}, node.mark, {**node.key_marks, **change.key_marks})
 
 
 def _problems(scales: Node) -> Iterator[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -50,8 +51,8 @@ def study_schema() -> dict[str, Any]:
             AtScale: _scale,
             Axis: lambda _: {"type": "array", "minItems": 1, "uniqueItems": True},
             Space: _space,
-            Source: _source,
-            Tokenizer: _tokenizer,
+            Source: lambda writer: _choice(writer, Source, "files", {"mixture": "domains"}),
+            Tokenizer: lambda writer: _choice(writer, Tokenizer, "name", {}),
             Domain: _domain,
             CleaningStage: _stage,
             Model: _model,
@@ -96,6 +97,11 @@ def _paths() -> Schema:
     return {"type": "object", "propertyNames": {"pattern": path_pattern()}}
 
 
+def _closed(properties: Schema, required: Iterable[str], **told: str) -> Schema:
+    """A mapping of these keys and no others."""
+    return {"type": "object", **told, "properties": properties, "required": [*required], "additionalProperties": False}
+
+
 def _patch(writer: Writer) -> Schema:
     told = "Paths to values, which replace or edit what is there; with `zoo` they are those of another model."
     names = {"pattern": rf"^({ZOO}|size)$|{path_pattern()}"}
@@ -132,34 +138,22 @@ def _model(writer: Writer) -> Schema:
 
 def _reference(writer: Writer) -> Schema:
     """The keys that name a model of the zoo."""
-    asked = {"type": "object", "properties": {"parameters": writer.of(Count)}, "required": ["parameters"]}
+    sizes = sorted({size for name in zoo.names() for size in zoo.entry(name).sizes})
     return {
         "zoo": {"enum": zoo.names()},
         "size": {
             "description": "A published size, or {parameters: 1M}: embeddings not counted.",
-            "anyOf": [{"enum": _sizes()}, {**asked, "additionalProperties": False}],
+            "anyOf": [{"enum": sizes}, _closed({"parameters": writer.of(Count)}, ["parameters"])],
         },
     }
 
 
 def _ablate(writer: Writer) -> Schema:
     ends = {end: writer.of(Model) for end in KEYS}
-    told = "Two models; every slot in which they differ becomes a component."
-    return {
-        "type": "object",
-        "description": told,
-        "properties": ends,
-        "required": [*ends],
-        "additionalProperties": False,
-    }
-
-
-def _sizes() -> list[str]:
-    return sorted({size for name in zoo.names() for size in zoo.entry(name).sizes})
+    return _closed(ends, ends, description="Two models; every slot in which they differ becomes a component.")
 
 
 def _start(_: Writer) -> Schema:
-    """Weights to start from."""
     file = {"type": "string", "description": "what `archlab import` or `archlab export` wrote, or its folder"}
     digest = {"type": "string", "pattern": "^[0-9a-f]{64}$", "description": "the sha256 that the file must have"}
     keys = {"from": file, "sha256": digest}
@@ -180,7 +174,7 @@ def _tune(writer: Writer) -> Schema:
 
     def grid(value: Schema) -> Schema:
         ends = {"grid": {"enum": [*GRIDS]}, "from": value, "to": value}
-        return {"type": "object", "properties": ends, "required": [*ends], "additionalProperties": False}
+        return _closed(ends, ends)
 
     rates = either([{"type": "array", "items": rate, "minItems": 1}, grid(rate), rate])
     options = {
@@ -228,13 +222,9 @@ def _space(_: Writer) -> Schema:
         "when": {"type": "string", "description": "path == 'value', path != 3, path in ['a', 'b'], joined by and"},
     }
     axes = {
-        kind: {
-            "type": "object",
-            "description": " ".join((kind.__doc__ or "").split()),
-            "properties": {key: known[key] for key in kind.keys},
-            "required": [kind.keys[0]],
-            "additionalProperties": False,
-        }
+        kind: _closed(
+            {key: known[key] for key in kind.keys}, kind.keys[:1], description=" ".join((kind.__doc__ or "").split())
+        )
         for kind in KINDS.values()
     }
     return {
@@ -245,16 +235,6 @@ def _space(_: Writer) -> Schema:
     }
 
 
-def _source(writer: Writer) -> Schema:
-    """A corpus by name, with its type, or as `{text: files}`, `{text: {files: …}}` and `{mixture: {name: source}}`."""
-    return _choice(writer, Source, "files", {"mixture": "domains"})
-
-
-def _tokenizer(writer: Writer) -> Schema:
-    """A tokenizer by name, with its type, or as `{pretrained: name}`."""
-    return _choice(writer, Tokenizer, "name", {})
-
-
 def _measures(writer: Writer) -> Schema:
     """`all`, a measure by name or as `{perplexity: {context: 64}}`, or a list of these."""
     mains = {name: member.main for name, member in Measure.members.items()}
@@ -263,7 +243,8 @@ def _measures(writer: Writer) -> Schema:
 
 
 def _choice(writer: Writer, kind: type[Family], main: str, mains: dict[str, str]) -> Schema:
-    """A member of a family that may be written `{member: main field or all fields, other fields}`."""
+    """A member of a family by name, with its type, or as `{member: main field or all fields, other fields}`, such as
+    `{text: files}`, `{text: {files: …}}` and `{mixture: {name: source}}`."""
     short, words = [], []
     for name, member in kind.members.items():
         fields = fields_of(member)
@@ -273,7 +254,7 @@ def _choice(writer: Writer, kind: type[Family], main: str, mains: dict[str, str]
         alone = writer.of(own.annotation) if own else {"type": "null"}
         whole = writer.named(f"{kind.__name__.lower()}_{name}", partial(dict, record, required=[]))
         properties = {**others, name: either([alone, whole])}
-        short.append({"type": "object", "properties": properties, "required": [name], "additionalProperties": False})
+        short.append(_closed(properties, [name]))
         words += [] if any(item.required for item in fields.values()) else [{"const": name}]
     typed = [writer.member(member) for member in kind.members.values()]
     return either([*words, *typed, *short])
@@ -291,8 +272,6 @@ def _stage(writer: Writer) -> Schema:
     short = []
     for name, member in CleaningStage.members.items():
         fields = {key: value for key, value in writer.record(member)["properties"].items() if key != "type"}
-        properties = {member.group: {"const": name}, **fields}
-        needed = {"required": [member.group], "additionalProperties": False}
-        short.append({"type": "object", "properties": properties, **needed})
+        short.append(_closed({member.group: {"const": name}, **fields}, [member.group]))
     typed = [writer.member(member) for member in CleaningStage.members.values()]
     return either([*({"const": name} for name in CleaningStage.members), *typed, *short])

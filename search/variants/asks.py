@@ -35,16 +35,14 @@ class Baseline(Protocol):
     """The section `report`, as the others see it."""
 
     @property
-    def baseline(self) -> str:
-        """The variant that the others are compared with."""
+    def baseline(self) -> str: ...  # the variant that the others are compared with
 
 
 class Target(Protocol):
     """The section `match`, as the others see it."""
 
     @property
-    def to(self) -> str:
-        """The variant that the others are matched to."""
+    def to(self) -> str: ...  # the variant that the others are matched to
 
     def goal(self, size: int, key: str) -> list[Any]:
         """What is asked of every variant, given the size and the trial key of the one that they are matched to."""
@@ -54,88 +52,53 @@ class Tuned(Protocol):
     """The section `tune`, as the others see it."""
 
     @property
-    def axes(self) -> Mapping[str, object]:
-        """What is tuned, by path."""
+    def axes(self) -> Mapping[str, object]: ...  # what is tuned, by path
 
 
 class Slots(Protocol):
     """The section `ablate`, as the others see it."""
 
     @property
-    def slots(self) -> Sequence[Slot]:
-        """The places in which its models differ."""
+    def slots(self) -> Sequence[Slot]: ...  # the places in which its models differ
 
 
 class Question(Protocol):
     """What a section sees of its study: the fields beside its own, and where they stand in the file."""
 
     @property
-    def study(self) -> str:
-        """Its name."""
-
+    def study(self) -> str: ...  # its name
     @property
-    def model(self) -> Model:
-        """The base."""
-
+    def model(self) -> Model: ...  # the base
     @property
-    def train(self) -> Recipe:
-        """The recipe that variants change."""
-
+    def train(self) -> Recipe: ...  # the recipe that variants change
     @property
-    def components(self) -> Mapping[str, Patch]:
-        """By name, what designs and variants are made of."""
-
+    def components(self) -> Mapping[str, Patch]: ...  # by name, what designs and variants are made of
     @property
-    def variants(self) -> Mapping[str, Patch]:
-        """By name, those of a design among them."""
-
+    def variants(self) -> Mapping[str, Patch]: ...  # by name, those of a design among them
     @property
-    def grid(self) -> Mapping[str, object]:
-        """Its axes, by path."""
-
+    def grid(self) -> Mapping[str, object]: ...  # its axes, by path
     @property
-    def match(self) -> Target | None:
-        """What variants are matched to."""
-
+    def match(self) -> Target | None: ...  # what variants are matched to
     @property
-    def tune(self) -> Tuned | None:
-        """What is tuned."""
-
+    def tune(self) -> Tuned | None: ...  # what is tuned
     @property
-    def search(self) -> object | None:
-        """Whether anything is searched."""
-
+    def search(self) -> object | None: ...  # whether anything is searched
     @property
-    def space(self) -> object | None:
-        """What a search varies."""
-
+    def space(self) -> object | None: ...  # what a search varies
     @property
-    def prune(self) -> object | None:
-        """What ends trials early."""
-
+    def prune(self) -> object | None: ...  # what ends trials early
     @property
-    def ablate(self) -> Slots | None:
-        """What two models differ in."""
-
+    def ablate(self) -> Slots | None: ...  # what two models differ in
     @property
-    def cells(self) -> Sequence[str]:
-        """The names of the variants in the cells of the grid, the first of very many."""
-
+    def cells(self) -> Sequence[str]: ...  # the names of the variants in the cells of the grid, the first of very many
     @property
-    def file(self) -> Path | None:
-        """The file it came from."""
-
+    def file(self) -> Path | None: ...  # the file it came from
     @property
-    def keep(self) -> Keep:
-        """Which weights are kept."""
-
+    def keep(self) -> Keep: ...  # which weights are kept
     @property
-    def report(self) -> Baseline:
-        """What the others are compared with."""
-
+    def report(self) -> Baseline: ...  # what the others are compared with
     @property
-    def resources(self) -> Resources:
-        """What a trial takes."""
+    def resources(self) -> Resources: ...  # what a trial takes
 
     def mark(self, name: str = "") -> Mark | None:
         """Where a field was written, if it came from a file."""
@@ -145,8 +108,7 @@ class Builds(Protocol):
     """What sections need of the builder of variants."""
 
     @property
-    def study(self) -> Question:
-        """The study whose variants are built."""
+    def study(self) -> Question: ...  # the study whose variants are built
 
     def variant(self, asked: Asked, target: Variant | None, matched: bool = True) -> Variant:
         """One variant, if there is a `target` matched to it, or as it is written. Raises SpecError."""
@@ -174,36 +136,25 @@ class Planned(Protocol):
     omitted: dict[str, str]  # combinations of a design that make no sense, and why
 
     @property
-    def coordinates(self) -> Mapping[str, Any]:
-        """What the coordinate check measured of each series of a ladder that transfers."""
-
+    def coordinates(
+        self,
+    ) -> Mapping[str, Any]: ...  # what the coordinate check measured of each series of a ladder that transfers
     @property
-    def parts(self) -> Sequence[object]:
-        """Its sections at work."""
-
+    def parts(self) -> Sequence[object]: ...  # its sections at work
     @property
-    def study(self) -> Question:
-        """The study that is planned."""
-
+    def study(self) -> Question: ...  # the study that is planned
     @property
-    def builder(self) -> Builds:
-        """What built its variants."""
-
+    def builder(self) -> Builds: ...  # what built its variants
     @property
-    def variants(self) -> list[Variant]:
-        """Those of the study; it grows while a search proposes."""
-
+    def variants(self) -> list[Variant]: ...  # those of the study; it grows while a search proposes
     @property
-    def seeds(self) -> list[int]:
-        """The seeds that a variant's repeats have at most; the first one tunes."""
-
+    def seeds(self) -> list[int]: ...  # the seeds that a variant's repeats have at most; the first one tunes
     @property
-    def absent(self) -> list[str]:
-        """The labels of those of its data that have yet to be downloaded."""
-
+    def absent(self) -> list[str]: ...  # the labels of those of its data that have yet to be downloaded
     @property
-    def trials(self) -> int:
-        """How many trials the study takes when all of them run to their end, with what is known to be added."""
+    def trials(
+        self,
+    ) -> int: ...  # how many trials the study takes when all of them run to their end, with what is known to be added
 
     def rows(self, trials: list[dict[str, Any]]) -> list[Row]:
         """The trials that should exist, given those that do."""

@@ -34,7 +34,6 @@ class Mistakes:
 
     @property
     def found(self) -> bool:
-        """Whether there are any."""
         return bool(self._seen)
 
     def problems(self) -> Iterable[Problem]:

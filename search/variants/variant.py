@@ -12,7 +12,7 @@ from archlab.arch_dsl.tree.identity import Change, brief_text, canonical
 from archlab.search.data.dataset import Dataset
 from archlab.search.recipe.initial_weights import Started
 from archlab.search.recipe.recipe import Recipe
-from archlab.search.recipe.stage_plans import StagePlan
+from archlab.search.recipe.stages import StagePlan
 from archlab.search.training.step_times import Timed
 from archlab.search.trial.identity import identity_of
 from archlab.search.trial.trial import Trial

@@ -48,26 +48,18 @@ def with_sizes(node: Node) -> Node:
     size = model.value.get("size") if model is not None and isinstance(model.value, dict) else None
     if size is None or not isinstance(size.value, dict):
         return node
-    sections = {name: node.value[name] for name in ("components", "variants") if name in node.value}
-    return Node(
-        {**node.value, **{name: _sized(each, size) for name, each in sections.items()}}, node.mark, node.key_marks
-    )
+    sections: dict[str, Node] = {name: node.value[name] for name in ("components", "variants") if name in node.value}
+    for name, section in sections.items():
+        if isinstance(section.value, dict):
+            patches = {key: _sized(patch, size) for key, patch in section.value.items()}
+            sections[name] = Node(patches, section.mark, section.key_marks)
+    return Node({**node.value, **sections}, node.mark, node.key_marks)
 
 
-def _sized(section: Node, size: Node) -> Node:
-    """The patches of a section, each with a size where it needs one."""
-    if not isinstance(section.value, dict):
-        return section
-    fields = {
-        name: Node([_patch(item, size) for item in each.value], each.mark)
-        if isinstance(each.value, list)
-        else _patch(each, size)
-        for name, each in section.value.items()
-    }
-    return Node(fields, section.mark, section.key_marks)
-
-
-def _patch(node: Node, size: Node) -> Node:
-    if not isinstance(node.value, dict) or ZOO not in node.value or "size" in node.value:
-        return node
-    return Node({**node.value, "size": size}, node.mark, node.key_marks)
+def _sized(patch: Node, size: Node) -> Node:
+    """A patch, or a list of them, with a size where it needs one."""
+    if isinstance(patch.value, list):
+        return Node([_sized(each, size) for each in patch.value], patch.mark)
+    if not isinstance(patch.value, dict) or ZOO not in patch.value or "size" in patch.value:
+        return patch
+    return Node({**patch.value, "size": size}, patch.mark, patch.key_marks)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from archlab.search.formatting.frames import NAN, records
 from archlab.search.results.measured import DIVERGED, OF_TABLE, PERPLEXITY, is_number
-from archlab.search.statistics.kendall import kendall
-from archlab.search.statistics.spearman import ranks, spearman
+from archlab.search.statistics.rank_correlation import kendall, ranks, spearman
 
 if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
     import pandas as pd

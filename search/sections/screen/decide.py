@@ -23,7 +23,7 @@ from archlab.search.results.selection import (
     tuned_paths,
     with_baselines,
 )
-from archlab.search.statistics.spearman import Correlation, ranks, spearman
+from archlab.search.statistics.rank_correlation import Correlation, ranks, spearman
 from archlab.search.store.roles import ROLE
 from archlab.search.store.store import TERMINAL
 

@@ -84,10 +84,9 @@ def _undecided(record: dict[str, Any], selections: list[Selection]) -> list[str]
 def analysed(record: dict[str, Any], layout: Layout) -> Analysis:
     """The comparisons of a study, with the intervals that its way of choosing seeds needs."""
     from archlab.search.statistics.intervals import analyse
-    from archlab.search.statistics.sequential import analyse_always
 
-    how = analyse_always if record.get("sequential") else analyse
-    return how(layout.losses, layout.bases, layout.documents, layout.batches, layout.keys)
+    always = bool(record.get("sequential"))
+    return analyse(layout.losses, layout.bases, layout.documents, layout.batches, layout.keys, always)
 
 
 def decision(contrast: Contrast, margin: float | None) -> str | None:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from archlab.cli.main import main
 from archlab.search.running.garbage import find, remove
-from archlab.search.store.in_use import in_use
+from archlab.search.store.lock import in_use
 from archlab.search.store.store import Store
 from archlab.search.trial.checkpoint import steps_in
 from tests.cli.test_cli import TINY

@@ -7,7 +7,6 @@ import pytest
 from archlab.arch_dsl import SpecError
 from archlab.cli.main import main
 from archlab.search.planning.plan import plan
-from archlab.search.recipe.micro_batch import at_most
 from archlab.search.recipe.recipe import load_recipe
 from archlab.search.running import smoke as smoking
 from archlab.search.running.run import run
@@ -74,7 +73,7 @@ def rehearse(path, root, monkeypatch, trainer):
 )
 def test_micro_batches_are_as_large_as_can_be_and_batches_stay(recipe, rows, counts):
     given = load_recipe({"tokens": 512, "context": 16, "lr": 0.1, **recipe})
-    found = at_most(given, rows)
+    found = given.in_rows(rows)
     assert [each.accumulate for each in found.whole] == counts
     assert [each.sequences for each in found.whole] == [each.sequences for each in given.whole]
     assert not found.problems()

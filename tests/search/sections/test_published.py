@@ -19,7 +19,7 @@ from archlab.search.results.comparison import Comparison
 from archlab.search.results.measured import is_number
 from archlab.search.running.run import run
 from archlab.search.sections.published.spec import Published, Table, published_record, read_published
-from archlab.search.statistics.kendall import kendall
+from archlab.search.statistics.rank_correlation import kendall
 from archlab.search.store.store import Store
 from archlab.search.study.load import load_study
 from tests.search.compare_kit import end_as, make_study, pick

@@ -17,7 +17,7 @@ from archlab.search.comparison.compare import compare
 from archlab.search.reporting.report import FORMATS, report
 from archlab.search.sections.screen.decide import Screened, probe_tokens, screened, sentences, tokens_of
 from archlab.search.sections.seeds.decide import wanted_seeds
-from archlab.search.statistics.spearman import FEWEST, ranks, spearman
+from archlab.search.statistics.rank_correlation import FEWEST, ranks, spearman
 from tests.search.compare_kit import end_as, make_study, make_trial, measures, pick
 
 NAMES = ("baseline", *"abcdefghijk")

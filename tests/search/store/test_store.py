@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from archlab.search.store.addresses import DATABASE
-from archlab.search.store.decisions import MANY
 from archlab.search.store.store import TERMINAL, Row, StaleAttempt, Store, StoreError
+from archlab.search.store.studies import MANY
 from tests.search.study_kit import ROOT, make_store, rows_of, toy
 
 
