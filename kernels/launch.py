@@ -130,15 +130,17 @@ def slow(ask: Ask) -> str | None:
 
 
 def in_triton(
-    name: str,
+    place: str,
     why: str,
     supports: Callable[[Ask], str | None] = unsupported,
     declines: Callable[[Ask], str | None] = slow,
 ) -> Implementation:
-    """The kernels of an op, in `archlab.kernels.NAME.triton`, which is imported where they are chosen."""
+    """The kernels of an op, in `archlab.kernels.NAME.triton` or, with a `place` of `FOLDER.NAME`, that of the folder,
+    which is imported where they are chosen."""
+    folder, _, name = place.rpartition(".")
 
     def load() -> Call:
-        found: Call = getattr(import_module(f"archlab.kernels.{name}.triton"), name)
+        found: Call = getattr(import_module(f"archlab.kernels.{folder or name}.triton"), name)
         return found
 
     return Implementation("triton", load, why, supports, declines, missing)

@@ -82,7 +82,6 @@ class Op:
     """
 
     name: str
-    version: int
     reference: Call
     implementations: Mapping[str, Implementation]
     cases: tuple[Case, ...]
@@ -95,6 +94,7 @@ class Op:
     )
     domains: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     wide: tuple[int, ...] | None = None
+    version: int = 1
 
 
 def nbytes(*tensors: Tensor | None) -> int:

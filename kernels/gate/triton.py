@@ -150,6 +150,13 @@ def gate(y: Tensor, g: Tensor, activation: str, combine: Combine) -> Tensor:
     return out
 
 
+def glu(a: Tensor, b: Tensor, activation: str) -> Tensor:
+    """act(a) * b for a and b of one shape `[..., D]`; the result has a's dtype. Raises ValueError for two shapes."""
+    if a.shape != b.shape:
+        raise ValueError(f"a and b must have one shape; received {tuple(a.shape)} and {tuple(b.shape)}")
+    return gate(b, a, activation, "multiply").to(a.dtype)
+
+
 def builds() -> Iterator[Build]:
     """Every activation elementwise and headwise, and both ways to combine once: activations are code of their own."""
     dtype = torch.bfloat16

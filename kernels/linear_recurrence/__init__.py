@@ -104,7 +104,6 @@ def _cases() -> tuple[Case, ...]:
 
 LINEAR_RECURRENCE = Op(
     name="linear_recurrence",
-    version=1,
     reference=reference.linear_recurrence,
     implementations={
         "triton": launch.in_triton(

@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from archlab.kernels.activations import Activation
-from archlab.kernels.add_norm.reference import Kind
 from archlab.kernels.gate import OPTIONS, gate, granularity, unsupported
 from archlab.kernels.gate.reference import Combine
 from archlab.kernels.launch import in_triton
-from archlab.kernels.layer_norm import layer_norm
 from archlab.kernels.norm_gate import reference
+from archlab.kernels.norms import layer_norm, rms_norm
+from archlab.kernels.norms.reference import Kind
 from archlab.kernels.op import Case, Implementation, Op, nbytes
-from archlab.kernels.rms_norm import rms_norm
 
 
 def norm_gate(
@@ -54,7 +53,6 @@ _HEADS: dict[str, tuple[int, ...]] = {"weight": (3, 24), "bias": (3, 24)}
 
 NORM_GATE = Op(
     name="norm_gate",
-    version=1,
     reference=reference.norm_gate,
     implementations={
         "triton": in_triton(

@@ -3,10 +3,8 @@
 from torch import Tensor
 
 from archlab.kernels.activations import Activation, activation_of, at_least_float32
-from archlab.kernels.add_norm.reference import Kind
 from archlab.kernels.gate.reference import Combine
-from archlab.kernels.layer_norm.reference import layer_norm
-from archlab.kernels.rms_norm.reference import rms_norm
+from archlab.kernels.norms.reference import Kind, layer_norm, rms_norm
 
 
 def norm_gate(

@@ -14,10 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from archlab.kernels.activations.triton import activate, slope
-from archlab.kernels.add_norm.reference import Kind
 from archlab.kernels.gate import granularity
 from archlab.kernels.gate.reference import Combine
 from archlab.kernels.launch import OPTIONS, Build, float32_of, gradient_of, like, on_device_of, power_of_2, side_by_side
+from archlab.kernels.norms.reference import Kind
 
 PROGRAMS = 1024
 
