@@ -151,21 +151,6 @@ def like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
-def float32_of(x: Tensor | None, beside: Tensor) -> Tensor:
-    """Uninitialised memory of x's shape in float32, for the gradient of x; empty where there is no x."""
-    return beside.new_empty(0 if x is None else x.shape, dtype=torch.float32)
-
-
-def gradient_of(x: Tensor | None, found: Tensor) -> Tensor | None:
-    """The gradient of x in its dtype; None where there is no x."""
-    return None if x is None else found.to(x.dtype)
-
-
-def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """Keeps the arguments of an operator, all tensors, for its gradients."""
-    ctx.save_for_backward(*inputs)
-
-
 def side_by_side(x: Tensor) -> Tensor:
     """x with the elements of its last dimension side by side."""
     return x if x.shape[-1] == 1 or x.stride(-1) == 1 else x.contiguous()

@@ -16,7 +16,8 @@ from torch import Tensor
 from archlab.kernels.activations.triton import activate, slope
 from archlab.kernels.gate import granularity
 from archlab.kernels.gate.reference import Combine
-from archlab.kernels.launch import OPTIONS, Build, float32_of, gradient_of, like, on_device_of, power_of_2, side_by_side
+from archlab.kernels.gradients import differentiable, float32_of
+from archlab.kernels.launch import OPTIONS, Build, like, on_device_of, power_of_2, side_by_side
 from archlab.kernels.norms.reference import Kind
 
 PROGRAMS = 1024
@@ -201,18 +202,7 @@ def _(
     return like(x), like(g), dw, db
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:4])
-    ctx.rest = inputs[4:]
-
-
-def _differentiate(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-    x, g, weight, bias = ctx.saved_tensors
-    dx, dg, dw, db = _norm_gate_backward(dout, x, g, weight, bias, *ctx.rest)
-    return dx, dg, gradient_of(weight, dw), gradient_of(bias, db), None, None, None, None
-
-
-_norm_gate.register_autograd(_differentiate, setup_context=_save)
+differentiable(_norm_gate, _norm_gate_backward, 4)
 
 
 def norm_gate(

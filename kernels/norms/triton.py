@@ -16,7 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from archlab.kernels import interpret
-from archlab.kernels.launch import OPTIONS, Build, as_rows, gradient_of, like, on_device_of, power_of_2
+from archlab.kernels.gradients import gradient_of
+from archlab.kernels.launch import OPTIONS, Build, as_rows, like, on_device_of, power_of_2
 from archlab.kernels.norms.reference import Kind
 
 interpret.apply()
