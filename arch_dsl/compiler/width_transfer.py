@@ -62,9 +62,10 @@ def transferred(model: Model, base: Model) -> Transfer:
         rates[path] = 1 / inputs
     if not rates:
         return Transfer(model, ())
-    groups = tuple(
-        InitGroup(parameters=tuple(paths), factor=factor) for factor, paths in _by_value(_patterns(starts)).items()
-    )
+    by_factor: dict[float, list[str]] = {}
+    for pattern, start in sorted(_patterns(starts).items()):
+        by_factor.setdefault(start, []).append(pattern)
+    groups = tuple(InitGroup(parameters=tuple(paths), factor=start) for start, paths in by_factor.items())
     init = model.init.replace(std=base.context().std, groups=(*model.init.groups, *groups))
     if model.init.residual == "wang":
         raise SpecError.of("init.residual", "wang follows the width by a rule of its own; take another one to transfer")
@@ -109,13 +110,6 @@ def _patterns(factors: dict[str, float]) -> dict[str, float]:
     shared = {pattern: values.pop() for pattern, values in found.items() if len(values) == 1}
     single = {path: factor for path, factor in factors.items() if _LAYER.sub(".*.", path) not in shared}
     return {**shared, **single}
-
-
-def _by_value(factors: dict[str, float]) -> dict[float, list[str]]:
-    found: dict[float, list[str]] = {}
-    for path, factor in sorted(factors.items()):
-        found.setdefault(factor, []).append(path)
-    return found
 
 
 def _attention(model: Model, base: Model) -> list[Setting]:
