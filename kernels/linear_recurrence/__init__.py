@@ -55,14 +55,9 @@ def _bytes(q: Tensor, v: Tensor, state: Tensor | None = None, scale: float = 1.0
 
 
 def _case(
-    name: str,
-    decay: str,
-    delta: bool = False,
-    state: bool = True,
-    length: int = 19,
-    groups: int = 2,
+    name: str, decay: str, delta: bool = False, state: bool = True, length: int = 19, groups: int = 2,
     scale: float = 1.0,
-) -> Case:
+) -> Case:  # fmt: skip
     batch, heads, width, values = 2, 2, 8, 6
     tensors: dict[str, tuple[int, ...]] = {
         "q": (batch, length, groups, width),

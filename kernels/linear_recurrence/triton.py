@@ -241,14 +241,9 @@ differentiable(_recur, _recur_backward, 6)
 
 
 def linear_recurrence(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None = None,
-    beta: Tensor | None = None,
-    state: Tensor | None = None,
-    scale: float = 1.0,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None, beta: Tensor | None = None,
+    state: Tensor | None = None, scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Arguments and results are the reference's. Raises ValueError for keys above 128 wide, and for the delta rule with
     a decay per channel.
     """

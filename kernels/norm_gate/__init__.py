@@ -16,15 +16,9 @@ from archlab.kernels.op import Case, Implementation, Op, nbytes
 
 
 def norm_gate(
-    x: Tensor,
-    g: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    kind: Kind,
-    activation: str | Activation,
-    combine: Combine,
-) -> Tensor:
+    x: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, kind: Kind,
+    activation: str | Activation, combine: Combine,
+) -> Tensor:  # fmt: skip
     """(norm(x) weight + bias) act(g), or plus act(g), for x `[B, T, H, D]`; the result has x's dtype."""
     normed = rms_norm(x, None, eps) if kind == "rms" else layer_norm(x, None, None, eps)
     if weight is not None:

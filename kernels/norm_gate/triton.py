@@ -135,15 +135,9 @@ def _factors(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Ten
 
 @torch.library.custom_op("archlab::norm_gate", mutates_args=())
 def _norm_gate(
-    x: Tensor,
-    g: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    centered: bool,
-    activation: str,
+    x: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool, activation: str,
     multiply: bool,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     out = like(x)
     if x.numel() == 0:
         return out
@@ -163,16 +157,9 @@ _norm_gate.register_fake(lambda x, *_: like(x))
 
 @torch.library.custom_op("archlab::norm_gate_backward", mutates_args=())
 def _norm_gate_backward(
-    dout: Tensor,
-    x: Tensor,
-    g: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    centered: bool,
-    activation: str,
-    multiply: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dout: Tensor, x: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool,
+    activation: str, multiply: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dx, dg, and the gradients of weight and bias in float32, each empty where there is none."""
     dx, dg = like(x), like(g)
     batch, time, heads, width = x.shape
@@ -206,15 +193,9 @@ differentiable(_norm_gate, _norm_gate_backward, 4)
 
 
 def norm_gate(
-    x: Tensor,
-    g: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    kind: Kind,
-    activation: str,
+    x: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, kind: Kind, activation: str,
     combine: Combine,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """(norm(x) weight + bias) act(g), or plus act(g), for x `[B, T, H, D]`; the result has x's dtype.
 
     Raises ValueError for a g that has neither x's shape nor one value per head.

@@ -251,13 +251,7 @@ differentiable(_scan, _scan_backward, 7, kept=slice(2, 3))
 
 
 def selective_scan(
-    x: Tensor,
-    delta: Tensor,
-    log_a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    d: Tensor | None = None,
-    state: Tensor | None = None,
+    x: Tensor, delta: Tensor, log_a: Tensor, b: Tensor, c: Tensor, d: Tensor | None = None, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Arguments and results are the reference's. Raises ValueError for states of more than 64 numbers."""
     checked(x, delta, log_a, b, c, d, state)
