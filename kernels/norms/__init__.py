@@ -18,17 +18,13 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), cast, eps)
 
 
-def _rms_cases() -> tuple[Case, ...]:
-    shapes = {"heads": (2, 5, 3, 24), "length_1": (1, 1, 24), "odd": (37, 67), "wide": (3, 1100)}
-    return tuple(
-        Case(
-            name if weighted else f"{name}_no_weight",
-            {"x": shape, "weight": shape[-1:]} if weighted else {"x": shape},
-            {"eps": 1e-6} if weighted else {"weight": None, "eps": 1e-3},
-        )
-        for name, shape in shapes.items()
-        for weighted in (True, False)
-    )
+def _case(
+    name: str, shape: tuple[int, ...], parts: tuple[str, ...], optional: tuple[str, ...] = ("weight", "bias"),
+    terms: tuple[str, ...] = ("x",), **arguments: Any,
+) -> Case:  # fmt: skip
+    """A call with these `parts` of what is `optional`, on the `terms` of a sum."""
+    absent = {own: None for own in optional if own not in parts}
+    return Case(name, dict.fromkeys(terms, shape) | dict.fromkeys(parts, shape[-1:]), absent | arguments)
 
 
 RMS_NORM = Op(
@@ -38,7 +34,11 @@ RMS_NORM = Op(
         "triton": in_triton("norms.rms_norm", "one pass forward and backward"),
         "torch": Implementation("torch", lambda: rms_norm, "torch.nn.functional.rms_norm"),
     },
-    cases=_rms_cases(),
+    cases=tuple(
+        _case(f"{name}{label}", shape, parts, ("weight",), eps=eps)
+        for name, shape in (("heads", (2, 5, 3, 24)), ("length_1", (1, 1, 24)), ("odd", (37, 67)), ("wide", (3, 1100)))
+        for label, parts, eps in (("", ("weight",), 1e-6), ("_no_weight", (), 1e-3))
+    ),
     options={"weight": (True, False)},
     ask=lambda weight, **_: {"weight": weight is not None},
     flops=lambda x, weight, **_: (3 + (weight is not None)) * x.numel(),  # square, add, scale by root and weight
@@ -51,21 +51,6 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
-def _layer_cases() -> tuple[Case, ...]:
-    shapes = {"heads": (2, 5, 3, 24), "length_1": (1, 1, 24), "odd": (7, 67), "wide": (3, 1100)}
-    given = {"affine": ("weight", "bias"), "no_bias": ("weight",), "bias_alone": ("bias",), "bare": ()}
-    return tuple(
-        Case(
-            f"{name}_{kind}",
-            {"x": shape} | dict.fromkeys(parts, shape[-1:]),
-            {own: None for own in ("weight", "bias") if own not in parts} | {"eps": 1e-5 if parts else 1e-3},
-        )
-        for name, shape in shapes.items()
-        for kind, parts in given.items()
-        if name in ("odd", "wide") or kind == "affine"
-    )
-
-
 LAYER_NORM = Op(
     name="layer_norm",
     reference=reference.layer_norm,
@@ -73,7 +58,18 @@ LAYER_NORM = Op(
         "triton": in_triton("norms.layer_norm", "one pass forward and backward"),
         "torch": Implementation("torch", lambda: layer_norm, "torch.nn.functional.layer_norm"),
     },
-    cases=_layer_cases(),
+    cases=(
+        _case("heads_affine", (2, 5, 3, 24), ("weight", "bias"), eps=1e-5),
+        _case("length_1_affine", (1, 1, 24), ("weight", "bias"), eps=1e-5),
+        _case("odd_affine", (7, 67), ("weight", "bias"), eps=1e-5),
+        _case("odd_no_bias", (7, 67), ("weight",), eps=1e-5),
+        _case("odd_bias_alone", (7, 67), ("bias",), eps=1e-5),
+        _case("odd_bare", (7, 67), (), eps=1e-3),
+        _case("wide_affine", (3, 1100), ("weight", "bias"), eps=1e-5),
+        _case("wide_no_bias", (3, 1100), ("weight",), eps=1e-5),
+        _case("wide_bias_alone", (3, 1100), ("bias",), eps=1e-5),
+        _case("wide_bare", (3, 1100), (), eps=1e-3),
+    ),
     options={"weight": (True, False), "bias": (True, False)},
     ask=lambda weight, bias, **_: {"weight": weight is not None, "bias": bias is not None},
     # Mean, centre, square, add, scale by the root; by the weight and plus the bias where they are
@@ -106,10 +102,8 @@ def _bytes(stream: Tensor, update: Tensor, weight: Tensor | None, bias: Tensor |
     return written + nbytes(stream, update, weight, bias)
 
 
-def _case(name: str, shape: tuple[int, ...], kind: Kind, parts: tuple[str, ...], scale: float = 1.0) -> Case:
-    absent = {own: None for own in ("weight", "bias") if own not in parts}
-    shapes = {"stream": shape, "update": shape} | dict.fromkeys(parts, shape[-1:])
-    return Case(name, shapes, {**absent, "eps": 1e-6, "kind": kind, "scale": scale})
+def _added(name: str, shape: tuple[int, ...], kind: Kind, parts: tuple[str, ...], scale: float = 1.0) -> Case:
+    return _case(name, shape, parts, terms=("stream", "update"), eps=1e-6, kind=kind, scale=scale)
 
 
 ADD_NORM = Op(
@@ -120,15 +114,15 @@ ADD_NORM = Op(
         "torch": Implementation("torch", lambda: add_norm, "a sum, then torch's own norm"),
     },
     cases=(
-        _case("added", (2, 9, 24), "rms", ("weight",)),
-        _case("added_plain", (2, 9, 24), "rms", ()),
-        _case("added_biased", (3, 7, 67), "rms", ("weight", "bias")),
-        _case("added_layer", (7, 67), "layer", ("weight", "bias")),
-        _case("added_layer_no_bias", (2, 9, 24), "layer", ("weight",)),
-        _case("added_layer_bare", (5, 40), "layer", ()),
-        _case("added_scaled", (2, 9, 24), "layer", ("weight", "bias"), 1.7),
-        _case("added_length_1", (1, 1, 24), "rms", ("weight",)),
-        _case("added_wide", (3, 1100), "layer", ("bias",), 0.5),
+        _added("added", (2, 9, 24), "rms", ("weight",)),
+        _added("added_plain", (2, 9, 24), "rms", ()),
+        _added("added_biased", (3, 7, 67), "rms", ("weight", "bias")),
+        _added("added_layer", (7, 67), "layer", ("weight", "bias")),
+        _added("added_layer_no_bias", (2, 9, 24), "layer", ("weight",)),
+        _added("added_layer_bare", (5, 40), "layer", ()),
+        _added("added_scaled", (2, 9, 24), "layer", ("weight", "bias"), 1.7),
+        _added("added_length_1", (1, 1, 24), "rms", ("weight",)),
+        _added("added_wide", (3, 1100), "layer", ("bias",), 0.5),
     ),
     options={"kind": ("rms", "layer"), "weight": (True, False), "bias": (False, True)},
     ask=lambda kind, weight, bias, **_: {"kind": kind, "weight": weight is not None, "bias": bias is not None},
