@@ -53,21 +53,19 @@ def in_turns(calls: Mapping[str, Callable[[], object]], device: Device, rounds: 
     took: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            took[name].append(_on_card(call) if device.kind == "cuda" else _on_core(call))
+            took[name].append(_seconds(call, device))
     return {name: statistics.median(times) for name, times in took.items()}
 
 
-def _on_core(call: Callable[[], object]) -> float:
+def _seconds(call: Callable[[], object], device: Device) -> float:
+    if device.kind == "cuda":
+        from triton import testing
+
+        measure: Function = testing.do_bench
+        return float(measure(call, warmup=5, rep=20, return_mode="median")) / 1e3
     start = time.process_time()
     call()
     return time.process_time() - start
-
-
-def _on_card(call: Callable[[], object]) -> float:
-    from triton import testing
-
-    measure: Function = testing.do_bench
-    return float(measure(call, warmup=5, rep=20, return_mode="median")) / 1e3
 
 
 def inputs(op: Op, case: Case, device: Device, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -176,10 +176,8 @@ def _norm_rows_backward(
 
 
 @_norm_rows_backward.register_fake
-def _room_backward(
-    dout: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, biased: bool,
-    scale: float, own: torch.dtype, other: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+def _room_backward(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _, _, x, weight, _, _, biased, scale, own, other = given
     dx = like(x, own)
     apart = scale != 1.0 or own != other
     dw, db = (x.new_empty(x.shape[-1] if given else 0, dtype=torch.float32) for given in (weight is not None, biased))
