@@ -70,9 +70,13 @@ def transferred(model: Model, base: Model) -> Transfer:
     if model.init.residual == "wang":
         raise SpecError.of("init.residual", "wang follows the width by a rule of its own; take another one to transfer")
     changed = apply(model.replace(init=init), _attention(model, base))
-    stacks = {name: stack.replace(embed=_fixed(stack.embed, base)) for name, stack in changed.stacks().items()}
-    for name, stack in stacks.items():
-        changed = changed.with_stack(name, stack)
+    for name, stack in changed.stacks().items():
+        # Factors that follow the width (Gemma's root) stay as they are in the base.
+        embed = tuple(
+            Factor(by=item.by * float(base.d_model**item.width_power)) if type(item) is Factor else item
+            for item in stack.embed
+        )
+        changed = changed.with_stack(name, stack.replace(embed=embed))
     table = "unembedding.weight" if "unembedding.weight" in ours else "embedding"
     factor = theirs[table].sizes[-1] / ours[table].sizes[-1]
     scales = [logit_form(each.logits, each.d_model) for each in (base, model)]
@@ -145,10 +149,3 @@ def _branches(block: Block, path: str) -> list[tuple[str, MultiHead]]:
         elif isinstance(branch, MultiHead):
             found.append((f"{path}.{name}", branch))
     return found
-
-
-def _fixed(items: tuple[Any, ...], base: Model) -> tuple[Any, ...]:
-    """What stands at the embeddings, with factors that follow the width (Gemma's root) as they are in the base."""
-    return tuple(
-        Factor(by=item.by * float(base.d_model**item.width_power)) if type(item) is Factor else item for item in items
-    )
