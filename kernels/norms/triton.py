@@ -180,7 +180,7 @@ def _room_backward(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _, _, x, weight, _, _, biased, scale, own, other = given
     dx = like(x, own)
     apart = scale != 1.0 or own != other
-    dw, db = (x.new_empty(x.shape[-1] if given else 0, dtype=torch.float32) for given in (weight is not None, biased))
+    dw, db = (x.new_empty(x.shape[-1] if has else 0, dtype=torch.float32) for has in (weight is not None, biased))
     return dx, torch.empty_like(dx, dtype=other) if apart else dx.new_empty(0), dw, db
 
 
