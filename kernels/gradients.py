@@ -28,8 +28,9 @@ def differentiable(operator: Any, backward: Callable[..., Any], tensors: int, ke
         ctx.rest = inputs[tensors:]
 
     def differentiate(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        found = backward(*gradients, *ctx.saved_tensors, *ctx.rest)
-        given = [gradient_of(x, dx) for x, dx in zip(ctx.saved_tensors[:tensors], found, strict=False)]
+        saved = ctx.saved_tensors  # which checkpoints unpack once
+        found = backward(*gradients, *saved, *ctx.rest)
+        given = [gradient_of(x, dx) for x, dx in zip(saved[:tensors], found, strict=False)]
         return (*given, *[None] * (tensors + len(ctx.rest) - len(given)))
 
     operator.register_autograd(differentiate, setup_context=save)
