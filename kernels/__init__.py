@@ -1,18 +1,15 @@
 """Fast forms of the few operations that models spend their time in, each next to the formula that defines it."""
 
 from archlab.kernels.activations import ACTIVATIONS
-from archlab.kernels.add_norm import ADD_NORM
 from archlab.kernels.attention import ATTENTION
 from archlab.kernels.device import Device
 from archlab.kernels.experts import EXPERTS
-from archlab.kernels.gate import GATE
-from archlab.kernels.glu import GLU
-from archlab.kernels.layer_norm import LAYER_NORM
+from archlab.kernels.gate import GATE, GLU
 from archlab.kernels.linear_cross_entropy import LINEAR_CROSS_ENTROPY
 from archlab.kernels.linear_recurrence import LINEAR_RECURRENCE
 from archlab.kernels.norm_gate import NORM_GATE
+from archlab.kernels.norms import ADD_NORM, LAYER_NORM, RMS_NORM
 from archlab.kernels.op import OPS, Ask, Case, Choice, Implementation, Op, forced, register, select
-from archlab.kernels.rms_norm import RMS_NORM
 from archlab.kernels.rotary import ROTARY
 from archlab.kernels.selective_scan import SELECTIVE_SCAN
 from archlab.kernels.token_shift import TOKEN_SHIFT

@@ -21,7 +21,6 @@ import torch
 
 from archlab.kernels import interpret
 from archlab.kernels.launch import Build, compiling_for
-from archlab.kernels.op import OPS
 
 REPORT = Path(__file__).with_name("aot_report.json")
 # Of each capability (A100; RTX 30; L4, RTX 40; H100, H200) the shared memory that one block can have, in bytes.
@@ -41,10 +40,9 @@ def _driver(capability: int) -> SimpleNamespace:
 
 
 def builds() -> Iterator[Build]:
-    """The builds of all ops that have Triton kernels of their own."""
-    for op in OPS.values():
-        if "triton" in op.implementations:
-            yield from getattr(import_module(f"archlab.kernels.{op.name}.triton"), "builds", tuple)()
+    """The builds of all folders that have Triton kernels of their own."""
+    for file in sorted(Path(__file__).parent.glob("*/triton.py")):
+        yield from getattr(import_module(f"archlab.kernels.{file.parent.name}.triton"), "builds", tuple)()
 
 
 def compile_for(build: Build, capability: int) -> dict[str, Any]:

@@ -53,21 +53,19 @@ def in_turns(calls: Mapping[str, Callable[[], object]], device: Device, rounds: 
     took: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            took[name].append(_on_card(call) if device.kind == "cuda" else _on_core(call))
+            took[name].append(_seconds(call, device))
     return {name: statistics.median(times) for name, times in took.items()}
 
 
-def _on_core(call: Callable[[], object]) -> float:
+def _seconds(call: Callable[[], object], device: Device) -> float:
+    if device.kind == "cuda":
+        from triton import testing
+
+        measure: Function = testing.do_bench
+        return float(measure(call, warmup=5, rep=20, return_mode="median")) / 1e3
     start = time.process_time()
     call()
     return time.process_time() - start
-
-
-def _on_card(call: Callable[[], object]) -> float:
-    from triton import testing
-
-    measure: Function = testing.do_bench
-    return float(measure(call, warmup=5, rep=20, return_mode="median")) / 1e3
 
 
 def inputs(op: Op, case: Case, device: Device, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -172,6 +170,8 @@ def _sizes(batch: int, time_: int, heads: int, width: int, vocab: int) -> dict[s
     tables = dict.fromkeys(("cos", "sin"), torch.full((time_, width // 2), 0.5**0.5))
     opened = {"bias": None, "eps": 1e-6, "kind": "rms", "activation": "silu", "combine": "multiply"}
     summed = {"reduction": "sum", "rows": 2**24 // vocab}  # as models call it
+    inner, per_token = 2 * d_model, {"b": (batch, time_, 16), "c": (batch, time_, 16)}
+    scanned = dict.fromkeys(("x", "delta"), (batch, time_, inner)) | {"log_a": (inner, 16), **per_token, "d": (inner,)}
     ends = tuple(tokens * (expert + 1) // 8 for expert in range(8))
     return {
         "attention": [
@@ -191,24 +191,13 @@ def _sizes(batch: int, time_: int, heads: int, width: int, vocab: int) -> dict[s
         "token_shift": [Case("stream", {"x": (batch, time_, d_model), "mix": (d_model,)}, {"starts": None})],
         "linear_recurrence": [
             Case("scalar", turned | {"log_decay": (batch, time_, heads)}, {}),
-            Case("channel", _halves(turned | {"log_decay": heads_}), {}),
+            Case("channel", dict.fromkeys((*"qkv", "log_decay"), (batch, time_, 2 * heads, width // 2)), {}),
             Case("delta", turned | dict.fromkeys(("log_decay", "beta"), (batch, time_, heads)), {}),
         ],
-        "selective_scan": [Case("mamba", _scanned(batch, time_, 2 * d_model, 16), {})],
+        "selective_scan": [Case("mamba", scanned, {})],
         "wkv4": [Case("rwkv", dict.fromkeys("kv", channels) | dict.fromkeys(("decay", "bonus"), (d_model,)), {})],
         "experts": [Case("experts", rows | {"weight": (8, d_model, d_model)}, {}, {"ends": ends})],
         "linear_cross_entropy": [
             Case("loss", {"hidden": stream, "table": (vocab, d_model)}, summed, {"targets": (0,) * tokens})
         ],
     }
-
-
-def _scanned(batch: int, time_: int, channels: int, state: int) -> _Shapes:
-    """What a selective scan takes, without a first state."""
-    inputs, states = (batch, time_, channels), (batch, time_, state)
-    return {"x": inputs, "delta": inputs, "log_a": (channels, state), "b": states, "c": states, "d": (channels,)}
-
-
-def _halves(shapes: _Shapes) -> _Shapes:
-    """Twice the heads of half the width."""
-    return {name: (*shape[:2], 2 * shape[2], shape[3] // 2) for name, shape in shapes.items()}

@@ -28,8 +28,14 @@ def apply() -> None:
     for name in ("binary_op", "unary_op", "ternary_op"):
         setattr(InterpreterBuilder, name, _in_float32(getattr(InterpreterBuilder, name)))
     InterpreterBuilder.cast_impl = _rounding_cast(InterpreterBuilder.cast_impl)
-    InterpreterBuilder.create_dot = _widening_dot(InterpreterBuilder.create_dot)
-    interpreter._patch_lang_tensor = _indexing(interpreter._patch_lang_tensor)
+    dot, patch = InterpreterBuilder.create_dot, interpreter._patch_lang_tensor
+
+    def indexing(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    InterpreterBuilder.create_dot = lambda self, a, b, *rest: dot(self, _up(a), _up(b), *rest)
+    interpreter._patch_lang_tensor = indexing
 
 
 def _is_bfloat16(handle: Any) -> bool:
@@ -88,18 +94,3 @@ def _rounding_cast(original: Any) -> Any:
         return source if source.dtype.scalar == target.scalar else original(self, source, target)
 
     return cast_impl
-
-
-def _indexing(original: Any) -> Any:
-    def patch(tensor: Any, scope: Any) -> None:
-        original(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    return patch
-
-
-def _widening_dot(original: Any) -> Any:
-    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        return original(self, _up(a), _up(b), *rest)
-
-    return create_dot

@@ -130,15 +130,17 @@ def slow(ask: Ask) -> str | None:
 
 
 def in_triton(
-    name: str,
+    place: str,
     why: str,
     supports: Callable[[Ask], str | None] = unsupported,
     declines: Callable[[Ask], str | None] = slow,
 ) -> Implementation:
-    """The kernels of an op, in `archlab.kernels.NAME.triton`, which is imported where they are chosen."""
+    """The kernels of an op, in `archlab.kernels.NAME.triton` or, with a `place` of `FOLDER.NAME`, that of the folder,
+    which is imported where they are chosen."""
+    folder, _, name = place.rpartition(".")
 
     def load() -> Call:
-        found: Call = getattr(import_module(f"archlab.kernels.{name}.triton"), name)
+        found: Call = getattr(import_module(f"archlab.kernels.{folder or name}.triton"), name)
         return found
 
     return Implementation("triton", load, why, supports, declines, missing)
@@ -147,21 +149,6 @@ def in_triton(
 def like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Uninitialised memory of x's shape, contiguous, in a dtype that is by default x's."""
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
-
-
-def float32_of(x: Tensor | None, beside: Tensor) -> Tensor:
-    """Uninitialised memory of x's shape in float32, for the gradient of x; empty where there is no x."""
-    return beside.new_empty(0 if x is None else x.shape, dtype=torch.float32)
-
-
-def gradient_of(x: Tensor | None, found: Tensor) -> Tensor | None:
-    """The gradient of x in its dtype; None where there is no x."""
-    return None if x is None else found.to(x.dtype)
-
-
-def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """Keeps the arguments of an operator, all tensors, for its gradients."""
-    ctx.save_for_backward(*inputs)
 
 
 def side_by_side(x: Tensor) -> Tensor:

@@ -82,7 +82,6 @@ class Op:
     """
 
     name: str
-    version: int
     reference: Call
     implementations: Mapping[str, Implementation]
     cases: tuple[Case, ...]
@@ -95,6 +94,7 @@ class Op:
     )
     domains: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     wide: tuple[int, ...] | None = None
+    version: int = 1
 
 
 def nbytes(*tensors: Tensor | None) -> int:
@@ -155,18 +155,19 @@ def select(op_name: str, device: Device, dtype: torch.dtype, *, force: str = "",
         raise ValueError(f"an implementation must be reference, torch or triton; received {force!r}")
     if force == "reference":
         return Choice("reference", op.reference, "forced", _asked(op, ask))
-    fast = "" if force else _fast_family(op, device)
     notes = ["forced"] if force else []
     able: list[Implementation] = []
     for name, implementation in op.implementations.items():
         if force not in ("", implementation.family):
             continue
-        objection = _absence(implementation, device) or implementation.supports(ask)
+        # A device that is only asked about (`show --device sm_90`) may have what this machine lacks.
+        absent = implementation.missing() if device == Device.current() else None
+        objection = absent or implementation.supports(ask)
         if objection is None:
             able.append(implementation)
             objection = implementation.declines(ask)
         if objection is None:
-            return _choice(implementation, notes, _asked(op, ask), _falls_back(fast, [*able, implementation]))
+            return _choice(implementation, notes, _asked(op, ask), not force and _falls_back(op, device, able))
         notes.append(f"{name}: {objection}")
     if force and able:
         return _choice(able[0], notes, _asked(op, ask))
@@ -174,18 +175,15 @@ def select(op_name: str, device: Device, dtype: torch.dtype, *, force: str = "",
         why = f"{force} is forced, but there is no {force} implementation of {op_name} that serves"
         raise ValueError("; ".join([why, *notes[1:]]))
     reason = "; ".join(["the formula", *notes])
-    return Choice("reference", op.reference, reason, _asked(op, ask), _falls_back(fast, able))
+    return Choice("reference", op.reference, reason, _asked(op, ask), _falls_back(op, device, able))
 
 
-def _fast_family(op: Op, device: Device) -> str:
-    """The fastest family that an op has for a kind of device; '' where it is the formula alone."""
+def _falls_back(op: Op, device: Device, able: list[Implementation]) -> bool:
+    """Whether none of those that are able is of the fastest family that the op has for a kind of device."""
     families = {implementation.family for implementation in op.implementations.values()}
     wanted = ("triton", "torch") if device.kind == "cuda" else ("torch",)
-    return next((family for family in wanted if family in families), "")
-
-
-def _falls_back(fast: str, able: list[Implementation]) -> bool:
-    return bool(fast) and all(implementation.family != fast for implementation in able)
+    fast = next((family for family in wanted if family in families), None)
+    return fast is not None and all(implementation.family != fast for implementation in able)
 
 
 def _asked(op: Op, ask: Ask) -> str:
@@ -198,11 +196,6 @@ def _choice(implementation: Implementation, notes: list[str], asked: str, fallba
     absent = implementation.missing()
     call = _unavailable(absent) if absent else implementation.load()
     return Choice(implementation.family, call, "; ".join([implementation.why, *notes]), asked, fallback)
-
-
-def _absence(implementation: Implementation, device: Device) -> str | None:
-    """A device that is only asked about (`show --device sm_90`) may have what this machine lacks."""
-    return implementation.missing() if device == Device.current() else None
 
 
 def _unavailable(absent: str) -> Call:

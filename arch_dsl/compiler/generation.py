@@ -62,7 +62,8 @@ def stream(
     Row i is drawn by `seeds[i]` alone, whatever the other rows are. `call` says what else is read, such as the source
     of an encoder.
     """
-    anew = _reads_anew(model)
+    parts = (part for part in model.modules() if hasattr(part, "looks_ahead"))
+    anew = model.separator is not None and any(getattr(part, "documents", False) for part in parts)
     call = call or Call() if anew else replace(call or Call(), state=State())
     seeds = range(len(tokens)) if seeds is None else seeds
     chances = [random.Random(seed) for seed in seeds] if sampling.temperature else []
@@ -72,12 +73,6 @@ def stream(
         drawn = sampling.draw(logits, chance.to(logits.device))
         tokens = torch.cat([tokens, drawn[:, None]], 1) if anew else drawn[:, None]
         yield drawn
-
-
-def _reads_anew(model: LanguageModel) -> bool:
-    """Whether attention can hold nothing of what was read."""
-    parts = (part for part in model.modules() if hasattr(part, "looks_ahead"))
-    return model.separator is not None and any(getattr(part, "documents", False) for part in parts)
 
 
 def generate(

@@ -62,16 +62,21 @@ def transferred(model: Model, base: Model) -> Transfer:
         rates[path] = 1 / inputs
     if not rates:
         return Transfer(model, ())
-    groups = tuple(
-        InitGroup(parameters=tuple(paths), factor=factor) for factor, paths in _by_value(_patterns(starts)).items()
-    )
+    by_factor: dict[float, list[str]] = {}
+    for pattern, start in sorted(_patterns(starts).items()):
+        by_factor.setdefault(start, []).append(pattern)
+    groups = tuple(InitGroup(parameters=tuple(paths), factor=start) for start, paths in by_factor.items())
     init = model.init.replace(std=base.context().std, groups=(*model.init.groups, *groups))
     if model.init.residual == "wang":
         raise SpecError.of("init.residual", "wang follows the width by a rule of its own; take another one to transfer")
     changed = apply(model.replace(init=init), _attention(model, base))
-    stacks = {name: stack.replace(embed=_fixed(stack.embed, base)) for name, stack in changed.stacks().items()}
-    for name, stack in stacks.items():
-        changed = changed.with_stack(name, stack)
+    for name, stack in changed.stacks().items():
+        # Factors that follow the width (Gemma's root) stay as they are in the base.
+        embed = tuple(
+            Factor(by=item.by * float(base.d_model**item.width_power)) if type(item) is Factor else item
+            for item in stack.embed
+        )
+        changed = changed.with_stack(name, stack.replace(embed=embed))
     table = "unembedding.weight" if "unembedding.weight" in ours else "embedding"
     factor = theirs[table].sizes[-1] / ours[table].sizes[-1]
     scales = [logit_form(each.logits, each.d_model) for each in (base, model)]
@@ -111,13 +116,6 @@ def _patterns(factors: dict[str, float]) -> dict[str, float]:
     return {**shared, **single}
 
 
-def _by_value(factors: dict[str, float]) -> dict[float, list[str]]:
-    found: dict[float, list[str]] = {}
-    for path, factor in sorted(factors.items()):
-        found.setdefault(factor, []).append(path)
-    return found
-
-
 def _attention(model: Model, base: Model) -> list[Setting]:
     """The scale of every branch of attention whose heads have grown. Raises SpecError where layers differ in them."""
     found: list[Setting] = []
@@ -151,10 +149,3 @@ def _branches(block: Block, path: str) -> list[tuple[str, MultiHead]]:
         elif isinstance(branch, MultiHead):
             found.append((f"{path}.{name}", branch))
     return found
-
-
-def _fixed(items: tuple[Any, ...], base: Model) -> tuple[Any, ...]:
-    """What stands at the embeddings, with factors that follow the width (Gemma's root) as they are in the base."""
-    return tuple(
-        Factor(by=item.by * float(base.d_model**item.width_power)) if type(item) is Factor else item for item in items
-    )

@@ -35,15 +35,12 @@ class ActivationNotation:
             return refuse(problems, path, f"'{text}' is no formula in x: {error}", node.mark)
 
     def words(self) -> str:
-        """What may stand there."""
         return f"{' | '.join(ACTIVATIONS)}, or a formula in x"
 
     def others(self, value: Any) -> list[Any]:
-        """Other values than this one."""
         return [*(name for name in ACTIVATIONS if name != value), "x * tanh(1.5 * x) + 0.1"]
 
     def schema(self) -> dict[str, Any]:
-        """JSON Schema."""
         formula = {"type": "string", "description": f"a formula in x with {', '.join(FUNCTIONS)}"}
         return {"anyOf": [{"enum": list(ACTIVATIONS)}, formula]}
 
@@ -77,15 +74,12 @@ class ProjectionNotation:
         return kept if 0 < len(kept) < len(self.names) else bool(kept)
 
     def words(self) -> str:
-        """What may stand there."""
         return f"true | false | a list of {', '.join(self.names)}"
 
     def others(self, value: Any) -> list[Any]:
-        """Other values than this one."""
         return [other for other in (True, False, self.names[:1], self.names[1:]) if other != value]
 
     def schema(self) -> dict[str, Any]:
-        """JSON Schema."""
         names = {"enum": list(self.names)}
         return {"anyOf": [{"type": "boolean"}, names, {"type": "array", "items": names}]}
 
@@ -98,15 +92,12 @@ class StdNotation:
         return "small" if node.value == "small" else parse_value(Positive, node, path, problems)
 
     def words(self) -> str:
-        """What may stand there."""
         return "small, or a number > 0"
 
     def others(self, value: Any) -> list[Any]:
-        """Other values than this one."""
         return [other for other in ("small", 0.05) if other != value]
 
     def schema(self) -> dict[str, Any]:
-        """JSON Schema."""
         return {"anyOf": [{"enum": ["small"]}, {"type": "number", "exclusiveMinimum": 0}]}
 
 
@@ -131,15 +122,12 @@ class SizeNotation:
         return parse_value(Count, node, path, problems)
 
     def words(self) -> str:
-        """What may stand there."""
         return "integer > 0, or a multiple of d_model for all heads together: 2x"
 
     def others(self, value: Any) -> list[Any]:
-        """Other values than this one."""
         return [other for other in (1, 2, 4, 8, 12, "2x") if other != value]
 
     def schema(self) -> dict[str, Any]:
-        """JSON Schema."""
         options = [
             {"type": "integer", "minimum": 1},
             {"type": "string", "pattern": f"^({_MULTIPLE.pattern}|[0-9.]+k)$"},

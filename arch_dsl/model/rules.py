@@ -206,25 +206,17 @@ def _values_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:
         if len(users) < 2:
             message = "value_residual needs a second layer that has it: the first one's values go to the later ones"
             yield Problem(f"{users[0].path}.value", message, mark)
-        first = _heads(users[0])
+        first = _value_heads(users[0])
         for place in distinct(users):
-            if (other := _heads(place)) != first:
-                message = (
-                    f"value_residual needs the same heads in all layers: {_spelt(other)} here, "
-                    f"{_spelt(first)} in {users[0].path}"
-                )
+            if (other := _value_heads(place)) != first:
+                there = f"{first} in {users[0].path}"
+                message = f"value_residual needs the same heads in all layers: {other} here, {there}"
                 yield Problem(f"{place.path}.kv_heads", message, place.branch.mark("kv_heads"))
 
 
-def _heads(place: Place) -> tuple[int, int]:
-    """How many value heads, and how many channels each has."""
+def _value_heads(place: Place) -> str:
     branch: Any = place.branch
-    found: tuple[int, int] = branch.value_heads(place.ctx.d_model)
-    return found
-
-
-def _spelt(heads: tuple[int, int]) -> str:
-    return f"{heads[0]} value heads of {heads[1]}"
+    return "{} value heads of {}".format(*branch.value_heads(place.ctx.d_model))
 
 
 def _shared_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:

@@ -30,13 +30,11 @@ def canonical(value: Any, *, brief: bool = False) -> Any:
         return [{"name": name, **canonical(branch)} for name, branch in value.items()]
     if isinstance(value, Overrides):
         return value.plain()
-    if isinstance(value, Spec):
-        return _canonical_spec(value, brief)
     if isinstance(value, tuple):
         return [canonical(item, brief=brief) for item in value]
     if isinstance(value, Mapping):
         return {name: canonical(item, brief=brief) for name, item in value.items()}
-    return value
+    return _canonical_spec(value, brief) if isinstance(value, Spec) else value
 
 
 def _canonical_spec(spec: Spec, brief: bool) -> Any:

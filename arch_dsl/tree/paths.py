@@ -141,11 +141,18 @@ def set_node(root: Spec, steps: Steps, node: Node, problems: list[Problem]) -> A
             return parse_value(annotation, Node(typed, node.mark, node.key_marks), path, problems)
         return parse_value(annotation, node, path, problems)
 
+    def changed(old: Any, annotation: Any) -> Any:
+        new = change(old, annotation)
+        return old if new is INVALID else new  # which must never enter a spec: the problem is noted
+
     before = len(problems)
-    new = update(root, type(root), steps, lambda old, kind: _kept(old, change(old, kind)))
+    new = update(root, type(root), steps, changed)
     if len(problems) > before:
         return INVALID
-    return _remember(new, steps, node)
+    owner = get(new, steps[:-1])
+    if node.mark and isinstance(owner, Spec):  # so that a later complaint about a field points at the patch
+        set_marks(owner, {**marks_of(owner), steps[-1]: node.mark})
+    return new
 
 
 def _set_override(stack: Any, steps: Steps, start: int, node: Node, problems: list[Problem]) -> Any:
@@ -155,19 +162,6 @@ def _set_override(stack: Any, steps: Steps, start: int, node: Node, problems: li
     before = len(problems)
     Overrides.parse_node(Node({layers: new[layers]}, node.mark), ".".join(steps[:start]), problems)
     return stack.replace(overrides=new) if len(problems) == before else stack
-
-
-def _kept(old: Any, new: Any) -> Any:
-    """INVALID must never enter a spec; the problem is noted, the old value stays."""
-    return old if new is INVALID else new
-
-
-def _remember(root: Spec, steps: Steps, node: Node) -> Spec:
-    """Notes where a scalar field was set, so that a later complaint points at the patch."""
-    owner = get(root, steps[:-1])
-    if node.mark and isinstance(owner, Spec):
-        set_marks(owner, {**marks_of(owner), steps[-1]: node.mark})
-    return root
 
 
 def _retype(old: Any, annotation: Any, node: Node, path: str, problems: list[Problem]) -> Any:

@@ -112,7 +112,6 @@ def _bytes(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> int:
 
 ATTENTION = Op(
     name="attention",
-    version=1,
     reference=reference.attention,
     implementations={
         "triton": launch.in_triton(

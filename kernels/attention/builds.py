@@ -48,12 +48,6 @@ def builds() -> Iterator[Build]:
         yield from _of(64, ["decay"], torch.float32)
 
 
-def _pattern(features: list[str]) -> Pattern:
-    order = "full" if "full" in features or "blocks" in features else "causal"
-    blocks = Blocks(16, heads=4) if "blocks" in features else None
-    return Pattern(order, 128 if "window" in features else None, blocks=blocks)  # type: ignore[arg-type]
-
-
 def _of(width: int, features: list[str], dtype: torch.dtype) -> Iterator[Build]:
     """The launches of a call, forward and backward; those of deltas differ by width alone."""
     q = torch.empty(1, LENGTH, 4, width, dtype=dtype).transpose(1, 2)
@@ -61,6 +55,8 @@ def _of(width: int, features: list[str], dtype: torch.dtype) -> Iterator[Build]:
     along = torch.empty(q.shape[:3])
     gate = q if "gate" in features else q[..., :1] if "headgate" in features else None
     has_bias, learned = "bias" in features, "learned" in features
+    blocks = Blocks(16, heads=4) if "blocks" in features else None
+    window = 128 if "window" in features else None
     plan = Plan(
         Inputs(
             q,
@@ -75,7 +71,7 @@ def _of(width: int, features: list[str], dtype: torch.dtype) -> Iterator[Build]:
             prefix=torch.zeros(1, dtype=torch.long) if "prefix" in features else None,
             documents=torch.zeros(1, LENGTH, dtype=torch.long) if "documents" in features else None,
             padding=torch.zeros(1, LENGTH, dtype=torch.bool) if "padding" in features else None,
-            pattern=_pattern(features),
+            pattern=Pattern("full" if blocks or "full" in features else "causal", window, blocks=blocks),
             scale=0.1,
             softcap=30.0 if "softcap" in features else None,
         )

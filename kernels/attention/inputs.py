@@ -1,13 +1,13 @@
 """A call of attention as one record, and as what its operators take."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
 from archlab.kernels.attention.pattern import CAUSAL, Blocks, Pattern
 from archlab.kernels.attention.reference import added, expected
 
-ORDERS = ("causal", "full", "cross")
+ORDERS: tuple[Literal["causal", "full", "cross"], ...] = ("causal", "full", "cross")
 SCHEMA = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? relative, Tensor? decay, Tensor? reach, Tensor? sinks, "
     "Tensor? gate, Tensor? prefix, Tensor? documents, Tensor? padding, int[] numbers, float scale, float softcap"
@@ -61,28 +61,18 @@ def seen(call: Inputs, rows: slice = slice(None)) -> Tensor | None:
 
 
 def handed(call: Inputs) -> tuple[Any, ...]:
-    """A call as SCHEMA has it: the tensors, the pattern as numbers, the factor, and the cap, 0 where there is none."""
-    return *call[:TENSORS], encoded(call.pattern), factor(call), call.softcap or 0.0
+    """A call as SCHEMA has it: the tensors, the pattern as numbers, the factor and the cap; 0 for what is not there."""
+    pattern, blocks = call.pattern, call.pattern.blocks
+    drawn = (0,) * 6 if blocks is None else (
+        blocks.size, blocks.window, blocks.globals, blocks.random, blocks.seed, blocks.heads
+    )  # fmt: skip
+    numbers = [ORDERS.index(pattern.order), pattern.window or 0, pattern.stride or 0, pattern.columns or 0, *drawn]
+    return *call[:TENSORS], numbers, factor(call), call.softcap or 0.0
 
 
 def received(*given: Any) -> Inputs:
     """The call that was handed over."""
-    *tensors, numbers, scale, softcap = given
-    return Inputs._make((*tensors, decoded(numbers), scale, softcap or None))
-
-
-def encoded(pattern: Pattern) -> list[int]:
-    """A pattern as numbers: 0 for what it has not."""
-    blocks = pattern.blocks
-    drawn = (0,) * 6 if blocks is None else (
-        blocks.size, blocks.window, blocks.globals, blocks.random, blocks.seed, blocks.heads
-    )  # fmt: skip
-    return [ORDERS.index(pattern.order), pattern.window or 0, pattern.stride or 0, pattern.columns or 0, *drawn]
-
-
-def decoded(numbers: list[int]) -> Pattern:
-    """The pattern of such numbers."""
-    order, window, stride, columns, *drawn = numbers
+    *tensors, (order, window, stride, columns, *drawn), scale, softcap = given
     blocks = Blocks(*drawn) if drawn[0] else None
-    name: Any = ORDERS[order]
-    return Pattern(name, window or None, stride or None, columns or None, blocks)
+    pattern = Pattern(ORDERS[order], window or None, stride or None, columns or None, blocks)
+    return Inputs._make((*tensors, pattern, scale, softcap or None))

@@ -131,15 +131,9 @@ class Pattern:
         return near if seen is None else seen & near
 
     def dense(
-        self,
-        queries: int,
-        keys: int,
-        device: torch.device,
-        prefix: Tensor | None = None,
-        documents: Tensor | None = None,
-        padding: Tensor | None = None,
-        rows: slice = slice(None),
-    ) -> Tensor | None:
+        self, queries: int, keys: int, device: torch.device, prefix: Tensor | None = None,
+        documents: Tensor | None = None, padding: Tensor | None = None, rows: slice = slice(None),
+    ) -> Tensor | None:  # fmt: skip
         """The visible pairs as booleans that broadcast to `[B, H, T, S]`; None if every pair is visible.
 
         With `rows` those of these queries alone. The first `prefix` `[B]` positions of a row all read each other.

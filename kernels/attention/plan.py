@@ -70,13 +70,8 @@ class Plan:
         )  # fmt: skip
 
     def _rules(self, given: Inputs) -> Rules:
-        pattern, keys, prefix, documents, padding = (
-            self.pattern,
-            self.sizes.keys,
-            given.prefix,
-            given.documents,
-            given.padding,
-        )
+        pattern, keys = self.pattern, self.sizes.keys
+        prefix, documents, padding = given.prefix, given.documents, given.padding
         if padding is not None and pattern.order == "cross":
             padding = padding & ~padding.all(-1, keepdim=True)
         table = count = stride = block = None

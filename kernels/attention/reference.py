@@ -19,19 +19,10 @@ class Pieces(TypedDict, total=False):
 
 
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None = None,
-    pattern: Pattern = CAUSAL,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    prefix: Tensor | None = None,
-    documents: Tensor | None = None,
-    padding: Tensor | None = None,
-    **pieces: Unpack[Pieces],
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, pattern: Pattern = CAUSAL, scale: float | None = None,
+    softcap: float | None = None, sinks: Tensor | None = None, prefix: Tensor | None = None,
+    documents: Tensor | None = None, padding: Tensor | None = None, **pieces: Unpack[Pieces],
+) -> Tensor:  # fmt: skip
     """q `[B,Hq,T,D]`, k `[B,Hkv,S,D]`, v `[B,Hkv,S,Dv]` give `[B,Hq,T,Dv]` in q's dtype (arXiv:1706.03762 eq. 1).
 
     Hq is a multiple of Hkv; consecutive queries share a key head (arXiv:2305.13245). `bias` is added to the scaled
@@ -73,14 +64,9 @@ def opened(out: Tensor, gate: Tensor | None = None, **_: Any) -> Tensor:
 
 
 def added(
-    q: Tensor,
-    k: Tensor,
-    bias: Tensor | None,
-    relative: Tensor | None = None,
-    decay: Tensor | None = None,
-    reach: Tensor | None = None,
-    **_: Any,
-) -> Tensor | None:
+    q: Tensor, k: Tensor, bias: Tensor | None, relative: Tensor | None = None, decay: Tensor | None = None,
+    reach: Tensor | None = None, **_: Any,
+) -> Tensor | None:  # fmt: skip
     """The biases of all pairs, summed, as a tensor that broadcasts to `[B,Hq,T,S]`; None if there are none."""
     queries, keys = q.shape[-2], k.shape[-2]
     total = bias
@@ -109,15 +95,9 @@ def by_distance(relative: Tensor, queries: int, keys: int) -> Tensor:
 
 
 def expected(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pattern: Pattern,
-    relative: Tensor | None = None,
-    decay: Tensor | None = None,
-    reach: Tensor | None = None,
-    gate: Tensor | None = None,
-) -> None:
+    q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, relative: Tensor | None = None, decay: Tensor | None = None,
+    reach: Tensor | None = None, gate: Tensor | None = None,
+) -> None:  # fmt: skip
     """Raises ValueError for a relative bias, a decay, a reach or a gate of another shape, and a reach without decay."""
     heads, queries, keys = q.shape[1], q.shape[-2], k.shape[-2]
     if relative is not None and (relative.ndim != 2 or relative.shape[0] not in (1, heads)):

@@ -28,18 +28,13 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor:
     if alone and call.pattern == CAUSAL and q.shape[-2] == k.shape[-2]:
         fast = True
     else:
-        mask = _mask(q, bias, seen(call))
+        mask = seen(call)
+    if bias is not None:  # with -inf at hidden pairs, in q's dtype and four dimensions
+        total = bias if mask is None else torch.where(mask, bias, float("-inf"))
+        mask = total.to(q.dtype).reshape((1,) * (4 - total.ndim) + tuple(total.shape))
     grouped = q.shape[1] != k.shape[1]
     out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=fast, scale=factor(call), enable_gqa=grouped)
     return opened(out, call.gate).to(out.dtype)
-
-
-def _mask(q: Tensor, bias: Tensor | None, visible: Tensor | None) -> Tensor | None:
-    """Booleans where there is no bias, else the bias with -inf at hidden pairs, in q's dtype and four dimensions."""
-    if bias is None:
-        return visible
-    total = bias if visible is None else torch.where(visible, bias, float("-inf"))
-    return total.to(q.dtype).reshape((1,) * (4 - total.ndim) + tuple(total.shape))
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor:

@@ -102,14 +102,9 @@ def _attention_backward(
 
 
 def _of_biases(
-    plan: Plan,
-    call: Inputs,
-    dbias: Tensor | None,
-    sums: Tensor | None,
-    dsums: Tensor | None,
-    lse: Tensor,
+    plan: Plan, call: Inputs, dbias: Tensor | None, sums: Tensor | None, dsums: Tensor | None, lse: Tensor,
     along: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The sums that the kernels leave to torch. A sink takes p = exp(sink) / total of each query, and -p delta of its
     gradient; the sums of ds over keys are p delta then."""
     taken = None if plan.sinks is None else (plan.sinks[:, None] - lse).exp2() * along

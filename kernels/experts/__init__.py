@@ -19,7 +19,6 @@ def _case(name: str, inputs: int, outputs: int, *ends: int) -> Case:
 
 EXPERTS = Op(
     name="experts",
-    version=1,
     reference=reference.experts,
     implementations={
         "triton": in_triton("experts", "one launch for the rows of all experts, forward and backward"),

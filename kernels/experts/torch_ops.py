@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archlab.kernels.launch import save_inputs
-
 
 @torch.library.custom_op("archlab::experts", mutates_args=())
 def _product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
@@ -40,12 +38,15 @@ def grouped(product: Any, weight_gradient: Any) -> Callable[[Tensor, Tensor, Ten
     product.register_fake(lambda x, weight, ends: x.new_empty(x.shape[0], weight.shape[1]))
     weight_gradient.register_fake(lambda dy, x, ends: x.new_empty(ends.shape[0], dy.shape[1], x.shape[1]))
 
+    def save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
     def differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, ends = ctx.saved_tensors
         dx = product(dy, weight.mT, ends) if ctx.needs_input_grad[0] else None
         return dx, weight_gradient(dy, x, ends) if ctx.needs_input_grad[1] else None, None
 
-    product.register_autograd(differentiate, setup_context=save_inputs)
+    product.register_autograd(differentiate, setup_context=save)
 
     def experts(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         """As the reference, with products in x's dtype, to which the weights are cast. Same bits every time."""

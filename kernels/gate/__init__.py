@@ -1,4 +1,5 @@
-"""gate: y * act(g) or y + act(g), the gates of attention outputs, values, keys, queries and residual updates."""
+"""gate: y * act(g) or y + act(g), the gates of attention outputs, values, keys, queries and residual updates; and glu:
+act(a) * b, the product inside a gated feed-forward layer (SwiGLU, GEGLU, ReGLU)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -75,7 +76,6 @@ def _cases() -> tuple[Case, ...]:
 
 GATE = Op(
     name="gate",
-    version=1,
     reference=reference.gate,
     implementations={
         "triton": launch.in_triton(
@@ -90,4 +90,31 @@ GATE = Op(
     ask=_ask,
     flops=lambda y, g, **_: y.numel() + g.numel(),  # the combination, and the activation as a single operation
     bytes=lambda y, g, **_: nbytes(y, y, g),
+)
+
+
+def glu(a: Tensor, b: Tensor, activation: str | Activation) -> Tensor:
+    """act(a) * b for a and b of one shape `[..., D]`; the result has a's dtype."""
+    return (activation_of(activation)(a) * b).to(a.dtype)
+
+
+def _glu_cases() -> tuple[Case, ...]:
+    shape = (2, 5, 40)
+    every = [Case(activation, {"a": shape, "b": shape}, {"activation": activation}) for activation in ACTIVATIONS]
+    odd = {"length_1": (1, 1, 40), "width_1": (3, 25, 1), "odd": (3, 7, 67), "wide": (3, 1100)}
+    return (*every, *(Case(name, {"a": s, "b": s}, {"activation": "silu"}) for name, s in odd.items()))
+
+
+GLU = Op(
+    name="glu",
+    reference=reference.glu,
+    implementations={
+        "triton": launch.in_triton("gate.glu", "one fused pass forward and backward", unsupported()),
+        "torch": Implementation("torch", lambda: glu, "elementwise torch, in the dtype of its inputs"),
+    },
+    cases=_glu_cases(),
+    options={"activation": ("silu", *(a for a in ACTIVATIONS if a != "silu"), "function")},
+    ask=lambda activation, **_: {"activation": activation if isinstance(activation, str) else "function"},
+    flops=lambda a, **_: 2 * a.numel(),  # the product, and the activation as a single operation
+    bytes=lambda a, b, **_: nbytes(a, a, b),
 )

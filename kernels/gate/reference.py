@@ -1,4 +1,4 @@
-"""The gate by its formula: y * act(g) or y + act(g), in at least float32."""
+"""The gate and the gated linear unit's product by their formulas, in at least float32."""
 
 from typing import Literal
 
@@ -16,3 +16,8 @@ def gate(y: Tensor, g: Tensor, activation: str | Activation, combine: Combine) -
     """
     wide, opened = at_least_float32(y), activation_of(activation)(at_least_float32(g))
     return (wide * opened if combine == "multiply" else wide + opened).to(y.dtype)
+
+
+def glu(a: Tensor, b: Tensor, activation: str | Activation) -> Tensor:
+    """act(a) * b for a and b of one shape `[..., D]`; the result has a's dtype (arXiv:2002.05202)."""
+    return (activation_of(activation)(at_least_float32(a)) * at_least_float32(b)).to(a.dtype)

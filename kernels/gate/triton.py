@@ -5,7 +5,6 @@ takes a tile of ROWS x COLUMNS; headwise, the backward walks along the row, beca
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import triton
@@ -15,6 +14,7 @@ from torch import Tensor
 from archlab.kernels.activations import ACTIVATIONS
 from archlab.kernels.activations.triton import activate, slope
 from archlab.kernels.gate.reference import Combine
+from archlab.kernels.gradients import differentiable
 from archlab.kernels.launch import OPTIONS, Build, as_rows, like, on_device_of, power_of_2
 
 TILE = 1024
@@ -129,17 +129,7 @@ def _gate_backward(dout: Tensor, y: Tensor, g: Tensor, activation: str, multiply
 _gate_backward.register_fake(lambda dout, y, g, *_: (like(y), like(g)))
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    y, g, ctx.activation, ctx.multiply = inputs
-    ctx.save_for_backward(y, g)
-
-
-def _differentiate(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, None, None]:
-    dy, dg = _gate_backward(dout, *ctx.saved_tensors, ctx.activation, ctx.multiply)
-    return dy, dg, None, None
-
-
-_gate.register_autograd(_differentiate, setup_context=_save)
+differentiable(_gate, _gate_backward, 2)
 
 
 def gate(y: Tensor, g: Tensor, activation: str, combine: Combine) -> Tensor:
@@ -148,6 +138,13 @@ def gate(y: Tensor, g: Tensor, activation: str, combine: Combine) -> Tensor:
         raise ValueError(f"g must have y's shape {tuple(y.shape)} or end in 1 instead; received {tuple(g.shape)}")
     out: Tensor = _gate(y, g, activation, combine == "multiply")
     return out
+
+
+def glu(a: Tensor, b: Tensor, activation: str) -> Tensor:
+    """act(a) * b for a and b of one shape `[..., D]`; the result has a's dtype. Raises ValueError for two shapes."""
+    if a.shape != b.shape:
+        raise ValueError(f"a and b must have one shape; received {tuple(a.shape)} and {tuple(b.shape)}")
+    return gate(b, a, activation, "multiply").to(a.dtype)
 
 
 def builds() -> Iterator[Build]:

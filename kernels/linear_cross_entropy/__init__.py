@@ -39,7 +39,6 @@ def _cases() -> tuple[Case, ...]:
 
 LINEAR_CROSS_ENTROPY = Op(
     name="linear_cross_entropy",
-    version=1,
     reference=reference.linear_cross_entropy,
     implementations={
         "triton": in_triton(

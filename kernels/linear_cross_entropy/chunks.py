@@ -3,15 +3,23 @@
 With the reduction `sum` gradients are computed with the forward pass, as logits are there (three products in all, as in
 arXiv:2410.10989, section 3.2): those of losses + z log^2 Z, which any others are computed anew for. Without a reduction
 what comes back is known only in the backward pass, which computes the logits again (four products).
+
+The op stands behind operators of torch, which graphs capture, for whoever computes the rows: `family` is `torch` or
+`triton`. Operands come in the dtype that they are to have: autocast is off inside, where it would cast what is summed.
 """
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from archlab.kernels.activations import at_least_float32
 from archlab.kernels.linear_cross_entropy.reference import IGNORED
+
+Three = tuple[Tensor, Tensor, Tensor]
+MODULES = {"torch": "torch_ops", "triton": "triton"}
 
 
 class Form(NamedTuple):
@@ -101,3 +109,142 @@ def measured(
             gradients.add(place, logits)
     ignored = inputs.targets == IGNORED
     return losses.masked_fill(ignored, 0), log_z.square().masked_fill(ignored, 0), log_z
+
+
+def run(
+    family: str, hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None = None, scale: float = 1.0,
+    softcap: float | None = None, z: float = 0.0, reduction: str = "none", rows: int = 1,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """As the reference, with products in hidden's dtype, or autocast's, and `rows` of logits at a time."""
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind):
+        hidden = hidden.to(torch.get_autocast_dtype(kind))
+    trained = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, table, bias))
+    if trained and reduction == "sum":
+        loss, square, *_ = _sums(hidden, table, targets, bias, scale, softcap, z, rows, family)
+        return loss, square if z else square.detach()
+    losses, squares, _ = _rows(hidden, table, targets, bias, scale, softcap, rows, family)
+    return (losses, squares) if reduction == "none" else (losses.sum(), squares.sum())
+
+
+def _by(family: str) -> Rows:
+    found: Rows = import_module(f"archlab.kernels.linear_cross_entropy.{MODULES[family]}").ROWS
+    return found
+
+
+@torch.library.custom_op("archlab::linear_cross_entropy", mutates_args=())
+def _rows(
+    hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None,
+    scale: float, softcap: float | None, rows: int, family: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Losses, log^2 Z and log Z, all `[N]`."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        return measured(Inputs.of(hidden, table, targets, bias), Form(scale, softcap), rows, _by(family), None)
+
+
+@torch.library.custom_op("archlab::linear_cross_entropy_backward", mutates_args=())
+def _rows_backward(
+    dlosses: Tensor, dsquares: Tensor, hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None,
+    log_z: Tensor, scale: float, softcap: float | None, rows: int, family: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of hidden, table and bias (empty without one), from logits that are computed again."""
+    inputs = Inputs.of(hidden, table, targets, bias)
+    scored = targets != IGNORED
+    pull = dlosses * scored
+    push = pull + 2 * (dsquares * scored) * log_z
+    with torch.autocast(hidden.device.type, enabled=False):
+        gradients = Gradients(inputs, scale)
+        for place, logits in inputs.chunks(rows):
+            _by(family).differentiate(
+                logits, targets[place], log_z[place], push[place], pull[place], Form(scale, softcap)
+            )
+            gradients.add(place, logits)
+    return _like(gradients.found(), hidden, table, bias)
+
+
+@torch.library.custom_op("archlab::linear_cross_entropy_sums", mutates_args=())
+def _sums(
+    hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None,
+    scale: float, softcap: float | None, z: float, rows: int, family: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The sums of losses and log^2 Z, log Z `[N]`, and the gradients of the first and z times the second."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        inputs = Inputs.of(hidden, table, targets, bias)
+        gradients = Gradients(inputs, scale)
+        losses, squares, log_z = measured(inputs, Form(scale, softcap, z), rows, _by(family), gradients)
+    return losses.sum(), squares.sum(), log_z, *gradients.found()
+
+
+@torch.library.custom_op("archlab::linear_cross_entropy_sums_backward", mutates_args=())
+def _sums_backward(
+    dloss: Tensor, dsquare: Tensor, hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None,
+    found: list[Tensor], scale: float, softcap: float | None, z: float, rows: int, family: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Those of `_sums`, which `found` log Z and them, times dloss. With z the device is waited for, to see that this is
+    what is asked for."""
+    log_z, dhidden, dtable, dbias = found
+    if z and not bool(torch.isclose(dsquare, z * dloss, rtol=1e-5, atol=0.0)):
+        both = dloss.expand_as(log_z), dsquare.expand_as(log_z)
+        again: Three = _rows_backward(*both, hidden, table, targets, bias, log_z, scale, softcap, rows, family)
+        return again
+    return _like((dhidden * dloss, dtable * dloss, dbias * dloss), hidden, table, bias)
+
+
+def _like(found: Three, hidden: Tensor, table: Tensor, bias: Tensor | None) -> Three:
+    """Gradients in the dtypes of what they are of."""
+    dhidden, dtable, dbias = found
+    return dhidden.to(hidden.dtype), dtable.to(table.dtype), dbias if bias is None else dbias.to(bias.dtype)
+
+
+def _shapes(hidden: Tensor, table: Tensor, bias: Tensor | None) -> Three:
+    none = at_least_float32(hidden).new_empty(0)
+    dhidden, dtable = hidden.new_empty(hidden.shape), table.new_empty(table.shape)
+    return dhidden, dtable, none if bias is None else bias.new_empty(bias.shape)
+
+
+@_rows.register_fake
+def _(hidden: Tensor, *rest: Any) -> Three:
+    row = at_least_float32(hidden).new_empty(hidden.shape[0])
+    return row, torch.empty_like(row), torch.empty_like(row)
+
+
+@_sums.register_fake
+def _(hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    row = at_least_float32(hidden).new_empty(hidden.shape[0])
+    dhidden, dtable, dbias = _shapes(hidden, table, bias)
+    return row.new_empty(()), row.new_empty(()), row, dhidden, dtable.to(row.dtype), dbias.to(row.dtype)
+
+
+def _shapes_backward(
+    dlosses: Tensor, dsquares: Tensor, hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None, *rest: Any
+) -> Three:
+    return _shapes(hidden, table, bias)
+
+
+_rows_backward.register_fake(_shapes_backward)
+_sums_backward.register_fake(_shapes_backward)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """The tensors and what was computed of them, from the log Z on; and the numbers."""
+    ctx.mark_non_differentiable(*output[2:])
+    ctx.save_for_backward(*inputs[:4], *output[2:])
+    ctx.numbers = inputs[4:]
+
+
+def _differentiate_rows(ctx: Any, dlosses: Tensor, dsquares: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    return _gradients(ctx, _rows_backward(dlosses, dsquares, *ctx.saved_tensors, *ctx.numbers))
+
+
+def _differentiate_sums(ctx: Any, dloss: Tensor, dsquare: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    tensors, found = ctx.saved_tensors[:4], list(ctx.saved_tensors[4:])
+    return _gradients(ctx, _sums_backward(dloss, dsquare, *tensors, found, *ctx.numbers))
+
+
+def _gradients(ctx: Any, found: Three) -> tuple[Tensor | None, ...]:
+    dhidden, dtable, dbias = found
+    return dhidden, dtable, None, None if ctx.saved_tensors[3] is None else dbias, *[None] * len(ctx.numbers)
+
+
+_rows.register_autograd(_differentiate_rows, setup_context=_keep)
+_sums.register_autograd(_differentiate_sums, setup_context=_keep)

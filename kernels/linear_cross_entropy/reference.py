@@ -9,16 +9,9 @@ IGNORED = -100
 
 
 def linear_cross_entropy(
-    hidden: Tensor,
-    table: Tensor,
-    targets: Tensor,
-    bias: Tensor | None = None,
-    scale: float = 1.0,
-    softcap: float | None = None,
-    z: float = 0.0,
-    reduction: str = "none",
-    rows: int = 1,
-) -> tuple[Tensor, Tensor]:
+    hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None = None, scale: float = 1.0,
+    softcap: float | None = None, z: float = 0.0, reduction: str = "none", rows: int = 1,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """log Z - l_t and log^2 Z with Z = sum_v exp(l_v), the latter for a z-loss (arXiv:2204.02311, section 5).
 
     l = softcap(scale (hidden table^T + bias)), softcap(x) = c tanh(x / c) (arXiv:2408.00118, section 2). hidden is

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from archlab.kernels.activations import at_least_float32
-from archlab.kernels.linear_cross_entropy.chunks import Form, Rows
-from archlab.kernels.linear_cross_entropy.operators import run
+from archlab.kernels.linear_cross_entropy.chunks import Form, Rows, run
 from archlab.kernels.linear_cross_entropy.reference import IGNORED
 
 

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from archlab.kernels import interpret
 from archlab.kernels.launch import Build, on_device_of, power_of_2, tuned
-from archlab.kernels.linear_cross_entropy.chunks import Form, Rows
-from archlab.kernels.linear_cross_entropy.operators import run
+from archlab.kernels.linear_cross_entropy.chunks import Form, Rows, run
 
 interpret.apply()
 

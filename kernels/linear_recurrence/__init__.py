@@ -55,14 +55,9 @@ def _bytes(q: Tensor, v: Tensor, state: Tensor | None = None, scale: float = 1.0
 
 
 def _case(
-    name: str,
-    decay: str,
-    delta: bool = False,
-    state: bool = True,
-    length: int = 19,
-    groups: int = 2,
+    name: str, decay: str, delta: bool = False, state: bool = True, length: int = 19, groups: int = 2,
     scale: float = 1.0,
-) -> Case:
+) -> Case:  # fmt: skip
     batch, heads, width, values = 2, 2, 8, 6
     tensors: dict[str, tuple[int, ...]] = {
         "q": (batch, length, groups, width),
@@ -79,8 +74,19 @@ def _case(
     return Case(name, tensors, {"scale": scale})
 
 
-def _cases() -> tuple[Case, ...]:
-    return (
+LINEAR_RECURRENCE = Op(
+    name="linear_recurrence",
+    reference=reference.linear_recurrence,
+    implementations={
+        "triton": launch.in_triton(
+            "linear_recurrence",
+            "chunks of tokens, states between them in registers; its speed was measured on no card",
+            _unsupported,
+            _slower,
+        ),
+        "torch": Implementation("torch", lambda: torch_ops.chunked, "chunks in parallel, states between them in order"),
+    },
+    cases=(
         _case("sum", "none", state=False),
         _case("sum_state", "none", scale=0.3),
         _case("retention", "constant"),
@@ -99,23 +105,7 @@ def _cases() -> tuple[Case, ...]:
         _case("delta_long", "token", delta=True, length=130),
         _case("delta_channels", "channel", delta=True, length=65),
         _case("delta_length_1", "channel", delta=True, length=1),
-    )
-
-
-LINEAR_RECURRENCE = Op(
-    name="linear_recurrence",
-    version=1,
-    reference=reference.linear_recurrence,
-    implementations={
-        "triton": launch.in_triton(
-            "linear_recurrence",
-            "chunks of tokens, states between them in registers; its speed was measured on no card",
-            _unsupported,
-            _slower,
-        ),
-        "torch": Implementation("torch", lambda: torch_ops.chunked, "chunks in parallel, states between them in order"),
-    },
-    cases=_cases(),
+    ),
     options={"decay": DECAYS, "delta": (False, True), "keys": WIDTHS},
     ask=_ask,
     flops=_flops,

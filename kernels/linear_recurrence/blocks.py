@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archlab.kernels.launch import save_inputs
+from archlab.kernels.gradients import differentiable
 
 
 def decayed_products(queries: Tensor, keys: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -47,7 +47,7 @@ _decayed.register_fake(lambda q, k, log_decay: (q.new_empty(*q.shape[:2], q.shap
 
 @torch.library.custom_op("archlab::decayed_products_backward", mutates_args=())
 def _decayed_backward(
-    queries: Tensor, keys: Tensor, log_decay: Tensor, dproducts: Tensor, dreading: Tensor, dwriting: Tensor
+    dproducts: Tensor, dreading: Tensor, dwriting: Tensor, queries: Tensor, keys: Tensor, log_decay: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradient of a log decay is the sum of all products that it is a factor of, each with its gradient.
 
@@ -82,15 +82,8 @@ def _decayed_backward(
     return dqueries.addcmul_(own, keys), dkeys.addcmul_(own, queries), dlog_decay
 
 
-_decayed_backward.register_fake(lambda queries, *_: tuple(map(torch.empty_like, [queries] * 3)))
-
-
-def _decayed_gradients(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    found: tuple[Tensor, Tensor, Tensor] = _decayed_backward(*ctx.saved_tensors, *gradients)
-    return found
-
-
-_decayed.register_autograd(_decayed_gradients, setup_context=save_inputs)
+_decayed_backward.register_fake(lambda *given: tuple(map(torch.empty_like, [given[3]] * 3)))
+differentiable(_decayed, _decayed_backward, 3)
 
 
 @torch.library.custom_op("archlab::solve_unit_lower", mutates_args=())

@@ -32,14 +32,9 @@ def checked_groups(
 
 
 def linear_recurrence(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None = None,
-    beta: Tensor | None = None,
-    state: Tensor | None = None,
-    scale: float = 1.0,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None, beta: Tensor | None = None,
+    state: Tensor | None = None, scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """q, k `[B,T,G,Dk]` and v `[B,T,H,Dv]` give outputs `[B,T,H,Dv]` in v's dtype and the last state `[B,H,Dk,Dv]`.
 
     With S' = exp(g_t) S_{t-1}, g being `log_decay`, every head has a state S_t `[Dk,Dv]`:

@@ -13,15 +13,9 @@ RESET = -1e4  # exp of it is 0 in any dtype; stands for -inf, which has no diffe
 
 
 def chunked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None = None,
-    beta: Tensor | None = None,
-    state: Tensor | None = None,
-    scale: float = 1.0,
-    chunk: int | None = None,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None, beta: Tensor | None = None,
+    state: Tensor | None = None, scale: float = 1.0, chunk: int | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Chunks of `chunk` tokens all at once, and only the states between them one after another.
 
     Arguments and results are the reference's. In a chunk, with c_i the sum of its log decays up to token i, S the state

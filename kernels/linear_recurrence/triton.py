@@ -13,6 +13,7 @@ import triton
 from torch import Tensor
 
 from archlab.kernels import interpret
+from archlab.kernels.gradients import differentiable
 from archlab.kernels.launch import Build, as_rows, capability, like, on_device_of, power_of_2, tuned
 from archlab.kernels.linear_recurrence import backward, forward
 from archlab.kernels.linear_recurrence.reference import checked_groups
@@ -212,9 +213,10 @@ def _(*given: Any) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("archlab::linear_recurrence_backward", mutates_args=())
 def _recur_backward(
     dout: Tensor, dlast: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None,
-    state: Tensor | None, scale: float,
+    state: Tensor | None, scale: float, walks: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of all tensors in their dtypes; those of a log decay or beta that is not there are empty."""
+    """The gradients of all tensors in their dtypes, either way to the outputs; those of a log decay or beta that is not
+    there are empty."""
     with on_device_of(v):
         launch = _Launch(q, k, v, g, beta, scale)
         inverse, weights = launch.among()
@@ -235,30 +237,13 @@ def _(dout: Tensor, dlast: Tensor, *given: Any) -> tuple[Tensor, ...]:
     return tuple(map(like, found))
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.scale, _ = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _differentiate(ctx: Any, dout: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
-    _, _, _, g, beta, state = ctx.saved_tensors
-    dq, dk, dv, dg, dbeta, dfirst = _recur_backward(dout, dlast, *ctx.saved_tensors, ctx.scale)
-    given = (dq, dk, dv, *(None if x is None else dx for x, dx in ((g, dg), (beta, dbeta), (state, dfirst))))
-    return (*given, None, None)
-
-
-_recur.register_autograd(_differentiate, setup_context=_save)
+differentiable(_recur, _recur_backward, 6)
 
 
 def linear_recurrence(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None = None,
-    beta: Tensor | None = None,
-    state: Tensor | None = None,
-    scale: float = 1.0,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None, beta: Tensor | None = None,
+    state: Tensor | None = None, scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Arguments and results are the reference's. Raises ValueError for keys above 128 wide, and for the delta rule with
     a decay per channel.
     """

@@ -6,26 +6,19 @@ import torch
 from torch import Tensor
 
 from archlab.kernels.activations import Activation
-from archlab.kernels.add_norm.reference import Kind
 from archlab.kernels.gate import OPTIONS, gate, granularity, unsupported
 from archlab.kernels.gate.reference import Combine
 from archlab.kernels.launch import in_triton
-from archlab.kernels.layer_norm import layer_norm
 from archlab.kernels.norm_gate import reference
+from archlab.kernels.norms import layer_norm, rms_norm
+from archlab.kernels.norms.reference import Kind
 from archlab.kernels.op import Case, Implementation, Op, nbytes
-from archlab.kernels.rms_norm import rms_norm
 
 
 def norm_gate(
-    x: Tensor,
-    g: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    kind: Kind,
-    activation: str | Activation,
-    combine: Combine,
-) -> Tensor:
+    x: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, kind: Kind,
+    activation: str | Activation, combine: Combine,
+) -> Tensor:  # fmt: skip
     """(norm(x) weight + bias) act(g), or plus act(g), for x `[B, T, H, D]`; the result has x's dtype."""
     normed = rms_norm(x, None, eps) if kind == "rms" else layer_norm(x, None, None, eps)
     if weight is not None:
@@ -54,7 +47,6 @@ _HEADS: dict[str, tuple[int, ...]] = {"weight": (3, 24), "bias": (3, 24)}
 
 NORM_GATE = Op(
     name="norm_gate",
-    version=1,
     reference=reference.norm_gate,
     implementations={
         "triton": in_triton(

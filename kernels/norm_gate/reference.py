@@ -3,22 +3,14 @@
 from torch import Tensor
 
 from archlab.kernels.activations import Activation, activation_of, at_least_float32
-from archlab.kernels.add_norm.reference import Kind
 from archlab.kernels.gate.reference import Combine
-from archlab.kernels.layer_norm.reference import layer_norm
-from archlab.kernels.rms_norm.reference import rms_norm
+from archlab.kernels.norms.reference import Kind, layer_norm, rms_norm
 
 
 def norm_gate(
-    x: Tensor,
-    g: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    kind: Kind,
-    activation: str | Activation,
-    combine: Combine,
-) -> Tensor:
+    x: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, kind: Kind,
+    activation: str | Activation, combine: Combine,
+) -> Tensor:  # fmt: skip
     """(norm(x) weight + bias) act(g), or plus act(g), for x `[B, T, H, D]`; the result has x's dtype.
 
     weight and bias are `[D]`, or `[H, D]` for heads with their own; g is `[B, T, H, D]` or `[B, T, H, 1]`. What follows

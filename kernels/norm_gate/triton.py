@@ -14,10 +14,11 @@ import triton.language as tl
 from torch import Tensor
 
 from archlab.kernels.activations.triton import activate, slope
-from archlab.kernels.add_norm.reference import Kind
 from archlab.kernels.gate import granularity
 from archlab.kernels.gate.reference import Combine
-from archlab.kernels.launch import OPTIONS, Build, float32_of, gradient_of, like, on_device_of, power_of_2, side_by_side
+from archlab.kernels.gradients import differentiable, float32_of
+from archlab.kernels.launch import OPTIONS, Build, like, on_device_of, power_of_2, side_by_side
+from archlab.kernels.norms.reference import Kind
 
 PROGRAMS = 1024
 
@@ -134,15 +135,9 @@ def _factors(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Ten
 
 @torch.library.custom_op("archlab::norm_gate", mutates_args=())
 def _norm_gate(
-    x: Tensor,
-    g: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    centered: bool,
-    activation: str,
+    x: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool, activation: str,
     multiply: bool,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     out = like(x)
     if x.numel() == 0:
         return out
@@ -162,16 +157,9 @@ _norm_gate.register_fake(lambda x, *_: like(x))
 
 @torch.library.custom_op("archlab::norm_gate_backward", mutates_args=())
 def _norm_gate_backward(
-    dout: Tensor,
-    x: Tensor,
-    g: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    centered: bool,
-    activation: str,
-    multiply: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dout: Tensor, x: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool,
+    activation: str, multiply: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dx, dg, and the gradients of weight and bias in float32, each empty where there is none."""
     dx, dg = like(x), like(g)
     batch, time, heads, width = x.shape
@@ -201,30 +189,13 @@ def _(
     return like(x), like(g), dw, db
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:4])
-    ctx.rest = inputs[4:]
-
-
-def _differentiate(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-    x, g, weight, bias = ctx.saved_tensors
-    dx, dg, dw, db = _norm_gate_backward(dout, x, g, weight, bias, *ctx.rest)
-    return dx, dg, gradient_of(weight, dw), gradient_of(bias, db), None, None, None, None
-
-
-_norm_gate.register_autograd(_differentiate, setup_context=_save)
+differentiable(_norm_gate, _norm_gate_backward, 4)
 
 
 def norm_gate(
-    x: Tensor,
-    g: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    kind: Kind,
-    activation: str,
+    x: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, kind: Kind, activation: str,
     combine: Combine,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """(norm(x) weight + bias) act(g), or plus act(g), for x `[B, T, H, D]`; the result has x's dtype.
 
     Raises ValueError for a g that has neither x's shape nor one value per head.

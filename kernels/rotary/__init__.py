@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from archlab.kernels.launch import in_triton
+from archlab.kernels.norms import rms_norm
 from archlab.kernels.op import Case, Implementation, Op, nbytes
-from archlab.kernels.rms_norm import rms_norm
 from archlab.kernels.rotary import reference
 from archlab.kernels.rotary.reference import Pairs, turned
 
@@ -41,7 +41,6 @@ def _case(name: str, shape: tuple[int, ...], turned: int, pairs: Pairs, norm: st
 
 ROTARY = Op(
     name="rotary",
-    version=1,
     reference=reference.rotary,
     implementations={
         "triton": in_triton("rotary", "norm and rotation in one pass"),

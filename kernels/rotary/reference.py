@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from archlab.kernels.activations import at_least_float32
-from archlab.kernels.rms_norm.reference import rms_norm
+from archlab.kernels.norms.reference import rms_norm
 
 Pairs = Literal["half", "interleaved"]
 

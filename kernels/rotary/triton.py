@@ -16,7 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from archlab.kernels import interpret
-from archlab.kernels.launch import OPTIONS, Build, float32_of, gradient_of, like, on_device_of, power_of_2, side_by_side
+from archlab.kernels.gradients import float32_of, gradient_of
+from archlab.kernels.launch import OPTIONS, Build, like, on_device_of, power_of_2, side_by_side
 from archlab.kernels.rotary.reference import Pairs
 
 interpret.apply()

@@ -47,7 +47,6 @@ def _case(name: str, length: int = 19, batch: int = 2, channels: int = 6, size: 
 
 SELECTIVE_SCAN = Op(
     name="selective_scan",
-    version=1,
     reference=reference.selective_scan,
     implementations={
         "triton": launch.in_triton(

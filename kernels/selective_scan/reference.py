@@ -28,13 +28,7 @@ def checked(
 
 
 def selective_scan(
-    x: Tensor,
-    delta: Tensor,
-    log_a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    d: Tensor | None = None,
-    state: Tensor | None = None,
+    x: Tensor, delta: Tensor, log_a: Tensor, b: Tensor, c: Tensor, d: Tensor | None = None, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """x `[B,T,C]` gives y `[B,T,C]` in its dtype and the last state `[B,C,N]` (arXiv:2312.00752, algorithm 2).
 

@@ -18,15 +18,9 @@ CHUNK = 16  # tokens whose states are held at a time: more leave the caches
 
 
 def selective_scan(
-    x: Tensor,
-    delta: Tensor,
-    log_a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    d: Tensor | None = None,
-    state: Tensor | None = None,
-    chunk: int = CHUNK,
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, delta: Tensor, log_a: Tensor, b: Tensor, c: Tensor, d: Tensor | None = None,
+    state: Tensor | None = None, chunk: int = CHUNK,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Arguments and results are the reference's."""
     checked(x, delta, log_a, b, c, d, state)
     wide = torch.promote_types(x.dtype, torch.float32)

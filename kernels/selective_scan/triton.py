@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from archlab.kernels import interpret
+from archlab.kernels.gradients import differentiable
 from archlab.kernels.launch import Build, as_rows, like, on_device_of, power_of_2, tuned
 from archlab.kernels.selective_scan import torch_ops
 from archlab.kernels.selective_scan.reference import STATES, checked
@@ -217,8 +218,8 @@ def _room(x: Tensor, delta: Tensor, log_a: Tensor, *rest: Any) -> tuple[Tensor, 
 
 @torch.library.custom_op("archlab::selective_scan_walk_backward", mutates_args=())
 def _scan_backward(
-    dy: Tensor, dlast: Tensor, x: Tensor, delta: Tensor, log_a: Tensor, b: Tensor, c: Tensor, d: Tensor | None,
-    starts: Tensor,
+    dy: Tensor, dlast: Tensor, dstarts: Tensor, x: Tensor, delta: Tensor, log_a: Tensor, b: Tensor, c: Tensor,
+    d: Tensor | None, state: Tensor | None, starts: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of all arguments in their dtypes, of the first state in float32; that of no d is empty."""
     (batch, length, channels), size = x.shape, log_a.shape[1]
@@ -240,37 +241,17 @@ def _scan_backward(
 
 
 @_scan_backward.register_fake
-def _(
-    dy: Tensor, dlast: Tensor, x: Tensor, delta: Tensor, log_a: Tensor, b: Tensor, c: Tensor, d: Tensor | None,
-    starts: Tensor,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    dd = x.new_empty(0, dtype=torch.float32) if d is None else d
-    return *map(like, (x, delta, log_a, b, c, dd)), like(dlast, torch.float32)
+def _(dy: Tensor, dlast: Tensor, dstarts: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    *found, d = given[:6]
+    dd = dy.new_empty(0, dtype=torch.float32) if d is None else d
+    return *map(like, (*found, dd)), like(dlast, torch.float32)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, state = inputs
-    ctx.save_for_backward(*tensors, output[2])
-    ctx.state_dtype = None if state is None else state.dtype
-
-
-def _differentiate(ctx: Any, dy: Tensor, dlast: Tensor, dstarts: Tensor) -> tuple[Tensor | None, ...]:
-    *found, dd, dfirst = _scan_backward(dy, dlast, *ctx.saved_tensors)
-    skips = ctx.saved_tensors[5] is not None
-    return (*found, dd if skips else None, None if ctx.state_dtype is None else dfirst.to(ctx.state_dtype))
-
-
-_scan.register_autograd(_differentiate, setup_context=_save)
+differentiable(_scan, _scan_backward, 7, kept=slice(2, 3))
 
 
 def selective_scan(
-    x: Tensor,
-    delta: Tensor,
-    log_a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    d: Tensor | None = None,
-    state: Tensor | None = None,
+    x: Tensor, delta: Tensor, log_a: Tensor, b: Tensor, c: Tensor, d: Tensor | None = None, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Arguments and results are the reference's. Raises ValueError for states of more than 64 numbers."""
     checked(x, delta, log_a, b, c, d, state)

@@ -20,7 +20,6 @@ def _case(name: str, shape: tuple[int, ...]) -> Case:
 
 TOKEN_SHIFT = Op(
     name="token_shift",
-    version=1,
     reference=reference.token_shift,
     implementations={
         "triton": in_triton("token_shift", "shift and mix in one pass"),

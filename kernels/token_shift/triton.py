@@ -5,7 +5,6 @@ registers while it walks over its share of the tokens: parts `[P, D]`, summed by
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import triton
@@ -13,7 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from archlab.kernels import interpret
-from archlab.kernels.launch import OPTIONS, Build, like, on_device_of, power_of_2, save_inputs, side_by_side
+from archlab.kernels.gradients import differentiable
+from archlab.kernels.launch import OPTIONS, Build, like, on_device_of, power_of_2, side_by_side
 
 interpret.apply()
 PROGRAMS = 1024
@@ -112,12 +112,7 @@ def _token_shift_backward(dout: Tensor, x: Tensor, mix: Tensor, starts: Tensor |
 _token_shift_backward.register_fake(lambda dout, x, mix, *_: (like(x), torch.empty_like(mix, dtype=torch.float32)))
 
 
-def _differentiate(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, None]:
-    dx, dmix = _token_shift_backward(dout, *ctx.saved_tensors)
-    return dx, dmix.to(ctx.saved_tensors[1].dtype), None
-
-
-_token_shift.register_autograd(_differentiate, setup_context=save_inputs)
+differentiable(_token_shift, _token_shift_backward, 3)
 
 
 def token_shift(x: Tensor, mix: Tensor, starts: Tensor | None = None) -> Tensor:

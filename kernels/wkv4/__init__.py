@@ -25,7 +25,6 @@ def _case(name: str, length: int = 19, batch: int = 2, channels: int = 6, state:
 
 WKV4 = Op(
     name="wkv4",
-    version=1,
     reference=reference.wkv4,
     implementations={
         "triton": in_triton(

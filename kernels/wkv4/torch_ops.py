@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from archlab.kernels.activations import at_least_float32
+from archlab.kernels.gradients import differentiable
 from archlab.kernels.launch import like
 from archlab.kernels.wkv4.reference import EMPTY, checked, first_state
 
@@ -88,16 +89,7 @@ def _wkv_backward(
 _wkv_backward.register_fake(lambda dy, dmeans, dweights, *given: tuple(map(like, given[:5])))
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.chunk = inputs
-    ctx.save_for_backward(*tensors, *output[1:])
-
-
-def _gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    return (*_wkv_backward(*grads, *ctx.saved_tensors, ctx.chunk), None)
-
-
-_wkv.register_autograd(_gradients, setup_context=_keep)
+differentiable(_wkv, _wkv_backward, 5, kept=slice(1, 3))
 
 
 def _before(states: Tensor, first: Tensor) -> Tensor:

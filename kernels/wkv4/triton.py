@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from archlab.kernels import interpret
+from archlab.kernels.gradients import differentiable
 from archlab.kernels.launch import Build, as_rows, like, on_device_of, tuned
 from archlab.kernels.wkv4.reference import EMPTY, checked
 
@@ -178,8 +179,9 @@ def _room(k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 @torch.library.custom_op("archlab::wkv4_walk_backward", mutates_args=())
 def _wkv_backward(
-    dy: Tensor, dlast: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, starts: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dy: Tensor, dlast: Tensor, dstarts: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor,
+    state: Tensor | None, starts: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of k, v, decay and bonus in their dtypes, and of the first state in float32."""
     (batch, length, channels), keys, values, grads = k.shape, as_rows(k), as_rows(v), as_rows(dy)
     dk, dv = like(k), like(v)
@@ -194,21 +196,10 @@ def _wkv_backward(
     return dk, dv, ddecay.sum(0).to(decay.dtype), dbonus.sum(0).to(bonus.dtype), dfirst
 
 
-_wkv_backward.register_fake(lambda dy, dlast, *given: (*map(like, given[:4]), like(dlast, torch.float32)))
+_wkv_backward.register_fake(lambda dy, dlast, _, *given: (*map(like, given[:4]), like(dlast, torch.float32)))
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, state = inputs
-    ctx.save_for_backward(*tensors, output[2])
-    ctx.state_dtype = None if state is None else state.dtype
-
-
-def _differentiate(ctx: Any, dy: Tensor, dlast: Tensor, dstarts: Tensor) -> tuple[Tensor | None, ...]:
-    *found, dfirst = _wkv_backward(dy, dlast, *ctx.saved_tensors)
-    return (*found, None if ctx.state_dtype is None else dfirst.to(ctx.state_dtype))
-
-
-_wkv.register_autograd(_differentiate, setup_context=_save)
+differentiable(_wkv, _wkv_backward, 5, kept=slice(2, 3))
 
 
 def wkv4(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from archlab.kernels import OPS, Case
 from archlab.kernels.bench import inputs as made
-from archlab.kernels.linear_cross_entropy import operators, torch_ops
+from archlab.kernels.linear_cross_entropy import chunks, torch_ops
 from archlab.kernels.linear_cross_entropy.chunks import Rows
 
 OP = OPS["linear_cross_entropy"]
@@ -47,7 +47,7 @@ def test_gradients_computed_with_the_forward_pass_match_float64(
     inputs = made(OP, case, DEVICE, dtype)
     wide = {key: x.detach().double().requires_grad_() for key, x in inputs.items()}
     want = trained("reference", wide, case, 3.0, 3.0 * z)
-    monkeypatch.setattr(operators, "_rows_backward", None)  # nothing is computed again
+    monkeypatch.setattr(chunks, "_rows_backward", None)  # nothing is computed again
     got = trained(family, inputs, case, 3.0, 3.0 * z)
     assert_near(got, want, 1e-12 if dtype == torch.float64 else OP.tolerances[dtype])
 
@@ -87,9 +87,9 @@ def test_operators_keep_the_rules_of_torch_library(family: str, name: str) -> No
     tensors = inputs["hidden"], inputs["table"], options["targets"], inputs.get("bias")
     rest = options["scale"], options["softcap"]
     if options["reduction"] == "none":
-        torch.library.opcheck(operators._rows, (*tensors, *rest, 3, family))
+        torch.library.opcheck(chunks._rows, (*tensors, *rest, 3, family))
     else:
-        torch.library.opcheck(operators._sums, (*tensors, *rest, options["z"], 3, family))
+        torch.library.opcheck(chunks._sums, (*tensors, *rest, options["z"], 3, family))
 
 
 def test_autocast_multiplies_in_its_dtype_and_sums_in_float32() -> None:

@@ -175,7 +175,7 @@ def test_reference_has_the_gradients_of_its_formula(op: Op, case: Case) -> None:
 @pytest.mark.parametrize("name", ["gate-elementwise", "gate-headwise", "rms_norm", "rms_norm-no_weight"])
 def test_triton_ops_keep_the_rules_of_torch_library(name: str, layout: Callable[[Tensor], Tensor]) -> None:
     from archlab.kernels.gate import triton as gate
-    from archlab.kernels.norm_rows import triton as norm_rows
+    from archlab.kernels.norms import triton as norms
 
     device = DEVICES[-1].kind
     x = layout(torch.randn(3, 5, 24, device=device)).requires_grad_()
@@ -183,8 +183,8 @@ def test_triton_ops_keep_the_rules_of_torch_library(name: str, layout: Callable[
     op, arguments = {
         "gate-elementwise": (gate._gate, (x, layout(torch.randn_like(x)).requires_grad_(), "silu", True)),
         "gate-headwise": (gate._gate, (x, narrow, "sigmoid", True)),
-        "rms_norm": (norm_rows._norm_rows, (x, None, weight, None, 1e-6, False, 1.0)),
-        "rms_norm-no_weight": (norm_rows._norm_rows, (x, None, None, None, 1e-6, False, 1.0)),
+        "rms_norm": (norms._norm_rows, (x, None, weight, None, 1e-6, False, 1.0)),
+        "rms_norm-no_weight": (norms._norm_rows, (x, None, None, None, 1e-6, False, 1.0)),
     }[name]
     torch.library.opcheck(op, arguments)
 

@@ -25,15 +25,15 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 @pytest.mark.parametrize("name", ["layer_norm", "add_norm", "rotary", "rotary_normed", "norm_gate", "token_shift"])
 def test_ops_keep_the_rules_of_torch_library(name: str) -> None:
     from archlab.kernels.norm_gate import triton as norm_gate
-    from archlab.kernels.norm_rows import triton as norm_rows
+    from archlab.kernels.norms import triton as norms
     from archlab.kernels.rotary import triton as rotary
     from archlab.kernels.token_shift import triton as token_shift
 
     x, weight, heads = normal(2, 5, 24), normal(24), normal(2, 5, 3, 8)
     cos, sin = torch.rand(5, 4, device=DEVICE), torch.rand(5, 4, device=DEVICE)
     op, arguments = {
-        "layer_norm": (norm_rows._norm_rows, (x, None, weight, normal(24), 1e-5, True, 1.0)),
-        "add_norm": (norm_rows._norm_rows, (x, normal(2, 5, 24), weight, None, 1e-6, False, 0.5)),
+        "layer_norm": (norms._norm_rows, (x, None, weight, normal(24), 1e-5, True, 1.0)),
+        "add_norm": (norms._norm_rows, (x, normal(2, 5, 24), weight, None, 1e-6, False, 0.5)),
         "rotary": (rotary._rotary, (heads, cos, sin, None, None, True, False)),
         "rotary_normed": (rotary._rotary, (heads, cos, sin, normal(8), 1e-6, False, False)),
         "norm_gate": (norm_gate._norm_gate, (heads, normal(2, 5, 3, 1), normal(3, 8), None, 1e-6, True, "silu", True)),

@@ -1,4 +1,4 @@
-"""The sum of stream and update and its norm, by their formulas, in at least float32."""
+"""The norms by their formulas, in at least float32."""
 
 from typing import Literal
 
@@ -6,10 +6,25 @@ import torch
 from torch import Tensor
 
 from archlab.kernels.activations import at_least_float32
-from archlab.kernels.layer_norm.reference import layer_norm
-from archlab.kernels.rms_norm.reference import rms_norm
 
 Kind = Literal["rms", "layer"]
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """x `[..., D]` over the root of its mean square, times weight `[D]` (arXiv:1910.07467 eq. 4); x's dtype."""
+    wide = at_least_float32(x)
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (normed if weight is None else normed * at_least_float32(weight)).to(x.dtype)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """x `[..., D]` centred and over its deviation, times weight `[D]`, plus bias `[D]` (arXiv:1607.06450 eq. 3)."""
+    wide = at_least_float32(x)
+    centred = wide - wide.mean(-1, keepdim=True)
+    normed = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    if weight is not None:
+        normed = normed * at_least_float32(weight)
+    return (normed if bias is None else normed + at_least_float32(bias)).to(x.dtype)
 
 
 def add_norm(

@@ -1,4 +1,4 @@
-"""The kernels that the norms share: rows are normed in one pass forward and one backward, after a sum or without one.
+"""The norms in Triton: rows are normed in one pass forward and one backward, after a sum or without one.
 
 A program holds whole rows. Forward, a row is read once and written once, with two numbers about it; with a sum, stream
 and update are read, sum and normed are written. Backward, a row, its gradient (and that of the sum) are read once and
@@ -7,7 +7,7 @@ gradients of weight and bias in registers; the parts `[P, D]` are summed by torc
 every run and every card. Where rows of more than 8192 leave no registers for these, torch computes them instead.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,7 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from archlab.kernels import interpret
-from archlab.kernels.launch import OPTIONS, Build, as_rows, gradient_of, like, on_device_of, power_of_2
+from archlab.kernels.gradients import gradient_of
+from archlab.kernels.launch import OPTIONS, Build, as_rows, like, on_device_of, power_of_2
+from archlab.kernels.norms.reference import Kind
 
 interpret.apply()
 WIDEST = 16384
@@ -174,13 +176,11 @@ def _norm_rows_backward(
 
 
 @_norm_rows_backward.register_fake
-def _room_backward(
-    dout: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, biased: bool,
-    scale: float, own: torch.dtype, other: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+def _room_backward(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _, _, x, weight, _, _, biased, scale, own, other = given
     dx = like(x, own)
     apart = scale != 1.0 or own != other
-    dw, db = (x.new_empty(x.shape[-1] if given else 0, dtype=torch.float32) for given in (weight is not None, biased))
+    dw, db = (x.new_empty(x.shape[-1] if has else 0, dtype=torch.float32) for has in (weight is not None, biased))
     return dx, torch.empty_like(dx, dtype=other) if apart else dx.new_empty(0), dw, db
 
 
@@ -211,33 +211,52 @@ def _differentiate(ctx: Any, dtotal: Tensor | None, dout: Tensor | None, *_: Ten
 _norm_rows.register_autograd(_differentiate, setup_context=_save)
 
 
-def normed(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    update: Tensor | None = None,
-    *,
-    centered: bool = False,
-    scale: float = 1.0,
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """x `[..., D]` over the root of its mean square, times weight `[D]`; raises ValueError for D above 16384."""
+    return _normed(x, None, weight, None, eps, False, 1.0)[1]
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """x `[..., D]` centred and over its deviation, times weight, plus bias `[D]`; ValueError for D above 16384."""
+    return _normed(x, None, weight, bias, eps, True, 1.0)[1]
+
+
+def add_norm(
+    stream: Tensor, update: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, kind: Kind, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """scale x + update (empty without an update), and its norm, for x `[..., D]`; ValueError for D above 16384."""
+    """s = scale stream + update `[..., D]`, and norm(s) weight + bias; raises ValueError for two shapes, and for D
+    above 16384."""
+    if stream.shape != update.shape:
+        shapes = f"{tuple(stream.shape)} and {tuple(update.shape)}"
+        raise ValueError(f"stream and update must have one shape; received {shapes}")
+    return _normed(stream, update, weight, bias, eps, kind == "layer", scale)
+
+
+def _normed(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     if x.shape[-1] > WIDEST:
         raise ValueError(f"a row must fit into one program: at most {WIDEST} wide; received {x.shape[-1]}")
-    total, out, _, _ = _norm_rows(x, update, weight, bias, eps, centered, scale)
+    total, out, _, _ = _norm_rows(x, *rest)
     return total, out
 
 
-def builds_of(label: str, flags: Mapping[str, bool], widths: tuple[int, ...], apart: bool = False) -> Iterator[Build]:
-    """The kernels of one op with one set of flags, forward and backward."""
+def builds() -> Iterator[Build]:
+    """Each norm with what it may have, for the widths of a head and of small to the widest models, and the two
+    gradients of a scaled stream."""
     dtype, wide = torch.bfloat16, torch.float32
-    for width in widths:
-        ahead: dict[str, Any] = {"CENTERED": flags["CENTERED"], "WEIGHTED": flags["WEIGHTED"], **_tile(width)}
-        first = (dtype, dtype, wide, wide, dtype, dtype, wide, wide, 4096, width, width, width, 1e-6, 1.0)
-        yield Build(
-            f"{label}-forward-{width}", _forward, first, ahead | {"ADDED": flags["ADDED"], "BIASED": flags["BIASED"]}
-        )
-        kept = _kept(width, flags["CENTERED"], flags["ADDED"])
-        back = ahead | {"SUMMED": flags["ADDED"], "APART": apart, "BIASED": flags["BIASED"], "KEPT": kept}
-        second = (*(dtype,) * 3, wide, wide, wide, dtype, dtype, wide, wide, 4096, width, width, width, width, 1.0)
-        yield Build(f"{label}-backward-{width}", _backward, second, back)
+    for name, added, centered, weighted, biased, widths in (
+        ("rms_norm-weight", False, False, True, False, (64, 1024, WIDEST)),
+        ("rms_norm-plain", False, False, False, False, (4096,)),
+        ("layer_norm-affine", False, True, True, True, (64, WIDEST_KEPT, WIDEST)),
+        ("layer_norm-bias_alone", False, True, False, True, (128,)),
+        ("layer_norm-bare", False, True, False, False, (1024,)),
+        ("add_norm-rms", True, False, True, False, (256, 2048, WIDEST)),
+        ("add_norm-layer", True, True, True, True, (1024, WIDEST_KEPT, WIDEST)),
+        ("add_norm-layer-scaled-no_bias", True, True, True, False, (4096,)),
+    ):
+        for width in widths:
+            flags = {"CENTERED": centered, "WEIGHTED": weighted, "BIASED": biased, **_tile(width)}
+            first = (dtype, dtype, wide, wide, dtype, dtype, wide, wide, 4096, width, width, width, 1e-6, 1.0)
+            yield Build(f"{name}-forward-{width}", _forward, first, flags | {"ADDED": added})
+            back = {"SUMMED": added, "APART": "scaled" in name, "KEPT": _kept(width, centered, added)}
+            second = (*(dtype,) * 3, wide, wide, wide, dtype, dtype, wide, wide, 4096, width, width, width, width, 1.0)
+            yield Build(f"{name}-backward-{width}", _backward, second, flags | back)

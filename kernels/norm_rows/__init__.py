@@ -1,1 +1,0 @@
-"""What the norms share: rows normed in one pass (triton.py)."""
