@@ -32,8 +32,8 @@ class Schedule(Family):
         return (step + 1) / warm if step < warm else self.after(step - warm, steps - warm)
 
     def after(self, step: int, steps: int) -> float:
-        """The factor at `step` of the `steps` that follow the warm-up: that of the peak, if nothing else is said."""
-        return 1.0
+        """The factor at `step` of the `steps` that follow the warm-up."""
+        raise NotImplementedError
 
     def stable(self, steps: int) -> int:
         """The step up to which a longer trial may have the same rates, past the warm-up; 0 for none."""
@@ -47,6 +47,9 @@ class Schedule(Family):
 @Schedule.register("constant")
 class Constant(Schedule):
     """factor = 1."""
+
+    def after(self, step: int, steps: int) -> float:
+        return 1.0
 
     def stable(self, steps: int) -> int:
         return steps
@@ -91,6 +94,9 @@ class InverseSqrt(Schedule):
             return 1.0 if self.start == "constant" else rising
         return math.sqrt(max(warm, 1) / max(step, 1))
 
+    def after(self, step: int, steps: int) -> float:
+        return 1.0
+
 
 @Schedule.register("wsd")
 class WarmupStableDecay(Schedule):
@@ -111,6 +117,9 @@ class WarmupStableDecay(Schedule):
             return super().factor(step, steps)
         power = 1.0 if self.shape == "linear" else 0.5
         return 1 - (1 - self.final) * math.pow(since / cooling, power)
+
+    def after(self, step: int, steps: int) -> float:
+        return 1.0
 
     def stable(self, steps: int) -> int:
         return steps - _part(self.decay, steps)
