@@ -114,6 +114,8 @@ class _Composer:
             return self._compose()
         except yaml.MarkedYAMLError as error:
             place = error.problem_mark or error.context_mark
+            if "maximum nesting depth" in (error.problem or ""):  # libyaml's own limit, met while it looks ahead
+                raise self.refuse(f"nested deeper than {MAX_DEPTH} levels", place) from error
             message = f"this is not YAML: {error.problem or error.context}"
             if place is not None and self.text[place.index : place.index + 1] == "\t":
                 message = "this is not YAML: a tab, where lines are indented by spaces"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +111,8 @@ def _merges() -> str:
     [
         pytest.param(_aliases(20), "m.yaml:5:29: more than 100,000 nodes once its aliases are expanded", id="aliases"),
         pytest.param(_merges(), "m.yaml:970:12: more than 100,000 nodes once its aliases are expanded", id="merges"),
-        pytest.param("a: " + "[" * 50_000, "m.yaml:1:67: nested deeper than 64 levels", id="depth"),
-        pytest.param("{a: " * 50_000, "m.yaml:1:257: nested deeper than 64 levels", id="depth-of-mappings"),
+        pytest.param("a: " + "[" * 200, "m.yaml:1:67: nested deeper than 64 levels", id="depth"),
+        pytest.param("{a: " * 200, "m.yaml:1:257: nested deeper than 64 levels", id="depth-of-mappings"),
         pytest.param(
             "- a\n" * 150_000, "m.yaml:100001:3: more than 100,000 nodes once its aliases are expanded", id="length"
         ),
@@ -119,6 +120,13 @@ def _merges() -> str:
 )
 def test_bombs_are_refused_before_they_grow(text, message, tmp_path, monkeypatch):
     assert message_of(text.encode(), tmp_path, monkeypatch).splitlines()[0] == message
+
+
+@pytest.mark.parametrize("text", ["a: " + "[" * 50_000, "{a: " * 50_000], ids=["lists", "mappings"])
+def test_what_libyaml_itself_finds_too_deep_is_told_in_our_words(text, tmp_path, monkeypatch):
+    """Some versions look ahead and stop at a thousand levels, before we have seen the sixty-fifth."""
+    told = message_of(text.encode(), tmp_path, monkeypatch).splitlines()[0]
+    assert re.fullmatch(r"m\.yaml:1:\d+: nested deeper than 64 levels", told)
 
 
 def test_missing_file_and_folder_are_told(tmp_path, monkeypatch):
