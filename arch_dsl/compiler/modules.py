@@ -66,7 +66,8 @@ class LanguageModel(nn.Module):
 
     def embedded(self, tokens: Tensor) -> Tensor:
         """The embeddings `[batch, time, d_model]` of token ids `[batch, time]`."""
-        return _embedded(tokens, self.embedding, self.embedding_projection)
+        stream = nn.functional.embedding(tokens, self.embedding)
+        return stream if self.embedding_projection is None else self.embedding_projection(stream)
 
     def hidden(self, tokens: Tensor, call: Call | None = None) -> Tensor:
         """The stream after the last norm: `[batch, time, d_model]` from token ids `[batch, time]`."""
@@ -240,20 +241,26 @@ class EncoderDecoder(LanguageModel):
         tokens = call.source_tokens
         if tokens is None:
             raise ValueError("an encoder-decoder reads a source: the call needs source_tokens")
-        told = {name: getattr(call, name) for name in ("losses", "measures", "earlier", "watch")}
-        own = self.with_documents(Call(padding=call.source_padding, **told), self.encoder, tokens)
-        table, projection = self.source_embedding, self.source_projection
-        stream = self.embedded(tokens) if table is None else _embedded(tokens, table, projection)
-        source = self.encoder.through(stream, own)
+        own = Call(
+            padding=call.source_padding,
+            losses=call.losses,
+            measures=call.measures,
+            earlier=call.earlier,
+            watch=call.watch,
+        )
+        own = self.with_documents(own, self.encoder, tokens)
+        source = self.encoder.through(self.source_embedded(tokens), own)
         if call.source_targets is not None:
             total, _ = self.loss_sums(source, call.source_targets)
             call.losses["encoder"] = total / (call.source_targets != -100).sum().clamp(min=1)
         return source
 
-
-def _embedded(tokens: Tensor, table: Tensor, projection: Linear | None) -> Tensor:
-    stream = nn.functional.embedding(tokens, table)
-    return stream if projection is None else projection(stream)
+    def source_embedded(self, tokens: Tensor) -> Tensor:
+        """The embeddings `[batch, source_time, d_model]` of source tokens."""
+        if self.source_embedding is None:
+            return self.embedded(tokens)
+        stream = nn.functional.embedding(tokens, self.source_embedding)
+        return stream if self.source_projection is None else self.source_projection(stream)
 
 
 def build(spec: Model, ctx: BuildContext) -> LanguageModel:
@@ -278,11 +285,7 @@ def compile(
     spec = resolve(spec)
     backend = (forced() or backend) if backend == "auto" else backend
     model = build(spec, spec.context(kernels.Device.parse(torch.device(device).type), dtype, backend))
-    for op, choice in fallbacks(model.choices).items():
-        if op not in _TOLD:
-            _TOLD.add(op)
-            message = f"{op} at {choice.path} is computed by {choice.implementation}: {choice.reason}"
-            warnings.warn(message, SlowerKernel, stacklevel=2)
+    _warn(model.choices)
     factors = spec.init.factors([name for name, _ in model.named_parameters()]) if spec.init.groups else {}
     initialize(model, seed, factors)
     return model.to(device)
@@ -304,3 +307,11 @@ def fallbacks(choices: list[NodeChoice]) -> dict[str, NodeChoice]:
 
 
 _TOLD: set[str] = set()  # ops that this process has warned of
+
+
+def _warn(choices: list[NodeChoice]) -> None:
+    for op, choice in fallbacks(choices).items():
+        if op not in _TOLD:
+            _TOLD.add(op)
+            message = f"{op} at {choice.path} is computed by {choice.implementation}: {choice.reason}"
+            warnings.warn(message, SlowerKernel, stacklevel=3)
