@@ -99,7 +99,9 @@ def get(download: Download, folder: Path, tell: Callable[[int, int], None] = lam
             part.unlink(missing_ok=True)
             return found
         _fill(download, part, tell)
-        if _digest(part) != download.sha256:
+        with part.open("rb") as whole:
+            digest = hashlib.file_digest(whole, "sha256").hexdigest()
+        if digest != download.sha256:
             part.unlink()
             raise DataError(
                 f"{download.url} is not the file it was: its SHA-256 is not {download.sha256}; nothing was kept"
@@ -144,11 +146,6 @@ def _receive(download: Download, part: Path, held: int, tell: Callable[[int, int
                 return  # another file than is expected, however long, which its hash will say
         if file.tell() < download.size:
             raise ConnectionResetError("the connection broke off")
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _unpack(archive: Path, members: dict[str, Path]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -10,8 +9,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,11 +24,11 @@ from archlab.search.data.sources.given_tokens import TokenCodec
 from archlab.search.data.sources.mixture import Mixture, corpora_of
 from archlab.search.data.sources.splits import Kept, Splits, split_all
 from archlab.search.data.tokenizers.family import Bytes, Codec, Tokenizer
+from archlab.search.utils.files import alone
 
 log = logging.getLogger(__name__)
 
 _INDEX = "index.json"
-_LOCK = ".lock"
 _UNFINISHED = ".new-"
 _TEXTS = "texts"  # the documents while they are read
 _ABANDONED_S = 24 * 3600  # an unfinished folder this old belongs to a process that was killed
@@ -99,15 +97,17 @@ class Read(NamedTuple):
         facts: dict[str, Any] = {"text": self.splits.digest(), "tokenizer": tokenizer, "format": FORMAT}
         if source.holds_tokens:
             facts["tokens"] = source.alphabet()
-        if source.holds_examples:
-            facts["examples"] = True
-        if source.holds_answers:
-            facts["answers"] = True
+        facts |= self.asked()
         if self.shares:
             facts["mixture"] = [[name, share, self.splits.domains[name]] for name, share in self.shares.items()]
         if self.cleaning:
             facts["clean"] = {name: [stage["stage"] for stage in record] for name, record in self.cleaning.items()}
         return _hash(facts)[:16]
+
+    def asked(self) -> dict[str, bool]:
+        """Whether it holds examples or answers, where it does."""
+        held = {"examples": self.source.holds_examples, "answers": self.source.holds_answers}
+        return {name: True for name, holds in held.items() if holds}
 
     def record(self) -> dict[str, Any]:
         """What the header says of it."""
@@ -119,9 +119,7 @@ class Read(NamedTuple):
         if self.shares:
             ranges = self.splits.domains
             found["domains"] = [{"name": n, "share": s, "documents": ranges[n]} for n, s in self.shares.items()]
-        found |= {"examples": True} if self.source.holds_examples else {}
-        found |= {"answers": True} if self.source.holds_answers else {}
-        return found | ({"cleaning": self.cleaning} if self.cleaning else {})
+        return found | self.asked() | ({"cleaning": self.cleaning} if self.cleaning else {})
 
 
 def _read(source: Source, path: str, base: Path | None, root: Path, texts: Spool) -> Read:
@@ -216,17 +214,9 @@ def _unfinished(root: Path) -> Path:
     return root / f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}"
 
 
-@contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    """Keeps other processes out for the moment in which a folder or the index changes its place."""
-    with (root / _LOCK).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # ends with the file, and with the process
-        yield
-
-
 def _move(made: Path, place: Path) -> None:
     """Puts a finished folder in its place. Whoever comes second keeps the first one's, unless that is damaged."""
-    with _alone(place.parent):
+    with alone(place.parent):
         if place.exists():
             try:
                 Dataset.open(place.parent, place.name)
@@ -257,7 +247,7 @@ def _read_index(root: Path) -> dict[str, dict[str, str]]:
 
 def _remember(root: Path, asked: str, entry: dict[str, str]) -> None:
     """Adds an entry."""
-    with _alone(root):
+    with alone(root):
         made = _unfinished(root)
         made.write_text(json.dumps(_read_index(root) | {asked: entry}, indent=1))
         made.replace(root / _INDEX)

@@ -73,6 +73,14 @@ class Found:
     curves: dict[str, Curve] = field(default_factory=dict)
     grids: dict[str, Grid] = field(default_factory=dict)
 
+    def with_ending(self, ending: str) -> Found:
+        """The same with an ending at every name."""
+
+        def named(parts: dict[str, Any]) -> dict[str, Any]:
+            return {name + ending: part for name, part in parts.items()}
+
+        return Found(named(self.values), named(self.curves), named(self.grids))
+
     def plain(self) -> dict[str, Any]:
         """As JSON; a number that is not finite becomes None."""
         return {
@@ -180,9 +188,24 @@ class Measure(Family):
         return False
 
     @property
+    def ending(self) -> str:
+        """What tells its names from those that it has without options."""
+        return ""
+
+    @property
     def label(self) -> str:
         """What it is called among others of a study."""
-        return self.type
+        return self.type + self.ending
+
+    def unusual(self, *names: str, **words: str) -> str:
+        """`_name_value` of each field that is not at its default, by its name or the word for it: part of an ending."""
+        usual, said = type(self)(), dict(zip(names, names, strict=True)) | words
+        found = {
+            word: getattr(self, name) for name, word in said.items() if getattr(self, name) != getattr(usual, name)
+        }
+        return "".join(
+            f"_{word}_{value:g}" if isinstance(value, float) else f"_{word}_{value}" for word, value in found.items()
+        )
 
     @property
     def facts(self) -> dict[str, str]:

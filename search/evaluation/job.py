@@ -81,16 +81,12 @@ def evaluate(
             except Exception as error:  # the other measures are not to blame for what this one makes of the model
                 found["wrong"][measure.label] = f"{type(error).__name__}: {error}"
             else:
-                found["found"][measure.label] = told | _spent(started, device, measure)
+                seconds, made_by = time.perf_counter() - started, fingerprint(str(device)) | measure.facts
+                found["found"][measure.label] = told | {"seconds": round(seconds, 3), "fingerprint": made_by}
             if measure.label in found["wrong"]:
                 _free(device)  # here, where the error no longer holds what the measure had
             write_whole(folder / FOUND, json.dumps(found))
     return found
-
-
-def _spent(started: float, device: torch.device, measure: Measure) -> dict[str, Any]:
-    made_by = fingerprint(str(device)) | measure.facts
-    return {"seconds": round(time.perf_counter() - started, 3), "fingerprint": made_by}
 
 
 def _free(device: torch.device) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,12 +30,7 @@ class Sampled(Measure):
     windows: Count | None = added(default=None)
 
     @property
-    def label(self) -> str:
-        return self.type + self.ending
-
-    @property
     def ending(self) -> str:
-        """What tells its names from those that it has without options."""
         return "" if self.windows is None else f"_{self.windows}"
 
 
@@ -67,6 +62,19 @@ def place_of(sight: Sight) -> str:
 def counted(sight: Sight, shape: Sequence[int]) -> Tensor | None:
     """Which tokens `[batch, time]` count of a tensor of that shape, or None: all do, or it is the same for all."""
     return None if sight.padding is None or tuple(shape[:2]) != tuple(sight.padding.shape) else ~sight.padding
+
+
+def at_tokens(sight: Sight, name: str) -> Tensor:
+    """A tensor where its tokens count: `[tokens, …]`, or as it is where all do."""
+    x: Tensor = sight.tensors[name]
+    kept = counted(sight, x.shape)
+    return x if kept is None else x[kept]
+
+
+def spot(sight: Sight) -> tuple[str, int]:
+    """The place and the layer where it was seen."""
+    assert sight.layer is not None
+    return place_of(sight), sight.layer
 
 
 @dataclass(frozen=True)
@@ -121,10 +129,15 @@ def weighed(sight: Sight) -> Iterator[Weighed]:
 
 
 class Observer:
-    """Who looks at a pass for a diagnostic: at sights of some `kinds`, with `weighs` at attention's probabilities."""
+    """Who looks at a pass for a diagnostic: at sights of some `kinds`, with `weighs` at attention's probabilities. A
+    subclass says `of` which one, unless that makes its observer itself."""
 
     kinds: ClassVar[frozenset[str]] = frozenset()
     weighs: ClassVar[bool] = False
+
+    def __init_subclass__(cls, of: type[Diagnostic] | None = None) -> None:
+        if of is not None:
+            of.looks = cls
 
     def see(self, sight: Sight) -> None:
         """Takes note of a sight of its kinds."""
@@ -141,11 +154,21 @@ class Observer:
 
 
 class Diagnostic(Sampled):
-    """A measure of what passes through a model while it reads the sample."""
+    """A measure of what passes through a model while it reads the sample. Where none of its parts is one of those that
+    the measure `needs`, the model has what `lacks` says."""
+
+    looks: ClassVar[type[Observer]]
+    needs: ClassVar[tuple[type[Spec], ...]] = ()
+    lacks: ClassVar[str] = ""
+
+    def refusal(self, about: About) -> str | None:
+        if self.needs and not any(isinstance(part, self.needs) for part in parts_of(about)):
+            return f"the model has {self.lacks}"
+        return None
 
     def observer(self) -> Observer:
         """Who looks at a pass."""
-        raise NotImplementedError
+        return self.looks()
 
     def compute(self, subject: Subject) -> Found:
         if self not in subject.shared:
@@ -191,13 +214,4 @@ def look(subject: Subject, diagnostics: Sequence[Diagnostic]) -> dict[Measure, F
                 model.hidden(tokens, replace(call, watch=watch))  # type: ignore[operator]
             for each in observers.values():
                 each.after(call, len(part))
-    return {each: _named(each, observer.found(len(asked))) for each, observer in observers.items()}
-
-
-def _named(diagnostic: Diagnostic, found: Found) -> Found:
-    """With the ending of its options at every name."""
-
-    def told(parts: dict[str, Any]) -> dict[str, Any]:
-        return {name + diagnostic.ending: part for name, part in parts.items()}
-
-    return Found(told(found.values), told(found.curves), told(found.grids))
+    return {each: seen.found(len(asked)).with_ending(each.ending) for each, seen in observers.items()}

@@ -47,7 +47,8 @@ def run_trial(
             found = read_result(folder)
             if found is not None:
                 return found
-            write_whole(folder / "attempt.json", _who(attempt), durable=False)
+            who = {"attempt": attempt, "pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
+            write_whole(folder / "attempt.json", json.dumps(who), durable=False)
             return _train(entry, folder, data_root, attempt, options)
     except OSError as error:
         return _os_failure(error, folder)
@@ -131,10 +132,6 @@ def _stop_poll(flag: Path) -> Callable[[], bool]:
         return asked
 
     return should_stop
-
-
-def _who(attempt: int) -> str:
-    return json.dumps({"attempt": attempt, "pid": os.getpid(), "host": socket.gethostname(), "started": time.time()})
 
 
 def _user_failure(folder: Path, message: str, rank: int = 0) -> Failure:

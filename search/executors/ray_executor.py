@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from archlab.search.executors.executor import ExecutorError, Failure, Finished, ResourcesError
+from archlab.search.executors.executor import ExecutorError, Failure, FailureKind, Finished, ResourcesError
 from archlab.search.executors.forkserver import ForkServer
 from archlab.search.executors.group_end import Ends
 from archlab.search.executors.ray_cluster import blame_machines, check_machines, launch_gang, of_all
@@ -171,9 +171,8 @@ class RayExecutor:
         memory = self._wants.memory.bytes if self._wants.memory else None
         job = {
             **{"entry": entry or self._entry, "folder": str(folder), "data_root": str(self._data_root)},
-            **{"attempt": attempt},
-            **{"until": until, "cpus": self._wants.cpus, "gpus": self._wants.gpus, "memory": memory},
-            **{"parallel": self._wants.parallel.sizes, "ours": ours() if self._cluster else None},
+            **{"attempt": attempt, "until": until, "cpus": self._wants.cpus, "gpus": self._wants.gpus},
+            **{"memory": memory, "parallel": self._wants.parallel.sizes, "ours": ours() if self._cluster else None},
         }
         if self._cluster and self._wants.world > 1:
             group, tasks = launch_gang(ray, self._task, job, self._options, self._wants.world)
@@ -259,10 +258,9 @@ def _failure(kinds: Any, error: Exception, cancelled: bool) -> Failure:
     message = f"{type(error).__name__}: {error}".splitlines()[0]
     if isinstance(error, kinds.TaskCancelledError) or (cancelled and isinstance(error, kinds.WorkerCrashedError)):
         return Failure("cancelled", "killed on request")
-    if isinstance(error, kinds.OutOfMemoryError):
-        return Failure("oom", message)
-    if isinstance(error, kinds.WorkerCrashedError):
-        return Failure("crash", message)
-    if isinstance(error, kinds.NodeDiedError):
-        return Failure("node", message)
-    return Failure("infra", message)
+    known: dict[FailureKind, Any] = {
+        "oom": kinds.OutOfMemoryError,
+        "crash": kinds.WorkerCrashedError,
+        "node": kinds.NodeDiedError,
+    }
+    return Failure(next((kind for kind, each in known.items() if isinstance(error, each)), "infra"), message)

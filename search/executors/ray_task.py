@@ -64,10 +64,9 @@ def _jobs(job: dict[str, Any], meeting: str, rank: int | None) -> list[dict[str,
 
 def _own_server(job: dict[str, Any]) -> ForkServer:
     global _own
-    if _own is not None and not _own.alive():
-        _own.stop()
-        _own = None
-    if _own is None:
+    if _own is None or not _own.alive():
+        if _own is not None:
+            _own.stop()
         _own = ForkServer(job["entry"], job["cpus"])
     return _own
 

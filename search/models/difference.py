@@ -46,19 +46,17 @@ def difference(before: Found, after: Found) -> Difference:
         given = [getattr(found.model, name) for found in (before, after)]
         if None in given:
             sizes[name] = next((size for size in given if size is not None), example)
-    models = [resolve(found.model.replace(**_open(found.model, sizes))) for found in (before, after)]
+    models = []
+    for found in (before, after):
+        left_open = {name: size for name, size in sizes.items() if getattr(found.model, name) is None}
+        models.append(resolve(found.model.replace(**left_open)))
     context = min(model.max_positions or EXAMPLE["max_positions"] for model in models)
-    sides = [_side(found.name, model, context) for found, model in zip((before, after), models, strict=True)]
+    sides = [
+        Side(found.name, model, total.parameters, total.flops_model // context)
+        for found, model in zip((before, after), models, strict=True)
+        for total in (cost(model, context),)
+    ]
     return Difference(sides[0], sides[1], tuple(diff(*models)), context, sizes)
-
-
-def _open(model: Model, sizes: dict[str, int]) -> dict[str, int]:
-    return {name: size for name, size in sizes.items() if getattr(model, name) is None}
-
-
-def _side(name: str, model: Model, context: int) -> Side:
-    total = cost(model, context)
-    return Side(name, model, total.parameters, total.flops_model // context)
 
 
 def place(change: Change) -> str:

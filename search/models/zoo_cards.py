@@ -24,15 +24,8 @@ def print_zoo(as_json: bool) -> None:
         print(json.dumps([asdict(row) for row in listed]))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, justify in (
-        ("model", "left"),
-        ("size", "left"),
-        ("parameters", "right"),
-        ("published", "right"),
-        ("context", "right"),
-        ("release", "left"),
-    ):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for name in ("model", "size", "parameters", "published", "context", "release"):
+        table.add_column(name, justify="right" if name in ("parameters", "published", "context") else "left")
     for name, sizes in groupby(listed, key=lambda row: row.name):
         for index, row in enumerate(sizes):
             said = f"{row.published}{'' if row.agrees else ' ≠'}"
@@ -53,7 +46,16 @@ def print_entry(given: str, as_json: bool) -> None:
     resolved = arch_dsl.resolve(model)
     context = model.max_positions or 1024
     lines = tree(resolved, context)
-    facts = _facts(found, size if slash else None, resolved)
+    facts: dict[str, Any] = {
+        "name": found.name,
+        "size": size if slash else None,
+        "card": asdict(found.card),
+        "parameters": zoo.counted(found, resolved),
+        "published": found.size(size).published if size else None,
+        "sizes": list(found.sizes),
+        "recipes": dict(found.train),
+        "notes": list(found.notes),
+    }
     if as_json:
         nodes = [node_of(line, context) for line in lines]
         shown = {"model": arch_dsl.canonical(model, brief=True), "figures": lines[0].cost.figures(context)}
@@ -74,16 +76,3 @@ def print_entry(given: str, as_json: bool) -> None:
     console.print(drawn(lines, context))
     console.print(LEGEND)
     console.print(summary(lines[0].cost, context))
-
-
-def _facts(found: zoo.Entry, size: str | None, resolved: arch_dsl.Model) -> dict[str, Any]:
-    return {
-        "name": found.name,
-        "size": size,
-        "card": asdict(found.card),
-        "parameters": zoo.counted(found, resolved),
-        "published": found.size(size).published if size else None,
-        "sizes": list(found.sizes),
-        "recipes": dict(found.train),
-        "notes": list(found.notes),
-    }

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from archlab.arch_dsl.language.spec import Spec, fields_of
 from archlab.arch_dsl.model.model import Model
-from archlab.search.evaluation.measures import Measures, Perplexity
+from archlab.search.evaluation.measures import Measure, Measures
 from archlab.search.executors.resources import Resources
 from archlab.search.recipe.recipe import Recipe
 from archlab.search.sections.budget.spec import Budget
@@ -60,7 +60,7 @@ class Study(Spec):
     train: Recipe
     tune: Tune | None = None
     seeds: Seeds = 3
-    evaluate: Measures = Measures((Perplexity(),))
+    evaluate: Measures = Measures((Measure.members["perplexity"](),))
     search: Search | None = None
     space: Space | None = None
     screen: Screen | None = None

@@ -43,16 +43,10 @@ def create_whole(path: Path, make: Callable[[str], None]) -> None:
             leftover.unlink()
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         make(f"sqlite:///{temporary}")
-        connection = sqlite3.connect(temporary)
-        try:
+        with closing(sqlite3.connect(temporary)) as connection:  # the last one to close folds the log into the file
             connection.execute("PRAGMA journal_mode = WAL")
-        finally:
-            connection.close()  # the last connection folds the log into the file
-        descriptor = os.open(temporary, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
         os.replace(temporary, path)
 
 
@@ -67,7 +61,7 @@ def open_optuna(store_root: Path) -> RDBStorage:
         _create_on_server(url)
         return _storage_on_server(url, OPTUNA_SCHEMA)
     path = root / "optuna.db"
-    create_whole(path, _make_optuna)
+    create_whole(path, lambda url: close_optuna(_optuna_storage(url)))
     return _optuna_storage(f"sqlite:///{path}")
 
 
@@ -85,10 +79,6 @@ def _optuna_storage(url: str) -> RDBStorage:
     from optuna.storages import RDBStorage
 
     return RDBStorage(url, engine_kwargs={"connect_args": {"timeout": BUSY_TIMEOUT_S}})
-
-
-def _make_optuna(url: str) -> None:
-    _close(_optuna_storage(url))
 
 
 def _storage_on_server(url: str, schema: str) -> RDBStorage:
@@ -115,7 +105,7 @@ def _create_on_server(url: str) -> None:
             if not connection.execute(there, [OPTUNA_SCHEMA]).fetchall()[0]["there"]:
                 connection.execute(f"DROP SCHEMA IF EXISTS {OPTUNA_SCHEMA}_new CASCADE")
                 connection.execute(f"CREATE SCHEMA {OPTUNA_SCHEMA}_new")
-                _close(_storage_on_server(url, f"{OPTUNA_SCHEMA}_new"))
+                close_optuna(_storage_on_server(url, f"{OPTUNA_SCHEMA}_new"))
                 connection.execute(f"ALTER SCHEMA {OPTUNA_SCHEMA}_new RENAME TO {OPTUNA_SCHEMA}")
         finally:
             if not connection.closed:
@@ -125,6 +115,7 @@ def _create_on_server(url: str) -> None:
         server.lasting(make)
 
 
-def _close(storage: RDBStorage) -> None:
+def close_optuna(storage: RDBStorage) -> None:
+    """Ends the connections of a storage."""
     storage.remove_session()
     storage.engine.dispose()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from archlab.search.trackers.acknowledged import Shipped, Spool
-from archlab.search.trackers.database import has_optuna, open_optuna
+from archlab.search.trackers.database import close_optuna, has_optuna, open_optuna
 from archlab.search.trackers.tracked import Tracked, span_s, validation_history
 from archlab.search.utils.canonical import canonical_json
 
@@ -39,14 +39,12 @@ class OptunaSink:
 
     def ship(self, trials: Sequence[Tracked]) -> None:
         """Records what ended since. Raises what Optuna raises; the next call goes on from there."""
-        if not self._unrecorded(trials):
-            return
-        storage = open_optuna(self._root)
-        try:
-            self._record(storage, trials)
-        finally:
-            storage.remove_session()
-            storage.engine.dispose()
+        if self._unrecorded(trials):
+            storage = open_optuna(self._root)
+            try:
+                self._record(storage, trials)
+            finally:
+                close_optuna(storage)
 
     def _unrecorded(self, trials: Sequence[Tracked]) -> list[Tracked]:
         if not has_optuna(self._root):

@@ -129,8 +129,7 @@ class Shipper:
 
     def _ship(self, sinks: list[_Patient], trials: list[Tracked], now: float | None) -> None:
         for sink in sinks:
-            trouble = sink.ship(trials, now)
-            if trouble is not None:
+            if (trouble := sink.ship(trials, now)) is not None:
                 self._complain(trouble)
         if all(sink.well for sink in sinks):
             self.trouble = None
@@ -180,8 +179,7 @@ def sync(store_root: Path, study: str | None = None) -> dict[str, int]:
                 if alone:
                     trials = tracked(store, name, closing=True)
                     for sink in _sinks(root, name, spool, record):
-                        trouble = _Patient(sink).ship(trials, now=None)
-                        if trouble is not None:
+                        if (trouble := _Patient(sink).ship(trials, now=None)) is not None:
                             _log.warning("%s: %s", name, trouble)
             left[name] = unsent(root, name)
     return left
@@ -211,17 +209,13 @@ def _one_shipper(root: Path, study: str) -> Iterator[bool]:
         finally:
             lock.release()
         return
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        alone = False
-    else:
-        alone = True
-    try:
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "rb") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            alone = True
+        except BlockingIOError:
+            alone = False
         yield alone
-    finally:
-        os.close(descriptor)
 
 
 def _reason(error: BaseException) -> str:

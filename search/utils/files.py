@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,14 @@ def write_whole(path: Path, text: str, durable: bool = True) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keeps out other processes that do the same with this folder: they wait until this one is done."""
+    with (folder / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # ends with the file, and with the process
+        yield
 
 
 def whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:

@@ -6,7 +6,6 @@ import os
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, overload
 
 
@@ -32,7 +31,7 @@ class Spool:
     def __enter__(self) -> Spool:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def append(self, text: bytes, /) -> None:

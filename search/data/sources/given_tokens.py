@@ -101,7 +101,8 @@ class TokenFiles(Source):
                 array = np.load(file, mmap_mode="r")
                 if array.ndim != 1 or array.dtype.kind not in "iu":
                     raise ValueError(f"holds {array.dtype} {list(array.shape)}, not a row of integers")
-                return self._of(array), None
+                self._checked(array.dtype)
+                return array, None
             if index := _index_of(file):
                 return _megatron(file, index[0], self._checked)
             if self.dtype is None:
@@ -115,11 +116,6 @@ class TokenFiles(Source):
             if isinstance(error, SpecError):
                 raise
             raise SpecError.of(path, f"cannot read {file}: {error}", self.mark("files")) from error
-
-    def _of(self, array: Any) -> Tokens:
-        self._checked(array.dtype)
-        tokens: Tokens = array
-        return tokens
 
     def _checked(self, kind: np.dtype[Any]) -> None:
         if self.dtype is not None and np.dtype(self.dtype) != kind:

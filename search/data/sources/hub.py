@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import hashlib
 import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from archlab.search.data.documents.document import Document
 from archlab.search.data.documents.text_files import find_files
 from archlab.search.data.sources.family import Corpus, Source
 from archlab.search.data.sources.records import Jsonl, capped
+from archlab.search.utils.files import alone
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +80,7 @@ class Hub(Corpus):
     def _fetched(self, folder: Path, files: list[Path], path: str) -> list[Path]:
         """The parts in a folder, after adding those that are not there."""
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone(folder):
+        with alone(folder):  # one process downloads; another one waits for it
             state = _read_state(folder)
             if not state["done"]:
                 rows = self._rows(files, path)
@@ -161,11 +160,3 @@ def _write_part(
     new = folder / f"{_STATE}.new"
     new.write_text(json.dumps(state))
     os.replace(new, folder / _STATE)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process downloads; another one waits for it."""
-    with (folder / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # ends with the file, and with the process
-        yield

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.language.errors import Mark, Problem, SpecError
 from archlab.arch_dsl.language.parse import INVALID, parse_record, parse_value
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import Positive, Spec
@@ -58,33 +58,30 @@ class Mixture(Source):
 
     def check(self, path: str) -> None:
         """Raises SpecError for domains that do not make a mixture together."""
-        problems = [
-            Problem(
-                f"{path}.domains",
-                f"'{name}' is no name of a domain: lower-case letters, digits, '_' and '-'",
-                self.mark(),
-            )
-            for name in self.domains
-            if not _NAME.fullmatch(name)
-        ]
-        sources = [domain.source for domain in self.domains.values()]
-        if len(sources) < 2:
-            problems.append(Problem(f"{path}.domains", f"needs at least two, found {len(sources)}", self.mark()))
-        if any(isinstance(source, Mixture) for source in sources):
-            problems.append(Problem(f"{path}.domains", "a domain is a corpus, not a mixture", self.mark()))
-        if len({source.alphabet() if source.holds_tokens else None for source in sources}) > 1:
-            message = "the domains are not of one kind: all are text, or all are tokens with one vocab and eod"
-            problems.append(Problem(f"{path}.domains", message, self.mark()))
-        weighted = [name for name, domain in self.domains.items() if domain.weight is not None]
-        if weighted and len(weighted) < len(self.domains):
-            without = next(name for name in self.domains if name not in weighted)
-            message = f"'{without}' has no weight, the others have: give all domains one, or none"
-            problems.append(Problem(f"{path}.domains", message, self.mark()))
-        if weighted and self.temperature != 1:
-            message = "the domains have weights, which say the shares; this would be ignored"
-            problems.append(Problem(f"{path}.temperature", message, self.mark("temperature")))
+        problems = [Problem(f"{path}.{field}", message, mark) for field, message, mark in self._mistakes()]
         if problems:
             raise SpecError(problems)
+
+    def _mistakes(self) -> Iterator[tuple[str, str, Mark | None]]:
+        """Where, what is wrong, and its mark."""
+        mark, sources = self.mark(), [domain.source for domain in self.domains.values()]
+        for name in self.domains:
+            if not _NAME.fullmatch(name):
+                message = f"'{name}' is no name of a domain: lower-case letters, digits, '_' and '-'"
+                yield "domains", message, mark
+        if len(sources) < 2:
+            yield "domains", f"needs at least two, found {len(sources)}", mark
+        if any(isinstance(source, Mixture) for source in sources):
+            yield "domains", "a domain is a corpus, not a mixture", mark
+        if len({source.alphabet() if source.holds_tokens else None for source in sources}) > 1:
+            message = "the domains are not of one kind: all are text, or all are tokens with one vocab and eod"
+            yield "domains", message, mark
+        without = [name for name, domain in self.domains.items() if domain.weight is None]
+        if 0 < len(without) < len(sources):
+            yield "domains", f"'{without[0]}' has no weight, the others have: give all domains one, or none", mark
+        if len(without) < len(sources) and self.temperature != 1:
+            message = "the domains have weights, which say the shares; this would be ignored"
+            yield "temperature", message, self.mark("temperature")
 
     @property
     def holds_tokens(self) -> bool:

@@ -71,19 +71,13 @@ class Splits:
         return total.hexdigest()
 
 
-def split(documents: Iterable[Document], source: Source, path: str, kept: Kept | None = None) -> Splits:
-    """Assigns each document once. A group's hash, read as a number in [0, 1), says its split: 90%, 5%, 5%.
-
-    Where a corpus is so small that no hash falls into a held-out split, the highest one below it is taken. Blank
-    documents are left out; of those with the same bytes the first is kept. Raises SpecError for fewer than three groups
-    or a cap that holds no document.
-    """
-    kept = kept or Kept()
-    return split_all({"": (source, path, kept.add(documents, source))}, kept)
-
-
 def split_all(corpora: Mapping[str, tuple[Source, str, range]], kept: Kept) -> Splits:
-    """Splits each corpus by itself: its source, its place in the study and the places of its documents."""
+    """Splits each corpus by itself: its source, its place in the study and the places of its documents.
+
+    Each document is assigned once. A group's hash, read as a number in [0, 1), says its split: 90%, 5%, 5%. Where a
+    corpus is so small that no hash falls into a held-out split, the highest one below it is taken. Raises SpecError for
+    fewer than three groups or a cap that holds no document.
+    """
     places: dict[str, list[int]] = {name: [] for name in NAMES}
     domains: dict[str, dict[str, tuple[int, int]]] = {}
     unused_bytes = 0

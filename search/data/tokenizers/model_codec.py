@@ -77,6 +77,13 @@ class ModelCodec:
         return self._model.to_str()
 
 
+def model_of(text: str) -> Model:
+    """The model from the JSON text of the `tokenizers` library, which is imported only now."""
+    from tokenizers import Tokenizer as Model
+
+    return Model.from_str(text)
+
+
 def _batches(documents: Iterable[bytes]) -> Iterator[list[str]]:
     """Texts that are encoded in one call: enough to keep all threads busy, not so much that memory fills."""
     texts: list[str] = []

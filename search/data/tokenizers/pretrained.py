@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from archlab.arch_dsl.language.errors import SpecError, nearest
 from archlab.search.data.tokenizers.family import Codec, Tokenizer
-from archlab.search.data.tokenizers.model_codec import ModelCodec
+from archlab.search.data.tokenizers.model_codec import ModelCodec, model_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Model
@@ -59,7 +59,7 @@ class Pretrained(Tokenizer):
 
     def load(self, state: str, path: str = "tokenizer") -> Codec:
         """The codec from its JSON text."""
-        model = _model(state)
+        model = model_of(state)
         return ModelCodec(model, self._end(model, path))
 
     def _text(self, base: Path | None, path: str) -> str:
@@ -106,13 +106,7 @@ def _download(name: str, revision: str, path: str, spec: Pretrained) -> str:
 def _read(file: Path, path: str, spec: Pretrained) -> str:
     """The JSON text of a file, as the library writes it. Raises SpecError."""
     try:
-        return _model(file.read_text("utf-8")).to_str()
+        return model_of(file.read_text("utf-8")).to_str()
     except Exception as error:
         message = f"{file} is not a tokenizer of the `tokenizers` library: {error}"
         raise SpecError.of(f"{path}.name", message, spec.mark("name")) from error
-
-
-def _model(text: str) -> Model:
-    from tokenizers import Tokenizer as Model
-
-    return Model.from_str(text)

@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from archlab.arch_dsl.language.errors import SpecError
 from archlab.arch_dsl.language.spec import Range, added
 from archlab.search.data.tokenizers.family import BYTE_VALUES, END_OF_DOCUMENT, Codec, Tokenizer
-from archlab.search.data.tokenizers.model_codec import ModelCodec
+from archlab.search.data.tokenizers.model_codec import ModelCodec, model_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Model
@@ -42,9 +42,7 @@ class Subwords(Tokenizer):
 
     def load(self, state: str) -> Codec:
         """The codec from the JSON text of the `tokenizers` library."""
-        from tokenizers import Tokenizer as Model
-
-        return ModelCodec(Model.from_str(state))
+        return ModelCodec(model_of(state))
 
     def label(self) -> str:
         """`bpe 4096, digits, nfkc`"""
@@ -62,22 +60,22 @@ class Subwords(Tokenizer):
         model.pre_tokenizer = steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
         return model
 
-    def _trained(self, model: Model, trainer: Any, documents: Sequence[bytes], path: str) -> Model:
-        """The model after training, without special tokens: none of its tokens is matched before the text is cut.
+    def _trained(self, model: Model, trainer: Any, documents: Sequence[bytes], path: str, **options: Any) -> Codec:
+        """The model after training by a kind of trainer with its options, without special tokens: none of its tokens is
+        matched before the text is cut.
 
         Raises SpecError where the text has no vocabulary of the wanted size.
         """
-        from tokenizers import Tokenizer as Model
-
         wanted: int = self.vocab  # type: ignore[attr-defined]
+        teacher = trainer(vocab_size=wanted - END_OF_DOCUMENT, show_progress=False, **options)
         try:
-            model.train_from_iterator(_texts(documents), trainer)
+            model.train_from_iterator((document.decode() for document in documents), teacher)
         except Exception as error:  # the library raises nothing more special
             message = f"cannot be learnt from the training text: {error}"
             raise SpecError.of(f"{path}.vocab", message, self.mark("vocab")) from error
         made = json.loads(model.to_str())
         made["added_tokens"] = []
-        trained = Model.from_str(json.dumps(_settled(made)))
+        trained = model_of(json.dumps(_settled(made)))
         reached = trained.get_vocab_size() + END_OF_DOCUMENT
         if reached < wanted:
             message = f"must be at most {reached}, found {wanted}: {self.exhausted}"
@@ -87,7 +85,7 @@ class Subwords(Tokenizer):
             needed = sum(token in reserved or len(token.removeprefix("##")) == 1 for token in trained.get_vocab())
             message = f"must be at least {needed + END_OF_DOCUMENT}, found {wanted}: every character needs a token"
             raise SpecError.of(f"{path}.vocab", message, self.mark("vocab"))
-        return trained
+        return ModelCodec(trained)
 
 
 @Tokenizer.register("bpe")
@@ -113,22 +111,12 @@ class BytePairs(Subwords):
         if self.byte_fallback:
             model = self._prepared(Model(models.BPE(byte_fallback=True)), _metaspace())
             letters = _alphabet(model, documents)
-            trainer = trainers.BpeTrainer(
-                vocab_size=self.vocab - END_OF_DOCUMENT,
-                special_tokens=[*_BYTES],
-                initial_alphabet=letters,
-                limit_alphabet=len(letters),
-                show_progress=False,
-            )
-            return ModelCodec(self._trained(model, trainer, documents, path))
-        model = self._prepared(Model(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False))
-        model.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=self.vocab - END_OF_DOCUMENT,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        )
-        return ModelCodec(self._trained(model, trainer, documents, path))
+            options = {"special_tokens": _BYTES, "initial_alphabet": letters, "limit_alphabet": len(letters)}
+        else:
+            model = self._prepared(Model(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False))
+            model.decoder = decoders.ByteLevel()
+            options = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
+        return self._trained(model, trainers.BpeTrainer, documents, path, **options)
 
 
 @Tokenizer.register("wordpiece")
@@ -154,14 +142,9 @@ class WordPiece(Subwords):
         )
         model.decoder = decoders.WordPiece(cleanup=False)
         letters = [letter for letter in _alphabet(model, documents) if not letter.isspace()]
-        trainer = trainers.WordPieceTrainer(
-            vocab_size=self.vocab - END_OF_DOCUMENT,
-            special_tokens=[_UNKNOWN, *(f"##{letter}" for letter in letters)],  # else a hash orders them
-            initial_alphabet=letters,
-            limit_alphabet=len(letters),
-            show_progress=False,
-        )
-        return ModelCodec(self._trained(model, trainer, documents, path))
+        special = [_UNKNOWN, *(f"##{letter}" for letter in letters)]  # else a hash orders them
+        options = {"special_tokens": special, "initial_alphabet": letters, "limit_alphabet": len(letters)}
+        return self._trained(model, trainers.WordPieceTrainer, documents, path, **options)
 
 
 @Tokenizer.register("unigram")
@@ -185,17 +168,9 @@ class Unigram(Subwords):
         # A literal <0x41> in a text is not the byte: cut before its 0 it matches no token.
         apart = [pre_tokenizers.Split(Regex("<(?=0x)"), "isolated")] if self.byte_fallback else []
         model = self._prepared(Model(models.Unigram()), *apart, _metaspace())
-        trainer = trainers.UnigramTrainer(
-            vocab_size=self.vocab - END_OF_DOCUMENT,
-            special_tokens=[_UNKNOWN, *(_BYTES if self.byte_fallback else [])],
-            unk_token=_UNKNOWN,
-            show_progress=False,
-        )
-        return ModelCodec(self._trained(model, trainer, documents, path))
-
-
-def _texts(documents: Sequence[bytes]) -> Iterator[str]:
-    return (document.decode() for document in documents)
+        special = [_UNKNOWN, *(_BYTES if self.byte_fallback else [])]
+        trainer = trainers.UnigramTrainer
+        return self._trained(model, trainer, documents, path, special_tokens=special, unk_token=_UNKNOWN)
 
 
 def _metaspace() -> Any:

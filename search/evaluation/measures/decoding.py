@@ -38,9 +38,8 @@ class Decoding(Measure):
     batch: Count = added(default=1)
 
     @property
-    def label(self) -> str:
-        said = {"prompt": (self.prompt, None), "tokens": (self.tokens, 16), "batch": (self.batch, 1)}
-        return self.type + "".join(f"_{name}_{value}" for name, (value, usual) in said.items() if value != usual)
+    def ending(self) -> str:
+        return self.unusual("prompt", "tokens", "batch")
 
     def refusal(self, about: About) -> str | None:
         if about.dataset.has_text and (why := not_continued(about)):
@@ -72,8 +71,7 @@ class Decoding(Measure):
             "cache_bytes_per_token": rounds[0][2] / self.batch / whole,
             "cache_bytes_per_token_by_spec": 4 * arch_dsl.cost(about.long(whole), whole).cache / whole,
         }
-        end = self.label.removeprefix(self.type)
-        return Found({f"{name}{end}": value for name, value in values.items()})
+        return Found(values).with_ending(self.ending)
 
 
 def _decoded(model: LanguageModel, tokens: Tensor, prompt: int) -> tuple[float, float, int]:

@@ -29,8 +29,8 @@ class LossByPosition(Measure):
     context: Count | None = added(default=None)
 
     @property
-    def label(self) -> str:
-        return self.type if self.context is None else f"{self.type}_{self.context}"
+    def ending(self) -> str:
+        return "" if self.context is None else f"_{self.context}"
 
     def refusal(self, about: About) -> str | None:
         return None if self.context is None else about.refusal(self.context)
@@ -45,13 +45,11 @@ class LossByPosition(Measure):
         places = asked.places[scored]
         counts = np.bincount(places, minlength=context)
         sums = np.bincount(places, weights=nll, minlength=context)
-        end = self.label.removeprefix(self.type)
-        return Found(
-            curves={
-                f"loss_by_position{end}": _curve(sums, counts),
-                f"perplexity_by_context{end}": _curve(np.cumsum(sums), np.cumsum(counts), exp=True),
-            }
-        )
+        curves = {
+            "loss_by_position": _curve(sums, counts),
+            "perplexity_by_context": _curve(np.cumsum(sums), np.cumsum(counts), exp=True),
+        }
+        return Found(curves=curves).with_ending(self.ending)
 
 
 def _curve(sums: npt.NDArray[Any], counts: npt.NDArray[Any], exp: bool = False) -> Curve:

@@ -25,9 +25,8 @@ class LossSpikes(Measure):
     deviations: Positive = added(default=7.0)
 
     @property
-    def label(self) -> str:
-        said = {"window": (self.window, 100), "deviations": (self.deviations, 7.0)}
-        return self.type + "".join(f"_{name}_{value:g}" for name, (value, usual) in said.items() if value != usual)
+    def ending(self) -> str:
+        return self.unusual("window", "deviations")
 
     def refusal(self, about: About) -> str | None:
         if self.window < _FEWEST:
@@ -38,13 +37,12 @@ class LossSpikes(Measure):
         assert subject.folder is not None
         text = (subject.folder / "metrics.jsonl").read_text()
         lines = [line for line in map(json.loads, text.splitlines()) if line.get("loss") is not None]
-        end = self.label.removeprefix(self.type)
         found = {
             "loss_spikes": spikes([line["loss"] for line in lines], self.window, self.deviations),
             "gradient_spikes": spikes([line["grad_norm"] for line in lines], self.window, self.deviations),
             "journal_lines": len(lines),
         }
-        return Found({f"{name}{end}": float(count) for name, count in found.items()})
+        return Found({name: float(count) for name, count in found.items()}).with_ending(self.ending)
 
 
 def spikes(values: list[float], window: int, deviations: float) -> int:

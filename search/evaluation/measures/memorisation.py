@@ -34,9 +34,8 @@ class Memorisation(Measure):
     sequences: Count = added(default=200)
 
     @property
-    def label(self) -> str:
-        said = {"prompt": (self.prompt, 50), "for": (self.continuation, 50), "of": (self.sequences, 200)}
-        return self.type + "".join(f"_{name}_{value}" for name, (value, usual) in said.items() if value != usual)
+    def ending(self) -> str:
+        return self.unusual("prompt", continuation="for", sequences="of")
 
     def refusal(self, about: About) -> str | None:
         if why := not_continued(about):
@@ -51,7 +50,7 @@ class Memorisation(Measure):
 
     def compute(self, subject: Subject) -> Found:
         about, recipe = subject.about, subject.about.recipe
-        model, end = text_model(subject, recipe.context), self.label.removeprefix(self.type)
+        model = text_model(subject, recipe.context)
         rows, read = recipe.rows_before(recipe.steps), sum(len(stream) for _, stream in about.dataset.streams())
         own = self._matched(model, _trained_on(subject, _spaced(rows, self.sequences)))
         others = self._matched(model, self._held_out(about))
@@ -59,13 +58,13 @@ class Memorisation(Measure):
         curves = {}
         for name, matched in (("extracted_by_length", own), ("extracted_by_length_held_out", others)):
             share = [float((matched >= each).mean()) for each in length]
-            curves[name + end] = Curve(length.tolist(), list(share), [len(matched)] * len(length))
+            curves[name] = Curve(length.tolist(), list(share), [len(matched)] * len(length))
         values = {
             "extracted": float((own == self.continuation).mean()),
             "extracted_held_out": float((others == self.continuation).mean()),
             "repeats": rows * recipe.context / read,
         }
-        return Found({name + end: value for name, value in values.items()}, curves)
+        return Found(values, curves).with_ending(self.ending)
 
     def _held_out(self, about: About) -> Ints:
         """Windows of the test text `[windows, prompt + continuation]`, evenly spaced."""

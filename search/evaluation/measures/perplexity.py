@@ -40,8 +40,8 @@ class Perplexity(Measure):
         return not self.context
 
     @property
-    def label(self) -> str:
-        return "_".join([self.type, *map(str, self.context)])
+    def ending(self) -> str:
+        return "".join(f"_{each}" for each in self.context)
 
     def refusal(self, about: About) -> str | None:
         found = [about.refusal(context) for context in self.context]

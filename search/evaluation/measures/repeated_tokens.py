@@ -28,8 +28,8 @@ class _Repeated(Measure):
     least: ClassVar[int] = 2
 
     @property
-    def label(self) -> str:
-        return self.type if self.length is None else f"{self.type}_{self.length}"
+    def ending(self) -> str:
+        return "" if self.length is None else f"_{self.length}"
 
     def refusal(self, about: About) -> str | None:
         if why := no_next_token(about):

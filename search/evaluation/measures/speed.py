@@ -35,9 +35,8 @@ class Speed(Measure):
     calibrate: bool = added(default=False)
 
     @property
-    def label(self) -> str:
-        ends = [f"_peak_{self.peak:g}" if self.peak else "", "_calibrated" if self.calibrate else ""]
-        return self.type + (f"_steps_{self.steps}" if self.steps != 10 else "") + "".join(ends)
+    def ending(self) -> str:
+        return self.unusual("steps", "peak") + "_calibrated" * self.calibrate
 
     def compute(self, subject: Subject) -> Found:
         about, device = subject.about, subject.device
@@ -58,8 +57,7 @@ class Speed(Measure):
             model, again = flops_of(about.model, recipe)
             values |= {"mfu": model * per_s, "hfu": (model + again) * per_s, "peak_tflops": peak / 1e12}
         values["training_flops"] = training_flops(subject)
-        end = self.label.removeprefix(self.type)
-        return Found({f"{name}{end}": value for name, value in values.items()})
+        return Found(values).with_ending(self.ending)
 
     def _peak(self, device: torch.device, recipe: Recipe) -> float | None:
         if self.calibrate:

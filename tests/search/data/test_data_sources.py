@@ -15,7 +15,7 @@ from archlab.arch_dsl.language.source import read_text
 from archlab.arch_dsl.language.spec import Spec
 from archlab.search.data import Source, Stdlib, Text
 from archlab.search.data.documents.document import Document, pieces
-from archlab.search.data.sources.splits import NAMES, split
+from archlab.search.data.sources.splits import NAMES, Kept, Splits, split_all
 
 
 class Train(Spec):
@@ -26,6 +26,11 @@ class Train(Spec):
 
 def documents(*texts: bytes) -> list[Document]:
     return [Document(text, hashlib.sha256(text).digest()) for text in texts]
+
+
+def split(given: list[Document], source: Source, path: str) -> Splits:
+    kept = Kept()
+    return split_all({"": (source, path, kept.add(given, source))}, kept)
 
 
 SPELLINGS = {

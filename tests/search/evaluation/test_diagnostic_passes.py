@@ -11,15 +11,12 @@ from torch import Tensor
 
 from archlab.search.data.batches import Batch
 from archlab.search.data.dataset import Dataset
-from archlab.search.evaluation.measures import (
-    FirstTokenAttention,
-    Gates,
-    GradientNorms,
-    LocalAttention,
-    MassiveActivations,
-    Measure,
-    Subject,
-)
+from archlab.search.evaluation.measures import Measure, Subject
+from archlab.search.evaluation.measures.inside.first_token_attention import FirstTokenAttention
+from archlab.search.evaluation.measures.inside.gates import Gates
+from archlab.search.evaluation.measures.inside.gradient_norms import GradientNorms
+from archlab.search.evaluation.measures.inside.local_attention import LocalAttention
+from archlab.search.evaluation.measures.inside.massive_activations import MassiveActivations
 from archlab.search.evaluation.sample import Diagnostic, Sampled, sample
 from tests.search.diagnostics_kit import (
     CONTEXT,

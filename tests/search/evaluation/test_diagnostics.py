@@ -14,20 +14,18 @@ from torch import Tensor
 from archlab.arch_dsl import zoo
 from archlab.search.data.batches import Batch
 from archlab.search.data.dataset import Dataset
-from archlab.search.evaluation.measures import (
-    ActivationNorms,
-    AttentionEntropy,
-    EffectiveRank,
-    FirstTokenAttention,
-    ForgetGate,
-    Gates,
-    GradientNorms,
-    LocalAttention,
-    MassiveActivations,
-    RouterLoad,
-    StrongAttention,
-    Subject,
-)
+from archlab.search.evaluation.measures import Subject
+from archlab.search.evaluation.measures.inside.activation_norms import ActivationNorms
+from archlab.search.evaluation.measures.inside.attention_entropy import AttentionEntropy
+from archlab.search.evaluation.measures.inside.effective_rank import EffectiveRank
+from archlab.search.evaluation.measures.inside.first_token_attention import FirstTokenAttention
+from archlab.search.evaluation.measures.inside.forget_gate import ForgetGate
+from archlab.search.evaluation.measures.inside.gates import Gates
+from archlab.search.evaluation.measures.inside.gradient_norms import GradientNorms
+from archlab.search.evaluation.measures.inside.local_attention import LocalAttention
+from archlab.search.evaluation.measures.inside.massive_activations import MassiveActivations
+from archlab.search.evaluation.measures.inside.router_load import RouterLoad
+from archlab.search.evaluation.measures.inside.strong_attention import StrongAttention
 from archlab.search.evaluation.sample import sample
 from archlab.search.objectives import has_encoder
 from tests.search.diagnostics_kit import (

@@ -31,7 +31,8 @@ from archlab.search.evaluation.downstream import harness, sandbox
 from archlab.search.evaluation.downstream.several_answers import majority, pass_at
 from archlab.search.evaluation.downstream.suites import SUITES
 from archlab.search.evaluation.downstream.text_model import TextModel, text_model
-from archlab.search.evaluation.measures import LmEval, Measure, Measures, Subject
+from archlab.search.evaluation.measures import Measure, Measures, Subject
+from archlab.search.evaluation.measures.lm_eval import LmEval
 from tests.search.downstream_kit import CONTEXT, byte_data, log_p, subject, task
 
 ENDS = ("acc", "acc_norm", "n")

@@ -19,15 +19,10 @@ from archlab.arch_dsl.tree.identity import canonical
 from archlab.search.data import Mixture, prepare
 from archlab.search.data.dataset import Dataset, write
 from archlab.search.data.tokenizers.family import Bytes
-from archlab.search.evaluation.measures import (
-    About,
-    LossByPosition,
-    Measure,
-    Measures,
-    Perplexity,
-    PerplexityByDomain,
-    Subject,
-)
+from archlab.search.evaluation.measures import About, Measure, Measures, Subject
+from archlab.search.evaluation.measures.loss_by_position import LossByPosition
+from archlab.search.evaluation.measures.perplexity import Perplexity
+from archlab.search.evaluation.measures.perplexity_by_domain import PerplexityByDomain
 from archlab.search.recipe.recipe import load_recipe
 from archlab.search.training.held_out import evaluate
 

@@ -17,7 +17,8 @@ from archlab.arch_dsl.language.parse import parse
 from archlab.search.data import Bytes, Dataset, Source, prepare
 from archlab.search.data.examples import read
 from archlab.search.data.sources.given_tokens import ANSWER
-from archlab.search.evaluation.measures import About, Measure, Needle, Subject
+from archlab.search.evaluation.measures import About, Measure, Subject
+from archlab.search.evaluation.measures.needle import Needle
 from archlab.search.evaluation.replies import asking, replies
 from archlab.search.recipe.recipe import load_recipe
 

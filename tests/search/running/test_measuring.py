@@ -23,7 +23,8 @@ from archlab.cli.main import main
 from archlab.search.comparison.compare import load_comparison
 from archlab.search.evaluation.job import evaluate
 from archlab.search.evaluation.job import final_weights as last_weights
-from archlab.search.evaluation.measures import LossByPosition, Perplexity
+from archlab.search.evaluation.measures.loss_by_position import LossByPosition
+from archlab.search.evaluation.measures.perplexity import Perplexity
 from archlab.search.executors.process_group import Gang, Parallel
 from archlab.search.running.garbage import final_weights
 from archlab.search.running.run import run

@@ -10,7 +10,7 @@ import torch
 from archlab.arch_dsl.parts.watching import Sight
 from archlab.search.evaluation.by_layer import by_site
 from archlab.search.evaluation.family import Found, Measure
-from archlab.search.evaluation.sample import Diagnostic, Observer, counted, place_of
+from archlab.search.evaluation.sample import Diagnostic, Observer, at_tokens, place_of
 
 
 @Measure.register("activation_norms")
@@ -23,11 +23,8 @@ class ActivationNorms(Diagnostic):
     decoder these are the decoder's.
     """
 
-    def observer(self) -> Observer:
-        return _Norms()
 
-
-class _Norms(Observer):
+class _Norms(Observer, of=ActivationNorms):
     kinds: ClassVar[frozenset[str]] = frozenset({"stream", "update", "site"})
 
     def __init__(self) -> None:
@@ -36,9 +33,7 @@ class _Norms(Observer):
     def see(self, sight: Sight) -> None:
         if sight.layer is None:
             return
-        x = sight.tensors["output"]
-        kept = counted(sight, x.shape)
-        x = x if kept is None else x[kept]
+        x = at_tokens(sight, "output")
         node = place_of(sight) if sight.path else f"{sight.stack}.stream".strip(".")
         total, count = self.sums.get((node, sight.layer), (0.0, 0))
         square = float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2

@@ -7,13 +7,13 @@ from typing import ClassVar
 import torch
 
 from archlab.search.evaluation.by_layer import ByLayer
-from archlab.search.evaluation.family import About, Found, Measure
-from archlab.search.evaluation.measures.inside.first_token_attention import no_softmax
-from archlab.search.evaluation.sample import Diagnostic, Observer, Weighed
+from archlab.search.evaluation.family import Found, Measure
+from archlab.search.evaluation.measures.inside.first_token_attention import OfProbabilities
+from archlab.search.evaluation.sample import Observer, Weighed
 
 
 @Measure.register("attention_entropy")
-class AttentionEntropy(Diagnostic):
+class AttentionEntropy(OfProbabilities):
     """- sum_j a_(i, j) ln a_(i, j) in nats, the mean over queries i, per layer and head, and over these
     (arXiv:2303.06296, section 3). What a sink gets is one of the terms.
 
@@ -21,14 +21,8 @@ class AttentionEntropy(Diagnostic):
     read.
     """
 
-    def refusal(self, about: About) -> str | None:
-        return no_softmax(about)
 
-    def observer(self) -> Observer:
-        return _Entropy()
-
-
-class _Entropy(Observer):
+class _Entropy(Observer, of=AttentionEntropy):
     weighs: ClassVar[bool] = True
 
     def __init__(self) -> None:

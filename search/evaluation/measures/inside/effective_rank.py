@@ -10,8 +10,8 @@ from torch import Tensor
 from archlab.arch_dsl.parts.watching import Sight
 from archlab.arch_dsl.primitives.branch import Headed
 from archlab.search.evaluation.by_layer import grids, mean_of
-from archlab.search.evaluation.family import About, Found, Measure
-from archlab.search.evaluation.sample import Diagnostic, Observer, counted, parts_of, place_of
+from archlab.search.evaluation.family import Found, Measure
+from archlab.search.evaluation.sample import Diagnostic, Observer, at_tokens, spot
 
 
 @Measure.register("effective_rank")
@@ -20,26 +20,19 @@ class EffectiveRank(Diagnostic):
     not centred, before the site `sdpa`: per layer and head, and the mean over these (Roy and Vetterli, 2007; RankMe,
     arXiv:2210.02885, eq. 1). Between 1 and the head's dimension."""
 
-    def refusal(self, about: About) -> str | None:
-        found = any(isinstance(part, Headed) for part in parts_of(about))
-        return None if found else "the model has no mixer with heads"
-
-    def observer(self) -> Observer:
-        return _Outputs()
+    needs = (Headed,)
+    lacks = "no mixer with heads"
 
 
-class _Outputs(Observer):
+class _Outputs(Observer, of=EffectiveRank):
     kinds: ClassVar[frozenset[str]] = frozenset({"heads"})
 
     def __init__(self) -> None:
         self.squares: dict[tuple[str, int], Tensor] = {}
 
     def see(self, sight: Sight) -> None:
-        output = sight.tensors["output"]
-        kept = counted(sight, output.shape)
-        rows = (output.flatten(0, 1) if kept is None else output[kept]).double()
-        assert sight.layer is not None
-        key = place_of(sight), sight.layer
+        output, key = at_tokens(sight, "output"), spot(sight)
+        rows = output.reshape(-1, *output.shape[-2:]).double()
         squares = torch.einsum("thd,the->hde", rows, rows)
         self.squares[key] = self.squares[key] + squares if key in self.squares else squares
 

@@ -7,18 +7,19 @@ from typing import ClassVar
 from archlab.arch_dsl.language.spec import added
 from archlab.arch_dsl.primitives.heads import MultiHead
 from archlab.search.evaluation.by_layer import ByLayer
-from archlab.search.evaluation.family import About, Found, Measure
-from archlab.search.evaluation.sample import Diagnostic, Observer, Weighed, parts_of
+from archlab.search.evaluation.family import Found, Measure
+from archlab.search.evaluation.sample import Diagnostic, Observer, Weighed
 
 
-def no_softmax(about: About) -> str | None:
-    """Why there are no attention probabilities, or None."""
-    found = any(isinstance(part, MultiHead) for part in parts_of(about))
-    return None if found else "the model has no softmax attention, and so no probabilities"
+class OfProbabilities(Diagnostic):
+    """A measure of what softmax attention weighs."""
+
+    needs = (MultiHead,)
+    lacks = "no softmax attention, and so no probabilities"
 
 
 @Measure.register("first_token_attention")
-class FirstTokenAttention(Diagnostic):
+class FirstTokenAttention(OfProbabilities):
     """The mean over queries i of a_(i, 0), the attention probability of the first token, per layer and head; their
     mean over heads and layers (F-Attn, arXiv:2505.06708, section 4.3).
 
@@ -34,9 +35,6 @@ class FirstTokenAttention(Diagnostic):
     @property
     def ending(self) -> str:
         return super().ending + "_with_first_query" * self.first_query
-
-    def refusal(self, about: About) -> str | None:
-        return no_softmax(about)
 
     def observer(self) -> Observer:
         return _First(self.first_query)

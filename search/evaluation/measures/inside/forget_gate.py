@@ -14,7 +14,7 @@ from archlab.arch_dsl.primitives.forget import ForgetGate as ForgetGateScore
 from archlab.arch_dsl.primitives.linear_attention import LinearAttention
 from archlab.search.evaluation.by_layer import ByLayer, grids
 from archlab.search.evaluation.family import About, Found, Measure
-from archlab.search.evaluation.sample import Diagnostic, Observer, counted, parts_of, place_of
+from archlab.search.evaluation.sample import Diagnostic, Observer, counted, parts_of, spot
 
 LEAST = -1e4  # ln f of a gate that forgets everything
 
@@ -37,11 +37,8 @@ class ForgetGate(Diagnostic):
         )
         return None if found else "the model has neither a forget gate nor a linear recurrence with a decay per head"
 
-    def observer(self) -> Observer:
-        return _Decays()
 
-
-class _Decays(Observer):
+class _Decays(Observer, of=ForgetGate):
     kinds: ClassVar[frozenset[str]] = frozenset({"decay"})
 
     def __init__(self) -> None:
@@ -50,8 +47,7 @@ class _Decays(Observer):
 
     def see(self, sight: Sight) -> None:
         log_f: Tensor = sight.tensors["log_f"].double().cpu().clamp(min=LEAST)
-        assert sight.layer is not None
-        place, layer = place_of(sight), sight.layer
+        place, layer = spot(sight)
         rows = counted(sight, log_f.shape)
         rows = torch.ones(log_f.shape[:2], dtype=torch.bool) if rows is None else rows.cpu()
         per_token = log_f if log_f.ndim == 3 else log_f.mean(-1)

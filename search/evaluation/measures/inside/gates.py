@@ -10,8 +10,8 @@ from torch import Tensor
 from archlab.arch_dsl.parts.watching import Sight
 from archlab.arch_dsl.primitives.gates import OutputGate
 from archlab.search.evaluation.by_layer import by_site
-from archlab.search.evaluation.family import About, Curve, Found, Grid, Measure
-from archlab.search.evaluation.sample import Diagnostic, Observer, counted, parts_of, place_of
+from archlab.search.evaluation.family import Curve, Found, Grid, Measure
+from archlab.search.evaluation.sample import Diagnostic, Observer, at_tokens, spot
 
 BINS = 20
 CLOSED = {"0.1": 0.1, "0.01": 0.01}  # of scores
@@ -30,15 +30,11 @@ class Gates(Diagnostic):
     `gated_below_0.01`, `gated_below_0.001`, the shares of |y'| below (the same, appendix A.3).
     """
 
-    def refusal(self, about: About) -> str | None:
-        found = any(isinstance(part, OutputGate) for part in parts_of(about))
-        return None if found else "the model has no gates"
-
-    def observer(self) -> Observer:
-        return _Gates()
+    needs = (OutputGate,)
+    lacks = "no gates"
 
 
-class _Gates(Observer):
+class _Gates(Observer, of=Gates):
     kinds: ClassVar[frozenset[str]] = frozenset({"gate"})
 
     def __init__(self) -> None:
@@ -46,24 +42,23 @@ class _Gates(Observer):
         self.steps: dict[str, Tensor] = {}
 
     def see(self, sight: Sight) -> None:
-        scores, before, after = (_kept(sight, name) for name in ("scores", "before", "after"))
-        assert sight.layer is not None
-        size = scores.abs()
-        place = place_of(sight)
-        self.add("gate_mean", place, sight.layer, scores)
+        scores, before, after = (at_tokens(sight, name) for name in ("scores", "before", "after"))
+        key, size = spot(sight), scores.abs()
+        place, _ = key
+        self.add("gate_mean", key, scores)
         for name, bound in CLOSED.items():
-            self.add(f"gate_below_{name}", place, sight.layer, size < bound)
-        self.add("gated_before", place, sight.layer, before.abs())
-        self.add("gated_after", place, sight.layer, after.abs())
+            self.add(f"gate_below_{name}", key, size < bound)
+        self.add("gated_before", key, before.abs())
+        self.add("gated_after", key, after.abs())
         for name, bound in SPARSE.items():
-            self.add(f"gated_below_{name}", place, sight.layer, after.abs() < bound)
+            self.add(f"gated_below_{name}", key, after.abs() < bound)
         steps = torch.bincount((size.flatten() * BINS).long().clamp(max=BINS), minlength=BINS + 1).cpu()
         self.steps[place] = self.steps.get(place, 0) + steps
 
-    def add(self, name: str, place: str, layer: int, x: Tensor) -> None:
+    def add(self, name: str, key: tuple[str, int], x: Tensor) -> None:
         """More numbers of a kind."""
-        total, count = self.sums.setdefault(name, {}).get((place, layer), (0.0, 0))
-        self.sums[name][place, layer] = total + float(x.sum(dtype=torch.float64)), count + x.numel()
+        total, count = self.sums.setdefault(name, {}).get(key, (0.0, 0))
+        self.sums[name][key] = total + float(x.sum(dtype=torch.float64)), count + x.numel()
 
     def found(self, windows: int) -> Found:
         values: dict[str, float] = {}
@@ -80,10 +75,3 @@ class _Gates(Observer):
             x = [round(100 * step / BINS) for step in range(BINS + 1)]
             curves[f"gate_histogram{end}"] = Curve(x, (steps / count).tolist(), [count] * len(x))
         return Found(values, curves, grids)
-
-
-def _kept(sight: Sight, name: str) -> Tensor:
-    """Its numbers at tokens that count."""
-    x: Tensor = sight.tensors[name]
-    kept = counted(sight, x.shape)
-    return x if kept is None else x[kept]

@@ -7,8 +7,8 @@ from typing import ClassVar
 from archlab.arch_dsl.language.spec import Count, added
 from archlab.arch_dsl.primitives.attention import Attention
 from archlab.search.evaluation.by_layer import ByLayer
-from archlab.search.evaluation.family import About, Found, Measure
-from archlab.search.evaluation.sample import Diagnostic, Observer, Weighed, parts_of
+from archlab.search.evaluation.family import Found, Measure
+from archlab.search.evaluation.sample import Diagnostic, Observer, Weighed
 
 
 @Measure.register("local_attention")
@@ -19,16 +19,14 @@ class LocalAttention(Diagnostic):
     Beside it `local_attention_uniform`, what it would be if every query gave all that it may read the same.
     """
 
+    needs = (Attention,)
+    lacks = "no softmax attention over its own tokens"
     main: ClassVar[str] = "width"
     width: Count = added(default=5)
 
     @property
     def ending(self) -> str:
-        return super().ending + ("" if self.width == 5 else f"_width_{self.width}")
-
-    def refusal(self, about: About) -> str | None:
-        found = any(isinstance(part, Attention) for part in parts_of(about))
-        return None if found else "the model has no softmax attention over its own tokens"
+        return super().ending + self.unusual("width")
 
     def observer(self) -> Observer:
         return _Local((self.width - 1) // 2)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from archlab.arch_dsl.parts.watching import Sight
 from archlab.search.evaluation.family import Curve, Found, Measure
-from archlab.search.evaluation.sample import Diagnostic, Observer, counted, place_of
+from archlab.search.evaluation.sample import Diagnostic, Observer, at_tokens, spot
 
 
 @Measure.register("massive_activations")
@@ -14,11 +14,8 @@ class MassiveActivations(Diagnostic):
     """The mean over layers of max |h_l|, h_l the stream `[tokens, d_model]` after layer l (M-Act, arXiv:2505.06708,
     section 4.3 and table 4), and max |h_l| by layer, the first one being 0."""
 
-    def observer(self) -> Observer:
-        return _Largest()
 
-
-class _Largest(Observer):
+class _Largest(Observer, of=MassiveActivations):
     kinds: ClassVar[frozenset[str]] = frozenset({"stream"})
 
     def __init__(self) -> None:
@@ -26,11 +23,7 @@ class _Largest(Observer):
         self.tokens: dict[tuple[str, int], int] = {}
 
     def see(self, sight: Sight) -> None:
-        stream = sight.tensors["output"]
-        kept = counted(sight, stream.shape)
-        stream = stream.flatten(0, 1) if kept is None else stream[kept]
-        assert sight.layer is not None
-        key = place_of(sight), sight.layer
+        stream, key = at_tokens(sight, "output").flatten(0, -2), spot(sight)
         self.most[key] = max(self.most.get(key, 0.0), float(stream.abs().amax()))
         self.tokens[key] = self.tokens.get(key, 0) + len(stream)
 

@@ -7,8 +7,8 @@ from torch import Tensor
 from archlab.arch_dsl.parts.context import Call
 from archlab.arch_dsl.primitives.moe import MoE
 from archlab.search.evaluation.by_layer import grids
-from archlab.search.evaluation.family import About, Found, Measure
-from archlab.search.evaluation.sample import Diagnostic, Observer, parts_of
+from archlab.search.evaluation.family import Found, Measure
+from archlab.search.evaluation.sample import Diagnostic, Observer
 from archlab.search.training.routers import KINDS, health
 
 
@@ -21,15 +21,11 @@ class RouterLoad(Diagnostic):
     `router_dropped` the share of assignments that no expert served: means over layers.
     """
 
-    def refusal(self, about: About) -> str | None:
-        found = any(isinstance(part, MoE) for part in parts_of(about))
-        return None if found else "the model has no experts"
-
-    def observer(self) -> Observer:
-        return _Routers()
+    needs = (MoE,)
+    lacks = "no experts"
 
 
-class _Routers(Observer):
+class _Routers(Observer, of=RouterLoad):
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
 

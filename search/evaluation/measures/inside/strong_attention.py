@@ -10,8 +10,8 @@ import torch
 from archlab.arch_dsl.language.spec import Fraction, added
 from archlab.arch_dsl.primitives.attention import Attention
 from archlab.search.evaluation.by_layer import ByLayer, grids
-from archlab.search.evaluation.family import About, Found, Measure
-from archlab.search.evaluation.sample import Diagnostic, Observer, Weighed, parts_of
+from archlab.search.evaluation.family import Found, Measure
+from archlab.search.evaluation.sample import Diagnostic, Observer, Weighed
 
 
 @Measure.register("strong_attention")
@@ -24,16 +24,14 @@ class StrongAttention(Diagnostic):
     beside its attention above 0.5.
     """
 
+    needs = (Attention,)
+    lacks = "no softmax attention over its own tokens"
     main: ClassVar[str] = "above"
     above: Fraction = added(default=0.5)
 
     @property
     def ending(self) -> str:
-        return super().ending + ("" if self.above == 0.5 else f"_above_{self.above:g}")
-
-    def refusal(self, about: About) -> str | None:
-        found = any(isinstance(part, Attention) for part in parts_of(about))
-        return None if found else "the model has no softmax attention over its own tokens"
+        return super().ending + self.unusual("above")
 
     def observer(self) -> Observer:
         return _Strong(self.above)
