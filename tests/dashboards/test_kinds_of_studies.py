@@ -1,4 +1,4 @@
-"""The pages of ladders, factorials and measured studies without a browser: the numbers that were planted are on them."""
+"""Pages of ladders, factorials and measured studies without a browser: what was planted is on them."""
 
 import re
 
