@@ -12,6 +12,20 @@ from urllib.parse import quote
 import numpy as np
 
 from archlab.dashboards.curves import Floats, Group, Line
+from archlab.dashboards.marks import (
+    Figure,
+    Trace,
+    band,
+    chart,
+    crosses,
+    names_axis,
+    note,
+    quiet,
+    ring,
+    trace,
+    upright,
+    whiskers,
+)
 from archlab.dashboards.theme import DASHES, INK, MUTED, axis, dashes, layout, translucent
 
 MAXIMUM_LINES = 200
@@ -28,7 +42,6 @@ _APART = {  # verdicts that no more trials change, as what the variants have
     "other test text": "another test text than the baseline",
     "lossy tokenizer": "another tokenizer than the baseline, of which one does not keep all of the text",
 }
-Figure = dict[str, Any]
 
 
 def curves(
@@ -42,7 +55,7 @@ def curves(
     groups = sorted(groups[:MAXIMUM_LINES], key=lambda each: each.variant == baseline, reverse=True)
     room = MAXIMUM_LINES - len(groups)
     named: set[str] = set()
-    thin_lines: list[dict[str, Any]] = []
+    thin_lines: list[Trace] = []
     bands, means = [], []
     for group, dash in zip(groups, _styles(groups, baseline), strict=True):
         colour, name = colours.get(group.variant, MUTED), escape(group.variant)
@@ -50,8 +63,9 @@ def curves(
             room -= 1
             if group.seeds > 1 or line.diverged:
                 thin_lines.append(_thin(line, colour, name))
-            if line.diverged:
-                thin_lines += _cross(line.x, line.y, colour, name, line.label)
+            if line.diverged and len(last := np.flatnonzero(np.isfinite(line.y))[-1:]):
+                text = f"{name}, {escape(line.label)}: diverged"
+                thin_lines.append(crosses(_plain(line.x[last]), _plain(line.y[last]), colour, name, text))
         if group.seeds > 1:
             bands.append(_band(group, colour, name))
         if len(group.x):
@@ -61,10 +75,8 @@ def curves(
     traces = [*bands, *thin_lines, *means]
     if not traces:
         return empty("No points yet: they appear with the first steps.")
-    figure: Figure = {"data": traces, "layout": layout(xaxis=axis(x_title), yaxis=axis(y_title), hovermode="closest")}
-    figure["layout"]["legend"] |= {"y": 1.02, "yanchor": "bottom"}
-    frame = _frame(groups) if falls else None
-    if frame is not None:
+    figure = chart(traces, axis(x_title), axis(y_title))
+    if falls and (frame := _frame(groups)) is not None:
         figure["layout"]["yaxis"] |= {"range": frame, "autorange": False}
     return figure
 
@@ -98,12 +110,11 @@ def logarithmic(figure: Figure, name: str) -> None:
     """Makes an axis of curves logarithmic, with ticks at 1, 2 and 5 of each power of ten where it spans half a one. A
     band that reaches to zero or below ends at the lowest value of a line."""
     letter, whole = name[0], {"dtick": "D2", "tickformat": "~s" if name == "xaxis" else "~g"}
-    lines = [trace[letter] for trace in figure["data"] if "fill" not in trace]
+    lines = [drawn[letter] for drawn in figure["data"] if "fill" not in drawn]
     values = [each for line in lines for each in line if each is not None and each > 0]
     low = min(values, default=0.0)
-    for trace in figure["data"]:
-        if "fill" in trace:
-            trace[letter] = [each if each is None else max(each, low) for each in trace[letter]]
+    for area in (drawn for drawn in figure["data"] if "fill" in drawn):
+        area[letter] = [each if each is None else max(each, low) for each in area[letter]]
     figure["layout"][name] |= {"type": "log", **(whole if max(values, default=0.0) > 3 * low else {})}
 
 
@@ -114,7 +125,7 @@ def hidden_lines(groups: Sequence[Group]) -> tuple[int, int]:
     return min(total, max(MAXIMUM_LINES - means, 0)), total
 
 
-def _mean(group: Group, colour: str, name: str, dash: str) -> dict[str, Any]:
+def _mean(group: Group, colour: str, name: str, dash: str) -> Trace:
     """The bold line; `meta` says what it is of, the variant or a trial."""
     seeds = f"mean of {group.seeds} {'trials' if group.factor else 'seeds'}"
     of = {"level": quote(group.factor)} if group.factor else {"variant": quote(group.variant)}
@@ -122,57 +133,29 @@ def _mean(group: Group, colour: str, name: str, dash: str) -> dict[str, Any]:
         first = next((line for line in group.lines if not line.diverged), group.lines[0])
         seeds, of = escape(f"{first.variant}, {first.label}" if group.factor else first.label), {"key": first.key}
     counted = f" (n = {group.seeds})" if group.factor and len(group.lines) > 1 else ""
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": _plain(group.x),
-        "y": _plain(group.mean),
-        "name": (escape(group.label) or name) + counted,
-        "legendgroup": escape(group.label) or name,
+    label = escape(group.label) or name
+    return trace("lines", _plain(group.x), _plain(group.mean)) | {
+        "name": label + counted,
+        "legendgroup": label,
         "line": {"color": colour, "width": 2, "dash": dash},
         "meta": of,
         "hovertemplate": f"<b>{name}</b> · {seeds}<br>%{{x:.4~s}} → %{{y:.5g}}<extra></extra>",
     }
 
 
-def _thin(line: Line, colour: str, name: str) -> dict[str, Any]:
+def _thin(line: Line, colour: str, name: str) -> Trace:
     drawn = {"color": translucent(colour, 0.35), "width": 0.8}
-    made = _quiet({"mode": "lines", "x": _plain(line.x), "y": _plain(line.y), "line": drawn, "legendgroup": name})
+    made = quiet("lines", _plain(line.x), _plain(line.y), line=drawn, legendgroup=name)
     if not line.key:
         return made
     hover = f"{escape(line.variant)} · {escape(line.label)}<br>%{{x:.4~s}} → %{{y:.5g}}<extra></extra>"
     return made | {"meta": {"key": line.key}, "hovertemplate": hover, "hoverinfo": "all"}
 
 
-def _band(group: Group, colour: str, name: str) -> dict[str, Any]:
-    """mean - std forward and mean + std back, as one closed outline."""
+def _band(group: Group, colour: str, name: str) -> Trace:
     known = np.isfinite(group.mean) & np.isfinite(group.std)
     x, mean, std = group.x[known], group.mean[known], group.std[known]
-    return _quiet(
-        {
-            "mode": "lines",
-            "x": _plain(np.concatenate([x, x[::-1]])),
-            "y": _plain(np.concatenate([mean - std, (mean + std)[::-1]])),
-            "fill": "toself",
-            "fillcolor": translucent(colour, 0.13),
-            "line": {"width": 0, "color": "rgba(0,0,0,0)"},
-            "legendgroup": name,
-        }
-    )
-
-
-def _cross(x: Floats, y: Floats, colour: str, name: str, label: str) -> list[dict[str, Any]]:
-    last = np.flatnonzero(np.isfinite(y))
-    if not len(last):
-        return []
-    marker = {"symbol": "x-thin", "size": 9, "line": {"color": colour, "width": 2}}
-    point: dict[str, Any] = {"mode": "markers", "x": _plain(x[last[-1:]]), "y": _plain(y[last[-1:]]), "marker": marker}
-    text = {"hoverinfo": "text", "hovertext": f"{name}, {escape(label)}: diverged", "legendgroup": name}
-    return [{"type": "scatter", "showlegend": False, **point, **text}]
-
-
-def _quiet(trace: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "scatter", "showlegend": False, "hoverinfo": "skip", **trace}
+    return band(_plain(x), _plain(mean - std), _plain(mean + std), colour, name, 0.13)
 
 
 def rate_curve(
@@ -198,26 +181,18 @@ def rate_curve(
         hover = f"<b>{shown}</b><br>learning rate %{{x:g}}<br>{title.lower()} %{{y:.5g}}<extra></extra>"
         sizes = [11 if row["best"] else 5 for row in fine]
         fills = ["#ffffff" if row["best"] else colour for row in fine]
+        line = {"color": colour, "width": 1.6, "dash": style[name]}
         traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "x": [row["lr"] for row in fine],
-                "y": [row[value] for row in fine],
+            trace("lines+markers", [row["lr"] for row in fine], [row[value] for row in fine], line=line)
+            | {
                 "name": shown,
                 "legendgroup": shown,
-                "line": {"color": colour, "width": 1.6, "dash": style[name]},
-                "marker": {"size": sizes, "color": fills, "line": {"color": colour, "width": 2}, "opacity": 1},
+                "marker": ring(colour, 5) | {"size": sizes, "color": fills},
                 "hovertemplate": hover,
             }
         )
-        lost = [row["lr"] for row in mine if row["state"] == "diverged"]
-        if lost:
-            marker = {"symbol": "x-thin", "size": 9, "line": {"color": colour, "width": 2}}
-            text = {"hoverinfo": "text", "hovertext": f"{shown}: diverged", "legendgroup": shown, "showlegend": False}
-            traces.append(
-                {"type": "scatter", "mode": "markers", "x": lost, "y": [top] * len(lost), "marker": marker, **text}
-            )
+        if lost := [row["lr"] for row in mine if row["state"] == "diverged"]:
+            traces.append(crosses(lost, [top] * len(lost), colour, shown, f"{shown}: diverged"))
     ticks = sorted({row["lr"] for row in rates})
     labels = {"tickmode": "array", "tickvals": ticks, "ticktext": [rate_text(lr) for lr in ticks]}
     scale = axis("Learning rate", type="log", **labels)
@@ -244,56 +219,29 @@ def forest(rows: Sequence[Mapping[str, Any]], colours: Mapping[str, str], unit: 
             return empty(f"There are no differences: the variants have {' and '.join(_APART[v] for v in found)}.")
         return empty("Differences appear when the baseline and a variant have a finished trial in common.")
     traces = [_difference(row, place, colours[row["variant"]]) for place, row in enumerate(reversed(shown))]
-    names = [escape(row["variant"]) for row in reversed(shown)]
-    places = {
-        "tickmode": "array",
-        "tickvals": list(range(len(names))),
-        "ticktext": names,
-        "range": [-0.7, len(names) - 0.3],
-    }
-    y = axis("", **places) | {"ticks": "", "showline": False, "showgrid": False, "fixedrange": True}
-    y["tickfont"] = {"size": 12.5, "color": INK}
-    zero = {
-        "type": "line",
-        "xref": "x",
-        "x0": 0,
-        "x1": 0,
-        "yref": "paper",
-        "y0": 0,
-        "y1": 1,
-        "line": {"color": "#8b939c", "width": 1.2},
-    }
-    hints = [_hint("← better than the baseline", 0, "left"), _hint("worse →", 1, "right")]
+    names = [row["variant"] for row in reversed(shown)]
+    y = names_axis(names, showgrid=False, tickfont={"size": 12.5, "color": INK})
+    on_top = {"xref": "paper", "yref": "paper"}
+    hints = [
+        note("← better than the baseline", 0, 1.0, "left bottom", **on_top),
+        note("worse →", 1, 1.0, "right bottom", **on_top),
+    ]
     x = axis(f"Difference in test loss ({unit})", range=_around_zero(shown))
+    margin = {"l": 8, "r": 16, "t": 26, "b": 8}
     return {
         "data": traces,
-        "layout": layout(xaxis=x, yaxis=y, shapes=[zero], annotations=hints, margin={"l": 8, "r": 16, "t": 26, "b": 8}),
+        "layout": layout(xaxis=x, yaxis=y, shapes=[upright(0)], annotations=hints, margin=margin),
     }
 
 
-def _difference(row: Mapping[str, Any], place: int, colour: str) -> dict[str, Any]:
+def _difference(row: Mapping[str, Any], place: int, colour: str) -> Trace:
     """The point of a variant, with its interval where it has one."""
-    clear, interval = row["verdict"] in ("better", "worse"), math.isfinite(row["delta_low"])
+    interval = math.isfinite(row["delta_low"])
     reach = f"95% interval {row['delta_low']:+.4f} to {row['delta_high']:+.4f}" if interval else "no interval"
     said = f"<b>{escape(row['variant'])}</b> {row['delta']:+.4f}<br>{reach}<br>{escape(row['verdict'])}<extra></extra>"
-    trace: dict[str, Any] = {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [row["delta"]],
-        "y": [place],
-        "marker": {
-            "size": 9,
-            "color": colour if clear else "#ffffff",
-            "line": {"color": colour, "width": 2},
-            "opacity": 1,
-        },
-        "hovertemplate": said,
-        "showlegend": False,
-    }
-    if interval:
-        half = row["delta_high"] - row["delta"]
-        trace["error_x"] = {"type": "data", "array": [half], "color": colour, "thickness": 2, "width": 0}
-    return trace
+    marker = ring(colour, 9, row["verdict"] in ("better", "worse"))
+    made = trace("markers", [row["delta"]], [place], marker=marker, hovertemplate=said, showlegend=False)
+    return made | ({"error_x": whiskers(colour, [row["delta_high"] - row["delta"]])} if interval else {})
 
 
 def _around_zero(rows: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -302,11 +250,6 @@ def _around_zero(rows: Sequence[Mapping[str, Any]]) -> list[float]:
     low, high = min([*ends, 0.0]), max([*ends, 0.0])
     room = 0.12 * (high - low) or 0.01
     return [low - room, high + room]
-
-
-def _hint(text: str, x: float, anchor: str) -> dict[str, Any]:
-    where = {"xref": "paper", "yref": "paper", "x": x, "y": 1.0, "xanchor": anchor, "yanchor": "bottom"}
-    return {"text": text, "showarrow": False, "font": {"size": 11.5, "color": MUTED}, **where}
 
 
 def empty(message: str) -> Figure:

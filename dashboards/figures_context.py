@@ -11,8 +11,8 @@ import numpy as np
 
 from archlab.dashboards import figures
 from archlab.dashboards.curves import Group, Line, thin
-from archlab.dashboards.figures import Figure
-from archlab.dashboards.theme import MUTED, axis, layout
+from archlab.dashboards.marks import GREY, Figure, chart, names_axis, note, trace, upright, whiskers
+from archlab.dashboards.theme import axis
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd
@@ -32,13 +32,10 @@ def by_position(
     if log:
         figure["layout"]["xaxis"] |= {"type": "log", "dtick": 1}
     last = float(curves["x"].max())
-    shapes = [_upright(end) for end in ends if end <= last]
-    figure["layout"] |= {"shapes": shapes}
+    figure["layout"]["shapes"] = shapes = [upright(end, dash="dash") for end in ends if end <= last]
     if shapes:
-        at = math.log10(ends[0]) if log else ends[0]
-        figure["layout"]["annotations"] = [
-            _note("trained length", at, 1.0, "x", "right" if ends[-1] == last else "left")
-        ]
+        at, anchors = math.log10(ends[0]) if log else ends[0], "right top" if ends[-1] == last else "left top"
+        figure["layout"]["annotations"] = [note("trained length", at, 1.0, anchors, xref="x", yref="paper")]
     return figure
 
 
@@ -48,16 +45,6 @@ def _group(name: str, rows: pd.DataFrame, log: bool) -> Group:
     x, mean, std = x[keep], mean[keep], std[keep]
     seeds = int(rows["n"].iloc[0])
     return Group(name, seeds, x, mean, std, [Line(name, 0, "one seed", x, x, mean)] if seeds == 1 else [])
-
-
-def _upright(x: float) -> dict[str, Any]:
-    line = {"color": "#8b939c", "width": 1.2, "dash": "dash"}
-    return {"type": "line", "xref": "x", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1, "line": line}
-
-
-def _note(text: str, x: float, y: float, xref: str, anchor: str) -> dict[str, Any]:
-    where = {"xref": xref, "yref": "paper", "x": x, "y": y, "xanchor": anchor, "yanchor": "top"}
-    return {"text": text, "showarrow": False, "font": {"size": 11.5, "color": MUTED}, **where}
 
 
 def by_domain(domains: pd.DataFrame, colours: Mapping[str, str], value: str, title: str) -> Figure:
@@ -81,7 +68,8 @@ def dots(
     """
     import pandas as pd
 
-    traces: list[dict[str, Any]] = []
+    rank = {place: len(places) - 1 - order for order, place in enumerate(places)}
+    traces = []
     variants = list(dict.fromkeys(map(str, rows["variant"])))
     for order, variant in enumerate(variants):
         own = rows[(rows["variant"] == variant) & np.isfinite(rows["mean"])]
@@ -89,41 +77,18 @@ def dots(
         spread = [float(s) if math.isfinite(s) else 0.0 for s in own.get("std", pd.Series(np.nan, own.index))]
         name = escape(variant)
         traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "x": [float(x) for x in own["mean"]],
-                "y": [len(places) - 1 - list(places).index(place) + shift for place in own["place"]],
-                "error_x": {"type": "data", "array": spread, "color": colours[variant], "thickness": 1.5, "width": 0},
+            trace("markers", own["mean"], [rank[place] + shift for place in own["place"]], name=name)
+            | {
+                "error_x": whiskers(colours[variant], spread, thickness=1.5),
                 "marker": {"size": 8, "color": colours[variant]},
-                "name": name,
                 "customdata": [[s] for s in spread],
                 "hovertemplate": f"<b>{name}</b> %{{x:.4g}} ± %{{customdata[0]:.2g}}<extra></extra>",
             }
         )
-    shapes = [_tick(len(places) - 1 - list(places).index(mark["place"]), mark["value"]) for mark in marks]
-    notes = [_told(len(places) - 1 - list(places).index(mark["place"]), mark) for mark in marks]
-    ticks = {
-        "tickmode": "array",
-        "tickvals": list(range(len(places))),
-        "ticktext": [escape(place) for place in reversed(places)],
-        "range": [-0.6, len(places) - 0.4],
-    }
-    y = axis("", **ticks) | {"ticks": "", "showline": False, "fixedrange": True}
-    legend = {**layout()["legend"], "y": 1.02, "yanchor": "bottom"}
-    return {
-        "data": traces,
-        "layout": layout(
-            xaxis=axis(title), yaxis=y, shapes=shapes, annotations=notes, legend=legend, hovermode="closest"
-        ),
-    }
-
-
-def _tick(place: int, value: float) -> dict[str, Any]:
-    line = {"color": "#8b939c", "width": 1.5}
-    return {"type": "line", "x0": value, "x1": value, "y0": place - 0.42, "y1": place + 0.42, "line": line}
-
-
-def _told(place: int, mark: Mapping[str, Any]) -> dict[str, Any]:
-    where = {"x": mark["value"], "y": place + 0.42, "xanchor": "center", "yanchor": "bottom"}
-    return {"text": escape(mark["text"]), "showarrow": False, "font": {"size": 10.5, "color": MUTED}, **where}
+    shapes, notes = [], []
+    for mark in marks:
+        at, y = mark["value"], rank[mark["place"]]
+        line = {"color": GREY, "width": 1.5}
+        shapes.append({"type": "line", "x0": at, "x1": at, "y0": y - 0.42, "y1": y + 0.42, "line": line})
+        notes.append(note(mark["text"], at, y + 0.42, "center bottom", size=10.5))
+    return chart(traces, axis(title), names_axis(places[::-1], 0.4), shapes=shapes, annotations=notes)

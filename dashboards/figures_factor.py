@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archlab.dashboards import figures
-from archlab.dashboards.figures import Figure
+from archlab.dashboards.marks import Figure, Trace, chart, names_axis, ring, trace, upright, whiskers
 from archlab.dashboards.panels import SIGNED
 from archlab.dashboards.theme import BASELINE_COLOUR, INK, MUTED, PALETTE, axis, layout, translucent
 
@@ -28,7 +28,7 @@ def effects(rows: Sequence[Mapping[str, Any]], pairs: pd.DataFrame, unit: str) -
     """
     if not rows:
         return figures.empty("Differences appear when two variants that differ in nothing else have a finished seed.")
-    traces: list[dict[str, Any]] = []
+    traces: list[Trace] = []
     for at, row in enumerate(reversed(rows)):
         own = pairs[pairs["place"] == row["place"]]
         text = [
@@ -36,54 +36,30 @@ def effects(rows: Sequence[Mapping[str, Any]], pairs: pd.DataFrame, unit: str) -
             for a, b, seed, value in zip(own["variant"], own["reference"], own["seed"], own["difference"], strict=True)
         ]
         colour = BASELINE_COLOUR if row.get("whole") else PALETTE[0]
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "x": [float(each) for each in own["difference"]],
-                "y": [at - 0.3 + _SPREAD * (k / max(len(own) - 1, 1) - 0.5) for k in range(len(own))],
-                "marker": {"size": 5, "color": translucent(colour, 0.4)},
-                "hoverinfo": "text",
-                "hovertext": text,
-                "customdata": list(own["href"]),
-            }
-        )
+        heights = (at - 0.3 + _SPREAD * (k / max(len(own) - 1, 1) - 0.5) for k in range(len(own)))
+        marker = {"size": 5, "color": translucent(colour, 0.4)}
+        told = {"hoverinfo": "text", "hovertext": text, "customdata": list(own["href"])}
+        traces.append(trace("markers", own["difference"], heights, marker=marker, **told))
         traces.append(_mean(row, at + 0.12, colour))
-    ticks = {
-        "tickmode": "array",
-        "tickvals": list(range(len(rows))),
-        "ticktext": [escape(str(row["place"])) for row in reversed(rows)],
-        "range": [-0.7, len(rows) - 0.3],
-    }
-    y = axis("", **ticks) | {"ticks": "", "showline": False, "showgrid": False, "fixedrange": True}
-    y["tickfont"] = {"size": 12.5, "color": INK}
-    line = {"color": "#8b939c", "width": 1.2}
-    zero = {"type": "line", "x0": 0, "x1": 0, "yref": "paper", "y0": 0, "y1": 1, "line": line}
+    names = [str(row["place"]) for row in reversed(rows)]
+    y = names_axis(names, showgrid=False, tickfont={"size": 12.5, "color": INK})
     x = axis(f"Difference in test loss ({unit}); below zero is better")
-    made = layout(xaxis=x, yaxis=y, shapes=[zero], showlegend=False, hovermode="closest")
-    return {"data": traces, "layout": made}
+    return chart(traces, x, y, shapes=[upright(0)], showlegend=False)
 
 
-def _mean(row: Mapping[str, Any], y: float, colour: str) -> dict[str, Any]:
+def _mean(row: Mapping[str, Any], y: float, colour: str) -> Trace:
     """The effect: filled where its interval leaves zero out."""
     known = math.isfinite(row["low"])
     clear = known and (row["low"] > 0 or row["high"] < 0)
     reach = f"<br>95% interval {row['low']:+.4f} to {row['high']:+.4f}" if known else "<br>no interval"
     told = f"<br>{row['pairs']} pairs in {row['cells']} cells"
-    trace: dict[str, Any] = {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [row["mean"]],
-        "y": [y],
-        "marker": {"size": 10, "color": colour if clear else "#ffffff", "line": {"color": colour, "width": 2}},
-        "hovertemplate": f"<b>{escape(str(row['place']))}</b> %{{x:+.4f}}{reach}{told}<extra></extra>",
-    }
+    hover = f"<b>{escape(str(row['place']))}</b> %{{x:+.4f}}{reach}{told}<extra></extra>"
+    made = trace("markers", [row["mean"]], [y], marker=ring(colour, 10, clear), hovertemplate=hover)
     if row.get("href"):
-        trace["customdata"] = [row["href"]]
+        made["customdata"] = [row["href"]]
     if known:
-        ends = {"type": "data", "array": [row["high"] - row["mean"]], "thickness": 2, "width": 0, "color": colour}
-        trace["error_x"] = ends
-    return trace
+        made["error_x"] = whiskers(colour, [row["high"] - row["mean"]])
+    return made
 
 
 def interactions(found: pd.DataFrame) -> Figure:

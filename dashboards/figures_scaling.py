@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archlab.dashboards import figures
-from archlab.dashboards.figures import Figure
+from archlab.dashboards.marks import Figure, Trace, band, chart, names_axis, quiet, ring, trace, upright, whiskers
 from archlab.dashboards.theme import axis, layout, translucent
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd
 
 Colours = Mapping[str, str]
+LOSS = "Test loss (nats/token)"
 
 
 def laws(rungs: pd.DataFrame, lines: pd.DataFrame, x: str, x_title: str, colours: Colours) -> Figure:
@@ -25,15 +26,15 @@ def laws(rungs: pd.DataFrame, lines: pd.DataFrame, x: str, x_title: str, colours
     known = rungs[np.isfinite(rungs["loss"])]
     if not len(known):
         return figures.empty("No rung has been trained to its end yet.")
-    traces: list[dict[str, Any]] = []
+    traces: list[Trace] = []
     for name, own in lines.groupby("series", sort=False):
-        colour = colours[str(name)]
+        colour, group = colours[str(name)], escape(str(name))
         if np.isfinite(own["low"]).all() and np.isfinite(own["high"]).all():
-            traces.append(_band(own, colour, str(name)))
-        line = {"color": colour, "width": 1.4, "dash": "dot"}
-        traces.append(_quiet("lines", own["x"], own["loss"], str(name)) | {"line": line})
+            ends = (own[column].tolist() for column in ("x", "low", "high"))
+            traces.append(band(*ends, colour, group, 0.12))
+        traces.append(_law(own, colour, group))
     traces += [_points(own, x, x_title, colours[str(name)]) for name, own in known.groupby("series", sort=False)]
-    return {"data": traces, "layout": _layout(x_title, log=True)}
+    return chart(traces, _compute_axis(x_title), axis(LOSS, type="log"))
 
 
 def isoflops(rungs: pd.DataFrame, lines: pd.DataFrame, minima: pd.DataFrame, x: str, colours: Colours) -> Figure:
@@ -42,42 +43,39 @@ def isoflops(rungs: pd.DataFrame, lines: pd.DataFrame, minima: pd.DataFrame, x: 
     `lines` are rows {series, at, x, loss}, `minima` rows {series, at, size, low, high, loss}.
     """
     known = rungs[np.isfinite(rungs["loss"])]
-    traces: list[dict[str, Any]] = []
-    for (name, _), own in lines.groupby(["series", "at"], sort=False):
-        line = {"color": colours[str(name)], "width": 1.4, "dash": "dot"}
-        traces.append(_quiet("lines", own["x"], own["loss"], str(name)) | {"line": line})
+    traces = [
+        _law(own, colours[str(name)], escape(str(name)))
+        for (name, _), own in lines.groupby(["series", "at"], sort=False)
+    ]
     traces += [_points(own, x, "Parameters", colours[str(name)]) for name, own in known.groupby("series", sort=False)]
-    for row in minima.to_dict("records"):
-        traces.append(_minimum(row, colours[row["series"]]))
-    found = _layout("Parameters N", log=False)
+    for (name, at), row in minima.groupby(["series", "at"], sort=False):
+        hover = f"<b>{escape(str(name))}</b> at {at:.3g} FLOPs<br>best N %{{x:.3s}}<extra></extra>"
+        told = {"hoverinfo": "all", "hovertemplate": hover, "legendgroup": escape(str(name))}
+        point = quiet("markers", row["size"], row["loss"], marker=ring(colours[str(name)], 11), **told)
+        traces.append(point | {"error_x": _size_whiskers(row, colours[str(name)])})
+    found = chart(traces, _compute_axis("Parameters N"), axis(LOSS))
     if len(known):  # an interval may reach much further than the rungs
         ends = math.log10(known[x].min()), math.log10(known[x].max())
-        found["xaxis"]["range"] = [ends[0] - 0.1, ends[1] + 0.1]
-    return {"data": traces, "layout": found}
+        found["layout"]["xaxis"]["range"] = [ends[0] - 0.1, ends[1] + 0.1]
+    return found
 
 
 def best_sizes(minima: pd.DataFrame, colours: Colours) -> Figure:
     """The best size by compute, with its interval. `minima` are rows {series, at, size, low, high}."""
     traces = []
     for name, own in minima.groupby("series", sort=False):
-        colour, spread = colours[str(name)], _spread(own)
-        point = _quiet("lines+markers", own["at"], own["size"], str(name))
-        bars = {"color": colour, "thickness": 1.5, "width": 0}
+        colour, shown = colours[str(name)], escape(str(name))
         traces.append(
-            point
+            trace("lines+markers", own["at"], own["size"], name=shown, legendgroup=shown, showlegend=True)
             | {
-                "name": escape(str(name)),
-                "showlegend": True,
                 "line": {"color": colour, "width": 1.2},
                 "marker": {"size": 8, "color": colour},
-                "error_y": {"type": "data", "symmetric": False, "array": spread[1], "arrayminus": spread[0], **bars},
+                "error_y": _size_whiskers(own, colour),
                 "hoverinfo": "all",
-                "hovertemplate": f"<b>{escape(str(name))}</b><br>C %{{x:.3g}}<br>best N %{{y:.3s}}<extra></extra>",
+                "hovertemplate": f"<b>{shown}</b><br>C %{{x:.3g}}<br>best N %{{y:.3s}}<extra></extra>",
             }
         )
-    found = _layout("Compute C (FLOPs)", log=True)
-    found["yaxis"]["title"]["text"] = "Best size N"
-    return {"data": traces, "layout": found}
+    return chart(traces, _compute_axis("Compute C (FLOPs)"), axis("Best size N", type="log"))
 
 
 def gains(rows: Sequence[Mapping[str, Any]], points: pd.DataFrame, colours: Colours) -> Figure:
@@ -86,96 +84,46 @@ def gains(rows: Sequence[Mapping[str, Any]], points: pd.DataFrame, colours: Colo
     `rows` are {series, of, value, low, high}, `points` the rungs with their `gain`; logarithmic, 1 is the baseline.
     """
     places = [f"{row['series']}, {row['of']}" if row["of"] != "test" else str(row["series"]) for row in rows]
-    traces: list[dict[str, Any]] = []
+    traces: list[Trace] = []
     for place, row in enumerate(rows):
-        colour, y = colours[row["series"]], len(rows) - 1 - place
+        colour, y, group = colours[row["series"]], len(rows) - 1 - place, escape(str(row["series"]))
         bounded = math.isfinite(row["low"]) and math.isfinite(row["high"])
         reach = f" [{row['low']:.3g}, {row['high']:.3g}]" if bounded else ""
-        trace = _quiet("markers", [row["value"]], [y], str(row["series"])) | {
-            "marker": {"size": 10, "color": colour},
-            "hoverinfo": "all",
-            "hovertemplate": f"<b>{escape(places[place])}</b> {row['value']:.3g}×{reach}<extra></extra>",
-        }
+        hover = f"<b>{escape(places[place])}</b> {row['value']:.3g}×{reach}<extra></extra>"
+        told = {"hoverinfo": "all", "hovertemplate": hover, "legendgroup": group}
+        point = quiet("markers", [row["value"]], [y], marker={"size": 10, "color": colour}, **told)
         if bounded:
-            ends = {"array": [row["high"] - row["value"]], "arrayminus": [row["value"] - row["low"]]}
-            trace["error_x"] = {"type": "data", "symmetric": False, **ends, "color": colour, "thickness": 2, "width": 0}
-        traces.append(trace)
+            point["error_x"] = whiskers(colour, [row["high"] - row["value"]], [row["value"] - row["low"]])
+        traces.append(point)
         own = points[(points["series"] == row["series"]) & np.isfinite(points["gain"])]
         if row["of"] == "test" and len(own):
             marker = {"size": 5, "color": translucent(colour, 0.45)}
             text = [f"{escape(str(rung))}: {gain:.3g}×" for rung, gain in zip(own["rung"], own["gain"], strict=True)]
-            small = _quiet("markers", own["gain"], [y - 0.28] * len(own), str(row["series"]))
-            traces.append(small | {"marker": marker, "hoverinfo": "text", "hovertext": text})
-    ticks = {"tickmode": "array", "tickvals": list(range(len(rows))), "ticktext": [escape(p) for p in places[::-1]]}
-    y_axis = axis("", **ticks, range=[-0.7, len(rows) - 0.3]) | {"ticks": "", "showline": False, "fixedrange": True}
-    line = {
-        "type": "line",
-        "x0": 1,
-        "x1": 1,
-        "yref": "paper",
-        "y0": 0,
-        "y1": 1,
-        "line": {"color": "#8b939c", "width": 1.2},
-    }
+            told = {"hoverinfo": "text", "hovertext": text, "legendgroup": group}
+            traces.append(quiet("markers", own["gain"], [y - 0.28] * len(own), marker=marker, **told))
     x_axis = axis("Compute that the baseline needs for the same loss (times)", type="log")
-    return {"data": traces, "layout": layout(xaxis=x_axis, yaxis=y_axis, shapes=[line], showlegend=False)}
+    y_axis = names_axis(places[::-1])
+    return {"data": traces, "layout": layout(xaxis=x_axis, yaxis=y_axis, shapes=[upright(1)], showlegend=False)}
 
 
-def _points(own: pd.DataFrame, x: str, x_title: str, colour: str) -> dict[str, Any]:
+def _points(own: pd.DataFrame, x: str, x_title: str, colour: str) -> Trace:
     name = escape(str(own["series"].iloc[0]))
     hover = f"<b>%{{text}}</b><br>{escape(x_title)} %{{x:.3s}}<br>test loss %{{y:.4f}}<extra></extra>"
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [float(each) for each in own[x]],
-        "y": [float(each) for each in own["loss"]],
-        "text": [escape(str(each)) for each in own["variant"]],
-        "name": name,
-        "legendgroup": name,
-        "marker": {"size": 8, "color": colour},
-        "hovertemplate": hover,
-    }
+    text = [escape(str(each)) for each in own["variant"]]
+    made = trace("markers", own[x], own["loss"], text=text, name=name, legendgroup=name)
+    return made | {"marker": {"size": 8, "color": colour}, "hovertemplate": hover}
 
 
-def _band(own: pd.DataFrame, colour: str, name: str) -> dict[str, Any]:
-    x, y = [*own["x"], *own["x"][::-1]], [*own["low"], *own["high"][::-1]]
-    none = {"width": 0, "color": "rgba(0,0,0,0)"}
-    return _quiet("lines", x, y, name) | {"fill": "toself", "fillcolor": translucent(colour, 0.12), "line": none}
+def _law(own: pd.DataFrame, colour: str, group: str) -> Trace:
+    line = {"color": colour, "width": 1.4, "dash": "dot"}
+    return quiet("lines", own["x"], own["loss"], line=line, legendgroup=group)
 
 
-def _quiet(mode: str, x: Any, y: Any, name: str) -> dict[str, Any]:
-    values = {"x": [float(each) for each in x], "y": [float(each) for each in y]}
-    told = {"type": "scatter", "mode": mode, "showlegend": False, "hoverinfo": "skip", "legendgroup": escape(name)}
-    return {**told, **values}
+def _size_whiskers(rows: pd.DataFrame, colour: str) -> dict[str, Any]:
+    """How far the interval of a size reaches up and down; 0 where nothing bounds it."""
+    reach = (rows["high"] - rows["size"], rows["size"] - rows["low"])
+    return whiskers(colour, *(np.nan_to_num(each).tolist() for each in reach), thickness=1.5)
 
 
-def _minimum(row: Mapping[str, Any], colour: str) -> dict[str, Any]:
-    import pandas as pd
-
-    spread = _spread(pd.DataFrame([row]))
-    bars = {"color": colour, "thickness": 1.5, "width": 0}
-    hover = f"<b>{escape(row['series'])}</b> at {row['at']:.3g} FLOPs<br>best N %{{x:.3s}}<extra></extra>"
-    return _quiet("markers", [row["size"]], [row["loss"]], row["series"]) | {
-        "marker": {"size": 11, "color": "#ffffff", "line": {"color": colour, "width": 2}, "opacity": 1},
-        "error_x": {"type": "data", "symmetric": False, "array": spread[1], "arrayminus": spread[0], **bars},
-        "hoverinfo": "all",
-        "hovertemplate": hover,
-    }
-
-
-def _spread(rows: pd.DataFrame) -> tuple[list[float], list[float]]:
-    """How far the interval of a size reaches down and up; 0 where nothing bounds it."""
-    down, up = rows["size"] - rows["low"], rows["high"] - rows["size"]
-    return [float(each) for each in np.nan_to_num(down)], [float(each) for each in np.nan_to_num(up)]
-
-
-def _layout(x_title: str, log: bool) -> dict[str, Any]:
-    """Logarithmic over x, and over the loss too where that is said."""
-    y = axis("Test loss (nats/token)", **({"type": "log"} if log else {}))
-    legend = {**layout()["legend"], "y": 1.02, "yanchor": "bottom"}
-    return layout(
-        xaxis=axis(x_title, type="log", **({"tickformat": "~e"} if "FLOPs" in x_title else {})),
-        yaxis=y,
-        legend=legend,
-        hovermode="closest",
-    )
+def _compute_axis(title: str) -> dict[str, Any]:
+    return axis(title, type="log", **({"tickformat": "~e"} if "FLOPs" in title else {}))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archlab.dashboards import figures
-from archlab.dashboards.figures import Figure
+from archlab.dashboards.marks import Figure, Trace, chart, quiet, trace
 from archlab.dashboards.panels import RISING
 from archlab.dashboards.theme import BASELINE_COLOUR, INK, MUTED, PALETTE, axis, layout
 from archlab.search.formatting.filters import Filter, to_number
@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # which a server starts without
     import pandas as pd
 
 FRONT = PALETTE[1]
+STEPS = {"shape": "hv", "color": FRONT, "width": 1.6}
 _ROOM = 18  # characters of a text on an axis
 _STEPS = 8  # of an axis of whole numbers, each with its own tick
 _BRUSH = re.compile(r"dimensions\[(\d+)\]\.constraintrange")
@@ -37,26 +38,14 @@ def front(trials: pd.DataFrame, goal: str, title: str) -> Figure:
         return figures.empty("No trial has come to its end yet.")
     best = known[known["front"]].sort_values([goal, "perplexity"])
     edge = best[best["perplexity"] == best["perplexity"].cummin()]  # a front of three goals has others too
-    steps = {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [float(each) for each in edge[goal]],
-        "y": [float(each) for each in edge["perplexity"]],
-        "line": {"shape": "hv", "color": FRONT, "width": 1.6},
-        "showlegend": False,
-        "hoverinfo": "skip",
-    }
+    left_out = known[~known["feasible"]]
     traces = [
         _points(known[~known["front"] & known["feasible"]], goal, "dominated", {"size": 7, "color": "#aab2ba"}),
-        _points(
-            known[~known["feasible"]], goal, "breaks a constraint", {"size": 8, "color": MUTED, "symbol": "x-thin-open"}
-        ),
-        steps,
+        _points(left_out, goal, "breaks a constraint", {"size": 8, "color": MUTED, "symbol": "x-thin-open"}),
+        quiet("lines", edge[goal], edge["perplexity"], line=STEPS),
         _points(best, goal, "front", {"size": 9, "color": FRONT}),
     ]
-    legend = {**layout()["legend"], "y": 1.02, "yanchor": "bottom"}
-    y = axis("Validation perplexity")
-    return {"data": traces, "layout": layout(xaxis=axis(title), yaxis=y, legend=legend, hovermode="closest")}
+    return chart(traces, axis(title), axis("Validation perplexity"))
 
 
 def history(trials: pd.DataFrame) -> Figure:
@@ -64,33 +53,17 @@ def history(trials: pd.DataFrame) -> Figure:
     known = trials[np.isfinite(trials["perplexity"])].sort_values("number")
     if not len(known):
         return figures.empty("No trial has come to its end yet.")
-    best = {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [int(each) for each in known["number"]],
-        "y": [float(each) for each in known["perplexity"].where(known["feasible"]).cummin()],
-        "line": {"shape": "hv", "color": FRONT, "width": 1.6},
-        "name": "best so far",
-        "hoverinfo": "skip",
-    }
+    lowest = known["perplexity"].where(known["feasible"]).cummin()
+    best = trace("lines", known["number"], lowest, line=STEPS, name="best so far", hoverinfo="skip")
     traces = [_points(known, "number", "trial", {"size": 7, "color": BASELINE_COLOUR}), best]
-    legend = {**layout()["legend"], "y": 1.02, "yanchor": "bottom"}
-    scales = {"xaxis": axis("Proposal"), "yaxis": axis("Validation perplexity")}
-    return {"data": traces, "layout": layout(**scales, legend=legend, hovermode="closest")}
+    return chart(traces, axis("Proposal"), axis("Validation perplexity"))
 
 
-def _points(rows: pd.DataFrame, x: str, name: str, marker: Mapping[str, Any]) -> dict[str, Any]:
+def _points(rows: pd.DataFrame, x: str, name: str, marker: Mapping[str, Any]) -> Trace:
     hover = "<b>%{customdata[0]}</b><br>%{x:.4s} · perplexity %{y:.4g}<br>%{customdata[1]}<extra></extra>"
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [float(each) for each in rows[x]],
-        "y": [float(each) for each in rows["perplexity"]],
-        "customdata": [[f"trial {n}", escape(told)] for n, told in zip(rows["number"], rows["told"], strict=True)],
-        "name": name,
-        "marker": dict(marker),
-        "hovertemplate": hover,
-    }
+    told = [[f"trial {n}", escape(told)] for n, told in zip(rows["number"], rows["told"], strict=True)]
+    options = {"customdata": told, "name": name, "marker": dict(marker), "hovertemplate": hover}
+    return trace("markers", rows[x], rows["perplexity"], **options)
 
 
 def importances(shares: Mapping[str, float]) -> Figure:

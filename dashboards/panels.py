@@ -12,7 +12,7 @@ import numpy as np
 
 from archlab.dashboards import figures
 from archlab.dashboards.curves import Floats
-from archlab.dashboards.figures import Figure
+from archlab.dashboards.marks import Figure, note
 from archlab.dashboards.theme import INK, MUTED, layout
 
 if TYPE_CHECKING:  # which a server starts without
@@ -171,18 +171,9 @@ def _axes(own: pd.DataFrame, end: str, box: tuple[list[float], list[float]], loo
 def _name(name: str, box: tuple[list[float], list[float]], colour: str) -> dict[str, Any]:
     """A variant's name above its panel, with its colour before it."""
     short = name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"
-    return {
-        "text": f'<span style="color:{colour}">■</span> {escape(short)}',
-        "hovertext": escape(name),
-        "showarrow": False,
-        "xref": "paper",
-        "yref": "paper",
-        "x": box[0][0],
-        "y": box[1][1],
-        "xanchor": "left",
-        "yanchor": "bottom",
-        "font": {"size": 12.5, "color": INK},
-    }
+    above = note("", box[0][0], box[1][1], "left bottom", xref="paper", yref="paper", hovertext=escape(name))
+    text = f'<span style="color:{colour}">■</span> {escape(short)}'
+    return above | {"text": text, "font": {"size": 12.5, "color": INK}}
 
 
 def _split(own: pd.DataFrame, end: str, most: float) -> list[dict[str, Any]]:

@@ -14,8 +14,9 @@ import flask
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from archlab.dashboards.figures import GRAPH_CONFIG, Figure
+from archlab.dashboards.figures import GRAPH_CONFIG
 from archlab.dashboards.library import STATES, Library, NotFound, Study
+from archlab.dashboards.marks import Figure
 from archlab.dashboards.words import STATE_WORDS, marked, shown
 from archlab.search.formatting.tables import Block
 from archlab.search.store.store import StoreError
