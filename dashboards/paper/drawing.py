@@ -46,7 +46,7 @@ STYLE: dict[str, Any] = {
     "savefig.dpi": 300,
 }
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
-INK, MUTED = "#1f2328", "#667079"
+GREY = "#8b939c"
 _NO_DATE: dict[str, dict[str, Any]] = {
     "pdf": {"CreationDate": None, "Producer": "archlab", "Creator": "archlab"},
     "svg": {"Date": None, "Creator": "archlab"},
@@ -116,12 +116,13 @@ def line_plot(axes: Axes, rows: pd.DataFrame, x: str, look: Look, **options: Any
             axes.fill_between(own[x], low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
-def under(figure: Figure, axes: Axes, most: int = 6) -> None:
-    """The legend below the figure, in as few rows as its width gives."""
+def finish(figure: Figure, axes: Axes, **properties: Any) -> None:
+    """Sets titles and other properties of the axes, and the legend below it, in as few rows as its width gives."""
+    axes.set(**properties)
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         longest = max(map(len, labels))
-        columns = max(1, min(most, len(labels), int(figure.get_figwidth() / (0.35 + 0.055 * longest))))
+        columns = max(1, min(6, len(labels), int(figure.get_figwidth() / (0.35 + 0.055 * longest))))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
@@ -149,6 +150,13 @@ def counted(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:g}{unit}"
     return f"{value:g}"
+
+
+def zoom(axes: Axes, values: pd.Series) -> None:
+    """Ends the vertical axis a little beyond these values, not at the height from which a curve falls."""
+    known = values.dropna()
+    if len(known):
+        axes.set_ylim(*late_range(float(known.min()), float(known.max())))
 
 
 def late_range(low: float, high: float) -> tuple[float, float]:

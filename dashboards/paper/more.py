@@ -12,7 +12,7 @@ import pandas as pd
 
 from archlab.dashboards import theme
 from archlab.dashboards.library import Study
-from archlab.dashboards.paper.drawing import MUTED, Drawing, Look, count_axis, in_legend, line_plot, log_axis, under
+from archlab.dashboards.paper.drawing import Drawing, Look, count_axis, finish, in_legend, line_plot, log_axis
 from archlab.search.results.comparison import Comparison
 from archlab.search.sections.ladder.frames import ISOFLOP, OVER_C, scaling_lines, size_of
 
@@ -30,34 +30,27 @@ def grids(study: Study, found: Comparison) -> Iterator[Drawing]:
         rows = found.grids[found.grids["name"] == name]
         if name.startswith("needle"):  # as papers have it: how deep downwards, how long to the right
             rows = rows.rename(columns={"x": "y", "y": "x", "row": "column", "column": "row"})
-        known = np.asarray(rows["mean"], np.float64)
-        if not np.isfinite(known).any():
+        if not np.isfinite(rows["mean"].astype(float)).any():
             continue
         variants = [each for each in study.variants if (rows["variant"] == each).any()]
-
-        def draw(figure: Figure, rows: pd.DataFrame = rows, variants: list[str] = variants, name: str = name) -> None:
-            _heatmaps(figure, rows, variants, name)
-
         down = math.ceil(len(variants) / _ACROSS)
         caption = f"{name.replace('_', ' ')}: {rows['row'].iloc[0]} by {rows['column'].iloc[0]}, means over seeds."
+        draw = partial(_heatmaps, rows, variants, name)
         yield Drawing(name.replace("_", "-"), caption, rows, draw, 0.3 + 1.45 * down)
 
 
-def _heatmaps(figure: Figure, rows: pd.DataFrame, variants: list[str], name: str) -> None:
+def _heatmaps(rows: pd.DataFrame, variants: list[str], name: str, figure: Figure) -> None:
     values = np.asarray(rows["mean"], np.float64)
     low, high = (0.0, 1.0) if name.endswith(_SHARES) else (float(np.nanmin(values)), float(np.nanmax(values)))
     across = min(_ACROSS, len(variants))
     panes = figure.subplots(math.ceil(len(variants) / across), across, squeeze=False)
-    image = None
     for axes, variant in zip(panes.flat, variants, strict=False):
         own = rows[rows["variant"] == variant]
         x, y = (list(dict.fromkeys(own[key])) for key in ("x", "y"))
-        cells = np.full((len(y), len(x)), np.nan)
-        for column, row, mean in zip(own["x"], own["y"], own["mean"], strict=True):
-            cells[y.index(row), x.index(column)] = mean
+        cells = own.pivot(index="y", columns="x", values="mean").reindex(index=y, columns=x).astype(float)
         image = axes.imshow(cells, aspect="auto", cmap="viridis", vmin=low, vmax=high, interpolation="nearest")
         axes.grid(visible=False)
-        axes.set_title(variant, color="#1f2328")
+        axes.set_title(variant, color=theme.INK)
         for ticks, labels in ((axes.set_xticks, x), (axes.set_yticks, y)):
             narrow = labels is x and any(len(_label(each)) > 2 for each in labels)
             count = min(len(labels), 2 if narrow else 5)
@@ -81,20 +74,19 @@ def layers(found: Comparison, look: Look) -> Iterator[Drawing]:
         if "_by_layer" not in name:
             continue
         rows = found.curves[found.curves["name"] == name]
-
-        def draw(figure: Figure, rows: pd.DataFrame = rows, name: str = name) -> None:
-            axes = figure.subplots()
-            line_plot(axes, rows, "x", look, marker=".")
-            if (rows["mean"] > 0).all() and rows["mean"].max() > 50 * rows["mean"].min():
-                axes.set_yscale("log")
-                log_axis(axes.yaxis)
-                axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            axes.set_xlabel("Layer")
-            axes.set_ylabel(name.removesuffix("_by_layer").replace("_", " "))
-            axes.xaxis.get_major_locator().set_params(integer=True)
-            under(figure, axes)
-
+        draw = partial(_over_layers, rows, name.removesuffix("_by_layer").replace("_", " "), look)
         yield Drawing(name.replace("_", "-"), f"{name.replace('_', ' ')}, mean over seeds.", rows, draw)
+
+
+def _over_layers(rows: pd.DataFrame, title: str, look: Look, figure: Figure) -> None:
+    axes = figure.subplots()
+    line_plot(axes, rows, "x", look, marker=".")
+    if (rows["mean"] > 0).all() and rows["mean"].max() > 50 * rows["mean"].min():
+        axes.set_yscale("log")
+        log_axis(axes.yaxis)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    finish(figure, axes, xlabel="Layer", ylabel=title)
 
 
 def ladder(study: Study, found: Comparison) -> Iterator[Drawing]:
@@ -128,9 +120,7 @@ def ladder(study: Study, found: Comparison) -> Iterator[Drawing]:
                                       color=colour, alpha=0.13, linewidth=0)  # fmt: skip
             axes.set_xscale("log")
             log_axis(axes.xaxis)
-            axes.set_xlabel(title)
-            axes.set_ylabel("Test loss (nats/token)")
-            under(figure, axes)
+            finish(figure, axes, xlabel=title, ylabel="Test loss (nats/token)")
 
         said = "power laws with 95% bands" if law == OVER_C else "parabolas in log N at one compute"
         yield Drawing(name, f"Test loss of each rung; dotted: {said}.", rows, draw)
@@ -166,10 +156,8 @@ def _front(rows: pd.DataFrame, goal: str, name: str, figure: Figure) -> None:
     y = "validation_perplexity"
     axes.plot(rest[goal], rest[y], "o", markersize=3, color="#aab2ba", label="dominated")
     if len(broken):
-        axes.plot(broken[goal], broken[y], "x", markersize=3, color=MUTED, label="not feasible")
+        axes.plot(broken[goal], broken[y], "x", markersize=3, color=theme.MUTED, label="not feasible")
     axes.plot(edge[goal], edge[y], "-", color=theme.PALETTE[1], drawstyle="steps-post")
     axes.plot(best[goal], best[y], "o", markersize=4, color=theme.PALETTE[1], label="front")
     count_axis(axes.xaxis)
-    axes.set_xlabel(name)
-    axes.set_ylabel("Validation perplexity")
-    under(figure, axes)
+    finish(figure, axes, xlabel=name, ylabel="Validation perplexity")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from html import escape
+from itertools import chain
 from pathlib import Path
 
 from archlab.dashboards import words
@@ -11,7 +12,7 @@ from archlab.dashboards.library import Study
 from archlab.dashboards.paper.drawing import WIDTHS
 from archlab.dashboards.paper.inline import inline
 from archlab.dashboards.paper.pictures import drawings
-from archlab.search.formatting.tables import IDENTITIES, Block, Cell
+from archlab.search.formatting.tables import IDENTITIES, Block, Page
 from archlab.search.reporting.report import build_page
 from archlab.search.results.comparison import Comparison
 from archlab.search.sections.published.told import ToldOfPublished
@@ -26,7 +27,9 @@ def page(study: Study, command: str) -> str:
     found = study.comparison
     if found is None:
         raise ValueError(study.problem or f"the study {study.name} has nothing to show")
-    body = "\n".join([*_head(study, found), *_tables(found), *_figures(study), *_models(study), *_foot(study, command)])
+    told = build_page(found)
+    parts = (_head(study, found), _tables(found, told), _figures(study), _models(study), _foot(told, command))
+    body = "\n".join(chain.from_iterable(parts))
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">'
@@ -43,9 +46,8 @@ def _head(study: Study, found: Comparison) -> Iterator[str]:
     yield f"<ul class=verdicts>{said}</ul><p class=muted>{escape(words.progress(study))}</p>"
 
 
-def _tables(found: Comparison) -> Iterator[str]:
+def _tables(found: Comparison, told: Page) -> Iterator[str]:
     """The table, what must be known to read it, and the other tables."""
-    told = build_page(found)
     first, *others = told.blocks
     yield f"<h2>Results</h2>{_table(first)}"
     yield "".join(f"<p class=small>{escape(line)}</p>" for line in told.lines)
@@ -55,26 +57,22 @@ def _tables(found: Comparison) -> Iterator[str]:
         shown = "".join(f"<h3>{escape(block.title)}</h3>{_table(block)}" for block in published)
         yield f"<section class=published><h2>Published</h2>{shown}</section>"
     for block in others:
-        if block in published:
-            continue
-        yield f"<details><summary>{escape(block.title)}</summary>{_table(block)}</details>"
+        if block not in published:
+            yield f"<details><summary>{escape(block.title)}</summary>{_table(block)}</details>"
 
 
 def _table(block: Block) -> str:
     """A table with its legend."""
     heads = "".join(f"<th class={column.align}>{escape(column.header)}</th>" for column in block.columns)
-    lines = zip(*(column.cells for column in block.columns), strict=True)
-    rows = "".join(
-        f"<tr>{''.join(_cell(cell, column.align) for cell, column in zip(line, block.columns, strict=True))}</tr>"
-        for line in lines
-    )
+    rows = ""
+    for line in zip(*(column.cells for column in block.columns), strict=True):
+        cells = (
+            (escape(cell.text), cell.strong, column.align) for cell, column in zip(line, block.columns, strict=True)
+        )
+        shown = (f"<td class={align}>{f'<b>{text}</b>' if strong else text}</td>" for text, strong, align in cells)
+        rows += f"<tr>{''.join(shown)}</tr>"
     legend = f"<p class=small>{escape(block.legend.replace('* ', 'bold: '))}</p>" if block.legend else ""
     return f"<div class=wide><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>{legend}"
-
-
-def _cell(cell: Cell, align: str) -> str:
-    text = escape(cell.text)
-    return f"<td class={align}>{f'<b>{text}</b>' if cell.strong else text}</td>"
 
 
 def _figures(study: Study) -> Iterator[str]:
@@ -105,9 +103,7 @@ def _models(study: Study) -> Iterator[str]:
         yield f"<details{' open' if number == 1 else ''}><summary>{escape(name)}</summary>{shown}</details>"
 
 
-def _foot(study: Study, command: str) -> Iterator[str]:
-    assert study.comparison is not None
-    told = build_page(study.comparison)
+def _foot(told: Page, command: str) -> Iterator[str]:
     yield f"<h2>Provenance</h2><p class=small>{escape(told.provenance)}</p>"
     if told.identities:
         rows = "".join(f"<li>{escape(name)}: {hashes}</li>" for name, hashes in told.identities)

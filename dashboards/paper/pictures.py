@@ -1,4 +1,7 @@
-"""The figures of a study, made of the frames that the dashboard and the report are made of."""
+"""The figures of a study: how it trained, differences and rates, and what its models were tested on.
+
+They are made of the frames that the dashboard and the report are made of.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,25 @@ import pandas as pd
 from archlab.dashboards import lines, theme
 from archlab.dashboards.figures import rate_text
 from archlab.dashboards.library import Study
-from archlab.dashboards.paper import more, trials
-from archlab.dashboards.paper.drawing import MUTED, Drawing, Look, count_axis, in_legend, late_range, line_plot, under
+from archlab.dashboards.paper import more
+from archlab.dashboards.paper.drawing import (
+    GREY,
+    Drawing,
+    Look,
+    count_axis,
+    finish,
+    in_legend,
+    late_range,
+    line_plot,
+    log_axis,
+    zoom,
+)
 from archlab.dashboards.view import View
 from archlab.search.comparison.figure_frames import probes_frame, smoothed, usual_window
 from archlab.search.results.comparison import Comparison
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 LOSS, PERPLEXITY = "loss_by_position", "perplexity_by_context"
@@ -32,11 +47,9 @@ def drawings(study: Study) -> list[Drawing]:
         return []
     base = study.record["baseline"]
     look = Look(theme.colours(study.variants, base), theme.dashes(study.variants, base))
-    made: list[Drawing | None] = [_training(study, look), trials.seeds(study, look), _forest(found, look)]
-    made += [_rates(found, look), trials.gradients(study, look), trials.domains(found, look)]
-    made += _positions(study, found, look)
-    made += [_probes(found, look), *more.grids(study, found), *more.layers(found, look)]
-    made += [*more.ladder(study, found), *more.fronts(found)]
+    made = [_training(study, look), _seeds(study, look), _forest(found, look), _rates(found, look)]
+    made += [_gradients(study, look), domains(found, look), *_positions(study, found, look), _probes(found, look)]
+    made += [*more.grids(study, found), *more.layers(found, look), *more.ladder(study, found), *more.fronts(found)]
     return [each for each in made if each is not None]
 
 
@@ -50,24 +63,70 @@ def _training(study: Study, look: Look) -> Drawing | None:
     if not parts:
         return None
     rows = pd.concat(parts, ignore_index=True)
-    draw = partial(_lines, rows, "tokens", "Training tokens", "Validation loss (nats/token)", look, falls=True)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        line_plot(axes, rows, "tokens", look)
+        count_axis(axes.xaxis)
+        zoom(axes, rows[rows["tokens"] >= 0.1 * rows["tokens"].max()]["mean"])
+        finish(figure, axes, xlabel="Training tokens", ylabel="Validation loss (nats/token)")
+
     return Drawing("training", "Validation loss while training: mean over seeds ± one standard deviation.", rows, draw)
 
 
-def _lines(
-    rows: pd.DataFrame, x: str, x_title: str, y_title: str, look: Look, figure: Figure, falls: bool = False
-) -> None:
-    """A line per variant with its band."""
+def _seeds(study: Study, look: Look) -> Drawing | None:
+    """The curve of every trial of the table; one that diverged ends in a cross."""
+    rows = _of_trials(study, "validation")
+    if rows is None or not rows.groupby("variant")["seed"].nunique().gt(1).any():
+        return None
+
+    def draw(figure: Figure) -> None:
+        axes = _trial_lines(figure, rows, look, "Validation loss (nats/token)")
+        zoom(axes, rows[(rows["tokens"] >= 0.1 * rows["tokens"].max()) & ~rows["diverged"]]["value"])
+
+    said = "Validation loss while training: a line per trial, all seeds; a cross: diverged."
+    return Drawing("training-seeds", said, rows, draw)
+
+
+def _gradients(study: Study, look: Look) -> Drawing | None:
+    """The norm of the gradients of every trial of the table, which rises before training is lost."""
+    rows = _of_trials(study, "gradient")
+    if rows is None or not (rows["value"] > 0).any():
+        return None
+
+    def draw(figure: Figure) -> None:
+        axes = _trial_lines(figure, rows, look, "Gradient norm")
+        axes.set_yscale("log")
+        log_axis(axes.yaxis)
+
+    said = "Norm of the gradients: a line per trial, all seeds; a cross: diverged."
+    return Drawing("gradient-norm", said, rows, draw)
+
+
+def _of_trials(study: Study, metric: str) -> pd.DataFrame | None:
+    """A row per point of the curve of each trial of the table; None where there is no curve."""
+    parts = []
+    for line in (line for group in lines.groups(study, View(metric=metric)) for line in group.lines):
+        trial = {"variant": line.variant, "seed": line.seed, "key": line.key}
+        parts.append(pd.DataFrame({**trial, "tokens": line.x, "value": line.y, "diverged": line.diverged}))
+    return pd.concat(parts, ignore_index=True) if parts else None
+
+
+def _trial_lines(figure: Figure, rows: pd.DataFrame, look: Look, y_title: str) -> Axes:
+    """A thin line per trial in the colour of its variant, one name for all of a variant."""
     axes = figure.subplots()
-    line_plot(axes, rows, x, look)
-    axes.set_xlabel(x_title)
-    axes.set_ylabel(y_title)
+    named: set[str] = set()
+    for (variant, _), own in rows.groupby(["variant", "key"], sort=False):
+        name = str(variant)
+        label = {} if name in named else {"label": in_legend(name)}
+        axes.plot(own["tokens"], own["value"], **look.line(name), **label, linewidth=0.7, alpha=0.8)
+        named.add(name)
+        known = own[np.isfinite(own["value"])]
+        if own["diverged"].iloc[0] and len(known):
+            axes.plot(known["tokens"].iloc[-1:], known["value"].iloc[-1:], "x", color=look.colours[name], markersize=4)
     count_axis(axes.xaxis)
-    if falls:
-        late = rows[rows[x] >= 0.1 * rows[x].max()]["mean"].dropna()
-        if len(late):
-            axes.set_ylim(*late_range(float(late.min()), float(late.max())))
-    under(figure, axes)
+    finish(figure, axes, xlabel="Training tokens", ylabel=y_title)
+    return axes
 
 
 def _forest(found: Comparison, look: Look) -> Drawing | None:
@@ -94,11 +153,10 @@ def _forest(found: Comparison, look: Look) -> Drawing | None:
                 markersize=4,
                 elinewidth=1.1,
             )
-        axes.axvline(0, color="#8b939c", linewidth=0.8)
+        axes.axvline(0, color=GREY, linewidth=0.8)
         axes.set_yticks(range(len(rows)), rows["variant"].tolist()[::-1])
-        axes.set_ylim(-0.6, len(rows) - 0.4)
         axes.grid(axis="y", visible=False)
-        axes.set_xlabel(f"Difference in test loss ({unit})")
+        axes.set(ylim=(-0.6, len(rows) - 0.4), xlabel=f"Difference in test loss ({unit})")
 
     caption = (
         f"Differences in test loss to the baseline ({unit}) and, with enough seeds, their 95% intervals, which hold "
@@ -128,9 +186,7 @@ def _rates(found: Comparison, look: Look) -> Drawing | None:
         ticks = sorted(rows["lr"].dropna().unique())
         axes.set_xticks(ticks, [rate_text(float(each)) for each in ticks])
         axes.minorticks_off()
-        axes.set_xlabel("Learning rate")
-        axes.set_ylabel("Validation perplexity")
-        under(figure, axes)
+        finish(figure, axes, xlabel="Learning rate", ylabel="Validation perplexity")
 
     caption = "Validation perplexity by learning rate; ring: chosen, cross: diverged."
     return Drawing("learning-rates", caption, rows, draw)
@@ -147,23 +203,23 @@ def _positions(study: Study, found: Comparison, look: Look) -> Iterator[Drawing]
         perplexity = found.curves[found.curves["name"] == PERPLEXITY + end]
         rows = pd.concat([smoothed(loss, over), perplexity], ignore_index=True)
 
-        def draw(figure: Figure, rows: pd.DataFrame = rows, name: str = name, end: str = end) -> None:
-            both = {name: "L(i) (nats/token)", PERPLEXITY + end: "P(l)"}
-            for axes, (curve, title) in zip(figure.subplots(1, 2), both.items(), strict=True):
-                own = rows[rows["name"] == curve]
-                line_plot(axes, own, "x", look)
-                start = max(float(own["x"].max()) / 16, 1.0)
-                late = own[own["x"] >= start]["mean"].dropna()
-                axes.set_ylim(*late_range(float(late.min()), float(late.max())))
-                axes.set_xlabel("Position" if curve == name else "Context")
-                axes.set_ylabel(title)
-                for length in trained:
-                    axes.axvline(length, color=MUTED, linestyle="--", linewidth=0.8)
-            under(figure, axes)
-
+        draw = partial(_two_curves, rows, {name: "L(i) (nats/token)", PERPLEXITY + end: "P(l)"}, trained, look)
         smooth = f", over {over} neighbouring ones" if over > 1 else ""
         caption = f"Test loss L(i) by position{smooth}, perplexity P(l) by context; dashed: the length of training."
         yield Drawing(name.replace("_", "-"), caption, rows, draw, 2.2)
+
+
+def _two_curves(rows: pd.DataFrame, titles: dict[str, str], trained: list[int], look: Look, figure: Figure) -> None:
+    for axes, x_title, (curve, title) in zip(
+        figure.subplots(1, 2), ("Position", "Context"), titles.items(), strict=True
+    ):
+        own = rows[rows["name"] == curve]
+        line_plot(axes, own, "x", look)
+        zoom(axes, own[own["x"] >= max(float(own["x"].max()) / 16, 1.0)]["mean"])
+        axes.set(xlabel=x_title, ylabel=title)
+        for length in trained:
+            axes.axvline(length, color=theme.MUTED, linestyle="--", linewidth=0.8)
+    finish(figure, axes)
 
 
 def _probes(found: Comparison, look: Look) -> Drawing | None:
@@ -188,11 +244,32 @@ def _probes(found: Comparison, look: Look) -> Drawing | None:
             for end in ("chance", "ceiling"):
                 at = rows[rows["name"] == name][end].dropna()
                 if len(at):
-                    axes.plot([at.mean()] * 2, [place - 0.38, place + 0.38], ":", color=MUTED, linewidth=1)
+                    axes.plot([at.mean()] * 2, [place - 0.38, place + 0.38], ":", color=theme.MUTED, linewidth=1)
         axes.set_yticks(range(len(names)), [str(name).replace("_", " ") for name in names])
-        axes.set_xlim(-0.02, 1.02)
-        axes.set_xlabel("Share of right answers")
-        under(figure, axes)
+        finish(figure, axes, xlim=(-0.02, 1.02), xlabel="Share of right answers")
 
     caption = "Shares of right answers, mean ± standard deviation over seeds; dotted: chance, and a ceiling."
     return Drawing("probes", caption, rows, draw, 0.9 + 0.14 * len(names) * max(2, rows["variant"].nunique() / 1.5))
+
+
+def domains(found: Comparison, look: Look) -> Drawing | None:
+    """Test perplexity by domain of a mixture."""
+    rows = found.domains
+    if not len(rows):
+        return None
+    names, variants = (list(dict.fromkeys(map(str, rows[key]))) for key in ("domain", "variant"))
+    step = 0.7 / len(variants)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for order, variant in enumerate(variants):
+            own = rows[rows["variant"] == variant]
+            y = [names.index(str(name)) - 0.35 + step * (order + 0.5) for name in own["domain"]]
+            colour = look.colours[variant]
+            axes.plot(own["perplexity"], y, "o", markersize=3, color=colour, label=in_legend(variant))
+        axes.set_yticks(range(len(names)), names)
+        axes.grid(axis="y", visible=False)
+        finish(figure, axes, ylim=(len(names) - 0.4, -0.6), xlabel="Test perplexity")
+
+    height = 0.9 + 0.14 * len(names) * max(2.0, len(variants) / 1.5)
+    return Drawing("domains", "Test perplexity by domain, means over seeds.", rows, draw, height)

@@ -21,8 +21,7 @@ from archlab.dashboards.paper.files import write
 from archlab.dashboards.paper.inline import inline
 from archlab.dashboards.paper.more import fronts
 from archlab.dashboards.paper.page import page
-from archlab.dashboards.paper.pictures import drawings
-from archlab.dashboards.paper.trials import domains
+from archlab.dashboards.paper.pictures import domains, drawings
 from archlab.search.comparison.compare import load_comparison
 from archlab.search.models.graphs import graph_of
 from archlab.search.reporting.report import report
