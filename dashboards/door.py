@@ -8,9 +8,10 @@ import ipaddress
 import socket
 from collections.abc import Iterable
 from html import escape
-from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+from werkzeug.wrappers import Request, Response
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -36,47 +37,49 @@ class Door:
         self._token = None if token is None else token.encode()
 
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        asked = str(environ.get("HTTP_HOST", "")).lower()
+        return (self._refusal(Request(environ)) or self._application)(environ, start)
+
+    def _refusal(self, request: Request) -> Response | None:
+        """What is answered instead; None for a request that may pass."""
+        asked = request.environ.get("HTTP_HOST", "").lower()
         if not is_ours(name_of(asked), self._host):
             said = f"this is the dashboard of archlab, not {name_of(asked)[:100]!r}: use the address that it printed\n"
-            return _answer(start, "403 Forbidden", said)
-        if environ["REQUEST_METHOD"] not in ("GET", "HEAD", "OPTIONS") and not _from_us(environ, asked):
-            return _answer(start, "403 Forbidden", "only pages of this dashboard may send it anything\n")
-        if self._token is None:
-            return self._application(environ, start)
-        return self._guarded(environ, start)
+            return _answer(said, 403)
+        if request.method not in ("GET", "HEAD", "OPTIONS") and not _from_us(request, asked):
+            return _answer("only pages of this dashboard may send it anything\n", 403)
+        return None if self._token is None else self._login(request)
 
-    def _guarded(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        """Lets those in who show the token or the cookie that stands for it; asks the others."""
-        path, query = str(environ.get("PATH_INFO", "/")), str(environ.get("QUERY_STRING", ""))
-        if path == LOGIN and environ["REQUEST_METHOD"] == "POST":
-            form = dict(parse_qsl(_body(environ)))
-            return self._enter(environ, start, form.get("token", ""), form.get("to", "/"))
-        given = dict(parse_qsl(query)).get("token")
+    def _login(self, request: Request) -> Response | None:
+        """None for those who show the token or the cookie that stands for it; the others are asked."""
+        query = request.query_string.decode("latin1")
+        if request.path == LOGIN and request.method == "POST":
+            form = dict(parse_qsl(request.stream.read(MOST_BYTES).decode("utf-8", "replace")))
+            return self._enter(request, form.get("token", ""), form.get("to", "/"))
+        path, given = quote(request.environ.get("PATH_INFO", "/")), dict(parse_qsl(query)).get("token")
         if given is not None:
             rest = urlencode([(name, value) for name, value in parse_qsl(query) if name != "token"])
-            return self._enter(environ, start, given, quote(path) + (f"?{rest}" if rest else ""))
-        bearer = str(environ.get("HTTP_AUTHORIZATION", "")).removeprefix("Bearer ")
-        if self._is_token(bearer) or hmac.compare_digest(_cookie(environ).encode(), self._pass().encode()):
-            return self._application(environ, start)
-        wanted = quote(path) + (f"?{query}" if query else "")
-        return self._ask(start, wanted if path != LOGIN else "/")
+            return self._enter(request, given, path + (f"?{rest}" if rest else ""))
+        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        cookie = request.cookies.get(_name(request), "")
+        if self._is_token(bearer) or hmac.compare_digest(cookie.encode(), self._pass().encode()):
+            return None
+        return self._ask(path + (f"?{query}" if query else "") if path != LOGIN else "/")
 
-    def _enter(self, environ: WSGIEnvironment, start: StartResponse, given: str, to: str) -> Iterable[bytes]:
+    def _enter(self, request: Request, given: str, to: str) -> Response:
         """Sets the cookie and goes on from a page of ours: a redirect of a foreign link would not bring it along."""
         if not self._is_token(given):
-            return self._ask(start, to, "That is not the token.")
-        to = to if to.startswith("/") and not to.startswith(("//", "/\\")) else "/"
-        secure = "; Secure" if environ.get("wsgi.url_scheme") == "https" else ""
-        crumb = f"{_name(environ)}={self._pass()}; Path=/; Max-Age={DAYS * 86400}; HttpOnly; SameSite=Strict{secure}"
-        page = (
-            f'<!doctype html><meta http-equiv="refresh" content="0;url={escape(to)}"><a href="{escape(to)}">Go on</a>'
-        )
-        return _answer(start, "200 OK", page, [("Set-Cookie", crumb)])
+            return self._ask(to, "That is not the token.")
+        to = escape(to if to.startswith("/") and not to.startswith(("//", "/\\")) else "/")
+        page = f'<!doctype html><meta http-equiv="refresh" content="0;url={to}"><a href="{to}">Go on</a>'
+        response = _answer(page, 200)
+        limits = {"secure": request.is_secure, "httponly": True, "samesite": "Strict"}
+        response.set_cookie(_name(request), self._pass(), max_age=DAYS * 86400, **limits)
+        return response
 
-    def _ask(self, start: StartResponse, to: str, problem: str = "") -> Iterable[bytes]:
-        page = _PAGE.format(to=escape(to), problem=escape(problem), login=LOGIN)
-        return _answer(start, "401 Unauthorized", page, [("WWW-Authenticate", "Bearer")])
+    def _ask(self, to: str, problem: str = "") -> Response:
+        response = _answer(_PAGE.format(to=escape(to), problem=escape(problem), login=LOGIN), 401)
+        response.headers["WWW-Authenticate"] = "Bearer"
+        return response
 
     def _is_token(self, given: str) -> bool:
         assert self._token is not None
@@ -107,47 +110,26 @@ input {{ width: 100%; box-sizing: border-box; margin: .5rem 0 }}
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'"
 
 
-def _answer(start: StartResponse, status: str, text: str, headers: Iterable[tuple[str, str]] = ()) -> Iterable[bytes]:
-    kind = "html" if text.startswith("<!") else "plain"
-    own = [
-        ("Content-Type", f"text/{kind}; charset=utf-8"),
-        ("Cache-Control", "no-store"),
-        ("Referrer-Policy", "same-origin"),  # under a stricter one a browser sends the form without its origin
-        ("X-Content-Type-Options", "nosniff"),
-        ("Content-Security-Policy", _POLICY),
-    ]
-    start(status, [*own, *headers])
-    return [text.encode()]
+def _answer(text: str, status: int) -> Response:
+    headers = {
+        "Cache-Control": "no-store",
+        "Referrer-Policy": "same-origin",  # under a stricter one a browser sends the form without its origin
+        "X-Content-Type-Options": "nosniff",
+        "Content-Security-Policy": _POLICY,
+    }
+    return Response(text, status, headers, mimetype="text/html" if text.startswith("<!") else "text/plain")
 
 
-def _from_us(environ: WSGIEnvironment, asked: str) -> bool:
+def _from_us(request: Request, asked: str) -> bool:
     """Whether what is sent comes from a page of this server, or from no page at all: a program."""
-    origin = environ.get("HTTP_ORIGIN")
-    if origin is not None:
-        return urlsplit(str(origin)).netloc.lower() == asked
-    return environ.get("HTTP_SEC_FETCH_SITE", "same-origin") in ("same-origin", "none")
+    if request.origin is not None:
+        return urlsplit(request.origin).netloc.lower() == asked
+    return request.headers.get("Sec-Fetch-Site", "same-origin") in ("same-origin", "none")
 
 
-def _body(environ: WSGIEnvironment) -> str:
-    try:
-        length = min(int(environ.get("CONTENT_LENGTH") or 0), MOST_BYTES)
-    except ValueError:
-        return ""
-    found: bytes = environ["wsgi.input"].read(length)
-    return found.decode("utf-8", "replace")
-
-
-def _name(environ: WSGIEnvironment) -> str:
+def _name(request: Request) -> str:
     """Of the cookie: browsers have one jar for all ports of a host."""
-    return f"archlab-{environ.get('SERVER_PORT', '')}"
-
-
-def _cookie(environ: WSGIEnvironment) -> str:
-    try:
-        found = SimpleCookie(str(environ.get("HTTP_COOKIE", ""))).get(_name(environ))
-    except CookieError:
-        return ""
-    return "" if found is None else found.value
+    return f"archlab-{request.environ.get('SERVER_PORT', '')}"
 
 
 def name_of(asked: str) -> str:
