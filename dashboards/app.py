@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 import dash
 import dash_mantine_components as dmc
 import flask
 from dash import Input, html
 
-from archlab.dashboards import downloads, theme
+from archlab.dashboards import downloads, pages, theme
 from archlab.dashboards.library import Library
 from archlab.dashboards.optuna_mount import Mount
-from archlab.dashboards.pages import (
-    architecture,
-    compare,
-    context,
-    curves,
-    factor,
-    inspect,
-    report,
-    run,
-    runs,
-    scaling,
-    search,
-    stability,
-    studies,
-    study,
-    table,
-    timeline,
-)
 from archlab.dashboards.parts import card, frame
 
 POLICY = "; ".join(
@@ -76,13 +60,13 @@ def make_app(store_root: Path) -> dash.Dash:
     )
     app.server.config["LIBRARY"] = library
     app.server.config["COMPRESS_STREAMS"] = False  # it leaves files open; only our own few assets are streamed
-    for own in (studies, study, table, curves, runs, run, compare, timeline, architecture, report):
-        own.register(app, library)
-    for why in (factor, scaling, search, stability, context, inspect):
-        why.register(app, library)
+    for file in iter_modules(pages.__path__):
+        page = import_module(f"{pages.__name__}.{file.name}")
+        if hasattr(page, "register"):  # others are what pages share
+            page.register(app, library)
     dash.register_page("not_found_404", layout=_no_page)
-    page = frame(dash.page_container, library.root)
-    app.layout = dmc.MantineProvider(html.Div(page), theme=theme.MANTINE, defaultColorScheme="auto")
+    framed = html.Div(frame(dash.page_container, library.root))
+    app.layout = dmc.MantineProvider(framed, theme=theme.MANTINE, defaultColorScheme="auto")
     app.clientside_callback("() => window.location.reload()", Input("retry", "n_intervals"), prevent_initial_call=True)
     downloads.register(app.server, library)
     app.server.after_request(_stay_local)

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from werkzeug.wrappers import Response
+
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
@@ -35,9 +37,9 @@ class Mount:
         if path != PAGES and not path.startswith(PATHS):
             return self._application(environ, start)
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-            return _refused(start, "405 Method Not Allowed", "archlab shows Optuna's dashboard to read, not to write")
+            return _refusal("archlab shows Optuna's dashboard to read, not to write", 405)(environ, start)
         if (why := absent(self._root)) is not None:
-            return _refused(start, "404 Not Found", why)
+            return _refusal(why, 404)(environ, start)
 
         def answer(status: str, headers: list[tuple[str, str]], *error: Any) -> Any:
             return start(status, [*headers, *self._headers.items()], *error)
@@ -88,6 +90,5 @@ def pages_of(root: Path, study: str) -> dict[str, str]:
     return {name: f"{PAGES}/studies/{number}" for name, number in rows}
 
 
-def _refused(start: StartResponse, status: str, why: str) -> list[bytes]:
-    start(status, [("Content-Type", "text/plain; charset=utf-8"), ("X-Content-Type-Options", "nosniff")])
-    return [f"{why}\n".encode()]
+def _refusal(why: str, status: int) -> Response:
+    return Response(f"{why}\n", status, {"X-Content-Type-Options": "nosniff"}, mimetype="text/plain")

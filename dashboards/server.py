@@ -41,7 +41,7 @@ def serve(store_root: Path, host: str = "127.0.0.1", port: int | None = None, op
     token = token_for(host)
     app = make_app(Path(store_root))
     server = _listen(app.server, host, port, token)
-    url = f"http://{_shown(host)}:{server.port}/"
+    url = f"http://{f'[{host}]' if ':' in host else host}:{server.port}/"
     if token is not None and TOKEN not in os.environ:  # one that is ours is told
         url += f"?token={token}"
     print(f"archlab dashboard of {Path(store_root).absolute()}\n  {url}   (Ctrl-C stops it)", flush=True)
@@ -100,7 +100,3 @@ def _bind(application: WSGIApplication, host: str, port: int) -> BaseWSGIServer:
             raise OSError(error.errno, f"can't listen on {host}: {error.strerror}") from error
         listener.listen(128)
         return make_server(host, port, application, threaded=True, fd=listener.fileno())
-
-
-def _shown(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
