@@ -8,6 +8,7 @@ import threading
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -46,21 +47,15 @@ class CurveFile:
         before, self.stamp = self.stamp, stamp_of(self.path)
         return self.stamp != before
 
-    def read(self) -> bool:
-        """Takes in what was appended; True if anything changed. A file that isn't there yet is an empty one."""
-        with self._lock:
-            self.look()
-            return self._catch_up()
-
-    def _catch_up(self) -> bool:
-        """Parses up to the last look."""
+    def _catch_up(self) -> None:
+        """Parses up to the last look. A file that isn't there yet is an empty one."""
         if self.stamp == self._parsed:
-            return False
+            return
         self._parsed = self.stamp
         self._cache.clear()
         if self.stamp is None:
             self._reset()
-            return True
+            return
         with self.path.open("rb") as file:
             if not self._continues(file.fileno(), self.stamp[1]):
                 self._reset()
@@ -70,7 +65,6 @@ class CurveFile:
         self._position += len(whole)
         self._tail = (self._tail + whole)[-_TAIL_BYTES:]
         self._take(whole.splitlines())
-        return True
 
     def _continues(self, descriptor: int, size: int) -> bool:
         start = self._position - len(self._tail)
@@ -197,12 +191,11 @@ def smooth(values: Floats, weight: float) -> Floats:
         raise ValueError(f"a smoothing weight lies in [0, 1), received {weight}")
     if weight == 0:
         return values
-    result, mean, norm = np.empty_like(values), 0.0, 0.0
-    for i, value in enumerate(values):
-        if np.isfinite(value):
-            mean, norm = weight * mean + (1 - weight) * value, weight * norm + 1 - weight
-        result[i] = mean / norm if np.isfinite(value) else np.nan
-    return result
+    import pandas as pd  # which a server starts without
+
+    known = np.isfinite(values)
+    means = pd.Series(np.where(known, values, np.nan)).ewm(alpha=1 - weight, ignore_na=True).mean()
+    return np.where(known, means, np.nan)
 
 
 def thin(points: int, limit: int = 400) -> NDArray[np.intp]:
@@ -218,23 +211,12 @@ def strided(points: int, every: int) -> NDArray[np.intp]:
 
 
 def group(lines: Sequence[Line]) -> Group:
-    """The mean of one variant's curves at the steps that all of them have; a diverged one is left out of it.
-
-    Raises ValueError without a line.
-    """
-    if not lines:
-        raise ValueError("a group needs at least one curve")
+    """The mean of one variant's curves at the steps that all of them have; a diverged one is left out of it."""
     members = [line for line in lines if not line.diverged and len(line.x)]
-    name = lines[0].variant
-    if not members:
-        return Group(name, 0, np.empty(0), np.empty(0), np.empty(0), list(lines))
-    shared = members[0].step
-    for line in members[1:]:
-        shared = np.intersect1d(shared, line.step, assume_unique=True)
-    x = np.stack([line.x[np.isin(line.step, shared)] for line in members])
-    y = np.stack([line.y[np.isin(line.step, shared)] for line in members])
-    std = y.std(0, ddof=1) if len(members) > 1 else np.zeros(len(shared))
-    return Group(name, len(members), x.mean(0), y.mean(0), std, list(lines))
+    shared = reduce(np.intersect1d, [line.step for line in members]) if members else np.empty(0)
+    places = [np.isin(line.step, shared) for line in members]
+    x, y = ([getattr(line, axis)[at] for line, at in zip(members, places, strict=True)] for axis in ("x", "y"))
+    return _mean_of(lines, lines[0].variant, np.mean(x, 0) if x else np.empty(0), y)
 
 
 def group_level(lines: Sequence[Line], level: str, factor: str) -> Group:
@@ -245,8 +227,12 @@ def group_level(lines: Sequence[Line], level: str, factor: str) -> Group:
     first, last = max((x[0] for x, _ in known), default=0.0), min((x[-1] for x, _ in known), default=0.0)
     x = min((x for x, _ in known), key=len, default=np.empty(0))
     x = x[(x >= first) & (x <= last)]
-    if not len(x):
-        return Group(level, 0, np.empty(0), np.empty(0), np.empty(0), list(lines), factor=factor)
-    y = np.stack([np.interp(x, *each) for each in known])
-    std = y.std(0, ddof=1) if len(members) > 1 else np.zeros(len(x))
-    return Group(level, len(members), x, y.mean(0), std, list(lines), factor=factor)
+    return _mean_of(lines, level, x, [np.interp(x, *each) for each in known] if len(x) else [], factor)
+
+
+def _mean_of(lines: Sequence[Line], name: str, x: Floats, y: list[Floats], factor: str = "") -> Group:
+    """Of the curves `y` at the places `x`, beside all lines of the group."""
+    if not y:
+        return Group(name, 0, np.empty(0), np.empty(0), np.empty(0), list(lines), factor=factor)
+    std = np.std(y, 0, ddof=1) if len(y) > 1 else np.zeros(len(x))
+    return Group(name, len(y), x, np.mean(y, 0), std, list(lines), factor=factor)

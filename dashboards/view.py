@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import urlencode
 
 METRICS = {
     "validation": ("validation_loss", "Validation", "Validation loss (nats/token)"),
@@ -77,8 +77,3 @@ def read_view(query: Mapping[str, object], keys: Collection[str] = tuple(CHOICES
                 f"The address asks for {field.name} {value[:40]!r}, which does not exist (there is: {known})."
             )
     return View(**chosen), notices
-
-
-def parse_view(search: str) -> tuple[View, list[str]]:
-    """`read_view` of the raw query string, with or without its question mark."""
-    return read_view(dict(parse_qsl(search.lstrip("?"))))

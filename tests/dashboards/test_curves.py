@@ -15,13 +15,13 @@ def line(step, attempt=1, **values):
 def test_appended_lines_are_added_and_a_half_written_one_waits(tmp_path):
     path = tmp_path / "metrics.jsonl"
     file = CurveFile(path)
-    assert file.read() is False and file.last_step == 0
+    assert file.look() is False and file.last_step == 0
     path.write_text(line(1, loss=3.0) + '{"step": 2, "lo')
-    assert file.read() is True and file.read() is False
+    assert file.look() is True and file.look() is False
     assert file.series("loss")[2].tolist() == [3.0]
     with path.open("a") as more:
         more.write('ss": 2.5, "time": 102.0, "attempt": 1}\n')
-    assert file.read() is True
+    assert file.look() is True
     step, seconds, value = file.series("loss")
     assert (step.tolist(), seconds.tolist(), value.tolist()) == ([1.0, 2.0], [0.0, 1.0], [3.0, 2.5])
 
@@ -30,12 +30,12 @@ def test_only_what_was_appended_is_parsed(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(line(i, loss=1.0) for i in range(1000)))
     file = CurveFile(path)
-    file.read()
+    assert file.look() and file.last_step == 999
     parsed = []
     monkeypatch.setattr(file, "_take", parsed.extend)
     with path.open("a") as more:
         more.write(line(1000, loss=1.0))
-    file.read()
+    assert file.look() and file.last_step == 999
     assert len(parsed) == 1
 
 
@@ -44,11 +44,11 @@ def test_a_file_that_a_resumed_trial_cut_back_is_read_anew(tmp_path, again):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(line(i, loss=1.0) for i in range(1, 6)))
     file = CurveFile(path)
-    file.read()
+    assert file.look() and file.last_step == 5
     path.write_text(
         "".join(line(i, loss=1.0) for i in range(1, 3)) + "".join(line(i, 2, loss=0.5) for i in range(3, again + 1))
     )
-    file.read()
+    file.look()
     assert file.series("loss")[0].tolist() == list(range(1, again + 1))
     assert file.series("loss")[2][2:].tolist() == [0.5] * (again - 2)
 
@@ -57,7 +57,7 @@ def test_null_is_a_gap_and_a_damaged_line_is_counted(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(1, loss=None) + "garbage\n" + line(2, validation_loss=1.5) + "[1]\n")
     file = CurveFile(path)
-    file.read()
+    file.look()
     assert np.isnan(file.series("loss")[2]).tolist() == [True]
     assert file.series("validation_loss")[2].tolist() == [1.5]
     assert file.unreadable == 2
@@ -67,7 +67,7 @@ def test_a_pause_between_attempts_is_no_training_time(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(1, loss=1.0) + line(2, loss=1.0) + line(5000, 2, loss=1.0) + line(5003, 2, loss=1.0))
     file = CurveFile(path)
-    file.read()
+    file.look()
     assert file.series("loss")[1].tolist() == [0.0, 1.0, 1.0, 4.0]
 
 

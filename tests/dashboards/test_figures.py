@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import replace
+from urllib.parse import parse_qsl
 
 import numpy as np
 import pytest
 
 from archlab.dashboards import figures, table, theme
 from archlab.dashboards.curves import Line, group
-from archlab.dashboards.view import CHOICES, View, parse_view
+from archlab.dashboards.view import CHOICES, View, read_view
 
 BAD = "<b>x</b>"
 COLOURS = theme.colours(["baseline", "a", BAD], "baseline")
@@ -143,7 +144,7 @@ def test_a_view_survives_its_address():
     for key, options in CHOICES.items():
         for value in options:
             view = View(**{key: value})
-            assert parse_view(view.query()) == (view, [])
+            assert read_view(dict(parse_qsl(view.query().removeprefix("?")))) == (view, [])
     assert View().query() == ""
-    view, notices = parse_view("?metric=<script>&other=1")
+    view, notices = read_view({"metric": "<script>", "other": "1"})
     assert view == View() and len(notices) == 1
