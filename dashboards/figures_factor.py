@@ -65,15 +65,15 @@ def _mean(row: Mapping[str, Any], y: float, colour: str) -> Trace:
 def interactions(found: pd.DataFrame) -> Figure:
     """A square per two factors, their interaction written in it; `found` are rows {one, other, value, half, cells}."""
     names = list(dict.fromkeys([*found["one"], *found["other"]]))
-    values: list[list[float | None]] = [[None] * len(names) for _ in names]
-    texts, told = [[""] * len(names) for _ in names], [[""] * len(names) for _ in names]
+    pairs = {}
     for row in found.to_dict("records"):
+        text = f"{round(row['value'], 4) + 0:+.4f}".replace("-", "\N{MINUS SIGN}")
+        half = f" ± {row['half']:.3f}" if math.isfinite(row["half"]) else ""
         for a, b in ((row["one"], row["other"]), (row["other"], row["one"])):
-            y, x = names.index(a), names.index(b)
-            values[y][x] = row["value"]
-            texts[y][x] = f"{round(row['value'], 4) + 0:+.4f}".replace("-", "\N{MINUS SIGN}")
-            half = f" ± {row['half']:.3f}" if math.isfinite(row["half"]) else ""
-            told[y][x] = f"{escape(a)} with {escape(b)}: {row['value']:+.4f}{half}<br>in {row['cells']} cells"
+            told = f"{escape(a)} with {escape(b)}: {row['value']:+.4f}{half}<br>in {row['cells']} cells"
+            pairs[a, b] = (row["value"], text, told)
+    cells = [[pairs.get((a, b), (None, "", "")) for b in names] for a in names]
+    values, texts, told = ([[cell[part] for cell in row] for row in cells] for part in range(3))
     most = float(np.abs(found["value"]).max()) or 1.0
     heat = {
         "type": "heatmap",

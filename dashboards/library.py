@@ -7,7 +7,7 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -165,8 +165,7 @@ class Library:
         record, rows = self._rows_of(name)
         states = states_of(rows, partial(holder_of, self.root))
         trials = [{**row, "state": states[row["key"]]} for row in rows]
-        if curves is None:
-            curves = self._curves_of(name, trials)
+        curves = self._curves_of(name, trials) if curves is None else curves
         holder = holder_of(self.root, name)
         shown = ("key", "role", "state", "attempt", "reason", "measured")
         others = self._listing if record.get("search") else []  # which a search is held against
@@ -177,11 +176,9 @@ class Library:
         _, comparison, problem = self._comparisons[name]
         return Study(name, version, record, trials, holder, comparison, problem, curves)
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> AbstractContextManager[Any]:
         """Holds the curves still while a figure is made of them."""
-        with self._lock:
-            yield
+        return self._lock
 
     @contextmanager
     def open(self) -> Iterator[Store]:
@@ -213,19 +210,16 @@ class Library:
 
     def _curves_of(self, name: str, trials: list[dict[str, Any]]) -> dict[str, CurveFile]:
         known = self._studies[name].curves if name in self._studies else {}
-        found: dict[str, CurveFile] = {}
-        for trial in trials:
-            key = trial["key"]
-            if key not in found:
-                found[key] = known.get(key) or CurveFile(Path(trial["folder"]) / "metrics.jsonl")
-                found[key].look()
+        folders = {trial["key"]: Path(trial["folder"]) for trial in trials}
+        found = {key: known.get(key) or CurveFile(folder / "metrics.jsonl") for key, folder in folders.items()}
+        for file in found.values():
+            file.look()
         return found
 
     def _compare(self, name: str) -> tuple[Comparison | None, str | None]:
         """The comparison, or the sentence that says what is wrong with a result; the page stands either way."""
-        from archlab.search.comparison.compare import (
-            load_comparison,  # with pandas and scipy, which a server starts without
-        )
+        # with pandas and scipy, which a server starts without
+        from archlab.search.comparison.compare import load_comparison
 
         with self.open() as store:
             try:
@@ -236,11 +230,8 @@ class Library:
 
 def _probe(table: Path) -> None:
     try:
-        connection = sqlite3.connect(f"{table.as_uri()}?mode=rw", uri=True, timeout=_PROBE_S)
-        try:
+        with closing(sqlite3.connect(f"{table.as_uri()}?mode=rw", uri=True, timeout=_PROBE_S)) as connection:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        finally:
-            connection.close()
     except sqlite3.OperationalError as error:
         if "locked" in str(error) or "busy" in str(error):
             raise StoreError(
@@ -249,9 +240,8 @@ def _probe(table: Path) -> None:
             ) from error
         raise StoreError(f"{table} can't be opened ({error}): check that you may read and write it") from error
     except sqlite3.DatabaseError as error:
-        raise StoreError(
-            f"{table} is damaged ({error}): restore a copy, or move the store away and run again"
-        ) from error
+        said = f"{table} is damaged ({error}): restore a copy, or move the store away and run again"
+        raise StoreError(said) from error
 
 
 def _digest(*parts: object) -> str:

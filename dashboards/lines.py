@@ -17,11 +17,8 @@ from archlab.search.sections.design.frames import factors, level_name, levels_of
 
 FORWARD_AND_BACKWARD = 3.0
 """Training FLOPs per token over those of the forward pass (the convention of the scaling laws)."""
-
-
 MOST_POINTS = 40_000
 """Of all lines of a figure together, so that a study of thousands of trials is drawn as fast as one of ten."""
-
 MOST_VARIANTS = 24
 """In each figure of a study's first page: more can neither be told apart nor drawn at once."""
 
@@ -102,28 +99,23 @@ def _variants(study: Study) -> list[dict[str, Any]]:
 def _trials(study: Study, which: str) -> dict[str, list[dict[str, Any]]]:
     """By variant each trial once: those that stand in the table, all tuning trials, or all. Before there are any, what
     there is. None of them is a probe of a screen, whose losses are of another recipe."""
-    if which == "all":
-        every: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in study.variants}
-        for trial in study.trials:
-            if trial["role"] == "screen":
-                continue
-            every.setdefault(trial["variant"], {}).setdefault(trial["key"], trial)
-        return {name: list(mine.values()) for name, mine in every.items()}
-    tuning: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in study.variants}
-    repeats: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in study.variants}
-    for trial in study.trials:
-        if trial["variant"] in tuning and trial["role"] != "screen":
-            (repeats if trial["role"] == "repeat" else tuning)[trial["variant"]][trial["key"]] = trial
+    own = [trial for trial in study.trials if trial["role"] != "screen"]
+    if which != "all":  # what a search proposed has no row in the table
+        own = [trial for trial in own if trial["variant"] in study.variants]
     if which == "tuning":
-        return {name: list(mine.values()) for name, mine in tuning.items()}
+        own = [trial for trial in own if trial["role"] != "repeat"]
+    elif which == "reported":
+        own.sort(key=lambda trial: trial["role"] == "repeat")
+    found: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in study.variants}
+    for trial in own:
+        found.setdefault(trial["variant"], {})[trial["key"]] = trial
+    every = {name: list(mine.values()) for name, mine in found.items()}
+    if which != "reported":
+        return every
     reported = set()
     if study.comparison is not None:
         reported = set(study.comparison.trials["key"][study.comparison.trials["reported"].astype(bool)])
-    found = {}
-    for name, mine in tuning.items():
-        own = list({**mine, **repeats[name]}.values())
-        found[name] = [trial for trial in own if trial["key"] in reported] or own
-    return found
+    return {name: [trial for trial in mine if trial["key"] in reported] or mine for name, mine in every.items()}
 
 
 def _line(study: Study, variant: dict[str, Any], trial: dict[str, Any], metric: str, view: View, every: int) -> Line:

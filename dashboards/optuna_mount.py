@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import sqlite3
-import threading
 from collections.abc import Iterable
 from contextlib import closing
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -29,8 +29,6 @@ class Mount:
 
     def __init__(self, application: WSGIApplication, root: Path, headers: dict[str, str]) -> None:
         self._application, self._root, self._headers = application, root, headers
-        self._lock = threading.Lock()
-        self._made: tuple[int, WSGIApplication] | None = None
 
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         path = str(environ.get("PATH_INFO", ""))
@@ -45,19 +43,13 @@ class Mount:
             return start(status, [*headers, *self._headers.items()], *error)
 
         environ.setdefault("HTTP_ACCEPT_ENCODING", "")  # which it takes for granted
-        return self._optuna()(environ, answer)
-
-    def _optuna(self) -> WSGIApplication:
-        """Its application on the database that is there now."""
         file = self._root / "optuna.db"
-        with self._lock:
-            inode = file.stat().st_ino
-            if self._made is None or self._made[0] != inode:
-                self._made = inode, _application(file)
-            return self._made[1]
+        return _application(file, file.stat().st_ino)(environ, answer)
 
 
-def _application(file: Path) -> WSGIApplication:
+@lru_cache(maxsize=4)
+def _application(file: Path, inode: int) -> WSGIApplication:
+    """Optuna's application on the database that is there now; another file of that name has another inode."""
     import optuna
     from optuna.storages import RDBStorage
     from optuna_dashboard import wsgi

@@ -15,7 +15,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from archlab.dashboards.figures import GRAPH_CONFIG
-from archlab.dashboards.library import STATES, Library, NotFound, Study
+from archlab.dashboards.library import Library, NotFound, Study
 from archlab.dashboards.marks import Figure
 from archlab.dashboards.words import STATE_WORDS, marked, shown
 from archlab.search.formatting.tables import Block
@@ -25,37 +25,15 @@ log = logging.getLogger("archlab.dashboard")
 _ROOM = 60  # characters of the choices of a control that stand in a row
 
 
-def _shown(store: Path) -> str:
-    """A folder as it is called from here, where it is below; else whole."""
-    here = Path.cwd()
-    return str(store.relative_to(here)) if store.is_relative_to(here) else str(store)
-
-
 def frame(content: Component, store: Path) -> Component:
-    """Header, content, theme: around every page."""
-    moon, sun = html.Span("☾", className="scheme-icon"), html.Span("☀", className="scheme-icon")
-    header = html.Header(
-        html.Div(
-            [
-                dcc.Link([html.Span(className="mark"), "archlab"], href="/", className="brand"),
-                html.Div(
-                    [
-                        html.Span(_shown(store), className="store-path", title=f"The store that is shown: {store}"),
-                        dmc.ColorSchemeToggle(
-                            lightIcon=sun,
-                            darkIcon=moon,
-                            variant="subtle",
-                            color="gray",
-                            **{"aria-label": "light or dark"},
-                        ),
-                    ],
-                    className="header-right",
-                ),
-            ],
-            className="header-inner",
-        ),
-        className="header",
-    )
+    """Header, content, theme: around every page. The folder of the store is called as it is from here."""
+    icons = {name: html.Span(sign, className="scheme-icon") for name, sign in (("lightIcon", "☀"), ("darkIcon", "☾"))}
+    look = {"variant": "subtle", "color": "gray", "aria-label": "light or dark"}
+    folder = store.relative_to(Path.cwd()) if store.is_relative_to(Path.cwd()) else store
+    path = html.Span(str(folder), className="store-path", title=f"The store that is shown: {store}")
+    right = html.Div([path, dmc.ColorSchemeToggle(**icons, **look)], className="header-right")
+    brand = dcc.Link([html.Span(className="mark"), "archlab"], href="/", className="brand")
+    header = html.Header(html.Div([brand, right], className="header-inner"), className="header")
     return html.Div([header, html.Main(content, className="page")])
 
 
@@ -66,11 +44,9 @@ def graph(name: str, figure: Figure, height: int) -> dcc.Graph:
 
 def section(title: str, *children: Any, aside: Any = None, id: str | None = None) -> Component:
     """A titled part of a page; `aside` stands at the right of the title."""
-    head = html.Div(
-        [html.H2(title), html.Div(aside, className="aside") if aside is not None else None], className="section-head"
-    )
-    extra = {} if id is None else {"id": id}
-    return html.Section([head, *children], className="section", **extra)
+    beside = None if aside is None else html.Div(aside, className="aside")
+    head = html.Div([html.H2(title), beside], className="section-head")
+    return html.Section([head, *children], className="section", **({} if id is None else {"id": id}))
 
 
 def badge(text: str) -> Component:
@@ -90,7 +66,6 @@ def progress_bar(study: Study) -> Component:
         for state, count in study.counts.items()
         if state != "planned"
     ]
-    assert all(state in STATES for state in study.counts)
     return html.Div(segments, className="progress", role="img", **{"aria-label": "progress"})
 
 
@@ -120,15 +95,10 @@ def store_card(error: StoreError, root: Path) -> Component:
 
 def empty_card(root: Path) -> Component:
     """The first thing that a new user sees."""
+    said = "A study appears here with its first trial, and fills in while it trains. The store is "
     return card(
         "No studies yet",
-        html.P(
-            [
-                "A study appears here with its first trial, and fills in while it trains. The store is ",
-                html.Code(str(root)),
-                ".",
-            ]
-        ),
+        html.P([said, html.Code(str(root)), "."]),
         html.P("Run the study that comes with archlab:", className="muted"),
         command_line("archlab run studies/quickstart.yaml"),
         html.P("or write one of your own, from a commented template:", className="muted"),
@@ -187,14 +157,13 @@ def failure_card(error: Exception) -> Component:
 def choice(name: str | dict[str, str], label: str, options: Mapping[str, str], value: str) -> Component:
     """Named choices in a row, or in a list where they are too long for one, or without any a text; `name` is its id."""
     data = [{"value": key, "label": text} for key, text in options.items()]
-    common: dict[str, Any] = {"id": name, "data": data, "value": value, "size": "xs", "radius": "sm"}
+    common: dict[str, Any] = {"id": name, "value": value, "size": "xs", "radius": "sm", "aria-label": label}
     if not options:
-        del common["data"]
-        control: Component = dmc.TextInput(**common, debounce=300, className="filter", **{"aria-label": label})
+        control: Component = dmc.TextInput(**common, debounce=300, className="filter")
     elif sum(map(len, options.values())) > _ROOM:
-        control = dmc.Select(**common, allowDeselect=False, searchable=True, **{"aria-label": label})
+        control = dmc.Select(**common, data=data, allowDeselect=False, searchable=True)
     else:
-        control = dmc.SegmentedControl(**common, **{"aria-label": label})
+        control = dmc.SegmentedControl(**common, data=data)
     row = "control" if options else "control control-text"
     return html.Div([html.Span(label, className="control-label"), control], className=row)
 
@@ -240,20 +209,11 @@ def missing(what: str, line: str, command: str | None = None, awaited: bool = Fa
 def block_table(block: Block) -> Component:
     """A table as the report prints it, what must be known to read it beneath."""
     header = html.Tr([html.Th(column.header, className=f"to-{column.align}") for column in block.columns])
-    lines = zip(*(column.cells for column in block.columns), strict=True)
-    body = [
-        html.Tr(
-            [
-                html.Td(
-                    html.B(shown(cell, column)) if cell.strong else shown(cell, column), className=f"to-{column.align}"
-                )
-                for column, cell in zip(block.columns, line, strict=True)
-            ]
-        )
-        for line in lines
-    ]
-    table = html.Table(
-        [html.Caption(block.title) if block.title else None, html.Thead(header), html.Tbody(body)], className="searched"
-    )
+    body = []
+    for line in zip(*(column.cells for column in block.columns), strict=True):
+        cells = [(cell.strong, shown(cell, column), column) for cell, column in zip(line, block.columns, strict=True)]
+        body.append(html.Tr([html.Td(html.B(t) if b else t, className=f"to-{c.align}") for b, t, c in cells]))
+    caption = html.Caption(block.title) if block.title else None
+    table = html.Table([caption, html.Thead(header), html.Tbody(body)], className="searched")
     legend = html.P(marked(block.legend), className="muted small") if block.legend else None
     return html.Div([html.Div(table, className="wide"), legend])

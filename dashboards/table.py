@@ -12,7 +12,7 @@ import dash_ag_grid as dag
 
 from archlab.dashboards.parts import to_trial
 from archlab.dashboards.words import marked, pretty, shown
-from archlab.search.formatting.tables import Block, Cell, Column
+from archlab.search.formatting.tables import Block, Cell
 
 if TYPE_CHECKING:  # which a server starts without
     from archlab.search.results.comparison import Comparison
@@ -55,8 +55,6 @@ HEADINGS = {
     "memory": Heading("Memory", "The most memory that training took, mean over seeds", 92),
     "cache": Heading("Cache/tok", "What decoding keeps of each token", 88),
 }
-
-
 _AROUND = 22  # pixels beside the text of a cell
 _WORDS = ("variant", "verdict", "trials")  # columns whose cells are words in the rows of trials
 OF_TRIAL = {
@@ -72,34 +70,22 @@ OF_TRIAL = {
 
 def rows(block: Block, comparison: Comparison, colours: Mapping[str, str]) -> list[dict[str, Any]]:
     """A row per variant: `text` as printed, `number` to sort by (None: there is none), each by the column's field."""
-    baselines = set(comparison.table["baseline"])
-    found = []
+    baselines, found = set(comparison.table["baseline"]), []
     for i, name in enumerate(block.columns[0].values):
-        row: dict[str, Any] = {
+        row = {
             "id": name,
             "baseline": name in baselines,
             "swatch": {"--swatch": swatch(name, comparison.baseline, colours)},
-            "text": {},
-            "number": {},
+            "text": {field_of(column.key): shown(column.cells[i], column) for column in block.columns},
+            "number": {field_of(column.key): column.values[i] for column in block.columns},
         }
-        for column in block.columns:
-            field = field_of(column.key)
-            row["text"][field] = shown(column.cells[i], column)
-            row["number"][field] = column.values[i]
-            if column.cells[i].strong:
-                row["best"] = True
-        found.append(row)
+        found.append(row | ({"best": True} if any(column.cells[i].strong for column in block.columns) else {}))
     return found
 
 
 def swatch(variant: str, baseline: str, colours: Mapping[str, str]) -> str:
     """A variant's colour as CSS; a dark page turns it round, as it does with figures."""
     return "var(--baseline)" if variant == baseline else colours.get(variant, "var(--faint)")
-
-
-def columns(block: Block) -> list[dict[str, Any]]:
-    """The grid's columns, in the report's order."""
-    return [_definition(column) for column in block.columns]
 
 
 def legend(block: Block) -> str:
@@ -127,18 +113,21 @@ def field_of(key: str) -> str:
     return "c_" + "".join(c if c.isascii() and c.isalnum() else f"_{ord(c):x}_" for c in key)
 
 
-def _definition(column: Column) -> dict[str, Any]:
-    head = heading(column.key, column.header)
-    widest = max((len(cell.text) for cell in column.cells), default=0)
-    found = definition(column.key, head, column.align == "r", widest)
-    if column.align == "c":
-        found |= {"headerClass": "cell-tick", "cellClass": "cell-tick"}
-    if column.key == "perplexity":
-        found["cellClassRules"] = {"cell-best": "params.data.best"}
-    if column.key == "variant":
-        found |= names(cell.text for cell in column.cells)
-    if column.key == "verdict":
-        found |= badges(VERDICTS)
+def columns(block: Block) -> list[dict[str, Any]]:
+    """The grid's columns, in the report's order."""
+    found = []
+    for column in block.columns:
+        widest = max((len(cell.text) for cell in column.cells), default=0)
+        own = definition(column.key, heading(column.key, column.header), column.align == "r", widest)
+        if column.align == "c":
+            own |= {"headerClass": "cell-tick", "cellClass": "cell-tick"}
+        if column.key == "perplexity":
+            own["cellClassRules"] = {"cell-best": "params.data.best"}
+        if column.key == "variant":
+            own |= names(cell.text for cell in column.cells)
+        if column.key == "verdict":
+            own |= badges(VERDICTS)
+        found.append(own)
     return found
 
 
@@ -207,10 +196,12 @@ def with_trials(
     """The rows of variants, each that is open followed by its own trials."""
     shown = []
     for row in found:
-        mine = trials.get(row["id"], [])
         shown.append(row | {"open": row["id"] in opened})
-        for trial, cells in mine if row["id"] in opened else ():
+        for trial, cells in trials.get(row["id"], []) if row["id"] in opened else ():
             texts = {field_of(key): cell.text if key in _WORDS else pretty(cell.text) for key, cell in cells.items()}
+            numbers = {
+                field_of(key): trial[name] if math.isfinite(trial[name]) else None for key, name in OF_TRIAL.items()
+            }
             shown.append(
                 {
                     "id": f"{row['id']}/{trial['key']}",
@@ -220,14 +211,10 @@ def with_trials(
                     "href": to_trial(trial["key"], study),
                     "swatch": row["swatch"],
                     "text": texts,
-                    "number": texts | {field_of(key): _number(trial[name]) for key, name in OF_TRIAL.items()},
+                    "number": texts | numbers,
                 }
             )
     return shown
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 TICKS = {
@@ -263,17 +250,14 @@ def grid(
         **more,
     }
     sorting = {"sortable": True, "resizable": True, "suppressHeaderMenuButton": True}
+    states = {"row-baseline": "baseline", "row-trial": "trial", "row-left-out": "left_out"}
     return dag.AgGrid(
         id=name,
         rowData=found,
         columnDefs=definitions,
         defaultColDef={**sorting, "sortingOrder": ["asc", "desc", None]},
         getRowId="params.data.id",
-        rowClassRules={
-            "row-baseline": "params.data.baseline",
-            "row-trial": "params.data.trial",
-            "row-left-out": "params.data.left_out",
-        },
+        rowClassRules={name: f"params.data.{state}" for name, state in states.items()},
         dashGridOptions=options,
         style={"height": None if whole else "720px", "width": "100%"},
         className="paper-table",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
 BASELINE_COLOUR = "#3d4249"
@@ -25,16 +26,14 @@ MANTINE = {
 
 def colours(variants: Sequence[str], baseline: str) -> dict[str, str]:
     """One colour per variant, by its place in the study, so that it never changes while trials finish."""
-    others = [name for name in variants if name != baseline]
-    found = {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(others)}
-    return {name: found.get(name, BASELINE_COLOUR) for name in variants}
+    others = cycle(PALETTE)
+    return {name: BASELINE_COLOUR if name == baseline else next(others) for name in variants}
 
 
 def dashes(variants: Sequence[str], baseline: str) -> dict[str, str]:
     """A line style per variant: solid until the colours are used up."""
-    others = [name for name in variants if name != baseline]
-    found = {name: DASHES[i // len(PALETTE) % len(DASHES)] for i, name in enumerate(others)}
-    return {name: found.get(name, "solid") for name in variants}
+    others = (dash for dash in cycle(DASHES) for _ in PALETTE)
+    return {name: DASHES[0] if name == baseline else next(others) for name in variants}
 
 
 def translucent(colour: str, alpha: float) -> str:

@@ -56,12 +56,8 @@ class Trial:
 
     def checkpoints(self) -> list[tuple[int, int, float]]:
         """(optimizer step, bytes, when written in unix s) of each, the newest first."""
-        try:
-            entries = list(os.scandir(self.folder))
-        except FileNotFoundError:
-            return []
-        named = ((re.fullmatch(r"checkpoint-(\d+)\.pt", entry.name), entry) for entry in entries)
-        found = [(int(match[1]), entry.stat()) for match, entry in named if match]
+        named = [(re.fullmatch(r"checkpoint-(\d+)\.pt", file.name), file) for file in self.folder.glob("checkpoint-*")]
+        found = [(int(match[1]), file.stat()) for match, file in named if match]
         return sorted(((step, stat.st_size, stat.st_mtime) for step, stat in found), reverse=True)
 
     def model_yaml(self) -> str:
@@ -87,12 +83,8 @@ def find_trial(library: Library, key: str, study: str = "") -> Trial | list[str]
             return keys
         (whole,) = keys
         spec, events = json.loads(store.spec(whole)), store.events(key=whole)
-    rows = [
-        (name, row)
-        for name in (each["name"] for each in library.listing())
-        for row in library.rows(name)
-        if row["key"] == whole
-    ]
+    names = [each["name"] for each in library.listing()]
+    rows = [(name, row) for name in names for row in library.rows(name) if row["key"] == whole]
     if not rows:
         return []
     wanted = [(name, row["variant"], row["role"]) for name, row in rows]

@@ -26,17 +26,13 @@ def trials_of(study: Study) -> list[dict[str, Any]]:
     return found
 
 
-def _values(study: Study, trials: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a filter can ask of each trial, by name: what it has, then what the table says of its variant."""
-    found = study.comparison
-    of = {} if found is None else {row["variant"]: row for row in row_values(found, records(found.table))}
-    return [of.get(trial["variant"], {}) | trial_values(trial) for trial in trials]
-
-
 def kept(study: Study, trials: Sequence[dict[str, Any]], where: str) -> list[dict[str, Any]]:
-    """The trials that a filter keeps. Raises BadFilter."""
+    """The trials that a filter keeps, which may ask what a trial has and what the table says of its variant. Raises
+    BadFilter."""
     if not where.strip():
         return [*trials]
-    told = _values(study, trials)
-    asked = parse_filter(where, dict.fromkeys(name for each in [OF_TRIAL, *told] for name in each))
-    return [trial for trial, each in zip(trials, told, strict=True) if asked.holds(each)]
+    found = study.comparison
+    of = {} if found is None else {row["variant"]: row for row in row_values(found, records(found.table))}
+    values = [of.get(trial["variant"], {}) | trial_values(trial) for trial in trials]
+    asked = parse_filter(where, dict.fromkeys(name for each in [OF_TRIAL, *values] for name in each))
+    return [trial for trial, each in zip(trials, values, strict=True) if asked.holds(each)]

@@ -50,7 +50,7 @@ def test_it_takes_nothing(client, root, method):
 def test_its_own_connection_can_not_write(root):
     from archlab.dashboards.optuna_mount import _application
 
-    wsgi = _application(root / "optuna.db")
+    wsgi = _application(root / "optuna.db", 0)
     from werkzeug.test import Client
 
     answer = Client(wsgi).put("/api/studies/1/note", json={"body": "x", "version": 9})
