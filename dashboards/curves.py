@@ -57,7 +57,8 @@ class CurveFile:
             self._reset()
             return
         with self.path.open("rb") as file:
-            if not self._continues(file.fileno(), self.stamp[1]):
+            start = self._position - len(self._tail)
+            if self.stamp[1] < self._position or os.pread(file.fileno(), len(self._tail), start) != self._tail:
                 self._reset()
             file.seek(self._position)
             fresh = file.read()
@@ -65,10 +66,6 @@ class CurveFile:
         self._position += len(whole)
         self._tail = (self._tail + whole)[-_TAIL_BYTES:]
         self._take(whole.splitlines())
-
-    def _continues(self, descriptor: int, size: int) -> bool:
-        start = self._position - len(self._tail)
-        return size >= self._position and os.pread(descriptor, len(self._tail), start) == self._tail
 
     def _reset(self) -> None:
         self._position, self._tail, self.unreadable = 0, b"", 0

@@ -226,7 +226,10 @@ def forest(rows: Sequence[Mapping[str, Any]], colours: Mapping[str, str], unit: 
         note("← better than the baseline", 0, 1.0, "left bottom", **on_top),
         note("worse →", 1, 1.0, "right bottom", **on_top),
     ]
-    x = axis(f"Difference in test loss ({unit})", range=_around_zero(shown))
+    ends = [row[key] for row in shown for key in ("delta", "delta_low", "delta_high") if math.isfinite(row[key])]
+    low, high = min([*ends, 0.0]), max([*ends, 0.0])
+    room = 0.12 * (high - low) or 0.01
+    x = axis(f"Difference in test loss ({unit})", range=[low - room, high + room])
     margin = {"l": 8, "r": 16, "t": 26, "b": 8}
     return {
         "data": traces,
@@ -242,14 +245,6 @@ def _difference(row: Mapping[str, Any], place: int, colour: str) -> Trace:
     marker = ring(colour, 9, row["verdict"] in ("better", "worse"))
     made = trace("markers", [row["delta"]], [place], marker=marker, hovertemplate=said, showlegend=False)
     return made | ({"error_x": whiskers(colour, [row["delta_high"] - row["delta"]])} if interval else {})
-
-
-def _around_zero(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """A range that holds zero and every interval, with room on both sides."""
-    ends = [row[key] for row in rows for key in ("delta", "delta_low", "delta_high") if math.isfinite(row[key])]
-    low, high = min([*ends, 0.0]), max([*ends, 0.0])
-    room = 0.12 * (high - low) or 0.01
-    return [low - room, high + room]
 
 
 def empty(message: str) -> Figure:

@@ -66,15 +66,13 @@ def dots(
 
     `marks` are {place, value, text}: ticks across a row at what chance or a ceiling reaches.
     """
-    import pandas as pd
-
     rank = {place: len(places) - 1 - order for order, place in enumerate(places)}
     traces = []
     variants = list(dict.fromkeys(map(str, rows["variant"])))
     for order, variant in enumerate(variants):
         own = rows[(rows["variant"] == variant) & np.isfinite(rows["mean"])]
         shift = 0.32 * (1 - 2 * order / max(len(variants) - 1, 1)) if len(variants) > 1 else 0.0
-        spread = [float(s) if math.isfinite(s) else 0.0 for s in own.get("std", pd.Series(np.nan, own.index))]
+        spread = [float(s) if math.isfinite(s) else 0.0 for s in own.get("std", [math.nan] * len(own))]
         name = escape(variant)
         traces.append(
             trace("markers", own["mean"], [rank[place] + shift for place in own["place"]], name=name)

@@ -165,7 +165,12 @@ class Library:
         record, rows = self._rows_of(name)
         states = states_of(rows, partial(holder_of, self.root))
         trials = [{**row, "state": states[row["key"]]} for row in rows]
-        curves = self._curves_of(name, trials) if curves is None else curves
+        if curves is None:
+            known = self._studies[name].curves if name in self._studies else {}
+            folders = {trial["key"]: Path(trial["folder"]) for trial in trials}
+            curves = {key: known.get(key) or CurveFile(folder / "metrics.jsonl") for key, folder in folders.items()}
+            for file in curves.values():
+                file.look()
         holder = holder_of(self.root, name)
         shown = ("key", "role", "state", "attempt", "reason", "measured")
         others = self._listing if record.get("search") else []  # which a search is held against
@@ -207,14 +212,6 @@ class Library:
                 found = measured(store, {trial["key"] for trial in trials})
                 self._rows[name] = (record, [{**t, "measured": found.get(t["key"], {})} for t in trials])
         return self._rows[name]
-
-    def _curves_of(self, name: str, trials: list[dict[str, Any]]) -> dict[str, CurveFile]:
-        known = self._studies[name].curves if name in self._studies else {}
-        folders = {trial["key"]: Path(trial["folder"]) for trial in trials}
-        found = {key: known.get(key) or CurveFile(folder / "metrics.jsonl") for key, folder in folders.items()}
-        for file in found.values():
-            file.look()
-        return found
 
     def _compare(self, name: str) -> tuple[Comparison | None, str | None]:
         """The comparison, or the sentence that says what is wrong with a result; the page stands either way."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from archlab.dashboards import figures
 from archlab.dashboards.curves import Floats
-from archlab.dashboards.marks import Figure, note
+from archlab.dashboards.marks import Figure, note, upright
 from archlab.dashboards.theme import INK, MUTED, layout
 
 if TYPE_CHECKING:  # which a server starts without
@@ -45,13 +45,11 @@ class Look:
 def panels(grids: pd.DataFrame, variants: Sequence[str], colours: Mapping[str, str], look: Look) -> tuple[Figure, int]:
     """The figure and its height in px. `grids` are rows {variant, y, x, row, column, mean, std, n} of one grid; without
     it a variant has no panel."""
-    import pandas as pd
-
     found = {name: own for name in variants if len(own := grids[grids["variant"] == name])}
     if not found:
         return figures.empty("Nothing has been measured here yet."), 120
     shown = dict(list(found.items())[:MOST])
-    low, high = _ends(np.asarray(pd.concat(shown.values())["mean"], np.float64), look)
+    low, high = _ends(np.concatenate([own["mean"].astype(float) for own in shown.values()]), look)
     across = min(look.across, max(len(shown), 2))
     down = math.ceil(len(shown) / across)
     rows = max(own["y"].nunique() for own in shown.values())
@@ -113,10 +111,8 @@ def _heat(own: pd.DataFrame, name: str, end: str, look: Look, low: float) -> dic
     values, spread = _square(own, "mean"), _square(own, "std")
     labels = [[f"{each:g}" if isinstance(each, float) else str(each) for each in dict.fromkeys(own[k])] for k in "yx"]
     said = [[_text(value, look.form) for value in row] for row in values]
-    told = [
-        [escape(text) + (f" ± {s:.2g}" if math.isfinite(s) else "") for text, s in zip(*each, strict=True)]
-        for each in zip(said, spread, strict=True)
-    ]
+    around = [[f" ± {each:.2g}" if math.isfinite(each) else "" for each in row] for row in spread]
+    told = [[escape(a) + b for a, b in zip(*each, strict=True)] for each in zip(said, around, strict=True)]
     row, column = (escape(str(own[key].iloc[0])) for key in ("row", "column"))
     gap = 1 if values.shape[1] * look.across <= 3 * ROOM else 0
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -182,6 +178,5 @@ def _split(own: pd.DataFrame, end: str, most: float) -> list[dict[str, Any]]:
     inside = sum(label <= most for label in labels)
     if inside in (0, len(labels)):
         return []
-    line = {"color": "#d55e00", "width": 1.6, "dash": "dash"}
-    where = {"xref": f"x{end}", "yref": f"y{end} domain", "x0": inside - 0.5, "x1": inside - 0.5, "y0": 0, "y1": 1}
-    return [{"type": "line", "line": line, **where}]
+    line = upright(inside - 0.5, color="#d55e00", width=1.6, dash="dash")
+    return [line | {"xref": f"x{end}", "yref": f"y{end} domain"}]

@@ -1,16 +1,26 @@
-"""The trials of a study as its pages list them, and which of them a filter keeps."""
+"""The trials of a study as its pages list them, and one trial as its folder and the store have it."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from archlab.dashboards.library import Study
+import yaml
+
+from archlab.dashboards.library import Library, Study
 from archlab.search.comparison.frames import trials_frame
 from archlab.search.formatting.filters import parse_filter
 from archlab.search.formatting.frames import records
 from archlab.search.reporting.main_table import OF_TRIAL, row_values, trial_values
 from archlab.search.sections.rooms import select
+
+KEY = re.compile(r"[0-9a-f]{8,64}")
+_TAIL_BYTES, _TAIL_LINES = 64 * 1024, 200
 
 
 def trials_of(study: Study) -> list[dict[str, Any]]:
@@ -36,3 +46,96 @@ def kept(study: Study, trials: Sequence[dict[str, Any]], where: str) -> list[dic
     values = [of.get(trial["variant"], {}) | trial_values(trial) for trial in trials]
     asked = parse_filter(where, dict.fromkeys(name for each in [OF_TRIAL, *values] for name in each))
     return [trial for trial, each in zip(trials, values, strict=True) if asked.holds(each)]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """`row` is that of the study which is shown, `wanted` all (study, variant, role) that want it, `spec` the content
+    of trial.json, `events` what happened to it."""
+
+    key: str
+    study: Study
+    row: dict[str, Any]
+    wanted: list[tuple[str, str, str]]
+    spec: dict[str, Any]
+    events: list[dict[str, Any]]
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are."""
+        return Path(self.row["folder"])
+
+    @property
+    def state(self) -> str:
+        """Its state, `interrupted` where its driver is gone."""
+        state: str = self.row["state"]
+        return state
+
+    @property
+    def version(self) -> str:
+        """What changes when the page of it does."""
+        file = self.study.curves.get(self.key)
+        return f"{self.state}:{self.row['attempt']}:{self.row['updated']}:{file.stamp if file else None}"
+
+    def output(self) -> str:
+        """The last lines that its process printed."""
+        return _tail(self.folder / "output.txt")
+
+    def traceback(self) -> str:
+        """Where the trainer raised, if it did."""
+        return _tail(self.folder / "error.txt") if self.row["state"] == "failed" else ""
+
+    def checkpoints(self) -> list[tuple[int, int, float]]:
+        """(optimizer step, bytes, when written in unix s) of each, the newest first."""
+        named = [(re.fullmatch(r"checkpoint-(\d+)\.pt", file.name), file) for file in self.folder.glob("checkpoint-*")]
+        found = [(int(match[1]), file.stat()) for match, file in named if match]
+        return sorted(((step, stat.st_size, stat.st_mtime) for step, stat in found), reverse=True)
+
+    def model_yaml(self) -> str:
+        """The resolved spec, every field of it."""
+        return _yaml(self.spec.get("model", {}))
+
+    def recipe_yaml(self) -> str:
+        """How it was trained, with its data and its seed."""
+        recipe = {name: value for name, value in self.spec.items() if name != "model"}
+        return _yaml({**recipe.pop("recipe", {}), **recipe})
+
+
+def find_trial(library: Library, key: str, study: str = "") -> Trial | list[str]:
+    """The trial of a key or of its beginning, or the keys that begin so: none, or several.
+
+    `study` is preferred of those that want it. Raises StoreError, NotFound.
+    """
+    if not KEY.fullmatch(key):
+        return []
+    with library.open() as store:
+        keys = store.keys_from(key)
+        if len(keys) != 1:
+            return keys
+        (whole,) = keys
+        spec, events = json.loads(store.spec(whole)), store.events(key=whole)
+    names = [each["name"] for each in library.listing()]
+    rows = [(name, row) for name in names for row in library.rows(name) if row["key"] == whole]
+    if not rows:
+        return []
+    wanted = [(name, row["variant"], row["role"]) for name, row in rows]
+    found = library.study(next((name for name, *_ in wanted if name == study), wanted[0][0]))
+    row = next(row for row in found.trials if row["key"] == whole)
+    return Trial(whole, found, row, wanted, spec, events)
+
+
+def _yaml(value: Any) -> str:
+    text: str = yaml.safe_dump(value, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
+    return text
+
+
+def _tail(path: Path) -> str:
+    """The end of a text file; nothing of one that isn't there."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read().decode("utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    return "\n".join(lines[-_TAIL_LINES:])

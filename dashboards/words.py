@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from archlab.dashboards.library import Study
+from archlab.dashboards.library import STATES, Study
 from archlab.search.formatting.tables import Cell, Column
 from archlab.search.results.comparable import lossy_of, objective_of, tested_on
 
@@ -20,16 +20,7 @@ if TYPE_CHECKING:  # which a server starts without
 
 _LINES, _NAMED = 6, 6  # sentences of a kind of verdict; variants that one of them names
 MINUS = "\N{MINUS SIGN}"
-STATE_WORDS = {
-    "complete": "complete",
-    "running": "running",
-    "interrupted": "interrupted",
-    "paused": "paused",
-    "planned": "waiting",
-    "failed": "failed",
-    "diverged": "diverged",
-    "pruned": "stopped early",
-}
+STATE_WORDS = dict(zip(STATES, STATES, strict=True)) | {"planned": "waiting", "pruned": "stopped early"}
 
 
 def verdicts(comparison: Comparison) -> list[tuple[str, str]]:

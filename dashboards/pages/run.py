@@ -18,7 +18,7 @@ from archlab.dashboards.pages.runs import span
 from archlab.dashboards.pages.shell import BEFORE_OVERVIEW, RUNS, address, notice
 from archlab.dashboards.pages.studies import REFRESH_MS
 from archlab.dashboards.parts import card, command_line, graph, guarded, here, section, to_trial
-from archlab.dashboards.trial import Trial, find_trial
+from archlab.dashboards.trials import Trial, find_trial
 from archlab.dashboards.view import METRICS
 from archlab.dashboards.words import ago, command
 from archlab.search.formatting.tables import number

@@ -22,12 +22,10 @@ STYLE: dict[str, Any] = {
     "font.family": ["STIXGeneral", "DejaVu Sans"],  # they come with matplotlib; the first fits a text in Times
     "font.size": 8,
     "axes.titlesize": 8,
-    "axes.labelsize": 8,
     "xtick.labelsize": 7,
     "ytick.labelsize": 7,
     "legend.fontsize": 7,
     "text.parse_math": False,  # names are names
-    "axes.unicode_minus": True,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.6,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from archlab.dashboards.library import Study
-from archlab.dashboards.paper.drawing import FORMS, Drawing, safe_name
+from archlab.dashboards.paper.drawing import safe_name
 from archlab.dashboards.paper.pictures import drawings
 from archlab.search.reporting.report import report, to_plain
 
@@ -24,27 +23,18 @@ def write(study: Study, out: Path, width: float, command: str) -> list[Path]:
     if study.comparison is None:
         raise ValueError(study.problem or f"the study {study.name} has nothing to draw")
     out.mkdir(parents=True, exist_ok=True)
-    made = drawings(study)
-    written = []
-    for name, data in _contents(study, made, width):
-        path = out / name
-        path.write_bytes(data)
-        written.append(path)
-    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in written}
-    told = provenance(study, command) | {"width_inches": width, "captions": {d.name: d.caption for d in made}}
-    path = out / "provenance.json"
-    path.write_text(json.dumps(told | {"sha256": digests}, indent=2, ensure_ascii=False) + "\n")
-    return [*written, path]
-
-
-def _contents(study: Study, made: list[Drawing], width: float) -> Iterator[tuple[str, bytes]]:
-    assert study.comparison is not None
+    made, contents = drawings(study), {}
     for drawing in made:
         name = safe_name(drawing.name)
-        yield f"{name}.csv", drawing.rows.to_csv(index=False).encode()
-        yield from ((f"{name}.{form}", data) for form, data in drawing.files(width, FORMS).items())
-    for ending, form in TABLES.items():
-        yield f"table.{ending}", report(study.comparison, form).encode()
+        contents[f"{name}.csv"] = drawing.rows.to_csv(index=False).encode()
+        contents |= {f"{name}.{form}": data for form, data in drawing.files(width).items()}
+    contents |= {f"table.{ending}": report(study.comparison, form).encode() for ending, form in TABLES.items()}
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
+    told = provenance(study, command) | {"width_inches": width, "captions": {d.name: d.caption for d in made}}
+    facts = json.dumps(told | {"sha256": digests}, indent=2, ensure_ascii=False) + "\n"
+    for name, data in (contents | {"provenance.json": facts.encode()}).items():
+        (out / name).write_bytes(data)
+    return [out / name for name in (*contents, "provenance.json")]
 
 
 def provenance(study: Study, command: str) -> dict[str, Any]:
@@ -52,7 +42,6 @@ def provenance(study: Study, command: str) -> dict[str, Any]:
     assert study.comparison is not None
     plain = to_plain(study.comparison)
     said = {name: plain[name] for name in ("study", "question", "baseline", "provenance", "cost", "noise", "notes")}
-    trials = [
-        {key: row[key] for key in ("variant", "seed", "key", "reused")} for row in plain["trials"] if row["reported"]
-    ]
+    named = ("variant", "seed", "key", "reused")
+    trials = [{name: row[name] for name in named} for row in plain["trials"] if row["reported"]]
     return {**said, "trials": trials, "command": command}
