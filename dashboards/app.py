@@ -34,8 +34,6 @@ LOCAL = {
     "X-Content-Type-Options": "nosniff",
 }
 """Of every answer, but for pages that say something stricter."""
-
-
 NEEDED_LATER = (
     "/_dash-component-suites/plotly/package_data/plotly.min.js",
     "/_dash-component-suites/dash_ag_grid/async-community.js",
@@ -75,11 +73,8 @@ def make_app(store_root: Path) -> dash.Dash:
 
 
 def _no_page(**_: object) -> object:
-    return card(
-        "No such page",
-        html.P(["There are the ", dash.dcc.Link("studies", href="/"), " and a page for each."]),
-        kind="missing",
-    )
+    said = html.P(["There are the ", dash.dcc.Link("studies", href="/"), " and a page for each."])
+    return card("No such page", said, kind="missing")
 
 
 def _stay_local(response: flask.Response) -> flask.Response:

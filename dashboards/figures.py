@@ -11,21 +11,9 @@ from urllib.parse import quote
 
 import numpy as np
 
+from archlab.dashboards import marks
 from archlab.dashboards.curves import Floats, Group, Line
-from archlab.dashboards.marks import (
-    Figure,
-    Trace,
-    band,
-    chart,
-    crosses,
-    names_axis,
-    note,
-    quiet,
-    ring,
-    trace,
-    upright,
-    whiskers,
-)
+from archlab.dashboards.marks import Figure, Trace
 from archlab.dashboards.theme import DASHES, INK, MUTED, axis, dashes, layout, translucent
 
 MAXIMUM_LINES = 200
@@ -65,7 +53,7 @@ def curves(
                 thin_lines.append(_thin(line, colour, name))
             if line.diverged and len(last := np.flatnonzero(np.isfinite(line.y))[-1:]):
                 text = f"{name}, {escape(line.label)}: diverged"
-                thin_lines.append(crosses(_plain(line.x[last]), _plain(line.y[last]), colour, name, text))
+                thin_lines.append(marks.crosses(_plain(line.x[last]), _plain(line.y[last]), colour, name, text))
         if group.seeds > 1:
             bands.append(_band(group, colour, name))
         if len(group.x):
@@ -75,7 +63,7 @@ def curves(
     traces = [*bands, *thin_lines, *means]
     if not traces:
         return empty("No points yet: they appear with the first steps.")
-    figure = chart(traces, axis(x_title), axis(y_title))
+    figure = marks.chart(traces, axis(x_title), axis(y_title))
     if falls and (frame := _frame(groups)) is not None:
         figure["layout"]["yaxis"] |= {"range": frame, "autorange": False}
     return figure
@@ -134,7 +122,7 @@ def _mean(group: Group, colour: str, name: str, dash: str) -> Trace:
         seeds, of = escape(f"{first.variant}, {first.label}" if group.factor else first.label), {"key": first.key}
     counted = f" (n = {group.seeds})" if group.factor and len(group.lines) > 1 else ""
     label = escape(group.label) or name
-    return trace("lines", _plain(group.x), _plain(group.mean)) | {
+    return marks.trace("lines", _plain(group.x), _plain(group.mean)) | {
         "name": label + counted,
         "legendgroup": label,
         "line": {"color": colour, "width": 2, "dash": dash},
@@ -145,7 +133,7 @@ def _mean(group: Group, colour: str, name: str, dash: str) -> Trace:
 
 def _thin(line: Line, colour: str, name: str) -> Trace:
     drawn = {"color": translucent(colour, 0.35), "width": 0.8}
-    made = quiet("lines", _plain(line.x), _plain(line.y), line=drawn, legendgroup=name)
+    made = marks.quiet("lines", _plain(line.x), _plain(line.y), line=drawn, legendgroup=name)
     if not line.key:
         return made
     hover = f"{escape(line.variant)} · {escape(line.label)}<br>%{{x:.4~s}} → %{{y:.5g}}<extra></extra>"
@@ -155,7 +143,7 @@ def _thin(line: Line, colour: str, name: str) -> Trace:
 def _band(group: Group, colour: str, name: str) -> Trace:
     known = np.isfinite(group.mean) & np.isfinite(group.std)
     x, mean, std = group.x[known], group.mean[known], group.std[known]
-    return band(_plain(x), _plain(mean - std), _plain(mean + std), colour, name, 0.13)
+    return marks.band(_plain(x), _plain(mean - std), _plain(mean + std), colour, name, 0.13)
 
 
 def rate_curve(
@@ -182,21 +170,16 @@ def rate_curve(
         sizes = [11 if row["best"] else 5 for row in fine]
         fills = ["#ffffff" if row["best"] else colour for row in fine]
         line = {"color": colour, "width": 1.6, "dash": style[name]}
-        traces.append(
-            trace("lines+markers", [row["lr"] for row in fine], [row[value] for row in fine], line=line)
-            | {
-                "name": shown,
-                "legendgroup": shown,
-                "marker": ring(colour, 5) | {"size": sizes, "color": fills},
-                "hovertemplate": hover,
-            }
-        )
+        marker = marks.ring(colour, 5) | {"size": sizes, "color": fills}
+        named = {"name": shown, "legendgroup": shown, "hovertemplate": hover}
+        x, y = ([row[key] for row in fine] for key in ("lr", value))
+        traces.append(marks.trace("lines+markers", x, y, line=line, marker=marker, **named))
         if lost := [row["lr"] for row in mine if row["state"] == "diverged"]:
-            traces.append(crosses(lost, [top] * len(lost), colour, shown, f"{shown}: diverged"))
+            traces.append(marks.crosses(lost, [top] * len(lost), colour, shown, f"{shown}: diverged"))
     ticks = sorted({row["lr"] for row in rates})
     labels = {"tickmode": "array", "tickvals": ticks, "ticktext": [rate_text(lr) for lr in ticks]}
     scale = axis("Learning rate", type="log", **labels)
-    return {"data": traces, "layout": layout(xaxis=scale, yaxis=axis(title), showlegend=False)}
+    return marks.chart(traces, scale, axis(title), showlegend=False)
 
 
 def rate_text(lr: float) -> str:
@@ -220,21 +203,17 @@ def forest(rows: Sequence[Mapping[str, Any]], colours: Mapping[str, str], unit: 
         return empty("Differences appear when the baseline and a variant have a finished trial in common.")
     traces = [_difference(row, place, colours[row["variant"]]) for place, row in enumerate(reversed(shown))]
     names = [row["variant"] for row in reversed(shown)]
-    y = names_axis(names, showgrid=False, tickfont={"size": 12.5, "color": INK})
-    on_top = {"xref": "paper", "yref": "paper"}
+    y = marks.names_axis(names, showgrid=False, tickfont={"size": 12.5, "color": INK})
     hints = [
-        note("← better than the baseline", 0, 1.0, "left bottom", **on_top),
-        note("worse →", 1, 1.0, "right bottom", **on_top),
+        marks.note(text, x, 1.0, f"{anchor} bottom", xref="paper", yref="paper")
+        for text, x, anchor in (("← better than the baseline", 0, "left"), ("worse →", 1, "right"))
     ]
     ends = [row[key] for row in shown for key in ("delta", "delta_low", "delta_high") if math.isfinite(row[key])]
     low, high = min([*ends, 0.0]), max([*ends, 0.0])
     room = 0.12 * (high - low) or 0.01
     x = axis(f"Difference in test loss ({unit})", range=[low - room, high + room])
     margin = {"l": 8, "r": 16, "t": 26, "b": 8}
-    return {
-        "data": traces,
-        "layout": layout(xaxis=x, yaxis=y, shapes=[upright(0)], annotations=hints, margin=margin),
-    }
+    return marks.chart(traces, x, y, shapes=[marks.upright(0)], annotations=hints, margin=margin)
 
 
 def _difference(row: Mapping[str, Any], place: int, colour: str) -> Trace:
@@ -242,19 +221,17 @@ def _difference(row: Mapping[str, Any], place: int, colour: str) -> Trace:
     interval = math.isfinite(row["delta_low"])
     reach = f"95% interval {row['delta_low']:+.4f} to {row['delta_high']:+.4f}" if interval else "no interval"
     said = f"<b>{escape(row['variant'])}</b> {row['delta']:+.4f}<br>{reach}<br>{escape(row['verdict'])}<extra></extra>"
-    marker = ring(colour, 9, row["verdict"] in ("better", "worse"))
-    made = trace("markers", [row["delta"]], [place], marker=marker, hovertemplate=said, showlegend=False)
-    return made | ({"error_x": whiskers(colour, [row["delta_high"] - row["delta"]])} if interval else {})
+    marker = marks.ring(colour, 9, row["verdict"] in ("better", "worse"))
+    made = marks.trace("markers", [row["delta"]], [place], marker=marker, hovertemplate=said, showlegend=False)
+    return made | ({"error_x": marks.whiskers(colour, [row["delta_high"] - row["delta"]])} if interval else {})
 
 
 def empty(message: str) -> Figure:
     """A figure that says in words why there is nothing to draw."""
     note = {"text": escape(message), "showarrow": False, "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5}
+    note |= {"font": {"color": MUTED, "size": 13}}
     hidden = {"visible": False, "fixedrange": True}
-    return {
-        "data": [],
-        "layout": layout(xaxis=hidden, yaxis=hidden, annotations=[{**note, "font": {"color": MUTED, "size": 13}}]),
-    }
+    return {"data": [], "layout": layout(xaxis=hidden, yaxis=hidden, annotations=[note])}
 
 
 def _plain(values: Floats) -> list[float | None]:

@@ -11,8 +11,8 @@ import numpy as np
 
 from archlab.dashboards import figures
 from archlab.dashboards.curves import Group, Line, thin
-from archlab.dashboards.marks import GREY, Figure, chart, names_axis, note, trace, upright, whiskers
-from archlab.dashboards.theme import axis
+from archlab.dashboards.marks import Figure, chart, names_axis, note, trace, upright, whiskers
+from archlab.dashboards.theme import GREY, axis
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd
@@ -74,15 +74,11 @@ def dots(
         shift = 0.32 * (1 - 2 * order / max(len(variants) - 1, 1)) if len(variants) > 1 else 0.0
         spread = [float(s) if math.isfinite(s) else 0.0 for s in own.get("std", [math.nan] * len(own))]
         name = escape(variant)
-        traces.append(
-            trace("markers", own["mean"], [rank[place] + shift for place in own["place"]], name=name)
-            | {
-                "error_x": whiskers(colours[variant], spread, thickness=1.5),
-                "marker": {"size": 8, "color": colours[variant]},
-                "customdata": [[s] for s in spread],
-                "hovertemplate": f"<b>{name}</b> %{{x:.4g}} ± %{{customdata[0]:.2g}}<extra></extra>",
-            }
-        )
+        hover = f"<b>{name}</b> %{{x:.4g}} ± %{{customdata[0]:.2g}}<extra></extra>"
+        told = {"customdata": [[s] for s in spread], "hovertemplate": hover, "name": name}
+        marker, reach = {"size": 8, "color": colours[variant]}, whiskers(colours[variant], spread, thickness=1.5)
+        y = [rank[place] + shift for place in own["place"]]
+        traces.append(trace("markers", own["mean"], y, marker=marker, error_x=reach, **told))
     shapes, notes = [], []
     for mark in marks:
         at, y = mark["value"], rank[mark["place"]]

@@ -11,7 +11,7 @@ import numpy as np
 
 from archlab.dashboards import figures
 from archlab.dashboards.marks import Figure, Trace, band, chart, names_axis, quiet, ring, trace, upright, whiskers
-from archlab.dashboards.theme import axis, layout, translucent
+from archlab.dashboards.theme import axis, translucent
 
 if TYPE_CHECKING:  # which a server starts without
     import pandas as pd
@@ -65,16 +65,11 @@ def best_sizes(minima: pd.DataFrame, colours: Colours) -> Figure:
     traces = []
     for name, own in minima.groupby("series", sort=False):
         colour, shown = colours[str(name)], escape(str(name))
-        traces.append(
-            trace("lines+markers", own["at"], own["size"], name=shown, legendgroup=shown, showlegend=True)
-            | {
-                "line": {"color": colour, "width": 1.2},
-                "marker": {"size": 8, "color": colour},
-                "error_y": _size_whiskers(own, colour),
-                "hoverinfo": "all",
-                "hovertemplate": f"<b>{shown}</b><br>C %{{x:.3g}}<br>best N %{{y:.3s}}<extra></extra>",
-            }
-        )
+        hover = f"<b>{shown}</b><br>C %{{x:.3g}}<br>best N %{{y:.3s}}<extra></extra>"
+        named = {"name": shown, "legendgroup": shown, "showlegend": True, "hoverinfo": "all", "hovertemplate": hover}
+        style = {"line": {"color": colour, "width": 1.2}, "marker": {"size": 8, "color": colour}}
+        points = trace("lines+markers", own["at"], own["size"], **named, **style)
+        traces.append(points | {"error_y": _size_whiskers(own, colour)})
     return chart(traces, _compute_axis("Compute C (FLOPs)"), axis("Best size N", type="log"))
 
 
@@ -103,7 +98,7 @@ def gains(rows: Sequence[Mapping[str, Any]], points: pd.DataFrame, colours: Colo
             traces.append(quiet("markers", own["gain"], [y - 0.28] * len(own), marker=marker, **told))
     x_axis = axis("Compute that the baseline needs for the same loss (times)", type="log")
     y_axis = names_axis(places[::-1])
-    return {"data": traces, "layout": layout(xaxis=x_axis, yaxis=y_axis, shapes=[upright(1)], showlegend=False)}
+    return chart(traces, x_axis, y_axis, shapes=[upright(1)], showlegend=False)
 
 
 def _points(own: pd.DataFrame, x: str, x_title: str, colour: str) -> Trace:

@@ -170,11 +170,7 @@ def parallel(dimensions: Sequence[Dimension], colour: Sequence[float], where: Fi
     """A line per trial through all dimensions, coloured by `colour`, its perplexity; a filter is shown as brushes."""
     drawn, names = [], [each.name for each in dimensions]
     for own in dimensions:
-        made: dict[str, Any] = {
-            "label": escape(shortest(own.name, names)),
-            "values": list(own.values),
-            "multiselect": False,
-        }
+        made = {"label": escape(shortest(own.name, names)), "values": list(own.values), "multiselect": False}
         if own.texts:
             made |= {"tickvals": list(range(len(own.texts))), "ticktext": [spoken(each)[:_ROOM] for each in own.texts]}
         elif own.log:
@@ -182,19 +178,18 @@ def parallel(dimensions: Sequence[Dimension], colour: Sequence[float], where: Fi
             made |= {"tickvals": [float(each) for each in ticks], "ticktext": [_short(10**each) for each in ticks]}
         elif own.whole and len(set(own.values)) <= _STEPS:
             made |= {"tickvals": sorted(set(own.values))}
-        span = own.span(where)
-        if span is not None:
+        if (span := own.span(where)) is not None:
             made["constraintrange"] = span
         drawn.append(made)
-    scale = [[place, shade] for place, shade in zip((0, 0.3, 0.6, 0.85, 1), [s for _, s in RISING[::-1]], strict=True)]
-    line = {"color": list(colour), "colorscale": [*scale[:-1], [1, "#c3d9ec"]]}
-    trace = {
+    shades = [*(shade for _, shade in RISING[:0:-1]), "#c3d9ec"]
+    scale = [[place, shade] for (place, _), shade in zip(RISING, shades, strict=True)]
+    lines = {
         "type": "parcoords",
         "dimensions": drawn,
-        "line": line,
+        "line": {"color": list(colour), "colorscale": scale},
         "labelfont": {"size": 12, "color": INK},
         "tickfont": {"size": 11, "color": MUTED},
         "rangefont": {"size": 10, "color": "rgba(0,0,0,0)"},
         "unselected": {"line": {"color": "#e1e4e7", "opacity": 0.5}},
     }
-    return {"data": [trace], "layout": layout(margin={"l": 110, "r": 60, "t": 46, "b": 18})}
+    return {"data": [lines], "layout": layout(margin={"l": 110, "r": 60, "t": 46, "b": 18})}

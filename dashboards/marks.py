@@ -6,11 +6,10 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from archlab.dashboards.theme import MUTED, axis, layout, translucent
+from archlab.dashboards.theme import GREY, MUTED, axis, layout, translucent
 
 Figure = dict[str, Any]
 Trace = dict[str, Any]
-GREY = "#8b939c"
 
 
 def chart(traces: Sequence[Trace], x: Trace, y: Trace, **options: Any) -> Figure:

@@ -199,9 +199,8 @@ def with_trials(
         shown.append(row | {"open": row["id"] in opened})
         for trial, cells in trials.get(row["id"], []) if row["id"] in opened else ():
             texts = {field_of(key): cell.text if key in _WORDS else pretty(cell.text) for key, cell in cells.items()}
-            numbers = {
-                field_of(key): trial[name] if math.isfinite(trial[name]) else None for key, name in OF_TRIAL.items()
-            }
+            numbers = {field_of(key): trial[name] for key, name in OF_TRIAL.items()}
+            numbers = {field: value if math.isfinite(value) else None for field, value in numbers.items()}
             shown.append(
                 {
                     "id": f"{row['id']}/{trial['key']}",

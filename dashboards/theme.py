@@ -13,7 +13,7 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#e69f00", "#56b4e9", "#8
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 FONT = "Inter, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-INK, MUTED, RULE = "#1f2328", "#667079", "#e6e8eb"
+INK, MUTED, GREY, RULE = "#1f2328", "#667079", "#8b939c", "#e6e8eb"
 
 MANTINE = {
     "fontFamily": FONT,

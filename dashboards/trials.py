@@ -25,10 +25,8 @@ _TAIL_BYTES, _TAIL_LINES = 64 * 1024, 200
 
 def trials_of(study: Study) -> list[dict[str, Any]]:
     """The study's trials, each with all of its roles."""
-    if study.comparison is not None:
-        frame = study.comparison.trials
-    else:
-        frame = trials_frame(select(study.record, study.trials), study.trials)
+    known = study.comparison
+    frame = known.trials if known else trials_frame(select(study.record, study.trials), study.trials)
     found: list[dict[str, Any]] = frame.to_dict("records")
     for trial in found:
         if trial["state"] in ("running", "interrupted"):

@@ -73,7 +73,6 @@ def read_view(query: Mapping[str, object], keys: Collection[str] = tuple(CHOICES
             chosen[field.name] = value
         else:
             known = ", ".join(CHOICES[field.name])
-            notices.append(
-                f"The address asks for {field.name} {value[:40]!r}, which does not exist (there is: {known})."
-            )
+            said = f"The address asks for {field.name} {value[:40]!r}, which does not exist (there is: {known})."
+            notices.append(said)
     return View(**chosen), notices

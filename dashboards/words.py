@@ -35,9 +35,8 @@ def verdicts(comparison: Comparison) -> list[tuple[str, str]]:
         own = sorted((r for r in rows if r["verdict"] == kind), key=lambda r: abs(r["delta"]), reverse=True)
         for row in own[:_LINES]:
             reach = f"[{signed(row['delta_low'])}, {signed(row['delta_high'])}]"
-            found.append(
-                (kind, f"{row['variant']} is {kind} than {row['baseline']}: {signed(row['delta'])} {unit} {reach}")
-            )
+            said = f"{row['variant']} is {kind} than {row['baseline']}: {signed(row['delta'])} {unit} {reach}"
+            found.append((kind, said))
         if len(own) > _LINES:
             more = len(own) - _LINES
             found.append((kind, f"{more} more {'is' if more == 1 else 'are'} {kind} than {_against(own)}, by less"))
@@ -85,9 +84,8 @@ def unlike_baseline(study: Study) -> list[str]:
     """Variants with another objective, test text or tokenizer than their baseline: token by token no loss compares."""
     assert study.comparison is not None
     table, asked = study.comparison.table, _asked(study)
-    return [
-        name for name, base in zip(table["variant"], table["baseline"], strict=True) if asked[name] != asked.get(base)
-    ]
+    pairs = zip(table["variant"], table["baseline"], strict=True)
+    return [name for name, base in pairs if asked[name] != asked.get(base)]
 
 
 def _asked(study: Study) -> dict[str, list[Any]]:

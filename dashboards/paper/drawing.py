@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -44,7 +43,6 @@ STYLE: dict[str, Any] = {
     "savefig.dpi": 300,
 }
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
-GREY = "#8b939c"
 _NO_DATE: dict[str, dict[str, Any]] = {
     "pdf": {"CreationDate": None, "Producer": "archlab", "Creator": "archlab"},
     "svg": {"Date": None, "Creator": "archlab"},
@@ -85,18 +83,10 @@ class Drawing:
         ):
             figure = Figure(figsize=(width, self.height))
             self.draw(figure)
-            return {form: _saved(figure, form) for form in forms}
-
-
-def _saved(figure: Figure, form: str) -> bytes:
-    out = io.BytesIO()
-    figure.savefig(out, format=form, metadata=_NO_DATE[form])
-    return out.getvalue()
-
-
-def safe_name(text: str) -> str:
-    """The name of a file for what a study calls so."""
-    return re.sub(r"[^\w.-]+", "-", text).strip("-.") or "figure"
+            files = {form: io.BytesIO() for form in forms}
+            for form, file in files.items():
+                figure.savefig(file, format=form, metadata=_NO_DATE[form])
+            return {form: file.getvalue() for form, file in files.items()}
 
 
 def in_legend(name: str) -> str:

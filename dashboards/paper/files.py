@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from archlab.dashboards.library import Study
-from archlab.dashboards.paper.drawing import safe_name
 from archlab.dashboards.paper.pictures import drawings
 from archlab.search.reporting.report import report, to_plain
 
@@ -25,7 +25,7 @@ def write(study: Study, out: Path, width: float, command: str) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     made, contents = drawings(study), {}
     for drawing in made:
-        name = safe_name(drawing.name)
+        name = re.sub(r"[^\w.-]+", "-", drawing.name).strip("-.") or "figure"
         contents[f"{name}.csv"] = drawing.rows.to_csv(index=False).encode()
         contents |= {f"{name}.{form}": data for form, data in drawing.files(width).items()}
     contents |= {f"table.{ending}": report(study.comparison, form).encode() for ending, form in TABLES.items()}

@@ -98,10 +98,8 @@ def ladder(study: Study, found: Comparison) -> Iterator[Drawing]:
     names = list(dict.fromkeys(map(str, found.rungs["series"])))
     base = str(found.rungs["series"][found.rungs["variant"] == found.baseline].iloc[0])
     colours = theme.colours(names, base)
-    for name, law, x, title in (
-        ("scaling-compute", OVER_C, "compute", "Compute (FLOPs)"),
-        ("isoflops", ISOFLOP, size, "Parameters"),
-    ):
+    kinds = (("scaling-compute", OVER_C, "compute", "Compute (FLOPs)"), ("isoflops", ISOFLOP, size, "Parameters"))
+    for name, law, x, title in kinds:
         own = lines[lines["law"] == law]
         if law == ISOFLOP and not len(own):
             continue

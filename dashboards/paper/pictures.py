@@ -18,7 +18,6 @@ from archlab.dashboards.figures import rate_text
 from archlab.dashboards.library import Study
 from archlab.dashboards.paper import more
 from archlab.dashboards.paper.drawing import (
-    GREY,
     Drawing,
     Look,
     count_axis,
@@ -143,17 +142,10 @@ def _forest(found: Comparison, look: Look) -> Drawing | None:
             colour = look.colours[row["variant"]]
             clear = row["verdict"] in ("better", "worse")
             ends = [[max(row["delta"] - row["delta_low"], 0)], [max(row["delta_high"] - row["delta"], 0)]]
-            axes.errorbar(
-                row["delta"],
-                place,
-                xerr=ends if math.isfinite(row["delta_low"]) else None,
-                fmt="o",
-                color=colour,
-                markerfacecolor=colour if clear else "white",
-                markersize=4,
-                elinewidth=1.1,
-            )
-        axes.axvline(0, color=GREY, linewidth=0.8)
+            reach = ends if math.isfinite(row["delta_low"]) else None
+            style = {"color": colour, "markerfacecolor": colour if clear else "white", "markersize": 4}
+            axes.errorbar(row["delta"], place, xerr=reach, fmt="o", elinewidth=1.1, **style)
+        axes.axvline(0, color=theme.GREY, linewidth=0.8)
         axes.set_yticks(range(len(rows)), rows["variant"].tolist()[::-1])
         axes.grid(axis="y", visible=False)
         axes.set(ylim=(-0.6, len(rows) - 0.4), xlabel=f"Difference in test loss ({unit})")
@@ -202,7 +194,6 @@ def _positions(study: Study, found: Comparison, look: Look) -> Iterator[Drawing]
         over = usual_window(int(loss["x"].max()))
         perplexity = found.curves[found.curves["name"] == PERPLEXITY + end]
         rows = pd.concat([smoothed(loss, over), perplexity], ignore_index=True)
-
         draw = partial(_two_curves, rows, {name: "L(i) (nats/token)", PERPLEXITY + end: "P(l)"}, trained, look)
         smooth = f", over {over} neighbouring ones" if over > 1 else ""
         caption = f"Test loss L(i) by position{smooth}, perplexity P(l) by context; dashed: the length of training."
@@ -210,9 +201,8 @@ def _positions(study: Study, found: Comparison, look: Look) -> Iterator[Drawing]
 
 
 def _two_curves(rows: pd.DataFrame, titles: dict[str, str], trained: list[int], look: Look, figure: Figure) -> None:
-    for axes, x_title, (curve, title) in zip(
-        figure.subplots(1, 2), ("Position", "Context"), titles.items(), strict=True
-    ):
+    panes = figure.subplots(1, 2)
+    for axes, x_title, (curve, title) in zip(panes, ("Position", "Context"), titles.items(), strict=True):
         own = rows[rows["name"] == curve]
         line_plot(axes, own, "x", look)
         zoom(axes, own[own["x"] >= max(float(own["x"].max()) / 16, 1.0)]["mean"])
