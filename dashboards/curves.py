@@ -36,7 +36,6 @@ class CurveFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.unreadable = 0  # of the lines that were parsed
         self.stamp: tuple[int, int, int] | None = None
         self._parsed: tuple[int, int, int] | None = None
         self._lock = threading.RLock()
@@ -68,7 +67,7 @@ class CurveFile:
         self._take(whole.splitlines())
 
     def _reset(self) -> None:
-        self._position, self._tail, self.unreadable = 0, b"", 0
+        self._position, self._tail, self.unreadable = 0, b"", 0  # the last: of the lines that were parsed
         self._step, self._time, self._attempt, self._tokens = (array("d") for _ in range(4))
         self._values = {name: (array("l"), array("d")) for name in SERIES}
         self._cache: dict[str, tuple[Floats, Floats, Floats]] = {}

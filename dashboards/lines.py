@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from archlab.dashboards.curves import SERIES, CurveFile, Floats, Group, Line, group, group_level, smooth, strided
+from archlab.dashboards.curves import CurveFile, Floats, Group, Line, group, group_level, smooth, strided
 from archlab.dashboards.figures import rate_text
 from archlab.dashboards.library import Study
 from archlab.dashboards.view import METRICS, VARIANT, View
@@ -52,7 +52,6 @@ def groups(
     A variant whose seeds aren't there yet is drawn with what it has: its tuning trials.
     """
     metric = METRICS[view.metric][0]
-    assert metric in SERIES
     chosen = [each for each in _variants(study) if variants is None or each["name"] in variants]
     trials = {
         name: [trial for trial in mine if keys is None or trial["key"] in keys]
@@ -110,11 +109,10 @@ def _trials(study: Study, which: str) -> dict[str, list[dict[str, Any]]]:
     for trial in own:
         found.setdefault(trial["variant"], {})[trial["key"]] = trial
     every = {name: list(mine.values()) for name, mine in found.items()}
-    if which != "reported":
+    if which != "reported" or study.comparison is None:
         return every
-    reported = set()
-    if study.comparison is not None:
-        reported = set(study.comparison.trials["key"][study.comparison.trials["reported"].astype(bool)])
+    frame = study.comparison.trials
+    reported = set(frame["key"][frame["reported"].astype(bool)])
     return {name: [trial for trial in mine if trial["key"] in reported] or mine for name, mine in every.items()}
 
 

@@ -78,9 +78,8 @@ class Drawing:
         import matplotlib
         from matplotlib.figure import Figure
 
-        with matplotlib.rc_context(
-            {**matplotlib.rcParamsDefault, **STYLE, **({"font.family": font} if font else {}), "backend": "agg"}
-        ):
+        style = {**STYLE, **({"font.family": font} if font else {}), "backend": "agg"}
+        with matplotlib.rc_context({**matplotlib.rcParamsDefault, **style}):
             figure = Figure(figsize=(width, self.height))
             self.draw(figure)
             files = {form: io.BytesIO() for form in forms}
@@ -105,7 +104,7 @@ def line_plot(axes: Axes, rows: pd.DataFrame, x: str, look: Look, **options: Any
 
 
 def finish(figure: Figure, axes: Axes, **properties: Any) -> None:
-    """Sets titles and other properties of the axes, and the legend below it, in as few rows as its width gives."""
+    """Sets titles and other properties of the axes, and the legend below them, in as few rows as its width gives."""
     axes.set(**properties)
     handles, labels = axes.get_legend_handles_labels()
     if handles:
@@ -116,9 +115,7 @@ def finish(figure: Figure, axes: Axes, **properties: Any) -> None:
 
 def count_axis(axis: Any) -> None:
     """Ticks as 200k, 1.5M, 1e15."""
-    from matplotlib.ticker import FuncFormatter
-
-    axis.set_major_formatter(FuncFormatter(lambda value, _: counted(value)))
+    axis.set_major_formatter(lambda value, _: counted(value))
 
 
 def log_axis(axis: Any) -> None:
