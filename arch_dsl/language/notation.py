@@ -13,7 +13,7 @@ from archlab.arch_dsl.language.errors import Problem, nearest, shorten, unknown
 from archlab.arch_dsl.language.formula import FUNCTIONS, normal_form
 from archlab.arch_dsl.language.parse import INVALID, parse_value, refuse
 from archlab.arch_dsl.language.source import Node
-from archlab.arch_dsl.language.spec import Count, Positive
+from archlab.arch_dsl.language.spec import Count
 from archlab.kernels.activations import ACTIVATIONS
 
 
@@ -84,21 +84,28 @@ class ProjectionNotation:
         return {"anyOf": [{"type": "boolean"}, names, {"type": "array", "items": names}]}
 
 
-class StdNotation:
-    """A standard deviation above 0, or the word `small`."""
+class WordOr:
+    """A number of some kind, or a word that stands for one: `std: small`, `warmup: auto`."""
+
+    def __init__(self, word: str, kind: Any, limits: str, schema: dict[str, float], other: float) -> None:
+        """`limits` and `schema` tell the kind's limits, to people and to editors; `other` is a number to test with."""
+        self.word, self.kind, self.limits, self.limited, self.other = word, kind, limits, schema, other
 
     def parse_node(self, node: Node, path: str, problems: list[Problem]) -> Any:
-        """A float or `small`, or INVALID."""
-        return "small" if node.value == "small" else parse_value(Positive, node, path, problems)
+        """A float or the word, or INVALID."""
+        if isinstance(node.value, str) and node.value.isalpha() and node.value != self.word:
+            message = f"{unknown(node.value, path.rpartition('.')[2], (self.word,))}, or a number {self.limits}"
+            return refuse(problems, path, message, node.mark)
+        return self.word if node.value == self.word else parse_value(self.kind, node, path, problems)
 
     def words(self) -> str:
-        return "small, or a number > 0"
+        return f"{self.word}, or a number {self.limits}"
 
     def others(self, value: Any) -> list[Any]:
-        return [other for other in ("small", 0.05) if other != value]
+        return [other for other in (self.word, self.other) if other != value]
 
     def schema(self) -> dict[str, Any]:
-        return {"anyOf": [{"enum": ["small"]}, {"type": "number", "exclusiveMinimum": 0}]}
+        return {"anyOf": [{"enum": [self.word]}, {"type": "number", **self.limited}]}
 
 
 _MULTIPLE = re.compile(r"([0-9]+(?:\.[0-9]+)?)x")

@@ -11,7 +11,7 @@ import torch
 
 from archlab import kernels
 from archlab.arch_dsl.language.errors import Problem, SpecError
-from archlab.arch_dsl.language.notation import StdNotation
+from archlab.arch_dsl.language.notation import WordOr
 from archlab.arch_dsl.language.parse import parse_record
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import Count, Positive, Spec, added, walk
@@ -38,7 +38,8 @@ class InitGroup(Spec):
 
 
 class Init(Spec):
-    """Initial values: N(0, std^2) with std a number, or `small`: sqrt(2 / (5 d_model)) (arXiv:1910.05895, section 2.2).
+    """Initial values: N(0, std^2) with std a number, or `small`: sqrt(2 / (5 d_model)) (arXiv:1910.05895, section 2.2),
+    which is 0.02 at d_model 1000, and right below that too, where 0.02 is too small to start from (docs/recipes.md).
 
     `residual` says what maps back to the stream get, n_layers being those of their stack: `depth_scaled`
     std / sqrt(2 n_layers) (GPT-2), `plain` std, `wang` 2 / (n_layers sqrt(d_model)) (GPT-J), `deepnorm`
@@ -46,7 +47,7 @@ class Init(Spec):
     """
 
     title: ClassVar[str] = "init"
-    std: Annotated[float | str, StdNotation()] = 0.02
+    std: Annotated[float | str, WordOr("small", Positive, "> 0", {"exclusiveMinimum": 0}, 0.05)] = "small"
     residual: Literal["depth_scaled", "plain", "wang", "deepnorm"] = "depth_scaled"
     groups: tuple[InitGroup, ...] = added(default=())
 

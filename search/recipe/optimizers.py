@@ -51,6 +51,12 @@ class Optimizer(Family):
         """How many numbers it keeps for each parameter of a hidden matrix; fewer than one are none."""
         return 2
 
+    @property
+    def memory(self) -> float:
+        """Over how many steps its running mean of squared gradients looks back, 1 / (1 - beta2); 0 without such a
+        mean, or with one whose memory grows."""
+        return 0.0
+
     def complaint(self) -> str | None:
         """What is wrong with the fields taken together, or None."""
         betas = getattr(self, "betas", (0.0, 0.0))
@@ -72,6 +78,10 @@ class AdamW(Optimizer):
     eps: Positive = 1e-8
     groups: tuple[Group, ...] = added(default=())
 
+    @property
+    def memory(self) -> float:
+        return 1 / (1 - self.betas[1])
+
     def build(self, parameters: Named, lr: float) -> torch.optim.Optimizer:
         import torch
 
@@ -91,6 +101,10 @@ class Adam(Optimizer):
     weight_decay: Decay = 0.0
     eps: Positive = 1e-8
     groups: tuple[Group, ...] = ()
+
+    @property
+    def memory(self) -> float:
+        return 1 / (1 - self.betas[1])
 
     def build(self, parameters: Named, lr: float) -> torch.optim.Optimizer:
         import torch
@@ -161,6 +175,10 @@ class Muon(Optimizer):
     weight_decay: Decay = 0.1
     eps: Positive = 1e-8
     groups: tuple[Group, ...] = ()
+
+    @property
+    def memory(self) -> float:
+        return 1 / (1 - self.betas[1])
 
     def build(self, parameters: Named, lr: float) -> torch.optim.Optimizer:
         import torch

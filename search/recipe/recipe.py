@@ -16,7 +16,7 @@ from archlab.search.data.tokenizers.family import Bytes, Tokenizer
 from archlab.search.objectives import Answers, Causal, Objective
 from archlab.search.recipe.initial_weights import Start
 from archlab.search.recipe.optimizers import AdamW, Optimizer
-from archlab.search.recipe.schedules import Cosine, Schedule
+from archlab.search.recipe.schedules import AUTO, Cosine, Schedule
 from archlab.search.recipe.stage import Stage
 
 if TYPE_CHECKING:
@@ -96,9 +96,26 @@ class Recipe(Spec):
             return INVALID
         return recipe.replace(objective=Answers()) if recipe.data.holds_answers and "objective" not in given else recipe
 
+    @property
+    def settled(self) -> Recipe:
+        """The recipe with the warm-ups as numbers, its stages' too."""
+        own, *later = self.whole
+        if all(each.schedule.warmup != AUTO for each in (own, *later)):
+            return self
+        stages = tuple(
+            stage.replace(schedule=each.warmed) if each.schedule.warmup == AUTO else stage
+            for stage, each in zip(self.stages, later, strict=True)
+        )
+        return self.replace(schedule=own.warmed, stages=stages)
+
+    @property
+    def warmed(self) -> Schedule:
+        """The schedule with its warm-up as a number."""
+        return self.schedule.settled(self.steps, self.optimizer.memory)
+
     def told(self) -> dict[str, Any]:
-        """Its canonical form without `compile: off`, which trials had before there was a choice."""
-        plain: dict[str, Any] = canonical(self)
+        """Its canonical form, settled, without `compile: off`, which trials had before there was a choice."""
+        plain: dict[str, Any] = canonical(self.settled)
         return {name: value for name, value in plain.items() if (name, value) != ("compile", "off")}
 
     @property
@@ -187,7 +204,7 @@ class Recipe(Spec):
 
     def lr_at(self, step: int) -> float:
         """The learning rate of optimizer step `step`, counted from 0."""
-        return self.lr * self.schedule.factor(step, self.steps)
+        return self.lr * self.warmed.factor(step, self.steps)
 
     def problems(self, path: str = "train") -> list[Problem]:
         """What the fields, each right by itself, get wrong together."""

@@ -23,7 +23,7 @@ def test_short_recipe_is_completed_with_defaults_and_survives_its_canonical_form
     assert load_recipe(data) == recipe
     assert data["tokens"] == 2_000_000
     assert data["optimizer"] == {"type": "adamw", "betas": [0.9, 0.95], "weight_decay": 0.1, "eps": 1e-8}
-    assert data["schedule"] == {"type": "linear", "warmup": 0.02, "final": 0.1}
+    assert data["schedule"] == {"type": "linear", "warmup": "auto", "final": 0.1}
     assert (data["context"], data["batch"], data["accumulate"], data["clip"]) == (256, 16, 1, 1.0)
     assert (data["objective"], data["precision"], data["tokenizer"]["type"]) == ("causal", "auto", "bytes")
 
@@ -136,7 +136,42 @@ def test_schedule_wastes_no_step_and_never_passes_the_peak(kind, warmup):
 @pytest.mark.parametrize("kind", Schedule.members)
 def test_schedule_refuses_a_step_that_is_none(kind, step):
     with pytest.raises(ValueError, match="has steps 0 to 9"):
-        Schedule.members[kind]().factor(step, 10)
+        Schedule.members[kind](warmup=0.02).factor(step, 10)
+
+
+@pytest.mark.parametrize(
+    ("steps", "change", "warm"),
+    [
+        (1000, {}, 100),  # a tenth
+        (300, {}, 40),  # 2 / (1 - 0.95)
+        (100, {}, 25),  # at most a quarter
+        (1000, {"optimizer": {"type": "adamw", "betas": [0.9, 0.999]}}, 250),
+        (30_000, {"optimizer": {"type": "adam", "betas": [0.9, 0.9995]}}, 4000),
+        (300, {"optimizer": "lion"}, 30),  # it keeps no second moment
+        (100, {"schedule": {"type": "wsd", "decay": 0.9}}, 10),  # all that is left before the decay
+        (1000, {"schedule": {"type": "cosine", "warmup": 0.02}}, 20),  # as it is written
+    ],
+)
+def test_warmup_left_to_us_is_long_enough_for_the_second_moment(steps, change, warm):
+    recipe = load_recipe(SHORT | {"tokens": steps * 256 * 16} | change)
+    assert recipe.warmed.warm(recipe.steps) == warm
+    rates = [recipe.lr_at(step) / recipe.lr for step in range(warm + 1)]
+    assert rates == pytest.approx([(step + 1) / warm for step in range(warm)] + [1.0])
+
+
+def test_a_trial_has_its_warmup_as_a_number_so_that_writing_it_out_is_the_same_trial():
+    left = load_recipe(SHORT | {"tokens": 300 * 256 * 16})
+    written = load_recipe(SHORT | {"tokens": 300 * 256 * 16, "schedule": {"warmup": 0.133333}})
+    assert left.told() == written.told()
+    assert load_recipe(left.told()).warmed == left.warmed
+
+
+def test_every_stage_has_a_warmup_of_its_own():
+    stage = {"tokens": 100 * 256 * 16, "lr": 1e-4}
+    recipe = load_recipe(SHORT | {"tokens": 1000 * 256 * 16, "stages": [stage, stage | {"schedule": {"warmup": 0.5}}]})
+    told = load_recipe(recipe.told())
+    assert [each.schedule.warmup for each in told.whole] == [0.1, 0.25, 0.5]
+    assert told.told() == recipe.told()
 
 
 def test_only_matrices_decay_unless_a_parameter_says_otherwise():
