@@ -7,6 +7,7 @@ import io
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,9 +112,13 @@ FORMATS: dict[str, Callable[[Comparison], str]] = {
 
 def build_page(comparison: Comparison) -> Page:
     """All that text, Markdown and LaTeX print."""
-    told = [block for each in sections_of(comparison) for block in each.blocks(comparison)]
+    first, then = (
+        [block for each in sections_of(comparison) if each.heads is heads for block in each.blocks(comparison)]
+        for heads in (True, False)
+    )
     domains = [_by_domain(comparison)] if len(comparison.domains) else []
-    return page_of(comparison, [main_block(comparison), *domains, *told])
+    main = main_block(comparison)
+    return page_of(comparison, [*first, replace(main, title="All variants") if first else main, *domains, *then])
 
 
 def _by_domain(comparison: Comparison) -> Block:

@@ -46,6 +46,7 @@ class Told:
 
     key: ClassVar[str]  # of the study file, of its record, of `Comparison.told`
     leads: ClassVar[bool] = False  # whether its notes stand before the table's own
+    heads: ClassVar[bool] = False  # whether its tables stand before the main one
     paged: ClassVar[bool] = False  # whether the dashboard has a page for its tables
     beside: ClassVar[str] = ""  # the column of the main table after which its own stand; they end it without one
     known: ClassVar[dict[str, Told]] = {}

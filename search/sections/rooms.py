@@ -12,7 +12,16 @@ from archlab.search import sections
 from archlab.search.results.selection import Selection, choose, group
 from archlab.search.results.told import Told
 
-_ORDER = ("design", "published", "tune", "screen", "search", "ladder", "evaluate")  # of a report; others come last
+_ORDER = (
+    "recipes",
+    "design",
+    "published",
+    "tune",
+    "screen",
+    "search",
+    "ladder",
+    "evaluate",
+)  # of a report; others come last
 
 
 def told_of(record: dict[str, Any]) -> list[Told]:

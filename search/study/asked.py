@@ -9,7 +9,7 @@ from archlab.arch_dsl.patching.patch import Setting
 from archlab.search.sections.ladder.rungs import rungs_of
 from archlab.search.study.study import Study
 from archlab.search.variants.asked import Asked, Rung
-from archlab.search.variants.patches import Patch, cells_of
+from archlab.search.variants.patches import Patch
 
 
 def asked_variants(study: Study) -> list[Asked]:
@@ -19,16 +19,9 @@ def asked_variants(study: Study) -> list[Asked]:
     """
     used = {name for patch in study.variants.values() for name in patch.components}
     components = [name for name in study.components if name in used]
-    axes = [
-        [
-            (text, Setting(path, node, "the grid", study.mark(f"grid.{path}")))
-            for text, node in cells_of(study.grid, path)
-        ]
-        for path in study.grid
-    ]
     return [
         _asked(study, name, patch, cell, components, rung)
-        for cell in itertools.product(*axes)
+        for cell in itertools.product(*study.axes)
         for rung in rungs_of(study.ladder)
         for name, patch in study.variants.items()
     ]
@@ -38,7 +31,7 @@ def _asked(
     study: Study,
     name: str,
     patch: Patch,
-    cell: tuple[tuple[str, Setting], ...],
+    cell: tuple[tuple[str, tuple[Setting, ...]], ...],
     components: list[str],
     rung: Rung | None,
 ) -> Asked:
@@ -54,7 +47,7 @@ def _asked(
         name=f"{name} [{label}]" if label else name,
         base=name,
         cell=label,
-        settings=(*settings, *(setting for _, setting in cell)),
+        settings=(*settings, *(setting for _, mine in cell for setting in mine)),
         components={component: component in patch.components for component in components},
         axes={text.partition("=")[0]: text.partition("=")[2] for text, _ in cell},
         impossible=study.design.impossible if study.design and patch.designed else "refuse",

@@ -74,9 +74,9 @@ def _check_grid(study: Study) -> Iterator[Problem]:
             "grid", "a search takes its variants from `space:`; make each axis one of its axes", study.mark("grid")
         )
     cells = study.ladder.rungs if study.ladder else 1
-    for axis in study.grid.values():
-        cells *= len(axis.nodes)
+    for axis in study.axes:
+        cells *= len(axis)
     if cells * max(len(study.variants), 1) > MAX_CELLS:
-        section = "grid" if study.grid else "ladder"
+        section = "grid" if study.grid else "ladder" if study.ladder else "recipes"
         message = f"makes {cells * len(study.variants):,} variants; at most {MAX_CELLS:,}"
         yield Problem(section, message, study.mark(section))

@@ -20,6 +20,7 @@ from archlab.search.recipe.initial_weights import Start
 from archlab.search.recipe.recipe import Recipe
 from archlab.search.sections.design.written_out import KEYS, Ablate
 from archlab.search.sections.ladder.spec import PARAMETERS, Along, Ends, Lengths
+from archlab.search.sections.recipes.spec import Recipes
 from archlab.search.sections.search.axes import KINDS, Components
 from archlab.search.sections.search.space import Space
 from archlab.search.sections.tune.spec import GRIDS, Brackets, Tune
@@ -48,6 +49,7 @@ def study_schema() -> dict[str, Any]:
                 "description": "4e-3 to 1e-3",
             },
             Changes: _recipe_changes,
+            Recipes: _recipes,
             AtScale: _scale,
             Axis: lambda _: {"type": "array", "minItems": 1, "uniqueItems": True},
             Space: _space,
@@ -121,6 +123,14 @@ def _recipe_changes(_: Writer) -> Schema:
     paths = {"propertyNames": {"pattern": rf"^({'|'.join(fields_of(Recipe))})(\.{PATH_STEP})*$"}}
     told = "Paths of `train` to values, which replace what is there."
     return {"type": "object", "description": told, "minProperties": 1, **paths}
+
+
+def _recipes(writer: Writer) -> Schema:
+    """Named changes of the recipe, and of how the model starts."""
+    paths = rf"^({'|'.join(fields_of(Recipe))}|model\.init)(\.{PATH_STEP})*$"
+    one = {"type": ["object", "null"], "propertyNames": {"pattern": paths}}
+    told = " ".join((Recipes.__doc__ or "").split())
+    return {"type": "object", "description": told, "minProperties": 2, "additionalProperties": one}
 
 
 def _model(writer: Writer) -> Schema:

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from archlab.arch_dsl.language.spec import Spec, fields_of
 from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.patching.patch import Setting
 from archlab.search.evaluation.measures import Measure, Measures
 from archlab.search.executors.resources import Resources
 from archlab.search.recipe.recipe import Recipe
@@ -19,6 +20,7 @@ from archlab.search.sections.ladder.spec import Ladder
 from archlab.search.sections.match.spec import Match
 from archlab.search.sections.prune.spec import Pruner
 from archlab.search.sections.published.spec import Published
+from archlab.search.sections.recipes.spec import Recipes
 from archlab.search.sections.rooms import import_specs
 from archlab.search.sections.screen.spec import Screen
 from archlab.search.sections.search.space import Space
@@ -55,6 +57,7 @@ class Study(Spec):
     design: Design | None = None
     variants: dict[str, Patch] = field(default_factory=dict)
     grid: dict[str, Axis] = field(default_factory=dict)
+    recipes: Recipes | None = None
     ladder: Ladder | None = None
     match: Match | None = None
     train: Recipe
@@ -79,11 +82,23 @@ class Study(Spec):
         return tuple(each for each in (*given, self.report.published, *self._others) if isinstance(each, Section))
 
     @property
+    def axes(self) -> list[list[tuple[str, tuple[Setting, ...]]]]:
+        """What every variant is crossed with, the outermost first: for each axis its values, and what they set."""
+        grid = [
+            [
+                (text, (Setting(path, node, "the grid", self.mark(f"grid.{path}")),))
+                for text, node in cells_of(self.grid, path)
+            ]
+            for path in self.grid
+        ]
+        return [*(axis for section in self.sections for axis in section.crossing()), *grid]
+
+    @property
     def cells(self) -> list[str]:
-        """The names of the variants in the cells of the grid, the first of very many; of a ladder's rungs none."""
-        if not self.grid or self.ladder:
+        """The names of the variants in all cells, the first of very many; of a ladder's rungs none."""
+        if not self.axes or self.ladder:
             return []
-        cells = itertools.islice(itertools.product(*(cells_of(self.grid, path) for path in self.grid)), _MOST_CELLS)
+        cells = itertools.islice(itertools.product(*self.axes), _MOST_CELLS)
         labels = [", ".join(text for text, _ in cell) for cell in cells]
         return [f"{name} [{label}]" for label in labels for name in self.variants]
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.spec import Spec
+from archlab.arch_dsl.patching.patch import Setting
 from archlab.search.store.store import Row, Store
 from archlab.search.variants.asked import Asked
 from archlab.search.variants.asks import Builds, Events, NextRows, Planned, Question
@@ -62,6 +63,10 @@ class Section(Spec):
 
     def problems(self, study: Question) -> Iterable[Problem]:
         """What is wrong with it beside the other sections of the study."""
+        return ()
+
+    def crossing(self) -> Iterable[list[tuple[str, tuple[Setting, ...]]]]:
+        """Lists of cells that every variant is crossed with: the name of each (`recipe=as is`), and what it sets."""
         return ()
 
     def part(self, builds: Builds, variants: list[Variant], made: Made) -> Part | None:

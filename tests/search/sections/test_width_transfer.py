@@ -76,7 +76,7 @@ def test_table_8() -> None:
     """A base of 32 and a model four times as wide; the gate of each head is a map to what does not grow."""
     gate = {"position": "sdpa", "granularity": "headwise"}
     block = {"norm": "rmsnorm", "attention": {"heads": 2, "gate": gate}, "ffn": "swiglu"}
-    base, wide = model(32, block=block), model(128, block=block)
+    base, wide = (model(width, block=block, init={"std": 0.02}) for width in (32, 128))
     made = transferred(wide, base)
     rates = dict(made.rates)
     assert rates["block.*.attention.query_projection.weight"] == 1 / 4

@@ -1,0 +1,160 @@
+"""`recipes:`: all variants under all recipes, each row at its best one, and verdicts that say how far they go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from archlab.search.comparison.compare import compare, load_comparison
+from archlab.search.planning.edits import _changed
+from archlab.search.planning.plan import plan
+from archlab.search.reporting.report import report, to_plain
+from archlab.search.running.run import run
+from archlab.search.sections.recipes.told import holds
+from archlab.search.store.store import Store
+from archlab.search.study.load import load_study
+from tests.search.compare_kit import end_as, make_study, pick
+from tests.search.study_files import write_study
+
+RECIPES = "recipes:\n  as is: {}\n  long: {schedule.warmup: 0.2, model.init.std: 0.02}\n  small: {batch: 2}\n"
+
+Verdicts = dict[str, str]
+
+
+def asked(effects: dict[str, dict[str, float]], **kwargs: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A finished study under recipes: the effect of each row by recipe, the first row the baseline."""
+    cells = {f"{row} [recipe={recipe}]": (row, recipe) for row, by in effects.items() for recipe in by}
+    flat = {name: effects[row][recipe] for name, (row, recipe) in cells.items()}
+    record, trials = make_study(flat, rates=(), **kwargs)
+    base = next(iter(effects))
+    for variant in record["variants"]:
+        row, recipe = cells[variant["name"]]
+        variant |= {"baseline": f"{base} [recipe={recipe}]", "axes": {"recipe": recipe}, "row": row, "components": {}}
+        variant["batches"] = "other" if recipe == "small" else "equal"
+    record["recipes"] = {"named": {}, "rows": {name: list(cell) for name, cell in cells.items()}}
+    return record, trials
+
+
+def test_every_variant_stands_under_every_recipe_with_a_baseline_of_its_own(tmp_path: Path) -> None:
+    study = load_study(write_study(tmp_path, recipes=RECIPES))
+    found = {each.name: each for each in plan(study, tmp_path / "data").variants}
+    assert [*found] == [f"{row} [recipe={of}]" for of in ("as is", "long", "small") for row in ("baseline", "gated")]
+    assert all(name.partition(" ")[2] == each.baseline.partition(" ")[2] for name, each in found.items())
+    long, small = found["gated [recipe=long]"], found["gated [recipe=small]"]
+    assert long.recipe.schedule.warmup == 0.2 and long.model.init.std == 0.02
+    assert small.recipe.batch == 2 and small.recipe.schedule == study.train.schedule
+
+
+def test_a_recipe_that_changes_nothing_shares_the_trials_of_the_study_without_recipes(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    alone = plan(load_study(write_study(tmp_path)), data).variants
+    crossed = plan(load_study(write_study(tmp_path, recipes=RECIPES)), data).variants
+    assert [each.trial(0).key for each in alone] == [each.trial(0).key for each in crossed[:2]]
+
+
+def test_recipes_cross_the_grid(tmp_path: Path) -> None:
+    study = load_study(write_study(tmp_path, recipes=RECIPES, grid="grid: {block.attention.heads: [2, 4]}"))
+    planned = plan(study, tmp_path / "data")
+    assert len(planned.variants) == 3 * 2 * 2
+    assert planned.record()["recipes"]["rows"]["gated [recipe=long, heads=4]"] == ["gated [heads=4]", "long"]
+
+
+def test_a_changed_recipe_is_told_as_an_edit(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    records = [
+        plan(load_study(write_study(tmp_path, recipes=text)), data).record()
+        for text in (RECIPES, RECIPES.replace("batch: 2", "batch: 1").replace("long", "longer"))
+    ]
+    told = "\n".join(_changed(*records))
+    for line in ("'small' has changed", "'long' is gone", "'longer' is new"):
+        assert line in told
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "told"),
+    [
+        ({"a": "better", "b": "better", "c": "better"}, "better under 3 of 3 recipes"),
+        ({"a": "worse", "b": "within noise", "c": "worse"}, "worse under 2 of 3 recipes"),
+        ({"a": "better", "b": "within noise"}, "better under one recipe only (a)"),
+        ({"a": "better", "b": "worse", "c": "better"}, "reversed: better under a and c, worse under b"),
+        ({"a": "within noise", "b": "within noise"}, "within noise under 2 of 2 recipes"),
+        ({"a": "equivalent", "b": "undecided"}, "decided under no recipe"),
+        ({"a": "baseline", "b": "baseline"}, ""),
+    ],
+)
+def test_a_verdict_says_how_far_it_goes(verdicts: Verdicts, told: str) -> None:
+    assert holds(verdicts) == told
+
+
+def test_a_lead_under_a_rough_recipe_alone_is_not_the_architectures() -> None:
+    """Planted: `careful` is ahead where the start is rough, and level with the baseline where it is not."""
+    record, trials = asked(
+        {
+            "baseline": {"rough": 0.3, "calm": 0.0},
+            "careful": {"rough": 0.1, "calm": 0.0},
+            "good": {"rough": 0.2, "calm": -0.1},
+        }
+    )
+    found = compare(record, trials)
+    table = found.table.set_index("variant")["verdict"]
+    assert table["careful [recipe=rough]"] == "better", "one recipe alone calls a winner"
+    best = found.best_recipes.set_index("row")
+    assert best["verdict"].to_dict() == {"baseline": "baseline", "careful": "within noise", "good": "better"}
+    assert best.loc["careful", "holds"] == "better under one recipe only (rough)"
+    assert best.loc["good", "holds"] == "better under 2 of 2 recipes"
+    assert {*best["recipe"]} == {"calm"}
+
+
+def test_each_side_is_compared_at_its_own_best_recipe() -> None:
+    record, trials = asked({"baseline": {"as is": 0.2, "small": 0.0}, "slow": {"as is": 0.05, "small": 0.3}})
+    best = compare(record, trials).best_recipes.set_index("row")
+    assert (best.loc["slow", "recipe"], best.loc["slow", "against"]) == ("as is", "small")
+    assert best.loc["slow", "delta"] == pytest.approx(0.05, abs=0.02), "against 0.0, not 0.2"
+    assert best.loc["slow", "verdict"] == "worse"
+    assert best.loc["slow", "holds"] == "reversed: better under as is, worse under small"
+
+
+def test_the_report_begins_with_every_variant_at_its_best_recipe() -> None:
+    record, trials = asked({"baseline": {"a": 0.2, "b": 0.0}, "gated": {"a": 0.1, "b": 0.1}})
+    found = compare(record, trials)
+    text = report(found)
+    first, _, rest = text.partition("All variants")
+    assert "best recipe" in first and "gated [recipe=a]" not in first and "gated [recipe=a]" in rest
+    assert "gated: reversed: better under a, worse under b" in text.replace("\n  ", " ")
+    assert to_plain(found)["best_recipes"][1]["holds"] == "reversed: better under a, worse under b"
+
+
+def test_a_row_without_a_mean_under_one_recipe_stands_at_another(tmp_path: Path) -> None:
+    record, trials = asked({"baseline": {"a": 0.2, "b": 0.0}, "gated": {"a": 0.1, "b": -0.1}})
+    end_as(pick(trials, "gated [recipe=b]"), "diverged", "loss is not finite")
+    best = compare(record, trials).best_recipes.set_index("row")
+    assert best.loc["gated", "recipe"] == "a"
+    end_as(pick(trials, "gated [recipe=a]"), "diverged", "loss is not finite")
+    assert [*compare(record, trials).best_recipes["row"]] == ["baseline"]
+
+
+def test_a_study_without_recipes_has_no_table_of_them() -> None:
+    found = compare(*make_study({"baseline": 0.0, "gated": 0.1}))
+    assert found.best_recipes.empty and "best recipe" not in report(found)
+
+
+@pytest.mark.slow
+def test_a_gate_that_helps_a_rough_start_is_found_out_by_a_second_recipe(tmp_path: Path) -> None:
+    """Really trained: without a warm-up, from values too small for the width, a gate leads; from a good start not."""
+    study = write_study(
+        tmp_path,
+        model="model: {d_model: 64, n_layers: 2, block: {norm: rmsnorm, attention: {heads: 4, kv_heads: 2, "
+        "positional: rope}, ffn: {type: glu, activation: silu}}}",
+        recipes="recipes: {as is: {}, rough: {schedule.warmup: 0, model.init.std: 0.02}}",
+        train="train: {data: {type: stdlib, validation_bytes: 64k, test_bytes: 128k}, tokens: 60k, context: 128, "
+        "batch: 4, lr: 4e-3}",
+        seeds="seeds: 3",
+    )
+    assert run(study, tmp_path / "store", executor="inline", track=False).exit_code == 0
+    with Store.open(tmp_path / "store") as store:
+        found = load_comparison(store, "gates")
+    best = found.best_recipes.set_index("row")
+    assert best.loc["gated", "holds"] == "better under one recipe only (rough)"
+    assert best.loc["gated", ["recipe", "verdict"]].tolist() == ["as is", "within noise"]
