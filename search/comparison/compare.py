@@ -26,6 +26,7 @@ from archlab.search.statistics.contrast import MINIMUM_SEEDS, Contrast
 from archlab.search.statistics.intervals import Analysis
 from archlab.search.store.findings import findings_of
 from archlab.search.store.lock import states_of
+from archlab.search.trial.rough_start import read_signs
 
 if TYPE_CHECKING:
     from archlab.search.store.store import Store
@@ -49,6 +50,7 @@ def load_comparison(store: Store, study: str) -> Comparison:
         trial["state"] = states[trial["key"]]
         trial["measures"] = found.get(trial["key"], [])
         trial["documents"] = documents.get(trial["key"])
+        trial["signs"] = read_signs(store.trial_folder(trial["key"])) if trial["key"] in chosen else ()
         trial["spent"] = spent.get(trial["key"], None if trial["owner"] == study else 0)
         trial["began"] = began.get(trial["key"])
     return compare(record, trials, [each for told in told_of(record) for each in told.others(store, record)])

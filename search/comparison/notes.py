@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -81,6 +82,7 @@ def gather_notes(
         *_test_notes(record),
         *_table_notes(record, selections, noise),
         *_seed_notes(record, selections, verdicts),
+        *_rough_notes(record, selections),
         *_twin_notes(selections),
         *stage_notes(record),
     ]
@@ -132,6 +134,25 @@ def _test_notes(record: dict[str, Any]) -> Iterable[str]:
             f"{shared:.0%} of the 13-grams of words of the test text are in the training text too: losses speak of "
             "memory as well (archlab data show)"
         )
+
+
+def _rough_notes(record: dict[str, Any], selections: list[Selection]) -> Iterable[str]:
+    """What a plan foresaw of the recipe, and what the journals say against it, of the baselines first. Needs a record
+    with baselines."""
+    yield from record.get("foreseen", ())
+    bases = baselines_of(record)
+    for selection in sorted(selections, key=lambda each: each.variant not in bases):
+        trials = [*selection.complete.values()]
+        kinds: dict[str, list[str]] = {}
+        for sign in (sign for trial in trials for sign in trial.get("signs", ())):
+            kinds.setdefault(_NUMBER.sub("", sign), []).append(sign)
+        whose = "its verdicts" if selection.variant in bases else "its difference"
+        for found in kinds.values():
+            many = f"in {len(found)} of {len(trials)} trials "
+            yield f"{selection.variant}: {many}{found[0]}; {whose} may be the recipe's (docs/recipes.md)"
+
+
+_NUMBER = re.compile(r"[0-9.]+")
 
 
 def _twin_notes(selections: list[Selection]) -> Iterable[str]:

@@ -19,6 +19,7 @@ from archlab.search.formatting.numbers import count, duration, plain_console, si
 from archlab.search.planning.auto_settings import lines as settled_lines
 from archlab.search.planning.edits import edits
 from archlab.search.planning.estimate import Estimate, estimate
+from archlab.search.planning.foreseen import foreseen
 from archlab.search.planning.going_on import GoingOn, going_on
 from archlab.search.planning.plan import Plan
 from archlab.search.planning.resolution import Resolution, resolution
@@ -120,6 +121,7 @@ def _lines(planned: Plan, root: Path, slots: int | None) -> Iterator[str]:
     recipes = [variant.recipe for variant in planned.variants]
     yield from settled_lines(planned.builder.settled, planned.study.train, recipes)
     yield from to_measure(planned.study.evaluate, planned, root).lines()
+    yield from foreseen(planned.variants)
     yield from (f"edited: {line}" for line in known.edits)
     if budget := standing(planned.study.budget, known.spent):
         yield budget

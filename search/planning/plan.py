@@ -13,6 +13,7 @@ from archlab.arch_dsl.language.errors import SpecError
 from archlab.arch_dsl.tree.identity import canonical
 from archlab.search.evaluation.measures import About
 from archlab.search.planning.builder import Builder
+from archlab.search.planning.foreseen import foreseen
 from archlab.search.planning.tuning_noise import tuning_noise
 from archlab.search.planning.variant_set import variant_set
 from archlab.search.results.selection import group, is_over
@@ -91,6 +92,7 @@ class Plan:
         first, study = self.variants[0], self.study
         used = plugin_files.record(canonical(variant.model) for variant in self.variants)
         budget, labels = study.budget, [each.label for each in study.evaluate.evaluated]
+        rough = [*foreseen(self.variants)]
         return {
             "study": study.study,
             "question": study.question,
@@ -113,6 +115,7 @@ class Plan:
             "file": str(study.file) if study.file else None,
             **({"scale": study.scale} if study.scale else {}),
             **({"plugins": used} if used else {}),
+            **({"foreseen": rough} if rough else {}),
         }
 
     def _variants(self) -> list[dict[str, Any]]:

@@ -302,7 +302,9 @@ def line_of(event: dict[str, Any], name: str, quiet: bool = False, step: int | N
     if kind == "finished":
         loss = ((event["result"] or {}).get("validation") or {}).get("loss")
         told = event["reason"] or ("" if loss is None else f"validation loss {loss:.4f}")
-        return "" if quiet and event["state"] == "complete" else f"{event['state']:<9} {name}: {told}".rstrip(": ")
+        ended = f"{event['state']:<9} {name}: {told}".rstrip(": ")
+        rough = [f"rough     {name}: {sign}" for sign in event.get("signs", ())]
+        return "\n".join([*([] if quiet and event["state"] == "complete" else [ended]), *rough])
     if kind == "retry":
         return f"retry     {name}: {event['kind']}: {event['message']}"
     if kind == "smoke":

@@ -1,0 +1,48 @@
+"""What a plan can tell of a recipe before anything is trained: where its start is likely to be rough."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from archlab.search.recipe.recipe import Recipe
+from archlab.search.recipe.schedules import AUTO
+from archlab.search.variants.variant import Variant
+
+FEW_STEPS = 1000
+SMALL = 0.5  # of the standard deviation that `init: {std: small}` gives
+_MOST = 3  # variants that a line names
+
+
+def foreseen(variants: Iterable[Variant]) -> Iterator[str]:
+    """A line for each thing to be told, with the variants that it is told of."""
+    told: dict[str, list[str]] = {}
+    count = 0
+    for variant in variants:
+        count += 1
+        if variant.start is None:  # what starts from weights has been trained already
+            for line in _of(variant):
+                told.setdefault(line, []).append(variant.name)
+    for line, names in told.items():
+        more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+        yield f"rough start? {line}" + ("" if len(names) == count else f": {', '.join(names[:_MOST])}{more}")
+
+
+def _of(variant: Variant) -> Iterator[str]:
+    yield from _short_warmup(variant.recipe)
+    width, std = variant.model.d_model, variant.model.init.std
+    small = (2 / (5 * width)) ** 0.5
+    if std != "small" and float(std) < SMALL * small:
+        yield f"init.std {std:g} is little for d_model {width}; `small` is {small:.2g} there"
+    if (steps := variant.recipe.all_steps) < FEW_STEPS:
+        yield f"{steps:,} steps are few; smaller batches make more of the same tokens"
+
+
+def _short_warmup(recipe: Recipe) -> Iterator[str]:
+    """A warm-up that is shorter than the optimizer's second moment takes to settle."""
+    warm, needed = recipe.warmed.warm(recipe.steps), 2 * recipe.optimizer.memory
+    auto = recipe.schedule.replace(warmup=AUTO).settled(recipe.steps, recipe.optimizer.memory).warm(recipe.steps)
+    if warm < min(needed, auto):
+        yield (
+            f"a warm-up of {warm} steps, and the optimizer's second moment takes {needed:.0f} to settle at its beta2; "
+            f"`warmup: auto` takes {auto}"
+        )

@@ -1,0 +1,53 @@
+"""What the journal of a trial says against its recipe: spikes, gradients cut short, a loss that still falls at the end.
+
+A difference between two such trials may be the recipe's: one of the two may only bear a rough start better.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from archlab.search.trial.metrics import read_metrics
+
+FIRST = 0.1  # of the steps
+RISE = 1.0  # nats per token of one line of the journal above the lowest mean of three lines before it
+SPIKE = 10.0  # times the median gradient norm of the whole trial
+CLIPPED = 4.0  # times the norm to which gradients are clipped; up to that good recipes of small models clip most steps
+FALL = 0.05  # nats per token, over the last tenth of the steps
+_FEWEST = 10  # lines in the first tenth, below which nothing is said of them
+
+
+def signs(lines: Sequence[dict[str, Any]], clip: float | None) -> Iterator[str]:
+    """What there is to say, as parts of a sentence; `lines` are those of the journal, `clip` the recipe's norm."""
+    logged = [line for line in lines if line.get("loss") is not None and line.get("grad_norm") is not None]
+    last = lines[-1]["step"] if lines else 0
+    first = [line for line in logged if line["step"] <= FIRST * last]
+    if len(first) >= _FEWEST:
+        losses, norms = (np.array([line[name] for line in first]) for name in ("loss", "grad_norm"))
+        means = np.convolve(losses, np.ones(3) / 3, "valid")[:-1]
+        if (losses[3:] > np.minimum.accumulate(means) + RISE).any():
+            yield "the loss jumped up in the first tenth of the steps"
+        if norms.max() > SPIKE * float(np.median([line["grad_norm"] for line in logged])):
+            yield "the gradient norm spiked in the first tenth of the steps"
+        if clip is not None and (norms > CLIPPED * clip).mean() > 0.5:
+            yield f"most gradients of the first tenth were clipped to less than a {CLIPPED:g}th of their norm"
+    curve = {line["step"]: line["validation_loss"] for line in lines if line.get("validation_loss") is not None}
+    before = [step for step in curve if step <= (1 - FIRST) * last + 1]
+    if before and last in curve and (fall := curve[max(before)] - curve[last]) > FALL:
+        yield f"the validation loss still fell by {fall:.2f} in the last tenth of the steps"
+
+
+@lru_cache(maxsize=4096)
+def read_signs(folder: Path) -> tuple[str, ...]:
+    """The signs of a trial that has ended, from the files in its folder; none where these are gone."""
+    written = folder / "trial.json"
+    if not written.exists():
+        return ()
+    recipe = json.loads(written.read_text()).get("recipe", {})
+    return tuple(signs(read_metrics(folder), recipe.get("clip")))
