@@ -231,18 +231,20 @@ class Cost:
 
     def without_parameters(self) -> Cost:
         """The same work with parameters that another node owns."""
-        children = {name: child.without_parameters() for name, child in self.children.items()}
-        return dataclasses.replace(self, parameters=0, embeddings=0, idle=0, children=children)
+        return self._without("parameters", "embeddings", "idle")
 
     def without_cache(self) -> Cost:
         """The same work in a part that is read once, and not again with every token that is decoded."""
-        children = {name: child.without_cache() for name, child in self.children.items()}
-        return dataclasses.replace(self, cache=0, children=children)
+        return self._without("cache")
 
-    def keeping(self, elements: int) -> Cost:
-        """The same with that many elements more kept for the backward pass."""
-        work = (self.parameters, self.flops_matmul, self.flops_model)
-        return Cost(*work, self.activations + elements, self.cache, self.embeddings, self.idle, self.children)
+    def _without(self, *counts: str) -> Cost:
+        children = {name: child._without(*counts) for name, child in self.children.items()}
+        return dataclasses.replace(self, children=children, **dict.fromkeys(counts, 0))
+
+    def keeping(self, elements: int, *, parameters: int = 0, cache: int = 0) -> Cost:
+        """The same with that many elements more kept for the backward pass, parameters more, and more of a cache."""
+        work = (self.parameters + parameters, self.flops_matmul, self.flops_model, self.activations + elements)
+        return Cost(*work, self.cache + cache, self.embeddings, self.idle, self.children)
 
     def times(self, count: int) -> Cost:
         """That many equal nodes, without their parts."""

@@ -49,6 +49,10 @@ class Sublayer(Branch):
         """The elements of the copy that all maps of the branch's input keep, once."""
         return 0 if ctx.held and not self.pre else tokens * ctx.d_model
 
+    def map_cost(self, name: str, tokens: int, inputs: int, outputs: int, kept: int = 0) -> Cost:
+        """The linear map that the fields of the branch call `name`, whose input is `kept` elements."""
+        return Cost.product(tokens, inputs, outputs, chosen(getattr(self, "bias", False), name)).keeping(kept)
+
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
         found = check_sites(self, {"pre": ctx, "post": ctx}, path) + self.join.check(ctx, f"{path}.join")
         return found + super().check(ctx, path)

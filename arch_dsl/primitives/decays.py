@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -96,9 +95,8 @@ class Mamba2(Decay):
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         heads = ctx.heads or 1
-        found = Cost.product(tokens, ctx.hidden, heads)
         # the argument of softplus, the step, exp(a) and -exp(a)
-        return dataclasses.replace(found, parameters=found.parameters + 2 * heads).keeping((2 * tokens + 2) * heads)
+        return Cost.product(tokens, ctx.hidden, heads).keeping((2 * tokens + 2) * heads, parameters=2 * heads)
 
     def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         for low, high in (("a_min", "a_max"), ("dt_min", "dt_max")):
@@ -175,12 +173,11 @@ class LowerBounded(Decay):
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         channels = (ctx.heads or 1) * ctx.width
-        found = Cost.product(tokens, ctx.hidden, channels)
         table = ctx.n_layers * channels
         owner = ctx.shared.setdefault(_table_key(ctx), ctx.path) == ctx.path
         # the softmax, l, -l and log l; of the decays the argument of logsigmoid, the second term, and the sum
         kept = table + 3 * channels + 3 * tokens * channels
-        return dataclasses.replace(found, parameters=found.parameters + (table if owner else 0)).keeping(kept)
+        return Cost.product(tokens, ctx.hidden, channels).keeping(kept, parameters=table if owner else 0)
 
 
 def _table_key(ctx: BuildContext) -> str:

@@ -12,14 +12,7 @@ from torch import Tensor
 from archlab import kernels
 from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.formula import function_of
-from archlab.arch_dsl.language.notation import (
-    Activation,
-    ProjectionNotation,
-    Projections,
-    SizeNotation,
-    chosen,
-    multiple_of,
-)
+from archlab.arch_dsl.language.notation import Activation, ProjectionNotation, Projections, SizeNotation, multiple_of
 from archlab.arch_dsl.language.spec import Count, Positive
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Branch, Decay, build_shared, check_part, check_sites, shared_cost, site_cost
@@ -140,12 +133,12 @@ class LinearAttention(Headed):
         """
         sizes, (keys, values, decay) = self.sizes(ctx.d_model), self.places(ctx)
         widths = sizes.widths()
+        read = {"query": self.read(ctx, tokens)}
         parts = {
-            f"{name}_projection": Cost.product(tokens, ctx.d_model, widths[name], chosen(self.bias, name))
-            for name in NAMES[:3]
+            f"{name}_projection": self.map_cost(name, tokens, ctx.d_model, width, read.get(name, 0))
+            for name, width in widths.items()
             if name != "key" or self.keys == "hidden"
         }
-        parts["query_projection"] = parts["query_projection"].keeping(self.read(ctx, tokens))
         for name, place in (("query", keys), ("key", keys), ("value", values)):
             parts[name] = site_cost(getattr(self, name), place, name, tokens)
         if self.decay is not None:
@@ -167,8 +160,8 @@ class LinearAttention(Headed):
             cache=sizes.state,
         )
         parts["sdpa"] = site_cost(self.sdpa, values, "sdpa", tokens)
-        output = Cost.product(tokens, widths["value"], ctx.d_model, chosen(self.bias, "output"))
-        parts["output_projection"] = output.keeping(tokens * widths["value"])
+        width = widths["value"]
+        parts["output_projection"] = self.map_cost("output", tokens, width, ctx.d_model, tokens * width)
         return Cost.total(self.outer_cost(ctx, tokens) | parts)
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated
 
 import torch.nn.functional as F
@@ -36,8 +35,8 @@ class ShortConv(Carry):
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         channels = (ctx.heads or 1) * ctx.width
         kept = tokens + self.width - 1 + kept_of(self.activation)[0] * tokens
-        found = Cost(parameters=(self.width + self.bias) * channels, activations=kept * channels)
-        return dataclasses.replace(found, cache=min(tokens, self.width - 1) * channels)
+        parameters, cache = (self.width + self.bias) * channels, min(tokens, self.width - 1) * channels
+        return Cost(parameters, activations=kept * channels, cache=cache)
 
 
 class _ShortConv(Module, of=ShortConv):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
 import torch
@@ -27,8 +26,7 @@ class TokenShift(Carry):
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         channels = (ctx.heads or 1) * ctx.width
-        found = Cost(parameters=channels, activations=shifted_size(channels, tokens) + ctx.elements(tokens))
-        return dataclasses.replace(found, cache=channels)
+        return Cost(channels, activations=shifted_size(channels, tokens) + ctx.elements(tokens), cache=channels)
 
 
 class _TokenShift(Module, of=TokenShift):
