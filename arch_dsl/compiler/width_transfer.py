@@ -18,9 +18,7 @@ from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.model.model import InitGroup, Model
 from archlab.arch_dsl.patching.patch import Setting, apply
 from archlab.arch_dsl.primitives.heads import MultiHead
-from archlab.arch_dsl.primitives.parallel import Parallel
 from archlab.arch_dsl.primitives.scales import Factor, logit_form
-from archlab.arch_dsl.tree.block import Block
 
 _LAYER = re.compile(r"\.[0-9]+\.")
 
@@ -124,14 +122,16 @@ def _attention(model: Model, base: Model) -> list[Setting]:
         for layers, node in stack.overrides.items():
             if any("head" in path for path in _keys(node.plain())):
                 raise SpecError.of(f"{prefix}overrides", f"'{layers}' sets heads of its own, which do not transfer")
-        theirs = dict(_branches(base.stacks()[name].block, f"{prefix}block"))
-        for path, branch in _branches(stack.block, f"{prefix}block"):
-            before = theirs.get(path)
-            if before is None or before.head_dim == branch.head_dim:
+        theirs = dict(base.stacks()[name].block.walk())
+        for steps, branch in stack.block.walk():
+            before = theirs.get(steps)
+            if not (isinstance(branch, MultiHead) and isinstance(before, MultiHead)):
                 continue
             assert branch.head_dim and before.head_dim
-            scale = (before.scale or before.head_dim**-0.5) * before.head_dim / branch.head_dim
-            found.append(Setting(f"{path}.scale", Node.of(scale), "transfer"))
+            if before.head_dim != branch.head_dim:
+                scale = (before.scale or before.head_dim**-0.5) * before.head_dim / branch.head_dim
+                path = f"{prefix}block.{'.'.join(steps)}.scale"
+                found.append(Setting(path, Node.of(scale), "transfer"))
     return found
 
 
@@ -139,13 +139,3 @@ def _keys(value: Any) -> list[str]:
     if isinstance(value, dict):
         return [*value, *(key for item in value.values() for key in _keys(item))]
     return [key for item in value for key in _keys(item)] if isinstance(value, list) else []
-
-
-def _branches(block: Block, path: str) -> list[tuple[str, MultiHead]]:
-    found: list[tuple[str, MultiHead]] = []
-    for name, branch in block.items():
-        if isinstance(branch, Parallel):
-            found += _branches(branch.branches, f"{path}.{name}")
-        elif isinstance(branch, MultiHead):
-            found.append((f"{path}.{name}", branch))
-    return found

@@ -42,16 +42,10 @@ def places(stack: Stack, ctx: BuildContext, blocks: list[Block]) -> list[Place]:
     found = []
     for depth, block in enumerate(blocks):
         label = labels.setdefault(block, f"block (layer {depth})")
-        for path, branch in _branches(block):
+        for steps, branch in block.walk():
+            path = ".".join(steps)
             found.append(Place(depth, f"{label}.{path}", path, branch, ctx))
     return found
-
-
-def _branches(block: Block, prefix: str = "") -> Iterator[tuple[str, Branch]]:
-    for name, branch in block.items():
-        yield f"{prefix}{name}", branch
-        if isinstance(branch, Parallel):
-            yield from _branches(branch.branches, f"{prefix}{name}.")
 
 
 def distinct(found: list[Place]) -> Iterator[Place]:

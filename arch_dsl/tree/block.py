@@ -54,6 +54,14 @@ class Block(Mapping[str, Branch]):
         """The block with one branch less."""
         return Block((other, branch) for other, branch in self.items() if other != name)
 
+    def walk(self, *where: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+        """Every branch with its path from `where` on, members of groups after their group."""
+        for name, branch in self.items():
+            yield (*where, name), branch
+            members = getattr(branch, "branches", None)
+            if isinstance(members, Block):
+                yield from members.walk(*where, name)
+
     @classmethod
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
         """From a mapping of names, or from a list of branches that say their `name`. The type defaults to the name."""
