@@ -76,9 +76,14 @@ class BuildContext:
         new.__dict__.update(changes)
         return new
 
+    @property
+    def channels(self) -> int:
+        """The width of all heads together."""
+        return (self.heads or 1) * self.width
+
     def elements(self, tokens: int) -> int:
         """How many elements the tensor here has that another node does not keep."""
-        return 0 if self.held else tokens * (self.heads or 1) * self.width
+        return 0 if self.held else tokens * self.channels
 
     def note(self, op: str, implementation: str, reason: str) -> None:
         """Enters a choice that was made for this node."""

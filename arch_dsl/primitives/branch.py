@@ -28,6 +28,8 @@ from archlab.arch_dsl.parts.families import (
 from archlab.arch_dsl.parts.layers import Linear, Products, Site, merged, separate
 from archlab.arch_dsl.primitives.joins import Add
 
+OUTER = ("pre", "post", "join")  # the sites that all branches have, as wide as the stream
+
 
 class Sublayer(Branch):
     """A branch with the sites `pre` (the copy that is read), `post` (the update) and `join`."""

@@ -109,7 +109,7 @@ class _Mamba2(_Projected, of=Mamba2):
         super().__init__(spec, ctx)
         heads = ctx.heads or 1
         self.projection = Linear(ctx.hidden, heads, std=ctx.std)
-        self.a = parameter((heads,), _log_uniform_a(spec.a_min, spec.a_max))
+        self.a = parameter((heads,), _log_uniform(spec.a_min, spec.a_max))
         self.bias = parameter((heads,), steps(spec.dt_min, spec.dt_max))
         self.step = spec.step
 
@@ -118,7 +118,7 @@ class _Mamba2(_Projected, of=Mamba2):
         return -self.a.exp() * step, step if self.step else None
 
 
-def _log_uniform_a(low: float, high: float) -> Initializer:
+def _log_uniform(low: float, high: float) -> Initializer:
     return lambda value, generator: value.uniform_(low, high, generator=generator).clamp_(min=1e-6).log_()
 
 
@@ -134,9 +134,10 @@ class LowRank(Decay):
     temperature: Positive = 16.0
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
-        channels = (ctx.heads or 1) * ctx.width
         inner = Cost.product(tokens, ctx.hidden, self.rank)
-        outer = Cost.product(tokens, self.rank, channels, bias=True).keeping(tokens * (self.rank + 2 * channels))
+        outer = Cost.product(tokens, self.rank, ctx.channels, bias=True).keeping(
+            tokens * (self.rank + 2 * ctx.channels)
+        )
         return Cost.total({"inner": inner, "outer": outer})
 
 
@@ -172,22 +173,21 @@ class LowerBounded(Decay):
         return _LowerBounded(self, ctx)
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
-        channels = (ctx.heads or 1) * ctx.width
-        table = ctx.n_layers * channels
+        table = ctx.n_layers * ctx.channels
         owner = ctx.shared.setdefault(_table_key(ctx), ctx.path) == ctx.path
         # the softmax, l, -l and log l; of the decays the argument of logsigmoid, the second term, and the sum
-        kept = table + 3 * channels + 3 * tokens * channels
-        return Cost.product(tokens, ctx.hidden, channels).keeping(kept, parameters=table if owner else 0)
+        kept = table + 3 * ctx.channels + 3 * tokens * ctx.channels
+        return Cost.product(tokens, ctx.hidden, ctx.channels).keeping(kept, parameters=table if owner else 0)
 
 
 def _table_key(ctx: BuildContext) -> str:
-    return f"{place_of(ctx)}.table of {(ctx.heads or 1) * ctx.width}"
+    return f"{place_of(ctx)}.table of {ctx.channels}"
 
 
 class _Table(Module):
     def __init__(self, spec: LowerBounded, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
-        self.weight = parameter((ctx.n_layers, (ctx.heads or 1) * ctx.width), constant(0.0))
+        self.weight = parameter((ctx.n_layers, ctx.channels), constant(0.0))
 
 
 class _LowerBounded(_Projected):

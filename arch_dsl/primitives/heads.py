@@ -13,7 +13,7 @@ from archlab.arch_dsl.language.spec import Count, Positive, added
 from archlab.arch_dsl.parts import fused
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Score, build_shared, check_sites, site_cost
-from archlab.arch_dsl.parts.layers import Linear
+from archlab.arch_dsl.parts.layers import Linear, has_projection
 from archlab.arch_dsl.primitives.branch import Headed, SublayerModule, linear
 from archlab.kernels.attention import WIDEST, Pattern
 
@@ -214,12 +214,12 @@ class Scores(nn.Module):
 
     def projections(self) -> list[Linear]:
         """The linear maps of the branch's input that biases need, in order."""
-        return [item.projection for item in self.biases.values() if _has_projection(item)]  # type: ignore[misc]
+        return [item.projection for item in self.biases.values() if has_projection(item)]  # type: ignore[misc]
 
     def forward(self, q: Tensor, k: Tensor, call: Call, projected: Iterator[Tensor]) -> Tensor | None:
         total: Tensor | None = None
         for item in self.biases.values():
-            bias = item(q, k, call, next(projected)) if _has_projection(item) else item(q, k, call)
+            bias = item(q, k, call, next(projected)) if has_projection(item) else item(q, k, call)
             total = bias if total is None else total + bias
         return total
 
@@ -236,7 +236,7 @@ class Scores(nn.Module):
         as running sums with the `reach` of queries, what is neither as a matrix. Positions must be evenly spaced."""
         found: dict[str, Tensor] = {}
         for item in self.biases.values():
-            more = (next(projected),) if _has_projection(item) else ()
+            more = (next(projected),) if has_projection(item) else ()
             kind = _kind(item)
             value = item(q, k, call, *more) if kind == "bias" else getattr(item, kind)(q, k, call, *more)
             found[kind] = found[kind] + value if kind in found else value
@@ -252,7 +252,3 @@ class Scores(nn.Module):
 def _kind(item: nn.Module) -> str:
     """What a module gives of its bias: `relative`, `decay`, or the whole matrix."""
     return next((name for name in ("relative", "decay") if hasattr(item, name)), "bias")
-
-
-def _has_projection(item: nn.Module) -> bool:
-    return getattr(item, "projection", None) is not None

@@ -277,21 +277,12 @@ class _LinearAttention(SublayerModule, of=LinearAttention):
             log_f = only_where(~call.padding, log_f, written)
         if self.documents and call.documents is not None:
             log_f = forgetting(opens_document(call, self.path), log_f, written)
-        o_BTHV = self.through_time(q_BTGD, k_BTGD, written, log_f, beta, call)
-        if self.skip is not None:
-            o_BTHV = o_BTHV + (self.skip[:, None] * v_BTHV).to(o_BTHV.dtype)
+        state = None if call.held is None else call.held.get(self.path)
+        out, last = self.recur(q_BTGD, k_BTGD, written, log_decay=log_f, beta=beta, state=state, scale=self.scale)
+        if call.held is not None:
+            call.held[self.path] = last
+        o_BTHV: Tensor = out if self.skip is None else out + (self.skip[:, None] * v_BTHV).to(out.dtype)
         if call.watch is not None:
             call.watch.tell("heads", self.path, call.padding, output=o_BTHV)
         o_BTHV = self.sdpa(o_BTHV, call, products)
         return self.output_projection(o_BTHV.flatten(-2))  # type: ignore[no-any-return]
-
-    def through_time(
-        self, q: Tensor, k: Tensor, v: Tensor, log_f: Tensor | None, beta: Tensor | None, call: Call
-    ) -> Tensor:
-        """What is read from the states `[batch, time, heads, value_dim]`; decoding holds the last one."""
-        state = None if call.held is None else call.held.get(self.path)
-        out: Tensor
-        out, last = self.recur(q, k, v, log_decay=log_f, beta=beta, state=state, scale=self.scale)
-        if call.held is not None:
-            call.held[self.path] = last
-        return out

@@ -29,19 +29,16 @@ class HeadNorm(Norm):
         """The shape of the weight and of the bias."""
         if getattr(self, "per_head", False):
             return (ctx.heads or 1, ctx.width)
-        return ((ctx.heads or 1) * ctx.width,) if getattr(self, "over", "head") == "heads" else (ctx.width,)
+        return (ctx.channels,) if getattr(self, "over", "head") == "heads" else (ctx.width,)
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         weight = bool(getattr(self, "weight", False))
         count = weight + bool(getattr(self, "bias", False))
-        kept = ctx.elements(tokens) + self.statistics * self.vectors(ctx, tokens)
+        vectors = tokens * (1 if getattr(self, "over", "head") == "heads" else ctx.heads or 1)
+        kept = ctx.elements(tokens) + self.statistics * vectors
         if weight and (self.keeps_normed or getattr(self, "per_head", False)):
             kept += ctx.where(held=False).elements(tokens)
         return Cost(parameters=count * math.prod(self.shape(ctx)), activations=kept)
-
-    def vectors(self, ctx: BuildContext, tokens: int) -> int:
-        """How many vectors are normed."""
-        return tokens * (1 if getattr(self, "over", "head") == "heads" else ctx.heads or 1)
 
     def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         per_head, over = getattr(self, "per_head", False), getattr(self, "over", "head")

@@ -25,8 +25,9 @@ class TokenShift(Carry):
     start: float = 0.5
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
-        channels = (ctx.heads or 1) * ctx.width
-        return Cost(channels, activations=shifted_size(channels, tokens) + ctx.elements(tokens), cache=channels)
+        return Cost(
+            ctx.channels, activations=shifted_size(ctx.channels, tokens) + ctx.elements(tokens), cache=ctx.channels
+        )
 
 
 class _TokenShift(Module, of=TokenShift):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from archlab.arch_dsl.language.errors import Problem, unknown
 from archlab.arch_dsl.language.parse import INVALID, parse_value, refuse
 from archlab.arch_dsl.language.source import Node
-from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Branch, build_shared, shared_cost
+from archlab.arch_dsl.parts.context import BuildContext, Call
+from archlab.arch_dsl.parts.families import Branch, build_shared
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*$")
 
@@ -129,8 +129,3 @@ class Branches(nn.Module):
         if call.watch is not None:
             call.watch.tell("stream", self.path, call.padding, output=stream)
         return stream
-
-
-def block_cost(block: Block, ctx: BuildContext, tokens: int) -> Cost:
-    """What one layer costs."""
-    return Cost.total({name: shared_cost(branch, ctx.at(name), tokens) for name, branch in block.items()})
