@@ -6,7 +6,7 @@ patch may turn one field of it (`block.norm.placement`) whether the model was wr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -81,12 +81,9 @@ def _position(node: Node, path: str, problems: list[Problem]) -> tuple[Any, Node
     return refuse(problems, f"{path}.position", unknown(given.value, "gate position", POSITIONS), given.mark), rest
 
 
-def _gate_sites(root: Any, where: Steps) -> str | None:
-    return _holding(get(root, where), map(_site_of, POSITIONS), Gate)
-
-
-def _holding(branch: Any, sites: Iterable[str], kind: type[Family]) -> str | None:
-    """The first of some sites in which a member of a family stands."""
+def _holding(sites: Sequence[str], kind: type[Family], root: Any, where: Steps) -> str | None:
+    """The first of a branch's sites in which a member of a family stands."""
+    branch = get(root, where)
     return next((site for site in sites if among(getattr(branch, site), kind)), None)
 
 
@@ -157,10 +154,6 @@ def _put_qk_norm(root: Any, where: Steps, norms: tuple[Norm, ...]) -> Any:
     return put_at(root, where, branch.replace(**sites))
 
 
-def _qk_norm_sites(root: Any, where: Steps) -> str | None:
-    return _holding(get(root, where), ("query", "key"), Norm)
-
-
 KNOBS = (
     NORM,
     Knob(
@@ -170,7 +163,7 @@ KNOBS = (
         reader=_read_gate,
         parse=_parse_gate,
         putter=_put_gate,
-        occupies=_gate_sites,
+        occupies=partial(_holding, [_site_of(position) for position in POSITIONS], Gate),
         fields=(("position", " | ".join(POSITIONS), "required"), ("…", "the fields of gate; or a list of such", "")),
     ),
     Knob(
@@ -193,7 +186,7 @@ KNOBS = (
         reader=_read_qk_norm,
         parse=partial(parse_value, tuple[Norm, ...]),
         putter=_put_qk_norm,
-        occupies=_qk_norm_sites,
+        occupies=partial(_holding, ("query", "key"), Norm),
         fields=(("type", "a norm, or none", "required"), ("…", "the fields of that norm", "")),
     ),
 )

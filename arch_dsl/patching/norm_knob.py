@@ -9,7 +9,7 @@ from archlab.arch_dsl.language.parse import INVALID, parse_value, refuse
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import fields_of
 from archlab.arch_dsl.parts.families import Norm, Scale
-from archlab.arch_dsl.primitives.branch import Sublayer
+from archlab.arch_dsl.primitives.branch import OUTER, Sublayer
 from archlab.arch_dsl.primitives.carries import Dual
 from archlab.arch_dsl.primitives.joins import Add, AddNorm, DeepNorm, NormJoin, ResidualDual
 from archlab.arch_dsl.primitives.parallel import Parallel
@@ -94,7 +94,9 @@ def _put_norm(root: Any, where: Steps, value: tuple[str, tuple[Norm, ...]]) -> A
 
 def _strange(node: Node, path: str, problems: list[Problem]) -> bool:
     """Notes the keys of a `norm:` that neither it nor its norm has."""
-    named = node.value.get("type") if isinstance(node.value, dict) else None
+    if not isinstance(node.value, dict):
+        return False
+    named = node.value.get("type")
     member = Norm.members.get(str(named.value)) if named else None
     if member is None:
         return False
@@ -125,20 +127,14 @@ def normed_alike(before: Any, after: Any, steps: Steps, given: Node) -> Any:
     Nothing changes where these are not normed alike, or where the node says `pre`, `post`, `join` or a norm of its own.
     """
     block = get(before, steps[:-1])
-    if (
-        not isinstance(block, Block)
-        or after is INVALID
-        or (isinstance(given.value, dict) and _OUTER & given.value.keys())
-    ):
+    outer = isinstance(given.value, dict) and given.value.keys() & OUTER
+    if not isinstance(block, Block) or after is INVALID or outer:
         return after
     said, branch = NORM.read(before, steps[:-1]), get(after, steps[:-1]).get(steps[-1])
     if not isinstance(said, dict) or not isinstance(branch, Sublayer) or _norm_of(branch) != ("none", None):
         return after
     placement, norms = _parse_norm(Node.of(said), "", [])
     return put_at(after, steps, _normed(branch, norms, placement))
-
-
-_OUTER = {"pre", "post", "join"}
 
 
 def _normed(branch: Sublayer, norms: tuple[Norm, ...], placement: str) -> Sublayer:
