@@ -9,29 +9,16 @@ from typing import Any
 from archlab.arch_dsl.language.errors import SpecError, unknown
 from archlab.arch_dsl.language.spec import Family, Range, Spec, alternatives, fields_of
 from archlab.arch_dsl.language.spec import families as families_of
-from archlab.arch_dsl.parts.families import (
-    Adapter,
-    Branch,
-    Carry,
-    Decay,
-    Gate,
-    Join,
-    Mask,
-    Norm,
-    Position,
-    Primitive,
-    Rotary,
-    Scale,
-    Score,
-)
+from archlab.arch_dsl.parts import families as parts
 from archlab.arch_dsl.patching.knobs import KNOBS
 from archlab.arch_dsl.primitives.balance import Balance
 from archlab.arch_dsl.primitives.rope_scaling import RopeScaling
 from archlab.arch_dsl.tree.identity import brief_text, canonical
 from archlab.arch_dsl.tree.knob import Knob
 
-FAMILIES: tuple[type[Primitive], ...] = (
-    Branch, Norm, Gate, Scale, Carry, Decay, Adapter, Position, Rotary, RopeScaling, Score, Mask, Join, Balance,
+FAMILIES: tuple[type[parts.Primitive], ...] = (
+    parts.Branch, parts.Norm, parts.Gate, parts.Scale, parts.Carry, parts.Decay, parts.Adapter, parts.Position,
+    parts.Rotary, RopeScaling, parts.Score, parts.Mask, parts.Join, Balance,
 )  # fmt: skip
 
 

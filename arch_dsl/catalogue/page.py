@@ -13,6 +13,7 @@ from archlab.arch_dsl.language.spec import Family, families, fields_of
 from archlab.arch_dsl.model.model import DecoderModel
 from archlab.arch_dsl.parts.families import Branch
 from archlab.arch_dsl.patching.knobs import KNOBS
+from archlab.arch_dsl.primitives.branch import OUTER
 from archlab.arch_dsl.tree.identity import brief_text
 from archlab.arch_dsl.tree.knob import Knob
 
@@ -22,7 +23,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 def markdown() -> str:
     """The page: families in the order of the catalogue, their members in the order in which they were registered."""
-    parts = [_HEAD, *(f"- [{kind.noun}](#{_anchor(kind.noun)}): {_members(kind)}" for kind in FAMILIES)]
+    parts = [_HEAD, *(f"- [{kind.noun}](#{kind.noun.replace(' ', '-')}): {_members(kind)}" for kind in FAMILIES)]
     parts.append(f"- [knobs](#knobs): {', '.join(f'`{knob.name}`' for knob in KNOBS)}")
     for kind in FAMILIES:
         parts += ["", *_family(kind)]
@@ -69,7 +70,8 @@ def _entry(kind: type[Family] | Knob) -> Iterator[str]:
     facts = describe(kind)
     yield f"### `{facts['type']}`"
     yield ""
-    yield _linked(" ".join(facts["doc"].split()))
+    text = " ".join(facts["doc"].split()).replace("<", "&lt;")
+    yield _PAPER.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
     if not isinstance(kind, Knob):
         yield f"\n{_source(kind)}"
     if facts["fields"]:
@@ -92,11 +94,6 @@ def _words(allowed: str) -> str:
     return ", ".join(f"`{each}`" for each in [*words, word]) + comma + rest
 
 
-def _linked(text: str) -> str:
-    """A docstring with its papers as links."""
-    return _PAPER.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", text.replace("<", "&lt;"))
-
-
 def _source(member: type[Family]) -> str:
     """Where it is written: a file of the repository, or a plug-in."""
     file = Path(inspect.getsourcefile(member) or "")
@@ -107,22 +104,14 @@ def _source(member: type[Family]) -> str:
     return f"Source: [{path}](../{path})."
 
 
-def sites_of(kind: type[Family]) -> Iterator[str]:
+def sites_of(kind: type[Family]) -> list[str]:
     """Every field of the model and of primitives that takes a family, as `attention.query`."""
     holders: list[tuple[str, type]] = [("", DecoderModel)]
     holders += [(name, member) for family in FAMILIES for name, member in family.members.items()]
-    shared = {"pre", "post", "join"}  # of all branches
-    told = set()
+    found = []
     for holder, cls in holders:
         for name, item in fields_of(cls).items():
-            if kind not in families(item.annotation):
-                continue
-            branch = issubclass(cls, Branch) and name in shared
-            site = f"*.{name}" if branch else f"{holder}.{name}" if holder else name
-            if site not in told:
-                told.add(site)
-                yield site
-
-
-def _anchor(noun: str) -> str:
-    return noun.replace(" ", "-")
+            if kind in families(item.annotation):
+                outer = issubclass(cls, Branch) and name in OUTER
+                found.append(f"*.{name}" if outer else f"{holder}.{name}" if holder else name)
+    return list(dict.fromkeys(found))

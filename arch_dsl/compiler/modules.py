@@ -183,10 +183,7 @@ class Decoder(LanguageModel, StackModule):
 
     def hidden(self, tokens: Tensor, call: Call | None = None) -> Tensor:
         call = self.with_documents((call or Call()).fresh(), self, tokens)
-        stream = self.through(self.embedded(tokens), call)
-        if call.state is not None:
-            call.state.tokens += tokens.shape[1]
-        return stream
+        return self.through(self.embedded(tokens), call)
 
 
 class EncoderDecoder(LanguageModel):
@@ -219,10 +216,7 @@ class EncoderDecoder(LanguageModel):
             assert call.source is not None
             positions = call.positions_of(tokens.shape[1], tokens.device) + call.source.shape[1]
             call = dataclasses.replace(call, positions=positions)
-        stream = self.decoder.through(self.embedded(tokens), call)
-        if call.state is not None:
-            call.state.tokens += tokens.shape[1]
-        return stream
+        return self.decoder.through(self.embedded(tokens), call)
 
     def with_source(self, call: Call) -> Call:
         """The call with the encoder's stream `[batch, source_time, d_model]`; its own where it has one."""
@@ -285,7 +279,11 @@ def compile(
     spec = resolve(spec)
     backend = (forced() or backend) if backend == "auto" else backend
     model = build(spec, spec.context(kernels.Device.parse(torch.device(device).type), dtype, backend))
-    _warn(model.choices)
+    for op, choice in fallbacks(model.choices).items():
+        if op not in _WARNED:
+            _WARNED.add(op)
+            message = f"{op} at {choice.path} is computed by {choice.implementation}: {choice.reason}"
+            warnings.warn(message, SlowerKernel, stacklevel=2)
     factors = spec.init.factors([name for name, _ in model.named_parameters()]) if spec.init.groups else {}
     initialize(model, seed, factors)
     return model.to(device)
@@ -306,12 +304,4 @@ def fallbacks(choices: list[NodeChoice]) -> dict[str, NodeChoice]:
     return {choice.op: choice for choice in reversed(choices) if choice.fallback}
 
 
-_TOLD: set[str] = set()  # ops that this process has warned of
-
-
-def _warn(choices: list[NodeChoice]) -> None:
-    for op, choice in fallbacks(choices).items():
-        if op not in _TOLD:
-            _TOLD.add(op)
-            message = f"{op} at {choice.path} is computed by {choice.implementation}: {choice.reason}"
-            warnings.warn(message, SlowerKernel, stacklevel=3)
+_WARNED: set[str] = set()  # ops that this process has warned of

@@ -7,6 +7,7 @@ longer than in the base have grown, and the rest follows from which these are. A
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,20 +19,9 @@ from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.model.model import InitGroup, Model
 from archlab.arch_dsl.patching.patch import Setting, apply
 from archlab.arch_dsl.primitives.heads import MultiHead
-from archlab.arch_dsl.primitives.parallel import Parallel
 from archlab.arch_dsl.primitives.scales import Factor, logit_form
-from archlab.arch_dsl.tree.block import Block
 
 _LAYER = re.compile(r"\.[0-9]+\.")
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A parameter's shape, and whether it is a map of hidden vectors: no table, whose rows are looked up or are logits
-    of a token, and no vector or learned constant."""
-
-    sizes: tuple[int, ...]
-    is_map: bool
 
 
 @dataclass(frozen=True)
@@ -51,14 +41,14 @@ def transferred(model: Model, base: Model) -> Transfer:
     of what does not grow) stays. Logits are divided by the growth of what they are made of. Attention scores are scaled
     by 1/head_dim: by the base's scale times its head_dim over this one's.
     """
-    ours, theirs = shapes(model), shapes(base)
+    ours, theirs = dict(unallocated(model)), dict(unallocated(base))
     starts: dict[str, float] = {}
     rates: dict[str, float] = {}
-    for path, shape in ours.items():
-        before = _counterpart(path, shape, theirs)
-        if not shape.is_map or (inputs := shape.sizes[-1] / before.sizes[-1]) == 1:
+    for path, value in ours.items():
+        before = _counterpart(path, value, theirs)
+        if not _is_map(value) or (inputs := value.shape[-1] / before.shape[-1]) == 1:
             continue
-        starts[path] = inputs**-0.5 if shape.sizes[-2] != before.sizes[-2] else 1 / inputs
+        starts[path] = inputs**-0.5 if value.shape[-2] != before.shape[-2] else 1 / inputs
         rates[path] = 1 / inputs
     if not rates:
         return Transfer(model, ())
@@ -78,7 +68,7 @@ def transferred(model: Model, base: Model) -> Transfer:
         )
         changed = changed.with_stack(name, stack.replace(embed=embed))
     table = "unembedding.weight" if "unembedding.weight" in ours else "embedding"
-    factor = theirs[table].sizes[-1] / ours[table].sizes[-1]
+    factor = theirs[table].shape[-1] / ours[table].shape[-1]
     scales = [logit_form(each.logits, each.d_model) for each in (base, model)]
     if scales[0] and scales[1]:
         factor *= scales[0][0] / scales[1][0]
@@ -86,22 +76,19 @@ def transferred(model: Model, base: Model) -> Transfer:
     return Transfer(changed.replace(logits=logits), tuple(sorted(_patterns(rates).items())))
 
 
-def shapes(model: Model) -> dict[str, Shape]:
-    """Every parameter of a resolved model; nothing is allocated."""
-
-    def is_map(value: Tensor) -> bool:
-        return value.ndim >= 2 and bool(getattr(value, "decay", True)) and not getattr(value, "table", False)
-
-    return {name: Shape(tuple(value.shape), is_map(value)) for name, value in unallocated(model)}
+def _is_map(value: Tensor) -> bool:
+    """Whether a parameter is a map of hidden vectors: no table, whose rows are looked up or are logits of a token, and
+    no vector or learned constant."""
+    return value.ndim >= 2 and bool(getattr(value, "decay", True)) and not getattr(value, "table", False)
 
 
-def _counterpart(path: str, shape: Shape, base: dict[str, Shape]) -> Shape:
+def _counterpart(path: str, value: Tensor, base: Mapping[str, Tensor]) -> Tensor:
     """The same parameter of the base; of a layer that it lacks that of another layer. Raises SpecError."""
     found = base.get(path)
     if found is None:
         like = _LAYER.sub(".*.", path)
         found = next((each for name, each in base.items() if _LAYER.sub(".*.", name) == like), None)
-    if found is None or len(found.sizes) != len(shape.sizes):
+    if found is None or found.ndim != value.ndim:
         raise SpecError.of("ladder.transfer", f"{path} is no parameter of the base: transfer changes sizes alone")
     return found
 
@@ -124,14 +111,16 @@ def _attention(model: Model, base: Model) -> list[Setting]:
         for layers, node in stack.overrides.items():
             if any("head" in path for path in _keys(node.plain())):
                 raise SpecError.of(f"{prefix}overrides", f"'{layers}' sets heads of its own, which do not transfer")
-        theirs = dict(_branches(base.stacks()[name].block, f"{prefix}block"))
-        for path, branch in _branches(stack.block, f"{prefix}block"):
-            before = theirs.get(path)
-            if before is None or before.head_dim == branch.head_dim:
+        theirs = dict(base.stacks()[name].block.walk())
+        for steps, branch in stack.block.walk():
+            before = theirs.get(steps)
+            if not (isinstance(branch, MultiHead) and isinstance(before, MultiHead)):
                 continue
             assert branch.head_dim and before.head_dim
-            scale = (before.scale or before.head_dim**-0.5) * before.head_dim / branch.head_dim
-            found.append(Setting(f"{path}.scale", Node.of(scale), "transfer"))
+            if before.head_dim != branch.head_dim:
+                scale = (before.scale or before.head_dim**-0.5) * before.head_dim / branch.head_dim
+                path = f"{prefix}block.{'.'.join(steps)}.scale"
+                found.append(Setting(path, Node.of(scale), "transfer"))
     return found
 
 
@@ -139,13 +128,3 @@ def _keys(value: Any) -> list[str]:
     if isinstance(value, dict):
         return [*value, *(key for item in value.values() for key in _keys(item))]
     return [key for item in value for key in _keys(item)] if isinstance(value, list) else []
-
-
-def _branches(block: Block, path: str) -> list[tuple[str, MultiHead]]:
-    found: list[tuple[str, MultiHead]] = []
-    for name, branch in block.items():
-        if isinstance(branch, Parallel):
-            found += _branches(branch.branches, f"{path}.{name}")
-        elif isinstance(branch, MultiHead):
-            found.append((f"{path}.{name}", branch))
-    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from archlab.arch_dsl.conformance.effects import build, differ, effect
@@ -19,8 +18,8 @@ from archlab.arch_dsl.primitives.feedforward import MLP
 from archlab.arch_dsl.primitives.rope_scaling import RopeScaling
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.tree.identity import canonical, diff, identity
+from archlab.arch_dsl.tree.knob import put_at
 from archlab.arch_dsl.tree.overrides import Overrides
-from archlab.arch_dsl.tree.paths import update
 
 
 def altered(annotation: Any, value: Any) -> list[Any]:
@@ -33,6 +32,7 @@ def altered(annotation: Any, value: Any) -> list[Any]:
         return [other for other in (Overrides(Node.of(patch).value) for patch in patches) if other != value]  # type: ignore[arg-type]
     options = [option for option in alternatives(annotation) if option is not type(None)]
     kinds = families(annotation)
+    members = [parse(kind, member_data(member)) for kind in kinds for member in kind.members.values()]
     first = options[0]
     if typing.get_origin(first) is typing.Annotated:
         first = typing.get_args(first)[0]
@@ -41,13 +41,14 @@ def altered(annotation: Any, value: Any) -> list[Any]:
     if typing.get_origin(first) is typing.Literal:
         return [word for word in typing.get_args(first) if word != value]
     if typing.get_origin(first) is tuple:
-        return [(member,) for member in _members(kinds) if (member,) != value] + ([()] if value else [])
+        return [(member,) for member in members if (member,) != value] + ([()] if value else [])
     if kinds:
-        return [member for member in _members(kinds) if member != value]
+        return [member for member in members if member != value]
     if first is bool:
         return [not value]
     if first is int:
-        return [number for number in _numbers(value) if number != value]
+        numbers = [1, 2, 5, 8] if value is None else [value + 1, 2 * value, max(value // 2, 1)]
+        return [number for number in numbers if number != value]
     if first is float:
         start = 0.5 if value is None else value
         return [number for number in (start * 2, start / 2, start + 1) if number != value]
@@ -56,14 +57,6 @@ def altered(annotation: Any, value: Any) -> list[Any]:
         return [Block(more), *([Block(list(value.items())[:-1])] if len(value) > 2 else [])]
     assert isinstance(value, Spec), f"no altered values for {annotation}"
     return []  # its own fields are altered
-
-
-def _numbers(value: int | None) -> list[int]:
-    return [1, 2, 5, 8] if value is None else [value + 1, 2 * value, max(value // 2, 1)]
-
-
-def _members(kinds: tuple[type[Family], ...]) -> list[Any]:
-    return [parse(kind, member_data(member)) for kind in kinds for member in kind.members.values()]
 
 
 def alterations(case: Case) -> Iterator[tuple[str, Model]]:
@@ -82,15 +75,11 @@ def alterations(case: Case) -> Iterator[tuple[str, Model]]:
             for value in altered(item.annotation, getattr(spec, name))[:most]:
                 changed = case.model
                 for place in places:
-                    changed = update(changed, type(changed), tuple(place.split(".")), partial(_instead, value))
+                    changed = put_at(changed, tuple(place.split(".")), value)
                 try:
                     yield where, resolve(parse(Model, canonical(changed)))
                 except SpecError:
                     continue
-
-
-def _instead(new: Any, _old: Any, _annotation: Any) -> Any:
-    return new
 
 
 def tried(case: Case) -> tuple[set[str], list[str]]:

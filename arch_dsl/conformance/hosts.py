@@ -17,21 +17,8 @@ from archlab.arch_dsl.language.parse import parse
 from archlab.arch_dsl.language.spec import Family
 from archlab.arch_dsl.model import model as models
 from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.parts import families
 from archlab.arch_dsl.parts.context import Call
-from archlab.arch_dsl.parts.families import (
-    Adapter,
-    Branch,
-    Carry,
-    Decay,
-    Gate,
-    Join,
-    Mask,
-    Norm,
-    Position,
-    Rotary,
-    Scale,
-    Score,
-)
 from archlab.arch_dsl.primitives.balance import Balance
 from archlab.arch_dsl.primitives.rope_scaling import RopeScaling
 
@@ -118,20 +105,20 @@ def _rotary(x: Data) -> Data:
 
 
 HOSTS: dict[type[Family], Callable[[Data], Data]] = {
-    Adapter: lambda x: _model({"attention": {**ATTENTION, "post": [x]}, "ffn": {**FFN, "post": [x]}}),
-    Norm: _norm,
-    Gate: _gate,
-    Scale: _scale,
-    Carry: _carry,
-    Position: lambda x: _model({"attention": ATTENTION}, embed=[x]),
-    Rotary: _rotary,
+    families.Adapter: lambda x: _model({"attention": {**ATTENTION, "post": [x]}, "ffn": {**FFN, "post": [x]}}),
+    families.Norm: _norm,
+    families.Gate: _gate,
+    families.Scale: _scale,
+    families.Carry: _carry,
+    families.Position: lambda x: _model({"attention": ATTENTION}, embed=[x]),
+    families.Rotary: _rotary,
     RopeScaling: lambda x: _rotary({"type": "rope", "scaling": x}),
-    Score: lambda x: _model({"attention": {**ATTENTION, "scores": [x]}}),
-    Mask: lambda x: _model({"attention": {**ATTENTION, "mask": x}}),
-    Join: _join,
-    Decay: lambda x: _model({"branch": {"type": "linear_attention", "heads": 4, "decay": x}}),
+    families.Score: lambda x: _model({"attention": {**ATTENTION, "scores": [x]}}),
+    families.Mask: lambda x: _model({"attention": {**ATTENTION, "mask": x}}),
+    families.Join: _join,
+    families.Decay: lambda x: _model({"branch": {"type": "linear_attention", "heads": 4, "decay": x}}),
     Balance: lambda x: _model({"attention": ATTENTION, "ffn": {"type": "moe", "width": 12, "balance": x}}),
-    Branch: _branch,
+    families.Branch: _branch,
 }
 
 
@@ -170,7 +157,7 @@ def cases_of(member: type[Family]) -> Iterator[Case]:
     for index, fields in enumerate(member.examples):
         label = "-".join([member.type, *(str(value) for value in fields.values() if not isinstance(value, dict))])
         data = {"type": member.type, **fields}
-        yield Case(label if index else member.type, _stood(host(data), data), (member.type,), not index, member)
+        yield Case(label if index else member.type, load(_fitting(host(data), data)), (member.type,), not index, member)
 
 
 def model_cases() -> Iterator[Case]:
@@ -188,13 +175,8 @@ def model_cases() -> Iterator[Case]:
     yield Case("positions_after_source", load({**pair, "decoder": later, **apart}), tops, plain=False)
 
 
-def _stood(host: Data, item: Data) -> Model:
-    """The host without the places that refuse the item. Raises SpecError if all do, or for another reason."""
-    return load(_fitting(host, item))
-
-
 def _fitting(host: Data, item: Data) -> Data:
-    """The same as data."""
+    """The host without the places that refuse the item. Raises SpecError if all do, or for another reason."""
     try:
         load(host)
     except SpecError as error:
@@ -228,10 +210,7 @@ def whole_model() -> Data:
 def whole_pair() -> Data:
     """An encoder and a decoder in which every field of the model and of its stacks matters."""
     ends = {"embed": ["learned"], "final": ["rmsnorm"], "n_layers": 2}
-    crossed = {
-        "attention": {**ATTENTION, "pre": ["rmsnorm"]},
-        "cross_attention": ATTENTION | {"type": "cross_attention"},
-    }
+    crossed = {"attention": {**ATTENTION, "pre": ["rmsnorm"]}, "cross_attention": CROSS}
     pair = _pair(crossed)
     return {**pair, "encoder": {**pair["encoder"], **ends}, "decoder": {"block": {**crossed, "ffn": FFN}, **ends}}
 
@@ -250,7 +229,7 @@ def gallery(family: type[Family]) -> Model:
     for site, items in top.items():
         for host in hosts:
             items += [item for item in host.get(site, []) if item not in items]
-    return load({**hosts[0], **top, "n_layers": 2 if family is Carry else 1, "block": branches})
+    return load({**hosts[0], **top, "n_layers": 2 if family is families.Carry else 1, "block": branches})
 
 
 def load(data: Data) -> Model:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import yaml
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -39,13 +39,16 @@ from archlab.arch_dsl.primitives.rope_scaling import RopeScaling
 from archlab.arch_dsl.tree.identity import canonical, dump
 
 Property = Callable[[Case], str]
-READ = Call(source_tokens=SOURCE, source_padding=PADDING)  # which decoders leave alone
 ROUNDING = 1e-11  # of a product in float64 whose other rows are others, as those of an expert are
 
 
-def read(rows: int) -> Call:
-    """What the first rows are read with."""
+def read(rows: int = len(SOURCE)) -> Call:
+    """What the first rows are read with, which decoders leave alone: a call of its own, as losses and measures that an
+    earlier one left would be inputs of a captured graph."""
     return Call(source_tokens=SOURCE[:rows], source_padding=PADDING[:rows])
+
+
+READ = read()
 
 
 def keeps_shape(case: Case) -> str:
@@ -99,15 +102,11 @@ def costs_are_exact(case: Case) -> str:
         module(TOKENS[:1], read(1))
     if said.flops_matmul != counter.get_total_flops():
         return f"cost says {said.flops_matmul} FLOPs of matrix products, there are {counter.get_total_flops()}"
-    recurrent = any(
-        branch.recurrent
-        for stack in case.model.stacks().values()
-        for block in stack.layers()
-        for branch in block.values()
-    )
-    return (
-        "" if recurrent or said.flops_model <= said.flops_matmul else "cost says more FLOPs with the mask than without"
-    )
+    if said.flops_model <= said.flops_matmul:
+        return ""
+    blocks = [block for stack in case.model.stacks().values() for block in stack.layers()]
+    recurrent = any(branch.recurrent for block in blocks for branch in block.values())
+    return "" if recurrent else "cost says more FLOPs with the mask than without"
 
 
 def round_trips(case: Case) -> str:
@@ -226,21 +225,16 @@ def one_graph(model: Model) -> str:
     """torch.compile captures it without a break, and torch.export exports it."""
     module = compile(model).eval()
     randomize(module)
-    expected = module(TOKENS, _read())
+    expected = module(TOKENS, read())
     torch._dynamo.reset()
     captured = torch.compile(module, fullgraph=True, backend="aot_eager")
-    if apart := _apart(captured(TOKENS, _read()), expected, 1e-5):
+    if apart := _apart(captured(TOKENS, read()), expected, 1e-5):
         return f"captured, {apart}"
-    captured(TOKENS, _read()).sum().backward()
+    captured(TOKENS, read()).sum().backward()
     if lost := [name for name, value in module.named_parameters() if value.grad is None]:
         return f"captured, no gradient: {', '.join(lost)}"
-    program = torch.export.export(module, (TOKENS, _read()))
-    return _apart(program.module()(TOKENS, _read()), expected, 1e-5)
-
-
-def _read() -> Call:
-    """A call of its own, as losses and measures that an earlier one left would be inputs of a captured graph."""
-    return Call(source_tokens=SOURCE, source_padding=PADDING)
+    program = torch.export.export(module, (TOKENS, read()))
+    return _apart(program.module()(TOKENS, read()), expected, 1e-5)
 
 
 def can_be_shared(case: Case) -> str:
@@ -249,12 +243,13 @@ def can_be_shared(case: Case) -> str:
     stacks = [changed[name] if name else changed for name in case.model.stacks()]
     if min(stack["n_layers"] for stack in stacks) < 2 or not has_parameters(case):
         return ""
-    if not any("share" in fields_of(type(spec)) and spec.type not in UNSHARED for _, spec in _on_trial(case)):
+    kinds = {type(spec) for _, spec in walk(case.model) if isinstance(spec, Family) and spec.type in case.tried}
+    if not any("share" in fields_of(kind) and kind.type not in UNSHARED for kind in kinds):
         return ""
     for stack in stacks:
         _share(stack["block"], case.tried)
     shared = load(changed)
-    one, two = (_parameters(compile(model)) for model in (shared, case.model))
+    one, two = (sum(value.numel() for value in compile(model).parameters()) for model in (shared, case.model))
     if one >= two:
         return f"{one} parameters with `share: stack`, {two} without"
     return "" if cost(shared, LENGTH).parameters == one else f"cost says {cost(shared, LENGTH).parameters}, not {one}"
@@ -286,21 +281,10 @@ def _apart(a: Tensor | None, b: Tensor | None, most: float) -> str:
     return f"results are {(a - b).abs().max().item():.2g} apart"
 
 
-def _on_trial(case: Case) -> list[tuple[str, Any]]:
-    return [(path, spec) for path, spec in walk(case.model) if isinstance(spec, Family) and spec.type in case.tried]
-
-
 def _share(data: Any, types: tuple[str, ...]) -> None:
     """Sets `share: stack` on all primitives of these types in a canonical form."""
-    if isinstance(data, dict):
-        if data.get("type") in types:
-            data["share"] = "stack"
-        for value in data.values():
-            _share(value, types)
-    elif isinstance(data, list):
-        for value in data:
-            _share(value, types)
-
-
-def _parameters(module: nn.Module) -> int:
-    return sum(value.numel() for value in module.parameters())
+    if isinstance(data, dict) and data.get("type") in types:
+        data["share"] = "stack"
+    inner = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    for value in inner:
+        _share(value, types)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
@@ -143,12 +143,12 @@ def _layers(stack: Stack, total: Cost, groups: list[_Group], at: str) -> list[Pa
             each = {str(depth): costs.get(depth, costs[0]) for depth in group.depths if depth < len(blocks)}
             line = Line(0, group.name, group.what, "[B,T,D]", Cost.total(each))
             place = f"{at}block.{first}"
-            lines = block_lines(blocks[first], costs.get(first, costs[0]))
+            lines = block_lines(blocks[first], 0, costs.get(first, costs[0]))
             found.append(Part(group.name, line, _nested(lines, f"{place}."), place))
     return found
 
 
-def _nested(lines: list[Line], at: str) -> list[Part]:
+def _nested(lines: Iterable[Line], at: str) -> list[Part]:
     """Lines with their depths as a forest. The members of a group have no joins: the group joins."""
     roots: list[Part] = []
     above: list[Part] = []

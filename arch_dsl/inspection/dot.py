@@ -86,15 +86,10 @@ def _drawn(node: Node, link: str, depth: int, tokens: int) -> Iterator[str]:
         yield f"{indent}}}"
         return
     shape = f"label=<{_label(node)}>"
-    if _is_plus(node):
+    if node.path.endswith(".join") and all(each is None or each.what == "add" for each in (node.now, node.before)):
         shape = 'label="+", shape=circle, width=0.24, margin=0, fixedsize=true'
     look = f'fillcolor="{fill}", color="{line}", style="rounded,filled,{style}"'
     yield f"{indent}{_quoted(node.path)} [{shape}, {look}, {', '.join(about)}];"
-
-
-def _is_plus(node: Node) -> bool:
-    """Whether a node only adds an update to the stream."""
-    return node.path.endswith(".join") and all(line is None or line.what == "add" for line in (node.now, node.before))
 
 
 def _label(node: Node) -> str:

@@ -73,9 +73,9 @@ def candidates(before: Model, after: Model) -> Iterator[Slot]:
 
 def _structure(before: Model, after: Model) -> Iterator[Slot]:
     """Branches that are new, gone, or of another type, in the block and in its groups."""
-    for name, stack in before.stacks().items():
-        where = (name, "block") if name else ("block",)
-        yield from _branch_slots(stack.block, after.stacks()[name].block, where)
+    theirs = blocks(after)
+    for where, block in blocks(before).items():
+        yield from _branch_slots(block, theirs[where], where)
 
 
 def _branch_slots(before: Block, after: Block, where: Steps) -> Iterator[Slot]:
@@ -127,36 +127,29 @@ def _norm_slots(where: Steps, path: str, old: dict[str, Any], new: dict[str, Any
 
 def readable(before: Model, after: Model) -> list[tuple[Steps, Knob]]:
     """The knobs that can be read in both models, with where they stand."""
-    found = []
-    for where in holders(before):
-        if where not in holders(after):
-            continue
-        theirs = knobs_of(get(after, where))
-        for name, knob in knobs_of(get(before, where)).items():
-            if name in theirs and None not in (knob.read(before, where), knob.read(after, where)):
-                found.append((where, knob))
-    return found
+    both = [where for where in holders(before) if where in holders(after)]
+    return [
+        (where, knob)
+        for where in both
+        for name, knob in knobs_of(get(before, where)).items()
+        if name in knobs_of(get(after, where)) and None not in (knob.read(before, where), knob.read(after, where))
+    ]
 
 
 def holders(model: Model) -> list[Steps]:
     """Every block and every branch, members of groups too."""
-    blocks = [(name, "block") if name else ("block",) for name in model.stacks()]
-    return [*blocks, *(path for path, _ in all_branches(model))]
+    return [*blocks(model), *(path for path, _ in all_branches(model))]
+
+
+def blocks(model: Model) -> dict[Steps, Block]:
+    """The block of every stack by its path."""
+    return {(name, "block") if name else ("block",): stack.block for name, stack in model.stacks().items()}
 
 
 def all_branches(model: Model) -> Iterator[tuple[Steps, Branch]]:
     """Every branch of every stack with its path."""
-    for name, stack in model.stacks().items():
-        yield from branches(stack.block, (name, "block") if name else ("block",))
-
-
-def branches(block: Block, where: Steps) -> Iterator[tuple[Steps, Branch]]:
-    """Every branch with its path, members of groups too."""
-    for name, branch in block.items():
-        yield (*where, name), branch
-        inside = getattr(branch, "branches", None)
-        if isinstance(inside, Block):
-            yield from branches(inside, (*where, name))
+    for where, block in blocks(model).items():
+        yield from block.walk(*where)
 
 
 def _named(where: Steps, name: str, model: Model) -> str:
@@ -186,9 +179,8 @@ def _came(changes: list[tuple[str, Any]]) -> str:
     if len(changes) != 1 or not isinstance(changes[0][1], dict):
         return ""
     items = [item for edit in ("prepend", "append") for item in changes[0][1].get(edit, ())]
-    if len(items) != 1:
-        return ""
-    return f"_{items[0]['type'] if isinstance(items[0], dict) else items[0]}"
+    kinds = [item["type"] if isinstance(item, dict) else item for item in items]
+    return f"_{kinds[0]}" if len(kinds) == 1 else ""
 
 
 def _edits(before: Model, path: str, goal: Any) -> list[tuple[str, Any]]:
@@ -217,18 +209,14 @@ def _unit(path: str, model: Model) -> str:
     return where[0] if where else name
 
 
-def paths(model: Model) -> Iterator[tuple[str, Any]]:
+def paths(spec: Spec, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The fields of a model with their plain values, by the paths of patches."""
-    yield from _paths(model, "")
-
-
-def _paths(spec: Spec, prefix: str) -> Iterator[tuple[str, Any]]:
     for field in fields_of(type(spec)):
         name, value = f"{prefix}{field}", getattr(spec, field)
         if isinstance(value, Stack):
-            yield from _paths(value, f"{name}.")
+            yield from paths(value, f"{name}.")
         elif isinstance(value, Block):
-            for where, branch in branches(value, tuple(name.split("."))):
+            for where, branch in value.walk(*name.split(".")):
                 for inner in fields_of(type(branch)):
                     if inner != "branches":
                         yield ".".join((*where, inner)), _plain(getattr(branch, inner))

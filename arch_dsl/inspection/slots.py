@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from archlab.arch_dsl.inspection.slot_candidates import (
-    Changes,
     Slot,
     all_branches,
     applied,
@@ -186,7 +185,8 @@ class _Independent:
         if len(parts) == 1:
             return parts[0]
         names = tuple(slot.name for slot in parts)
-        return Slot("_and_".join(names[:3]) + ("_…" if len(names) > 3 else ""), _in_order(parts), names)
+        changes = tuple(change for slot in parts for change in slot.changes)
+        return Slot("_and_".join(names[:3]) + ("_…" if len(names) > 3 else ""), changes, names)
 
 
 def _union(*groups: Group) -> Group:
@@ -210,7 +210,3 @@ def _by_family(path: str, site: tuple[Any, ...], covered: set[str]) -> Leaves:
         if not known:
             found.setdefault(f"{path}.{noun}", []).append(canonical(item))
     return found
-
-
-def _in_order(parts: Sequence[Slot]) -> Changes:
-    return tuple(change for slot in parts for change in slot.changes)

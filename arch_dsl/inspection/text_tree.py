@@ -10,6 +10,7 @@ from archlab.arch_dsl.language.spec import Family, Spec, fields_of
 from archlab.arch_dsl.model.model import Model, cost
 from archlab.arch_dsl.model.stack import Stack
 from archlab.arch_dsl.parts.context import Cost
+from archlab.arch_dsl.primitives.branch import OUTER
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.tree.identity import brief_text, canonical
 
@@ -55,7 +56,7 @@ def _stack(stack: Stack, depth: int, cost: Cost) -> Iterator[Line]:
         yield from _layers(stack, depth, layers)
     else:
         yield Line(depth, "block", f"x {stack.n_layers}", "[B,T,D]", layers)
-        yield from _block(stack.block, depth + 1, next(iter(layers.children.values()), Cost()))
+        yield from block_lines(stack.block, depth + 1, next(iter(layers.children.values()), Cost()))
     yield from _site(stack.final, "final", "[B,T,D]", depth, _part(cost, "final"))
 
 
@@ -71,11 +72,6 @@ def layer_costs(cost: Cost) -> dict[int, Cost]:
     return found
 
 
-def block_lines(block: Block, layer: Cost) -> list[Line]:
-    """The lines of one layer, its branches at depth 0."""
-    return list(_block(block, 0, layer))
-
-
 def _layers(stack: Stack, depth: int, cost: Cost) -> Iterator[Line]:
     """Each distinct block under the layers that have it; the first layer apart where it shares something with all."""
     why = "not all equal" if stack.overrides else "of which the first shares something with all"
@@ -84,10 +80,11 @@ def _layers(stack: Stack, depth: int, cost: Cost) -> Iterator[Line]:
     for name, part in cost.children.items():
         first = int(name.removeprefix("layers ").split(",")[0].split("-")[0])
         yield Line(depth + 1, name, "", "[B,T,D]", part)
-        yield from _block(blocks[first], depth + 2, _part(part, "each"))
+        yield from block_lines(blocks[first], depth + 2, _part(part, "each"))
 
 
-def _block(block: Block, depth: int, layer: Cost) -> Iterator[Line]:
+def block_lines(block: Block, depth: int, layer: Cost) -> Iterator[Line]:
+    """The lines of one layer, its branches at `depth`."""
     for name, branch in block.items():
         yield from _branch(name, branch, depth, _part(layer, name))
 
@@ -126,15 +123,14 @@ def _is_site(value: Any) -> bool:
 
 def _ordered(branch: Any, cost: Cost) -> Iterator[tuple[str, Cost]]:
     """The parts in the order in which they act: `pre`, what the branch does, `post`, `join`."""
-    outer = ("pre", "post", "join")
     given = [
         name
         for name in fields_of(type(branch))
         if isinstance(getattr(branch, name), Family) or (_is_site(getattr(branch, name)) and getattr(branch, name))
     ]
-    inner = [name for name in cost.children if name not in outer]
+    inner = [name for name in cost.children if name not in OUTER]
     at = inner.index("attend") if "attend" in inner else len(inner)
-    inner[at:at] = [name for name in given if name not in (*inner, *outer)]
+    inner[at:at] = [name for name in given if name not in (*inner, *OUTER)]
     for name in ("pre", *inner, "post", "join"):
         if name in cost.children or name in given:
             yield name, _part(cost, name)

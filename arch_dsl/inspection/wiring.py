@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from archlab.arch_dsl.inspection.text_tree import Line
+from archlab.arch_dsl.primitives.branch import OUTER
 
 CORES = ("attend", "recur", "scan", "wkv", "activation")
 """What the lanes of a branch meet in."""
@@ -13,7 +14,6 @@ FIRST = ("shift", "router")
 """What acts on the branch's input before its maps do."""
 LATE = ("query", "key", "value", "decay", "mask", "scores", "query_table", "memory", "beta_projection")
 """What leads to the core though its cost may be counted after it."""
-OUTER = ("pre", "post", "join")
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,7 @@ class Part:
 
 def wires(parts: list[Part]) -> list[Edge]:
     """The edges of a whole model, each once, in order."""
-    found: dict[Edge, None] = {}
-    wiring = _Wiring(found)
+    wiring = _Wiring()
     here = "embedding"
     names = [part.name for part in parts]
     for part in parts:
@@ -50,14 +49,14 @@ def wires(parts: list[Part]) -> list[Edge]:
         own = [part for part in parts if part.name not in ("embedding", "unembedding", "logits")]
         here = wiring.stack(own, here, "", None)
     wiring.chain(here, [name for name in ("unembedding", "logits") if name in names], "")
-    return list(found)
+    return list(wiring.found)
 
 
 class _Wiring:
     """Collects edges; `source` is where an encoder's stream comes from."""
 
-    def __init__(self, found: dict[Edge, None]) -> None:
-        self.found = found
+    def __init__(self) -> None:
+        self.found: dict[Edge, None] = {}
         self.source: str | None = None
 
     def link(self, start: str, end: str, kind: Literal["flow", "stream", "read"] = "flow") -> None:
@@ -125,7 +124,8 @@ class _Wiring:
                 start = f"{at}{max(lanes['value'], key=_order).name}"
             elif source and stem in ("key", "value"):
                 start = source
-            self.lane(sorted(lane, key=_order), start, at, at + _PASSES.get((core, stem), core))
+            passes = (core, stem) == ("activation", "receptance")  # whose sigmoid gates what the core makes
+            self.lane(sorted(lane, key=_order), start, at, at + ("gate" if passes else core))
         return self.after(at + core, later, read, at)
 
     def lane(self, lane: list[Part], start: str, at: str, end: str) -> None:
@@ -156,10 +156,6 @@ class _Wiring:
 def core_of(parts: list[Part]) -> str | None:
     """The part in which the lanes of a branch meet, if it has one."""
     return next((part.name for part in parts if part.name in CORES), None)
-
-
-_PASSES = {("activation", "receptance"): "gate"}
-"""Lanes that lead past the core: (core, lane) to where they end."""
 
 
 def _stem(name: str) -> str:

@@ -13,7 +13,7 @@ from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.spec import walk
 from archlab.arch_dsl.parts.context import BuildContext
 from archlab.arch_dsl.parts.families import Branch, Carry, Join, Position, Rotary
-from archlab.arch_dsl.primitives.branch import Headed
+from archlab.arch_dsl.primitives.branch import OUTER, Headed
 from archlab.arch_dsl.primitives.parallel import Parallel
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.tree.identity import normal_form
@@ -42,16 +42,10 @@ def places(stack: Stack, ctx: BuildContext, blocks: list[Block]) -> list[Place]:
     found = []
     for depth, block in enumerate(blocks):
         label = labels.setdefault(block, f"block (layer {depth})")
-        for path, branch in _branches(block):
+        for steps, branch in block.walk():
+            path = ".".join(steps)
             found.append(Place(depth, f"{label}.{path}", path, branch, ctx))
     return found
-
-
-def _branches(block: Block, prefix: str = "") -> Iterator[tuple[str, Branch]]:
-    for name, branch in block.items():
-        yield f"{prefix}{name}", branch
-        if isinstance(branch, Parallel):
-            yield from _branches(branch.branches, f"{prefix}{name}.")
 
 
 def distinct(found: list[Place]) -> Iterator[Place]:
@@ -78,14 +72,6 @@ def problems(stack: Stack, ctx: BuildContext) -> list[Problem]:
     """What the rules find in a stack, `ctx` being the facts that hold in it."""
     found = places(stack, ctx, stack.layers())
     return [problem for rule in RULES for problem in rule.broken(stack, found)]
-
-
-def rewritten(stack: Stack, change: Callable[[Block], Block]) -> Stack:
-    """The stack with the block of every layer changed."""
-    if not stack.overrides:
-        return stack.replace(block=change(stack.block))
-    block, overrides = normal_form([change(block) for block in stack.layers()])
-    return stack.replace(block=block, overrides=overrides)
 
 
 def _map(block: Block, change: Callable[[Branch], Branch]) -> Block:
@@ -161,7 +147,8 @@ def _scores_repair(stack: Stack) -> Stack:
             return branch
         return branch.replace(scores=tuple(sorted(branch.scores, key=lambda item: _KINDS.index(item.kind))))  # type: ignore[attr-defined]
 
-    return rewritten(stack, lambda block: _map(block, ordered))
+    block, overrides = normal_form([_map(block, ordered) for block in stack.layers()])
+    return stack.replace(block=block, overrides=overrides)
 
 
 # rotations
@@ -256,7 +243,6 @@ def _shared(place: Place) -> Iterator[tuple[str, Any]]:
             yield f"{place.name}.{path.rpartition('.')[0]}.{part.type}", part  # type: ignore[attr-defined]
 
 
-_OUTER = ("pre", "post", "join")  # the sites that are as wide as the stream
 _FACTS = (  # that a part of a branch is built with
     *("heads", "kv_heads", "key_heads", "head_dim", "value_dim"),
     *("width", "scale", "mask.documents", "documents"),
@@ -265,7 +251,7 @@ _FACTS = (  # that a part of a branch is built with
 
 def _other_fact(place: Place, first: Place, key: str) -> str:
     """What stands in the way of sharing a part of two branches: the first fact in which they differ."""
-    if key.removeprefix(f"{place.name}.").split(".")[0] in _OUTER:
+    if key.removeprefix(f"{place.name}.").split(".")[0] in OUTER:
         return ""
     here, there = (_facts(spot.branch.resolve(spot.ctx)) for spot in (place, first))
     names = (name for name in here if here[name] != there.get(name))

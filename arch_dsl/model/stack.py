@@ -14,11 +14,11 @@ from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import Count, Range, Spec, added, walk
 from archlab.arch_dsl.parts import fused
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Carry, Norm, Position, Scale, build_site, check_site, site_cost
+from archlab.arch_dsl.parts.families import Carry, Norm, Position, Scale, build_site, check_site, shared_cost, site_cost
 from archlab.arch_dsl.parts.layers import normal, table
 from archlab.arch_dsl.patching.patch import apply, settings_of
 from archlab.arch_dsl.patching.shortform import parse_with_knobs
-from archlab.arch_dsl.tree.block import Block, Branches, block_cost
+from archlab.arch_dsl.tree.block import Block, Branches
 from archlab.arch_dsl.tree.identity import normal_form
 from archlab.arch_dsl.tree.overrides import Overrides, layers_of, ranges
 
@@ -112,15 +112,10 @@ def first_places(blocks: list[Block]) -> list[tuple[int, Block]]:
 
 def resolved_stack(stack: Stack, ctx: BuildContext) -> Stack:
     """The stack with everything derived: its layers, head sizes and widths."""
-    if not stack.overrides:
-        return stack.replace(block=_resolved(stack.block, ctx))
-    resolved = {block: _resolved(block, ctx) for _, block in first_places(stack.layers())}
-    block, overrides = normal_form([resolved[block] for block in stack.layers()])
+    blocks = stack.layers()
+    distinct = {block: Block((name, branch.resolve(ctx)) for name, branch in block.items()) for block in set(blocks)}
+    block, overrides = normal_form([distinct[block] for block in blocks])
     return stack.replace(block=block, overrides=overrides)
-
-
-def _resolved(block: Block, ctx: BuildContext) -> Block:
-    return Block((name, branch.resolve(ctx)) for name, branch in block.items())
 
 
 def stack_cost(stack: Stack, ctx: BuildContext, tokens: int) -> dict[str, Cost]:
@@ -138,15 +133,15 @@ def stack_cost(stack: Stack, ctx: BuildContext, tokens: int) -> dict[str, Cost]:
 def _layers_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
     """All layers; equal ones are counted once, and once more where the first owns what the others share."""
     found: dict[tuple[Block, bool], tuple[Cost, list[int]]] = {}
-    blocks = stack.layers() if stack.overrides else [stack.block] * stack.n_layers
-    settled: dict[Block, bool] = {}
-    for depth, block in enumerate(blocks):
-        again = settled.get(block, False)
+    owned: dict[Block, bool] = {}  # whether a layer before owns what the block shares
+    for depth, block in enumerate(stack.layers()):
+        again = owned.get(block, False)
         if (block, again) not in found:
             before = len(ctx.shared)
-            one = block_cost(block, ctx.at(f"block.{depth}", depth=depth), tokens)
+            place = ctx.at(f"block.{depth}", depth=depth)
+            one = Cost.total({name: shared_cost(branch, place.at(name), tokens) for name, branch in block.items()})
             found[block, again] = (one, [])
-            settled[block] = len(ctx.shared) > before or again
+            owned[block] = len(ctx.shared) > before or again
         found[block, again][1].append(depth)
     parts = {}
     for one, depths in found.values():
@@ -188,17 +183,17 @@ class StackModule(nn.Module):
             return self._through(stream, call)
         count = len(self.prompt)
         prompt = self.prompt.to(stream.dtype).expand(len(stream), -1, -1)
-        found = self._through(torch.cat([prompt, stream], 1), _prompted(call, count))
-        if call.state is not None:
-            call.state.tokens += count
-        return found[:, count:]
+        return self._through(torch.cat([prompt, stream], 1), _prompted(call, count))[:, count:]
 
     def _through(self, stream: Tensor, call: Call) -> Tensor:
         stream = self.embed(stream, call, iter(()))
         for layer in self.block:
             again = self.recompute and self.training and torch.is_grad_enabled()
             stream = _recomputed(layer, stream, call) if again else layer(stream, call)
-        return self.final(stream, call, iter(()))  # type: ignore[no-any-return]
+        last: Tensor = self.final(stream, call, iter(()))
+        if call.state is not None:
+            call.state.tokens += stream.shape[1]
+        return last
 
 
 def _prompted(call: Call, count: int) -> Call:

@@ -76,9 +76,14 @@ class BuildContext:
         new.__dict__.update(changes)
         return new
 
+    @property
+    def channels(self) -> int:
+        """The width of all heads together."""
+        return (self.heads or 1) * self.width
+
     def elements(self, tokens: int) -> int:
         """How many elements the tensor here has that another node does not keep."""
-        return 0 if self.held else tokens * (self.heads or 1) * self.width
+        return 0 if self.held else tokens * self.channels
 
     def note(self, op: str, implementation: str, reason: str) -> None:
         """Enters a choice that was made for this node."""
@@ -231,18 +236,20 @@ class Cost:
 
     def without_parameters(self) -> Cost:
         """The same work with parameters that another node owns."""
-        children = {name: child.without_parameters() for name, child in self.children.items()}
-        return dataclasses.replace(self, parameters=0, embeddings=0, idle=0, children=children)
+        return self._without("parameters", "embeddings", "idle")
 
     def without_cache(self) -> Cost:
         """The same work in a part that is read once, and not again with every token that is decoded."""
-        children = {name: child.without_cache() for name, child in self.children.items()}
-        return dataclasses.replace(self, cache=0, children=children)
+        return self._without("cache")
 
-    def keeping(self, elements: int) -> Cost:
-        """The same with that many elements more kept for the backward pass."""
-        work = (self.parameters, self.flops_matmul, self.flops_model)
-        return Cost(*work, self.activations + elements, self.cache, self.embeddings, self.idle, self.children)
+    def _without(self, *counts: str) -> Cost:
+        children = {name: child._without(*counts) for name, child in self.children.items()}
+        return dataclasses.replace(self, children=children, **dict.fromkeys(counts, 0))
+
+    def keeping(self, elements: int, *, parameters: int = 0, cache: int = 0) -> Cost:
+        """The same with that many elements more kept for the backward pass, parameters more, and more of a cache."""
+        work = (self.parameters + parameters, self.flops_matmul, self.flops_model, self.activations + elements)
+        return Cost(*work, self.cache + cache, self.embeddings, self.idle, self.children)
 
     def times(self, count: int) -> Cost:
         """That many equal nodes, without their parts."""

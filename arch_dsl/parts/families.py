@@ -246,10 +246,7 @@ def check_site(items: tuple[Primitive, ...], ctx: BuildContext, path: str) -> li
     if not items:
         return []
     place = ctx.where(site=path.rpartition(".")[2])
-    found = []
-    for index, item in enumerate(items):
-        found += check_part(item, place, f"{path}.{index}")
-    return found
+    return [found for index, item in enumerate(items) for found in check_part(item, place, f"{path}.{index}")]
 
 
 def check_part(item: Primitive, ctx: BuildContext, path: str) -> list[Problem]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from archlab import kernels
 from archlab.arch_dsl.parts.context import BuildContext, Call, NodeChoice
-from archlab.arch_dsl.parts.layers import Site
+from archlab.arch_dsl.parts.layers import Site, has_projection
 
 HANDED = "normed"  # the copy that the next branch reads, in what a call carries
 ALONE = ("rms_norm", "layer_norm", "gate")
@@ -65,7 +65,7 @@ class _FusedSite(Site):
         norm: Any = None
         item: Any
         for index, item in enumerate(self.children()):
-            given = (next(projected),) if getattr(item, "projection", None) is not None else ()
+            given = (next(projected),) if has_projection(item) else ()
             if index in self.joined and call.watch is None:
                 norm = item
                 continue

@@ -120,6 +120,11 @@ def merged(x: Tensor, maps: Sequence[Linear]) -> list[Tensor]:
     return list(nn.functional.linear(x, weight, bias).split([item.weight.shape[0] for item in maps], dim=-1))
 
 
+def has_projection(item: nn.Module) -> bool:
+    """Whether a primitive's module reads a linear map of the branch's input."""
+    return getattr(item, "projection", None) is not None
+
+
 class Site(nn.Module):
     """An ordered list of primitives at one place. Those with a `projection` receive its product as a third argument."""
 
@@ -133,12 +138,11 @@ class Site(nn.Module):
 
     def projections(self) -> list[Linear]:
         """The linear maps of the branch's input that this site needs, in order."""
-        return [item.projection for item in self.children() if getattr(item, "projection", None) is not None]  # type: ignore[misc]
+        return [item.projection for item in self.children() if has_projection(item)]  # type: ignore[misc]
 
     def forward(self, x: Tensor, call: Call, projected: Iterator[Tensor]) -> Tensor:
         for item in self.children():
-            gated = getattr(item, "projection", None) is not None
-            x = item(x, call, next(projected)) if gated else item(x, call)
+            x = item(x, call, next(projected)) if has_projection(item) else item(x, call)
         if call.watch is not None:
             self.tell(x, call)
         return x

@@ -6,12 +6,12 @@ patch may turn one field of it (`block.norm.placement`) whether the model was wr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from archlab.arch_dsl.language.errors import Problem, unknown
-from archlab.arch_dsl.language.parse import INVALID, parse_value
+from archlab.arch_dsl.language.parse import INVALID, parse_value, refuse
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import Family, members_of
 from archlab.arch_dsl.parts.families import Gate, Norm, Position, Rotary, Score
@@ -19,7 +19,7 @@ from archlab.arch_dsl.patching.norm_knob import NORM
 from archlab.arch_dsl.primitives.attention import Attention
 from archlab.arch_dsl.primitives.branch import Headed
 from archlab.arch_dsl.tree.identity import canonical
-from archlab.arch_dsl.tree.knob import Knob, exchanged, inserted, put_at, without
+from archlab.arch_dsl.tree.knob import Knob, among, exchanged, inserted, put_at, without
 from archlab.arch_dsl.tree.paths import Steps, get
 
 POSITIONS = ("query", "key", "value", "sdpa", "dense")
@@ -33,8 +33,11 @@ def _site_of(position: str) -> str:
 
 def _read_gate(root: Any, where: Steps) -> Any:
     branch = get(root, where)
-    found = [(p, item) for p in POSITIONS for item in getattr(branch, _site_of(p)) if isinstance(item, Gate)]
-    said = [_said(position, gate) for position, gate in found]
+    return _plain([_said(p, gate) for p in POSITIONS for gate in among(getattr(branch, _site_of(p)), Gate)])
+
+
+def _plain(said: list[Any]) -> Any:
+    """What a knob says of several primitives, of one, or of none."""
     return said if len(said) > 1 else said[0] if said else "none"
 
 
@@ -68,26 +71,20 @@ def _put_gate(root: Any, where: Steps, value: list[tuple[str, Gate]]) -> Any:
 def _position(node: Node, path: str, problems: list[Problem]) -> tuple[Any, Node]:
     """Where the gate stands, and the node of the gate itself. A bare word is a position."""
     fields = node.value if isinstance(node.value, dict) else {"position": node}
-    if "position" not in fields:
-        problems.append(Problem(f"{path}.position", f"is missing ({', '.join(POSITIONS)})", node.mark))
-    given = fields.get("position", node)
     kept = {name: child for name, child in fields.items() if name != "position"}
     rest = Node({"type": Node("gate", node.mark), **kept}, node.mark, node.key_marks)
+    given = fields.get("position")
+    if given is None:
+        return refuse(problems, f"{path}.position", f"is missing ({', '.join(POSITIONS)})", node.mark), rest
     if given.value in POSITIONS:
         return given.value, rest
-    if given is not node or "position" in fields:
-        message = unknown(given.value, "gate position", POSITIONS)
-        problems.append(Problem(f"{path}.position", message, given.mark))
-    return INVALID, rest
+    return refuse(problems, f"{path}.position", unknown(given.value, "gate position", POSITIONS), given.mark), rest
 
 
-def _gate_sites(root: Any, where: Steps) -> str | None:
-    return _holding(get(root, where), map(_site_of, POSITIONS), Gate)
-
-
-def _holding(branch: Any, sites: Iterable[str], kind: type[Family]) -> str | None:
-    """The first of some sites in which a member of a family stands."""
-    return next((site for site in sites if any(isinstance(item, kind) for item in getattr(branch, site))), None)
+def _holding(sites: Sequence[str], kind: type[Family], root: Any, where: Steps) -> str | None:
+    """The first of a branch's sites in which a member of a family stands."""
+    branch = get(root, where)
+    return next((site for site in sites if among(getattr(branch, site), kind)), None)
 
 
 # positional: rope | alibi | learned | sinusoidal | none on attention; the last two stand at the model's `embed`
@@ -95,14 +92,11 @@ def _holding(branch: Any, sites: Iterable[str], kind: type[Family]) -> str | Non
 
 def _read_positional(root: Any, where: Steps) -> Any:
     branch = get(root, where)
-    query = [item for item in branch.query if isinstance(item, Rotary)]
-    key = [item for item in branch.key if isinstance(item, Rotary)]
-    if query != key:
+    query = among(branch.query, Rotary)
+    if query != among(branch.key, Rotary):
         return None
-    scores = [item for item in branch.scores if item.positional]
-    found = [*query, *scores, *(item for item in root.embed if isinstance(item, Position))]
-    data = [canonical(item, brief=True) for item in found]
-    return data if len(data) > 1 else data[0] if data else "none"
+    scores = (item for item in branch.scores if item.positional)
+    return _plain([canonical(item, brief=True) for item in (*query, *scores, *among(root.embed, Position))])
 
 
 def encodings() -> list[str]:
@@ -130,10 +124,9 @@ def _put_positional(root: Any, where: Steps, items: tuple[Any, ...]) -> Any:
             query, key = inserted(query, "query", item), inserted(key, "key", item)
     scores = [item for item in branch.scores if not item.positional]
     last = next((index for index, item in enumerate(scores) if item.kind == "sinks"), len(scores))
-    scores[last:last] = (item for item in items if isinstance(item, Score))
+    scores[last:last] = among(items, Score)
     root = put_at(root, where, branch.replace(query=query, key=key, scores=tuple(scores)))
-    added = tuple(item for item in items if isinstance(item, Position))
-    return root.replace(embed=(*added, *without(root.embed, Position)))
+    return root.replace(embed=(*among(items, Position), *without(root.embed, Position)))
 
 
 def _positional_sites(root: Any, where: Steps) -> str | None:
@@ -141,7 +134,7 @@ def _positional_sites(root: Any, where: Steps) -> str | None:
     for site in ("query", "key", "scores"):
         if any(isinstance(item, Rotary) or getattr(item, "positional", False) for item in getattr(branch, site)):
             return ".".join((*where, site))
-    return "embed" if any(isinstance(item, Position) for item in root.embed) else None
+    return "embed" if among(root.embed, Position) else None
 
 
 # qk_norm: a norm of queries and keys, per head
@@ -149,21 +142,16 @@ def _positional_sites(root: Any, where: Steps) -> str | None:
 
 def _read_qk_norm(root: Any, where: Steps) -> Any:
     branch = get(root, where)
-    query = [item for item in branch.query if isinstance(item, Norm)]
-    key = [item for item in branch.key if isinstance(item, Norm)]
-    if query != key or len(query) > 1:
+    norms = among(branch.query, Norm)
+    if norms != among(branch.key, Norm) or len(norms) > 1:
         return None
-    return canonical(query[0], brief=True) if query else "none"
+    return _plain([canonical(norm, brief=True) for norm in norms])
 
 
 def _put_qk_norm(root: Any, where: Steps, norms: tuple[Norm, ...]) -> Any:
     branch = get(root, where)
     sites = {name: exchanged(getattr(branch, name), name, Norm, list(norms)) for name in ("query", "key")}
     return put_at(root, where, branch.replace(**sites))
-
-
-def _qk_norm_sites(root: Any, where: Steps) -> str | None:
-    return _holding(get(root, where), ("query", "key"), Norm)
 
 
 KNOBS = (
@@ -175,7 +163,7 @@ KNOBS = (
         reader=_read_gate,
         parse=_parse_gate,
         putter=_put_gate,
-        occupies=_gate_sites,
+        occupies=partial(_holding, [_site_of(position) for position in POSITIONS], Gate),
         fields=(("position", " | ".join(POSITIONS), "required"), ("…", "the fields of gate; or a list of such", "")),
     ),
     Knob(
@@ -198,7 +186,7 @@ KNOBS = (
         reader=_read_qk_norm,
         parse=partial(parse_value, tuple[Norm, ...]),
         putter=_put_qk_norm,
-        occupies=_qk_norm_sites,
+        occupies=partial(_holding, ("query", "key"), Norm),
         fields=(("type", "a norm, or none", "required"), ("…", "the fields of that norm", "")),
     ),
 )

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from archlab.arch_dsl.language.errors import Problem, unknown
-from archlab.arch_dsl.language.parse import INVALID, parse_value
+from archlab.arch_dsl.language.parse import INVALID, parse_value, refuse
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import fields_of
 from archlab.arch_dsl.parts.families import Norm, Scale
-from archlab.arch_dsl.primitives.branch import Sublayer
+from archlab.arch_dsl.primitives.branch import OUTER, Sublayer
 from archlab.arch_dsl.primitives.carries import Dual
 from archlab.arch_dsl.primitives.joins import Add, AddNorm, DeepNorm, NormJoin, ResidualDual
 from archlab.arch_dsl.primitives.parallel import Parallel
 from archlab.arch_dsl.primitives.scales import DepthScale
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.tree.identity import canonical
-from archlab.arch_dsl.tree.knob import Knob, put_at, without
+from archlab.arch_dsl.tree.knob import Knob, among, put_at, without
 from archlab.arch_dsl.tree.paths import Steps, get
 
 JOINS: dict[str, type[NormJoin]] = {"post": AddNorm, "residual_dual": ResidualDual, "deepnorm": DeepNorm}
@@ -42,12 +42,11 @@ def _norm_of(branch: Sublayer) -> tuple[str, Any] | None:
     """(placement, norm) of a branch, ("none", None) without one, or None where it has what the knob cannot say."""
     if isinstance(branch, Parallel) and _normed_member(branch):
         return None
-    pre = [item for item in branch.pre if isinstance(item, (Norm, DepthScale))]
-    post = [item for item in branch.post if isinstance(item, Norm)]
+    pre, post = among(branch.pre, Norm, DepthScale), among(branch.post, Norm)
     joins = [name for name, kind in JOINS.items() if type(branch.join) is kind]
     if joins:
         return (joins[0], branch.join.norm) if not pre and not post else None  # type: ignore[attr-defined]
-    norm: Any = next(iter([*pre, *post]), None)
+    norm: Any = next(iter((*pre, *post)), None)
     sites = {
         "none": ((), ()),
         "pre": ((norm,), ()),
@@ -55,7 +54,7 @@ def _norm_of(branch: Sublayer) -> tuple[str, Any] | None:
         "sandwich": ((norm,), (norm,)),
         "depth_scaled": ((norm, DepthScale()), ()),
     }
-    found = next((name for name, expected in sites.items() if (tuple(pre), tuple(post)) == expected), None)
+    found = next((name for name, expected in sites.items() if (pre, post) == expected), None)
     return (found, norm) if found and not isinstance(norm, DepthScale) else None
 
 
@@ -68,8 +67,7 @@ def _parse_norm(node: Node, path: str, problems: list[Problem]) -> Any:
     if placement is INVALID or norms is INVALID:
         return INVALID
     if len(norms) > 1:
-        problems.append(Problem(path, "the knob sets one norm; write the sites for more", node.mark))
-        return INVALID
+        return refuse(problems, path, "the knob sets one norm; write the sites for more", node.mark)
     return placement, norms
 
 
@@ -86,7 +84,7 @@ def _put_norm(root: Any, where: Steps, value: tuple[str, tuple[Norm, ...]]) -> A
     root = put_at(root, where, block)
     if where != ("block",):
         return root
-    final = tuple(item for item in root.final if not isinstance(item, (Norm, Dual)))
+    final = without(root.final, Norm, Dual)
     if placement == "residual_dual":
         final = (*(Dual(norm=norm) for norm in norms), *final)
     elif placement not in JOINS:
@@ -115,12 +113,12 @@ def _placement(node: Node, path: str, problems: list[Problem]) -> tuple[Any, Nod
     if not isinstance(node.value, dict) or "placement" not in node.value:
         return "pre", node
     given = node.value["placement"]
-    rest = {name: child for name, child in node.value.items() if name != "placement"}
-    if given.value not in PLACEMENTS:
-        message = unknown(given.value, "norm placement", PLACEMENTS)
-        problems.append(Problem(f"{path}.placement", message, given.mark))
-        return INVALID, Node(rest, node.mark, node.key_marks)
-    return given.value, Node(rest, node.mark, node.key_marks)
+    kept = {name: child for name, child in node.value.items() if name != "placement"}
+    rest = Node(kept, node.mark, node.key_marks)
+    if given.value in PLACEMENTS:
+        return given.value, rest
+    message = unknown(given.value, "norm placement", PLACEMENTS)
+    return refuse(problems, f"{path}.placement", message, given.mark), rest
 
 
 def normed_alike(before: Any, after: Any, steps: Steps, given: Node) -> Any:
@@ -129,20 +127,14 @@ def normed_alike(before: Any, after: Any, steps: Steps, given: Node) -> Any:
     Nothing changes where these are not normed alike, or where the node says `pre`, `post`, `join` or a norm of its own.
     """
     block = get(before, steps[:-1])
-    if (
-        not isinstance(block, Block)
-        or after is INVALID
-        or (isinstance(given.value, dict) and _OUTER & given.value.keys())
-    ):
+    outer = isinstance(given.value, dict) and given.value.keys() & OUTER
+    if not isinstance(block, Block) or after is INVALID or outer:
         return after
     said, branch = NORM.read(before, steps[:-1]), get(after, steps[:-1]).get(steps[-1])
     if not isinstance(said, dict) or not isinstance(branch, Sublayer) or _norm_of(branch) != ("none", None):
         return after
     placement, norms = _parse_norm(Node.of(said), "", [])
     return put_at(after, steps, _normed(branch, norms, placement))
-
-
-_OUTER = {"pre", "post", "join"}
 
 
 def _normed(branch: Sublayer, norms: tuple[Norm, ...], placement: str) -> Sublayer:
@@ -175,14 +167,14 @@ def _norm_sites(root: Any, where: Steps) -> str | None:
             return ".".join((*where, name, member, "pre"))
         if isinstance(branch, Sublayer) and _norm_of(branch) != ("none", None):
             return ".".join((*where, name, _site_of(branch)))
-    return "final" if any(isinstance(item, (Norm, Dual)) for item in root.final) else None
+    return "final" if among(root.final, Norm, Dual) else None
 
 
 def _site_of(branch: Sublayer) -> str:
     """The first site of a branch that holds what a placement sets."""
     if isinstance(branch.join, NormJoin):
         return "join"
-    return "pre" if any(isinstance(item, (Norm, DepthScale)) for item in branch.pre) else "post"
+    return "pre" if among(branch.pre, Norm, DepthScale) else "post"
 
 
 def _replaced(root: Any, where: Steps, value: tuple[str, tuple[Norm, ...]]) -> str | None:

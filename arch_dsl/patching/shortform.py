@@ -29,10 +29,8 @@ def parse_with_knobs(cls: type[Spec], node: Node, path: str, problems: list[Prob
 
 def strip(node: Node, value: Any, where: Steps, found: Found) -> Node:
     """The node of what will replace `value`, a block or a branch at `where`, without its knobs."""
-    if isinstance(value, Block):
-        return _strip(node, Block, where, found)
-    given = node.value.get("type") if isinstance(node.value, dict) else None
-    return _strip(node, type(value) if given is None else _named(str(given.value)), where, found)
+    holder = Block if isinstance(value, Block) else _branch_type(node, value.type if isinstance(value, Branch) else "")
+    return _strip(node, holder, where, found)
 
 
 def turn(model: Any, found: Found, path: str, problems: list[Problem]) -> Any:
@@ -69,17 +67,15 @@ def _strip(node: Node, holder: type, where: Steps, found: Found) -> Node:
             kept[name] = child
     for name, child in kept.items():
         if holder is Block or (holder is Branch.members["parallel"] and isinstance(child.value, dict)):
-            kept[name] = _strip(child, _branch_type(name, child), (*where, name), found)
+            holder_of_child = _branch_type(child, re.sub(r"_[0-9]+$", "", name))
+            kept[name] = _strip(child, holder_of_child, (*where, name), found)
     return Node(kept, node.mark, node.key_marks)
 
 
-def _branch_type(name: str, node: Node) -> type:
-    """The class of a branch as its node or its name says; Branch itself where neither does."""
+def _branch_type(node: Node, implied: str) -> type:
+    """The class of a branch by its own or a published name, which its node says or its place implies; Branch itself by
+    another word."""
     given = node.value.get("type") if isinstance(node.value, dict) else None
-    return _named(re.sub(r"_[0-9]+$", "", name) if given is None else str(given.value))
-
-
-def _named(name: str) -> type:
-    """The class of a branch by its own or a published name; Branch itself by another word."""
+    name = implied if given is None else str(given.value)
     found: type = Branch.members.get(Branch.aliases[name][0] if name in Branch.aliases else name, Branch)
     return found

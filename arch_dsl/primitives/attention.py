@@ -106,11 +106,11 @@ class Attention(MultiHead):
         return 2 * self.heads * (copied * self.head_dim + copied // pattern.blocks.size)
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        problems = super().check(ctx, path) + self.mask.check(ctx, f"{path}.mask")
+        return super().check(ctx, path) + self.mask.check(ctx, f"{path}.mask")
+
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         if self.queries == "positions" and ctx.max_positions is None:
-            message = "queries from positions need max_positions, which nothing gives here"
-            problems.append(Problem(f"{path}.queries", message, self.mark("queries")))
-        return problems
+            yield "queries", "queries from positions need max_positions, which nothing gives here"
 
 
 class _Attention(MultiHeadModule):
@@ -121,6 +121,7 @@ class _Attention(MultiHeadModule):
         asked = pattern if spec.memory is None else CROSS
         super().__init__(spec, ctx, asked, documents=mask.documents, prefix=mask.reads_prefix)
         self.memory = None if spec.memory is None else _Memory(spec, ctx, pattern)
+        self.memory_size = spec.memory or 0
         self.window, self.documents, self.reads_prefix = mask.window, mask.documents, mask.reads_prefix
         self.looks_ahead = mask.looks_ahead
 
@@ -145,34 +146,18 @@ class _Attention(MultiHeadModule):
         if call.held is not None and prefix is not None and bool((prefix > k_BSKD.shape[1]).any()):
             raise ValueError(f"{self.path}: a prefix is read at once, and here its end was not read yet")
         if self.apart and call.positions is None:
-            biases = self.scores.parts(q_BTHD, k_BSKD, call, products)
+            given = self.scores.parts(q_BTHD, k_BSKD, call, products)
         else:
-            biases = {"bias": self.scores(q_BTHD, k_BSKD, call, products)}
+            given = {"bias": self.scores(q_BTHD, k_BSKD, call, products)}
         hidden = {
             "prefix": prefix,
             "documents": call.documents if self.documents else None,
             "padding": self.key_padding(k_BTKD, k_BSKD, call),
         }
         if self.memory is not None:
-            k_BSKD, v_BSKD, bias = self.memory(q_BTHD.shape[1], k_BSKD, v_BSKD, biases["bias"], hidden)
-            biases, hidden = {"bias": bias}, {}
-        gate = self.opening(products, call)
-        o_BHTD = self.attend(
-            q_BTHD.transpose(1, 2),
-            k_BSKD.transpose(1, 2),
-            v_BSKD.transpose(1, 2),
-            pattern=self.pattern,
-            scale=self.scale,
-            softcap=self.scores.softcap,
-            sinks=self.scores.sink_logits(),
-            gate=gate,
-            **biases,
-            **hidden,
-        )
-        if call.watch is not None:
-            memory = 0 if self.memory is None else len(self.memory.keys)
-            self.tell(call, q_BTHD, k_BSKD, o_BHTD, {**biases, **hidden}, memory, self.documents)
-        return self.joined(o_BHTD, products, call, opened=gate is not None)
+            k_BSKD, v_BSKD, bias = self.memory(q_BTHD.shape[1], k_BSKD, v_BSKD, given["bias"], hidden)
+            given, hidden = {"bias": bias}, {}
+        return self.attention(q_BTHD, k_BSKD, v_BSKD, products, call, **given, **hidden)
 
     def key_padding(self, own: Tensor, keys: Tensor, call: Call) -> Tensor | None:
         """Which of all keys `[batch, keys]` nothing may read, of which `own` are those of this call."""

@@ -28,6 +28,8 @@ from archlab.arch_dsl.parts.families import (
 from archlab.arch_dsl.parts.layers import Linear, Products, Site, merged, separate
 from archlab.arch_dsl.primitives.joins import Add
 
+OUTER = ("pre", "post", "join")  # the sites that all branches have, as wide as the stream
+
 
 class Sublayer(Branch):
     """A branch with the sites `pre` (the copy that is read), `post` (the update) and `join`."""
@@ -48,6 +50,10 @@ class Sublayer(Branch):
     def read(self, ctx: BuildContext, tokens: int) -> int:
         """The elements of the copy that all maps of the branch's input keep, once."""
         return 0 if ctx.held and not self.pre else tokens * ctx.d_model
+
+    def map_cost(self, name: str, tokens: int, inputs: int, outputs: int, kept: int = 0) -> Cost:
+        """The linear map that the fields of the branch call `name`, whose input is `kept` elements."""
+        return Cost.product(tokens, inputs, outputs, chosen(getattr(self, "bias", False), name)).keeping(kept)
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
         found = check_sites(self, {"pre": ctx, "post": ctx}, path) + self.join.check(ctx, f"{path}.join")

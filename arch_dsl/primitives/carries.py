@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -60,8 +59,8 @@ class Shift(Carry):
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         heads = ctx.heads or 1
         shares, before = 2 * tokens * heads, (tokens + 1) * heads * ctx.width
-        found = Cost.product(tokens, ctx.hidden, heads).keeping(shares + before + ctx.elements(tokens))
-        return dataclasses.replace(found, cache=heads * ctx.width)
+        kept = shares + before + ctx.elements(tokens)
+        return Cost.product(tokens, ctx.hidden, heads).keeping(kept, cache=heads * ctx.width)
 
     def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         if ctx.heads is None:

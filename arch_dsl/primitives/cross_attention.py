@@ -42,16 +42,17 @@ class CrossAttention(MultiHead):
         parts |= {name: parts[name].without_cache() for name in ("key", "value")}  # the source is read once
         return Cost.total(self.outer_cost(ctx, tokens) | parts)
 
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        problems = super().check(ctx, path)
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         if ctx.source_tokens is None:
-            message = "reads the source of an encoder, and here is none: it stands in the decoder of a model with both"
-            problems.append(Problem(path, message, self.mark()))
-        for index, item in enumerate(self.scores):
-            if item.kind == "bias":
-                message = f"{item.type} sees positions within one sequence, and cross_attention reads another one"
-                problems.append(Problem(f"{path}.scores.{index}", message, item.mark()))
-        return problems
+            yield "", "reads the source of an encoder, and here is none: it stands in the decoder of a model with both"
+
+    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+        message = "{} sees positions within one sequence, and cross_attention reads another one"
+        return super().check(ctx, path) + [
+            Problem(f"{path}.scores.{index}", message.format(item.type), item.mark())
+            for index, item in enumerate(self.scores)
+            if item.kind == "bias"
+        ]
 
 
 class _CrossAttention(MultiHeadModule, of=CrossAttention):
@@ -65,21 +66,7 @@ class _CrossAttention(MultiHeadModule, of=CrossAttention):
     def transform(self, products: Iterator[Tensor], call: Call) -> Tensor:
         q_BTHD = self.query(self.heads_of(next(products)), call, products)
         k_BSKD, v_BSKD = self.read(call)
-        gate = self.opening(products, call)
-        o_BHTD = self.attend(
-            q_BTHD.transpose(1, 2),
-            k_BSKD.transpose(1, 2),
-            v_BSKD.transpose(1, 2),
-            pattern=self.pattern,
-            scale=self.scale,
-            softcap=self.scores.softcap,
-            sinks=self.scores.sink_logits(),
-            padding=call.source_padding,
-            gate=gate,
-        )
-        if call.watch is not None:
-            self.tell(call, q_BTHD, k_BSKD, o_BHTD, {"padding": call.source_padding})
-        return self.joined(o_BHTD, products, call, opened=gate is not None)
+        return self.attention(q_BTHD, k_BSKD, v_BSKD, products, call, padding=call.source_padding)
 
     def read(self, call: Call) -> tuple[Tensor, Tensor]:
         """Keys and values of the source, which decoding computes once."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -96,9 +95,8 @@ class Mamba2(Decay):
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         heads = ctx.heads or 1
-        found = Cost.product(tokens, ctx.hidden, heads)
         # the argument of softplus, the step, exp(a) and -exp(a)
-        return dataclasses.replace(found, parameters=found.parameters + 2 * heads).keeping((2 * tokens + 2) * heads)
+        return Cost.product(tokens, ctx.hidden, heads).keeping((2 * tokens + 2) * heads, parameters=2 * heads)
 
     def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         for low, high in (("a_min", "a_max"), ("dt_min", "dt_max")):
@@ -111,7 +109,7 @@ class _Mamba2(_Projected, of=Mamba2):
         super().__init__(spec, ctx)
         heads = ctx.heads or 1
         self.projection = Linear(ctx.hidden, heads, std=ctx.std)
-        self.a = parameter((heads,), _log_uniform_a(spec.a_min, spec.a_max))
+        self.a = parameter((heads,), _log_uniform(spec.a_min, spec.a_max))
         self.bias = parameter((heads,), steps(spec.dt_min, spec.dt_max))
         self.step = spec.step
 
@@ -120,7 +118,7 @@ class _Mamba2(_Projected, of=Mamba2):
         return -self.a.exp() * step, step if self.step else None
 
 
-def _log_uniform_a(low: float, high: float) -> Initializer:
+def _log_uniform(low: float, high: float) -> Initializer:
     return lambda value, generator: value.uniform_(low, high, generator=generator).clamp_(min=1e-6).log_()
 
 
@@ -136,9 +134,10 @@ class LowRank(Decay):
     temperature: Positive = 16.0
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
-        channels = (ctx.heads or 1) * ctx.width
         inner = Cost.product(tokens, ctx.hidden, self.rank)
-        outer = Cost.product(tokens, self.rank, channels, bias=True).keeping(tokens * (self.rank + 2 * channels))
+        outer = Cost.product(tokens, self.rank, ctx.channels, bias=True).keeping(
+            tokens * (self.rank + 2 * ctx.channels)
+        )
         return Cost.total({"inner": inner, "outer": outer})
 
 
@@ -174,23 +173,21 @@ class LowerBounded(Decay):
         return _LowerBounded(self, ctx)
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
-        channels = (ctx.heads or 1) * ctx.width
-        found = Cost.product(tokens, ctx.hidden, channels)
-        table = ctx.n_layers * channels
+        table = ctx.n_layers * ctx.channels
         owner = ctx.shared.setdefault(_table_key(ctx), ctx.path) == ctx.path
         # the softmax, l, -l and log l; of the decays the argument of logsigmoid, the second term, and the sum
-        kept = table + 3 * channels + 3 * tokens * channels
-        return dataclasses.replace(found, parameters=found.parameters + (table if owner else 0)).keeping(kept)
+        kept = table + 3 * ctx.channels + 3 * tokens * ctx.channels
+        return Cost.product(tokens, ctx.hidden, ctx.channels).keeping(kept, parameters=table if owner else 0)
 
 
 def _table_key(ctx: BuildContext) -> str:
-    return f"{place_of(ctx)}.table of {(ctx.heads or 1) * ctx.width}"
+    return f"{place_of(ctx)}.table of {ctx.channels}"
 
 
 class _Table(Module):
     def __init__(self, spec: LowerBounded, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
-        self.weight = parameter((ctx.n_layers, (ctx.heads or 1) * ctx.width), constant(0.0))
+        self.weight = parameter((ctx.n_layers, ctx.channels), constant(0.0))
 
 
 class _LowerBounded(_Projected):

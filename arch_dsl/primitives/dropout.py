@@ -24,7 +24,7 @@ class Dropout(Scale):
     rate: Annotated[float, Range(above=0, below=1)]
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
-        return Cost(activations=tokens * (ctx.heads or 1) * ctx.width)  # the noise
+        return Cost(activations=tokens * ctx.channels)  # the noise
 
     def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         if ctx.site == "logits":

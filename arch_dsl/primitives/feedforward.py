@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from torch import Tensor
 
 from archlab.arch_dsl.language.formula import function_of
-from archlab.arch_dsl.language.notation import Activation, ProjectionNotation, Projections, chosen
+from archlab.arch_dsl.language.notation import Activation, ProjectionNotation, Projections
 from archlab.arch_dsl.language.spec import added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Branch, Norm, Scale, site_cost
@@ -32,18 +32,14 @@ class FeedForward(Widened):
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         width = self.width or self.default_width(ctx.d_model)
-        parts = {
-            f"{name}_projection": Cost.product(tokens, ctx.d_model, width, chosen(self.bias, name))
-            for name in self.inputs
-        }
+        parts = {f"{name}_projection": self.map_cost(name, tokens, ctx.d_model, width) for name in self.inputs}
         first = f"{self.inputs[0]}_projection"
         parts[first] = parts[first].keeping(self.read(ctx, tokens))
         hidden, gated = tokens * width, len(self.inputs) == 2
         own, _ = kept_of(self.activation)
         parts["activation"] = Cost(activations=(own + 2 * gated) * hidden)  # a gate keeps both of its factors
         parts["inner"] = site_cost(self.inner, self.inside(ctx), "inner", tokens)
-        output = Cost.product(tokens, width, ctx.d_model, chosen(self.bias, "output"))
-        parts["output_projection"] = output.keeping(hidden)
+        parts["output_projection"] = self.map_cost("output", tokens, width, ctx.d_model, hidden)
         return Cost.total(self.outer_cost(ctx, tokens) | parts)
 
 

@@ -117,14 +117,9 @@ class _Gate(Module, of=OutputGate):
             scores = scores.mean(-2, keepdim=True)
         gated = self.gate(y, scores, self.activation, self.combine)
         if call.watch is not None:
-            self.tell(call, scores, y, gated)
+            opened = activation_of(self.activation)(at_least_float32(scores))
+            call.watch.tell("gate", self.path, call.padding, scores=opened, before=y, after=gated)
         return gated
-
-    def tell(self, call: Call, scores: Tensor, before: Tensor, after: Tensor) -> None:
-        """To who watches, how far it is open, and what it gated."""
-        assert call.watch is not None
-        opened = activation_of(self.activation)(at_least_float32(scores))
-        call.watch.tell("gate", self.path, call.padding, scores=opened, before=before, after=after)
 
     def takes(self, norm: Any, node: str, ctx: BuildContext) -> bool:
         """Whether the norm before it, whose path is `node`, is computed in the same pass."""

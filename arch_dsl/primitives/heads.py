@@ -8,12 +8,12 @@ from typing import Annotated, Any, ClassVar, Self
 from torch import Tensor, nn
 
 from archlab.arch_dsl.language.errors import Problem
-from archlab.arch_dsl.language.notation import ProjectionNotation, Projections, chosen
+from archlab.arch_dsl.language.notation import ProjectionNotation, Projections
 from archlab.arch_dsl.language.spec import Count, Positive, added
 from archlab.arch_dsl.parts import fused
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Score, build_shared, check_sites, site_cost
-from archlab.arch_dsl.parts.layers import Linear
+from archlab.arch_dsl.parts.layers import Linear, has_projection
 from archlab.arch_dsl.primitives.branch import Headed, SublayerModule, linear
 from archlab.kernels.attention import WIDEST, Pattern
 
@@ -65,17 +65,14 @@ class MultiHead(Headed):
         """What the maps, the sites and the attention itself cost, in their order; the spec must be resolved."""
         own, shared = self.places(ctx)
         widths, counts = self.widths(), {"query": queries, "key": keys, "value": keys}
-        found = {
-            f"{name}_projection": Cost.product(counts[name], ctx.d_model, widths[name], chosen(self.bias, name))
-            for name in NAMES[:3]
-        }
+        found = {f"{name}_projection": self.map_cost(name, counts[name], ctx.d_model, widths[name]) for name in widths}
         for name, place in (("query", own), ("key", shared), ("value", shared)):
             found[name] = site_cost(getattr(self, name), place, name, counts[name])
         found["scores"] = site_cost(self.scores, own, "scores", queries)
         found["attend"] = attend
         found["sdpa"] = site_cost(self.sdpa, own.where(held=True), "sdpa", queries)
-        output = Cost.product(queries, widths["query"], ctx.d_model, chosen(self.bias, "output"))
-        found["output_projection"] = output.keeping(queries * widths["query"] if self.sdpa else 0)
+        kept = queries * widths["query"] if self.sdpa else 0
+        found["output_projection"] = self.map_cost("output", queries, widths["query"], ctx.d_model, kept)
         return found
 
     def kept(self, ctx: BuildContext, queries: int, keys: int, masks: int, pairs: int = 0) -> int:
@@ -123,6 +120,9 @@ class MultiHead(Headed):
 class MultiHeadModule(SublayerModule):
     """The maps and sites of a branch with heads."""
 
+    documents = False  # whether its mask keeps documents apart
+    memory_size = 0  # learned keys before those of tokens
+
     # B batch, T time, S keys, H heads, K key/value heads, D head_dim
     def __init__(self, spec: MultiHead, ctx: BuildContext, pattern: Pattern, **options: bool) -> None:
         super().__init__(spec, ctx)
@@ -155,24 +155,39 @@ class MultiHeadModule(SublayerModule):
         """`[B, T, H, D]` of what a map gave, `[B, T, H D]`."""
         return product.unflatten(-1, (-1, self.head_dim))  # type: ignore[no-any-return]
 
-    def tell(
-        self,
-        call: Call,
-        q_BTHD: Tensor,
-        k_BSKD: Tensor,
-        o_BHTD: Tensor,
-        given: dict[str, Any],
-        memory: int = 0,
-        apart: bool = False,
-    ) -> None:
-        """To who watches, what the attention got and gave. `apart`: whether documents are kept apart."""
+    def attention(
+        self, q_BTHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, products: Iterator[Tensor], call: Call, **given: Any
+    ) -> Tensor:
+        """The update `[B, T, d_model]`: the op, asked for what is `given` too, the site `sdpa`, and the output map."""
+        gate = self.opening(products, call)
+        o_BHTD = self.attend(
+            q_BTHD.transpose(1, 2),
+            k_BSKD.transpose(1, 2),
+            v_BSKD.transpose(1, 2),
+            pattern=self.pattern,
+            scale=self.scale,
+            softcap=self.scores.softcap,
+            sinks=self.scores.sink_logits(),
+            gate=gate,
+            **given,
+        )
+        o_BTHD = o_BHTD.transpose(1, 2)
+        if call.watch is not None:
+            self.tell(call, q_BTHD, k_BSKD, o_BTHD, given)
+        if gate is None:
+            o_BTHD = self.sdpa(o_BTHD, call, products)
+        update: Tensor = self.output_projection(o_BTHD.flatten(-2))
+        return update
+
+    def tell(self, call: Call, q_BTHD: Tensor, k_BSKD: Tensor, o_BTHD: Tensor, given: dict[str, Any]) -> None:
+        """To who watches, what the attention got and gave."""
         assert call.watch is not None
         factors = {"pattern": self.pattern, "scale": self.scale, "softcap": self.scores.softcap}
         given = {**factors, "sinks": self.scores.sink_logits(), **given}
         tensors = {"query": q_BTHD.transpose(1, 2), "key": k_BSKD.transpose(1, 2), "given": given}
-        documents = call.documents if apart else None
-        call.watch.tell("attention", self.path, call.padding, **tensors, memory=memory, documents=documents)
-        call.watch.tell("heads", self.path, call.padding, output=o_BHTD.transpose(1, 2))
+        documents = call.documents if self.documents else None
+        call.watch.tell("attention", self.path, call.padding, **tensors, memory=self.memory_size, documents=documents)
+        call.watch.tell("heads", self.path, call.padding, output=o_BTHD)
 
     def opening(self, products: Iterator[Tensor], call: Call) -> Tensor | None:
         """The scores of the gate that attention itself applies; None where the site does, as for who watches."""
@@ -180,14 +195,6 @@ class MultiHeadModule(SublayerModule):
             return None
         (gate,) = self.sdpa.children()
         return gate.opening(next(products))  # type: ignore[operator,no-any-return]
-
-    def joined(self, o_BHTD: Tensor, products: Iterator[Tensor], call: Call, opened: bool = False) -> Tensor:
-        """The update `[B, T, d_model]` from each head's output, which its gate has `opened` or not yet."""
-        o_BTHD = o_BHTD.transpose(1, 2)
-        if not opened:
-            o_BTHD = self.sdpa(o_BTHD, call, products)
-        update: Tensor = self.output_projection(o_BTHD.flatten(-2))
-        return update
 
 
 class Scores(nn.Module):
@@ -207,12 +214,12 @@ class Scores(nn.Module):
 
     def projections(self) -> list[Linear]:
         """The linear maps of the branch's input that biases need, in order."""
-        return [item.projection for item in self.biases.values() if _has_projection(item)]  # type: ignore[misc]
+        return [item.projection for item in self.biases.values() if has_projection(item)]  # type: ignore[misc]
 
     def forward(self, q: Tensor, k: Tensor, call: Call, projected: Iterator[Tensor]) -> Tensor | None:
         total: Tensor | None = None
         for item in self.biases.values():
-            bias = item(q, k, call, next(projected)) if _has_projection(item) else item(q, k, call)
+            bias = item(q, k, call, next(projected)) if has_projection(item) else item(q, k, call)
             total = bias if total is None else total + bias
         return total
 
@@ -229,7 +236,7 @@ class Scores(nn.Module):
         as running sums with the `reach` of queries, what is neither as a matrix. Positions must be evenly spaced."""
         found: dict[str, Tensor] = {}
         for item in self.biases.values():
-            more = (next(projected),) if _has_projection(item) else ()
+            more = (next(projected),) if has_projection(item) else ()
             kind = _kind(item)
             value = item(q, k, call, *more) if kind == "bias" else getattr(item, kind)(q, k, call, *more)
             found[kind] = found[kind] + value if kind in found else value
@@ -245,7 +252,3 @@ class Scores(nn.Module):
 def _kind(item: nn.Module) -> str:
     """What a module gives of its bias: `relative`, `decay`, or the whole matrix."""
     return next((name for name in ("relative", "decay") if hasattr(item, name)), "bias")
-
-
-def _has_projection(item: nn.Module) -> bool:
-    return getattr(item, "projection", None) is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar, Literal
 
 import torch
@@ -29,22 +28,18 @@ Norm.alias("l2norm", type="l2")
 
 
 @Norm.register("scalenorm")
-class ScaleNorm(HeadNorm):
+class ScaleNorm(L2):
     """y = g x / sqrt(sum(x^2) + eps) with one learned g (arXiv:1910.05895, section 2.3).
 
     g starts at the root of the width.
     """
 
-    eps: Positive = 1e-6
-    over: Literal["head", "heads"] = "head"
-
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
-        found = dataclasses.replace(super().cost(ctx, tokens), parameters=1)
-        return found.keeping(ctx.where(held=False).elements(tokens))
+        return super().cost(ctx, tokens).keeping(ctx.where(held=False).elements(tokens), parameters=1)
 
 
-class _Length(Module, of=ScaleNorm):
-    def __init__(self, spec: L2 | ScaleNorm, ctx: BuildContext) -> None:
+class _Length(Module, of=L2):
+    def __init__(self, spec: L2, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
         start = float(spec.shape(ctx)[0] ** 0.5)
         self.length = parameter((1,), constant(start)) if isinstance(spec, ScaleNorm) else None
@@ -54,9 +49,6 @@ class _Length(Module, of=ScaleNorm):
         wide = at_least_float32(x)
         normed = wide * torch.rsqrt(wide.square().sum(self.dims, keepdim=True) + self.eps)
         return affine(normed, self.length).to(x.dtype)
-
-
-L2.module = _Length
 
 
 @Norm.register("dynamic_tanh")
@@ -75,8 +67,7 @@ class DynamicTanh(HeadNorm):
     per_head: bool = False
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
-        found = super().cost(ctx, tokens)
-        return dataclasses.replace(found, parameters=found.parameters + 1)
+        return super().cost(ctx, tokens).keeping(0, parameters=1)
 
 
 class _DynamicTanh(Module, of=DynamicTanh):

@@ -12,14 +12,7 @@ from torch import Tensor
 from archlab import kernels
 from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.formula import function_of
-from archlab.arch_dsl.language.notation import (
-    Activation,
-    ProjectionNotation,
-    Projections,
-    SizeNotation,
-    chosen,
-    multiple_of,
-)
+from archlab.arch_dsl.language.notation import Activation, ProjectionNotation, Projections, SizeNotation, multiple_of
 from archlab.arch_dsl.language.spec import Count, Positive
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Branch, Decay, build_shared, check_part, check_sites, shared_cost, site_cost
@@ -140,12 +133,12 @@ class LinearAttention(Headed):
         """
         sizes, (keys, values, decay) = self.sizes(ctx.d_model), self.places(ctx)
         widths = sizes.widths()
+        read = {"query": self.read(ctx, tokens)}
         parts = {
-            f"{name}_projection": Cost.product(tokens, ctx.d_model, widths[name], chosen(self.bias, name))
-            for name in NAMES[:3]
+            f"{name}_projection": self.map_cost(name, tokens, ctx.d_model, width, read.get(name, 0))
+            for name, width in widths.items()
             if name != "key" or self.keys == "hidden"
         }
-        parts["query_projection"] = parts["query_projection"].keeping(self.read(ctx, tokens))
         for name, place in (("query", keys), ("key", keys), ("value", values)):
             parts[name] = site_cost(getattr(self, name), place, name, tokens)
         if self.decay is not None:
@@ -167,8 +160,8 @@ class LinearAttention(Headed):
             cache=sizes.state,
         )
         parts["sdpa"] = site_cost(self.sdpa, values, "sdpa", tokens)
-        output = Cost.product(tokens, widths["value"], ctx.d_model, chosen(self.bias, "output"))
-        parts["output_projection"] = output.keeping(tokens * widths["value"])
+        width = widths["value"]
+        parts["output_projection"] = self.map_cost("output", tokens, width, ctx.d_model, tokens * width)
         return Cost.total(self.outer_cost(ctx, tokens) | parts)
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
@@ -284,21 +277,12 @@ class _LinearAttention(SublayerModule, of=LinearAttention):
             log_f = only_where(~call.padding, log_f, written)
         if self.documents and call.documents is not None:
             log_f = forgetting(opens_document(call, self.path), log_f, written)
-        o_BTHV = self.through_time(q_BTGD, k_BTGD, written, log_f, beta, call)
-        if self.skip is not None:
-            o_BTHV = o_BTHV + (self.skip[:, None] * v_BTHV).to(o_BTHV.dtype)
+        state = None if call.held is None else call.held.get(self.path)
+        out, last = self.recur(q_BTGD, k_BTGD, written, log_decay=log_f, beta=beta, state=state, scale=self.scale)
+        if call.held is not None:
+            call.held[self.path] = last
+        o_BTHV: Tensor = out if self.skip is None else out + (self.skip[:, None] * v_BTHV).to(out.dtype)
         if call.watch is not None:
             call.watch.tell("heads", self.path, call.padding, output=o_BTHV)
         o_BTHV = self.sdpa(o_BTHV, call, products)
         return self.output_projection(o_BTHV.flatten(-2))  # type: ignore[no-any-return]
-
-    def through_time(
-        self, q: Tensor, k: Tensor, v: Tensor, log_f: Tensor | None, beta: Tensor | None, call: Call
-    ) -> Tensor:
-        """What is read from the states `[batch, time, heads, value_dim]`; decoding holds the last one."""
-        state = None if call.held is None else call.held.get(self.path)
-        out: Tensor
-        out, last = self.recur(q, k, v, log_decay=log_f, beta=beta, state=state, scale=self.scale)
-        if call.held is not None:
-            call.held[self.path] = last
-        return out

@@ -121,14 +121,11 @@ class MoE(Sublayer):
         return Cost(activations=(own + 2 * gated + second) * rows * width)
 
     def _shared_cost(self, ctx: BuildContext, tokens: int) -> Cost:
-        inputs = INPUTS[self.expert]
-        parts = {
-            f"{name}_projection": Cost.product(tokens, ctx.d_model, self.shared, chosen(self.bias, name))
-            for name in inputs
-        }
+        names = INPUTS[self.expert]
+        parts = {f"{name}_projection": self.map_cost(name, tokens, ctx.d_model, self.shared) for name in names}
         parts["activation"] = self._hidden_cost(tokens, self.shared)
-        output = Cost.product(tokens, self.shared, ctx.d_model, chosen(self.bias, "output"))
-        parts["output_projection"] = output.keeping(tokens * self.shared)
+        kept = tokens * self.shared
+        parts["output_projection"] = self.map_cost("output", tokens, self.shared, ctx.d_model, kept)
         if self.shared_gate:
             parts["gate"] = Cost.product(tokens, ctx.d_model, 1).keeping(tokens * (ctx.d_model + 1))
         return Cost.total(parts)

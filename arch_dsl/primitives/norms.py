@@ -29,19 +29,16 @@ class HeadNorm(Norm):
         """The shape of the weight and of the bias."""
         if getattr(self, "per_head", False):
             return (ctx.heads or 1, ctx.width)
-        return ((ctx.heads or 1) * ctx.width,) if getattr(self, "over", "head") == "heads" else (ctx.width,)
+        return (ctx.channels,) if getattr(self, "over", "head") == "heads" else (ctx.width,)
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         weight = bool(getattr(self, "weight", False))
         count = weight + bool(getattr(self, "bias", False))
-        kept = ctx.elements(tokens) + self.statistics * self.vectors(ctx, tokens)
+        vectors = tokens * (1 if getattr(self, "over", "head") == "heads" else ctx.heads or 1)
+        kept = ctx.elements(tokens) + self.statistics * vectors
         if weight and (self.keeps_normed or getattr(self, "per_head", False)):
             kept += ctx.where(held=False).elements(tokens)
         return Cost(parameters=count * math.prod(self.shape(ctx)), activations=kept)
-
-    def vectors(self, ctx: BuildContext, tokens: int) -> int:
-        """How many vectors are normed."""
-        return tokens * (1 if getattr(self, "over", "head") == "heads" else ctx.heads or 1)
 
     def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         per_head, over = getattr(self, "per_head", False), getattr(self, "over", "head")
@@ -81,13 +78,34 @@ class RMSNorm(HeadNorm):
     over: Literal["head", "heads"] = added(default="head")
 
 
-class _RMSNorm(Module, of=RMSNorm):
+class _HeadNorm(Module):
+    """Weights per head act after the op, which has none for them."""
+
+    kind: ClassVar[str]
+    bias: nn.Parameter | None
+
+    def __init__(self, spec: RMSNorm | LayerNorm, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
+        self.offset = 1.0 if getattr(spec, "unit_offset", False) else 0.0
+        self.weight = weights(spec.shape(ctx), 1.0 - self.offset) if spec.weight else None
+        self.bias = weights(spec.shape(ctx), 0.0) if getattr(spec, "bias", False) else None
+        self.eps, self.per_head, self.joined = spec.eps, spec.per_head, spec.over == "heads"
+
+    def factors(self) -> Factors:
+        """What a kernel needs that computes this norm with its neighbour."""
+        weight = self.weight if self.weight is None or not self.offset else self.offset + self.weight
+        return Factors(self.kind, weight, self.bias, self.eps)
+
+    def asked(self) -> dict[str, Any]:
+        """What such a kernel is asked for."""
+        return {"kind": self.kind, "weight": self.weight is not None, "bias": self.bias is not None}
+
+
+class _RMSNorm(_HeadNorm, of=RMSNorm):
+    kind = "rms"
+
     def __init__(self, spec: RMSNorm, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
-        start = 0.0 if spec.unit_offset else 1.0
-        self.weight = weights(spec.shape(ctx), start) if spec.weight else None
-        self.offset, self.per_head, self.joined = 1.0 - start, spec.per_head, spec.over == "heads"
-        self.eps = spec.eps
         self.norm: Callable[..., Tensor] = ctx.select("rms_norm", weight=spec.weight and not spec.per_head)
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
@@ -97,27 +115,12 @@ class _RMSNorm(Module, of=RMSNorm):
         flat = x.flatten(-2) if self.joined else x
         return self.norm(flat, weight, self.eps).view_as(x)
 
-    def factors(self) -> Factors:
-        """What a kernel needs that computes this norm with its neighbour."""
-        weight = self.weight if self.weight is None or not self.offset else self.offset + self.weight
-        return Factors("rms", weight, None, self.eps)
-
-    def asked(self) -> dict[str, Any]:
-        """What such a kernel is asked for."""
-        return {"kind": "rms", "weight": self.weight is not None, "bias": False}
-
 
 @Norm.register("layernorm")
 class LayerNorm(HeadNorm):
     """y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias: layer norm (arXiv:1607.06450, eq. 3)."""
 
-    examples = (
-        {},
-        {"bias": False},
-        {"per_head": True},
-        {"over": "heads"},
-        {"weight": False, "per_head": True},
-    )
+    examples = ({}, {"bias": False}, {"per_head": True}, {"over": "heads"}, {"weight": False, "per_head": True})
 
     ops: ClassVar[tuple[str, ...]] = ("layer_norm",)
     statistics: ClassVar[int] = 2
@@ -129,12 +132,11 @@ class LayerNorm(HeadNorm):
     over: Literal["head", "heads"] = added(default="head")
 
 
-class _LayerNorm(Module, of=LayerNorm):
+class _LayerNorm(_HeadNorm, of=LayerNorm):
+    kind = "layer"
+
     def __init__(self, spec: LayerNorm, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
-        self.weight = weights(spec.shape(ctx), 1.0) if spec.weight else None
-        self.bias = weights(spec.shape(ctx), 0.0) if spec.bias else None
-        self.eps, self.per_head, self.joined = spec.eps, spec.per_head, spec.over == "heads"
         given = {"weight": spec.weight and not spec.per_head, "bias": spec.bias and not spec.per_head}
         self.norm: Callable[..., Tensor] = ctx.select("layer_norm", **given)
 
@@ -143,14 +145,6 @@ class _LayerNorm(Module, of=LayerNorm):
             return affine(self.norm(x, None, None, self.eps), self.weight, self.bias)
         flat = x.flatten(-2) if self.joined else x
         return self.norm(flat, self.weight, self.bias, self.eps).view_as(x)
-
-    def factors(self) -> Factors:
-        """What a kernel needs that computes this norm with its neighbour."""
-        return Factors("layer", self.weight, self.bias, self.eps)
-
-    def asked(self) -> dict[str, Any]:
-        """What such a kernel is asked for."""
-        return {"kind": "layer", "weight": self.weight is not None, "bias": self.bias is not None}
 
 
 Norm.alias("groupnorm", type="layernorm", per_head=True)  # a group per head

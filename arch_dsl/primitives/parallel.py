@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -12,7 +13,6 @@ from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import fields_of, set_marks
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Branch, Norm, Scale, build_shared, shared_cost
-from archlab.arch_dsl.parts.layers import Linear
 from archlab.arch_dsl.primitives.branch import Sublayer, SublayerModule
 from archlab.arch_dsl.primitives.joins import Add
 from archlab.arch_dsl.tree.block import Block, parse_branches
@@ -68,8 +68,6 @@ class Parallel(Sublayer):
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
         problems = super().check(ctx, path)
-        if len(self.branches) < 2:
-            problems.append(Problem(path, f"needs at least two branches, found {len(self.branches)}", self.mark()))
         for name, member in self.branches.items():
             where = f"{path}.{name}"
             problems += member.check(ctx, where)
@@ -79,6 +77,10 @@ class Parallel(Sublayer):
                 message = "the group joins, its members do not; set `join` on the group"
                 problems.append(Problem(f"{where}.join", message, member.mark("join")))
         return problems
+
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
+        if len(self.branches) < 2:
+            yield "", f"needs at least two branches, found {len(self.branches)}"
 
 
 class _Parallel(SublayerModule, of=Parallel):
@@ -93,21 +95,16 @@ class _Parallel(SublayerModule, of=Parallel):
 
     def update(self, stream: Tensor, call: Call) -> Tensor:
         hidden = self.pre(stream, call, iter(()))
-        updates = self.together(hidden, call) if self.joined else self.one_by_one(hidden, call)
+        members: list[Any] = list(self.members.values())
+        if self.joined:
+            products = iter(self.products(hidden, [item for member in members for item in member.maps()]))
+            updates = [member.from_products(products, call) for member in members]
+        else:
+            updates = [member.update(hidden, call) for member in members]
         if call.watch is not None:
-            for member, update in zip(self.members.values(), updates, strict=True):
-                call.watch.tell("update", member.path, call.padding, output=update)  # type: ignore[arg-type]
+            for member, update in zip(members, updates, strict=True):
+                call.watch.tell("update", member.path, call.padding, output=update)
         return self.post(sum(updates[1:], updates[0]), call, iter(()))  # type: ignore[no-any-return]
-
-    def one_by_one(self, hidden: Tensor, call: Call) -> list[Tensor]:
-        """The update of each member, with products of its own."""
-        return [member.update(hidden, call) for member in self.members.values()]  # type: ignore[operator]
-
-    def together(self, hidden: Tensor, call: Call) -> list[Tensor]:
-        """The update of each member, from products that were planned for all."""
-        maps: list[list[Linear]] = [member.maps() for member in self.members.values()]  # type: ignore[operator]
-        products = iter(self.products(hidden, [item for own in maps for item in own]))
-        return [member.from_products(products, call) for member in self.members.values()]  # type: ignore[operator]
 
 
 def _reads_as_it_is(spec: Branch, module: nn.Module) -> bool:

@@ -31,16 +31,15 @@ class TransformerXL(Score):
     biases: bool = True
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
-        channels = (ctx.heads or 1) * ctx.width
         pairs, seen = tokens * tokens, tokens * (tokens + 1) // 2
-        content = 2 * tokens * channels if self.biases else 0
+        content = 2 * tokens * ctx.channels if self.biases else 0
         scores = Cost(
-            parameters=2 * channels if self.biases else 0,
-            flops_matmul=2 * pairs * channels + content,
-            flops_model=2 * seen * channels + content,
-            activations=(3 if self.biases else 2) * tokens * channels,
+            parameters=2 * ctx.channels if self.biases else 0,
+            flops_matmul=2 * pairs * ctx.channels + content,
+            flops_model=2 * seen * ctx.channels + content,
+            activations=(3 if self.biases else 2) * tokens * ctx.channels,
         )
-        positions = Cost.product(tokens, ctx.d_model, channels).keeping(tokens * ctx.d_model)
+        positions = Cost.product(tokens, ctx.d_model, ctx.channels).keeping(tokens * ctx.d_model)
         return Cost.total({"positions": positions, "scores": scores})
 
     def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:

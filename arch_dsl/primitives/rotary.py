@@ -50,9 +50,8 @@ class Rope(Rotary):
         if dims < 2 or dims % 2:
             message = f"rope rotates pairs of channels; {self.fraction:g} of head_dim {ctx.width} are {dims} channels"
             return [Problem(path, message, self.mark("fraction"))]
-        found = super().check(ctx, path)
         inner = self.scaling.check(ctx.at("scaling", width=dims), f"{path}.scaling") if self.scaling else []
-        return found or inner
+        return super().check(ctx, path) or inner
 
     def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         if self.scaling is not None and self.theta <= 1:

@@ -68,12 +68,11 @@ class RWKV4(Widened):
         shift = self.read(ctx, tokens) + shifted_size(ctx.d_model, tokens)
         parts = {"shift": Cost(parameters=3 * ctx.d_model, activations=shift, cache=ctx.d_model)}
         for name in TIME_NAMES[:3]:
-            product = Cost.product(tokens, ctx.d_model, width)
-            parts[f"{name}_projection"] = product.keeping(tokens * ctx.d_model)
+            parts[f"{name}_projection"] = self.map_cost(name, tokens, ctx.d_model, width, tokens * ctx.d_model)
         # keys, values, means and weights, the first state; then the open receptance and what it multiplies
         parts["wkv"] = Cost(parameters=2 * width, activations=(6 * tokens + 2) * width, cache=2 * width)
         parts["inner"] = site_cost(self.inner, self.inside(ctx), "inner", tokens)
-        parts["output_projection"] = Cost.product(tokens, width, ctx.d_model).keeping(tokens * width)
+        parts["output_projection"] = self.map_cost("output", tokens, width, ctx.d_model, tokens * width)
         return Cost.total(self.outer_cost(ctx, tokens) | parts)
 
 

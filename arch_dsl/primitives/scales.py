@@ -92,7 +92,7 @@ class Softcap(Score, Scale):
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         if ctx.site == "scores":
             return Cost()  # the attention counts it
-        return Cost(activations=tokens * (ctx.vocab if ctx.site == "logits" else (ctx.heads or 1) * ctx.width))
+        return Cost(activations=tokens * (ctx.vocab if ctx.site == "logits" else ctx.channels))
 
 
 class _Softcap(Module, of=Softcap):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from archlab.arch_dsl.language.errors import Problem
-from archlab.arch_dsl.language.notation import ProjectionNotation, Projections, chosen
+from archlab.arch_dsl.language.notation import ProjectionNotation, Projections
 from archlab.arch_dsl.language.spec import Count, Positive
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Branch, Carry, Gate, Norm, Scale, check_sites, site_cost
@@ -78,10 +78,9 @@ class SelectiveScan(Sublayer):
         rank, channels = self.resolve(ctx).dt_rank, self.expand * ctx.d_model
         assert rank is not None
         sites = {name: site_cost(getattr(self, name), place, name, tokens) for name, place in self.places(ctx).items()}
-        value = Cost.product(tokens, ctx.d_model, channels, chosen(self.bias, "value"))
         size = channels * self.state
         parts = {
-            "value_projection": value.keeping(self.read(ctx, tokens)),
+            "value_projection": self.map_cost("value", tokens, ctx.d_model, channels, self.read(ctx, tokens)),
             "value": sites["value"],
             "query_projection": Cost.product(tokens, channels, self.state).keeping(tokens * channels),
             "query": sites["query"],
@@ -97,9 +96,8 @@ class SelectiveScan(Sublayer):
                 cache=size,
             ),
             "sdpa": sites["sdpa"],
+            "output_projection": self.map_cost("output", tokens, channels, ctx.d_model, tokens * channels),
         }
-        output = Cost.product(tokens, channels, ctx.d_model, chosen(self.bias, "output"))
-        parts["output_projection"] = output.keeping(tokens * channels)
         return Cost.total(self.outer_cost(ctx, tokens) | parts)
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:

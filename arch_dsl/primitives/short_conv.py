@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated
 
 import torch.nn.functional as F
@@ -34,19 +33,17 @@ class ShortConv(Carry):
     activation: Activation = "identity"
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
-        channels = (ctx.heads or 1) * ctx.width
         kept = tokens + self.width - 1 + kept_of(self.activation)[0] * tokens
-        found = Cost(parameters=(self.width + self.bias) * channels, activations=kept * channels)
-        return dataclasses.replace(found, cache=min(tokens, self.width - 1) * channels)
+        parameters, cache = (self.width + self.bias) * ctx.channels, min(tokens, self.width - 1) * ctx.channels
+        return Cost(parameters, activations=kept * ctx.channels, cache=cache)
 
 
 class _ShortConv(Module, of=ShortConv):
     def __init__(self, spec: ShortConv, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
-        channels = (ctx.heads or 1) * ctx.width
         bound = spec.width**-0.5
-        self.weight = parameter((channels, 1, spec.width), uniform(-bound, bound))
-        self.bias = parameter((channels,), constant(0.0)) if spec.bias else None
+        self.weight = parameter((ctx.channels, 1, spec.width), uniform(-bound, bound))
+        self.bias = parameter((ctx.channels,), constant(0.0)) if spec.bias else None
         self.activation = function_of(spec.activation)
         self.width, self.path, self.documents = spec.width, ctx.path, ctx.documents
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
 import torch
@@ -26,9 +25,9 @@ class TokenShift(Carry):
     start: float = 0.5
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
-        channels = (ctx.heads or 1) * ctx.width
-        found = Cost(parameters=channels, activations=shifted_size(channels, tokens) + ctx.elements(tokens))
-        return dataclasses.replace(found, cache=channels)
+        return Cost(
+            ctx.channels, activations=shifted_size(ctx.channels, tokens) + ctx.elements(tokens), cache=ctx.channels
+        )
 
 
 class _TokenShift(Module, of=TokenShift):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from archlab.arch_dsl.language.errors import Problem, unknown
 from archlab.arch_dsl.language.parse import INVALID, parse_value, refuse
 from archlab.arch_dsl.language.source import Node
-from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Branch, build_shared, shared_cost
+from archlab.arch_dsl.parts.context import BuildContext, Call
+from archlab.arch_dsl.parts.families import Branch, build_shared
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*$")
 
@@ -53,6 +53,14 @@ class Block(Mapping[str, Branch]):
     def without(self, name: str) -> Block:
         """The block with one branch less."""
         return Block((other, branch) for other, branch in self.items() if other != name)
+
+    def walk(self, *where: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+        """Every branch with its path from `where` on, members of groups after their group."""
+        for name, branch in self.items():
+            yield (*where, name), branch
+            members = getattr(branch, "branches", None)
+            if isinstance(members, Block):
+                yield from members.walk(*where, name)
 
     @classmethod
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
@@ -121,8 +129,3 @@ class Branches(nn.Module):
         if call.watch is not None:
             call.watch.tell("stream", self.path, call.padding, output=stream)
         return stream
-
-
-def block_cost(block: Block, ctx: BuildContext, tokens: int) -> Cost:
-    """What one layer costs."""
-    return Cost.total({name: shared_cost(branch, ctx.at(name), tokens) for name, branch in block.items()})

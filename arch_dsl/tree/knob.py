@@ -73,6 +73,11 @@ def _below(stack: Steps, path: str | None) -> str | None:
     return None if path is None else ".".join((*stack, path))
 
 
+def among(site: tuple[Any, ...], *kinds: type[Family]) -> tuple[Any, ...]:
+    """The primitives of these families at a site."""
+    return tuple(item for item in site if isinstance(item, kinds))
+
+
 def without(site: tuple[Any, ...], *kinds: type[Family]) -> tuple[Any, ...]:
     """A site without the primitives of these families."""
     return tuple(item for item in site if not isinstance(item, kinds))
@@ -90,7 +95,7 @@ def inserted(site: tuple[Any, ...], name: str, item: Any) -> tuple[Any, ...]:
 def exchanged(site: tuple[Any, ...], name: str, kind: type[Family], items: list[Any]) -> tuple[Any, ...]:
     """A site with these primitives of one family instead of its own: in their places where there are as many, else
     where the order of families puts them."""
-    if len(items) == sum(isinstance(item, kind) for item in site):
+    if len(items) == len(among(site, kind)):
         new = iter(items)
         return tuple(next(new) if isinstance(item, kind) else item for item in site)
     site = without(site, kind)

@@ -68,8 +68,6 @@ def get(spec: Any, steps: Steps) -> Any:
 
 
 def _child(value: Any, step: str, path: str) -> Any:
-    if isinstance(value, Block) and step in value:
-        return value[step]
     if isinstance(value, Overrides) and step in value:
         return value[step].plain()
     if isinstance(value, Mapping) and step in value:

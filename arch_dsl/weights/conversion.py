@@ -47,7 +47,8 @@ def import_tensors(layout: Layout, model: Model, given: Mapping[str, Tensor], sh
             problems.append(Problem(missing[0], f"is not in the checkpoint; {_described(move, shapes)} comes from it"))
             continue
         mine = [left.pop(name) for name in names]
-        wanted = _stored_shape(move, shapes)
+        like = move.gather([torch.empty(*shapes[name], device="meta") for name in move.ours])
+        wanted = tuple(like.shape if move.experts is None else like.shape[1:])
         if strange := [name for name in mine if tuple(given[name].shape) != wanted]:
             found, needs = list(given[strange[0]].shape), f"{_described(move, shapes)} needs {list(wanted)}"
             problems.append(Problem(strange[0], f"has shape {found}; {needs}"))
@@ -106,25 +107,13 @@ def _unused(layout: Layout, whole: str, name: str, given: Mapping[str, Tensor]) 
     return Problem(name, f"of shape {list(given[name].shape)} has no place in this model")
 
 
-def _stored_shape(move: Move, shapes: Shapes) -> tuple[int, ...]:
-    """The shape of their tensor, or of each of them."""
-    whole = move.gather([torch.empty(*shapes[name], device="meta") for name in move.ours])
-    return tuple(whole.shape if move.experts is None else whole.shape[1:])
-
-
 def _described(move: Move, shapes: Shapes) -> str:
     return ", ".join(f"{name} {list(shapes[name])}" for name in move.ours)
 
 
 def _whole_name(name: str, layout: Layout) -> str:
     """A name with the prefix that checkpoints of a bare model leave out."""
-    if not layout.prefix or any(match(pattern, name) is not None for pattern in _names(layout)):
+    others = (other for stored in layout.tensors.values() for other in stored.also)
+    if not layout.prefix or any(match(each, name) is not None for each in (*layout.tensors, *layout.ignore, *others)):
         return name
     return layout.prefix + name
-
-
-def _names(layout: Layout) -> Iterator[str]:
-    yield from layout.tensors
-    yield from layout.ignore
-    for stored in layout.tensors.values():
-        yield from stored.also

@@ -26,12 +26,9 @@ class Move:
 
     theirs: str
     ours: tuple[str, ...]
+    stored: Stored
     also: tuple[str, ...] = ()
-    transpose: bool = False
-    flatten: bool = False
-    ones: int = 0
     groups: int = 1
-    axis: int = 0
     experts: int | None = None  # how many tensors, if there is one for each
 
     def names(self, stored: str) -> list[str]:
@@ -42,23 +39,23 @@ class Move:
 
     def gather(self, parts: Sequence[Tensor]) -> Tensor:
         """Their tensor from our parameters; a stack of theirs if there is one for each expert."""
-        whole, axis = parts[0], self.axis
+        whole, stored, axis = parts[0], self.stored, self.stored.axis
         if len(parts) > 1:
             grouped = [part.unflatten(axis, (self.groups, -1)) for part in parts]
             whole = torch.cat(grouped, axis + 1).flatten(axis, axis + 1)
-        if self.flatten:
+        if stored.flatten:
             whole = whole.flatten()
-        if self.ones:
-            whole = whole[(None,) * self.ones]
-        return whole.mT if self.transpose and whole.ndim > 1 else whole
+        if stored.ones:
+            whole = whole[(None,) * stored.ones]
+        return whole.mT if stored.transpose and whole.ndim > 1 else whole
 
     def scatter(self, whole: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
         """Our parameters, of these shapes, from their tensor."""
-        if self.transpose and whole.ndim > 1:
+        if self.stored.transpose and whole.ndim > 1:
             whole = whole.mT
         if len(shapes) == 1:
             return [whole.reshape(*shapes[0])]
-        axis = self.axis
+        axis = self.stored.axis
         sizes = [shape[axis] // self.groups for shape in shapes]
         parts = whole.unflatten(axis, (self.groups, -1)).split(sizes, axis + 1)
         return [part.flatten(axis, axis + 1) for part in parts]
@@ -82,9 +79,7 @@ def moves(layout: Layout, model: Model, shapes: Shapes) -> list[Move]:
                 also = tuple(filled(other, holes) for other in stored.also)
                 complaints = _uneven(ours, groups, stored.axis, shapes)
                 experts = shapes[ours[0]][0] if stored.each else None
-                found.append(
-                    Move(name, ours, also, stored.transpose, stored.flatten, stored.ones, groups, stored.axis, experts)
-                )
+                found.append(Move(name, ours, stored, also, groups, experts))
                 taken |= {part[0]: name for part in parts}
             problems += [Problem(f"tensors.{name}", complaint, mark) for complaint in complaints]
     if problems:

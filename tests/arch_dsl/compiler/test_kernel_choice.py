@@ -44,7 +44,7 @@ def test_the_environment_is_read_when_a_model_is_built(monkeypatch: pytest.Monke
 
 
 def test_a_fallback_is_said_once_for_each_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modules, "_TOLD", set())
+    monkeypatch.setattr(modules, "_WARNED", set())
     monkeypatch.delenv("ARCHLAB_KERNELS", raising=False)
     spec = model(SINKS)
     with pytest.warns(modules.SlowerKernel) as told:

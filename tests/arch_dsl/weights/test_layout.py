@@ -13,7 +13,7 @@ from archlab.arch_dsl.compiler.shapes import shapes_of
 from archlab.arch_dsl.language.parse import parse
 from archlab.arch_dsl.weights.conversion import export_tensors, import_tensors
 from archlab.arch_dsl.weights.files import read_checkpoint, read_spec, read_weights, write_tensors, write_weights
-from archlab.arch_dsl.weights.layout import Layout, layout_of, layouts, load_layout
+from archlab.arch_dsl.weights.layout import Layout, Stored, layout_of, layouts, load_layout
 from archlab.arch_dsl.weights.moves import Move, moves
 
 PUBLISHED = [(name, model) for name in layouts() for model in load_layout(name).zoo]
@@ -48,7 +48,7 @@ Q, K, V = (torch.arange(count * 3)[:, None] + start for count, start in ((4, 0),
     ],
 )
 def test_fused_parameters_lie_group_by_group(groups, expected):
-    move = Move("qkv", ("q", "k", "v"), groups=groups)
+    move = Move("qkv", ("q", "k", "v"), Stored(to=("q", "k", "v")), groups=groups)
     whole = move.gather([Q, K, V])
     assert whole[:, 0].tolist() == expected
     for part, back in zip((Q, K, V), move.scatter(whole, [Q.shape, K.shape, V.shape]), strict=True):
@@ -58,13 +58,13 @@ def test_fused_parameters_lie_group_by_group(groups, expected):
 def test_groups_are_those_of_the_published_codes():
     """Head by head as BLOOM's view [heads, 3, head_dim], by key heads as Falcon's [kv_heads, queries + 2, head_dim]."""
     x = torch.randn(2 * 4 * 3, 5)
-    move = Move("qkv", ("q", "k", "v"), groups=2)
+    move = Move("qkv", ("q", "k", "v"), Stored(to=("q", "k", "v")), groups=2)
     q, k, v = move.scatter(x, [(12, 5), (6, 5), (6, 5)])
     falcon = x.view(2, 2 + 2, 3, 5)
     assert torch.equal(q, falcon[:, :-2].reshape(12, 5))
     assert torch.equal(k, falcon[:, -2].reshape(6, 5)) and torch.equal(v, falcon[:, -1].reshape(6, 5))
     bloom = torch.randn(4 * 3 * 2, 5)
-    parts = Move("qkv", ("q", "k", "v"), groups=4).scatter(bloom, [(8, 5)] * 3)
+    parts = Move("qkv", ("q", "k", "v"), Stored(to=("q", "k", "v")), groups=4).scatter(bloom, [(8, 5)] * 3)
     for index, part in enumerate(parts):
         assert torch.equal(part, bloom.view(4, 3, 2, 5)[:, index].reshape(8, 5))
 
