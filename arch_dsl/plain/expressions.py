@@ -5,10 +5,13 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import FunctionType
+from typing import Any, TypeVar
 
+from archlab.arch_dsl.language.formula import FUNCTIONS
 from archlab.arch_dsl.plain.frame import Frame, evaluate, write
-from archlab.arch_dsl.plain.trees import is_numbers, literal, unwritable
+from archlab.arch_dsl.plain.statements import store
+from archlab.arch_dsl.plain.trees import Unexportable, is_numbers, literal, load, name, stored, torch_name, unwritable
 from archlab.arch_dsl.plain.values import Items, Table, Val
 
 _OPERATORS: dict[type, Callable[..., Any]] = {
@@ -175,3 +178,97 @@ def _text(node: ast.JoinedStr, frame: Frame) -> Val:
     if special or not all(part.plain for part in parts):
         raise unwritable(node, "a text that only the run knows")
     return Val(known="".join(str(part.data) for part in parts))
+
+
+# Comprehensions: over known items they are unrolled, over anything else they stay
+
+
+Element = TypeVar("Element")
+
+
+@evaluate.register
+def _comprehension(node: ast.ListComp | ast.GeneratorExp, frame: Frame) -> Val:
+    found = _unrolled(frame, node.generators, lambda: frame.settled(frame.eval(node.elt)))
+    return _kept(node, frame) if found is None else Val(known=Items(found))
+
+
+@evaluate.register
+def _mapping_comprehension(node: ast.DictComp, frame: Frame) -> Val:
+    found = _unrolled(
+        frame, node.generators, lambda: (frame.eval(node.key).data, frame.settled(frame.eval(node.value)))
+    )
+    if found is None:
+        raise unwritable(node, "a mapping with unknown keys")
+    return Val(known=Table(dict(found)))
+
+
+def _unrolled(frame: Frame, loops: Sequence[ast.comprehension], element: Callable[[], Element]) -> list[Element] | None:
+    """The elements of a comprehension, or None if only the run knows how many there are."""
+    if not loops:
+        return [element()]
+    items = frame.items(frame.eval(loops[0].iter))
+    if items is None:
+        return None
+    before, found = dict(frame.env), []
+    try:
+        for item in items:
+            store(frame, loops[0].target, item)
+            chosen = _chosen(frame, loops[0].ifs)
+            inner = _unrolled(frame, loops[1:], element) if chosen else []
+            if chosen is None or inner is None:
+                return None
+            found += inner
+    finally:
+        frame.env = before
+    return found
+
+
+def _chosen(frame: Frame, tests: Sequence[ast.expr]) -> bool | None:
+    """Whether all tests hold, or None if only the run can say."""
+    for test in tests:
+        if not (truth := frame.eval(test).truth):
+            return truth
+    return True
+
+
+def _kept(node: ast.ListComp | ast.GeneratorExp, frame: Frame) -> Val:
+    """A comprehension as it stands."""
+    before, loops = dict(frame.env), []
+    with frame.body.quiet():
+        for loop in node.generators:
+            over = frame.lift(frame.eval(loop.iter))
+            frame.env.update({name: Val(load(name)) for name in stored(loop.target)})
+            tests = [frame.lift(frame.eval(test)) for test in loop.ifs]
+            loops.append(ast.comprehension(loop.target, over, tests, 0))
+        element = frame.lift(frame.eval(node.elt))
+    frame.env = before
+    return Val(type(node)(element, loops))
+
+
+@write.register
+def _written_function(known: FunctionType, frame: Frame) -> ast.expr:
+    formula = getattr(known, "formula", None)
+    if formula is None:
+        return literal(known)
+    tree = _Formula().visit(ast.parse(formula, mode="eval")).body
+    arguments = ast.arguments([], [ast.arg("x", name("Tensor"))], None, [], [], None, [])
+    return load(frame.program.add(ast.FunctionDef("activation", arguments, [ast.Return(tree)], [], name("Tensor"))))
+
+
+class _Formula(ast.NodeTransformer):
+    """A formula in x as Python: functions by their names in torch, whole numbers as the floats that they are."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if node.id == "x":
+            return node
+        found = torch_name(FUNCTIONS[node.id])
+        if found is None:
+            raise Unexportable(f"{node.id} is no function of torch")
+        return name(found)
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        return ast.Constant(float(node.value))  # type: ignore[arg-type]
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        sign = ast.Constant(-1.0 if isinstance(node.op, ast.USub) else 1.0)
+        return ast.BinOp(sign, ast.Mult(), self.visit(node.operand))

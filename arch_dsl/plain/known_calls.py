@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from archlab.arch_dsl.plain.trees import Unexportable
 from archlab.arch_dsl.plain.values import Items, Part, Stream, Table, Val
 
 # The value of a call, or None if only the run knows it.
-Known = Callable[[Frame, list[Val], dict[str, Val]], Val | None]
+Known = Callable[[Frame, list[Val]], Val | None]
 
 
 @call.register
@@ -36,12 +37,7 @@ def _rows(rows: Iterable[Sequence[Val]]) -> Val:
     return Val(known=Items([Val(known=Items(list(row), tuple=True)) for row in rows]))
 
 
-def _all_items(frame: Frame, args: Sequence[Val]) -> list[list[Val]] | None:
-    found = [frame.items(value) for value in args]
-    return None if any(item is None for item in found) else found  # type: ignore[return-value]
-
-
-def _next(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None:
+def _next(frame: Frame, args: list[Val]) -> Val | None:
     known = args[0].known
     if not isinstance(known, Stream):
         return None
@@ -51,52 +47,60 @@ def _next(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None
     return known.values[known.taken - 1]
 
 
-def _iter(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None:
+def _iter(frame: Frame, args: list[Val]) -> Val | None:
     if isinstance(args[0].known, Stream):
         return args[0]
-    items = frame.items(frame.settled(args[0]))
-    return None if items is None else Val(known=Stream(list(items)))
+    return _chain(frame, args)
 
 
-def _list(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    items = _all_items(frame, args)
-    return None if items is None else Val(known=Items([*itertools.chain.from_iterable(items)]))
+def _chain(frame: Frame, args: list[Val]) -> Val | None:
+    return _of_items(_stream)(frame, [frame.settled(value) for value in args])
 
 
-def _chain(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    items = _all_items(frame, [frame.settled(value) for value in args])
-    return None if items is None else Val(known=Stream([*itertools.chain.from_iterable(items)]))
+def _of_items(function: Callable[..., Val | None]) -> Known:
+    """The call of a function that takes the items of its arguments: None if only the run knows these."""
+
+    def found(frame: Frame, args: list[Val]) -> Val | None:
+        items = [frame.items(value) for value in args]
+        return None if any(each is None for each in items) else function(*items)
+
+    return found
 
 
-def _zip(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    items = _all_items(frame, args)
-    return None if items is None else _rows(zip(*items, strict=False))
+def _stream(*items: list[Val]) -> Val:
+    return Val(known=Stream([*itertools.chain.from_iterable(items)]))
 
 
-def _enumerate(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    items = frame.items(args[0])
-    return None if items is None else _rows([Val(known=number), item] for number, item in enumerate(items))
+def _list(*items: list[Val]) -> Val:
+    return Val(known=Items([*itertools.chain.from_iterable(items)]))
 
 
-def _sum(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None:
+def _any(items: list[Val]) -> Val | None:
+    truths = [item.truth for item in items]
+    return None if None in truths else Val(known=any(truths))
+
+
+def _all(items: list[Val]) -> Val | None:
+    truths = [item.truth for item in items]
+    return None if None in truths else Val(known=all(truths))
+
+
+def _sum(frame: Frame, args: list[Val]) -> Val | None:
     items = frame.items(args[0])
     if items is None or all(item.plain for item in items):
         return None
-    terms = [*args[1:], *items]
-    total = frame.lift(terms[0])
-    for term in terms[1:]:
-        total = ast.BinOp(total, ast.Add(), frame.lift(term))
-    return Val(total)
+    first, *rest = (frame.lift(term) for term in (*args[1:], *items))
+    return Val(reduce(lambda total, term: ast.BinOp(total, ast.Add(), term), rest, first))
 
 
-def _len(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None:
+def _len(frame: Frame, args: list[Val]) -> Val | None:
     known = args[0].known
     if isinstance(known, Items | Table):
         return Val(known=len(known.values))
     return Val(known=len(known)) if isinstance(known, nn.ModuleList | nn.ModuleDict) else None
 
 
-def _isinstance(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None:
+def _isinstance(frame: Frame, args: list[Val]) -> Val | None:
     value, kind = args[0], args[1].known
     if value.dynamic:
         return Val(known=True) if kind is Tensor and not value.optional else None
@@ -106,38 +110,18 @@ def _isinstance(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val 
     return Val(known=isinstance(known, args[1].data))
 
 
-def _getattr(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    return attribute(frame, args[0], args[1].data, args[2] if len(args) > 2 else None)
-
-
-def _any(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    truths = _truths(frame, args[0])
-    return None if None in truths else Val(known=any(truths))
-
-
-def _all(frame: Frame, args: list[Val], keywords: dict[str, Val]) -> Val | None:
-    truths = _truths(frame, args[0])
-    return None if None in truths else Val(known=all(truths))
-
-
-def _truths(frame: Frame, value: Val) -> list[bool | None]:
-    """What its items count as; None for what only the run knows."""
-    items = frame.items(value)
-    return [None] if items is None else [item.truth for item in items]
-
-
 KNOWN: dict[Any, Known] = {
     next: _next,
     iter: _iter,
-    list: _list,
-    tuple: _list,
-    zip: _zip,
-    enumerate: _enumerate,
     itertools.chain: _chain,
+    list: _of_items(_list),
+    tuple: _of_items(_list),
+    zip: _of_items(lambda *items: _rows(zip(*items, strict=False))),
+    enumerate: _of_items(lambda items: _rows([Val(known=at), item] for at, item in enumerate(items))),
+    any: _of_items(_any),
+    all: _of_items(_all),
     sum: _sum,
     len: _len,
     isinstance: _isinstance,
-    getattr: _getattr,
-    any: _any,
-    all: _all,
+    getattr: lambda frame, args: attribute(frame, args[0], args[1].data, args[2] if len(args) > 2 else None),
 }

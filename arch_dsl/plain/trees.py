@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import builtins
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
 from typing import Any, TypeVar
 
 import torch
@@ -38,6 +39,11 @@ def child_of(path: ast.expr, step: str) -> ast.expr:
     if step.isdigit():
         return ast.Subscript(path, ast.Constant(int(step)), ast.Load())
     return ast.Attribute(path, step, ast.Load())
+
+
+def from_self(steps: Iterable[str]) -> ast.expr:
+    """What these steps from `self` lead to."""
+    return reduce(child_of, steps, load("self"))
 
 
 def is_number(value: Any) -> bool:
@@ -106,6 +112,13 @@ def names_in(node: ast.AST) -> Iterator[str]:
     for item in ast.walk(node):
         if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Load):
             yield item.id
+
+
+def rename(tree: ast.AST, names: Mapping[str, str]) -> None:
+    """Changes the names in a tree."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            node.id = names.get(node.id, node.id)
 
 
 def stored(*nodes: ast.AST) -> list[str]:
