@@ -57,7 +57,8 @@ class Application:
     @property
     def structural(self) -> bool:
         """Whether an argument has no place at run time."""
-        return any(_is_structural(value) for value in self.values.values())
+        values = [value for value in self.values.values() if isinstance(value.known, Stream | Above | Items | Table)]
+        return not all(value.plain for value in values)
 
     @property
     def signature(self) -> str:
@@ -76,10 +77,6 @@ class Application:
         args = [frame.lift(self.values[key]) for key in parameters if key not in self.named]
         keywords = [ast.keyword(key, frame.lift(self.values[key])) for key in parameters if key in self.named]
         return Val(ast.Call(target, args, keywords), optional=optional)
-
-
-def _is_structural(value: Val) -> bool:
-    return isinstance(value.known, Stream | Above) or (isinstance(value.known, Items | Table) and not value.plain)
 
 
 def _specialised_for(value: Val) -> object:

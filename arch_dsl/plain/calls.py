@@ -72,9 +72,7 @@ def _of_function(known: FunctionType, frame: Frame, function: Val, args: list[Va
 
 @call.register
 def _of_bound(known: MethodType, frame: Frame, function: Val, args: list[Val], keywords: Keywords) -> Val:
-    if isinstance(known.__func__, FunctionType):
-        return frame.call(Val(known=known.__func__), [Val(known=known.__self__), *args], keywords)
-    return _of_object(known, frame, function, args, keywords)
+    return frame.call(Val(known=known.__func__), [Val(known=known.__self__), *args], keywords)
 
 
 @call.register

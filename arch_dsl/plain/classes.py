@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from archlab.arch_dsl.parts.layers import Linear
 from archlab.arch_dsl.plain.program import Program
 from archlab.arch_dsl.plain.template import Template, buffers, hole
 from archlab.arch_dsl.plain.trace import Recorder, drawn_once, initial
-from archlab.arch_dsl.plain.trees import Unexportable, clone, from_self, is_numbers, literal, load, text
+from archlab.arch_dsl.plain.trees import Unexportable, clone, from_self, is_numbers, literal, load, numbered, text
 from archlab.arch_dsl.tree.block import Branches
 
 _NAMES = {Decoder: "Model", Branches: "Layer"}
@@ -139,12 +139,13 @@ class Classes:
                     parts.append(text(literal(value)))
                     continue
                 if values not in chosen:
-                    chosen[values] = _free(label, "_", chosen.values())
+                    chosen[values] = next(item for item in numbered(label) if item not in chosen.values())
                     types[chosen[values]] = _type_of(value)
                 parts.append(chosen[values])
             written.append(f"self.{line.attribute} = {line.put(parts)}" if line.attribute else line.put(parts))
         base = _NAMES.get(type(module)) or type(module).__name__.lstrip("_")
-        own = _free(base, "", {group.name for group in self.groups} | {"Call", "Tensor"})
+        taken = {group.name for group in self.groups} | {"Call", "Tensor"}
+        own = next(item for item in numbered(base, "") if item not in taken)
         self.groups.append(Group(own, type(module), written, list(types.items()), self._methods[id(module)]))
         arguments = ", ".join(map(hole, range(len(chosen))))
         for position, (one, _) in enumerate(same):
@@ -156,12 +157,6 @@ def _is_torchs(module: nn.Module) -> bool:
     """Whether a class of torch computes something."""
     places = nn.ModuleList | nn.ModuleDict | nn.Sequential
     return type(module).__module__.startswith("torch.") and not isinstance(module, places)
-
-
-def _free(name: str, between: str, taken: Collection[str]) -> str:
-    """The name, or the first with a number that is not taken."""
-    names = itertools.chain([name], (f"{name}{between}{number}" for number in itertools.count(2)))
-    return next(item for item in names if item not in taken)
 
 
 def _hashable(value: Any) -> Any:

@@ -12,7 +12,7 @@ from archlab.arch_dsl.language.formula import FUNCTIONS
 from archlab.arch_dsl.plain.frame import Frame, evaluate, write
 from archlab.arch_dsl.plain.statements import store
 from archlab.arch_dsl.plain.trees import Unexportable, is_numbers, literal, load, name, stored, torch_name, unwritable
-from archlab.arch_dsl.plain.values import Items, Table, Val
+from archlab.arch_dsl.plain.values import UNKNOWN, Items, Table, Val
 
 _OPERATORS: dict[type, Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -101,8 +101,8 @@ def _written_table(known: Table, frame: Frame) -> ast.expr:
 
 @evaluate.register
 def _binary(node: ast.BinOp, frame: Frame) -> Val:
-    left, right = frame.in_order([node.left, node.right])
-    return _operation(frame, node.op, [left, right], lambda parts: ast.BinOp(parts[0], node.op, parts[1]))
+    values = frame.in_order([node.left, node.right])
+    return _operation(frame, node.op, values, lambda left, right: ast.BinOp(left, node.op, right))
 
 
 @evaluate.register
@@ -110,16 +110,16 @@ def _unary(node: ast.UnaryOp, frame: Frame) -> Val:
     value = frame.eval(node.operand)
     if isinstance(node.op, ast.Not) and value.truth is not None:
         return Val(known=not value.truth)
-    return _operation(frame, node.op, [value], lambda parts: ast.UnaryOp(node.op, parts[0]))
+    return _operation(frame, node.op, [value], lambda operand: ast.UnaryOp(node.op, operand))
 
 
-def _operation(frame: Frame, op: ast.AST, values: list[Val], join: Callable[[list[ast.expr]], ast.expr]) -> Val:
-    if not all(value.plain for value in values):
-        return Val(join([frame.lift(value) for value in values]))
-    result = _OPERATORS[type(op)](*(value.data for value in values))
-    if all(value.expr is None for value in values) or not is_numbers(result):
-        return Val(known=result)
-    return Val(join([frame.lift(value) for value in values]), result)
+def _operation(frame: Frame, op: ast.AST, values: list[Val], join: Callable[..., ast.expr]) -> Val:
+    result = UNKNOWN
+    if all(value.plain for value in values):
+        result = _OPERATORS[type(op)](*(value.data for value in values))
+        if all(value.expr is None for value in values) or not is_numbers(result):
+            return Val(known=result)
+    return Val(join(*map(frame.lift, values)), result)
 
 
 @evaluate.register
@@ -163,18 +163,14 @@ def _choice(node: ast.IfExp, frame: Frame) -> Val:
         return frame.eval(node.body if test.truth else node.orelse)
     with frame.body.quiet():
         body, other = frame.eval(node.body), frame.eval(node.orelse)
-    return Val(
-        ast.IfExp(frame.lift(test), frame.lift(body), frame.lift(other)), optional=body.nullable or other.nullable
-    )
+    return Val(ast.IfExp(*map(frame.lift, (test, body, other))), optional=body.nullable or other.nullable)
 
 
 @evaluate.register
 def _text(node: ast.JoinedStr, frame: Frame) -> Val:
     """A text with known parts, as the name of one of several attributes is."""
     parts = [frame.eval(part.value if isinstance(part, ast.FormattedValue) else part) for part in node.values]
-    special = any(
-        isinstance(part, ast.FormattedValue) and (part.format_spec or part.conversion > 0) for part in node.values
-    )
+    special = any(isinstance(n, ast.FormattedValue) and (n.format_spec or n.conversion > 0) for n in node.values)
     if special or not all(part.plain for part in parts):
         raise unwritable(node, "a text that only the run knows")
     return Val(known="".join(str(part.data) for part in parts))

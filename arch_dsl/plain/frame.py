@@ -12,6 +12,7 @@ import ast
 import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import singledispatch
 from typing import Any
 
@@ -50,23 +51,18 @@ def write(known: object, frame: Frame) -> ast.expr:
     return literal(known)
 
 
+@dataclass
 class Frame:
     """`inline` means that its statements go into the caller's function; `kind` is the class whose method this is."""
 
-    def __init__(
-        self,
-        program: Program,
-        body: Body,
-        env: dict[str, Val],
-        outer: dict[str, Any],
-        *,
-        inline: bool,
-        kind: type | None = None,
-    ) -> None:
-        self.program, self.body, self.env, self.outer = program, body, env, outer
-        self.inline, self.kind = inline, kind
-        self.pins: dict[str, str] = {}
-        self.region = 0  # how many branches and loops at run time we are in
+    program: Program
+    body: Body
+    env: dict[str, Val]
+    outer: dict[str, Any]
+    inline: bool
+    kind: type | None = None
+    pins: dict[str, str] = field(default_factory=dict)
+    region: int = 0  # how many branches and loops at run time we are in
 
     # The tables
 

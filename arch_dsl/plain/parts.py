@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import inspect
 import types
 
@@ -76,8 +75,8 @@ def _of_call(record: Val, name: str) -> Val:
     if name in _ABSENT:
         return Val(known=None)
     assert record.expr is not None
-    field = next(item for item in dataclasses.fields(Call) if item.name == name)
-    return Val(ast.Attribute(record.expr, name, ast.Load()), optional=field.default is None)
+    default = Call.__dataclass_fields__[name].default
+    return Val(ast.Attribute(record.expr, name, ast.Load()), optional=default is None)
 
 
 @evaluate.register

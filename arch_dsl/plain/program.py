@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import types
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import nn
 from archlab import kernels
 from archlab.arch_dsl.language.spec import Spec
 from archlab.arch_dsl.plain.trace import Recorder, drawn
-from archlab.arch_dsl.plain.trees import text
+from archlab.arch_dsl.plain.trees import numbered, text
 
 
 @dataclass
@@ -50,8 +49,7 @@ class Program:
         """The name that a function has in the file; equal functions are one."""
         key = text(node)
         if key not in self._names:
-            own = node.name.lstrip("_")
-            names = itertools.chain([own], (f"{own}_{number}" for number in itertools.count(2)))
+            names = numbered(node.name.lstrip("_"))
             self._names[key] = node.name = next(item for item in names if item not in self.functions)
             self.functions[node.name] = node
         return self._names[key]
@@ -94,16 +92,14 @@ def _likeness(module: nn.Module, recorder: Recorder) -> Any:
     return (
         type(module),
         tuple((key, _of_value(value)) for key, value in sorted(own.items())),
-        tuple((key, _of_parameter(value)) for key, value in module._parameters.items()),
-        tuple(
-            (key, None if value is None else text(recorder.expression(value))) for key, value in module._buffers.items()
-        ),
-        tuple((key, None if child is None else _likeness(child, recorder)) for key, child in module._modules.items()),
+        _by_name(module._parameters, lambda value: (tuple(value.shape), repr(drawn(value)))),
+        _by_name(module._buffers, lambda value: text(recorder.expression(value))),
+        _by_name(module._modules, lambda child: _likeness(child, recorder)),
     )
 
 
-def _of_parameter(value: nn.Parameter | None) -> Any:
-    return None if value is None else (tuple(value.shape), repr(drawn(value)))
+def _by_name(parts: Mapping[str, Any], likeness: Callable[[Any], Any]) -> Any:
+    return tuple((key, None if part is None else likeness(part)) for key, part in parts.items())
 
 
 def _of_value(value: Any) -> Any:

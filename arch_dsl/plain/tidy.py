@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import Any
 
 from archlab.arch_dsl.plain.body import Body
-from archlab.arch_dsl.plain.trees import blocks, clone, heads, names_in, rename, target_of, text, unpacked
+from archlab.arch_dsl.plain.trees import blocks, clone, heads, names_in, numbered, rename, target_of, text, unpacked
 
 
 def tidy(body: Body, parameters: Collection[str]) -> tuple[list[ast.stmt], set[str]]:
@@ -42,23 +42,21 @@ def _names(statements: list[ast.stmt], body: Body, parameters: Collection[str]) 
         nonlocal clock
         for statement in items:
             clock += 2
-            if isinstance(statement, ast.For):
-                start = clock
-                walk(statement.body)
+            start = clock
+            if isinstance(statement, ast.Assign):
+                note(statement.value, clock)
+                for target in statement.targets:
+                    note(target, clock + 1 if isinstance(target, ast.Name | ast.Tuple) else clock)
+            elif not isinstance(statement, ast.For):
+                for head in heads(statement):
+                    note(head, clock)
+            for inner in blocks(statement):
+                walk(inner)
+            if isinstance(statement, ast.For):  # keeps all that it reads and sets from its start to its end
                 clock += 2
                 for item in {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}:
                     first[item] = min(first.get(item, start), start)
                     last[item] = clock
-                continue
-            for head in heads(statement):
-                if isinstance(statement, ast.Assign):
-                    note(statement.value, clock)
-                    for target in statement.targets:
-                        note(target, clock + 1 if isinstance(target, ast.Name | ast.Tuple) else clock)
-                else:
-                    note(head, clock)
-            for inner in blocks(statement):
-                walk(inner)
 
     walk(statements)
     taken: dict[str, list[tuple[int, int]]] = {}
@@ -67,15 +65,14 @@ def _names(statements: list[ast.stmt], body: Body, parameters: Collection[str]) 
             taken.setdefault(name, []).append((-1, last[name] if name in parameters else clock + 2))
     chosen: dict[str, str] = {}
     for name in sorted((item for item in first if item in body.bases), key=lambda item: first[item]):
-        span = (first[name], last[name])
-        base, number = body.bases[name], 1
-        while True:
-            candidate = base if number == 1 else f"{base}_{number}"
-            if all(span[0] > other[1] or span[1] < other[0] for other in taken.get(candidate, [])):
-                break
-            number += 1
-        taken.setdefault(candidate, []).append(span)
-        chosen[name] = candidate
+        span = first[name], last[name]
+        own = next(
+            own
+            for own in numbered(body.bases[name])
+            if all(span[0] > end or span[1] < start for start, end in taken.get(own, []))
+        )
+        taken.setdefault(own, []).append(span)
+        chosen[name] = own
     return chosen
 
 

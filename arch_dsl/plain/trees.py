@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
@@ -112,6 +113,12 @@ def names_in(node: ast.AST) -> Iterator[str]:
     for item in ast.walk(node):
         if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Load):
             yield item.id
+
+
+def numbered(own: str, between: str = "_") -> Iterator[str]:
+    """A name, and the same with numbers, for whoever looks for one that is free: x, x_2, x_3, …"""
+    yield own
+    yield from (f"{own}{between}{number}" for number in itertools.count(2))
 
 
 def rename(tree: ast.AST, names: Mapping[str, str]) -> None:
