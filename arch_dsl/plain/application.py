@@ -34,12 +34,7 @@ class Application:
 
     @classmethod
     def of(
-        cls,
-        frame: Frame,
-        function: FunctionType,
-        args: Sequence[Val],
-        keywords: dict[str, Val],
-        kind: type | None = None,
+        cls, frame: Frame, function: FunctionType, args: list[Val], keywords: dict[str, Val], kind: type | None = None
     ) -> Self:
         """A call of a function in a frame."""
         signature = inspect.signature(function)

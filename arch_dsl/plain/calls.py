@@ -15,7 +15,7 @@ from archlab.arch_dsl.parts.layers import Linear
 from archlab.arch_dsl.plain.application import Application, call_function, call_helper, entry, inline
 from archlab.arch_dsl.plain.expressions import spread
 from archlab.arch_dsl.plain.frame import Frame, call, children, evaluate
-from archlab.arch_dsl.plain.known_calls import KNOWN
+from archlab.arch_dsl.plain.parts import KNOWN
 from archlab.arch_dsl.plain.trees import Unexportable, name, text, torch_name, unwritable
 from archlab.arch_dsl.plain.values import Above, CallRecord, Each, Items, Method, Table, Val
 

@@ -134,7 +134,7 @@ class Classes:
         for index, line in enumerate(lines):
             parts = []
             for place, (label, value) in enumerate(line.numbers):
-                values = tuple(_hashable(other[index].numbers[place][1]) for _, other in same)
+                values = tuple(other[index].numbers[place][1] for _, other in same)
                 if len(set(values)) == 1 and not (leaf and label == "width"):
                     parts.append(text(literal(value)))
                     continue
@@ -157,10 +157,6 @@ def _is_torchs(module: nn.Module) -> bool:
     """Whether a class of torch computes something."""
     places = nn.ModuleList | nn.ModuleDict | nn.Sequential
     return type(module).__module__.startswith("torch.") and not isinstance(module, places)
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _type_of(value: Any) -> str:

@@ -181,8 +181,11 @@ def _unpack(frame: Frame, target: ast.Tuple, value: Val) -> None:
 def _is_report(frame: Frame, target: ast.Subscript) -> bool:
     """Whether this is a loss or a measure that a node leaves in the call, for a trainer that a file lacks."""
     holder = target.value
-    reports = isinstance(holder, ast.Attribute) and holder.attr in ("losses", "measures")
-    return reports and isinstance(frame.eval(holder.value).known, CallRecord)
+    return (
+        isinstance(holder, ast.Attribute)
+        and holder.attr in ("losses", "measures")
+        and isinstance(frame.eval(holder.value).known, CallRecord)
+    )
 
 
 def _rename(frame: Frame, value: Val, target: ast.expr, before: int) -> None:

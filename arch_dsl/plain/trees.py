@@ -44,7 +44,7 @@ def child_of(path: ast.expr, step: str) -> ast.expr:
 
 def from_self(steps: Iterable[str]) -> ast.expr:
     """What these steps from `self` lead to."""
-    return reduce(child_of, steps, load("self"))
+    return reduce(child_of, steps, name("self"))
 
 
 def is_number(value: Any) -> bool:
@@ -63,13 +63,11 @@ def literal(value: Any) -> ast.expr:
         return name(f'float("{value}")')
     if is_number(value) and value < 0:
         return ast.UnaryOp(ast.USub(), ast.Constant(-value))
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or value is Ellipsis or isinstance(value, bool | int | float | str):
         return ast.Constant(value)
     if isinstance(value, tuple | list):
         kind = ast.Tuple if isinstance(value, tuple) else ast.List
         return kind([literal(item) for item in value], ast.Load())
-    if value is Ellipsis:
-        return ast.Constant(...)
     if isinstance(value, slice):
         return ast.Slice(*(None if part is None else literal(part) for part in (value.start, value.stop, value.step)))
     dotted = torch_name(value)

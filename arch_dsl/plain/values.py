@@ -9,12 +9,7 @@ from typing import Any
 
 from torch import nn
 
-
-class _Unknown:
-    """The absence of a known value."""
-
-
-UNKNOWN = _Unknown()
+UNKNOWN: Any = object()  # the absence of a known value
 
 
 @dataclass
