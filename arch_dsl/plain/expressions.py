@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import operator
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, TypeVar
@@ -12,33 +11,7 @@ from archlab.arch_dsl.language.formula import FUNCTIONS
 from archlab.arch_dsl.plain.frame import Frame, evaluate, write
 from archlab.arch_dsl.plain.statements import store
 from archlab.arch_dsl.plain.trees import Unexportable, is_numbers, literal, load, name, stored, torch_name, unwritable
-from archlab.arch_dsl.plain.values import UNKNOWN, Items, Table, Val
-
-_OPERATORS: dict[type, Callable[..., Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-    ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-    ast.Not: operator.not_,
-    ast.Invert: operator.invert,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.In: lambda a, b: a in b,
-    ast.NotIn: lambda a, b: a not in b,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
-}
+from archlab.arch_dsl.plain.values import OPERATORS, UNKNOWN, Items, Table, Val
 
 
 @evaluate.register
@@ -116,7 +89,7 @@ def _unary(node: ast.UnaryOp, frame: Frame) -> Val:
 def _operation(frame: Frame, op: ast.AST, values: list[Val], join: Callable[..., ast.expr]) -> Val:
     result = UNKNOWN
     if all(value.plain for value in values):
-        result = _OPERATORS[type(op)](*(value.data for value in values))
+        result = OPERATORS[type(op)](*(value.data for value in values))
         if all(value.expr is None for value in values) or not is_numbers(result):
             return Val(known=result)
     return Val(join(*map(frame.lift, values)), result)
@@ -132,7 +105,7 @@ def _comparison(node: ast.Compare, frame: Frame) -> Val:
     if all(value.plain for value in values):
         plain = [value.data for value in values]
         pairs = zip(node.ops, plain, plain[1:], strict=False)
-        return Val(known=all(_OPERATORS[type(op)](a, b) for op, a, b in pairs))
+        return Val(known=all(OPERATORS[type(op)](a, b) for op, a, b in pairs))
     parts = [frame.lift(value) for value in values]
     return Val(ast.Compare(parts[0], node.ops, parts[1:]))
 
