@@ -18,7 +18,7 @@ from archlab.arch_dsl.plain.body import Body, NotInline
 from archlab.arch_dsl.plain.frame import Frame
 from archlab.arch_dsl.plain.program import Program, Written
 from archlab.arch_dsl.plain.tidy import tidy
-from archlab.arch_dsl.plain.trees import Unexportable, is_numbers, load, size, text, trivial
+from archlab.arch_dsl.plain.trees import Unexportable, is_numbers, load, size, target_of, text, trivial
 from archlab.arch_dsl.plain.values import Above, CallRecord, Items, Stream, Table, Val
 
 
@@ -94,7 +94,6 @@ def _source(function: FunctionType) -> ast.FunctionDef:
 
 # In place of the call
 
-
 SMALL = 8  # an expression of so many parts stands where it is used
 
 
@@ -105,7 +104,7 @@ def inline(frame: Frame, applied: Application, *, always: bool, without: str | N
     small expression or if that reads `without`.
     """
     body = frame.body
-    depth, length, silent = len(body.lists), len(body.lists[-1]), body.silent
+    length = len(body.lists[-1])
     streams = [value.known for value in applied.values.values() if isinstance(value.known, Stream)]
     taken = [stream.taken for stream in streams]
     try:
@@ -113,8 +112,7 @@ def inline(frame: Frame, applied: Application, *, always: bool, without: str | N
     except NotInline:
         found = None
     if found is None:  # what was written into the caller's statements is taken back
-        del body.lists[depth:], body.lists[-1][length:]
-        body.silent = silent
+        del body.lists[-1][length:]
         for stream, before in zip(streams, taken, strict=True):
             stream.taken = before
     return found
@@ -142,11 +140,10 @@ def _result(frame: Frame, applied: Application, always: bool, without: str | Non
 def _only_value(found: Val, statements: list[ast.stmt], start: int) -> Val:
     """The value of the one statement since `start`, if it is what was found."""
     last = statements[-1] if len(statements) == start + 1 else None
-    if isinstance(last, ast.Assign) and isinstance(found.expr, ast.Name) and found.dynamic:
-        target = last.targets[0]
-        if isinstance(target, ast.Name) and target.id == found.expr.id:
-            statements.pop()
-            return Val(last.value, optional=found.optional)
+    own = found.expr.id if isinstance(found.expr, ast.Name) and found.dynamic else ""
+    if isinstance(last, ast.Assign) and target_of(last) == own:
+        statements.pop()
+        return Val(last.value, optional=found.optional)
     return found
 
 

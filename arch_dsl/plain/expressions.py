@@ -151,7 +151,6 @@ def _text(node: ast.JoinedStr, frame: Frame) -> Val:
 
 # Comprehensions: over known items they are unrolled, over anything else they stay
 
-
 Element = TypeVar("Element")
 
 

@@ -71,7 +71,6 @@ class Program:
 
 # Which layers are equal, so that one is read for all
 
-
 _OF_TORCH = set(vars(nn.Module()))
 
 

@@ -67,7 +67,6 @@ class Holes(ast.NodeTransformer):
 
 # Buffers
 
-
 LONG = 90  # characters of an expression that is written in steps
 
 

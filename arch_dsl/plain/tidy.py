@@ -88,7 +88,6 @@ def _drop_echoes(statements: list[ast.stmt]) -> None:
 
 # Folding: what is used once, and was not named by whoever wrote it, stands where it is used
 
-
 WIDTH = 110  # an expression is folded into its place up to so many characters
 
 
