@@ -9,6 +9,8 @@ TRITON_INTERPRET=1, for Triton 3.6 to 3.9.
 import os
 from typing import Any
 
+import numpy as np
+
 
 def active() -> bool:
     """Whether Triton's kernels run in its interpreter in this process, on CPU tensors."""
@@ -39,7 +41,6 @@ def apply() -> None:
 
 
 def _is_bfloat16(handle: Any) -> bool:
-    import numpy as np
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
@@ -50,7 +51,6 @@ def _is_bfloat16(handle: Any) -> bool:
 
 def _up(handle: Any) -> Any:
     """A bfloat16 handle in float32 (its bits are float32's upper half); any other handle as it is."""
-    import numpy as np
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
@@ -61,7 +61,6 @@ def _up(handle: Any) -> Any:
 
 def _down(values: Any) -> Any:
     """float32 values as a bfloat16 handle, rounded to nearest, ties to even."""
-    import numpy as np
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
@@ -72,8 +71,6 @@ def _down(values: Any) -> Any:
 
 def _in_float32(original: Any) -> Any:
     def wrapped(self: Any, *operands: Any) -> Any:
-        import numpy as np
-
         with np.errstate(all="ignore"):
             result = original(self, *map(_up, operands))
         if not any(map(_is_bfloat16, operands)):
@@ -85,7 +82,6 @@ def _in_float32(original: Any) -> Any:
 
 def _rounding_cast(original: Any) -> Any:
     def cast_impl(self: Any, source: Any, target: Any) -> Any:
-        import numpy as np
         import triton.language as tl
 
         source = _up(source)

@@ -5,10 +5,10 @@ what is known of it (frame.py), which leaves functions and methods (program.py).
 the file constructs this very model (file.py).
 """
 
-from archlab.arch_dsl.plain import calls, comprehensions, formulas, statements
+from archlab.arch_dsl.plain import calls, expressions, statements
 from archlab.arch_dsl.plain.file import to_python
 from archlab.arch_dsl.plain.trees import Unexportable
 
 __all__ = ["Unexportable", "to_python"]
 
-TABLES = (calls, comprehensions, formulas, statements)  # with what they import, they fill the tables of frame.py
+TABLES = (calls, expressions, statements)  # with what they import, they fill the tables of frame.py

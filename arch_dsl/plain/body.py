@@ -9,7 +9,7 @@ from functools import cached_property
 
 from torch import nn
 
-from archlab.arch_dsl.plain.trees import Unexportable, child_of, load
+from archlab.arch_dsl.plain.trees import Unexportable, from_self, load
 
 
 class NotInline(Exception):
@@ -46,18 +46,19 @@ class Body:
         self.pinned.add(own)
         return own
 
-    def emit(self, statement: ast.stmt) -> None:
-        """Adds a statement. Raises NotInline inside an expression that is not always evaluated."""
+    def emit(self, statement: ast.stmt, place: int | None = None) -> None:
+        """Adds a statement, by default as the last. Raises NotInline inside an expression that is not always
+        evaluated."""
         if self.silent:
             raise NotInline
-        self.lists[-1].append(statement)
+        self.lists[-1].insert(len(self.lists[-1]) if place is None else place, statement)
 
-    def assign(self, base: str, value: ast.expr, *, soft: bool) -> ast.Name:
+    def assign(self, base: str, value: ast.expr, *, soft: bool, place: int | None = None) -> ast.Name:
         """Adds an assignment to a new name."""
         own = self.fresh(base)
         if soft:
             self.soft.add(own)
-        self.emit(ast.Assign([ast.Name(own, ast.Store())], value))
+        self.emit(ast.Assign([ast.Name(own, ast.Store())], value), place)
         return load(own)
 
     @contextmanager
@@ -84,10 +85,7 @@ class Body:
             raise Unexportable(f"a {type(module).__name__} takes part in a function, which has no modules")
         if id(module) not in self._paths:
             raise Unexportable(f"a {type(module).__name__} takes part in a module that it is no part of")
-        found: ast.expr = load("self")
-        for step in filter(None, self._paths[id(module)].split(".")):
-            found = child_of(found, step)
-        return found
+        return from_self(filter(None, self._paths[id(module)].split(".")))
 
     @cached_property
     def _paths(self) -> dict[int, str]:

@@ -12,12 +12,10 @@ from torch import Tensor, nn
 
 from archlab.arch_dsl.parts.context import Call
 from archlab.arch_dsl.parts.layers import Linear
-from archlab.arch_dsl.plain import specialise
-from archlab.arch_dsl.plain.application import Application
+from archlab.arch_dsl.plain.application import Application, call_function, call_helper, entry, inline
 from archlab.arch_dsl.plain.expressions import spread
 from archlab.arch_dsl.plain.frame import Frame, call, children, evaluate
-from archlab.arch_dsl.plain.inlining import inline
-from archlab.arch_dsl.plain.known_calls import KNOWN
+from archlab.arch_dsl.plain.parts import KNOWN
 from archlab.arch_dsl.plain.trees import Unexportable, name, text, torch_name, unwritable
 from archlab.arch_dsl.plain.values import Above, CallRecord, Each, Items, Method, Table, Val
 
@@ -49,10 +47,10 @@ def _of_object(known: Any, frame: Frame, function: Val, args: list[Val], keyword
         return Val(name("Call()"), CallRecord())
     if not function.dynamic:
         special = KNOWN.get(known)
-        if special is not None and (found := special(frame, args, keywords)) is not None:
+        if special is not None and (found := special(frame, args)) is not None:
             return found
         if not _is_of_torch(known) and _plain(args, keywords):
-            return frame.object(known(*_data(args), **_data_by_name(keywords)))
+            return frame.object(_result(known, args, keywords))
     return _written(frame, frame.lift(function), args, keywords)
 
 
@@ -64,19 +62,17 @@ def _of_function(known: FunctionType, frame: Frame, function: Val, args: list[Va
     if hasattr(known, "formula"):
         return _written(frame, frame.lift(function), args, keywords)
     if _plain(args, keywords):
-        result = known(*_data(args), **_data_by_name(keywords))
+        result = _result(known, args, keywords)
         if not isinstance(result, Tensor):
             return frame.object(result)
     applied = Application.of(frame, known, args, keywords)
     found = inline(frame, applied, always=applied.structural)
-    return specialise.function(frame, applied) if found is None else found
+    return call_function(frame, applied) if found is None else found
 
 
 @call.register
 def _of_bound(known: MethodType, frame: Frame, function: Val, args: list[Val], keywords: Keywords) -> Val:
-    if isinstance(known.__func__, FunctionType):
-        return frame.call(Val(known=known.__func__), [Val(known=known.__self__), *args], keywords)
-    return _of_object(known, frame, function, args, keywords)
+    return frame.call(Val(known=known.__func__), [Val(known=known.__self__), *args], keywords)
 
 
 @call.register
@@ -104,12 +100,12 @@ def _of_method(known: Method, frame: Frame, function: Val, args: list[Val], keyw
         if must:
             raise Unexportable(f"{known.function.__qualname__} has run-time control flow around static parts")
         if own:
-            return specialise.helper(frame, applied)
-    entry = specialise.entry(frame.program, module, applied)
+            return call_helper(frame, applied)
+    method = entry(frame.program, module, applied)
     target = frame.lift(owner)
-    if entry.node.name != "forward":
-        target = ast.Attribute(target, entry.node.name, ast.Load())
-    return applied.call(frame, target, entry.parameters, entry.optional)
+    if method.node.name != "forward":
+        target = ast.Attribute(target, method.node.name, ast.Load())
+    return applied.call(frame, target, method.parameters, method.optional)
 
 
 def _of_record(method: Method, frame: Frame, args: list[Val], keywords: Keywords) -> Val:
@@ -145,34 +141,28 @@ def _of_each(known: Each, frame: Frame, function: Val, args: list[Val], keywords
         forward = inspect.getattr_static(type(module), "forward")
         values = [Val(function.expr, module), *args]
         applied.append(Application.of(frame, forward, values, keywords, _class_of(module, forward)))
-    entries = [specialise.entry(frame.program, *pair) for pair in zip(modules, applied, strict=True)]
-    order = [key for key in applied[-1].values if any(key in entry.parameters for entry in entries)]
-    if any(entry.parameters != order for entry in entries):
+    methods = [entry(frame.program, *pair) for pair in zip(modules, applied, strict=True)]
+    order = [key for key in applied[-1].values if any(key in method.parameters for method in methods)]
+    if any(method.parameters != order for method in methods):
         for number, (module, one) in enumerate(zip(modules, applied, strict=True)):
             del frame.program.entries[id(module)]["forward"]
-            entries[number] = specialise.entry(frame.program, module, one, order)
-    return applied[-1].call(frame, frame.lift(function), order, any(entry.optional for entry in entries))
+            methods[number] = entry(frame.program, module, one, order)
+    return applied[-1].call(frame, frame.lift(function), order, any(method.optional for method in methods))
 
 
 def _class_of(module: nn.Module, function: FunctionType) -> type:
     """The class that defines a method or a property."""
-    return next(kind for kind in type(module).__mro__ if function in (_getter(item) for item in vars(kind).values()))
-
-
-def _getter(member: object) -> object:
-    return member.fget if isinstance(member, property) else member
+    kinds = type(module).__mro__
+    return next(kind for kind in kinds if function in (getattr(item, "fget", item) for item in vars(kind).values()))
 
 
 def _plain(args: list[Val], keywords: Keywords) -> bool:
     return all(value.plain for value in (*args, *keywords.values()))
 
 
-def _data(args: list[Val]) -> list[Any]:
-    return [value.data for value in args]
-
-
-def _data_by_name(keywords: Keywords) -> dict[str, Any]:
-    return {key: value.data for key, value in keywords.items()}
+def _result(known: Any, args: list[Val], keywords: Keywords) -> Any:
+    """What a call of plain values gives."""
+    return known(*(value.data for value in args), **{key: value.data for key, value in keywords.items()})
 
 
 def _written(frame: Frame, target: ast.expr, args: list[Val], keywords: Keywords) -> Val:

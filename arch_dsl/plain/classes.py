@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +13,10 @@ from torch import nn
 
 from archlab.arch_dsl.compiler.modules import Decoder
 from archlab.arch_dsl.parts.layers import Linear
-from archlab.arch_dsl.plain.buffers import buffers
-from archlab.arch_dsl.plain.constants import Constants
-from archlab.arch_dsl.plain.lists import listed
 from archlab.arch_dsl.plain.program import Program
-from archlab.arch_dsl.plain.template import Template, hole
+from archlab.arch_dsl.plain.template import Template, buffers, hole
 from archlab.arch_dsl.plain.trace import Recorder, drawn_once, initial
-from archlab.arch_dsl.plain.trees import Unexportable, clone, literal, load, text
+from archlab.arch_dsl.plain.trees import Unexportable, clone, from_self, is_numbers, literal, load, numbered, text
 from archlab.arch_dsl.tree.block import Branches
 
 _NAMES = {Decoder: "Model", Branches: "Layer"}
@@ -48,7 +45,7 @@ class Classes:
         self._methods: dict[int, list[ast.FunctionDef]] = {}
         levels: defaultdict[int, list[nn.Module]] = defaultdict(list)
         for module in root.modules():
-            constants = Constants(module, self._container, self._note)
+            constants = _Constants(module, self._container, self._constants)
             self._methods[id(module)] = [constants.visit(clone(node)) for node in program.methods(module)]
             levels[_height(module)].append(module)
         for height in sorted(levels):
@@ -59,9 +56,6 @@ class Classes:
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         alone = id(self._program.twin(module)) in self._program.entries or _is_torchs(module)
         return not own and not alone and not isinstance(module, Linear)
-
-    def _note(self, module: nn.Module, attribute: str, value: Any) -> None:
-        self._constants[id(module)][attribute] = value
 
     def _level(self, modules: Sequence[nn.Module]) -> None:
         """Decides how modules are made whose parts are."""
@@ -140,17 +134,18 @@ class Classes:
         for index, line in enumerate(lines):
             parts = []
             for place, (label, value) in enumerate(line.numbers):
-                values = tuple(_hashable(other[index].numbers[place][1]) for _, other in same)
+                values = tuple(other[index].numbers[place][1] for _, other in same)
                 if len(set(values)) == 1 and not (leaf and label == "width"):
                     parts.append(text(literal(value)))
                     continue
                 if values not in chosen:
-                    chosen[values] = _free(label, "_", chosen.values())
+                    chosen[values] = next(item for item in numbered(label) if item not in chosen.values())
                     types[chosen[values]] = _type_of(value)
                 parts.append(chosen[values])
             written.append(f"self.{line.attribute} = {line.put(parts)}" if line.attribute else line.put(parts))
         base = _NAMES.get(type(module)) or type(module).__name__.lstrip("_")
-        own = _free(base, "", {group.name for group in self.groups} | {"Call", "Tensor"})
+        taken = {group.name for group in self.groups} | {"Call", "Tensor"}
+        own = next(item for item in numbered(base, "") if item not in taken)
         self.groups.append(Group(own, type(module), written, list(types.items()), self._methods[id(module)]))
         arguments = ", ".join(map(hole, range(len(chosen))))
         for position, (one, _) in enumerate(same):
@@ -164,16 +159,6 @@ def _is_torchs(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.") and not isinstance(module, places)
 
 
-def _free(name: str, between: str, taken: Collection[str]) -> str:
-    """The name, or the first with a number that is not taken."""
-    names = itertools.chain([name], (f"{name}{between}{number}" for number in itertools.count(2)))
-    return next(item for item in names if item not in taken)
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _type_of(value: Any) -> str:
     if isinstance(value, tuple):
         return f"tuple[{_type_of(value[0])}, ...]"
@@ -182,3 +167,78 @@ def _type_of(value: Any) -> str:
 
 def _height(module: nn.Module) -> int:
     return 1 + max((_height(child) for child in module.children()), default=0)
+
+
+class _Constants(ast.NodeTransformer):
+    """Collects the numbers that methods of a module read, by the id of their owner and their attribute.
+
+    A part of which no class is written, a `container`, was inlined, and its owner has its numbers: `self.norm.eps`
+    becomes `self.norm_eps`.
+    """
+
+    def __init__(
+        self, module: nn.Module, container: Callable[[nn.Module], bool], found: Mapping[int, dict[str, Any]]
+    ) -> None:
+        self.module, self.container, self.found = module, container, found
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        steps = _steps(node)
+        if steps is None:
+            return self.generic_visit(node)
+        module = outer = self.module
+        inlined: list[str] = []
+        for index, step in enumerate(steps):
+            child = module._modules.get(step)
+            if child is None:
+                value = vars(module).get(step)
+                if not is_numbers(value):
+                    break
+                attribute = "_".join([*inlined, step])
+                self.found[id(outer)][attribute] = value
+                return from_self([*steps[: index - len(inlined)], attribute])
+            if self.container(child):
+                inlined.append(step)
+            else:
+                inlined, outer = [], child
+            module = child
+        return node
+
+
+def _steps(node: ast.expr) -> list[str] | None:
+    """The path from self: ["scores", "sinks", "logits"]."""
+    steps: list[str] = []
+    while not isinstance(node, ast.Name):
+        if isinstance(node, ast.Attribute):
+            steps.insert(0, node.attr)
+            node = node.value
+        elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            steps.insert(0, str(node.slice.value))
+            node = node.value
+        else:
+            return None
+    return steps if node.id == "self" else None
+
+
+def listed(calls: list[str]) -> str:
+    """A list of constructor calls, equal ones as a loop."""
+    count = len(calls)
+    if count > 1 and len(set(calls)) == 1:
+        return f"{calls[0]} for _ in range({count})"
+    heads = {call.partition("(")[0] for call in calls}
+    arguments = [call.partition("(")[2].removesuffix(")") for call in calls]
+    if len(heads) == 1 and count > 2 and all(item and "(" not in item for item in arguments):
+        (head,) = heads
+        if all("," not in item for item in arguments):
+            return f"{head}(number) for number in ({', '.join(arguments)})"
+        rows = ", ".join(f"({item})" for item in arguments)
+        return f"{head}(*numbers) for numbers in ({rows})"
+    if not any(arguments):
+        for period in range(2, count // 2 + 1):
+            if count % period == 0 and calls == calls[:period] * (count // period):
+                kinds = ", ".join(call.removesuffix("()") for call in calls[:period])
+                return f"kind() for kind in ({kinds}) * {count // period}"
+        runs = [(key, len(list(group))) for key, group in itertools.groupby(calls)]
+        if count > 2 and len(runs) < count:
+            parts = [f"[{key.removesuffix('()')}]" + (f" * {number}" if number > 1 else "") for key, number in runs]
+            return f"kind() for kind in {' + '.join(parts)}"
+    return f"[{', '.join(calls)}]"

@@ -3,39 +3,15 @@
 from __future__ import annotations
 
 import ast
-import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import FunctionType
+from typing import Any, TypeVar
 
+from archlab.arch_dsl.language.formula import FUNCTIONS
 from archlab.arch_dsl.plain.frame import Frame, evaluate, write
-from archlab.arch_dsl.plain.trees import is_numbers, literal, unwritable
-from archlab.arch_dsl.plain.values import Items, Table, Val
-
-_OPERATORS: dict[type, Callable[..., Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-    ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-    ast.Not: operator.not_,
-    ast.Invert: operator.invert,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.In: lambda a, b: a in b,
-    ast.NotIn: lambda a, b: a not in b,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
-}
+from archlab.arch_dsl.plain.statements import store
+from archlab.arch_dsl.plain.trees import Unexportable, is_numbers, literal, load, name, stored, torch_name, unwritable
+from archlab.arch_dsl.plain.values import OPERATORS, UNKNOWN, Items, Table, Val
 
 
 @evaluate.register
@@ -98,8 +74,8 @@ def _written_table(known: Table, frame: Frame) -> ast.expr:
 
 @evaluate.register
 def _binary(node: ast.BinOp, frame: Frame) -> Val:
-    left, right = frame.in_order([node.left, node.right])
-    return _operation(frame, node.op, [left, right], lambda parts: ast.BinOp(parts[0], node.op, parts[1]))
+    values = frame.in_order([node.left, node.right])
+    return _operation(frame, node.op, values, lambda left, right: ast.BinOp(left, node.op, right))
 
 
 @evaluate.register
@@ -107,16 +83,16 @@ def _unary(node: ast.UnaryOp, frame: Frame) -> Val:
     value = frame.eval(node.operand)
     if isinstance(node.op, ast.Not) and value.truth is not None:
         return Val(known=not value.truth)
-    return _operation(frame, node.op, [value], lambda parts: ast.UnaryOp(node.op, parts[0]))
+    return _operation(frame, node.op, [value], lambda operand: ast.UnaryOp(node.op, operand))
 
 
-def _operation(frame: Frame, op: ast.AST, values: list[Val], join: Callable[[list[ast.expr]], ast.expr]) -> Val:
-    if not all(value.plain for value in values):
-        return Val(join([frame.lift(value) for value in values]))
-    result = _OPERATORS[type(op)](*(value.data for value in values))
-    if all(value.expr is None for value in values) or not is_numbers(result):
-        return Val(known=result)
-    return Val(join([frame.lift(value) for value in values]), result)
+def _operation(frame: Frame, op: ast.AST, values: list[Val], join: Callable[..., ast.expr]) -> Val:
+    result = UNKNOWN
+    if all(value.plain for value in values):
+        result = OPERATORS[type(op)](*(value.data for value in values))
+        if all(value.expr is None for value in values) or not is_numbers(result):
+            return Val(known=result)
+    return Val(join(*map(frame.lift, values)), result)
 
 
 @evaluate.register
@@ -129,7 +105,7 @@ def _comparison(node: ast.Compare, frame: Frame) -> Val:
     if all(value.plain for value in values):
         plain = [value.data for value in values]
         pairs = zip(node.ops, plain, plain[1:], strict=False)
-        return Val(known=all(_OPERATORS[type(op)](a, b) for op, a, b in pairs))
+        return Val(known=all(OPERATORS[type(op)](a, b) for op, a, b in pairs))
     parts = [frame.lift(value) for value in values]
     return Val(ast.Compare(parts[0], node.ops, parts[1:]))
 
@@ -160,18 +136,107 @@ def _choice(node: ast.IfExp, frame: Frame) -> Val:
         return frame.eval(node.body if test.truth else node.orelse)
     with frame.body.quiet():
         body, other = frame.eval(node.body), frame.eval(node.orelse)
-    return Val(
-        ast.IfExp(frame.lift(test), frame.lift(body), frame.lift(other)), optional=body.nullable or other.nullable
-    )
+    return Val(ast.IfExp(*map(frame.lift, (test, body, other))), optional=body.nullable or other.nullable)
 
 
 @evaluate.register
 def _text(node: ast.JoinedStr, frame: Frame) -> Val:
     """A text with known parts, as the name of one of several attributes is."""
     parts = [frame.eval(part.value if isinstance(part, ast.FormattedValue) else part) for part in node.values]
-    special = any(
-        isinstance(part, ast.FormattedValue) and (part.format_spec or part.conversion > 0) for part in node.values
-    )
+    special = any(isinstance(n, ast.FormattedValue) and (n.format_spec or n.conversion > 0) for n in node.values)
     if special or not all(part.plain for part in parts):
         raise unwritable(node, "a text that only the run knows")
     return Val(known="".join(str(part.data) for part in parts))
+
+
+# Comprehensions: over known items they are unrolled, over anything else they stay
+
+Element = TypeVar("Element")
+
+
+@evaluate.register
+def _comprehension(node: ast.ListComp | ast.GeneratorExp, frame: Frame) -> Val:
+    found = _unrolled(frame, node.generators, lambda: frame.settled(frame.eval(node.elt)))
+    return _kept(node, frame) if found is None else Val(known=Items(found))
+
+
+@evaluate.register
+def _mapping_comprehension(node: ast.DictComp, frame: Frame) -> Val:
+    found = _unrolled(
+        frame, node.generators, lambda: (frame.eval(node.key).data, frame.settled(frame.eval(node.value)))
+    )
+    if found is None:
+        raise unwritable(node, "a mapping with unknown keys")
+    return Val(known=Table(dict(found)))
+
+
+def _unrolled(frame: Frame, loops: Sequence[ast.comprehension], element: Callable[[], Element]) -> list[Element] | None:
+    """The elements of a comprehension, or None if only the run knows how many there are."""
+    if not loops:
+        return [element()]
+    items = frame.items(frame.eval(loops[0].iter))
+    if items is None:
+        return None
+    before, found = dict(frame.env), []
+    try:
+        for item in items:
+            store(frame, loops[0].target, item)
+            chosen = _chosen(frame, loops[0].ifs)
+            inner = _unrolled(frame, loops[1:], element) if chosen else []
+            if chosen is None or inner is None:
+                return None
+            found += inner
+    finally:
+        frame.env = before
+    return found
+
+
+def _chosen(frame: Frame, tests: Sequence[ast.expr]) -> bool | None:
+    """Whether all tests hold, or None if only the run can say."""
+    for test in tests:
+        if not (truth := frame.eval(test).truth):
+            return truth
+    return True
+
+
+def _kept(node: ast.ListComp | ast.GeneratorExp, frame: Frame) -> Val:
+    """A comprehension as it stands."""
+    before, loops = dict(frame.env), []
+    with frame.body.quiet():
+        for loop in node.generators:
+            over = frame.lift(frame.eval(loop.iter))
+            frame.env.update({name: Val(load(name)) for name in stored(loop.target)})
+            tests = [frame.lift(frame.eval(test)) for test in loop.ifs]
+            loops.append(ast.comprehension(loop.target, over, tests, 0))
+        element = frame.lift(frame.eval(node.elt))
+    frame.env = before
+    return Val(type(node)(element, loops))
+
+
+@write.register
+def _written_function(known: FunctionType, frame: Frame) -> ast.expr:
+    formula = getattr(known, "formula", None)
+    if formula is None:
+        return literal(known)
+    tree = _Formula().visit(ast.parse(formula, mode="eval")).body
+    arguments = ast.arguments([], [ast.arg("x", name("Tensor"))], None, [], [], None, [])
+    return load(frame.program.add(ast.FunctionDef("activation", arguments, [ast.Return(tree)], [], name("Tensor"))))
+
+
+class _Formula(ast.NodeTransformer):
+    """A formula in x as Python: functions by their names in torch, whole numbers as the floats that they are."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if node.id == "x":
+            return node
+        found = torch_name(FUNCTIONS[node.id])
+        if found is None:
+            raise Unexportable(f"{node.id} is no function of torch")
+        return name(found)
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        return ast.Constant(float(node.value))  # type: ignore[arg-type]
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        sign = ast.Constant(-1.0 if isinstance(node.op, ast.USub) else 1.0)
+        return ast.BinOp(sign, ast.Mult(), self.visit(node.operand))

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import itertools
+import re
 import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from torch import nn
+
 from archlab.arch_dsl.compiler.modules import Decoder, LanguageModel
 from archlab.arch_dsl.model.model import DecoderModel, Model, cost, resolve
+from archlab.arch_dsl.parts.context import Call
 from archlab.arch_dsl.parts.families import Primitive
-from archlab.arch_dsl.plain.application import Application
+from archlab.arch_dsl.plain.application import Application, entry
 from archlab.arch_dsl.plain.classes import Classes, Group
 from archlab.arch_dsl.plain.layout import WIDTH, lines, source
-from archlab.arch_dsl.plain.program import Program
-from archlab.arch_dsl.plain.record import fields_read, make_record, record
-from archlab.arch_dsl.plain.shared import shared
-from archlab.arch_dsl.plain.specialise import entry
+from archlab.arch_dsl.plain.program import Program, twins
 from archlab.arch_dsl.plain.trace import Recorder
-from archlab.arch_dsl.plain.trees import Unexportable, load
-from archlab.arch_dsl.plain.twins import twins
+from archlab.arch_dsl.plain.trees import Unexportable, load, name
 from archlab.arch_dsl.plain.values import CallRecord, Val
 from archlab.arch_dsl.tree.identity import dump, identity
 
@@ -84,17 +86,11 @@ def _header(spec: Model, title: str) -> str:
 def _imports(code: str) -> str:
     """The imports that code needs."""
     used = {item.id for item in ast.walk(ast.parse(code)) if isinstance(item, ast.Name)}
-    groups: list[list[str]] = [[], ["import torch"] if "torch" in used else []]
-    if "math" in used:
-        groups[0].append("import math")
-    if "dataclass" in used:
-        groups[0].append(
-            "from dataclasses import dataclass, field" if "field" in used else "from dataclasses import dataclass"
-        )
-    if "F" in used:
-        groups[1].append("import torch.nn.functional as F")
-    groups[1].append("from torch import Tensor, nn")
-    return "\n\n".join("\n".join(group) for group in groups if group)
+    fields = ", field" if "field" in used else ""
+    stdlib = {"math": "import math", "dataclass": f"from dataclasses import dataclass{fields}"}
+    others = {"torch": "import torch", "F": "import torch.nn.functional as F"}
+    first, second = ([line for name, line in group.items() if name in used] for group in (stdlib, others))
+    return "\n\n".join("\n".join(group) for group in (first, [*second, "from torch import Tensor, nn"]) if group)
 
 
 def _class(group: Group) -> str:
@@ -137,3 +133,67 @@ def _members(kind: type[Any]) -> Iterator[type[Any]]:
     for child in kind.__subclasses__():
         yield child
         yield from _members(child)
+
+
+# The call record
+
+_TAKEN = ("documents", "prefix")  # what the model is given of it, beside the tokens
+
+
+def fields_read(program: Program) -> set[str]:
+    """The fields of the call record that something reads."""
+    read = (item for node in program.nodes() for item in ast.walk(node) if isinstance(item, ast.Attribute))
+    return {item.attr for item in read if isinstance(item.value, ast.Name) and item.value.id == "call"}
+
+
+def record(fields: set[str]) -> str:
+    """The class with these fields."""
+    rows = []
+    for item in dataclasses.fields(Call):
+        if item.name in fields:
+            annotation = str(item.type).replace("torch.Tensor", "Tensor")
+            default = "None" if item.default is None else "field(default_factory=dict)"
+            rows.append(f"    {item.name}: {annotation} = {default}")
+    body = "\n".join(rows)
+    return f'@dataclass\nclass Call:\n    """What the layers of one forward pass know besides the stream."""\n\n{body}'
+
+
+def make_record(node: ast.FunctionDef, fields: set[str]) -> None:
+    """Has the model itself take what the call record holds, and make the record."""
+    taken = [field for field in _TAKEN if field in fields]
+    node.args.args = [item for item in node.args.args if item.arg != "call"]
+    node.args.args += [ast.arg(field, name("Tensor | None")) for field in taken]
+    node.args.defaults = [ast.Constant(None) for _ in taken]
+    made = f"call = Call({', '.join(f'{field}={field}' for field in taken)})"
+    node.body.insert(1 if ast.get_docstring(node) else 0, ast.parse(made).body[0])
+
+
+# Parts that several layers share
+
+
+def shared(model: nn.Module) -> list[str]:
+    """The statements. Raises Unexportable for a part that is shared outside of layers."""
+    homes: dict[int, str] = {}
+    rows: dict[tuple[str, str], list[int]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if next(module.parameters(), None) is None:
+            continue
+        home = homes.setdefault(id(module), path)
+        if home != path and not _inside_shared(path, model, homes):
+            first, other = (re.fullmatch(r"block\.(\d+)\.(.*)", item) for item in (home, path))
+            if first is None or other is None or first[2] != other[2]:
+                raise Unexportable(f"{path} is shared with {home}")
+            rows.setdefault((first[1], first[2]), []).append(int(other[1]))
+    found = []
+    for (layer, step), others in rows.items():
+        following = range(int(layer) + 1, len(model.block))  # type: ignore[arg-type]
+        several = ", ".join(f"self.block[{other}]" for other in others) + "," * (len(others) == 1)
+        over = f"self.block[{following.start}:]" if others == list(following) else f"({several})"
+        found += [f"for layer in {over}:", f"    layer.{step} = self.block[{layer}].{step}"]
+    return ["\n".join(found)] if found else []
+
+
+def _inside_shared(path: str, model: nn.Module, homes: dict[int, str]) -> bool:
+    """Whether a part that holds this one is shared already."""
+    above = itertools.accumulate(path.split(".")[:-1], "{}.{}".format)
+    return any(homes.get(id(model.get_submodule(item)), item) != item for item in above)

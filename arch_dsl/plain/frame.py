@@ -12,6 +12,7 @@ import ast
 import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import singledispatch
 from typing import Any
 
@@ -50,23 +51,18 @@ def write(known: object, frame: Frame) -> ast.expr:
     return literal(known)
 
 
+@dataclass
 class Frame:
     """`inline` means that its statements go into the caller's function; `kind` is the class whose method this is."""
 
-    def __init__(
-        self,
-        program: Program,
-        body: Body,
-        env: dict[str, Val],
-        outer: dict[str, Any],
-        *,
-        inline: bool,
-        kind: type | None = None,
-    ) -> None:
-        self.program, self.body, self.env, self.outer = program, body, env, outer
-        self.inline, self.kind = inline, kind
-        self.pins: dict[str, str] = {}
-        self.region = 0  # how many branches and loops at run time we are in
+    program: Program
+    body: Body
+    env: dict[str, Val]
+    outer: dict[str, Any]
+    inline: bool
+    kind: type | None = None
+    pins: dict[str, str] = field(default_factory=dict)
+    region: int = 0  # how many branches and loops at run time we are in
 
     # The tables
 
@@ -127,19 +123,17 @@ class Frame:
             before = len(self.body.lists[-1])
             value = self.eval(node)
             if len(self.body.lists[-1]) > before:
-                found = [self._kept(item, before) for item in found]
+                found = [self._once(item, before) for item in found]
             found.append(value)
         return found
 
-    def _kept(self, value: Val, place: int) -> Val:
-        """A value that is computed before what was written since."""
+    def _once(self, value: Val, place: int | None = None) -> Val:
+        """A value that is computed once, at a place among the statements, by default after all."""
         if not value.dynamic or value.expr is None or trivial(value.expr) or self.body.silent:
             return value
-        own = self.body.fresh(_hint(value.expr))
-        self.body.soft.add(own)
-        self.body.temporary.add(own)
-        self.body.lists[-1].insert(place, ast.Assign([ast.Name(own, ast.Store())], self.lift(value)))
-        return Val(load(own), optional=value.optional)
+        own = self.body.assign(_hint(value.expr), self.lift(value), soft=True, place=place)
+        self.body.temporary.add(own.id)
+        return Val(own, optional=value.optional)
 
     # Names
 
@@ -169,11 +163,7 @@ class Frame:
             return Val(value.expr, Items([self.settled(item) for item in value.known.values], value.known.tuple))
         if isinstance(value.known, Table):
             return Val(value.expr, Table({key: self.settled(item) for key, item in value.known.values.items()}))
-        if value.dynamic and value.expr is not None and not trivial(value.expr) and not self.body.silent:
-            own = self.body.assign(_hint(value.expr), self.lift(value), soft=True)
-            self.body.temporary.add(own.id)
-            return Val(own, optional=value.optional)
-        return value
+        return self._once(value)
 
     def pin(self, names: Sequence[str]) -> None:
         """Gives names that are assigned under run-time control one place each."""

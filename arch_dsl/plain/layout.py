@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import io
 import itertools
+import re
 import tokenize
-from collections.abc import Iterator
 
 from archlab.arch_dsl.plain.trees import text
 
 WIDTH = 120
-_CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 def source(node: ast.AST, indent: int = 0) -> str:
@@ -63,37 +62,28 @@ def _wrapped(line: str) -> list[str]:
     return [line[: start + 1], *contents, indent + line[end:]]
 
 
+def _masked(line: str) -> str:
+    """The line without what its strings say."""
+    return re.sub(r""""[^"]*"|'[^']*'""", lambda string: '"' * len(string[0]), line)
+
+
 def _pairs(line: str) -> list[tuple[int, int]]:
     """The outermost brackets of a line."""
-    found, stack, quote = [], [], ""
-    for index, character in enumerate(line):
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "\"'":
-            quote = character
-        elif character in _CLOSING:
+    found, stack = [], []
+    for index, character in enumerate(_masked(line)):
+        if character in "([{":
             stack.append(index)
-        elif character in _CLOSING.values():
+        elif character in ")]}":
             start = stack.pop()
             if not stack:
                 found.append((start, index))
     return found
 
 
-def _strings(line: str) -> Iterator[tuple[int, int]]:
-    """Where strings begin and end."""
-    start = None
-    for index, character in enumerate(line):
-        if start is None and character in "\"'":
-            start = index
-        elif start is not None and character == line[start]:
-            yield start, index
-            start = None
-
-
 def _parts(inner: str) -> list[str]:
     """The parts between the outermost commas."""
-    inside = [*_pairs(inner), *_strings(inner)]
-    commas = [i for i, c in enumerate(inner) if c == "," and not any(start < i < end for start, end in inside)]
+    pairs = _pairs(inner)
+    found = (index for index, character in enumerate(_masked(inner)) if character == ",")
+    commas = [index for index in found if not any(start < index < end for start, end in pairs)]
     borders = [-1, *commas, len(inner)]
     return [part for a, b in itertools.pairwise(borders) if (part := inner[a + 1 : b].strip())]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ast
-import itertools
+import types
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import nn
 
-from archlab.arch_dsl.plain.trees import text
+from archlab import kernels
+from archlab.arch_dsl.language.spec import Spec
+from archlab.arch_dsl.plain.trace import Recorder, drawn
+from archlab.arch_dsl.plain.trees import numbered, text
 
 
 @dataclass
@@ -44,8 +49,7 @@ class Program:
         """The name that a function has in the file; equal functions are one."""
         key = text(node)
         if key not in self._names:
-            own = node.name.lstrip("_")
-            names = itertools.chain([own], (f"{own}_{number}" for number in itertools.count(2)))
+            names = numbered(node.name.lstrip("_"))
             self._names[key] = node.name = next(item for item in names if item not in self.functions)
             self.functions[node.name] = node
         return self._names[key]
@@ -63,3 +67,45 @@ class Program:
             yield from (entry.node for entry in entries.values())
         for helpers in self.helpers.values():
             yield from helpers.values()
+
+
+# Which layers are equal, so that one is read for all
+
+_OF_TORCH = set(vars(nn.Module()))
+
+
+def twins(layers: Iterable[nn.Module], recorder: Recorder) -> dict[int, nn.Module]:
+    """The id of every part of every layer, with the part of the first equal layer at the same path."""
+    first: dict[Any, nn.Module] = {}
+    found: dict[int, nn.Module] = {}
+    for layer in layers:
+        twin = first.setdefault(_likeness(layer, recorder), layer)
+        for path, module in layer.named_modules():
+            found.setdefault(id(module), twin.get_submodule(path))
+    return found
+
+
+def _likeness(module: nn.Module, recorder: Recorder) -> Any:
+    """Equal for modules that compute alike."""
+    own = {key: value for key, value in vars(module).items() if key not in (*_OF_TORCH, "path")}
+    return (
+        type(module),
+        tuple((key, _of_value(value)) for key, value in sorted(own.items())),
+        _by_name(module._parameters, lambda value: (tuple(value.shape), repr(drawn(value)))),
+        _by_name(module._buffers, lambda value: text(recorder.expression(value))),
+        _by_name(module._modules, lambda child: _likeness(child, recorder)),
+    )
+
+
+def _by_name(parts: Mapping[str, Any], likeness: Callable[[Any], Any]) -> Any:
+    return tuple((key, None if part is None else likeness(part)) for key, part in parts.items())
+
+
+def _of_value(value: Any) -> Any:
+    if value is None or isinstance(
+        value, str | int | float | bool | tuple | torch.dtype | Spec | kernels.attention.Pattern
+    ):
+        return repr(value)
+    if isinstance(value, types.MethodType) and isinstance(value.__self__, Spec):
+        return value.__func__, repr(value.__self__)
+    return getattr(value, "formula", None) or id(value)

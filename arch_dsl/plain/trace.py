@@ -12,16 +12,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from archlab.arch_dsl.plain.trees import Unexportable, clone, literal, name, torch_name
+from archlab.arch_dsl.plain.values import OPERATORS
 
-_BINARY: dict[str, ast.operator] = {
-    "add": ast.Add(),
-    "sub": ast.Sub(),
-    "mul": ast.Mult(),
-    "div": ast.Div(),
-    "truediv": ast.Div(),
-    "floordiv": ast.FloorDiv(),
-    "pow": ast.Pow(),
-    "matmul": ast.MatMult(),
+_BINARY = {"div": ast.Div(), "matmul": ast.MatMult()} | {
+    function.__name__: kind() for kind, function in OPERATORS.items() if issubclass(kind, ast.operator)
 }
 
 

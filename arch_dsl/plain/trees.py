@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import builtins
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
 from typing import Any, TypeVar
 
 import torch
@@ -40,6 +42,11 @@ def child_of(path: ast.expr, step: str) -> ast.expr:
     return ast.Attribute(path, step, ast.Load())
 
 
+def from_self(steps: Iterable[str]) -> ast.expr:
+    """What these steps from `self` lead to."""
+    return reduce(child_of, steps, name("self"))
+
+
 def is_number(value: Any) -> bool:
     """An int or float, not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
@@ -56,13 +63,11 @@ def literal(value: Any) -> ast.expr:
         return name(f'float("{value}")')
     if is_number(value) and value < 0:
         return ast.UnaryOp(ast.USub(), ast.Constant(-value))
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or value is Ellipsis or isinstance(value, bool | int | float | str):
         return ast.Constant(value)
     if isinstance(value, tuple | list):
         kind = ast.Tuple if isinstance(value, tuple) else ast.List
         return kind([literal(item) for item in value], ast.Load())
-    if value is Ellipsis:
-        return ast.Constant(...)
     if isinstance(value, slice):
         return ast.Slice(*(None if part is None else literal(part) for part in (value.start, value.stop, value.step)))
     dotted = torch_name(value)
@@ -106,6 +111,19 @@ def names_in(node: ast.AST) -> Iterator[str]:
     for item in ast.walk(node):
         if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Load):
             yield item.id
+
+
+def numbered(own: str, between: str = "_") -> Iterator[str]:
+    """A name, and the same with numbers, for whoever looks for one that is free: x, x_2, x_3, …"""
+    yield own
+    yield from (f"{own}{between}{number}" for number in itertools.count(2))
+
+
+def rename(tree: ast.AST, names: Mapping[str, str]) -> None:
+    """Changes the names in a tree."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            node.id = names.get(node.id, node.id)
 
 
 def stored(*nodes: ast.AST) -> list[str]:

@@ -4,6 +4,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from archlab.kernels import launch
@@ -11,7 +12,6 @@ from archlab.kernels.attention.backward import delta, keys_backward, queries_bac
 from archlab.kernels.attention.forward import forward
 from archlab.kernels.attention.inputs import Inputs, factor
 from archlab.kernels.attention.pattern import Blocks, Lists, Pattern
-from archlab.kernels.attention.spans import document_bounds, within_both, within_reach
 from archlab.kernels.attention.tiles import Biases, Rows, Rules, Sizes, Task, Visits
 from archlab.kernels.attention.tuning import LIST, tile
 from archlab.kernels.launch import power_of_2, side_by_side
@@ -36,7 +36,8 @@ class Plan:
 
     def __init__(self, given: Inputs) -> None:
         q, k, v = given.q, given.k, given.v
-        self.q, self.k, self.v = (side_by_side(x) for x in (q, k, v))
+        self.q, *others = (side_by_side(x) for x in (q, k, v))
+        self.operands = tuple(map(rows, (self.q, *others)))
         self.gate = None if given.gate is None else rows(side_by_side(given.gate))
         (self.batch, heads, queries, width), keys = q.shape, k.shape[2]
         widths = [None if x == max(power_of_2(x), 16) else x for x in (width, v.shape[-1])]
@@ -104,10 +105,10 @@ class Plan:
             return Visits(None, None, *lists, lists.blocks.shape[-1], per_head)
         size, bounds = (meta["QUERIES"], meta["KEYS"], by_key), None
         if self.documents is not None and self.prefix is None:
-            bounds = document_bounds(self.documents, *size)[:, None]
+            bounds = _document_bounds(self.documents, *size)[:, None]
         if self.biases.reach is not None:
-            closed = within_reach(self.biases.reach, self.biases.decay, *size)
-            bounds = closed if bounds is None else within_both(bounds, closed)
+            closed = _within_reach(self.biases.reach, self.biases.decay, *size)
+            bounds = closed if bounds is None else _within_both(bounds, closed)
         if bounds is None:
             return Visits(None, None, None, None, None, None)
         bounds = bounds.int().contiguous()
@@ -133,6 +134,58 @@ def _lists(pattern: Pattern, queries: int, keys: int, device: torch.device) -> l
     return [Lists(*(x.contiguous().to(device) for x in own)) for own in pattern.block_lists(queries, keys, LIST)]
 
 
+# Which positions the tiles of one call reach: the stretch of their documents, and where a forget gate has closed
+
+
+def _document_bounds(documents: Tensor, queries: int, keys: int, by_key: bool) -> Tensor:
+    """For every tile of `queries` (`by_key`: of `keys`) positions the first and one after the last position of tiles
+    of the other that may hold one of its documents `[B, T]`: `[B, tiles, 2]`."""
+    own, other = (keys, queries) if by_key else (queries, keys)
+    low, high = _extremes(documents, own)
+    first, last = _extremes(documents, other)
+    return _stretch((low[:, :, None] <= last[:, None]) & (first[:, None] <= high[:, :, None]), other)
+
+
+def _within_reach(reach: Tensor, decay: Tensor, queries: int, keys: int, by_key: bool) -> Tensor:
+    """The same by head `[B, H, tiles, 2]` for pairs whose key's decay `[B, H, S]` is within the query's `reach`."""
+    ahead = decay.shape[-1] - reach.shape[-1]
+    furthest = _of_tiles(reach, queries, torch.amax, -torch.inf)
+    lowest = _of_tiles(decay, keys, torch.amin, torch.inf)
+    near = furthest[..., :, None] >= lowest[..., None, :]
+    return _stretch(near.transpose(-1, -2), queries) + ahead if by_key else _stretch(near, keys)
+
+
+def _within_both(bounds: Tensor, others: Tensor) -> Tensor:
+    """Where two stretches overlap."""
+    low, high = torch.maximum(bounds[..., 0], others[..., 0]), torch.minimum(bounds[..., 1], others[..., 1])
+    return torch.stack([low, high], -1)
+
+
+def _of_tiles(c: Tensor, size: int, reduce: Any, rest: float) -> Tensor:
+    found: Tensor = reduce(F.pad(c, (0, -c.shape[-1] % size), value=rest).unflatten(-1, (-1, size)), -1)
+    return found
+
+
+def _extremes(documents: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The least and the greatest number in each tile `[B, tiles]`."""
+    filled = F.pad(documents[:, None], (0, -documents.shape[-1] % size), mode="replicate")[:, 0]
+    tiles = filled.unflatten(-1, (-1, size))
+    return tiles.amin(-1), tiles.amax(-1)
+
+
+def _stretch(reach: Tensor, size: int) -> Tensor:
+    """From the first to the last of the tiles of `size` positions that are reached, in positions `[..., 2]`; the whole
+    where none is, which no tile of queries with a key can be."""
+    count = reach.shape[-1]
+    place = torch.arange(count, device=reach.device)
+    first = torch.where(reach, place, count).amin(-1)
+    last = torch.where(reach, place, -1).amax(-1) + 1
+    return torch.stack([first * size, last * size], -1)
+
+
+# Launches
+
+
 def rows(x: Tensor) -> Rows:
     return Rows(x, (x.stride(0), x.stride(1), x.stride(2)))
 
@@ -140,8 +193,7 @@ def rows(x: Tensor) -> Rows:
 def forward_launch(plan: Plan, out: Tensor, lse: Tensor) -> Launch:
     tiles, sizes = plan.tiles("forward"), plan.sizes
     programs = -(-sizes.queries // tiles["QUERIES"]) * plan.batch * sizes.heads
-    q, k, v = map(rows, (plan.q, plan.k, plan.v))
-    arguments = (q, k, v, plan.sinks, plan.gate, rows(out), lse, plan.task(tiles, by_key=False))
+    arguments = (*plan.operands, plan.sinks, plan.gate, rows(out), lse, plan.task(tiles, by_key=False))
     return Launch(forward, programs, arguments, {"PLAIN": plan.plain, **plan.meta(tiles), **plan.epilogue})
 
 
@@ -161,8 +213,7 @@ def keys_launch(
 ) -> Launch:
     tiles, sizes = plan.tiles("keys"), plan.sizes
     programs = -(-sizes.keys // tiles["KEYS"]) * plan.batch * (sizes.heads // sizes.groups)
-    q, k, v, grads = map(rows, (plan.q, plan.k, plan.v, dout))
-    arguments = (q, k, v, grads, lse, along, rows(dk), rows(dv), dsums, plan.task(tiles, by_key=True))
+    arguments = (*plan.operands, rows(dout), lse, along, rows(dk), rows(dv), dsums, plan.task(tiles, by_key=True))
     return Launch(keys_backward, programs, arguments, plan.meta(tiles))
 
 
@@ -173,7 +224,6 @@ def queries_launch(
     tiles, sizes = plan.tiles("queries", learned), plan.sizes
     count = -(-sizes.queries // tiles["QUERIES"])
     sums = lse.new_zeros(plan.batch, sizes.heads, count, 2 * sizes.keys - 1) if learned else None
-    q, k, v, grads = map(rows, (plan.q, plan.k, plan.v, dout))
-    arguments = (q, k, v, grads, lse, along, rows(dq), dbias, sums, plan.task(tiles, by_key=False))
+    arguments = (*plan.operands, rows(dout), lse, along, rows(dq), dbias, sums, plan.task(tiles, by_key=False))
     meta = {"PLAIN": plan.plain and not learned, **plan.meta(tiles)}  # two loops with sums take too many registers
     return Launch(queries_backward, count * plan.batch * sizes.heads, arguments, meta), sums

@@ -67,8 +67,8 @@ class _Launch:
         self.q, self.k, self.v = (self.rows(x) for x in (q, k, v))
         self.g = self.q if g is None else g.contiguous()[None] if g.ndim == 1 else self.rows(g)
         self.g_stride = 0 if g is None or g.ndim == 1 else self.g.stride(0)
-        self.beta = None if beta is None else self.rows(beta)
-        self.unused = v
+        self.delta, self.unused = beta is not None, v
+        self.beta = self.v if beta is None else self.rows(beta)
         self.recorded: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] | None = None
 
     def start(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **meta: Any) -> None:
@@ -91,14 +91,14 @@ class _Launch:
         return self.v.new_empty((self.batch, self.heads, self.chunks, rows, columns))
 
     def tile(self, kernel: str) -> dict[str, Any]:
-        return _tile(kernel, self.keys, self.values, self.decay, self.beta is not None, self.chunk)
+        return _tile(kernel, self.keys, self.values, self.decay, self.delta, self.chunk)
 
     def among(self) -> tuple[Tensor, Tensor]:
         """What is computed of the tokens of each chunk alone: (I + L)^-1 with the delta rule, and A."""
         sizes = self.length, self.heads, self.shared, self.keys, self.chunks
         inverse, weights = self.unused, self.of_chunks(self.chunk, self.chunk)
         grid = (self.batch * self.heads, self.chunks)
-        if self.beta is not None:
+        if self.delta:
             inverse = self.of_chunks(self.chunk, self.chunk)
             self.start(
                 forward.invert, grid,
@@ -116,17 +116,17 @@ class _Launch:
         self, inverse: Tensor, weights: Tensor, state: Tensor | None, out: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The states before all chunks, what is written, and the last state; with `out` the outputs and the last."""
-        keep, delta = out is None, self.beta is not None
+        keep = out is None
         states = self.of_chunks(self.keys, self.values) if keep else self.unused
-        written = self.of_tokens(self.values, self.v.dtype).flatten(0, 1).flatten(1) if keep and delta else self.v
+        written = self.of_tokens(self.values, self.v.dtype).flatten(0, 1).flatten(1) if keep and self.delta else self.v
         last = self.v.new_empty((self.batch, self.heads, self.keys, self.values), dtype=torch.float32)
-        betas, tile = self.v if self.beta is None else self.beta, self.tile("walk")
+        tile = self.tile("walk")
         self.start(
             forward.walk, (self.batch * self.heads, triton.cdiv(self.values, tile["BV"])),
-            self.q, self.k, self.v, self.g, betas, inverse, weights,
+            self.q, self.k, self.v, self.g, self.beta, inverse, weights,
             self.unused if state is None else state.contiguous(), self.unused if out is None else out, states, written,
-            last, *self.sizes(), *self.strides(), betas.stride(0), self.scale,
-            DECAY=self.decay, DELTA=delta, FIRST=state is not None, OUT=not keep, KEEP=keep, **tile,
+            last, *self.sizes(), *self.strides(), self.beta.stride(0), self.scale,
+            DECAY=self.decay, DELTA=self.delta, FIRST=state is not None, OUT=not keep, KEEP=keep, **tile,
         )  # fmt: skip
         return states, written, last
 
@@ -144,12 +144,12 @@ class _Launch:
         """The gradients of the states after all chunks, of what is written (or of r), and of the first state."""
         dstates, dwritten = self.of_chunks(self.keys, self.values), self.of_tokens(self.values, self.v.dtype)
         dfirst = like(dlast, torch.float32)
-        betas, tile, (q, k, _, g) = self.v if self.beta is None else self.beta, self.tile("walk_back"), self.strides()
+        tile, (q, k, _, g) = self.tile("walk_back"), self.strides()
         self.start(
             backward.walk_back, (self.batch * self.heads, triton.cdiv(self.values, tile["BV"])),
-            self.q, self.k, self.g, betas, inverse, weights, douts, dlast.contiguous(), dstates, dwritten, dfirst,
-            *self.sizes(), q, k, g, betas.stride(0), douts.stride(0), self.scale,
-            DECAY=self.decay, DELTA=self.beta is not None, **tile,
+            self.q, self.k, self.g, self.beta, inverse, weights, douts, dlast.contiguous(), dstates, dwritten, dfirst,
+            *self.sizes(), q, k, g, self.beta.stride(0), douts.stride(0), self.scale,
+            DECAY=self.decay, DELTA=self.delta, **tile,
         )  # fmt: skip
         return dstates, dwritten, dfirst
 
@@ -168,15 +168,14 @@ class _Launch:
                 *self.sizes(), *self.strides(), douts.stride(0), self.scale, **tile,
             )  # fmt: skip
             return dq, dk, dwritten, dg, self.v.new_empty(0)
-        delta = self.beta is not None
-        betas, dbeta = self.v if self.beta is None else self.beta, self.of_tokens(int(delta), torch.float32)
-        dv = torch.empty_like(dwritten) if delta else dwritten
+        dbeta = self.of_tokens(int(self.delta), torch.float32)
+        dv = torch.empty_like(dwritten) if self.delta else dwritten
         self.start(
             backward.gradients, (self.batch * self.heads, self.chunks),
-            self.q, self.k, self.v, self.g, betas, weights, written, douts, states, dstates, dwritten,
+            self.q, self.k, self.v, self.g, self.beta, weights, written, douts, states, dstates, dwritten,
             dq, dk, dv, dg, dbeta,
-            *self.sizes(), *self.strides(), betas.stride(0), written.stride(0), douts.stride(0), self.scale,
-            DECAY=self.decay, DELTA=delta, **self.tile("gradients"),
+            *self.sizes(), *self.strides(), self.beta.stride(0), written.stride(0), douts.stride(0), self.scale,
+            DECAY=self.decay, DELTA=self.delta, **self.tile("gradients"),
         )  # fmt: skip
         return dq, dk, dv, dg, dbeta
 

@@ -16,7 +16,7 @@ from archlab.arch_dsl import Model, zoo
 from archlab.arch_dsl.language import plugins
 from archlab.arch_dsl.model.model import DecoderModel
 from archlab.arch_dsl.plain import Unexportable, to_python
-from archlab.arch_dsl.plain.lists import listed
+from archlab.arch_dsl.plain.classes import listed
 from tests.arch_dsl.conformance import CALL, TARGETS, TOKENS, build, cases, load, whole_model
 
 # What a fresh interpreter does with every file: load the weights, compare logits and gradients.
