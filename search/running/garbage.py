@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import time
@@ -21,6 +20,7 @@ from archlab.search.training.shared_stages import beginning
 from archlab.search.trial.kept_weights import WEIGHTS, union
 from archlab.search.trial.trial import Trial
 from archlab.search.utils import temporary as tempfolders
+from archlab.search.utils.files import lock_file
 
 _SHARED = ("stages", "prefixes", "data", "plug-ins", "compiled")  # which a study that is planned may be about to use
 _ABANDONED_S = 3600.0  # a temporary file this old belongs to a process that was killed
@@ -119,17 +119,12 @@ def _remove_of_trial(store: Store, waste: Waste) -> str:
     """Removes files of a trial unless it is trained, or is not as it was when they were found; says so then."""
     assert waste.trial is not None
     key, state = waste.trial
-    descriptor = os.open(store.trial_folder(key) / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with lock_file(store.trial_folder(key) / "writer.lock") as take:
+        if not take():
             return "a process writes to it"
         if store.known([key]).get(key, {}).get("state") != state:
             return "it has changed meanwhile"
         _remove(waste.paths)
-    finally:
-        os.close(descriptor)
     return ""
 
 

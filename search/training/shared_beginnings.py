@@ -9,11 +9,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,9 +24,7 @@ from archlab.search.trial.journal import Journal, events
 from archlab.search.trial.loss_windows import read_windows, write_windows
 from archlab.search.trial.trial import Trial
 from archlab.search.utils.canonical import canonical_json
-
-if TYPE_CHECKING:
-    pass
+from archlab.search.utils.files import lock_file
 
 FOLDER = "prefixes"  # of a store
 
@@ -57,47 +53,38 @@ def fitting(root: Path, trial: Trial, recipe: Recipe) -> list[tuple[int, Path]]:
     return sorted((each for each in places if each[1].name.split("-")[1] == own.get(each[0])), reverse=True)
 
 
-@dataclass(frozen=True)
 class Prefixes:
-    """Those in `root` of the kind of a trial without stages, of machines and layouts like the loop's."""
+    """Those in `root` of the kind of a trial without stages, of machines and layouts like its loop's."""
 
-    root: Path
-    trial: Trial
-    recipe: Recipe
-    machine: str
-
-    @classmethod
-    def of(cls, root: Path, trial: Trial, loop: Loop) -> Prefixes:
-        """Those that a loop can go on from and may add to."""
+    def __init__(self, root: Path, trial: Trial, loop: Loop) -> None:
+        """`step` is that after which the trial keeps its state: the last one that a longer trial can share; 0: none."""
+        self.root, self.trial, self.loop = root, trial, loop
+        self.step = loop.recipe.schedule.stable(loop.recipe.steps)
         alike = {name: value for name, value in loop.fingerprint.items() if name not in ("commit", "platform")}
-        machine = hashlib.sha256(canonical_json(alike).encode()).hexdigest()[:16]
-        return cls(root, trial, loop.recipe, machine)
+        self.machine = hashlib.sha256(canonical_json(alike).encode()).hexdigest()[:16]
 
-    @property
-    def step(self) -> int:
-        """The step after which the trial keeps its state: the last one that a longer trial can share; 0 for none."""
-        return self.recipe.schedule.stable(self.recipe.steps)
-
-    def keep(self, loop: Loop, state: dict[str, Any], journal: Journal) -> None:
+    def keep(self, state: dict[str, Any], journal: Journal) -> None:
         """Keeps the state after `step`, unless one is there; not of a trial that has moved between machines."""
+        loop = self.loop
         if any(event.get("changed") for event in events(loop.folder)):
             return
-        name = f"{self.step}-{beginning(self.recipe, self.step)}-{self.machine}"
+        folder = self.root / kind(self.trial) / f"{self.step}-{beginning(loop.recipe, self.step)}-{self.machine}"
+        folder.mkdir(parents=True, exist_ok=True)
         windows = read_windows(loop.folder, len(loop.curve))
-        told = {
+        added = {
             "lines": journal.lines(0, self.step),
             "windows": {step: torch.from_numpy(sums) for step, sums in windows.items()},
         }
-        with _locked(self.root / kind(self.trial) / name, fcntl.LOCK_EX) as folder:
-            if folder and not checkpoint.steps_in(folder):
-                checkpoint.save(folder, self.step, state | told)
+        with lock_file(folder / ".lock", 0o666) as take:
+            if take() and not checkpoint.steps_in(folder):
+                checkpoint.save(folder, self.step, state | added)
 
     def load(self) -> dict[str, Any] | None:
         """What `keep` was given, of the longest trial that is whole; None if there is none."""
-        for _, place in fitting(self.root, self.trial, self.recipe):
+        for _, place in fitting(self.root, self.trial, self.loop.recipe):
             if place.name.endswith(f"-{self.machine}"):
-                with _locked(place, fcntl.LOCK_SH) as folder:
-                    state = checkpoint.load_newest(folder).state if folder else None
+                with lock_file(place / ".lock", 0o666) as take:
+                    state = checkpoint.load_newest(place).state if take(fcntl.LOCK_SH | fcntl.LOCK_NB) else None
                 if state is not None:
                     return state
         return None
@@ -116,16 +103,3 @@ def take_over(state: dict[str, Any], loop: Loop, journal: Journal) -> None:
     for line in state["lines"]:
         if "validation_loss" not in line or line["step"] in shared:
             journal.write(**line | {"attempt": 0})  # no attempt of this trial has spent anything on it
-
-
-@contextmanager
-def _locked(folder: Path, how: int) -> Iterator[Path | None]:
-    """The folder, made if need be, locked for a writer or for readers; None while others have it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, how | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-        else:
-            yield folder

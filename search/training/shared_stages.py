@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from archlab.search.recipe.recipe import load_recipe
 from archlab.search.training.compiling import compiled_with
-from archlab.search.trial import checkpoint
 from archlab.search.trial.fingerprint import fingerprint
 from archlab.search.trial.trial import Trial
 from archlab.search.utils.canonical import canonical_json
+from archlab.search.utils.files import lock_file
 
 _WAIT_S = 0.5
 
@@ -32,8 +30,8 @@ def shared_stage(root: Path, trial: Trial, index: int, device: str, tick: Callab
     machine = hashlib.sha256(canonical_json(alike).encode()).hexdigest()
     folder = root / f"{beginning(trial, index)}-{machine[:16]}"
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        while not _locked(file.fileno()):
+    with lock_file(folder / ".lock", 0o666) as take:
+        while not take():
             tick()
             time.sleep(_WAIT_S)
         yield folder
@@ -44,21 +42,3 @@ def beginning(trial: Trial, index: int) -> str:
     stages = trial.recipe["stages"][:index]
     recipe = {name: value for name, value in trial.recipe.items() if name != "stages"}
     return replace(trial, recipe=recipe | ({"stages": stages} if stages else {})).key[:32]
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def load_stage(folder: Path) -> dict[str, Any] | None:
-    """What `keep_stage` was given; None before, and where it is damaged."""
-    return checkpoint.load_newest(folder).state
-
-
-def keep_stage(folder: Path, step: int, state: dict[str, Any]) -> None:
-    """Keeps the end of a stage: its weights, how it ended, and its lines."""
-    checkpoint.save(folder, step, state)

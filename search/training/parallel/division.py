@@ -5,16 +5,20 @@ The optimizer works on plain tensors: views of what torch's distributed tensors 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
+from archlab.arch_dsl.model.stack import StackModule
+from archlab.arch_dsl.parts.context import Call
 from archlab.search.recipe.recipe import Recipe
 from archlab.search.training.parallel.meeting import Meeting
 from archlab.search.training.parallel.rules import refuse
-from archlab.search.training.parallel.shards import shard
 from archlab.search.training.parallel.tensors import divide_heads
 
 SPLIT = "shard", "tensor"  # the dimensions over which a parameter may lie in pieces
@@ -62,7 +66,7 @@ class Division:
             if value.grad is None:
                 continue
             if isinstance(value, DTensor):
-                self._all[path].grad, value.grad = _here(value.grad), None
+                self._all[path].grad, value.grad = value.grad.to_local(), None  # type: ignore[attr-defined]
             grads[path] = self._all[path].grad  # type: ignore[assignment]
         self.meeting.sum_all([grads[path] for path in grads if path in self.partial], ["tensor"])
         for path in self.repeated & grads.keys():
@@ -156,13 +160,46 @@ class Division:
 _SUBSETS: tuple[tuple[str, ...], ...] = ((), ("shard",), ("tensor",), ("shard", "tensor"))
 
 
-def _here(value: Tensor) -> Tensor:
-    """What lies on this process."""
-    return value.to_local() if isinstance(value, DTensor) else value
-
-
 def _like(value: nn.Parameter, data: Tensor) -> nn.Parameter:
     """A parameter that optimizers treat as they would `value`, with other data."""
     found = nn.Parameter(data, requires_grad=value.requires_grad)
     vars(found).update(vars(value))
     return found
+
+
+def shard(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Fully sharded data parallel (arXiv:2304.11277): leaves of every parameter one shard here.
+
+    Layers are gathered one by one by torch's `fully_shard`, and gradients summed.
+    Where layers share parameters, all layers are gathered at once.
+    """
+    layers = [layer for stack in model.modules() if isinstance(stack, StackModule) for layer in stack.block]
+    owners = Counter(id(value) for layer in layers for value in layer.parameters())
+    if all(count == 1 for count in owners.values()):
+        for layer in layers:
+            fully_shard(layer, mesh=mesh)
+            layer.register_forward_pre_hook(_close, prepend=True)
+            layer.register_forward_pre_hook(_open)
+    fully_shard(model, mesh=mesh)
+    register_fsdp_forward_method(model, "loss")
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+class _Closed:
+    """A call that is no tree of tensors: FSDP rebuilds trees that it is handed, and what layers leave there is lost."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+
+def _close(layer: nn.Module, inputs: tuple[Tensor, Call]) -> tuple[Any, ...]:
+    """Before FSDP's own hook."""
+    return inputs[0], _Closed(inputs[1])
+
+
+def _open(layer: nn.Module, inputs: tuple[Tensor, Any]) -> tuple[Any, ...]:
+    """After FSDP's own hook."""
+    return inputs[0], inputs[1].call
