@@ -11,7 +11,7 @@ import secrets
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from archlab.search.store.store import Store
 from archlab.search.study.study import Study
 from archlab.search.trackers.shipper import sync
 from archlab.search.trial.metrics import Watch
+from archlab.search.variants.asks import Events
 
 ENTRY = "archlab.search.evaluation.job:evaluate"
 FOLDER = "evaluations"  # of a store: where the jobs write
@@ -35,8 +36,6 @@ HANG_S = 300.0
 _TICK_S = 0.5
 _DEATHS = ("crash", "oom", "cancelled")  # of a process, rather than that nothing could be asked
 _GO_ON = "the same command goes on from here"
-
-Events = Callable[[dict[str, Any]], None]
 
 
 @dataclass

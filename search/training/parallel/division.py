@@ -156,6 +156,52 @@ class Division:
             elif not path and key in present:
                 present[key].copy_(state[key])
 
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The state of an optimizer in the format that one process writes; complete at the leader alone."""
+        entries: dict[str, dict[str, Any]] = {}  # of each parameter, by path
+        for part, order in _parts(optimizer, self.local):
+            state = part.state_dict()["state"]
+            for path, own in ((path, state[number]) for number, path in enumerate(order) if number in state):
+                entries[path] = {k: self.whole(path, v) if self._divides(path, v) else v for k, v in own.items()}
+        entries = self.merged(entries)
+        whole = self.recipe.optimizer.build(self.stand_ins, self.recipe.lr)
+        parts = [
+            part.state_dict()
+            | {"state": {number: entries[path] for number, path in enumerate(order) if path in entries}}
+            for part, order in _parts(whole, self.stand_ins)
+        ]
+        return {"parts": parts} if hasattr(whole, "parts") else parts[0]
+
+    def load_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """Takes of what `optimizer_state` gave the part of this process."""
+        whole = self.recipe.optimizer.build(self.stand_ins, self.recipe.lr)
+        entries: dict[str, dict[str, Any]] = {}
+        given = state["parts"] if hasattr(whole, "parts") else [state]
+        for (_, order), part in zip(_parts(whole, self.stand_ins), given, strict=True):
+            entries |= {path: part["state"][number] for number, path in enumerate(order) if number in part["state"]}
+        for mine, order in _parts(optimizer, self.local):
+            own = {
+                number: {k: self.piece(path, v) if self._divides(path, v) else v for k, v in entries[path].items()}
+                for number, path in enumerate(order)
+                if path in entries
+            }
+            mine.load_state_dict(mine.state_dict() | {"state": own})
+
+    def _divides(self, path: str, value: Any) -> bool:
+        """Whether a tensor of a parameter's state lies as the parameter does: moments do, a count of steps does not."""
+        return isinstance(value, Tensor) and value.ndim == self.own[path].ndim > 0
+
+
+def _parts(
+    optimizer: torch.optim.Optimizer, named: list[tuple[str, nn.Parameter]]
+) -> list[tuple[torch.optim.Optimizer, list[str]]]:
+    """The optimizers that one is made of, each with the paths of its parameters in the order of its numbers."""
+    paths = {id(value): path for path, value in named}
+    return [
+        (part, [paths[id(value)] for group in part.param_groups for value in group["params"]])
+        for part in getattr(optimizer, "parts", [optimizer])
+    ]
+
 
 _SUBSETS: tuple[tuple[str, ...], ...] = ((), ("shard",), ("tensor",), ("shard", "tensor"))
 

@@ -17,7 +17,6 @@ from archlab.search.executors.process_group import Gang
 from archlab.search.recipe.recipe import Recipe
 from archlab.search.training.parallel.division import Division
 from archlab.search.training.parallel.meeting import Meeting
-from archlab.search.training.parallel.whole_state import load_optimizer_state, whole_optimizer_state
 from archlab.search.training.team import Sums, Team
 from archlab.search.trial.journal import Journal
 
@@ -122,13 +121,13 @@ class Together(Team):
         return self.division.model_state()
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        return whole_optimizer_state(self.division, optimizer)
+        return self.division.optimizer_state(optimizer)
 
     def load_model(self, model: nn.Module, state: dict[str, Tensor]) -> None:
         self.division.load_model(state)
 
     def load_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        load_optimizer_state(self.division, optimizer, state)
+        self.division.load_optimizer(optimizer, state)
 
     def leave(self) -> None:
         self.meeting.leave()
