@@ -114,7 +114,6 @@ class _Jobs:
     heard: int = 0  # requests to stop
 
     def run(self) -> None:
-        """Until nothing waits or runs."""
         try:
             while self.running or (self.waiting and self.outcome.stopped is None):
                 while self.waiting and self.outcome.stopped is None and len(self.running) < self.workers.slots:
@@ -132,7 +131,6 @@ class _Jobs:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def submit(self, job: Wanted) -> None:
-        """Starts a job in a folder of its own."""
         folder = self.store.root / FOLDER / f"{job.key}-{secrets.token_hex(4)}"
         folder.mkdir(mode=0o700, parents=True)
         (folder / "trial.json").write_text(self.store.spec(job.key))
@@ -172,7 +170,6 @@ class _Jobs:
             self.stop(EXIT_INTERRUPTED)
 
     def keep(self, job: Wanted, found: dict[str, Any]) -> None:
-        """Has the store remember findings."""
         for measure in job.measures:
             if measure.label in found:
                 about = {"measure": measure.label, "version": measure.numbers(), "data": job.data}

@@ -22,12 +22,10 @@ class Shipping:
         self.finishing = False
 
     def start(self) -> None:
-        """Begins to ship."""
         if self.shipper is not None:
             self.shipper.start()
 
     def notice(self, *keys: str) -> None:
-        """These trials have been started or have ended."""
         if self.shipper is not None:
             for key in keys:
                 self.shipper.notice(key)

@@ -56,7 +56,6 @@ class Follower:
         self.read()
 
     def read(self) -> None:
-        """Looks at the table."""
         self.rows = self.store.study_trials(self.study)
         self.states = states_of(self.rows, self.store.holder)
 

@@ -137,7 +137,6 @@ def _model(writer: Writer) -> Schema:
 
 
 def _reference(writer: Writer) -> Schema:
-    """The keys that name a model of the zoo."""
     sizes = sorted({size for name in zoo.names() for size in zoo.entry(name).sizes})
     return {
         "zoo": {"enum": zoo.names()},

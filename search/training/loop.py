@@ -191,7 +191,6 @@ class Loop:
         return total, noted, earlier
 
     def note(self, values: dict[str, Tensor]) -> None:
-        """Adds numbers that are logged beside the loss."""
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0) + value.detach().double()
 

@@ -174,7 +174,6 @@ class Run:
                 note_event(self.folder, self.attempt, "continued", **loop.continued or {})
 
     def stage(self, loop: Loop) -> dict[str, Any]:
-        """Trains and evaluates a stage."""
         return outcome(loop, self.journal, self.should_stop, self.checkpoint_s, self.until)
 
     def paused(self) -> dict[str, Any]:
