@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from archlab.search.executors.executor import LOST, Failure, FailureKind, load_entry, stop_flag
+from archlab.search.executors.executor import LOST, Failure, FailureKind, named, stop_flag
 from archlab.search.trial.outcome_files import read_result
 from archlab.search.utils.files import lock_file, write_whole
 
@@ -58,7 +58,7 @@ def _train(
 ) -> dict[str, Any] | Failure:
     rank = options["gang"].rank if "gang" in options else 0
     try:
-        train, interrupted = load_entry(entry)
+        train, interrupted = named(entry), named(f"{entry.partition(':')[0]}:Interrupted")
     except Exception:
         return _user_failure(folder, f"the trainer {entry} can't be loaded", rank)
     should_stop = _stop_poll(stop_flag(folder, attempt))

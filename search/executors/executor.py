@@ -80,11 +80,6 @@ def request_stop(folder: Path, attempt: int) -> None:
     stop_flag(folder, attempt).touch(mode=0o600)
 
 
-def load_entry(entry: str) -> tuple[Any, type[BaseException]]:
-    """The trainer behind "module:function", and the exception `Interrupted` which its module defines beside it."""
-    return named(entry), named(f"{entry.partition(':')[0]}:Interrupted")
-
-
 def named(entry: str) -> Any:
     """What stands behind "module:name", imported only now."""
     module, _, name = entry.partition(":")

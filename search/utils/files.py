@@ -30,6 +30,14 @@ def write_whole(path: Path, text: str, durable: bool = True) -> None:
         raise
 
 
+def read_json(path: Path) -> Any:
+    """What a file of JSON holds; None where there is none, or where a power cut left no JSON."""
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
 @contextmanager
 def lock_file(path: Path, mode: int = 0o600) -> Iterator[Callable[..., bool]]:
     """Opens a file, made if need be, whose lock ends with the block or with the process.
