@@ -276,8 +276,8 @@ class _Driver:
         if self.stop is None:
             return
         self.stop_running()
-        if not self.stop.told:
-            self.stop.told = True
+        if not self.stop.announced:
+            self.stop.announced = True
             self.emit("stop", exit_code=self.stop.exit_code, message=self.stop.message)
         if self.stop.overdue():
             for key in self.running:

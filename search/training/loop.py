@@ -114,7 +114,7 @@ class Loop:
             if step + 1 in points:
                 self.validate(journal)
             if self.log2 and is_power_of_two(self.step):
-                self.keep_weights(journal)
+                self.keep_weights()
             if self.step == self.prefix_step:
                 self.leave_prefix(journal)
             pause = self.step == until
@@ -259,7 +259,7 @@ class Loop:
             checkpoint.save(self.folder, self.step, state)
         self._clock = time.perf_counter()
 
-    def keep_weights(self, journal: Journal) -> None:
+    def keep_weights(self) -> None:
         """Puts the weights of this step aside, for good."""
         self.elapsed()
         state, folder = self.state(whole=False), self.folder / WEIGHTS

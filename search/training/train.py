@@ -99,10 +99,7 @@ def train(
 @contextmanager
 def team_of(gang: Gang | None, device: torch.device) -> Iterator[Team]:
     """The processes that train the trial, once all are there."""
-    if gang is None:
-        yield ALONE
-        return
-    team: Team = named(TOGETHER)(gang, device)
+    team: Team = ALONE if gang is None else named(TOGETHER)(gang, device)
     try:
         yield team
     finally:

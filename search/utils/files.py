@@ -30,12 +30,13 @@ def write_whole(path: Path, text: str, durable: bool = True) -> None:
         raise
 
 
-def read_json(path: Path) -> Any:
-    """What a file of JSON holds; None where there is none, or where a power cut left no JSON."""
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The mapping that a file of JSON holds; None without a file, and where a power cut left no JSON in it."""
     try:
-        return json.loads(path.read_text())
+        found: dict[str, Any] = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
         return None
+    return found
 
 
 @contextmanager

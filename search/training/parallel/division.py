@@ -93,24 +93,16 @@ class Division:
         value = self.own[path]
         if not isinstance(value, DTensor):
             return ()
-        names = value.device_mesh.mesh_dim_names or ()
-        return tuple(
-            name for name, placement in zip(names, value.placements, strict=True) if not placement.is_replicate()
-        )
+        placed = zip(value.device_mesh.mesh_dim_names or (), value.placements, strict=True)
+        return tuple(name for name, placement in placed if not placement.is_replicate())
 
     def whole(self, path: str, piece: Tensor) -> Tensor:
         """A tensor that lies as the parameter at `path` does, put together from its pieces, on the CPU."""
         value = self.own[path]
         if not isinstance(value, DTensor):
             return piece.detach().cpu()
-        found = DTensor.from_local(
-            piece.detach(),
-            value.device_mesh,
-            value.placements,
-            run_check=False,
-            shape=value.shape,
-            stride=value.stride(),
-        )
+        lies: dict[str, Any] = {"shape": value.shape, "stride": value.stride()}
+        found = DTensor.from_local(piece.detach(), value.device_mesh, value.placements, run_check=False, **lies)
         placements = list(value.placements)
         for index in range(len(placements)):  # one after another, as a shard is divided after its heads
             placements[index] = Replicate()
