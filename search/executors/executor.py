@@ -1,4 +1,4 @@
-"""Where trials run: the protocol that the driver needs, and an inline executor that trains in this process."""
+"""Where trials run: the protocol that the driver needs, and the words for how an attempt ends."""
 
 from __future__ import annotations
 

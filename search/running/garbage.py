@@ -15,8 +15,7 @@ from archlab.search.store import plugins as plugin_files
 from archlab.search.store.lock import in_use
 from archlab.search.store.store import Store
 from archlab.search.training import compiling
-from archlab.search.training import shared_beginnings as prefixes
-from archlab.search.training.shared_stages import beginning
+from archlab.search.training import shared_beginnings as shared
 from archlab.search.trial.kept_weights import WEIGHTS, union
 from archlab.search.trial.trial import Trial
 from archlab.search.utils import temporary as tempfolders
@@ -64,7 +63,7 @@ def find(store: Store) -> list[Waste]:
     found = [*_checkpoints(known), *_temporary(store.root, known)]
     wanted = [each.trial for each in known if each.wishes]
     found += _stages(store.root / "stages", wanted)
-    found += _prefixes(store.root / prefixes.FOLDER, wanted)
+    found += _prefixes(store.root / shared.FOLDER, wanted)
     found += _data(store.root / "data", wanted)
     found += _plugins(store.root / plugin_files.FOLDER, [each.trial for each in known])
     found += _compiled(_layers(store.root), known)
@@ -175,7 +174,7 @@ def _temporary(root: Path, known: Iterable[_Known]) -> Iterator[Waste]:
 
 
 def _stages(root: Path, wanted: list[Trial]) -> Iterator[Waste]:
-    used = {beginning(trial, index) for trial in wanted for index in range(len(trial.recipe.get("stages", ())))}
+    used = {shared.stages_key(trial, index) for trial in wanted for index in range(len(trial.recipe.get("stages", ())))}
     left = [folder for folder in _folders(root) if folder.name.partition("-")[0] not in used]
     if left:
         yield _waste("stages", "ends of stages that no wanted trial begins with", left)
@@ -183,7 +182,7 @@ def _stages(root: Path, wanted: list[Trial]) -> Iterator[Waste]:
 
 def _prefixes(root: Path, wanted: list[Trial]) -> Iterator[Waste]:
     kinds = _folders(root)
-    used = {prefixes.kind(trial) for trial in wanted} if kinds else set()
+    used = {shared.kind(trial) for trial in wanted} if kinds else set()
     if left := [folder for folder in kinds if folder.name not in used]:
         yield _waste("prefixes", "ends of trials that no wanted one is like but for its length", left)
 

@@ -1,4 +1,5 @@
-"""What shorter trials leave for longer ones, which are equal but for `tokens` and `schedule`, at the same rates so far.
+"""What trials that begin alike share: the ends of stages, so that fine-tuning trains its base once, and the states of
+shorter trials, from which longer ones go on, equal but for `tokens` and `schedule`, at the same rates so far.
 
 A step is a pure function of the trial and the step before. So two trials of one kind, whose learning rates and rows are
 the same in all steps up to one, have the same bits after it, and the longer one goes on from there.
@@ -9,6 +10,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +21,11 @@ import numpy as np
 import torch
 
 from archlab.search.recipe.curve import curve_points
-from archlab.search.recipe.recipe import Recipe
+from archlab.search.recipe.recipe import Recipe, load_recipe
+from archlab.search.training.compiling import compiled_with
 from archlab.search.training.loop import Loop
 from archlab.search.trial import checkpoint
+from archlab.search.trial.fingerprint import fingerprint
 from archlab.search.trial.journal import Journal, events
 from archlab.search.trial.loss_windows import read_windows, write_windows
 from archlab.search.trial.trial import Trial
@@ -27,6 +33,32 @@ from archlab.search.utils.canonical import canonical_json
 from archlab.search.utils.files import lock_file
 
 FOLDER = "prefixes"  # of a store
+_WAIT_S = 0.5
+
+
+@contextmanager
+def shared_stage(root: Path, trial: Trial, index: int, device: str, tick: Callable[[], None]) -> Iterator[Path]:
+    """The folder for the end of stage `index` of all trials that are alike up to it, on machines and compilers alike.
+
+    One process at a time has it; while another one trains the stage, `tick` is called again and again, and what it
+    raises ends the waiting. The lock ends with its process.
+    """
+    alike = fingerprint(device) | compiled_with(load_recipe(trial.recipe, "recipe"))
+    machine = hashlib.sha256(canonical_json(alike).encode()).hexdigest()
+    folder = root / f"{stages_key(trial, index)}-{machine[:16]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock_file(folder / ".lock", 0o666) as take:
+        while not take():
+            tick()
+            time.sleep(_WAIT_S)
+        yield folder
+
+
+def stages_key(trial: Trial, index: int) -> str:
+    """What trials share that are alike up to the end of stage `index`: 32 digits of the key of one that ends there."""
+    stages = trial.recipe["stages"][:index]
+    recipe = {name: value for name, value in trial.recipe.items() if name != "stages"}
+    return replace(trial, recipe=recipe | ({"stages": stages} if stages else {})).key[:32]
 
 
 def kind(trial: Trial) -> str:

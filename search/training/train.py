@@ -30,8 +30,7 @@ from archlab.search.training.ends import Interrupted, Paused
 from archlab.search.training.loop import Before, Loop
 from archlab.search.training.module import build_model, seeds_of, slower
 from archlab.search.training.outcome import ShouldStop, outcome, stage_record
-from archlab.search.training.shared_beginnings import FOLDER, Prefixes, take_over
-from archlab.search.training.shared_stages import shared_stage
+from archlab.search.training.shared_beginnings import FOLDER, Prefixes, shared_stage, take_over
 from archlab.search.training.team import ALONE, Team
 from archlab.search.trial import checkpoint
 from archlab.search.trial.journal import Journal, events, note_event
