@@ -19,6 +19,7 @@ from archlab.search.executors.executor import Executor, ExecutorError, Failure
 from archlab.search.executors.resources import Resources
 from archlab.search.planning.plan import Plan
 from archlab.search.store.store import Store
+from archlab.search.study.study import Study
 from archlab.search.training.step_times import step_time_key
 from archlab.search.variants.asks import Events
 from archlab.search.variants.variant import Variant
@@ -44,11 +45,7 @@ class Smoked:
 
 
 def smoke(
-    planned: Plan,
-    store: Store,
-    workers: Executor,
-    replan: Callable[[int], Plan],
-    tell: Events | None = None,
+    planned: Plan, store: Store, workers: Executor, replan: Callable[[int], Plan], tell: Events | None = None
 ) -> Plan:
     """The plan with the micro-batch at which every variant fits: the same one where all fit as they are.
 
@@ -58,7 +55,7 @@ def smoke(
     trying, now = _all(planned), planned
     rows = max(map(_micro_batch, trying))
     while True:
-        found = [*_tried(trying, planned.study.study, store, workers, tell, planned.study.resources)]
+        found = [*_tried(trying, planned.study, store, workers, tell)]
         wrong = {each.variant: each for each in found if each.verdict == "fails"}
         starved = {each.variant for each in found if each.verdict == "out of memory"}
         rows = max((each.micro_batch for each in found if each.variant in starved), default=rows) if starved else rows
@@ -86,15 +83,10 @@ def _micro_batch(variant: Variant) -> int:
 
 
 def _tried(
-    variants: list[Variant],
-    study: str,
-    store: Store,
-    workers: Executor,
-    tell: Events | None,
-    resources: Resources,
+    variants: list[Variant], study: Study, store: Store, workers: Executor, tell: Events | None
 ) -> Iterable[Smoked]:
     """Runs the first steps of each, as many at once as trials would run, in folders that are gone afterwards."""
-    root = store.root / "smoke" / study
+    root = store.root / "smoke" / study.study
     shutil.rmtree(root, ignore_errors=True)  # of a run that was killed
     waiting, running = deque(variants), dict[str, tuple[Variant, float]]()
     try:
@@ -110,7 +102,7 @@ def _tried(
             for ended in workers.wait(_TICK_S):
                 variant, _ = running.pop(ended.key)
                 found = _judged(variant, ended.outcome)
-                _remember(store, variant, found, resources)
+                _remember(store, variant, found, study.resources)
                 if tell:
                     tell({"event": "smoke", **asdict(found)})
                 yield found

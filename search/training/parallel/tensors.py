@@ -28,7 +28,7 @@ class Columns(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         pieces = partial(_distribute, weight=0, bias=Shard(0))
-        return distribute_module(module, device_mesh, pieces, None, lambda _, output, mesh: output.to_local())  # type: ignore[arg-type]
+        return distribute_module(module, device_mesh, pieces, None, lambda _, output, mesh: output.to_local())
 
 
 class Rows(ParallelStyle):
