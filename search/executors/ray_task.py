@@ -71,7 +71,6 @@ def _own_server(job: dict[str, Any]) -> ForkServer:
 
 
 def _devices(gpus: float) -> list[str]:
-    """The devices that Ray gave this task."""
     import ray
 
     return [str(each) for each in ray.get_gpu_ids()] if gpus else []

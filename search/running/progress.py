@@ -197,7 +197,6 @@ class Progress:
         return left if left is None or self.ends is None else min(left, max(0.0, self.ends - time.monotonic()))
 
     def headline(self) -> str:
-        """The study in one line."""
         failed = sum(state == "failed" for state in self.states.values()) + self.before.get("failed", 0)
         diverged = sum(state == "diverged" for state in self.states.values()) + self.before.get("diverged", 0)
         parts = [f"{self.study}: {self.done}/{max(self.total, self.done + len(self.running))} trials"]

@@ -117,7 +117,6 @@ def _scale(_: Writer) -> Schema:
 
 
 def _recipe_changes(_: Writer) -> Schema:
-    """Paths of the recipe, without their first step."""
     paths = {"propertyNames": {"pattern": rf"^({'|'.join(fields_of(Recipe))})(\.{PATH_STEP})*$"}}
     told = "Paths of `train` to values, which replace what is there."
     return {"type": "object", "description": told, "minProperties": 1, **paths}
@@ -168,7 +167,6 @@ def _memory(_: Writer) -> Schema:
 
 
 def _tune(writer: Writer) -> Schema:
-    """Values by path, and how they are extended and ended early."""
     rate, number = writer.of(Positive), {"anyOf": [{"type": "number"}, {"type": "string", "pattern": UNIT}]}
 
     def grid(value: Schema) -> Schema:
