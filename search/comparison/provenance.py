@@ -9,8 +9,7 @@ from typing import Any
 from archlab.search.results.selection import Selection, tuned_paths
 from archlab.search.store.roles import ROLE
 from archlab.search.store.store import TERMINAL
-from archlab.search.trial.identity import identity_of
-from archlab.search.trial.trial import Trial
+from archlab.search.trial.trial import Trial, identity_of
 
 VERSIONS = ("archlab", "commit", "torch", "python", "device", "cpu", "threads", "gpu", "compiler", "parallel")
 """What of the fingerprints of trials a report says."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import resource
@@ -15,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from archlab.search.executors.executor import LOST, Failure, FailureKind, load_entry, stop_flag
+from archlab.search.executors.executor import LOST, Failure, FailureKind, named, stop_flag
 from archlab.search.trial.outcome_files import read_result
-from archlab.search.utils.files import write_whole
+from archlab.search.utils.files import lock_file, write_whole
 
 if TYPE_CHECKING:
     from archlab.search.executors.process_group import Gang
@@ -59,7 +58,7 @@ def _train(
 ) -> dict[str, Any] | Failure:
     rank = options["gang"].rank if "gang" in options else 0
     try:
-        train, interrupted = load_entry(entry)
+        train, interrupted = named(entry), named(f"{entry.partition(':')[0]}:Interrupted")
     except Exception:
         return _user_failure(folder, f"the trainer {entry} can't be loaded", rank)
     should_stop = _stop_poll(stop_flag(folder, attempt))
@@ -103,20 +102,13 @@ def _kind(error: BaseException) -> FailureKind | None:
 @contextmanager
 def _only_writer(folder: Path) -> Iterator[None]:
     """Holds the folder for this process; waits for the process of an earlier attempt to be gone. Raises OSError."""
-    descriptor = os.open(folder / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    with lock_file(folder / "writer.lock") as take:
         deadline = time.monotonic() + _WRITER_WAIT_S
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(errno.ETIMEDOUT, f"another process still writes to {folder}") from None
-                time.sleep(0.05)
+        while not take():
+            if time.monotonic() > deadline:
+                raise TimeoutError(errno.ETIMEDOUT, f"another process still writes to {folder}")
+            time.sleep(0.05)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _stop_poll(flag: Path) -> Callable[[], bool]:

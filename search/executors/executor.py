@@ -1,4 +1,4 @@
-"""Where trials run: the protocol that the driver needs, and an inline executor that trains in this process."""
+"""Where trials run: the protocol that the driver needs, and the words for how an attempt ends."""
 
 from __future__ import annotations
 
@@ -78,11 +78,6 @@ def stop_flag(folder: Path, attempt: int) -> Path:
 def request_stop(folder: Path, attempt: int) -> None:
     """Asks an attempt to write a checkpoint and stop."""
     stop_flag(folder, attempt).touch(mode=0o600)
-
-
-def load_entry(entry: str) -> tuple[Any, type[BaseException]]:
-    """The trainer behind "module:function", and the exception `Interrupted` which its module defines beside it."""
-    return named(entry), named(f"{entry.partition(':')[0]}:Interrupted")
 
 
 def named(entry: str) -> Any:

@@ -59,7 +59,6 @@ class ForkServer:
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """Kills the server and with it its trials."""
         self._process.kill()
         self._process.wait()
         if self._process.stdin is not None:
@@ -229,7 +228,7 @@ def _run(job: dict[str, Any], write: int, server: int) -> None:
     if job.get("gang"):
         from archlab.search.executors.process_group import Gang
 
-        gang = Gang.from_json(job["gang"])
+        gang = Gang.of(job["gang"])
     found = run_trial(job["entry"], folder, Path(job["data_root"]), job["attempt"], job.get("until"), gang)
     answer = {"failure": found.kind, "message": found.message} if isinstance(found, Failure) else {"outcome": found}
     with open(write, "w") as pipe:

@@ -36,7 +36,6 @@ class Ends:
         self._deadline = float("inf")
 
     def add(self, rank: int, answer: Answer) -> None:
-        """A rank has ended."""
         self._answers[rank] = answer
         well = "outcome" in answer or answer["failure"] == "interrupted"
         if rank == 0 or not well:

@@ -18,12 +18,10 @@ class InlineExecutor:
 
     @property
     def slots(self) -> int:
-        """One."""
         return 1
 
     @property
     def gpus(self) -> float:
-        """None that anyone counts."""
         return 0.0
 
     def start(self) -> None:

@@ -5,11 +5,9 @@ This file is all that plans and launchers need; what a process does with it is i
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from archlab.arch_dsl.language.spec import Count, Spec
 
@@ -82,12 +80,7 @@ class Gang:
             rest, found[name] = divmod(rest, size)
         return found
 
-    def to_json(self) -> str:
-        """As text, for an argument of a process."""
-        return json.dumps(dataclasses.asdict(self))
-
     @classmethod
-    def from_json(cls, text: str) -> Gang:
-        """From what `to_json` gave."""
-        found = json.loads(text)
-        return cls(**found | {"parallel": Parallel(**found["parallel"])})
+    def of(cls, fields: dict[str, Any]) -> Gang:
+        """From its fields as JSON has them."""
+        return cls(**fields | {"parallel": Parallel(**fields["parallel"])})

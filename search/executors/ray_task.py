@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from contextlib import suppress
@@ -58,7 +57,7 @@ def _jobs(job: dict[str, Any], meeting: str, rank: int | None) -> list[dict[str,
     for place, mine in enumerate(range(world) if rank is None else [rank]):
         environment = _environment(devices[place * each : (place + 1) * each], loopback=alone)
         gang = {"rank": mine, "world": world, "address": meeting, "parallel": job["parallel"]}
-        found.append({**job, "environment": environment, "gang": json.dumps(gang)})
+        found.append({**job, "environment": environment, "gang": gang})
     return found
 
 
@@ -72,7 +71,6 @@ def _own_server(job: dict[str, Any]) -> ForkServer:
 
 
 def _devices(gpus: float) -> list[str]:
-    """The devices that Ray gave this task."""
     import ray
 
     return [str(each) for each in ray.get_gpu_ids()] if gpus else []

@@ -49,7 +49,6 @@ class Resources(Spec):
 
     @property
     def world(self) -> int:
-        """Processes of a trial."""
         return self.parallel.world
 
     def problems(self, path: str = "resources") -> Iterator[Problem]:

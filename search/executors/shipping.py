@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import platform
 from functools import cache
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from archlab.search.trial.fingerprint import COMMIT, commit
+from archlab.search.trial.fingerprint import COMMIT, commit, version_of
 
 # What a trial needs; the command line and the dashboard stay where they are.
 PACKAGES = ("arch_dsl", "kernels", "search")
@@ -38,7 +37,7 @@ def ours() -> dict[str, str]:
     return {
         "archlab's source": found.hexdigest()[:16],
         "python": ".".join(platform.python_version_tuple()[:2]),
-        **{name: _version(name) for name in _SAME},
+        **{name: version_of(name) or "none" for name in _SAME},
     }
 
 
@@ -72,10 +71,3 @@ def _folder() -> Path:
     spec = find_spec("archlab")
     assert spec is not None and spec.submodule_search_locations
     return Path(spec.submodule_search_locations[0])
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "none"

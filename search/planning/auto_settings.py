@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from archlab.search.hardware import facts as machine
 from archlab.search.recipe.recipe import Recipe
 from archlab.search.store.store import Store
+from archlab.search.trial.fingerprint import cpu_info
 
 if TYPE_CHECKING:
     from archlab.search.executors.resources import Resources
@@ -28,6 +29,7 @@ GPU_FLOPS = 5e13
 SHORT_S = 60.0  # below it a trial is mostly its start, its evaluation and its checkpoints
 NARROW = 64  # d_model below which casts cost what bfloat16 products save
 COMPILE_S = 25.0  # the first time that a distinct layer is compiled
+_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512_BF16"}  # by the processor's flag
 PAYS_S = 180.0  # of training per distinct layer, of which compiled code saves a tenth to a third
 
 
@@ -154,18 +156,9 @@ def cpu_units() -> str | None:
     import torch
 
     flags = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    found = [name for flag, name in _UNITS.items() if flags.get(flag) or flag in _cpu_flags()]
+    listed = cpu_info("flags").split()
+    found = [name for flag, name in _UNITS.items() if flags.get(flag) or flag in listed]
     return f"this CPU has {' and '.join(found)}" if found else None
-
-
-_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512_BF16"}
-
-
-def _cpu_flags() -> frozenset[str]:
-    """The processor's flags, as Linux lists them."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-    return frozenset(next((line.split(":", 1)[1] for line in lines if line.startswith("flags")), "").split())
 
 
 @cache

@@ -90,7 +90,6 @@ class Builder:
         )
 
     def data(self, recipe: Recipe) -> Dataset:
-        """The prepared data of a recipe. Raises SpecError."""
         return self.datasets.of(recipe)
 
     def settle(self, recipe: Recipe) -> Recipe:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,22 +14,17 @@ from rich.text import Text
 
 from archlab.arch_dsl.language.errors import shorten
 from archlab.arch_dsl.tree.identity import brief_text
-from archlab.search.executors.resources import Room
 from archlab.search.formatting.numbers import count, duration, plain_console, signed, size
 from archlab.search.planning.auto_settings import lines as settled_lines
-from archlab.search.planning.edits import edits
-from archlab.search.planning.estimate import Estimate, estimate
 from archlab.search.planning.foreseen import foreseen
-from archlab.search.planning.going_on import GoingOn, going_on
+from archlab.search.planning.known import Known
 from archlab.search.planning.plan import Plan
-from archlab.search.planning.resolution import Resolution, resolution
 from archlab.search.recipe.initial_weights import start_lines
 from archlab.search.recipe.stages import stage_lines
-from archlab.search.sections.budget.spec import Spent, spent_of, standing
+from archlab.search.sections.budget.spec import standing
 from archlab.search.sections.design.lines import LONGEST, component_lines, design_lines
 from archlab.search.sections.evaluate.wanted import to_measure
 from archlab.search.sections.tune.spec import Tune, short
-from archlab.search.store.store import Store
 from archlab.search.variants.patches import spelt
 from archlab.search.variants.variant import Variant
 
@@ -37,37 +32,9 @@ _ROWS = 200  # variants that a plan prints
 _FIGURES = 40  # characters that the numbers of a variant take in a plan
 
 
-@dataclass
-class _Known:
-    """What the store knows of a plan: trials that have a result, the smallest difference that can be resolved, what was
-    edited since the study was run, what goes on from shorter trials, and what was spent so far."""
-
-    done: int
-    resolution: Resolution | None
-    edits: list[str]
-    going_on: GoingOn | None
-    spent: Spent
-
-    @classmethod
-    def of(cls, planned: Plan, root: Path) -> Self:
-        """Of the store in a folder, if there is one."""
-        if not (root / "store.json").exists():
-            return cls(0, resolution(planned, None), [], None, Spent())
-        with Store.open(root, create=False) as store:
-            spent = spent_of(store, planned.study.study)
-            return cls(
-                planned.done(store), resolution(planned, store), edits(planned, store), going_on(planned, store), spent
-            )
-
-    def guess(self, planned: Plan, root: Path, slots: int | None) -> Estimate:
-        """Of what is left. Raises ResourcesError when this machine has no room for a trial."""
-        done = self.done if planned.left(self.done) else planned.trials
-        return estimate(planned, root, slots or planned.study.resources.slots([Room.here()]), done)
-
-
 def plan_json(planned: Plan, root: Path, slots: int | None = None) -> dict[str, Any]:
     """A plan as JSON: its record, the number of trials, how many have a result, and the estimate in seconds."""
-    known = _Known.of(planned, root)
+    known = Known.of(planned, root)
     return {
         **planned.record(),
         "trials": planned.trials,
@@ -98,8 +65,7 @@ def print_plan(planned: Plan, root: Path, slots: int | None = None) -> None:
 
 
 def _lines(planned: Plan, root: Path, slots: int | None) -> Iterator[str]:
-    """What a plan says below its table."""
-    known = _Known.of(planned, root)
+    known = Known.of(planned, root)
     done, left = known.done, planned.left(known.done)
     told = f"; {done} of them have a result, {left} are left, as far as is known" if done else ""
     if done and not left:

@@ -223,9 +223,8 @@ class Plan:
         """The variants as their rows are wanted; sorted anew only when a search has added one."""
         if len(self._ordered) == len(self.variants):
             return self._ordered
-        first = (
-            {variant.baseline for variant in self.variants} if self.study.prune and self.study.prune.paired else set()
-        )
+        paired = self.study.prune and self.study.prune.paired
+        first = {variant.baseline for variant in self.variants} if paired else set()
 
         def place(variant: Variant) -> tuple[bool, float]:
             return variant.name not in first, -variant.flops_per_token * float(variant.recipe.all_tokens)

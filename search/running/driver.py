@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -25,8 +26,8 @@ from archlab.search.running.ending import (
 )
 from archlab.search.running.queue import Planner, Running, Table
 from archlab.search.running.recovery import settle, take_over
-from archlab.search.running.retries import Breaker, Retries
-from archlab.search.running.shipping import Shipper, Shipping
+from archlab.search.running.retries import RETRIES, Breaker
+from archlab.search.running.shipping import AnyShipper, Shipping
 from archlab.search.running.stop_and_retry import forget_request, stop_requests
 from archlab.search.sections.budget.spec import Account, Budget, attempt_spent, spent_of
 from archlab.search.store.lock import StudyLock
@@ -35,14 +36,13 @@ from archlab.search.trial.kept_weights import Keep, tell
 from archlab.search.trial.metrics import Watch, validation_history
 from archlab.search.trial.outcome_files import read_result
 from archlab.search.trial.rough_start import read_signs
-from archlab.search.variants.asks import NextRows
+from archlab.search.variants.asks import Events, NextRows
 
 TICK_S = 0.5
 HANG_S = 300.0
 
 ShouldPrune = Callable[[str, int, list[tuple[int, float]]], bool]
 TokensOf = Callable[[str, int | None], int]
-OnEvent = Callable[[dict[str, Any]], None]
 
 
 def drive(
@@ -51,8 +51,8 @@ def drive(
     next_rows: NextRows,
     executor: Executor,
     *,
-    shipper: Shipper | None = None,
-    on_event: OnEvent | None = None,
+    shipper: AnyShipper | None = None,
+    on_event: Events | None = None,
     limits: Budget | None = None,
     tokens_of: TokensOf | None = None,
     should_prune: ShouldPrune | None = None,
@@ -90,7 +90,7 @@ class _Driver:
     planner: Planner
     executor: Executor
     shipping: Shipping
-    on_event: OnEvent | None
+    on_event: Events | None
     should_prune: ShouldPrune | None
     hang_s: float
     account: Account
@@ -104,7 +104,7 @@ class _Driver:
     table: Table = field(default_factory=Table)
     before: set[str] = field(default_factory=set)
     pruned: set[str] = field(default_factory=set)
-    retries: Retries = field(default_factory=Retries)
+    charged: Counter[tuple[str, str]] = field(default_factory=Counter)  # failures by trial and kind
     breaker: Breaker = field(default_factory=Breaker)
 
     def run(self) -> Summary:
@@ -116,7 +116,7 @@ class _Driver:
             self.shipping.notice(*settle(self.store, self.study))
             if self.account.limits.of_life:
                 self.account.spent = spent_of(self.store, self.study)
-            self.replan()
+            self.table = self.planner.ask(self.running)
             self.before = self.table.ended()
             counts = count(self.table.states, self.before)
             self.emit("study", study=self.study, counts=counts, started=len(self.account.spent.trials))
@@ -138,7 +138,7 @@ class _Driver:
         """One pass; False when there is nothing left to do or to wait for."""
         if self.stop is None:
             if self.planner.due(self.table):
-                self.replan()
+                self.table = self.planner.ask(self.running)
             self.launch()
         elsewhere = self.table.elsewhere if self.stop is None else {}
         if not self.running and not elsewhere:
@@ -159,11 +159,7 @@ class _Driver:
         self.emit("tick", running={key: each.folder for key, each in self.running.items()})
         return True
 
-    # planning and launching
-
-    def replan(self) -> None:
-        """Asks the planner and reads the table."""
-        self.table = self.planner.ask(self.running)
+    # launching
 
     def launch(self) -> None:
         """Fills the free slots in the planned order."""
@@ -252,11 +248,12 @@ class _Driver:
         if kind == "infra":
             self.running[key] = running
             raise ExecutorError(message)
+        self.charged[key, kind] += 1
         if kind in ("interrupted", "cancelled", "node", "disk"):
             self.release(key, running, message)
             if kind == "disk":
                 self.ask_stop(EXIT_TRY_AGAIN, f"{message}; free some and run the same command again")
-        elif self.retries.charge(key, kind):
+        elif self.charged[key, kind] <= RETRIES[kind]:  # it goes on from its checkpoint
             self.release(key, running, f"{kind}: {message}")
             self.emit("retry", key=key, attempt=attempt, kind=kind, message=message)
         else:
@@ -281,8 +278,8 @@ class _Driver:
         if self.stop is None:
             return
         self.stop_running()
-        if not self.stop.told:
-            self.stop.told = True
+        if not self.stop.announced:
+            self.stop.announced = True
             self.emit("stop", exit_code=self.stop.exit_code, message=self.stop.message)
         if self.stop.overdue():
             for key in self.running:
@@ -340,12 +337,10 @@ class _Driver:
     # telling
 
     def emit(self, event: str, **detail: Any) -> None:
-        """Tells whoever watches."""
         if self.on_event is not None:
             self.on_event({"event": event, **detail})
 
     def summary(self) -> Summary:
-        """What the table says now."""
         table = self.table = Table.of(self.store.study_trials(self.study))
         found = summarise(table.states, self.before, self.stop, len(table.waiting) + len(table.elsewhere))
         self.emit("summary", exit_code=found.exit_code, counts=found.counts, message=found.message)

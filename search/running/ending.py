@@ -36,7 +36,7 @@ class Stop:
     exit_code: int
     message: str
     deadline: float = field(default_factory=lambda: time.monotonic() + GRACE_S)
-    told: bool = False
+    announced: bool = False
 
     def overdue(self) -> bool:
         """True when the grace is over, and again after another one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import time
@@ -16,11 +15,11 @@ from archlab.search.store import plugins as plugin_files
 from archlab.search.store.lock import in_use
 from archlab.search.store.store import Store
 from archlab.search.training import compiling
-from archlab.search.training import shared_beginnings as prefixes
-from archlab.search.training.shared_stages import beginning
+from archlab.search.training import shared_beginnings as shared
 from archlab.search.trial.kept_weights import WEIGHTS, union
 from archlab.search.trial.trial import Trial
 from archlab.search.utils import temporary as tempfolders
+from archlab.search.utils.files import lock_file
 
 _SHARED = ("stages", "prefixes", "data", "plug-ins", "compiled")  # which a study that is planned may be about to use
 _ABANDONED_S = 3600.0  # a temporary file this old belongs to a process that was killed
@@ -64,7 +63,7 @@ def find(store: Store) -> list[Waste]:
     found = [*_checkpoints(known), *_temporary(store.root, known)]
     wanted = [each.trial for each in known if each.wishes]
     found += _stages(store.root / "stages", wanted)
-    found += _prefixes(store.root / prefixes.FOLDER, wanted)
+    found += _prefixes(store.root / shared.FOLDER, wanted)
     found += _data(store.root / "data", wanted)
     found += _plugins(store.root / plugin_files.FOLDER, [each.trial for each in known])
     found += _compiled(_layers(store.root), known)
@@ -119,17 +118,12 @@ def _remove_of_trial(store: Store, waste: Waste) -> str:
     """Removes files of a trial unless it is trained, or is not as it was when they were found; says so then."""
     assert waste.trial is not None
     key, state = waste.trial
-    descriptor = os.open(store.trial_folder(key) / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with lock_file(store.trial_folder(key) / "writer.lock") as take:
+        if not take():
             return "a process writes to it"
         if store.known([key]).get(key, {}).get("state") != state:
             return "it has changed meanwhile"
         _remove(waste.paths)
-    finally:
-        os.close(descriptor)
     return ""
 
 
@@ -180,7 +174,7 @@ def _temporary(root: Path, known: Iterable[_Known]) -> Iterator[Waste]:
 
 
 def _stages(root: Path, wanted: list[Trial]) -> Iterator[Waste]:
-    used = {beginning(trial, index) for trial in wanted for index in range(len(trial.recipe.get("stages", ())))}
+    used = {shared.stages_key(trial, index) for trial in wanted for index in range(len(trial.recipe.get("stages", ())))}
     left = [folder for folder in _folders(root) if folder.name.partition("-")[0] not in used]
     if left:
         yield _waste("stages", "ends of stages that no wanted trial begins with", left)
@@ -188,7 +182,7 @@ def _stages(root: Path, wanted: list[Trial]) -> Iterator[Waste]:
 
 def _prefixes(root: Path, wanted: list[Trial]) -> Iterator[Waste]:
     kinds = _folders(root)
-    used = {prefixes.kind(trial) for trial in wanted} if kinds else set()
+    used = {shared.kind(trial) for trial in wanted} if kinds else set()
     if left := [folder for folder in kinds if folder.name not in used]:
         yield _waste("prefixes", "ends of trials that no wanted one is like but for its length", left)
 

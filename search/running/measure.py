@@ -11,7 +11,7 @@ import secrets
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +28,8 @@ from archlab.search.store.store import Store
 from archlab.search.study.study import Study
 from archlab.search.trackers.shipper import sync
 from archlab.search.trial.metrics import Watch
+from archlab.search.utils.files import read_json
+from archlab.search.variants.asks import Events
 
 ENTRY = "archlab.search.evaluation.job:evaluate"
 FOLDER = "evaluations"  # of a store: where the jobs write
@@ -35,8 +37,6 @@ HANG_S = 300.0
 _TICK_S = 0.5
 _DEATHS = ("crash", "oom", "cancelled")  # of a process, rather than that nothing could be asked
 _GO_ON = "the same command goes on from here"
-
-Events = Callable[[dict[str, Any]], None]
 
 
 @dataclass
@@ -53,8 +53,8 @@ class Outcome:
         """The exit code of a command that did nothing else."""
         return self.stopped or (EXIT_FAILED if self.wrong else 0)
 
-    def told(self, summary: Summary, missing: Sequence[Wanted]) -> str:
-        """In a sentence, after what a run says of its training."""
+    def sentence(self, summary: Summary, missing: Sequence[Wanted]) -> str:
+        """What is said of it, after what a run says of its training."""
         if self.stopped is not None:
             return f"interrupted while measuring; {_GO_ON}"
         parts = [summary.message]
@@ -98,7 +98,7 @@ def measure_study(
         return replace(summary, exit_code=EXIT_TRY_AGAIN, message=f"measuring stopped: {error}; {_GO_ON}")
     if track and outcome.kept:
         sync(store.root, name)
-    return replace(summary, exit_code=outcome.code or summary.exit_code, message=outcome.told(summary, missing))
+    return replace(summary, exit_code=outcome.code or summary.exit_code, message=outcome.sentence(summary, missing))
 
 
 @dataclass
@@ -115,7 +115,6 @@ class _Jobs:
     heard: int = 0  # requests to stop
 
     def run(self) -> None:
-        """Until nothing waits or runs."""
         try:
             while self.running or (self.waiting and self.outcome.stopped is None):
                 while self.waiting and self.outcome.stopped is None and len(self.running) < self.workers.slots:
@@ -133,7 +132,6 @@ class _Jobs:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def submit(self, job: Wanted) -> None:
-        """Starts a job in a folder of its own."""
         folder = self.store.root / FOLDER / f"{job.key}-{secrets.token_hex(4)}"
         folder.mkdir(mode=0o700, parents=True)
         (folder / "trial.json").write_text(self.store.spec(job.key))
@@ -145,7 +143,7 @@ class _Jobs:
     def commit(self, job: Wanted, folder: Path, outcome: dict[str, Any] | Failure) -> None:
         """Keeps what a job found, that of one without an end too, and says what went wrong."""
         failure = outcome if isinstance(outcome, Failure) else None
-        ended = _told(folder) if isinstance(outcome, Failure) else outcome
+        ended = (read_json(folder / FOUND) or {"found": {}, "wrong": {}}) if isinstance(outcome, Failure) else outcome
         shutil.rmtree(folder, ignore_errors=True)
         found, wrong = ended["found"], [f"{label}: {message}" for label, message in ended["wrong"].items()]
         self.keep(job, found)
@@ -173,7 +171,6 @@ class _Jobs:
             self.stop(EXIT_INTERRUPTED)
 
     def keep(self, job: Wanted, found: dict[str, Any]) -> None:
-        """Has the store remember findings."""
         for measure in job.measures:
             if measure.label in found:
                 about = {"measure": measure.label, "version": measure.numbers(), "data": job.data}
@@ -189,10 +186,3 @@ class _Jobs:
         for _, folder, _ in self.running.values():
             with suppress(OSError):
                 request_stop(folder, 1)
-
-
-def _told(folder: Path) -> dict[str, Any]:
-    """What a job had told by the time that it ended."""
-    path = folder / FOUND
-    told: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"found": {}, "wrong": {}}
-    return told

@@ -42,7 +42,6 @@ class RunningTrial:
     last: dict[str, Any] = field(default_factory=dict)
 
     def look(self) -> None:
-        """Reads the newest training line."""
         self.last = last_training_line(self.folder) or self.last
         if self.first_step is None and self.last:
             self.first_step, self.started = self.last["step"], time.monotonic()
@@ -125,7 +124,6 @@ class Progress:
         self.ends = time.monotonic() + budget["wall_s"] if budget.get("wall_s") else None
 
     def event(self, event: dict[str, Any]) -> None:
-        """Takes one event of `drive`."""
         kind, key = event["event"], event.get("key", "")
         if kind == "study":
             self.study, self.before = event["study"], dict(event["counts"])
@@ -149,6 +147,11 @@ class Progress:
                 del self.running[left]
             for trial in self.running.values():
                 trial.look()
+
+    def name_in(self, event: dict[str, Any]) -> str:
+        """The name of the running trial that an event is about; "" where it is about none."""
+        trial = self.running.get(event.get("key", ""))
+        return trial.name if trial else ""
 
     def _grow(self, row: dict[str, Any]) -> None:
         """Counts a value beyond those of the plan, by which a variant's grid has grown, among the trials."""
@@ -194,7 +197,6 @@ class Progress:
         return left if left is None or self.ends is None else min(left, max(0.0, self.ends - time.monotonic()))
 
     def headline(self) -> str:
-        """The study in one line."""
         failed = sum(state == "failed" for state in self.states.values()) + self.before.get("failed", 0)
         diverged = sum(state == "diverged" for state in self.states.values()) + self.before.get("diverged", 0)
         parts = [f"{self.study}: {self.done}/{max(self.total, self.done + len(self.running))} trials"]
@@ -222,14 +224,13 @@ class LiveProgress(Progress):
 
     def event(self, event: dict[str, Any]) -> None:
         """See Progress; what must not scroll away is printed above the live view."""
-        name = self.running[event["key"]].name if event.get("key") in self.running else ""
+        name = self.name_in(event)
         super().event(event)
         if told := line_of(event, name, quiet=True):
             self._console.print(Text(told))
         self._live.update(self.view(), refresh=True)
 
     def view(self) -> Group:
-        """The headline and the table of running trials."""
         table = Table.grid(padding=(0, 2))
         for trial in self.running.values():
             table.add_row(*map(Text, trial.cells()))
@@ -244,11 +245,9 @@ class LineProgress(Progress):
         self._file, self._next = file, 0.0
 
     def event(self, event: dict[str, Any]) -> None:
-        """See Progress."""
-        name = self.running[event["key"]].name if event.get("key") in self.running else ""
+        name = self.name_in(event)
         super().event(event)
-        name = name or (self.running[event["key"]].name if event.get("key") in self.running else "")
-        told = line_of(event, name, step=self.paused.get(event.get("key", "")))
+        told = line_of(event, name or self.name_in(event), step=self.paused.get(event.get("key", "")))
         if event["event"] == "tick" and time.monotonic() >= self._next:
             self._next = time.monotonic() + _LINES_S
             shown = [*self.running.values()][:_SHOWN]
@@ -265,12 +264,10 @@ class JsonProgress(Progress):
         self._file, self._next = file, 0.0
 
     def plan(self, record: dict[str, Any], trials: int, rows: Iterable[dict[str, Any]] = ()) -> None:
-        """See Progress."""
         super().plan(record, trials, rows)
         self._print({"event": "plan", "study": record["study"], "trials": trials})
 
     def event(self, event: dict[str, Any]) -> None:
-        """See Progress."""
         super().event(event)
         if event["event"] != "tick":
             self._print(event)
@@ -291,6 +288,16 @@ def make_progress(as_json: bool = False) -> Progress:
     return LiveProgress(console) if console.is_terminal else LineProgress(sys.stderr)
 
 
+_LINES = {
+    "retry": "retry     {name}: {event[kind]}: {event[message]}",
+    "plugin": "plug-in   {event[message]}",
+    "edited": "edited    {event[message]}",
+    "settled": "{event[message]}",
+    "shipping": "sending to the trackers what is left (Ctrl-C leaves it to the next run)",
+    "stop": "stopping: {event[message]} (trials write a checkpoint first; Ctrl-C stops at once)",
+}
+
+
 def line_of(event: dict[str, Any], name: str, quiet: bool = False, step: int | None = None) -> str:
     """An event in a line for people, "" for one that needs none; `quiet` leaves out what goes well.
 
@@ -305,8 +312,6 @@ def line_of(event: dict[str, Any], name: str, quiet: bool = False, step: int | N
         ended = f"{event['state']:<9} {name}: {told}".rstrip(": ")
         rough = [f"rough     {name}: {sign}" for sign in event.get("signs", ())]
         return "\n".join([*([] if quiet and event["state"] == "complete" else [ended]), *rough])
-    if kind == "retry":
-        return f"retry     {name}: {event['kind']}: {event['message']}"
     if kind == "smoke":
         figures = [f"{1000 * event['step_s']:.0f} ms a step"] if event["step_s"] else []
         figures += [f"{event['peak_memory_bytes'] / 1e9:.2f} GB"] if event["peak_memory_bytes"] else []
@@ -315,19 +320,9 @@ def line_of(event: dict[str, Any], name: str, quiet: bool = False, step: int | N
     if kind == "evaluation":
         told = [f"measured  {event['name']}: {', '.join(event['found'])}"] if event["found"] and not quiet else []
         return "\n".join([*told, *([f"failed    {event['name']}: {event['wrong']}"] if event["wrong"] else [])])
-    if kind == "plugin":
-        return f"plug-in   {event['message']}"
     if "messages" in event:  # of a section, under its key
         return "\n".join(event["messages"])
-    if kind == "edited":
-        return f"edited    {event['message']}"
-    if kind == "settled":
-        return str(event["message"])
-    if kind == "shipping":
-        return "sending to the trackers what is left (Ctrl-C leaves it to the next run)"
-    if kind == "stop":
-        return f"stopping: {event['message']} (trials write a checkpoint first; Ctrl-C stops at once)"
-    return ""
+    return _LINES.get(kind, "").format(name=name, event=event)
 
 
 def last_training_line(folder: Path) -> dict[str, Any] | None:

@@ -65,7 +65,6 @@ class Running:
 
     @property
     def seconds(self) -> float:
-        """How long it has had its place."""
         return time.monotonic() - self.started
 
 

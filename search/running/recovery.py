@@ -31,7 +31,6 @@ def settle(store: Store, study: str, but: Container[str] = ()) -> list[str]:
 
 
 def _gpus(store: Store, study: str, key: str, attempt: int) -> float:
-    """How many GPUs an attempt was started with."""
     started = [each for each in store.events(study, key) if (each["kind"], each["attempt"]) == ("running", attempt)]
     return float(started[-1]["detail"].get("gpus", 0.0)) if started else 0.0
 

@@ -3,22 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
 
 RETRIES = {"crash": 2, "oom": 1, "hang": 1, "user": 0}
-
-
-class Retries:
-    """Counts what each trial was charged. A trial is retried from its checkpoint until its kind's retries are spent."""
-
-    def __init__(self) -> None:
-        self._charged: Counter[tuple[str, str]] = Counter()
-
-    def charge(self, key: str, kind: str) -> bool:
-        """True when the trial may try again after one more failure of this kind."""
-        self._charged[key, kind] += 1
-        return self._charged[key, kind] <= RETRIES[kind]
 
 
 class Breaker:

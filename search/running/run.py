@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -104,37 +104,31 @@ def run(
                 planned = smoking.smoke(planned, opened, workers, again, on_event)
             if on_plan:
                 on_plan(planned)
-            return _drive(planned, opened, workers, lock, on_event, track, overrides or {})
+            return _drive(planned, opened, workers, lock, on_event or (lambda _: None), track, overrides or {})
         finally:
             workers.close()
 
 
 def _drive(
-    planned: Plan,
-    store: Store,
-    workers: Executor,
-    lock: StudyLock,
-    on_event: Events | None,
-    track: bool,
-    overrides: Mapping[str, Any],
+    planned: Plan, store: Store, workers: Executor, lock: StudyLock, tell: Events, track: bool, said: Mapping[str, Any]
 ) -> Summary:
+    """Runs a plan in its store, told in events; `said` are the overrides of its study."""
     study = planned.study
     next_rows: NextRows = planned.rows
-    tell = on_event or (lambda _: None)
     for section in study.sections:
         next_rows = section.run_rows(next_rows, planned, store, workers.slots, tell)
     plugin_files.keep(store.root)
-    record = planned.record() | ({"overrides": dict(overrides)} if overrides else {})
+    record = planned.record() | ({"overrides": dict(said)} if said else {})
     if planned.builder.settled:
         settled.keep(store, study.study, planned.builder.settled)
-    if on_event:
-        recipes = [variant.recipe for variant in planned.variants]
-        for told in settled.lines(planned.builder.settled, planned.study.train, recipes):
-            on_event({"event": "settled", "message": told})
-        for told in plugin_files.changed(_earlier(store, study.study), record, store.root):
-            on_event({"event": "plugin", "message": told})
-        for told in edits(planned, store):
-            on_event({"event": "edited", "message": told})
+    news: dict[str, Iterable[str]] = {
+        "settled": settled.lines(planned.builder.settled, study.train, [each.recipe for each in planned.variants]),
+        "plugin": plugin_files.changed(_earlier(store, study.study), record, store.root),
+        "edited": edits(planned, store),
+    }
+    for kind, lines in news.items():
+        for line in lines:
+            tell({"event": kind, "message": line})
     planned.hear(store, decide=True)
     record["trials"] = planned.trials
     store.save_study(study.study, record, _text(study))

@@ -4,44 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
-from archlab.search.trackers.shipper import CLOSE_S
+from archlab.search.trackers.shipper import CLOSE_S, Shipper
+from archlab.search.trackers.shipper_process import ShipperProcess
 
 _SAY_S = 2.0  # after which the trackers are said to be waited for
 _STOPPED_S = 2.0  # for the trackers, of a run that was asked to stop
 
-
-class Shipper(Protocol):
-    """What sends finished and running trials to the trackers, in its own thread."""
-
-    def start(self) -> None:
-        """Begins to ship."""
-
-    def notice(self, trial: object = None) -> None:
-        """The trial of this key has been started or has ended."""
-
-    def close(self, timeout: float) -> object:
-        """Ships what is left, within so many seconds or its own limit."""
-
-    def leave(self) -> None:
-        """Ends at once; the next run ships what is left."""
+AnyShipper = Shipper | ShipperProcess
 
 
 class Shipping:
     """One run's use of a shipper, if it has one. `finishing` while nothing else is left to do."""
 
-    def __init__(self, shipper: Shipper | None) -> None:
+    def __init__(self, shipper: AnyShipper | None) -> None:
         self.shipper = shipper
         self.finishing = False
 
     def start(self) -> None:
-        """Begins to ship."""
         if self.shipper is not None:
             self.shipper.start()
 
     def notice(self, *keys: str) -> None:
-        """These trials have been started or have ended."""
         if self.shipper is not None:
             for key in keys:
                 self.shipper.notice(key)

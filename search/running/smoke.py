@@ -19,7 +19,9 @@ from archlab.search.executors.executor import Executor, ExecutorError, Failure
 from archlab.search.executors.resources import Resources
 from archlab.search.planning.plan import Plan
 from archlab.search.store.store import Store
+from archlab.search.study.study import Study
 from archlab.search.training.step_times import step_time_key
+from archlab.search.variants.asks import Events
 from archlab.search.variants.variant import Variant
 
 ENTRY = "archlab.search.training.smoke_trial:train"
@@ -41,26 +43,19 @@ class Smoked:
     step_s: float | None = None
     peak_memory_bytes: int | None = None
 
-    def event(self) -> dict[str, Any]:
-        """For whoever watches the run."""
-        return {"event": "smoke", **asdict(self)}
-
 
 def smoke(
-    planned: Plan,
-    store: Store,
-    workers: Executor,
-    replan: Callable[[int], Plan],
-    tell: Callable[[dict[str, Any]], None] | None = None,
+    planned: Plan, store: Store, workers: Executor, replan: Callable[[int], Plan], tell: Events | None = None
 ) -> Plan:
     """The plan with the micro-batch at which every variant fits: the same one where all fit as they are.
 
     `replan` plans the study again with micro-batches of at most so many sequences. Raises SpecError where a variant
     cannot run, or where it would need a smaller micro-batch than trials of the study were begun with.
     """
-    trying, now, rows = _all(planned), planned, _largest(_all(planned))
+    trying, now = _all(planned), planned
+    rows = max(map(_micro_batch, trying))
     while True:
-        found = [*_tried(trying, planned.study.study, store, workers, tell, planned.study.resources)]
+        found = [*_tried(trying, planned.study, store, workers, tell)]
         wrong = {each.variant: each for each in found if each.verdict == "fails"}
         starved = {each.variant for each in found if each.verdict == "out of memory"}
         rows = max((each.micro_batch for each in found if each.variant in starved), default=rows) if starved else rows
@@ -83,24 +78,15 @@ def _all(planned: Plan) -> list[Variant]:
     return [*planned.variants, *planned.beside]
 
 
-def _largest(variants: Iterable[Variant]) -> int:
-    return max(_micro_batch(variant) for variant in variants)
-
-
 def _micro_batch(variant: Variant) -> int:
     return max(recipe.micro_batch for recipe in variant.recipe.whole)
 
 
 def _tried(
-    variants: list[Variant],
-    study: str,
-    store: Store,
-    workers: Executor,
-    tell: Callable[[dict[str, Any]], None] | None,
-    resources: Resources,
+    variants: list[Variant], study: Study, store: Store, workers: Executor, tell: Events | None
 ) -> Iterable[Smoked]:
     """Runs the first steps of each, as many at once as trials would run, in folders that are gone afterwards."""
-    root = store.root / "smoke" / study
+    root = store.root / "smoke" / study.study
     shutil.rmtree(root, ignore_errors=True)  # of a run that was killed
     waiting, running = deque(variants), dict[str, tuple[Variant, float]]()
     try:
@@ -116,9 +102,9 @@ def _tried(
             for ended in workers.wait(_TICK_S):
                 variant, _ = running.pop(ended.key)
                 found = _judged(variant, ended.outcome)
-                _remember(store, variant, found, resources)
+                _remember(store, variant, found, study.resources)
                 if tell:
-                    tell(found.event())
+                    tell({"event": "smoke", **asdict(found)})
                 yield found
             for key, (_, since) in running.items():
                 if time.monotonic() - since > LONGEST_S:

@@ -55,13 +55,9 @@ def lines(found: list[dict[str, Any]]) -> list[str]:
     if not found:
         return ["no studies yet; archlab run STUDY.yaml"]
     width = max(len(row["name"]) for row in found)
-    return [f"{row['name']:<{width}}  {told(row['counts'])}{_refused(row)}  {_who(row)}" for row in found]
-
-
-def _refused(row: dict[str, Any]) -> str:
-    """Why a search has no trials."""
-    count = row.get("refused")
-    return f", {count} proposals refused (they break a constraint, or make no sense)" if count else ""
+    why = ", {refused} proposals refused (they break a constraint, or make no sense)"  # of a search without trials
+    counts = (told(row["counts"]) + (why.format(**row) if row.get("refused") else "") for row in found)
+    return [f"{row['name']:<{width}}  {counted}  {_who(row)}" for row, counted in zip(found, counts, strict=True)]
 
 
 def told(counts: dict[str, int]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from archlab.arch_dsl.language.errors import unknown
 from archlab.search.store.lock import holder_of, lock_path
 from archlab.search.store.store import Store, StoreRefused
-from archlab.search.utils.files import write_whole
+from archlab.search.utils.files import read_json, write_whole
 
 WAIT_S = 180.0  # for a driver to end: trials get a minute to write their checkpoint, trackers half a minute
 
@@ -73,11 +73,7 @@ def _request(root: Path, study: str) -> Path:
 
 def _read(root: Path, study: str) -> dict[str, Any]:
     """The request that is there; {} without one, or for one that a power cut left empty."""
-    try:
-        asked: dict[str, Any] = json.loads(_request(root, study).read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return asked
+    return read_json(_request(root, study)) or {}
 
 
 def _signalled(root: Path, study: str, holder: dict[str, Any]) -> bool:

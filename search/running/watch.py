@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from archlab.search.running.ending import EXIT_TRY_AGAIN, Summary, count, summarise
 from archlab.search.running.queue import goes_on
@@ -14,22 +14,13 @@ from archlab.search.store.lock import is_study_name, states_of
 from archlab.search.store.store import TERMINAL, Store
 from archlab.search.trial.outcome_files import read_attempt
 
+if TYPE_CHECKING:
+    from archlab.search.running.progress import Progress
+
 POLL_S = 2.0
 
-OnEvent = Callable[[dict[str, Any]], None]
 
-
-class Watcher(Protocol):
-    """What shows a run: archlab.search.running.progress.Progress."""
-
-    def plan(self, record: dict[str, Any], trials: int, rows: Iterable[dict[str, Any]] = ()) -> None:
-        """What runs."""
-
-    def event(self, event: dict[str, Any]) -> None:
-        """One event."""
-
-
-def follow(root: Path, study: str, shown: Watcher, poll_s: float = POLL_S) -> Summary:
+def follow(root: Path, study: str, shown: Progress, poll_s: float = POLL_S) -> Summary:
     """Shows a study until nobody runs it any more, and returns how it stands then; what runs it is left alone.
 
     Raises StoreRefused for a study that is neither known nor being planned.
@@ -65,7 +56,6 @@ class Follower:
         self.read()
 
     def read(self) -> None:
-        """Looks at the table."""
         self.rows = self.store.study_trials(self.study)
         self.states = states_of(self.rows, self.store.holder)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from archlab.search.store.addresses import server_of, shown
 from archlab.search.store.database import Database, StoreError
+from archlab.search.utils.files import lock_file
 
 if TYPE_CHECKING:
     from archlab.search.store.postgres import PostgresLock
@@ -103,16 +104,8 @@ def in_use(root: Path, alone: bool = False) -> Iterator[bool]:
     """Held by every run of a store, which waits for it. With `alone` it is had only while nobody else has it, without
     waiting; True when it was had."""
     (root / "locks").mkdir(mode=0o700, exist_ok=True)
-    descriptor = os.open(root / "locks" / ".in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(descriptor)
+    with lock_file(root / "locks" / ".in-use") as take:
+        yield take() if alone else take(fcntl.LOCK_SH)
 
 
 class StudyLock:

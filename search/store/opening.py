@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -158,12 +159,9 @@ def _create_table(root: Path, table: Path) -> None:
     temporary.unlink(missing_ok=True)
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     schema = SCHEMA.replace("NUMBERED", _SQLITE_NUMBERED)
-    with sqlite_errors(temporary):
-        connection = sqlite3.connect(temporary)
-        try:
-            connection.executescript(f"PRAGMA journal_mode = WAL; {schema} PRAGMA user_version = {VERSION};")
-        finally:
-            connection.close()  # the last connection folds the log into the file
+    # the last connection, when it is closed, folds the log into the file
+    with sqlite_errors(temporary), closing(sqlite3.connect(temporary)) as connection:
+        connection.executescript(f"PRAGMA journal_mode = WAL; {schema} PRAGMA user_version = {VERSION};")
     os.replace(temporary, table)
 
 
@@ -171,8 +169,6 @@ def create_on_server(root: Path, url: str) -> str:
     """Makes our schema in one transaction and returns its id. One that is there is taken if it is ours or empty."""
     from archlab.search.store.postgres import SCHEMA as NAME
     from archlab.search.store.postgres import Postgres
-
-    server = Postgres(url)
 
     def make(changes: Changes) -> dict[str, Any]:
         if changes.execute("SELECT to_regclass(?) AS there", (f"{NAME}.store",))[0]["there"] is None:
@@ -187,10 +183,8 @@ def create_on_server(root: Path, url: str) -> str:
             changes.execute("INSERT INTO store (id, version, folder) VALUES (?, ?, ?)", mine)
         return changes.execute("SELECT id, folder, (SELECT count(*) FROM study) AS studies FROM store")[0]
 
-    try:
+    with closing(Postgres(url)) as server:
         found = server.write(make)
-    finally:
-        server.close()
     if found["folder"] != str(root) and found["studies"]:
         raise StoreRefused(
             f"{server.name} belongs to the store at {found['folder']}, and not to {root}: name that folder with "
@@ -202,8 +196,8 @@ def create_on_server(root: Path, url: str) -> str:
 def _migrate(table: Path) -> None:
     """Brings the table of an older version to this one, in one transaction."""
     with sqlite_errors(table):
-        db = sqlite3.connect(table, timeout=database.BUSY_TIMEOUT_S, isolation_level=None)
-        try:  # foreign keys are off in a new connection, or the copied table would take its references with it
+        opened = sqlite3.connect(table, timeout=database.BUSY_TIMEOUT_S, isolation_level=None)
+        with closing(opened) as db:  # foreign keys are off, or the copied table would take its references with it
             db.execute("BEGIN IMMEDIATE")
             for (study,) in db.execute("SELECT name FROM study ORDER BY name").fetchall():
                 if (holder := holder_of(table.parent, study)) is not None:
@@ -218,8 +212,6 @@ def _migrate(table: Path) -> None:
                 version += 1
                 db.execute(f"PRAGMA user_version = {version}")
             db.execute("COMMIT")
-        finally:
-            db.close()
 
 
 def _version(marker: Path) -> int:

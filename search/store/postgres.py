@@ -320,7 +320,6 @@ def _in_words(name: str, error: psycopg.Error) -> StoreError:
 
 
 def _brief(error: BaseException) -> str:
-    """The first line of what went wrong."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 

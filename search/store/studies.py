@@ -137,7 +137,6 @@ class Studies:
         return found
 
     def _values(self, table: str, place: str, name: str) -> list[Any]:
-        """The one that is kept there, or none."""
         rows = self._query(f"SELECT value FROM {table} WHERE place = ? AND name = ?", (place, name))
         return [json.loads(row["value"]) for row in rows]
 

@@ -55,7 +55,6 @@ def merged(node: Node, change: Node) -> Node:
 
 
 def _problems(scales: Node) -> Iterator[Problem]:
-    """What is no scale."""
     if not isinstance(scales.value, dict) or not scales.value:
         found = "an empty one" if isinstance(scales.value, dict) else scales.kind
         yield Problem("scales", f"must be a mapping from names to what a scale changes, found {found}", scales.mark)

@@ -119,7 +119,6 @@ def _scale(_: Writer) -> Schema:
 
 
 def _recipe_changes(_: Writer) -> Schema:
-    """Paths of the recipe, without their first step."""
     paths = {"propertyNames": {"pattern": rf"^({'|'.join(fields_of(Recipe))})(\.{PATH_STEP})*$"}}
     told = "Paths of `train` to values, which replace what is there."
     return {"type": "object", "description": told, "minProperties": 1, **paths}
@@ -147,7 +146,6 @@ def _model(writer: Writer) -> Schema:
 
 
 def _reference(writer: Writer) -> Schema:
-    """The keys that name a model of the zoo."""
     sizes = sorted({size for name in zoo.names() for size in zoo.entry(name).sizes})
     return {
         "zoo": {"enum": zoo.names()},
@@ -179,7 +177,6 @@ def _memory(_: Writer) -> Schema:
 
 
 def _tune(writer: Writer) -> Schema:
-    """Values by path, and how they are extended and ended early."""
     rate, number = writer.of(Positive), {"anyOf": [{"type": "number"}, {"type": "string", "pattern": UNIT}]}
 
     def grid(value: Schema) -> Schema:

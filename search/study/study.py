@@ -104,7 +104,6 @@ class Study(Spec):
 
     @property
     def file(self) -> Path | None:
-        """The file it came from."""
         mark = self.mark()
         return Path(mark.file) if mark else None
 

@@ -36,20 +36,19 @@ def compile_blocks(model: nn.Module, rows: int) -> None:
     for stack in model.modules():
         if isinstance(stack, StackModule):
             for layer in stack.block:
-                layer.forward = _Compiled(layer, rows)
+                layer.forward = _compiled(layer, rows)
 
 
-class _Compiled:
+def _compiled(layer: nn.Module, rows: int) -> Callable[[Tensor, Call], Tensor]:
     """A layer's forward pass, compiled for one number of sequences."""
+    plain, fast = layer.forward, torch.compile(layer.forward, dynamic=False, fullgraph=True)
 
-    def __init__(self, layer: nn.Module, rows: int) -> None:
-        self.layer, self.rows, self.plain = layer, rows, layer.forward
-        self.fast = torch.compile(layer.forward, dynamic=False, fullgraph=True)
-
-    def __call__(self, stream: Tensor, call: Call) -> Tensor:
-        trained = self.layer.training and torch.is_grad_enabled() and len(stream) == self.rows
-        found: Tensor = (self.fast if trained else self.plain)(stream, call)
+    def forward(stream: Tensor, call: Call) -> Tensor:
+        trained = layer.training and torch.is_grad_enabled() and len(stream) == rows
+        found: Tensor = (fast if trained else plain)(stream, call)
         return found
+
+    return forward
 
 
 def compiling(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from archlab.search.recipe.recipe import Recipe
 from archlab.search.training.ends import Diverged, Interrupted, Paused
 from archlab.search.training.held_out import autocast, held_out, losses
 from archlab.search.training.routers import health
-from archlab.search.training.team import ALONE, Noted, Team
+from archlab.search.training.team import ALONE, Noted, Sums, Team
 from archlab.search.trial import checkpoint
 from archlab.search.trial.fingerprint import differences, fingerprint
 from archlab.search.trial.journal import Journal, note_event
@@ -49,17 +49,6 @@ class Before:
         """The same with one stage more, that ended as `ended` says `train_s` seconds into the trial."""
         steps, tokens = self.steps + recipe.steps, self.tokens + recipe.tokens_at(recipe.steps)
         return Before((*self.stages, ended), steps, tokens, train_s)
-
-
-class Beginnings(Protocol):
-    """Where a loop leaves what longer trials go on from."""
-
-    @property
-    def step(self) -> int:
-        """The step after which the trial keeps its state; 0 for none."""
-
-    def keep(self, loop: Loop, state: dict[str, Any], journal: Journal) -> None:
-        """Keeps the state after `step`."""
 
 
 class Loop:
@@ -92,7 +81,8 @@ class Loop:
         self.curve = held_out(dataset, "validation", recipe.context, recipe.objective, self.encoder, count)
         self.fingerprint = fingerprint(str(self.device)) | team.facts
         (self.log2,) = team.agree(told(folder)["log2"])
-        self.prefixes: Beginnings | None = None  # where it leaves what longer trials go on from
+        self.prefix_step = 0  # after which `keep_prefix` is given all of its state, for longer trials; 0: after none
+        self.keep_prefix: Callable[[dict[str, Any], Journal], None]
         self.continued: dict[str, Any] | None = None  # key and step of the shorter trial that it went on from
         self.step = before.steps
         self.train_s = before.train_s
@@ -124,9 +114,9 @@ class Loop:
             if step + 1 in points:
                 self.validate(journal)
             if self.log2 and is_power_of_two(self.step):
-                self.keep_weights(journal)
-            if self.prefixes and self.step == self.prefixes.step:
-                self.keep_prefix(self.prefixes, journal)
+                self.keep_weights()
+            if self.step == self.prefix_step:
+                self.leave_prefix(journal)
             pause = self.step == until
             stop, due = self.team.agree(should_stop() and not last, time.monotonic() - saved >= checkpoint_s)
             if stop or last or pause or due:
@@ -169,13 +159,13 @@ class Loop:
             rows = mixing.rows(self.streams, self.seed, first, end - first, recipe.context)
         whole = recipe.objective.batch(rows, self.seed, first, dataset.vocab, self.encoder, dataset.eod)
         self.team.begin(self.seed, self.step)
-        total, noted, measures = self.team.backward(self, whole)
+        total, noted, measures = self.team.backward(self.backward, whole)
         for added in noted:
             self.note(added)
         self.note(health(measures, -(-len(whole) // recipe.micro_batch)))
         return total
 
-    def backward(self, whole: Batch) -> tuple[Tensor, Noted, dict[str, Tensor]]:
+    def backward(self, whole: Batch) -> Sums:
         """Leaves this process's share of a batch's gradients in the parameters.
 
         Returns its share of the loss; the other losses of each micro-batch; the measures, summed over micro-batches.
@@ -201,7 +191,6 @@ class Loop:
         return total, noted, earlier
 
     def note(self, values: dict[str, Tensor]) -> None:
-        """Adds numbers that are logged beside the loss."""
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0) + value.detach().double()
 
@@ -270,7 +259,7 @@ class Loop:
             checkpoint.save(self.folder, self.step, state)
         self._clock = time.perf_counter()
 
-    def keep_weights(self, journal: Journal) -> None:
+    def keep_weights(self) -> None:
         """Puts the weights of this step aside, for good."""
         self.elapsed()
         state, folder = self.state(whole=False), self.folder / WEIGHTS
@@ -279,14 +268,14 @@ class Loop:
             checkpoint.save(folder, self.step, state, keep=sys.maxsize)
         self._clock = time.perf_counter()
 
-    def keep_prefix(self, prefixes: Beginnings, journal: Journal) -> None:
+    def leave_prefix(self, journal: Journal) -> None:
         """Keeps all of this step for longer trials."""
         self.check()
         self.elapsed()
         state = self.state()
         if self.team.leads:
             journal.sync()
-            prefixes.keep(self, state, journal)
+            self.keep_prefix(state, journal)
         self._clock = time.perf_counter()
 
     def state(self, whole: bool = True) -> dict[str, Any]:
@@ -330,14 +319,10 @@ class Loop:
 
     def resume(self, found: checkpoint.Loaded) -> None:
         """Goes on from a checkpoint, if there is one; who leads notes what was found and discarded."""
-        if not self.team.leads:
-            if found.state is not None:
-                self.restore(found.state)
-            return
-        for name, reason in found.discarded:
+        for name, reason in found.discarded if self.team.leads else ():
             note_event(self.folder, self.attempt, "discarded", checkpoint=name, reason=reason)
         if found.state is not None:
             self.restore(found.state)
-        if found.state is not None or found.discarded:
+        if self.team.leads and (found.state is not None or found.discarded):
             changed = differences(found.state["fingerprint"], self.fingerprint) if found.state else {}
             note_event(self.folder, self.attempt, "resumed", step=self.step, changed=changed)

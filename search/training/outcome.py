@@ -55,17 +55,10 @@ def _measure(loop: Loop, journal: Journal, should_stop: ShouldStop) -> tuple[dic
         journal.pulse()
 
     recipe, measures, documents = loop.recipe, {}, Arrays()
+    sizes = recipe.context, recipe.micro_batch, recipe.precision
     for split in ("validation", "test"):
         measures[split], documents = evaluate(
-            loop.model,
-            loop.dataset,
-            split,
-            recipe.context,
-            recipe.micro_batch,
-            recipe.precision,
-            tick,
-            recipe.objective,
-            loop.team,
+            loop.model, loop.dataset, split, *sizes, tick, recipe.objective, loop.team
         )
         if not all(map(math.isfinite, measures[split].values())):
             raise Diverged(loop.step, f"the {split} loss or perplexity is not finite")

@@ -1,4 +1,5 @@
-"""What shorter trials leave for longer ones, which are equal but for `tokens` and `schedule`, at the same rates so far.
+"""What trials that begin alike share: the ends of stages, so that fine-tuning trains its base once, and the states of
+shorter trials, from which longer ones go on, equal but for `tokens` and `schedule`, at the same rates so far.
 
 A step is a pure function of the trial and the step before. So two trials of one kind, whose learning rates and rows are
 the same in all steps up to one, have the same bits after it, and the longer one goes on from there.
@@ -9,28 +10,55 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import struct
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from archlab.search.recipe.curve import curve_points
-from archlab.search.recipe.recipe import Recipe
+from archlab.search.recipe.recipe import Recipe, load_recipe
+from archlab.search.training.compiling import compiled_with
 from archlab.search.training.loop import Loop
 from archlab.search.trial import checkpoint
+from archlab.search.trial.fingerprint import fingerprint
 from archlab.search.trial.journal import Journal, events
 from archlab.search.trial.loss_windows import read_windows, write_windows
 from archlab.search.trial.trial import Trial
 from archlab.search.utils.canonical import canonical_json
-
-if TYPE_CHECKING:
-    pass
+from archlab.search.utils.files import lock_file
 
 FOLDER = "prefixes"  # of a store
+_WAIT_S = 0.5
+
+
+@contextmanager
+def shared_stage(root: Path, trial: Trial, index: int, device: str, tick: Callable[[], None]) -> Iterator[Path]:
+    """The folder for the end of stage `index` of all trials that are alike up to it, on machines and compilers alike.
+
+    One process at a time has it; while another one trains the stage, `tick` is called again and again, and what it
+    raises ends the waiting. The lock ends with its process.
+    """
+    alike = fingerprint(device) | compiled_with(load_recipe(trial.recipe, "recipe"))
+    machine = hashlib.sha256(canonical_json(alike).encode()).hexdigest()
+    folder = root / f"{stages_key(trial, index)}-{machine[:16]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock_file(folder / ".lock", 0o666) as take:
+        while not take():
+            tick()
+            time.sleep(_WAIT_S)
+        yield folder
+
+
+def stages_key(trial: Trial, index: int) -> str:
+    """What trials share that are alike up to the end of stage `index`: 32 digits of the key of one that ends there."""
+    stages = trial.recipe["stages"][:index]
+    recipe = {name: value for name, value in trial.recipe.items() if name != "stages"}
+    return replace(trial, recipe=recipe | ({"stages": stages} if stages else {})).key[:32]
 
 
 def kind(trial: Trial) -> str:
@@ -57,47 +85,38 @@ def fitting(root: Path, trial: Trial, recipe: Recipe) -> list[tuple[int, Path]]:
     return sorted((each for each in places if each[1].name.split("-")[1] == own.get(each[0])), reverse=True)
 
 
-@dataclass(frozen=True)
 class Prefixes:
-    """Those in `root` of the kind of a trial without stages, of machines and layouts like the loop's."""
+    """Those in `root` of the kind of a trial without stages, of machines and layouts like its loop's."""
 
-    root: Path
-    trial: Trial
-    recipe: Recipe
-    machine: str
-
-    @classmethod
-    def of(cls, root: Path, trial: Trial, loop: Loop) -> Prefixes:
-        """Those that a loop can go on from and may add to."""
+    def __init__(self, root: Path, trial: Trial, loop: Loop) -> None:
+        """`step` is that after which the trial keeps its state: the last one that a longer trial can share; 0: none."""
+        self.root, self.trial, self.loop = root, trial, loop
+        self.step = loop.recipe.schedule.stable(loop.recipe.steps)
         alike = {name: value for name, value in loop.fingerprint.items() if name not in ("commit", "platform")}
-        machine = hashlib.sha256(canonical_json(alike).encode()).hexdigest()[:16]
-        return cls(root, trial, loop.recipe, machine)
+        self.machine = hashlib.sha256(canonical_json(alike).encode()).hexdigest()[:16]
 
-    @property
-    def step(self) -> int:
-        """The step after which the trial keeps its state: the last one that a longer trial can share; 0 for none."""
-        return self.recipe.schedule.stable(self.recipe.steps)
-
-    def keep(self, loop: Loop, state: dict[str, Any], journal: Journal) -> None:
+    def keep(self, state: dict[str, Any], journal: Journal) -> None:
         """Keeps the state after `step`, unless one is there; not of a trial that has moved between machines."""
+        loop = self.loop
         if any(event.get("changed") for event in events(loop.folder)):
             return
-        name = f"{self.step}-{beginning(self.recipe, self.step)}-{self.machine}"
+        folder = self.root / kind(self.trial) / f"{self.step}-{beginning(loop.recipe, self.step)}-{self.machine}"
+        folder.mkdir(parents=True, exist_ok=True)
         windows = read_windows(loop.folder, len(loop.curve))
-        told = {
+        added = {
             "lines": journal.lines(0, self.step),
             "windows": {step: torch.from_numpy(sums) for step, sums in windows.items()},
         }
-        with _locked(self.root / kind(self.trial) / name, fcntl.LOCK_EX) as folder:
-            if folder and not checkpoint.steps_in(folder):
-                checkpoint.save(folder, self.step, state | told)
+        with lock_file(folder / ".lock", 0o666) as take:
+            if take() and not checkpoint.steps_in(folder):
+                checkpoint.save(folder, self.step, state | added)
 
     def load(self) -> dict[str, Any] | None:
         """What `keep` was given, of the longest trial that is whole; None if there is none."""
-        for _, place in fitting(self.root, self.trial, self.recipe):
+        for _, place in fitting(self.root, self.trial, self.loop.recipe):
             if place.name.endswith(f"-{self.machine}"):
-                with _locked(place, fcntl.LOCK_SH) as folder:
-                    state = checkpoint.load_newest(folder).state if folder else None
+                with lock_file(place / ".lock", 0o666) as take:
+                    state = checkpoint.load_newest(place).state if take(fcntl.LOCK_SH | fcntl.LOCK_NB) else None
                 if state is not None:
                     return state
         return None
@@ -116,16 +135,3 @@ def take_over(state: dict[str, Any], loop: Loop, journal: Journal) -> None:
     for line in state["lines"]:
         if "validation_loss" not in line or line["step"] in shared:
             journal.write(**line | {"attempt": 0})  # no attempt of this trial has spent anything on it
-
-
-@contextmanager
-def _locked(folder: Path, how: int) -> Iterator[Path | None]:
-    """The folder, made if need be, locked for a writer or for readers; None while others have it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, how | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-        else:
-            yield folder

@@ -5,9 +5,8 @@ Several are `parallel.team.Together`: the trial is the same, of the same batches
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,22 +14,14 @@ from torch import Tensor, nn
 from archlab.search.trial.journal import Journal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from archlab.search.data.batches import Batch
     from archlab.search.recipe.recipe import Recipe
 
 T = TypeVar("T")
 Noted = list[dict[str, Tensor]]  # what is logged beside the loss: of every micro-batch, by name
-
-
-class Trained(Protocol):
-    """What a team asks of the loop whose steps it takes."""
-
-    @property
-    def recipe(self) -> Recipe:
-        """The recipe of the stage."""
-
-    def backward(self, whole: Batch) -> tuple[Tensor, Noted, dict[str, Tensor]]:
-        """Leaves this process's share of a batch's gradients in the parameters; its loss, the others, the measures."""
+Sums = tuple[Tensor, Noted, dict[str, Tensor]]  # of a batch: its loss, the others, the measures
 
 
 class Team:
@@ -59,9 +50,9 @@ class Team:
         """The rows of a micro-batch that this process computes."""
         return batch
 
-    def backward(self, loop: Trained, whole: Batch) -> tuple[Tensor, Noted, dict[str, Tensor]]:
-        """Leaves the gradients of a batch in the parameters; its loss, the others and the measures, all summed."""
-        return loop.backward(whole)
+    def backward(self, own: Callable[[Batch], Sums], whole: Batch) -> Sums:
+        """Leaves the gradients of a batch in the parameters, and sums what `own`, which leaves a process's, gives."""
+        return own(whole)
 
     def settle(self, parameters: list[nn.Parameter]) -> Tensor:
         """Makes the gradients those of the whole batch; their global L2 norm."""
@@ -77,12 +68,8 @@ class Team:
         """What all processes do, where the clock or the disk may tell each something else: what the leader says."""
         return asked
 
-    def told(self, compute: Callable[[], T]) -> T:
-        """What the leader computes, as JSON."""
-        return compute()
-
     def given(self, state: T) -> T:
-        """What the leader loaded: plain data and tensors."""
+        """What the leader has: plain data and tensors."""
         return state
 
     def model_state(self, model: nn.Module) -> dict[str, Tensor]:

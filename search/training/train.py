@@ -30,8 +30,7 @@ from archlab.search.training.ends import Interrupted, Paused
 from archlab.search.training.loop import Before, Loop
 from archlab.search.training.module import build_model, seeds_of, slower
 from archlab.search.training.outcome import ShouldStop, outcome, stage_record
-from archlab.search.training.shared_beginnings import FOLDER, Prefixes, take_over
-from archlab.search.training.shared_stages import keep_stage, load_stage, shared_stage
+from archlab.search.training.shared_beginnings import FOLDER, Prefixes, shared_stage, take_over
 from archlab.search.training.team import ALONE, Team
 from archlab.search.trial import checkpoint
 from archlab.search.trial.journal import Journal, events, note_event
@@ -87,7 +86,7 @@ def train(
                 with compiling(trial.recipe, data_root.parent, journal.pulse):
                     result = run.through(found)
             except Paused:
-                return team.told(run.paused)
+                return team.given(run.paused() if team.leads else {})
             journal.sync()
         if team.leads:
             text = json.dumps(result, indent=1, allow_nan=False).encode()
@@ -99,10 +98,7 @@ def train(
 @contextmanager
 def team_of(gang: Gang | None, device: torch.device) -> Iterator[Team]:
     """The processes that train the trial, once all are there."""
-    if gang is None:
-        yield ALONE
-        return
-    team: Team = named(TOGETHER)(gang, device)
+    team: Team = ALONE if gang is None else named(TOGETHER)(gang, device)
     try:
         yield team
     finally:
@@ -147,7 +143,7 @@ class Run:
                 result = self.stage(loop)
                 break
             with self.place(index) as place:
-                kept = load_stage(place) if place else None
+                kept = checkpoint.load_newest(place).state if place else None
                 if kept is None:
                     loop = self.loop(part, recipe, before, weights, own)
                     result = self.stage(loop)
@@ -163,17 +159,17 @@ class Run:
 
     def go_on(self, loop: Loop) -> None:
         """Has a trial that begins go on from the longest shorter one, and leave what longer ones can go on from."""
-        loop.prefixes = Prefixes.of(self.data_root.parent / FOLDER, self.trial, loop)
+        prefixes = Prefixes(self.data_root.parent / FOLDER, self.trial, loop)
+        loop.prefix_step, loop.keep_prefix = prefixes.step, prefixes.keep
         if loop.step or self.until is not None or loop.log2:
             return
-        state = self.team.given(loop.prefixes.load() if self.team.leads else None)
+        state = self.team.given(prefixes.load() if self.team.leads else None)
         if state is not None:
             take_over(state, loop, self.journal)
             if self.team.leads:
                 note_event(self.folder, self.attempt, "continued", **loop.continued or {})
 
     def stage(self, loop: Loop) -> dict[str, Any]:
-        """Trains and evaluates a stage."""
         return outcome(loop, self.journal, self.should_stop, self.checkpoint_s, self.until)
 
     def paused(self) -> dict[str, Any]:
@@ -209,7 +205,7 @@ class Run:
         kept = {"weights": weights, "ended": stage_record(index, result), "train_s": loop.train_s}
         self.journal.sync()
         if place:
-            keep_stage(place, loop.step, kept | {"lines": self.journal.lines(loop.before.steps, loop.step)})
+            checkpoint.save(place, loop.step, kept | {"lines": self.journal.lines(loop.before.steps, loop.step)})
         return kept
 
     def take_over(self, kept: dict[str, Any], index: int, step: int) -> None:

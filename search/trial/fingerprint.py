@@ -22,11 +22,11 @@ def fingerprint(device: str = "cpu") -> dict[str, str]:
     from archlab.kernels.op import forced
 
     found = {
-        "archlab": _version("archlab") or "not installed",
+        "archlab": version_of("archlab") or "not installed",
         "commit": commit(Path(__file__).resolve().parents[2]),
         "torch": str(torch.__version__),
-        "triton": _version("triton"),
-        "numpy": _version("numpy"),
+        "triton": version_of("triton"),
+        "numpy": version_of("numpy"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": cpu_model(),
@@ -56,12 +56,16 @@ def differences(before: dict[str, str], now: dict[str, str]) -> dict[str, list[s
 @cache
 def cpu_model() -> str:
     """The processor's name as the system gives it."""
+    return cpu_info("model name") or platform.processor() or platform.machine()
+
+
+def cpu_info(field: str) -> str:
+    """What Linux says of the first processor under a field; "" where nothing is said."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
 
 
 @cache
@@ -85,7 +89,8 @@ def _git(folder: Path, *words: str) -> str:
 
 
 @cache
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """The version of an installed package; "" where it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

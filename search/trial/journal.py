@@ -32,7 +32,7 @@ class Journal:
 
     def write(self, step: int, **measures: float | None) -> None:
         """Adds a line about the state after `step` optimizer steps; a number that is not finite becomes null."""
-        numbers = {name: finite_or_none(value) for name, value in measures.items()}
+        numbers = {k: v if v is not None and math.isfinite(v) else None for k, v in measures.items()}
         line = {"step": step, "time": round(time.time(), 3), "attempt": self._attempt, **numbers}
         self._waiting.append(json.dumps(line, allow_nan=False).encode() + b"\n")
         self.pulse()
@@ -88,8 +88,3 @@ def note_event(folder: Path, attempt: int, event: str, **detail: Any) -> None:
 def events(folder: Path) -> list[dict[str, Any]]:
     """What happened to a trial so far, in order."""
     return [line for _, line in whole_lines(folder / "events.jsonl")]
-
-
-def finite_or_none(value: float | None) -> float | None:
-    """The number, or None for one that JSON cannot say."""
-    return value if value is not None and math.isfinite(value) else None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from archlab.arch_dsl.language.spec import Spec
-from archlab.search.utils.files import write_whole
+from archlab.search.utils.files import read_json, write_whole
 
 WEIGHTS = "weights"  # the folder of a trial with the weights after 1, 2, 4, 8, … steps
 
@@ -43,11 +43,7 @@ def tell(folder: Path, wish: dict[str, bool]) -> None:
 
 def told(folder: Path) -> dict[str, bool]:
     """What `tell` left."""
-    try:
-        found: dict[str, bool] = json.loads((folder / "keep.json").read_text())
-    except (FileNotFoundError, ValueError):
-        return Keep().record()
-    return found
+    return read_json(folder / "keep.json") or Keep().record()
 
 
 def is_power_of_two(step: int) -> bool:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from archlab.search.utils.files import read_json
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
     """The result of a trial that ended, None while there is none. It is written whole, and last."""
-    try:
-        result = json.loads((folder / "result.json").read_text())
-    except (FileNotFoundError, ValueError):
-        return None
+    result = read_json(folder / "result.json")
     return result if isinstance(result, dict) and result.get("state") in ("complete", "diverged") else None
 
 
 def read_attempt(folder: Path) -> dict[str, Any]:
     """attempt, pid, host, started (unix s) of the newest attempt that got as far as starting; {} when none did."""
-    try:
-        found: dict[str, Any] = json.loads((folder / "attempt.json").read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return found
+    return read_json(folder / "attempt.json") or {}

@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,36 @@ def write_whole(path: Path, text: str, durable: bool = True) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The mapping that a file of JSON holds; None without a file, and where a power cut left no JSON in it."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return found
+
+
+@contextmanager
+def lock_file(path: Path, mode: int = 0o600) -> Iterator[Callable[..., bool]]:
+    """Opens a file, made if need be, whose lock ends with the block or with the process.
+
+    Yields what takes it: exclusive and without waiting, or as the flags of `flock` say; False while others have it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+
+    def take(how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> bool:
+        try:
+            fcntl.flock(descriptor, how)
+        except BlockingIOError:
+            return False
+        return True
+
+    try:
+        yield take
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

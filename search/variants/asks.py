@@ -136,9 +136,7 @@ class Planned(Protocol):
     omitted: dict[str, str]  # combinations of a design that make no sense, and why
 
     @property
-    def coordinates(
-        self,
-    ) -> Mapping[str, Any]: ...  # what the coordinate check measured of each series of a ladder that transfers
+    def coordinates(self) -> Mapping[str, Any]: ...  # what was measured of each series of a ladder that transfers
     @property
     def parts(self) -> Sequence[object]: ...  # its sections at work
     @property
@@ -152,9 +150,7 @@ class Planned(Protocol):
     @property
     def absent(self) -> list[str]: ...  # the labels of those of its data that have yet to be downloaded
     @property
-    def trials(
-        self,
-    ) -> int: ...  # how many trials the study takes when all of them run to their end, with what is known to be added
+    def trials(self) -> int: ...  # how many the study takes when all run to their end, with what is known to be added
 
     def rows(self, trials: list[dict[str, Any]]) -> list[Row]:
         """The trials that should exist, given those that do."""

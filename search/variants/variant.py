@@ -14,8 +14,7 @@ from archlab.search.recipe.initial_weights import Started
 from archlab.search.recipe.recipe import Recipe
 from archlab.search.recipe.stages import StagePlan
 from archlab.search.training.step_times import Timed
-from archlab.search.trial.identity import identity_of
-from archlab.search.trial.trial import Trial
+from archlab.search.trial.trial import Trial, identity_of
 from archlab.search.utils.canonical import canonical_json
 
 
@@ -52,7 +51,6 @@ class Variant:
 
     @property
     def timed(self) -> Timed:
-        """What the time of its steps depends on."""
         return Timed(self.model, self.recipe, self.dataset)
 
     def trial(self, seed: int, lr: float | None = None) -> Trial:

@@ -5,16 +5,20 @@ The optimizer works on plain tensors: views of what torch's distributed tensors 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
+from archlab.arch_dsl.model.stack import StackModule
+from archlab.arch_dsl.parts.context import Call
 from archlab.search.recipe.recipe import Recipe
 from archlab.search.training.parallel.meeting import Meeting
 from archlab.search.training.parallel.rules import refuse
-from archlab.search.training.parallel.shards import shard
 from archlab.search.training.parallel.tensors import divide_heads
 
 SPLIT = "shard", "tensor"  # the dimensions over which a parameter may lie in pieces
@@ -62,7 +66,7 @@ class Division:
             if value.grad is None:
                 continue
             if isinstance(value, DTensor):
-                self._all[path].grad, value.grad = _here(value.grad), None
+                self._all[path].grad, value.grad = value.grad.to_local(), None  # type: ignore[attr-defined]
             grads[path] = self._all[path].grad  # type: ignore[assignment]
         self.meeting.sum_all([grads[path] for path in grads if path in self.partial], ["tensor"])
         for path in self.repeated & grads.keys():
@@ -89,24 +93,16 @@ class Division:
         value = self.own[path]
         if not isinstance(value, DTensor):
             return ()
-        names = value.device_mesh.mesh_dim_names or ()
-        return tuple(
-            name for name, placement in zip(names, value.placements, strict=True) if not placement.is_replicate()
-        )
+        placed = zip(value.device_mesh.mesh_dim_names or (), value.placements, strict=True)
+        return tuple(name for name, placement in placed if not placement.is_replicate())
 
     def whole(self, path: str, piece: Tensor) -> Tensor:
         """A tensor that lies as the parameter at `path` does, put together from its pieces, on the CPU."""
         value = self.own[path]
         if not isinstance(value, DTensor):
             return piece.detach().cpu()
-        found = DTensor.from_local(
-            piece.detach(),
-            value.device_mesh,
-            value.placements,
-            run_check=False,
-            shape=value.shape,
-            stride=value.stride(),
-        )
+        lies: dict[str, Any] = {"shape": value.shape, "stride": value.stride()}
+        found = DTensor.from_local(piece.detach(), value.device_mesh, value.placements, run_check=False, **lies)
         placements = list(value.placements)
         for index in range(len(placements)):  # one after another, as a shard is divided after its heads
             placements[index] = Replicate()
@@ -152,13 +148,54 @@ class Division:
             elif not path and key in present:
                 present[key].copy_(state[key])
 
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The state of an optimizer in the format that one process writes; complete at the leader alone."""
+        entries: dict[str, dict[str, Any]] = {}  # of each parameter, by path
+        for part, order in _parts(optimizer, self.local):
+            state = part.state_dict()["state"]
+            for path, own in ((path, state[number]) for number, path in enumerate(order) if number in state):
+                entries[path] = {k: self.whole(path, v) if self._divides(path, v) else v for k, v in own.items()}
+        entries = self.merged(entries)
+        whole = self.recipe.optimizer.build(self.stand_ins, self.recipe.lr)
+        parts = [
+            part.state_dict()
+            | {"state": {number: entries[path] for number, path in enumerate(order) if path in entries}}
+            for part, order in _parts(whole, self.stand_ins)
+        ]
+        return {"parts": parts} if hasattr(whole, "parts") else parts[0]
+
+    def load_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """Takes of what `optimizer_state` gave the part of this process."""
+        whole = self.recipe.optimizer.build(self.stand_ins, self.recipe.lr)
+        entries: dict[str, dict[str, Any]] = {}
+        given = state["parts"] if hasattr(whole, "parts") else [state]
+        for (_, order), part in zip(_parts(whole, self.stand_ins), given, strict=True):
+            entries |= {path: part["state"][number] for number, path in enumerate(order) if number in part["state"]}
+        for mine, order in _parts(optimizer, self.local):
+            own = {
+                number: {k: self.piece(path, v) if self._divides(path, v) else v for k, v in entries[path].items()}
+                for number, path in enumerate(order)
+                if path in entries
+            }
+            mine.load_state_dict(mine.state_dict() | {"state": own})
+
+    def _divides(self, path: str, value: Any) -> bool:
+        """Whether a tensor of a parameter's state lies as the parameter does: moments do, a count of steps does not."""
+        return isinstance(value, Tensor) and value.ndim == self.own[path].ndim > 0
+
+
+def _parts(
+    optimizer: torch.optim.Optimizer, named: list[tuple[str, nn.Parameter]]
+) -> list[tuple[torch.optim.Optimizer, list[str]]]:
+    """The optimizers that one is made of, each with the paths of its parameters in the order of its numbers."""
+    paths = {id(value): path for path, value in named}
+    return [
+        (part, [paths[id(value)] for group in part.param_groups for value in group["params"]])
+        for part in getattr(optimizer, "parts", [optimizer])
+    ]
+
 
 _SUBSETS: tuple[tuple[str, ...], ...] = ((), ("shard",), ("tensor",), ("shard", "tensor"))
-
-
-def _here(value: Tensor) -> Tensor:
-    """What lies on this process."""
-    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def _like(value: nn.Parameter, data: Tensor) -> nn.Parameter:
@@ -166,3 +203,41 @@ def _like(value: nn.Parameter, data: Tensor) -> nn.Parameter:
     found = nn.Parameter(data, requires_grad=value.requires_grad)
     vars(found).update(vars(value))
     return found
+
+
+def shard(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Fully sharded data parallel (arXiv:2304.11277): leaves of every parameter one shard here.
+
+    Layers are gathered one by one by torch's `fully_shard`, and gradients summed.
+    Where layers share parameters, all layers are gathered at once.
+    """
+    layers = [layer for stack in model.modules() if isinstance(stack, StackModule) for layer in stack.block]
+    owners = Counter(id(value) for layer in layers for value in layer.parameters())
+    if all(count == 1 for count in owners.values()):
+        for layer in layers:
+            fully_shard(layer, mesh=mesh)
+            layer.register_forward_pre_hook(_close, prepend=True)
+            layer.register_forward_pre_hook(_open)
+    fully_shard(model, mesh=mesh)
+    register_fsdp_forward_method(model, "loss")
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+class _Closed:
+    """A call that is no tree of tensors: FSDP rebuilds trees that it is handed, and what layers leave there is lost."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+
+def _close(layer: nn.Module, inputs: tuple[Tensor, Call]) -> tuple[Any, ...]:
+    """Before FSDP's own hook."""
+    return inputs[0], _Closed(inputs[1])
+
+
+def _open(layer: nn.Module, inputs: tuple[Tensor, Any]) -> tuple[Any, ...]:
+    """After FSDP's own hook."""
+    return inputs[0], inputs[1].call

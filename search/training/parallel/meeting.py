@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import ipaddress
-import json
 import os
 import socket
 from collections.abc import Iterable
@@ -26,7 +25,7 @@ class Meeting:
     """The processes of a gang, in a mesh with the dimensions pipeline, data, shard and tensor.
 
     On one machine (an address of its own loopback) no socket listens elsewhere. What is said goes between these
-    processes as numbers, JSON, or tensors that are read with `weights_only`.
+    processes as numbers, or tensors that are read with `weights_only`.
     """
 
     def __init__(self, gang: Gang, device: torch.device) -> None:
@@ -90,15 +89,13 @@ class Meeting:
         dist.broadcast(value, 0)
         return value.tolist()
 
-    def told(self, data: Any) -> Any:
-        """The plain data that the leader has, on all processes."""
-        text = json.dumps(data).encode() if self.gang.leads else b""
-        return json.loads(self._broadcast(text))
-
     def given(self, state: Any) -> Any:
         """The plain data with tensors that the leader has, on all processes, on the CPU."""
-        packed = self._broadcast(pack(state) if self.gang.leads else b"")
-        return state if self.gang.leads else unpack(packed)
+        data = pack(state) if self.gang.leads else b""
+        (size,) = self.said([len(data)])
+        buffer = _buffer(data, size)
+        dist.broadcast(buffer, 0)
+        return state if self.gang.leads else unpack(buffer.numpy().tobytes())
 
     def to_leader(self, state: Any) -> list[Any]:
         """What the first process of every pipeline stage has, in the order of the stages, at the leader; else []."""
@@ -110,13 +107,6 @@ class Meeting:
             return []
         others = [unpack(self._receive(stage * self._stride)) for stage in range(1, self.sizes["pipeline"])]
         return [state, *others]
-
-    def _broadcast(self, data: bytes) -> bytes:
-        (size,) = self.said([len(data)])
-        buffer = _buffer(data, size)
-        if size:
-            dist.broadcast(buffer, 0)
-        return buffer.numpy().tobytes()
 
     def _send(self, data: bytes, rank: int) -> None:
         dist.send(torch.tensor([len(data)]), rank)

@@ -47,18 +47,16 @@ Found = Iterator[tuple[str, str]]  # a dimension, and what is wrong with it
 
 def _rows(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
     """Every micro-batch is divided into equally many rows."""
-    copies = parallel.copies
-    size = recipe.micro_batch
+    copies, size = parallel.copies, recipe.micro_batch
     wrong = sorted({rows for whole in _batches(recipe) for rows in (min(whole, size), whole % size) if rows % copies})
     if wrong:
-        name = "data" if parallel.data > 1 else "shard"
-        yield (
-            name,
-            (
-                f"divides micro-batches into {copies} parts ({parallel}), and one has {wrong[0]} sequences; "
-                "choose batch, accumulate and ramp so that all can be divided"
-            ),
-        )
+        what = f"divides micro-batches into {copies} parts ({parallel}), and one has {wrong[0]} sequences"
+        yield _of_rows(parallel), f"{what}; choose batch, accumulate and ramp so that all can be divided"
+
+
+def _of_rows(parallel: Parallel) -> str:
+    """The dimension that divides rows."""
+    return "data" if parallel.data > 1 else "shard"
 
 
 def _batches(recipe: Recipe) -> set[int]:
@@ -89,7 +87,7 @@ def _experts(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
     """Losses of routers that are no mean over targets."""
     if parallel.copies == 1:
         return
-    name = "data" if parallel.data > 1 else "shard"
+    name = _of_rows(parallel)
     for path, part in branches(model):
         if part.type != "moe":
             continue
@@ -97,10 +95,8 @@ def _experts(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
         if balance is not None and getattr(balance, "over", "batch") != "sequence":
             yield name, f"{path}.balance is over a whole batch, whose rows are divided; set `over: sequence`"
         elif (balance is not None or part.z_loss) and not recipe.objective.every:
-            yield (
-                name,
-                f"{path} has losses over tokens, of which rows have unequally many under {recipe.objective.type}",
-            )
+            told = f"{path} has losses over tokens, of which rows have unequally many under {recipe.objective.type}"
+            yield name, told
 
 
 def _tensor(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
@@ -125,9 +121,9 @@ def _attention(branch: Any, size: int) -> Iterator[str]:
             yield f".{name}: {getattr(branch, name)} cannot be divided into {size} equal parts"
     if branch.mask.pattern(branch.heads).blocks is not None:
         yield f".mask: {branch.mask.type} differs from head to head"
-    yield from (
-        f".{name} cannot be divided" for name in ("memory", "share") if getattr(branch, name) not in (None, "none")
-    )
+    for name in ("memory", "share"):
+        if getattr(branch, name) not in (None, "none"):
+            yield f".{name} cannot be divided"
     if branch.queries != "hidden":
         yield ".queries: those of positions cannot be divided"
     for item in branch.scores:
@@ -170,10 +166,8 @@ def _pipeline(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
     if model.n_layers < count:
         yield "pipeline", f"n_layers: {model.n_layers} layers cannot be divided among {count} processes"
     if model.prompt:
-        yield (
-            "pipeline",
-            "prompt: vectors before the tokens are dropped after the last layer, which has another process",
-        )
+        told = "prompt: vectors before the tokens are dropped after the last layer, which has another process"
+        yield "pipeline", told
     if recipe.ramp:
         yield "pipeline", "train.ramp: the micro-batches under way are as many in every step"
     for item in model.final:

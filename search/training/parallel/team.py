@@ -17,13 +17,28 @@ from archlab.search.executors.process_group import Gang
 from archlab.search.recipe.recipe import Recipe
 from archlab.search.training.parallel.division import Division
 from archlab.search.training.parallel.meeting import Meeting
-from archlab.search.training.parallel.silent import Silent
-from archlab.search.training.parallel.whole_state import load_optimizer_state, whole_optimizer_state
-from archlab.search.training.team import Noted, Team, Trained
+from archlab.search.training.team import Sums, Team
 from archlab.search.trial.journal import Journal
 
 T = TypeVar("T")
 COPIES = "shard", "data"  # the dimensions that divide rows, from the inside out
+
+
+class Silent(Journal):
+    """The journal of a process that does not lead: what it would write, the leader writes."""
+
+    def __init__(self) -> None: ...
+
+    def write(self, step: int, **measures: float | None) -> None: ...
+
+    def pulse(self) -> None: ...
+
+    def sync(self) -> None: ...
+
+    def lines(self, after: int, upto: int) -> list[dict[str, Any]]:
+        return []
+
+    def close(self) -> None: ...
 
 
 class Together(Team):
@@ -64,22 +79,18 @@ class Together(Team):
         start, stop = bounds(len(batch), self.copies)[self.copy]
         return batch.rows(start, stop)
 
-    def backward(self, loop: Trained, whole: Batch) -> tuple[Tensor, Noted, dict[str, Tensor]]:
+    def backward(self, own: Callable[[Batch], Sums], whole: Batch) -> Sums:
         if self.pipeline is None:
-            total, noted, measures = loop.backward(whole)
+            total, noted, measures = own(whole)
         else:
-            parts = [self.share(part) for part in whole.parts(loop.recipe.micro_batch)]
+            parts = [self.share(part) for part in whole.parts(self.division.recipe.micro_batch)]
             total, noted, measures = self.pipeline.backward(parts, whole)
         flat = [total, *(value for added in noted for value in added.values())]
         sums = iter(self.meeting.sum(torch.stack([value.double() for value in flat]), (*COPIES, "pipeline")))
         total = next(sums).to(total.dtype)
-        return total, [{name: next(sums) for name in added} for added in noted], self._averaged(measures)
-
-    def _averaged(self, measures: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The means over the copies, which have equally many rows."""
-        found = {name: value / self.copies for name, value in measures.items()}
-        self.meeting.sum_all(list(found.values()), COPIES)
-        return found
+        means = {name: value / self.copies for name, value in measures.items()}  # of copies with equally many rows
+        self.meeting.sum_all(list(means.values()), COPIES)
+        return total, [{name: next(sums) for name in added} for added in noted], means
 
     def settle(self, parameters: list[nn.Parameter]) -> Tensor:
         return self.division.settle(parameters)
@@ -103,9 +114,6 @@ class Together(Team):
     def agree(self, *asked: bool) -> tuple[bool, ...]:
         return tuple(map(bool, self.meeting.said([int(one) for one in asked])))
 
-    def told(self, compute: Callable[[], T]) -> T:
-        return self.meeting.told(compute() if self.leads else None)  # type: ignore[no-any-return]
-
     def given(self, state: T) -> T:
         return self.meeting.given(state)  # type: ignore[no-any-return]
 
@@ -113,13 +121,13 @@ class Together(Team):
         return self.division.model_state()
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        return whole_optimizer_state(self.division, optimizer)
+        return self.division.optimizer_state(optimizer)
 
     def load_model(self, model: nn.Module, state: dict[str, Tensor]) -> None:
         self.division.load_model(state)
 
     def load_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        load_optimizer_state(self.division, optimizer, state)
+        self.division.load_optimizer(optimizer, state)
 
     def leave(self) -> None:
         self.meeting.leave()

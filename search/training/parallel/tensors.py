@@ -7,6 +7,7 @@ summed. All else (norms, tables of tokens, logits) every process computes alike.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -26,14 +27,16 @@ class Columns(ParallelStyle):
     """A map whose rows of weights, and so channels of its product, are divided; the input is whole."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return distribute_module(module, device_mesh, _by_rows, None, _here)  # type: ignore[arg-type]
+        pieces = partial(_distribute, weight=0, bias=Shard(0))
+        return distribute_module(module, device_mesh, pieces, None, lambda _, output, mesh: output.to_local())
 
 
 class Rows(ParallelStyle):
     """A map whose input channels are divided: products are summed over the processes, the bias is added once."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return distribute_module(module, device_mesh, _by_columns, _divided, _summed)  # type: ignore[arg-type]
+        pieces = partial(_distribute, weight=1, bias=Replicate())
+        return distribute_module(module, device_mesh, pieces, _divided, _summed)  # type: ignore[arg-type]
 
 
 def divide_heads(model: nn.Module, mesh: DeviceMesh) -> set[str]:
@@ -91,25 +94,14 @@ def _products(mesh: DeviceMesh) -> Products:
     return products
 
 
-def _by_rows(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
-    _distribute(module, mesh, weight=0, bias=Shard(0))
-
-
-def _by_columns(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
-    _distribute(module, mesh, weight=1, bias=Replicate())
-
-
-def _distribute(module: nn.Module, mesh: DeviceMesh, weight: int, bias: Shard | Replicate) -> None:
+def _distribute(_: str, module: nn.Module, mesh: DeviceMesh, *, weight: int, bias: Shard | Replicate) -> None:
+    """Divides the weight of a map along a dimension."""
     for name, value in list(module.named_parameters(recurse=False)):
         placement = Shard(weight) if name == "weight" else bias
         piece = nn.Parameter(
             distribute_tensor(value.data, mesh, [placement], src_data_rank=None), requires_grad=value.requires_grad
         )
         module.register_parameter(name, piece)
-
-
-def _here(module: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
-    return output.to_local()
 
 
 def _divided(module: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> tuple[Tensor, ...]:

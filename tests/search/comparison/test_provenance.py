@@ -24,8 +24,7 @@ from archlab.search.results.comparison import Comparison
 from archlab.search.running.run import run
 from archlab.search.store.store import Store
 from archlab.search.study.load import load_study
-from archlab.search.trial.identity import identity_of
-from archlab.search.trial.trial import Trial
+from archlab.search.trial.trial import Trial, identity_of
 from tests.search.compare_kit import make_study
 from tests.search.study_files import write_study
 

@@ -18,7 +18,7 @@ from archlab.search.sections.budget.spec import attempt_spent
 from archlab.search.study.load import load_study
 from archlab.search.training import compiling
 from archlab.search.training.loop import Loop
-from archlab.search.training.shared_stages import shared_stage
+from archlab.search.training.shared_beginnings import shared_stage
 from archlab.search.training.train import Interrupted, train
 from archlab.search.trial import checkpoint
 from archlab.search.trial.fingerprint import fingerprint

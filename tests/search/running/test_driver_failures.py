@@ -9,7 +9,7 @@ import pytest
 from archlab.search.executors.attempt import run_trial
 from archlab.search.executors.executor import Failure, Finished
 from archlab.search.running.driver import drive
-from archlab.search.running.retries import Breaker, Retries
+from archlab.search.running.retries import Breaker
 from archlab.search.store.store import StoreFull
 from tests.search.study_kit import ENTRY, ROOT, ByHand, drive_inline, make_store, rows_of, steps_run, toy
 
@@ -104,12 +104,22 @@ def test_the_breaker_opens_for_different_trials_that_fail_in_a_row_and_soon(even
     assert opened is opens
 
 
-def test_retries_are_counted_by_trial_and_kind():
-    retries = Retries()
-    assert [retries.charge("a", "crash") for _ in range(3)] == [True, True, False]
-    assert [retries.charge("a", "oom") for _ in range(2)] == [True, False]
-    assert retries.charge("b", "crash")
-    assert not retries.charge("b", "user")
+def test_retries_are_counted_by_trial_and_kind(tmp_path):
+    one, two, three = toy(1), toy(2), toy(3)
+    kinds = {
+        one.key: iter(["crash", "oom", "crash", "crash"]),
+        two.key: iter(["crash", "oom", "oom"]),
+        three.key: iter(["crash", "user"]),
+    }
+
+    class Failing(ByHand):
+        def submit(self, key, folder, attempt, until=None):
+            super().submit(key, folder, attempt)
+            self.ended.append(Finished(key, attempt, Failure(next(kinds[key]), "it died")))
+
+    store = make_store(tmp_path)
+    assert drive(store, "s", lambda _: rows_of(one, two, three), Failing()).exit_code == 1
+    assert {row["key"]: row["attempt"] for row in store.study_trials("s")} == {one.key: 4, two.key: 3, three.key: 2}
 
 
 def test_a_full_disk_that_takes_no_request_to_stop_ends_the_study_in_order(tmp_path, monkeypatch):

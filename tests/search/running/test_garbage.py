@@ -162,9 +162,9 @@ def test_plugin_copies_and_stages_go_when_no_trial_names_them(tmp_path):
     store = make_store(tmp_path, rows=rows_of(toy()))
     used = toy(2, stages=[{}])
     store.add_trials("s", rows_of(used))
-    from archlab.search.training.shared_stages import beginning
+    from archlab.search.training.shared_beginnings import stages_key
 
-    kept, left = tmp_path / "stages" / f"{beginning(used, 0)}-0123", tmp_path / "stages" / f"{'0' * 32}-0123"
+    kept, left = tmp_path / "stages" / f"{stages_key(used, 0)}-0123", tmp_path / "stages" / f"{'0' * 32}-0123"
     copy = tmp_path / "plugins" / "gate-0123456789abcdef.py"
     for path in (kept / "checkpoint-4.pt", left / "checkpoint-4.pt", copy):
         path.parent.mkdir(parents=True, exist_ok=True)

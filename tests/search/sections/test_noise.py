@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from archlab.search.planning.known import resolution
 from archlab.search.planning.plan import Plan, plan
-from archlab.search.planning.resolution import resolution
 from archlab.search.running.run import run
 from archlab.search.sections.seeds.noise import known_noise, noise_key, remember_noise
 from archlab.search.statistics.dunnett import dunnett_critical

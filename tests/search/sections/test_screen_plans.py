@@ -12,9 +12,9 @@ from archlab.arch_dsl.tree.identity import canonical
 from archlab.search.comparison.compare import load_comparison
 from archlab.search.planning.edits import edits
 from archlab.search.planning.estimate import estimate
+from archlab.search.planning.known import resolution
 from archlab.search.planning.page import plan_json, print_plan
 from archlab.search.planning.plan import Plan, plan
-from archlab.search.planning.resolution import resolution
 from archlab.search.reporting.report import report
 from archlab.search.running.pace import Pace, worker
 from archlab.search.running.progress import Progress

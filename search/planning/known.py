@@ -1,17 +1,81 @@
-"""The smallest difference that a plan can resolve, from the noise that its store knows."""
+"""What a store knows of a plan: what has a result, goes on from shorter trials or was edited, and the seeds' noise."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Self
 
+from archlab.search.executors.resources import Room
+from archlab.search.planning.edits import edits
+from archlab.search.planning.estimate import Estimate, estimate
+from archlab.search.planning.plan import Plan
+from archlab.search.recipe.recipe import load_recipe
+from archlab.search.sections.budget.spec import Spent, spent_of
 from archlab.search.sections.seeds.noise import Noise, known_noise, noise_key
 from archlab.search.sections.seeds.spec import most
 from archlab.search.store.store import Store
+from archlab.search.training.shared_beginnings import FOLDER, fitting
+from archlab.search.trial import checkpoint
 
-if TYPE_CHECKING:
-    from archlab.search.planning.plan import Plan
+
+@dataclass
+class Known:
+    """What the store knows of a plan: trials that have a result, the smallest difference that can be resolved, what was
+    edited since the study was run, what goes on from shorter trials, and what was spent so far."""
+
+    done: int
+    resolution: Resolution | None
+    edits: list[str]
+    going_on: GoingOn | None
+    spent: Spent
+
+    @classmethod
+    def of(cls, planned: Plan, root: Path) -> Self:
+        """Of the store in a folder, if there is one."""
+        if not (root / "store.json").exists():
+            return cls(0, resolution(planned, None), [], None, Spent())
+        with Store.open(root, create=False) as store:
+            spent = spent_of(store, planned.study.study)
+            done, resolved = planned.done(store), resolution(planned, store)
+            return cls(done, resolved, edits(planned, store), going_on(planned, store), spent)
+
+    def guess(self, planned: Plan, root: Path, slots: int | None) -> Estimate:
+        """Of what is left. Raises ResourcesError when this machine has no room for a trial."""
+        done = self.done if planned.left(self.done) else planned.trials
+        return estimate(planned, root, slots or planned.study.resources.slots([Room.here()]), done)
+
+
+@dataclass(frozen=True)
+class GoingOn:
+    """How many trials can go on from shorter ones, the last step from which one does, and how many are new."""
+
+    trials: int
+    step: int
+    new: int
+
+    def __str__(self) -> str:
+        many = self.trials > 1
+        goes = f"{self.trials} trials go on from shorter ones" if many else "1 trial goes on from a shorter one"
+        new = "1 is new" if self.new == 1 else f"{self.new} are new"
+        return f"{goes} (at most to step {self.step:,}, on machines alike); {new}"
+
+
+def going_on(planned: Plan, store: Store) -> GoingOn | None:
+    """Which of a plan's trials that have not begun can go on from shorter ones; None when none can."""
+    root = store.root / FOLDER
+    if planned.study.keep.log2 or not root.is_dir():
+        return None
+    rows = {row.trial.key: row for row in planned.rows(store.study_trials(planned.study.study))}
+    known = store.known(rows)
+    folders = {key: store.trial_folder(key) for key in known}
+    begun = {key for key, folder in folders.items() if folder.is_dir() and checkpoint.steps_in(folder)}
+    begun |= {key for key, each in known.items() if each["state"] != "planned"}
+    fresh = [row for key, row in rows.items() if key not in begun]
+    ways = [fitting(root, row.trial, load_recipe(row.trial.recipe)) for row in fresh if row.until is None]
+    steps = [found[0][0] for found in ways if found]
+    return GoingOn(len(steps), max(steps), len(fresh) - len(steps)) if steps else None
 
 
 @dataclass(frozen=True)
@@ -27,7 +91,6 @@ class Resolution:
     noise: Noise | None
 
     def __str__(self) -> str:
-        """A sentence for a plan."""
         seeds = f"{self.seeds} seed{'s' if self.seeds != 1 else ''}"
         if self.factor is None:
             few = f"{seeds}: too few for an interval"
