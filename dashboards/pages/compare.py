@@ -10,22 +10,21 @@ from urllib.parse import urlencode
 
 import dash
 import dash_mantine_components as dmc
-from dash import Input, Output, State, ctx, dcc, html, no_update
+from dash import Input, Output, html
 from dash.development.base_component import Component
 
 from archlab.dashboards import figures, lines, table, theme
-from archlab.dashboards.library import Library, NotFound, Study
+from archlab.dashboards.library import Library, Study
 from archlab.dashboards.pages.runs import span
 from archlab.dashboards.pages.shell import (
     COMPARE,
     MOST_BESIDE,
     keep_address,
-    notice,
+    pulse,
     register_page,
     register_refresh,
     shell,
 )
-from archlab.dashboards.pages.studies import REFRESH_MS
 from archlab.dashboards.parts import block_table, choice, graph, guarded, section
 from archlab.dashboards.trials import trials_of
 from archlab.dashboards.view import METRICS, View
@@ -34,7 +33,6 @@ from archlab.search.formatting.tables import Block, Cell, Column, number, printa
 from archlab.search.formatting.words import terse
 from archlab.search.reporting.main_table import main_block
 from archlab.search.reporting.shape import Shape
-from archlab.search.store.store import StoreError
 
 _OFFERED = 100  # of a list of thousands, what is shown at once; it is searched
 _SHORT = 12  # digits of a key in an address
@@ -72,33 +70,16 @@ def register(app: dash.Dash, library: Library) -> None:
     """Adds the page `/study/<name>/compare` and its callbacks to an app."""
     register_page(COMPARE, layout)
 
-    def refresh(_: int, chosen: list[str], places: str, metric: str, seen: list[str]) -> Any:
-        try:
-            study = library.study(seen[0])
-            sides = Sides.of(chosen, study)
-            if ctx.triggered_id == "compare-tick" and COMPARE.version(study) == seen[1]:
-                return [no_update] * 4
-            with library.reading():
-                shown = content(library, study, sides, places, metric)
-        except (StoreError, NotFound) as error:
-            return no_update, no_update, no_update, notice(f"Shown as it last was: {error}")
+    def refresh(study: Study, _: str, chosen: list[str], places: str, metric: str) -> dict[str, Any]:
+        sides = Sides.of(chosen, study)
         said = sides.query()
         said |= {key: value for key, value in (("places", places), ("metric", metric)) if value not in _USUAL}
-        return shown, [study.name, COMPARE.version(study)], f"?{urlencode(said, doseq=True, safe=',')}", None
+        shown = content(library, study, sides, places, metric)
+        return {"content": shown, "query": f"?{urlencode(said, doseq=True, safe=',')}"}
 
-    outputs = [
-        Output("compare-content", "children"),
-        Output("compare-seen", "data"),
-        Output("compare-query", "data"),
-        Output("compare-notice", "children"),
-    ]
-    inputs = [
-        Input("compare-variants", "value"),
-        Input("compare-places", "value"),
-        Input("compare-metric", "value"),
-    ]
-    states = [State("compare-seen", "data")]
-    register_refresh(app, refresh, outputs, "compare-tick", inputs, states)
+    inputs = [Input(f"compare-{key}", "value") for key in ("variants", "places", "metric")]
+    outputs = {"content": Output("compare-content", "children")}
+    register_refresh(app, library, COMPARE, "compare", refresh, outputs, inputs)
     keep_address(app, COMPARE, "compare-query")
 
 
@@ -122,10 +103,7 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
     return shell(
         study,
         COMPARE,
-        dcc.Store(id="compare-seen", data=[study.name, COMPARE.version(study)]),
-        dcc.Store(id="compare-query"),
-        dcc.Interval(id="compare-tick", interval=REFRESH_MS),
-        html.Div([notice(text) for text in notices], id="compare-notice"),
+        *pulse("compare", study, COMPARE, notices),
         html.Div(
             [
                 _select(study, sides),

@@ -7,20 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import dash
-from dash import Input, Output, State, dcc, html, no_update
+from dash import Input, Output, State, ctx, dcc, html
 from dash.development.base_component import Component
 
 from archlab.dashboards import figures, table, theme, words
-from archlab.dashboards.library import Library, NotFound, Study
+from archlab.dashboards.library import Library, Study
 from archlab.dashboards.lines import leading
-from archlab.dashboards.pages.curves import REMEMBER_ZOOM, Zoom, drawn
-from archlab.dashboards.pages.shell import CURVES, OVERVIEW, keep_address, led, notice, shell
-from archlab.dashboards.pages.studies import REFRESH_MS
+from archlab.dashboards.pages.curves import Zoom, drawn, remember_zoom
+from archlab.dashboards.pages.shell import CURVES, OVERVIEW, keep_address, led, pulse, register_refresh, shell
 from archlab.dashboards.pages.study_parts import CONTROLS, controls, elsewhere, head, notes, variants
 from archlab.dashboards.parts import command_line, graph, guarded, section
 from archlab.dashboards.view import View, read_view
 from archlab.search.reporting.main_table import main_block
-from archlab.search.store.store import StoreError
 
 
 def register(app: dash.Dash, library: Library) -> None:
@@ -28,60 +26,37 @@ def register(app: dash.Dash, library: Library) -> None:
 
     dash.register_page("study", path_template="/study/<name>", title=lambda name="": f"{name} · archlab", layout=layout)
 
-    @app.callback(
-        Output("study-version", "data"),
-        Output("study-notice", "children"),
-        Output("study-head", "children"),
-        Output("curves", "figure"),
-        Output("curves-note", "children"),
-        Output("table", "rowData"),
-        Output("table", "columnDefs"),
-        Output("table-notes", "children"),
-        Output("forest", "figure"),
-        Output("rates", "figure"),
-        Input("study-tick", "n_intervals"),
-        State("study-version", "data"),
-        State("study-name", "data"),
-        State("curves-zoom", "data"),
-        *[State(f"curves-{key}", "value") for key in CONTROLS],
-        prevent_initial_call=True,
-    )
-    def refresh(_: int, seen: str, name: str, zoom: Zoom, *chosen: str) -> Any:
-        try:
-            study = library.study(name)
-        except (StoreError, NotFound) as error:
-            return ("", notice(f"Shown as it last was: {error}"), *[no_update] * 8)
-        if study.version == seen:
-            return [no_update] * 10
-        with library.reading():
-            moving = (study.version, None, head(study), *_curves(study, _view(chosen), zoom, leading(study)))
-        if study.version.split(":")[0] == seen.split(":")[0]:
-            return (*moving, *[no_update] * 5)
-        shown = leading(study)
-        return (*moving, *_rows(study), notes(study), _forest(study, shown), _rate_curve(study, shown))
-
-    @app.callback(
-        Output("curves", "figure", allow_duplicate=True),
-        Output("curves-note", "children", allow_duplicate=True),
-        Output("curves-zoom", "data", allow_duplicate=True),
-        Output("study-query", "data"),
-        *[Input(f"curves-{key}", "value") for key in CONTROLS],
-        State("study-name", "data"),
-        prevent_initial_call=True,
-    )
-    def choose(*values: str) -> Any:
-        view = _view(values[:-1])
-        try:
-            study = library.study(values[-1])
-        except (StoreError, NotFound) as error:
-            return no_update, str(error), no_update, view.query()
-        with library.reading():
-            return (*_curves(study, view, {}, leading(study)), {}, view.query())
-
+    outputs = {
+        "head": Output("study-head", "children"),
+        "curves": Output("curves", "figure"),
+        "note": Output("curves-note", "children"),
+        "zoom": Output("curves-zoom", "data"),
+        "rows": Output("table", "rowData"),
+        "columns": Output("table", "columnDefs"),
+        "notes": Output("table-notes", "children"),
+        "forest": Output("forest", "figure"),
+        "rates": Output("rates", "figure"),
+    }
+    inputs = [Input(f"curves-{key}", "value") for key in CONTROLS]
+    register_refresh(app, library, OVERVIEW, "study", _refresh, outputs, inputs, [State("curves-zoom", "data")])
     keep_address(app, OVERVIEW, "study-query")
-    app.clientside_callback(
-        REMEMBER_ZOOM, Output("curves-zoom", "data"), Input("curves", "relayoutData"), State("curves-zoom", "data")
-    )
+    remember_zoom(app, "curves", "curves-zoom")
+
+
+def _refresh(study: Study, seen: str, *values: Any) -> dict[str, Any]:
+    """What the page shows by now; a choice begins with the whole of the curves."""
+    *chosen, zoom = values
+    view, shown = replace(View(), **dict(zip(CONTROLS, chosen, strict=True))), leading(study)
+    found: dict[str, Any] = {}
+    if ctx.triggered_id != "study-tick":
+        found, zoom = {"zoom": {}, "query": view.query()}, {}
+    found["curves"], found["note"] = _curves(study, view, zoom, shown)
+    if study.version != seen:
+        found["head"] = head(study)
+    if study.version.partition(":")[0] != seen.partition(":")[0]:
+        found["rows"], found["columns"] = _rows(study)
+        found |= {"notes": notes(study), "forest": _forest(study, shown), "rates": _rate_curve(study, shown)}
+    return found
 
 
 @guarded
@@ -91,10 +66,6 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
     study = library.study(str(name))
     with library.reading():
         return _page(study, view, notices, str(library.root))
-
-
-def _view(chosen: Any) -> View:
-    return replace(View(), **dict(zip(CONTROLS, chosen, strict=True)))
 
 
 def _page(study: Study, view: View, notices: list[str], root: str) -> Component:
@@ -121,12 +92,8 @@ def _page(study: Study, view: View, notices: list[str], root: str) -> Component:
     return shell(
         study,
         OVERVIEW,
-        dcc.Store(id="study-name", data=study.name),
-        dcc.Store(id="study-version", data=study.version),
-        dcc.Store(id="study-query"),
         dcc.Store(id="curves-zoom", data={}),
-        dcc.Interval(id="study-tick", interval=REFRESH_MS),
-        html.Div([notice(text) for text in notices] or None, id="study-notice"),
+        *pulse("study", study, OVERVIEW, notices),
         html.Div(head(study), id="study-head"),
         section(
             "Results",
