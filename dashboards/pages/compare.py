@@ -15,6 +15,7 @@ from dash.development.base_component import Component
 
 from archlab.dashboards import figures, lines, table, theme
 from archlab.dashboards.library import Library, Study
+from archlab.dashboards.pages.curves import NAMES
 from archlab.dashboards.pages.runs import span
 from archlab.dashboards.pages.shell import (
     COMPARE,
@@ -99,7 +100,6 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
         chosen[key] = asked if asked in known else next(iter(known))
     with library.reading():
         shown = content(library, study, sides, chosen["places"], chosen["metric"])
-    names = {key: value[1] for key, value in METRICS.items()}
     return shell(
         study,
         COMPARE,
@@ -108,7 +108,7 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
             [
                 _select(study, sides),
                 choice("compare-places", "Places", PLACES, chosen["places"]),
-                choice("compare-metric", "Curves", names, chosen["metric"]),
+                choice("compare-metric", "Curves", NAMES["metric"][1], chosen["metric"]),
             ],
             className="controls",
         ),

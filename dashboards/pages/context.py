@@ -11,7 +11,7 @@ from dash.development.base_component import Component
 
 from archlab.dashboards import figures_context, theme
 from archlab.dashboards.library import Library, Study
-from archlab.dashboards.pages.shell import CONTEXT, Choice, Chosen, register_tab
+from archlab.dashboards.pages.shell import CONTEXT, Choice, Chosen, compared, register_tab
 from archlab.dashboards.panels import Look, left_out, panels
 from archlab.dashboards.parts import asks, block_table, graph, measuring, missing, section
 from archlab.dashboards.words import unlike_baseline
@@ -19,8 +19,6 @@ from archlab.search.comparison.figure_frames import WINDOWS, minus_baseline, pro
 from archlab.search.sections.evaluate.told import numbers_block
 
 if TYPE_CHECKING:  # which a server starts without
-    import pandas as pd
-
     from archlab.search.results.comparison import Comparison
 
 LOSS, PERPLEXITY = "loss_by_position", "perplexity_by_context"
@@ -61,14 +59,11 @@ def choices(study: Study) -> Sequence[Choice]:
     return offered
 
 
-def content(study: Study, chosen: Chosen) -> list[Component]:
+@compared
+def content(study: Study, found: Comparison, chosen: Chosen) -> list[Component]:
     """The sections of the page; what was not measured says how it would be."""
-    found = study.comparison
-    if found is None:
-        return [html.P(study.problem, className="problem")]
     colours = theme.colours(study.variants, study.record["baseline"])
-    shown = [_positions(study, found, chosen, colours), _needle(study, found, chosen, colours)]
-    shown.append(_probes(study, found, colours))
+    shown = [part(study, found, chosen, colours) for part in (_positions, _needle, _probes)]
     if len(found.domains):
         figure = figures_context.by_domain(found.domains, colours, "perplexity", "Test perplexity")
         shown.append(section("Domains", graph("domains", figure, 90 + 46 * found.domains["domain"].nunique())))
@@ -126,18 +121,17 @@ def _positions(study: Study, found: Comparison, chosen: Chosen, colours: Mapping
 
 def _told(over: int, difference: bool) -> str:
     """What the lines of the losses are."""
-    smooth = (
-        f"L(i): the mean loss of the i-th token, over {over} neighbouring positions"
-        if over > 1
-        else "L(i): the mean loss of the i-th token"
-    )
-    told = f"{smooth}; P(l): the perplexity of the first l tokens. Means over the seeds"
+    smooth = f", over {over} neighbouring positions" if over > 1 else ""
+    told = f"L(i): the mean loss of the i-th token{smooth}; P(l): the perplexity of the first l tokens. "
+    told += "Means over the seeds"
     if difference:
         return f"{told}, minus those of the baseline of each variant: below zero is better."
     return f"{told}; bands, where nothing is smoothed: ± one standard deviation over them."
 
 
 def _needle(study: Study, found: Comparison, chosen: Chosen, colours: Mapping[str, str]) -> Component:
+    import pandas as pd
+
     needles = _needles(found)
     if not needles:
         said = "A sentence that is hidden in the test text, and asked for after it."
@@ -147,7 +141,7 @@ def _needle(study: Study, found: Comparison, chosen: Chosen, colours: Mapping[st
     title, said, low, high = SCORES[score]
     grids = found.grids[found.grids["name"] == f"{label}_{score}"]
     turned = grids.rename(columns={"y": "x", "x": "y", "row": "column", "column": "row"})
-    turned = turned.sort_values(["variant", "y", "x"], key=_numbers, kind="stable")
+    turned = turned.sort_values(["y", "x"], key=pd.to_numeric, kind="stable")
     look = Look(title, low, high, upwards=False, split=study.record["context"], form=".2g", across=3)
     figure, height = panels(turned, study.variants, colours, look)
     cases = int(grids["cases"].min())
@@ -162,17 +156,7 @@ def _needle(study: Study, found: Comparison, chosen: Chosen, colours: Mapping[st
     )
 
 
-def _numbers(column: pd.Series) -> pd.Series:
-    import pandas as pd
-
-    return (
-        pd.to_numeric(column)
-        if column.name in ("x", "y")
-        else column.map({v: i for i, v in enumerate(column.unique())})
-    )
-
-
-def _probes(study: Study, found: Comparison, colours: Mapping[str, str]) -> Component:
+def _probes(study: Study, found: Comparison, _: Chosen, colours: Mapping[str, str]) -> Component:
     rows = probes_frame(found.measures)
     if not len(rows):
         said = "Whether a model finds again what stood beside a token, and goes on as before."

@@ -11,7 +11,7 @@ from dash.development.base_component import Component
 
 from archlab.dashboards import figures_factor
 from archlab.dashboards.library import Library, Study
-from archlab.dashboards.pages.shell import COMPARE, CURVES, FACTOR, GO, Choice, Chosen, address, register_tab
+from archlab.dashboards.pages.shell import COMPARE, CURVES, FACTOR, GO, Choice, Chosen, address, compared, register_tab
 from archlab.dashboards.parts import block_table, graph, section
 from archlab.dashboards.words import listed
 from archlab.search.formatting.tables import Block, Cell, Column, interval, number, printable
@@ -52,11 +52,10 @@ def choices(study: Study) -> Sequence[Choice]:
     return [Choice("component", "Component or axis", names, next(iter(paired(variants)), ""))] if names else []
 
 
-def content(study: Study, chosen: Chosen) -> list[Component]:
+@compared
+def content(study: Study, found: Comparison, chosen: Chosen) -> list[Component]:
     """The effect of the factor, that at each level of the others, and interactions."""
-    found, variants = study.comparison, study.record["variants"]
-    if found is None:
-        return [html.P(study.problem, className="problem")]
+    variants = study.record["variants"]
     if "component" not in chosen:
         said = "The study varies no component and has no grid: it compares variants of which none belong together."
         return [

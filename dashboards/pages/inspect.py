@@ -13,7 +13,7 @@ from dash.development.base_component import Component
 from archlab.dashboards import figures_context, theme
 from archlab.dashboards.figures import Figure
 from archlab.dashboards.library import Library, Study
-from archlab.dashboards.pages.shell import INSPECT, Choice, Chosen, register_tab
+from archlab.dashboards.pages.shell import INSPECT, Choice, Chosen, compared, register_tab
 from archlab.dashboards.panels import Look, left_out, panels
 from archlab.dashboards.parts import asks, block_table, graph, measuring, missing, section
 from archlab.search.comparison.figure_frames import minus_baseline, over_rows, uniform_frame
@@ -108,11 +108,9 @@ def choices(study: Study) -> Sequence[Choice]:
     ]
 
 
-def content(study: Study, chosen: Chosen) -> list[Component]:
+@compared
+def content(study: Study, found: Comparison, chosen: Chosen) -> list[Component]:
     """A section for each grid and curve of the topic."""
-    found = study.comparison
-    if found is None:
-        return [html.P(study.problem, className="problem")]
     if not _topics(found):
         return [section("Inside", _nothing(study))]
     colours = theme.colours(study.variants, study.record["baseline"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import threading
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import dash
 import flask
@@ -13,14 +13,17 @@ from dash.development.base_component import Component
 
 from archlab.dashboards import words
 from archlab.dashboards.library import Library, NotFound, Study
-from archlab.dashboards.pages.shell import REPORT, Choice, Chosen, register_tab
+from archlab.dashboards.pages.shell import REPORT, Chosen, compared, register_tab
 from archlab.dashboards.parts import command_line, here, section
 from archlab.search.store.store import StoreError
+
+if TYPE_CHECKING:  # which a server starts without
+    from archlab.search.results.comparison import Comparison
 
 
 def register(app: dash.Dash, library: Library) -> None:
     """Adds the page `/study/<name>/report`, and what it shows at `/report/<name>.html`."""
-    register_tab(app, library, REPORT, choices, content)
+    register_tab(app, library, REPORT, lambda _: [], content)
     lock = threading.Lock()
     made: dict[str, tuple[str, str]] = {}
 
@@ -48,15 +51,9 @@ def register(app: dash.Dash, library: Library) -> None:
         return response
 
 
-def choices(_: Study) -> Sequence[Choice]:
-    """There is one report."""
-    return []
-
-
-def content(study: Study, _: Chosen) -> list[Component]:
+@compared
+def content(study: Study, _: Comparison, __: Chosen) -> list[Component]:
     """The report as it will be read, and what writes it and the figures."""
-    if study.comparison is None:
-        return [html.P(study.problem, className="problem")]
     figures = shlex.join(["archlab", "figures", study.name, "--width", "3.25", *here()])
     page = shlex.join(["archlab", "report", study.name, "--html", f"{study.name}.html", *here()])
     version = study.version.partition(":")[0]

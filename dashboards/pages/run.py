@@ -15,7 +15,7 @@ from archlab.dashboards import figures, theme
 from archlab.dashboards.curves import Line, group, thin
 from archlab.dashboards.library import Library, NotFound
 from archlab.dashboards.pages.runs import span
-from archlab.dashboards.pages.shell import BEFORE_OVERVIEW, RUNS, address, notice
+from archlab.dashboards.pages.shell import BEFORE_OVERVIEW, RUNS, address, crumbs, notice
 from archlab.dashboards.pages.studies import REFRESH_MS
 from archlab.dashboards.parts import card, command_line, graph, guarded, here, section, to_trial
 from archlab.dashboards.trial import Trial, find_trial
@@ -69,13 +69,10 @@ def layout(library: Library, key: object = "", study: object = "", **_: Any) -> 
         return _none(str(key), trial)
     with library.reading():
         shown = content(trial, library)
-    slash = html.Span("/", className="slash")
     name = trial.study.name
-    crumbs = [dcc.Link("Studies", href="/"), slash, dcc.Link(name, href=address(name)), slash]
-    crumbs += [dcc.Link("runs", href=address(name, RUNS.step)), slash, html.Span(trial.key[:12], className="here")]
     return html.Div(
         [
-            html.Nav(crumbs, className="crumbs"),
+            crumbs(trial.key[:12], {name: address(name), "runs": address(name, RUNS.step)}),
             dcc.Store(id="run-seen", data=[trial.key, name, trial.version]),
             dcc.Interval(id="run-tick", interval=REFRESH_MS),
             html.Div(None, id="run-notice"),
@@ -114,7 +111,7 @@ def content(trial: Trial, library: Library) -> list[Component]:
     if error := trial.traceback():
         parts.append(section("Error", html.Pre(error, className="log")))
     parts += [
-        section("Attempts", _table(("when", "attempt", "what happened", ""), _events(trial))),
+        section("Attempts", _table(_events(trial), "when", "attempt", "what happened", "")),
         section("Output", *_output(trial), aside=html.Code("output.txt")),
         html.Div(
             [_spec("Model", trial.model_yaml()), _spec("Recipe, data and seed", trial.recipe_yaml())], className="pair"
@@ -166,7 +163,6 @@ def _commands(trial: Trial, library: Library) -> list[Component]:
 def _curves(trial: Trial) -> list[Component]:
     """A small figure for each kind of curve."""
     file = trial.study.curves[trial.key]
-    names = {"training": "training", "validation": "validation"}
     colours = {"training": theme.PALETTE[5], "validation": theme.PALETTE[0]}
     shown = []
     for metrics in FIGURES:
@@ -176,7 +172,7 @@ def _curves(trial: Trial) -> list[Component]:
             keep = thin(len(step))
             if len(step):
                 seed, label = trial.row["seed"], f"seed {trial.row['seed']}"
-                lines.append(Line(names.get(metric, metric), seed, label, step[keep], step[keep], value[keep]))
+                lines.append(Line(metric, seed, label, step[keep], step[keep], value[keep]))
         title = "Loss (nats/token)" if len(metrics) > 1 else METRICS[metrics[0]][2]
         tones = {line.variant: colours.get(line.variant, theme.PALETTE[0]) for line in lines}
         figure = figures.curves(
@@ -211,17 +207,14 @@ def _spec(title: str, text: str) -> Component:
 
 def _fingerprint(trial: Trial) -> Component:
     found = (trial.row["result"] or {}).get("fingerprint") or {}
-    if not found:
-        return html.P("Known when it has ended.", className="muted small")
-    return _table((), [[name, str(value)] for name, value in found.items()])
+    return _table([*map(list, found.items())]) if found else html.P("Known when it has ended.", className="muted small")
 
 
 def _checkpoints(trial: Trial) -> list[Component]:
-    found = trial.checkpoints()
-    if not found:
+    rows = [[f"step {step:,}", f"{size / 1e6:,.1f} MB", ago(when)] for step, size, when in trial.checkpoints()]
+    if not rows:
         return [html.P("There are none.", className="muted small")]
-    rows = [[f"step {step:,}", f"{size / 1e6:,.1f} MB", ago(when)] for step, size, when in found]
-    return [_table((), rows), html.P(str(trial.folder), className="muted small anywhere")]
+    return [_table(rows), html.P(str(trial.folder), className="muted small anywhere")]
 
 
 def _elsewhere(trial: Trial, library: Library) -> list[Component]:
@@ -229,10 +222,12 @@ def _elsewhere(trial: Trial, library: Library) -> list[Component]:
     found: list[Any] = []
     for name, variant, role in trial.wanted:
         found.append(html.Li([dcc.Link(name, href=address(name)), f" wants it as {variant} ({role})"]))
-    mine = trial.row["variant"]
+    row, trials = trial.row, trial.study.trials
+    mine = row["variant"]
+    alike = [t for t in trials if t["seed"] == row["seed"] and t["role"] == row["role"] and t["variant"] != mine]
     for label, kept in (
-        ("Other trials of the variant: ", [t for t in trial.study.trials if t["variant"] == mine]),
-        ("The same seed of other variants: ", _same_seed(trial)),
+        ("Other trials of the variant: ", [t for t in trials if t["variant"] == mine]),
+        ("The same seed of other variants: ", alike),
     ):
         others = {t["key"]: t for t in kept if t["key"] != trial.key}
         links = [_neighbour(each, mine, trial.study.name) for each in list(others.values())[:24]]
@@ -240,15 +235,6 @@ def _elsewhere(trial: Trial, library: Library) -> list[Component]:
             found.append(html.Li([label, *links]))
     found.append(html.Li(tracker(library.root)))
     return [html.Ul(found, className="links")]
-
-
-def _same_seed(trial: Trial) -> list[dict[str, Any]]:
-    row = trial.row
-    return [
-        t
-        for t in trial.study.trials
-        if t["seed"] == row["seed"] and t["role"] == row["role"] and t["variant"] != row["variant"]
-    ]
 
 
 def _neighbour(row: dict[str, Any], variant: str, study: str) -> Component:
@@ -276,7 +262,7 @@ def tracker(root: Path) -> list[Any]:
     ]
 
 
-def _table(heads: tuple[str, ...], rows: list[list[Any]]) -> Component:
+def _table(rows: list[list[Any]], *heads: str) -> Component:
     head = [html.Thead(html.Tr([html.Th(text) for text in heads]))] if heads else []
     body = html.Tbody([html.Tr([html.Td(str(cell)) for cell in row]) for row in rows])
     return html.Table([*head, body], className="searched")

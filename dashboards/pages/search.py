@@ -13,7 +13,7 @@ from dash.development.base_component import Component
 from archlab.dashboards import figures_search
 from archlab.dashboards.figures_search import Dimension
 from archlab.dashboards.library import Library, NotFound, Study
-from archlab.dashboards.pages.shell import SEARCH, Choice, Chosen, notice, register_tab
+from archlab.dashboards.pages.shell import SEARCH, Choice, Chosen, compared, notice, register_tab
 from archlab.dashboards.parts import block_table, graph, section
 from archlab.search.comparison.figure_frames import settings_frame
 from archlab.search.formatting.filters import BadFilter, Filter, parse_filter
@@ -45,14 +45,14 @@ def register(app: dash.Dash, library: Library) -> None:
     )
     def brush(event: Sequence[Any], text: str | None, seen: list[str]) -> Any:
         try:
-            study = library.study(seen[0])
+            found = library.study(seen[0]).comparison
         except (StoreError, NotFound):
             return no_update
-        if study.comparison is None:
+        if found is None:
             return no_update
-        trials, paths = settings_frame(study.comparison.search)
-        found = figures_search.brushed(event, _dimensions(study.comparison, trials, paths))
-        return replaced(text or "", found, _names(study.comparison, paths)) if found else no_update
+        trials, paths = settings_frame(found.search)
+        terms = figures_search.brushed(event, _dimensions(found, trials, paths))
+        return replaced(text or "", terms, _names(found, paths)) if terms else no_update
 
 
 def plain_rows(trials: pd.DataFrame) -> list[dict[str, Any]]:
@@ -100,11 +100,9 @@ def choices(study: Study) -> Sequence[Choice]:
     return [*over, Choice("q", "Filter", {})]
 
 
-def content(study: Study, chosen: Chosen) -> list[Component]:
+@compared
+def content(_: Study, found: Comparison, chosen: Chosen) -> list[Component]:
     """Front or history, importances, parallel coordinates, and the trials."""
-    found = study.comparison
-    if found is None:
-        return [html.P(study.problem, className="problem")]
     if not len(found.search):
         return [html.P("The search has made no trial yet.", className="muted")]
     trials, paths = settings_frame(found.search)

@@ -59,20 +59,9 @@ MOST_BESIDE = 8
 """So many variants and trials stand beside each other at most."""
 
 TABS = [
-    OVERVIEW,
-    TABLE,
-    CURVES,
-    FACTOR,
-    SCALING,
-    SEARCH,
-    STABILITY,
-    CONTEXT,
-    INSPECT,
-    TIMELINE,
-    RUNS,
-    COMPARE,
-    ARCHITECTURE,
-    REPORT,
+    *(OVERVIEW, TABLE, CURVES),
+    *(FACTOR, SCALING, SEARCH, STABILITY, CONTEXT, INSPECT),
+    *(TIMELINE, RUNS, COMPARE, ARCHITECTURE, REPORT),
 ]
 """In the order in which they stand above each page."""
 
@@ -125,14 +114,16 @@ def led(study: str, step: str, said: Mapping[str, object]) -> str:
 def shell(study: Study, here: Tab, *content: Any, said: Mapping[str, object] = {}) -> Component:
     """A page of a study: crumbs, the tabs that apply, and its content. `said` is what its address says, which the links
     to other pages take along."""
-    slash = html.Span("/", className="slash")
-    crumbs = html.Nav(
-        [dcc.Link("Studies", href="/"), slash, html.Span(study.name, className="here")], className="crumbs"
-    )
     links = [_link(study, tab, tab == here, said) for tab in TABS if tab == here or tab.applies(study)]
-    return html.Div(
-        [crumbs, html.Nav(links, className="pages", **{"aria-label": "pages"}), *content], className="study"
-    )
+    tabs = html.Nav(links, className="pages", **{"aria-label": "pages"})
+    return html.Div([crumbs(study.name), tabs, *content], className="study")
+
+
+def crumbs(current: str, above: Mapping[str, str] = {}) -> Component:
+    """Where a page stands: the list of studies, the addresses of what is `above` it by name, and itself."""
+    links = [dcc.Link(text, href=href) for text, href in {"Studies": "/", **above}.items()]
+    parts = [part for link in links for part in (link, html.Span("/", className="slash"))]
+    return html.Nav([*parts, html.Span(current, className="here")], className="crumbs")
 
 
 def _link(study: Study, tab: Tab, current: bool, said: Mapping[str, object]) -> Component:

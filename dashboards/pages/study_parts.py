@@ -12,15 +12,17 @@ from dash.development.base_component import Component
 from archlab.dashboards import table, words
 from archlab.dashboards.library import Study
 from archlab.dashboards.optuna_mount import pages_of
+from archlab.dashboards.pages.curves import NAMES
 from archlab.dashboards.pages.run import tracker
+from archlab.dashboards.pages.table import legend_notes
 from archlab.dashboards.parts import block_table, choice, progress_bar
-from archlab.dashboards.view import METRICS, SMOOTHING, TRIALS, X_AXES, View
+from archlab.dashboards.view import View
 from archlab.search.reporting.main_table import table_page
 from archlab.search.reporting.shape import Shape
 from archlab.search.results.told import sections_of
 
-CONTROLS = {"metric": "Show", "x": "Over", "smooth": "Smoothing", "trials": "Trials"}
-"""What can be chosen of the curves: key of the address, label."""
+CONTROLS = ("metric", "x", "smooth", "trials")
+"""What can be chosen of the curves here, by its key in the address."""
 
 
 def head(study: Study) -> list[Component]:
@@ -70,28 +72,14 @@ def notes(study: Study) -> list[Component]:
     """How the numbers were made, what could have been resolved, and what a reader must know."""
     if study.comparison is None:
         return []
-    page = table_page(study.comparison, Shape())
-    found: list[Component] = [html.P(f"{table.legend(page.blocks[0])}.")]
-    found += [html.P(line, className="method") for line in page.lines]
-    if page.notes:
-        found.append(html.Ul([html.Li(note) for note in page.notes]))
-    found.append(html.P(page.provenance, className="provenance"))
     blocks = [b for told in sections_of(study.comparison) if not told.paged for b in told.blocks(study.comparison)]
-    return found + [block_table(block) for block in blocks]
+    return [*legend_notes(table_page(study.comparison, Shape())), *map(block_table, blocks)]
 
 
 def controls(view: View) -> Component:
     """What to draw, as rows of choices."""
-    names = {
-        "metric": {key: value[1] for key, value in METRICS.items()},
-        "x": {key: value[0] for key, value in X_AXES.items()},
-        "smooth": SMOOTHING,
-        "trials": TRIALS,
-    }
-    return html.Div(
-        [choice(f"curves-{key}", label, names[key], getattr(view, key)) for key, label in CONTROLS.items()],
-        className="controls",
-    )
+    shown = [choice(f"curves-{key}", *NAMES[key], getattr(view, key)) for key in CONTROLS]
+    return html.Div(shown, className="controls")
 
 
 def variants(study: Study, colours: Mapping[str, str]) -> Component:

@@ -26,7 +26,7 @@ from archlab.dashboards.pages.shell import (
 )
 from archlab.dashboards.parts import block_table, choice, guarded, section
 from archlab.search.formatting.filters import BadFilter
-from archlab.search.formatting.tables import Block
+from archlab.search.formatting.tables import Block, Page
 from archlab.search.reporting.main_table import column_names, main_block, table_page, trial_cells
 from archlab.search.reporting.shape import Shape, read_shape
 from archlab.search.sections.published.told import ToldOfPublished
@@ -202,21 +202,22 @@ def _rows(study: Study, block: Block, asked: Wanted) -> list[dict[str, Any]]:
 
 def _notes(study: Study, asked: Wanted, block: Block) -> list[Component]:
     assert study.comparison is not None
-    page = table_page(study.comparison, asked.shape)
     count, every = len(block.columns[0].cells), len(study.comparison.table)
-    shown = (
-        [html.P(f"{count} of {every} variants. " if count else "No variant matches the filter.")]
-        if count < every
-        else []
-    )
-    said: list[Component] = [
-        *shown,
-        html.P(f"{table.legend(block)}."),
-        *(html.P(line, className="method") for line in page.lines),
+    left = f"{count} of {every} variants. " if count else "No variant matches the filter."
+    found = legend_notes(table_page(study.comparison, asked.shape))
+    return [html.P(left), *found] if count < every else found
+
+
+def legend_notes(page: Page) -> list[Component]:
+    """What a report says below its table: legend, method, notes and provenance."""
+    listed = [html.Ul([html.Li(note) for note in page.notes])] if page.notes else []
+    lines = [html.P(line, className="method") for line in page.lines]
+    return [
+        html.P(f"{table.legend(page.blocks[0])}."),
+        *lines,
+        *listed,
+        html.P(page.provenance, className="provenance"),
     ]
-    if page.notes:
-        said.append(html.Ul([html.Li(note) for note in page.notes]))
-    return [*said, html.P(page.provenance, className="provenance")]
 
 
 def _published(study: Study) -> Component | None:
