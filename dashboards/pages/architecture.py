@@ -180,21 +180,17 @@ def _unreadable(name: str, error: Exception) -> Component:
 
 def _summary(found: Any, against: str | None) -> str:
     """The size of the model, and how it differs from that of the other."""
-    now, before = (None if cost is None else _sizes(cost, found.tokens) for cost in (found.total, found.before))
-    assert now is not None
-    said = []
-    for name, number in now.items():
-        more = "" if before is None else _difference(number, before[name])
-        said.append(f"{number:,} {name}" + (f" ({more})" if more else ""))
-    return f"{', '.join(said)}{f'; in brackets against {against}' if against else ''}."
-
-
-def _sizes(cost: Any, tokens: int) -> dict[str, int]:
-    return {
-        "parameters": cost.parameters,
-        "FLOPs per token": cost.flops_model // tokens,
-        "bytes of cache per token in float32": 4 * cost.cache // tokens,
+    costs = [cost for cost in (found.total, found.before) if cost is not None]
+    sizes = {
+        "parameters": [cost.parameters for cost in costs],
+        "FLOPs per token": [cost.flops_model // found.tokens for cost in costs],
+        "bytes of cache per token in float32": [4 * cost.cache // found.tokens for cost in costs],
     }
+    differences = {name: _difference(*both) if len(both) > 1 else "" for name, both in sizes.items()}
+    said = [
+        f"{both[0]:,} {name}" + (f" ({differences[name]})" if differences[name] else "") for name, both in sizes.items()
+    ]
+    return f"{', '.join(said)}{f'; in brackets against {against}' if against else ''}."
 
 
 def _difference(now: float, before: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # which a server starts without
 
 MOST = 40  # rows of the table
 PLAIN = ("number", "state", "perplexity", "feasible", "front")
+_TERM = re.compile(r"""(?:"[^"]*(?:"|$)|'[^']*(?:'|$)|[^\s"'])+""")  # of a filter, as it was written
 
 
 def register(app: dash.Dash, library: Library) -> None:
@@ -63,7 +65,7 @@ def plain_rows(trials: pd.DataFrame) -> list[dict[str, Any]]:
 
 def replaced(text: str, found: dict[str, str], names: Sequence[str]) -> str:
     """A filter whose terms about some of the `names` are these instead."""
-    kept = [each for each in _parts(text) if _about(each, names) not in found]
+    kept = [each for each in _TERM.findall(text) if _about(each, names) not in found]
     return " ".join([*kept, *(term for term in found.values() if term)])
 
 
@@ -79,18 +81,6 @@ def _about(part: str, names: Sequence[str]) -> str | None:
 def _names(found: Comparison, paths: Sequence[str]) -> list[str]:
     """What a filter can ask of a trial."""
     return [*PLAIN, *_others(found), *paths]
-
-
-def _parts(text: str) -> list[str]:
-    """The terms of a filter as they were written."""
-    parts, quoted = [""], ""
-    for letter in text:
-        quoted = ("" if letter == quoted else quoted or letter) if letter in "\"'" else quoted
-        if letter.isspace() and not quoted:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part for part in parts if part]
 
 
 def choices(study: Study) -> Sequence[Choice]:

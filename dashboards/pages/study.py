@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,19 @@ from dash.development.base_component import Component
 from archlab.dashboards import figures, table, theme, words
 from archlab.dashboards.library import Library, Study
 from archlab.dashboards.lines import leading
-from archlab.dashboards.pages.curves import Zoom, drawn, remember_zoom
+from archlab.dashboards.optuna_mount import pages_of
+from archlab.dashboards.pages.curves import NAMES, Zoom, drawn, remember_zoom
+from archlab.dashboards.pages.run import tracker
 from archlab.dashboards.pages.shell import CURVES, OVERVIEW, keep_address, led, pulse, register_refresh, shell
-from archlab.dashboards.pages.study_parts import CONTROLS, controls, elsewhere, head, notes, variants
-from archlab.dashboards.parts import command_line, graph, guarded, section
+from archlab.dashboards.pages.table import legend_notes
+from archlab.dashboards.parts import block_table, choice, command_line, graph, guarded, progress_bar, section
 from archlab.dashboards.view import View, read_view
-from archlab.search.reporting.main_table import main_block
+from archlab.search.reporting.main_table import main_block, table_page
+from archlab.search.reporting.shape import Shape
+from archlab.search.results.told import sections_of
+
+CONTROLS = ("metric", "x", "smooth", "trials")
+"""What can be chosen of the curves here, by its key in the address."""
 
 
 def register(app: dash.Dash, library: Library) -> None:
@@ -52,11 +60,9 @@ def _refresh(study: Study, seen: str, *values: Any) -> dict[str, Any]:
         found, zoom = {"zoom": {}, "query": view.query()}, {}
     found["curves"], found["note"] = _curves(study, view, zoom, shown)
     if study.version != seen:
-        found["head"] = head(study)
-    if study.version.partition(":")[0] != seen.partition(":")[0]:
-        found["rows"], found["columns"] = _rows(study)
-        found |= {"notes": notes(study), "forest": _forest(study, shown), "rates": _rate_curve(study, shown)}
-    return found
+        found["head"] = _head(study)
+    moved = study.version.partition(":")[0] != seen.partition(":")[0]
+    return {**found, **_results(study, shown)} if moved else found
 
 
 @guarded
@@ -69,52 +75,47 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
 
 
 def _page(study: Study, view: View, notices: list[str], root: str) -> Component:
-    rows, columns = _rows(study)
     shown = leading(study)
-    curves, note = _curves(study, view, {}, shown)
-    default = root.endswith("/.archlab")
-    more = led(study.name, CURVES.step, view.said())
+    found, (curves, note) = _results(study, shown), _curves(study, view, {}, shown)
     links = [
         html.A(f".{ending}", href=f"/download/{study.name}.{ending}", className="download")
         for ending in ("md", "csv", "tex", "json")
     ]
     tuned = bool(study.record.get("tune"))
     left_out = html.Div(_left_out(study, shown), className="muted small")
-    height = max(300, 110 + 34 * len(shown))
-    pair = [section("Differences", graph("forest", _forest(study, shown), height), left_out)]
-    pair.append(
-        section(
-            "Learning rate",
-            graph("rates", _rate_curve(study, shown), height),
-            id=None if tuned else "rates-hidden",
-        )
-    )
+    height, rates = max(300, 110 + 34 * len(shown)), None if tuned else "rates-hidden"
+    pair = [
+        section("Differences", graph("forest", found["forest"], height), left_out),
+        section("Learning rate", graph("rates", found["rates"], height), id=rates),
+    ]
+    controls = [choice(f"curves-{key}", *NAMES[key], getattr(view, key)) for key in CONTROLS]
+    more = led(study.name, CURVES.step, view.said())
     return shell(
         study,
         OVERVIEW,
         dcc.Store(id="curves-zoom", data={}),
         *pulse("study", study, OVERVIEW, notices),
-        html.Div(head(study), id="study-head"),
+        html.Div(_head(study), id="study-head"),
         section(
             "Results",
-            table.grid(rows, columns),
-            html.Div(notes(study), id="table-notes", className="notes"),
+            table.grid(found["rows"], found["columns"]),
+            html.Div(found["notes"], id="table-notes", className="notes"),
             aside=["Download ", *links],
         ),
         html.Div(pair, className="pair" if tuned else "pair pair-single"),
         section(
             "Curves",
-            controls(view),
+            html.Div(controls, className="controls"),
             graph("curves", curves, 430 + 8 * max(0, len(shown) - 8)),  # the legend takes its part of it
             html.Div(note, id="curves-note", className="muted small"),
             aside=dcc.Link("Filters, scales and single trials", href=more, id="to-curves-below"),
         ),
-        section("Variants", variants(study, _colours(study))),
+        section("Variants", _variants(study, theme.colours(study.variants, study.record["baseline"]))),
         section(
             "Continue",
             html.P("Trains what is missing, and nothing twice.", className="muted small"),
-            command_line(words.command(study, default, root)),
-            html.P(elsewhere(Path(root), study.name), className="muted small"),
+            command_line(words.command(study, root.endswith("/.archlab"), root)),
+            html.P(_elsewhere(Path(root), study.name), className="muted small"),
         ),
         said=view.said(),
     )
@@ -137,30 +138,81 @@ def _left_out(study: Study, shown: list[str]) -> str | None:
     return f"{counted}; the table and the page of curves have all."
 
 
-def _rows(study: Study) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    if study.comparison is None:
-        return [], []
-    block = main_block(study.comparison)
-    return table.rows(block, study.comparison, _colours(study)), table.columns(block)
+def _results(study: Study, shown: list[str]) -> dict[str, Any]:
+    """What changes with the results alone: the table, what is said below it, and the figures of these variants."""
+    found = study.comparison
+    if found is None:
+        empty = figures.empty(study.problem or "")
+        return {"rows": [], "columns": [], "notes": [], "forest": empty, "rates": empty}
+    colours, block = theme.colours(study.variants, study.record["baseline"]), main_block(found)
+    blocks = [block for told in sections_of(found) if not told.paged for block in told.blocks(found)]
+    apart = [r for r in found.table.to_dict("records") if r["variant"] != r["baseline"] and r["variant"] in shown]
+    rates = [row for row in found.rates.to_dict("records") if row["along"] and row["variant"] in shown]
+    return {
+        "rows": table.rows(block, found, colours),
+        "columns": table.columns(block),
+        "notes": [*legend_notes(table_page(found, Shape())), *map(block_table, blocks)],
+        "forest": figures.forest(apart, colours, found.noise["unit"]),
+        "rates": figures.rate_curve(rates, colours, found.baseline),
+    }
 
 
-def _forest(study: Study, shown: list[str]) -> figures.Figure:
-    if study.comparison is None:
-        return figures.empty(study.problem or "")
-    rows = [
-        row
-        for row in study.comparison.table.to_dict("records")
-        if row["variant"] != row["baseline"] and row["variant"] in shown
+def _head(study: Study) -> list[Component]:
+    """Question, verdict and progress."""
+    kind, sentence = words.activity(study)
+    said: list[Component] = []
+    if study.problem is not None:
+        said = [html.P(study.problem, className="problem")]
+    elif study.comparison is not None:
+        said = [
+            html.Li([html.Span(className=f"verdict-mark mark-{kind.replace(' ', '-')}"), html.Span(text)])
+            for kind, text in words.verdicts(study.comparison)
+        ]
+    data, record = study.record["data"], study.record
+    facts = [
+        f"{record['tokens']:,} tokens per trial",
+        f"context {record['context']}",
+        f"{data['source']}, {data['tokenizer']}",
+        f"{len(record['seeds'])} seed{'s' if len(record['seeds']) > 1 else ''}",
     ]
-    return figures.forest(rows, _colours(study), study.comparison.noise["unit"])
+    state = html.Span(
+        [html.Span(className=f"dot dot-{kind}"), words.progress(study), html.Span(f" · {sentence}", className="muted")]
+    )
+    line = html.Div([state, html.Span(" · ".join(facts), className="muted")], className="status-line")
+    return [
+        html.H1(record.get("question") or study.name, className="question"),
+        html.Ul(said, className="verdicts"),
+        html.Div([progress_bar(study), line], className="status"),
+    ]
 
 
-def _rate_curve(study: Study, shown: list[str]) -> figures.Figure:
-    if study.comparison is None:
-        return figures.empty(study.problem or "")
-    rows = [row for row in study.comparison.rates.to_dict("records") if row["along"] and row["variant"] in shown]
-    return figures.rate_curve(rows, _colours(study), study.comparison.baseline)
+def _variants(study: Study, colours: Mapping[str, str]) -> Component:
+    """What each variant changes in the base, as a diff."""
+    rows = []
+    for variant in study.record["variants"]:
+        solved = variant.get("matched") or {}
+        changes = [_change(*change) for change in variant.get("changes") or [] if change[0] not in solved]
+        matched = [
+            html.Div([html.Code(path), f" set to {value} to match"], className="matched")
+            for path, value in solved.items()
+        ]
+        colour = table.swatch(variant["name"], study.record["baseline"], colours)
+        swatch = html.Span(className="swatch", style={"background": colour})
+        name = html.Div([swatch, variant["name"]], className="variant-name")
+        body = [*changes, *matched] or [html.Span("the base, unchanged", className="muted")]
+        rows.append(html.Div([name, html.Div(body, className="changes")], className="variant"))
+    return html.Div(rows, className="variants")
 
 
-def _colours(study: Study) -> dict[str, str]:
-    return theme.colours(study.variants, study.record["baseline"])
+def _change(path: str, before: Any, after: Any) -> Component:
+    arrow = html.Span("→", className="arrow")
+    return html.Div(
+        [html.Code(path, className="path"), html.Del(str(before)), arrow, html.Ins(str(after))], className="change"
+    )
+
+
+def _elsewhere(root: Path, name: str) -> list[Any]:
+    """Where other programs show the study: Optuna's pages, and MLflow."""
+    links = [html.A(title, href=href, target="_blank") for title, href in pages_of(root, name).items()]
+    optuna = ["Optuna: ", *(part for link in links for part in (link, " · "))] if links else []
+    return [*optuna, *tracker(root)]
