@@ -14,7 +14,16 @@ from dash import html
 from dash.development.base_component import Component
 
 from archlab.dashboards.library import Library, NotFound, Study
-from archlab.dashboards.pages.shell import ARCHITECTURE, Choice, Chosen, address, register_tab
+from archlab.dashboards.pages.shell import (
+    ARCHITECTURE,
+    Choice,
+    Chosen,
+    address,
+    downloads,
+    non_defaults,
+    refused,
+    register_tab,
+)
 from archlab.dashboards.parts import card, command_line, here, section
 from archlab.search.store.store import StoreError
 
@@ -45,27 +54,23 @@ def register(app: dash.Dash, library: Library) -> None:
         from archlab.arch_dsl.language.errors import SpecError
 
         if ending not in MEDIA:
-            return _refused(f"there is no .{ending}: {', '.join(MEDIA)}", 404)
+            return refused(f"there is no .{ending}: {', '.join(MEDIA)}", 404)
         try:
             study = library.summary(name)
             chosen = {each.key: flask.request.args.get(each.key, each.default) for each in choices(study)}
             if wrong := [each.key for each in choices(study) if chosen[each.key] not in each.values]:
-                return _refused(f"the address asks for a {wrong[0]} that does not exist", 404)
+                return refused(f"the address asks for a {wrong[0]} that does not exist", 404)
             keep = "download" in flask.request.args
             response = flask.Response(_made(study, chosen, ending, keep), mimetype=MEDIA[ending])
         except (NotFound, StoreError) as error:
-            return _refused(str(error), 404)
+            return refused(str(error), 404)
         except (NoDot, SpecError) as error:
-            return _refused(str(error), 409)
+            return refused(str(error), 409)
         response.headers["Content-Security-Policy"] = SAFE
         if keep:
             file = re.sub(r"[^\w.-]+", "-", f"{name}-{chosen['variant']}", flags=re.ASCII)  # a header has no more
             response.headers["Content-Disposition"] = f"attachment; filename={file}.{ending}"
         return response
-
-
-def _refused(why: str, status: int) -> flask.Response:
-    return flask.Response(f"{why}\n", status, mimetype="text/plain")
 
 
 def choices(study: Study) -> Sequence[Choice]:
@@ -97,11 +102,6 @@ def _graph(study: Study, chosen: Chosen) -> Any:
     return graph_of(study.record, chosen["variant"], _against(study, chosen), chosen["device"])
 
 
-def _said(study: Study, chosen: Chosen) -> dict[str, str]:
-    """What of the choices stands in an address."""
-    return {each.key: chosen[each.key] for each in choices(study) if chosen[each.key] != each.default}
-
-
 def _made(study: Study, chosen: Chosen, ending: str, keep: bool) -> bytes:
     """The file of a drawing. What is shown leads to the table below it and fills its frame; what is kept does not."""
     from archlab import arch_dsl
@@ -111,7 +111,7 @@ def _made(study: Study, chosen: Chosen, ending: str, keep: bool) -> bytes:
     if ending == "yaml":
         own = next(each for each in study.record["variants"] if each["name"] == chosen["variant"])
         return arch_dsl.dump(model_of(own)).encode()
-    link = "" if keep else address(study.name, ARCHITECTURE.step, **_said(study, chosen)) + "#"
+    link = "" if keep else address(study.name, ARCHITECTURE.step, **non_defaults(choices(study), chosen)) + "#"
     text = dot(_graph(study, chosen), link)
     if ending == "dot":
         return text.encode()
@@ -130,7 +130,7 @@ def content(study: Study, chosen: Chosen) -> list[Component]:
     except SpecError as error:
         return [_unreadable(chosen["variant"], error)]
     against = _against(study, chosen)
-    query = urlencode(_said(study, chosen))
+    query = urlencode(non_defaults(choices(study), chosen))
     try:
         drawn: list[Component] = [_frame(drawing(dot(found)), study, chosen, query)]
     except NoDot as error:
@@ -138,10 +138,7 @@ def content(study: Study, chosen: Chosen) -> list[Component]:
             html.P(f"There is no drawing: {error}. The same as text:", className="muted small"),
             html.Pre(as_text(found), className="as-text"),
         ]
-    links = [
-        html.A(f".{ending}", href=f"/diagram/{study.name}.{ending}?{query}&download", className="download")
-        for ending in MEDIA
-    ]
+    links = downloads(f"/diagram/{study.name}", MEDIA, f"?{query}&download")
     rows = rows_of(found)
     return [
         html.P(_summary(found, against), className="lead"),

@@ -145,18 +145,18 @@ def _wanted(study: Study, variants: object, runs: object) -> tuple[Sides, list[s
     """What an address asks for, and a notice for each that the study lacks."""
     if not variants and not runs:
         return Sides(tuple(study.variants[:2])), []
-    names = _listed(variants, study.variants)
+    names, keys = _listed(variants, study.variants), list[str]()
     lost = [f"The address asks for the variant {each[:60]!r}, which the study lacks." for each in names
             if each not in study.variants]  # fmt: skip
-    keys, every = [], dict.fromkeys(trial["key"] for trial in study.trials)
+    every = {trial["key"] for trial in study.trials}
     for each in _listed(runs, ()):
         found = [key for key in every if key.startswith(each)]
-        keys += found if len(found) == 1 else []
-        if len(found) != 1:
-            what = "no trial" if not found else "several trials"
+        if len(found) == 1:
+            keys += found
+        else:
+            what = "several trials" if found else "no trial"
             lost.append(f"The address asks for the trial {each[:60]!r}: the study has {what} whose key begins so.")
-    known = [each for each in dict.fromkeys(names) if each in study.variants]
-    sides = Sides(tuple(known), tuple(dict.fromkeys(keys)))
+    sides = Sides.of([*dict.fromkeys(names), *dict.fromkeys(keys)], study)
     if len(sides.chosen) > MOST_BESIDE:
         lost.append(f"Shown are {MOST_BESIDE} of {len(sides.chosen)}.")
     return Sides.of(sides.chosen[:MOST_BESIDE], study), lost
@@ -203,7 +203,6 @@ def _results(study: Study, sides: Sides, labels: Mapping[str, str], places: str)
     if sides.variants and study.comparison is None:
         shown.append(html.P(study.problem, className="problem"))
     elif sides.variants:
-        assert study.comparison is not None
         block = main_block(study.comparison, Shape(variants=sides.variants))
         differs = {c.key for c in block.columns if len({cell.text for cell in c.cells}) > 1}
         whole = places == "all" or len(sides.variants) < 2

@@ -177,7 +177,7 @@ def drawn(
     study: Study, view: View, zoom: Zoom, where: str = "", variants: Collection[str] | None = None
 ) -> tuple[figures.Figure, str]:
     """The figure, of all variants or of those that are named, and what must be said about it. Raises BadFilter."""
-    keys = _kept(study, where)
+    keys = {trial["key"] for trial in kept(study, trials_of(study), where)} if where.strip() else None
     found = lines.groups(study, view, variants, keys)
     falls = view.metric in ("validation", "training")
     titles = X_AXES[view.x][1], METRICS[view.metric][2]
@@ -193,13 +193,6 @@ def drawn(
         if axis in zoom:
             figure["layout"][axis] |= {"range": zoom[axis] or None, "autorange": not zoom[axis]}
     return figure, " ".join(_said(study, view, found, "range" in figure["layout"].get("yaxis", {}) and not zoom))
-
-
-def _kept(study: Study, where: str) -> set[str] | None:
-    """The keys of the trials that a filter keeps, None where there is none. Raises BadFilter."""
-    if not where.strip():
-        return None
-    return {trial["key"] for trial in kept(study, trials_of(study), where)}
 
 
 def _said(study: Study, view: View, found: list[lines.Group], framed: bool) -> list[str]:

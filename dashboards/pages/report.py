@@ -13,7 +13,7 @@ from dash.development.base_component import Component
 
 from archlab.dashboards import words
 from archlab.dashboards.library import Library, NotFound, Study
-from archlab.dashboards.pages.shell import REPORT, Chosen, compared, register_tab
+from archlab.dashboards.pages.shell import REPORT, Chosen, compared, refused, register_tab
 from archlab.dashboards.parts import command_line, here, section
 from archlab.search.store.store import StoreError
 
@@ -35,9 +35,9 @@ def register(app: dash.Dash, library: Library) -> None:
         try:
             study = library.study(name)
         except (NotFound, StoreError) as error:
-            return flask.Response(f"{error}\n", 404, mimetype="text/plain")
+            return refused(str(error), 404)
         if study.comparison is None:
-            return flask.Response(f"{study.problem}\n", 409, mimetype="text/plain")
+            return refused(str(study.problem), 409)
         version = study.version.partition(":")[0]
         with lock:
             if made.get(name, ("",))[0] != version:

@@ -17,7 +17,7 @@ from archlab.dashboards.library import Library, NotFound
 from archlab.dashboards.pages.runs import span
 from archlab.dashboards.pages.shell import BEFORE_OVERVIEW, RUNS, address, crumbs, notice
 from archlab.dashboards.pages.studies import REFRESH_MS
-from archlab.dashboards.parts import card, command_line, graph, guarded, here, section, to_trial
+from archlab.dashboards.parts import badge, card, command_line, graph, guarded, here, section, to_trial
 from archlab.dashboards.trial import Trial, find_trial
 from archlab.dashboards.view import METRICS
 from archlab.dashboards.words import ago, command
@@ -99,29 +99,22 @@ def content(trial: Trial, library: Library) -> list[Component]:
     row = trial.row
     settings = ", ".join(terse(row["settings"]))
     title = f"{row['variant']} · seed {row['seed']}" + (f" · {settings}" if settings else "")
-    parts = [
-        html.Div(
-            [html.H1(title), html.Span(trial.state, className=f"badge badge-{trial.state}")], className="run-title"
-        ),
+    error = trial.traceback()
+    specs = [_spec("Model", trial.model_yaml()), _spec("Recipe, data and seed", trial.recipe_yaml())]
+    files = [section("Machine", _fingerprint(trial)), section("Checkpoints", *_checkpoints(trial))]
+    return [
+        html.Div([html.H1(title), badge(trial.state)], className="run-title"),
         html.P(_facts(trial), className="muted"),
         *([html.P(row["reason"], className="problem")] if row["reason"] else []),
         *_commands(trial, library),
         section("Curves", html.Div(_curves(trial), className="pair")),
-    ]
-    if error := trial.traceback():
-        parts.append(section("Error", html.Pre(error, className="log")))
-    parts += [
+        *([section("Error", html.Pre(error, className="log"))] if error else []),
         section("Attempts", _table(_events(trial), "when", "attempt", "what happened", "")),
         section("Output", *_output(trial), aside=html.Code("output.txt")),
-        html.Div(
-            [_spec("Model", trial.model_yaml()), _spec("Recipe, data and seed", trial.recipe_yaml())], className="pair"
-        ),
-        html.Div(
-            [section("Machine", _fingerprint(trial)), section("Checkpoints", *_checkpoints(trial))], className="pair"
-        ),
+        html.Div(specs, className="pair"),
+        html.Div(files, className="pair"),
         section("Where else", *_elsewhere(trial, library)),
     ]
-    return parts
 
 
 def _facts(trial: Trial) -> str:
@@ -142,22 +135,19 @@ def _facts(trial: Trial) -> str:
 
 def _commands(trial: Trial, library: Library) -> list[Component]:
     """What goes on with it: where it can be, what is to be typed for that."""
-    store, name = here(), trial.study.name
-    go_on = command(trial.study, not store, str(library.root))
+    store, name, row = here(), trial.study.name, trial.row
+    commands = [command(trial.study, not store, str(library.root))]
     if trial.state == "failed":
-        again = shlex.join(["archlab", "retry", name, "--variant", trial.row["variant"], *store])
-        return [
-            html.P("Plan it again after mending the cause, and train it:", className="muted small"),
-            command_line(again),
-            command_line(go_on),
-        ]
-    if trial.state in ("planned", "paused", "interrupted"):
+        said = "Plan it again after mending the cause, and train it:"
+        commands.insert(0, shlex.join(["archlab", "retry", name, "--variant", row["variant"], *store]))
+    elif trial.state in ("planned", "paused", "interrupted"):
         said = "It goes on from its last checkpoint with:" if trial.checkpoints() else "It is trained by:"
-        return [html.P(said, className="muted small"), command_line(go_on)]
-    if trial.state == "complete" and trial.checkpoints():
-        take = ["archlab", "export", trial.key[:12], "-o", f"{name}-{trial.row['seed']}.safetensors", *store]
-        return [html.P("Its weights, as a file:", className="muted small"), command_line(shlex.join(take))]
-    return []
+    elif trial.state == "complete" and trial.checkpoints():
+        said, file = "Its weights, as a file:", f"{name}-{row['seed']}.safetensors"
+        commands = [shlex.join(["archlab", "export", trial.key[:12], "-o", file, *store])]
+    else:
+        return []
+    return [html.P(said, className="muted small"), *map(command_line, commands)]
 
 
 def _curves(trial: Trial) -> list[Component]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from urllib.parse import quote, urlencode
 
 import dash
 import dash_mantine_components as dmc
+import flask
 from dash import ALL, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
@@ -222,7 +223,22 @@ def register_tab(app: dash.Dash, library: Library, tab: Tab, choices: Choices, c
 
     What a reader chooses stands in the address. Figures keep their zoom as long as their `uirevision` is the same.
     """
-    register_page(tab, _layout(tab, choices, content))
+
+    @guarded
+    def layout(library: Library, name: object = "", **query: Any) -> Component:
+        study = library.study(str(name))
+        offered = choices(study)
+        chosen, notices = _read(offered, query)
+        with library.reading():
+            shown = content(study, chosen)
+        controls = [choice({"page": tab.step, "key": c.key}, c.label, c.values, chosen[c.key]) for c in offered]
+        return shell(
+            study,
+            tab,
+            *pulse(tab.step, study, tab, notices, _query(offered, chosen)),
+            html.Div(controls, className="controls") if controls else None,
+            html.Div(shown, id=f"{tab.step}-content"),
+        )
 
     def refresh(study: Study, seen: str, values: list[str], ids: list[dict[str, str]], before: str) -> dict[str, Any]:
         offered = choices(study)
@@ -232,6 +248,7 @@ def register_tab(app: dash.Dash, library: Library, tab: Tab, choices: Choices, c
             return {}
         return {"content": content(study, chosen), "query": query, "notice": [notice(text) for text in notices]}
 
+    register_page(tab, layout)
     controls, outputs = {"page": tab.step, "key": ALL}, {"content": Output(f"{tab.step}-content", "children")}
     states = [State(controls, "id"), State(f"{tab.step}-query", "data")]
     register_refresh(app, library, tab, tab.step, refresh, outputs, [Input(controls, "value")], states)
@@ -250,6 +267,16 @@ def compared(content: Callable[[Study, Comparison, Chosen], list[Component]]) ->
     return checked
 
 
+def refused(why: str, status: int) -> flask.Response:
+    """In place of a file, why there is none."""
+    return flask.Response(f"{why}\n", status, mimetype="text/plain")
+
+
+def downloads(file: str, endings: Iterable[str], query: str = "") -> list[Component]:
+    """A link to a file for each of its endings."""
+    return [html.A(f".{each}", href=f"{file}.{each}{query}", className="download") for each in endings]
+
+
 def filter_input(name: str, value: str, example: str, label: str) -> Component:
     """Where a reader writes a filter."""
     return dmc.TextInput(
@@ -263,31 +290,13 @@ def filter_input(name: str, value: str, example: str, label: str) -> Component:
     )
 
 
-def _layout(tab: Tab, choices: Choices, content: Content) -> Callable[..., Component]:
-    """The layout of a page that is its choices and its content."""
-
-    @guarded
-    def layout(library: Library, name: object = "", **query: Any) -> Component:
-        study = library.study(str(name))
-        offered = choices(study)
-        chosen, notices = _read(offered, query)
-        with library.reading():
-            shown = content(study, chosen)
-        controls = [choice({"page": tab.step, "key": c.key}, c.label, c.values, chosen[c.key]) for c in offered]
-        return shell(
-            study,
-            tab,
-            *pulse(tab.step, study, tab, notices, _query(offered, chosen)),
-            html.Div(controls, className="controls") if controls else None,
-            html.Div(shown, id=f"{tab.step}-content"),
-        )
-
-    return layout
+def non_defaults(offered: Sequence[Choice], chosen: Chosen) -> Chosen:
+    """What is chosen and not at its default: so much stands in an address."""
+    return {each.key: chosen[each.key] for each in offered if chosen[each.key] != each.default}
 
 
 def _query(offered: Sequence[Choice], chosen: Chosen) -> str:
-    """What is chosen as the query of an address, without what is at its default."""
-    said = {each.key: chosen[each.key] for each in offered if chosen[each.key] != each.default}
+    said = non_defaults(offered, chosen)
     return f"?{urlencode(said)}" if said else ""
 
 

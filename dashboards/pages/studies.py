@@ -122,7 +122,6 @@ def _study_card(study: Study, changed: str) -> Component:
 
 
 def _best(study: Study) -> Component:
-    assert study.comparison is not None
     row = words.best(study.comparison)
     if row is None:
         return html.Div("no finished trial yet", className="best muted")

@@ -17,7 +17,16 @@ from archlab.dashboards.lines import leading
 from archlab.dashboards.optuna_mount import pages_of
 from archlab.dashboards.pages.curves import NAMES, Zoom, drawn, remember_zoom
 from archlab.dashboards.pages.run import tracker
-from archlab.dashboards.pages.shell import CURVES, OVERVIEW, keep_address, led, pulse, register_refresh, shell
+from archlab.dashboards.pages.shell import (
+    CURVES,
+    OVERVIEW,
+    downloads,
+    keep_address,
+    led,
+    pulse,
+    register_refresh,
+    shell,
+)
 from archlab.dashboards.pages.table import legend_notes
 from archlab.dashboards.parts import block_table, choice, command_line, graph, guarded, progress_bar, section
 from archlab.dashboards.view import View, read_view
@@ -77,10 +86,7 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
 def _page(study: Study, view: View, notices: list[str], root: str) -> Component:
     shown = leading(study)
     found, (curves, note) = _results(study, shown), _curves(study, view, {}, shown)
-    links = [
-        html.A(f".{ending}", href=f"/download/{study.name}.{ending}", className="download")
-        for ending in ("md", "csv", "tex", "json")
-    ]
+    links = downloads(f"/download/{study.name}", ("md", "csv", "tex", "json"))
     tuned = bool(study.record.get("tune"))
     left_out = html.Div(_left_out(study, shown), className="muted small")
     height, rates = max(300, 110 + 34 * len(shown)), None if tuned else "rates-hidden"

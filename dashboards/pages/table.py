@@ -16,6 +16,7 @@ from archlab.dashboards import table, theme
 from archlab.dashboards.library import Library, Study
 from archlab.dashboards.pages.shell import (
     TABLE,
+    downloads,
     filter_input,
     keep_address,
     notice,
@@ -128,13 +129,12 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
     if study.comparison is None:
         return shell(study, TABLE, notice(study.problem or ""), dcc.Interval(id="retry", interval=5000))
     asked, notices = wanted(query, study)
-    problem = None
+    problem, shown = None, asked
     try:
         block = main_block(study.comparison, asked.shape)
     except BadFilter as error:
-        problem = str(error)
-        block = main_block(study.comparison, replace(asked.shape, where=""))
-    shown = asked if problem is None else replace(asked, shape=replace(asked.shape, where=""))
+        problem, shown = str(error), replace(asked, shape=replace(asked.shape, where=""))
+        block = main_block(study.comparison, shown.shape)
     rows = _rows(study, block, shown)
     return shell(
         study,
@@ -156,7 +156,6 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
 
 
 def _controls(study: Study, asked: Wanted) -> Component:
-    assert study.comparison is not None
     names = column_names(study.comparison)
     usual = [key for key, (_, standard) in names.items() if standard]
     columns = [{"value": key, "label": table.heading(key, header).title} for key, (header, _) in names.items()]
@@ -194,14 +193,12 @@ def _columns(block: Block, asked: Wanted) -> list[dict[str, Any]]:
 
 
 def _rows(study: Study, block: Block, asked: Wanted) -> list[dict[str, Any]]:
-    assert study.comparison is not None
     colours = theme.colours(study.variants, study.record["baseline"])
     trials = trial_cells(study.comparison, asked.shape) if asked.opened else {}
     return table.with_trials(table.rows(block, study.comparison, colours), trials, asked.opened, study.name)
 
 
 def _notes(study: Study, asked: Wanted, block: Block) -> list[Component]:
-    assert study.comparison is not None
     count, every = len(block.columns[0].cells), len(study.comparison.table)
     left = f"{count} of {every} variants. " if count else "No variant matches the filter."
     found = legend_notes(table_page(study.comparison, asked.shape))
@@ -222,7 +219,6 @@ def legend_notes(page: Page) -> list[Component]:
 
 def _published(study: Study) -> Component | None:
     """The table of a paper that the study reproduces, apart from ours."""
-    assert study.comparison is not None
     blocks = [*ToldOfPublished().blocks(study.comparison)]
     return section("Published", *map(block_table, blocks), id="published") if blocks else None
 
@@ -231,12 +227,6 @@ def _files(study: Study, asked: Wanted) -> list[Any]:
     """The table as it is shown, to take along, and where its numbers come from."""
     kept = {key: value for key, value in asked.query().items() if key in ("q", "err", "cols")}
     query = f"?{urlencode(kept, safe=',')}" if kept else ""
-    links = [
-        html.A(f".{ending}", href=f"/download/{study.name}/table.{ending}{query}", className="download")
-        for ending in ("tex", "md", "csv", "json")
-    ]
-    return [
-        "Download ",
-        *links,
-        html.A("provenance", href=f"/download/{study.name}/provenance.json", className="download"),
-    ]
+    links = downloads(f"/download/{study.name}/table", ("tex", "md", "csv", "json"), query)
+    origin = html.A("provenance", href=f"/download/{study.name}/provenance.json", className="download")
+    return ["Download ", *links, origin]

@@ -95,7 +95,8 @@ def bars(frame: pd.DataFrame, labels: Sequence[str], named: dict[str, dict[str, 
                 what = f"{what} · seed {trial['seed']} {' '.join(terse(trial['settings']))}"
             text = f"<b>{escape(what)}</b><br>attempt {row['attempt']}: {span(row['end'] - row['start'])}, {ended}"
             for end in ("start", "end"):
-                points.append((_moment(row[end]), row["row"], text, to_trial(row["key"], study)))
+                moment = datetime.fromtimestamp(row[end], UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+                points.append((moment, row["row"], text, to_trial(row["key"], study)))
             points.append((None,) * 4)
         colour = COLOURS[str(ended)]
         traces.append(
@@ -117,7 +118,3 @@ def bars(frame: pd.DataFrame, labels: Sequence[str], named: dict[str, dict[str, 
         "data": traces,
         "layout": layout(xaxis=axis("", type="date"), yaxis=rows, hovermode="closest", legend=legend),
     }
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")

@@ -229,14 +229,14 @@ def _variant_notes(record: dict[str, Any], selection: Selection) -> Iterable[str
     reported = {t["key"]: seed for seed, t in selection.reported.items()}
     for seed, trial in sorted(selection.reported.items()):
         if trial["state"] == "diverged":
-            yield f"seed {seed} diverged{_at(trial)}{_because(trial)}: no mean, no interval"
+            yield f"seed {seed} diverged{_how(trial)}: no mean, no interval"
     for trial in selection.trials:
         if trial["state"] == "diverged" and trial["key"] not in reported:
-            yield f"diverged while tuning{_at(trial)}{_because(trial)}"
+            yield f"diverged while tuning{_how(trial)}"
         elif trial["state"] == "failed":
-            yield f"seed {trial['seed']} failed{_at(trial)}{_because(trial)}"
+            yield f"seed {trial['seed']} failed{_how(trial)}"
         elif trial["state"] == "pruned":
-            yield f"seed {trial['seed']} was pruned{_at(trial)}{_because(trial)}"
+            yield f"seed {trial['seed']} was pruned{_how(trial)}"
     yield from tuning_notes(selection)
     if selection.missing_seeds and not selection.diverged:
         seeds = ", ".join(str(s) for s in selection.missing_seeds)
@@ -267,15 +267,11 @@ def tuning_notes(selection: Selection) -> Iterable[str]:
         yield f"{sum(steps.values())} of {len(tuned)} settings {what}: {told}"
 
 
-def _at(trial: dict[str, Any]) -> str:
-    value = rate(trial)
-    return "" if value is None else f" at learning rate {value:g}"
-
-
-def _because(trial: dict[str, Any]) -> str:
-    """The first line of the reason, at most 120 characters."""
-    lines = (trial["reason"] or "").strip().splitlines()
-    return f" ({lines[0][:120]})" if lines else ""
+def _how(trial: dict[str, Any]) -> str:
+    """At which rate, and why: the first line of the reason, at most 120 characters."""
+    value, lines = rate(trial), (trial["reason"] or "").strip().splitlines()
+    at = "" if value is None else f" at learning rate {value:g}"
+    return at + (f" ({lines[0][:120]})" if lines else "")
 
 
 def _fingerprint_notes(selections: list[Selection]) -> Iterable[str]:

@@ -162,10 +162,6 @@ def _own_columns(comparison: Comparison, rows: list[Row], error: str) -> Iterato
     def numbered(key: str, header: str, name: str, form: str, keep: int = 0) -> Column:
         return column(key, header, of(name), [number(value, form) for value in of(name)], keep=keep)
 
-    def spread(row: Row) -> str:
-        behind = spread_of(row["perplexity_std"], row["n"], error)
-        return number(row["perplexity_mean"], f".{digits}f") + (f" ± {behind:.{digits}f}" if behind >= 0 else "")
-
     several = len({round(size, 4) for size in of("bytes_per_token") if size > 0}) > 1
     goal = "flops_per_token" in comparison.searched.get("minimize", ())
     sparse = any(row["active_parameters"] < row["parameters"] for row in rows)
@@ -179,7 +175,7 @@ def _own_columns(comparison: Comparison, rows: list[Row], error: str) -> Iterato
     rates = [number(row["lr"], "g") + ("^" if row["lr_at_edge"] else "") for row in rows]
     yield column("lr", "lr", of("lr"), rates, keep=8)
     yield column("n", "n", of("n"), map(str, of("n")))
-    yield column("perplexity", "perplexity ↓", of("perplexity_mean"), map(spread, rows))
+    yield column("perplexity", "perplexity ↓", of("perplexity_mean"), [_spread(row, error, digits) for row in rows])
     yield numbered("loss", "loss ↓", "loss_mean", ".4f", 5)
     yield numbered("bits", "bits/byte ↓", "bits_per_byte_mean", ".4f", 5)
     if several:
@@ -214,6 +210,11 @@ def _measured(comparison: Comparison, rows: list[Row], error: str) -> Iterator[C
         ]
         values = tuple(None if each is None else _plain(each["mean"]) for each in mine)
         yield Column(printable(str(name)), cells, "r", 9, key=f"measure.{name}", values=values)
+
+
+def _spread(row: Row, error: str, digits: int) -> str:
+    behind = spread_of(row["perplexity_std"], row["n"], error)
+    return number(row["perplexity_mean"], f".{digits}f") + (f" ± {behind:.{digits}f}" if behind >= 0 else "")
 
 
 def spread_of(std: float, n: int, error: str) -> float:
