@@ -21,7 +21,7 @@ from archlab.dashboards.pages.shell import (
     address,
     downloads,
     non_defaults,
-    refused,
+    refusal,
     register_tab,
 )
 from archlab.dashboards.parts import card, command_line, here, section
@@ -54,18 +54,18 @@ def register(app: dash.Dash, library: Library) -> None:
         from archlab.arch_dsl.language.errors import SpecError
 
         if ending not in MEDIA:
-            return refused(f"there is no .{ending}: {', '.join(MEDIA)}", 404)
+            return refusal(f"there is no .{ending}: {', '.join(MEDIA)}", 404)
         try:
             study = library.summary(name)
             chosen = {each.key: flask.request.args.get(each.key, each.default) for each in choices(study)}
             if wrong := [each.key for each in choices(study) if chosen[each.key] not in each.values]:
-                return refused(f"the address asks for a {wrong[0]} that does not exist", 404)
+                return refusal(f"the address asks for a {wrong[0]} that does not exist", 404)
             keep = "download" in flask.request.args
-            response = flask.Response(_made(study, chosen, ending, keep), mimetype=MEDIA[ending])
+            response = flask.Response(_file(study, chosen, ending, keep), mimetype=MEDIA[ending])
         except (NotFound, StoreError) as error:
-            return refused(str(error), 404)
+            return refusal(str(error), 404)
         except (NoDot, SpecError) as error:
-            return refused(str(error), 409)
+            return refusal(str(error), 409)
         response.headers["Content-Security-Policy"] = SAFE
         if keep:
             file = re.sub(r"[^\w.-]+", "-", f"{name}-{chosen['variant']}", flags=re.ASCII)  # a header has no more
@@ -102,7 +102,7 @@ def _graph(study: Study, chosen: Chosen) -> Any:
     return graph_of(study.record, chosen["variant"], _against(study, chosen), chosen["device"])
 
 
-def _made(study: Study, chosen: Chosen, ending: str, keep: bool) -> bytes:
+def _file(study: Study, chosen: Chosen, ending: str, keep: bool) -> bytes:
     """The file of a drawing. What is shown leads to the table below it and fills its frame; what is kept does not."""
     from archlab import arch_dsl
     from archlab.arch_dsl.inspection.dot import dot
@@ -183,10 +183,10 @@ def _summary(found: Any, against: str | None) -> str:
         "FLOPs per token": [cost.flops_model // found.tokens for cost in costs],
         "bytes of cache per token in float32": [4 * cost.cache // found.tokens for cost in costs],
     }
-    differences = {name: _difference(*both) if len(both) > 1 else "" for name, both in sizes.items()}
-    said = [
-        f"{both[0]:,} {name}" + (f" ({differences[name]})" if differences[name] else "") for name, both in sizes.items()
-    ]
+    said = []
+    for name, both in sizes.items():
+        more = _difference(*both) if len(both) > 1 else ""
+        said.append(f"{both[0]:,} {name}" + (f" ({more})" if more else ""))
     return f"{', '.join(said)}{f'; in brackets against {against}' if against else ''}."
 
 

@@ -38,6 +38,7 @@ from archlab.search.reporting.shape import Shape
 _OFFERED = 100  # of a list of thousands, what is shown at once; it is searched
 _SHORT = 12  # digits of a key in an address
 PLACES = {"different": "What differs", "all": "Everything"}
+_USUAL = ("different", "validation")
 TITLES = {"model": "Model", "recipe": "Recipe", "machine": "Machine"}
 
 
@@ -84,9 +85,6 @@ def register(app: dash.Dash, library: Library) -> None:
     keep_address(app, COMPARE, "compare-query")
 
 
-_USUAL = ("different", "validation")
-
-
 @guarded
 def layout(library: Library, name: object = "", **query: Any) -> Component:
     """The page, with the variants and trials that the address names, else the first two variants."""
@@ -100,18 +98,16 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
         chosen[key] = asked if asked in known else next(iter(known))
     with library.reading():
         shown = content(library, study, sides, chosen["places"], chosen["metric"])
+    controls = [
+        _select(study, sides),
+        choice("compare-places", "Places", PLACES, chosen["places"]),
+        choice("compare-metric", "Curves", NAMES["metric"][1], chosen["metric"]),
+    ]
     return shell(
         study,
         COMPARE,
         *pulse("compare", study, COMPARE, notices),
-        html.Div(
-            [
-                _select(study, sides),
-                choice("compare-places", "Places", PLACES, chosen["places"]),
-                choice("compare-metric", "Curves", NAMES["metric"][1], chosen["metric"]),
-            ],
-            className="controls",
-        ),
+        html.Div(controls, className="controls"),
         html.Div(shown, id="compare-content"),
     )
 
@@ -179,8 +175,8 @@ def content(library: Library, study: Study, sides: Sides, places: str, metric: s
     heads = [(name, table.swatch(name, baseline, colours)) for name in sides.variants]
     heads += [(labels[key], table.swatch(of[key], baseline, colours)) for key in sides.trials]
     shown = [*_results(study, sides, labels, places)]
-    made = [_made_of(library, study, name) for name in sides.variants]
-    made += [_made_of_trial(library, study, key) for key in sides.trials]
+    made = [_variant_spec(library, study, name) for name in sides.variants]
+    made += [_trial_spec(library, study, key) for key in sides.trials]
     for part, rows in side_by_side(made).items():
         kept = [(path, values) for path, values, differs in rows if differs or places == "all"]
         known = bool(rows) or part != "machine"
@@ -224,7 +220,7 @@ def _results(study: Study, sides: Sides, labels: Mapping[str, str], places: str)
     return [section("Results", *shown)]
 
 
-def _made_of(library: Library, study: Study, variant: str) -> dict[str, Any]:
+def _variant_spec(library: Library, study: Study, variant: str) -> dict[str, Any]:
     """What the first of a variant's trials in the table was made of; else its first trial, or what was planned."""
     mine = [trial for trial in study.trials if trial["variant"] == variant]
     if study.comparison is not None:
@@ -232,10 +228,10 @@ def _made_of(library: Library, study: Study, variant: str) -> dict[str, Any]:
         mine.sort(key=lambda trial: trial["key"] not in reported)
     if not mine:
         return {"model": next(each["spec"] for each in study.record["variants"] if each["name"] == variant)}
-    return _made_of_trial(library, study, mine[0]["key"])
+    return _trial_spec(library, study, mine[0]["key"])
 
 
-def _made_of_trial(library: Library, study: Study, key: str) -> dict[str, Any]:
+def _trial_spec(library: Library, study: Study, key: str) -> dict[str, Any]:
     """What a trial was made of, and the machine that trained it."""
     made: dict[str, Any] = json.loads(library.spec(key))
     result = next(trial["result"] for trial in study.trials if trial["key"] == key) or {}
@@ -263,5 +259,5 @@ def _places(rows: Sequence[tuple[str, list[str]]], sides: Sequence[tuple[str, st
 
 
 def _value(text: str, other: bool) -> Any:
-    shown = text if text else html.Span("not there", className="muted")
+    shown = text or html.Span("not there", className="muted")
     return html.Ins(shown) if other else shown

@@ -11,7 +11,7 @@ from dash.development.base_component import Component
 
 from archlab.dashboards import figures_context, theme
 from archlab.dashboards.library import Library, Study
-from archlab.dashboards.pages.shell import CONTEXT, Choice, Chosen, compared, register_tab
+from archlab.dashboards.pages.shell import CONTEXT, Choice, Chosen, needs_comparison, register_tab
 from archlab.dashboards.panels import Look, left_out, panels
 from archlab.dashboards.parts import asks, block_table, graph, measuring, missing, section
 from archlab.dashboards.words import unlike_baseline
@@ -41,7 +41,7 @@ def choices(study: Study) -> Sequence[Choice]:
     if found is None:
         return []
     offered = []
-    if lengths := _lengths(study, found):
+    if lengths := _lengths(found):
         usual = str(usual_window(int(max(found.curves["x"], default=1))))
         if len(lengths) > 1:
             offered.append(Choice("window", "Windows of", lengths, _widest(found, lengths)))
@@ -59,7 +59,7 @@ def choices(study: Study) -> Sequence[Choice]:
     return offered
 
 
-@compared
+@needs_comparison
 def content(study: Study, found: Comparison, chosen: Chosen) -> list[Component]:
     """The sections of the page; what was not measured says how it would be."""
     colours = theme.colours(study.variants, study.record["baseline"])
@@ -70,7 +70,7 @@ def content(study: Study, found: Comparison, chosen: Chosen) -> list[Component]:
     return shown
 
 
-def _lengths(study: Study, found: Comparison) -> dict[str, str]:
+def _lengths(found: Comparison) -> dict[str, str]:
     """End of a curve's name: how long its windows are."""
     names = [str(name) for name in dict.fromkeys(found.curves["name"]) if str(name).startswith(LOSS)]
     ends = {name.removeprefix(LOSS): found.curves[found.curves["name"] == name]["x"].max() for name in names}
@@ -89,7 +89,7 @@ def _needles(found: Comparison) -> list[str]:
 
 
 def _positions(study: Study, found: Comparison, chosen: Chosen, colours: Mapping[str, str]) -> Component:
-    lengths = _lengths(study, found)
+    lengths = _lengths(found)
     if not lengths:
         said = "The loss of each position of a window tells whether a model makes use of what it has read."
         absent = missing(said, "evaluate: [loss_by_position]", measuring(study, LOSS), asks(study, LOSS))
@@ -112,14 +112,14 @@ def _positions(study: Study, found: Comparison, chosen: Chosen, colours: Mapping
     return section(
         "Loss by position",
         html.Div(figures, className="pair"),
-        html.P(_told(over, difference), className="muted small"),
+        html.P(_legend(over, difference), className="muted small"),
         html.P(f"Not drawn, as another objective, test text or tokenizer does not compare: {', '.join(apart)}.")
         if apart
         else None,
     )
 
 
-def _told(over: int, difference: bool) -> str:
+def _legend(over: int, difference: bool) -> str:
     """What the lines of the losses are."""
     smooth = f", over {over} neighbouring positions" if over > 1 else ""
     told = f"L(i): the mean loss of the i-th token{smooth}; P(l): the perplexity of the first l tokens. "

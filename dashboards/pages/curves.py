@@ -104,7 +104,7 @@ def _refresh(study: Study, _: str, where: str | None, *values: Any) -> dict[str,
     ticked = ctx.triggered_id == "curve-tick"
     view, zoom = View(**dict(zip(NAMES, chosen, strict=True))), zoom if ticked else {}
     try:
-        figure, note = drawn(study, view, zoom, where or "")
+        figure, note = draw_curves(study, view, zoom, where or "")
     except BadFilter as problem:
         return {"problem": str(problem), "query": _query(view, where)}
     found = {"figure": figure, "note": note, "problem": None, "query": _query(view, where)}
@@ -117,17 +117,19 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
     study, (view, notices) = library.study(str(name)), read_view(query)
     where, problem = str(query.get("q", "")), None
     zoom, wrong = _zoom(query)
-    names = {**NAMES, "by": (NAMES["by"][0], _offered(study))}
+    varied = factors(study.record["variants"])
+    levels = {name: shortest(name, varied) for name in varied if name != VARIANT}  # each by its last steps
+    names = {**NAMES, "by": (NAMES["by"][0], NAMES["by"][1] | levels)}
     if (by := str(query.get("by", VARIANT))) in names["by"][1]:
         view = replace(view, by=by)
     else:
         wrong.append(f"The address asks for by {by[:40]!r}, which the study does not vary.")
     with library.reading():
         try:
-            figure, note = drawn(study, view, zoom, where)
+            figure, note = draw_curves(study, view, zoom, where)
         except BadFilter as error:
             problem = str(error)
-            figure, note = drawn(study, view, zoom)
+            figure, note = draw_curves(study, view, zoom)
     search = filter_input("curve-q", where, "verdict=better lr>=0.002 seed=0", "Filter trials")
     controls = [choice(f"curve-{key}", label, told, getattr(view, key)) for key, (label, told) in names.items()]
     if len(names["by"][1]) == 1:  # the callbacks ask for its value all the same
@@ -142,12 +144,6 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
         section("Curves", graph("curve", figure, 620), html.Div(note, id="curve-note", className="muted small")),
         said={**view.said(), "q": where},
     )
-
-
-def _offered(study: Study) -> dict[str, str]:
-    """What trials may share whose mean is drawn, each by its last steps."""
-    names = factors(study.record["variants"])
-    return {VARIANT: NAMES["by"][1][VARIANT], **{name: shortest(name, names) for name in names if name != VARIANT}}
 
 
 def _query(view: View, where: str | None) -> str:
@@ -173,7 +169,7 @@ def _zoom(query: Mapping[str, object]) -> tuple[Zoom, list[str]]:
     return found, wrong
 
 
-def drawn(
+def draw_curves(
     study: Study, view: View, zoom: Zoom, where: str = "", variants: Collection[str] | None = None
 ) -> tuple[figures.Figure, str]:
     """The figure, of all variants or of those that are named, and what must be said about it. Raises BadFilter."""
@@ -192,10 +188,10 @@ def drawn(
             figures.logarithmic(figure, axis)
         if axis in zoom:
             figure["layout"][axis] |= {"range": zoom[axis] or None, "autorange": not zoom[axis]}
-    return figure, " ".join(_said(study, view, found, "range" in figure["layout"].get("yaxis", {}) and not zoom))
+    return figure, " ".join(_notes(study, view, found, "range" in figure["layout"].get("yaxis", {}) and not zoom))
 
 
-def _said(study: Study, view: View, found: list[lines.Group], framed: bool) -> list[str]:
+def _notes(study: Study, view: View, found: list[lines.Group], framed: bool) -> list[str]:
     """What must be known to read the curves."""
     count, total = figures.hidden_lines(found)
     said = ["Bold: mean over seeds; band: ± one standard deviation; thin: each seed."]

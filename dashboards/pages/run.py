@@ -165,9 +165,8 @@ def _curves(trial: Trial) -> list[Component]:
                 lines.append(Line(metric, seed, label, step[keep], step[keep], value[keep]))
         title = "Loss (nats/token)" if len(metrics) > 1 else METRICS[metrics[0]][2]
         tones = {line.variant: colours.get(line.variant, theme.PALETTE[0]) for line in lines}
-        figure = figures.curves(
-            [group([line]) for line in lines], tones, "", "Optimizer steps", title, len(metrics) > 1
-        )
+        groups = [group([line]) for line in lines]
+        figure = figures.curves(groups, tones, "", "Optimizer steps", title, len(metrics) > 1)
         figure["layout"]["showlegend"] = len(lines) > 1
         shown.append(graph(f"run-{metrics[0]}", figure, 260))
     return shown
@@ -220,19 +219,15 @@ def _elsewhere(trial: Trial, library: Library) -> list[Component]:
         ("The same seed of other variants: ", alike),
     ):
         others = {t["key"]: t for t in kept if t["key"] != trial.key}
-        links = [_neighbour(each, mine, trial.study.name) for each in list(others.values())[:24]]
+        links = []
+        for key, other in list(others.items())[:24]:
+            called = f"seed {other['seed']}" if other["variant"] == mine else other["variant"]
+            text = " ".join(filter(None, [called, ", ".join(terse(other["settings"]))]))
+            links.append(dcc.Link(text, href=to_trial(key, trial.study.name), className="neighbour"))
         if links:
             found.append(html.Li([label, *links]))
     found.append(html.Li(tracker(library.root)))
     return [html.Ul(found, className="links")]
-
-
-def _neighbour(row: dict[str, Any], variant: str, study: str) -> Component:
-    settings = ", ".join(terse(row["settings"]))
-    name = f"seed {row['seed']}" if row["variant"] == variant else row["variant"]
-    return dcc.Link(
-        f"{name}{f' {settings}' if settings else ''}", href=to_trial(row["key"], study), className="neighbour"
-    )
 
 
 def tracker(root: Path) -> list[Any]:
@@ -246,10 +241,8 @@ def tracker(root: Path) -> list[Any]:
         return ["MLflow: ", html.A(url, href=url, rel="noreferrer", target="_blank") if "@" not in url else url]
     if given or not (root / "mlflow.db").exists():
         return ["MLflow: nothing is sent there"]
-    return [
-        "MLflow: ",
-        html.Code(shlex.join(["mlflow", "ui", "--backend-store-uri", f"sqlite:///{root / 'mlflow.db'}"])),
-    ]
+    start = shlex.join(["mlflow", "ui", "--backend-store-uri", f"sqlite:///{root / 'mlflow.db'}"])
+    return ["MLflow: ", html.Code(start)]
 
 
 def _table(rows: list[list[Any]], *heads: str) -> Component:

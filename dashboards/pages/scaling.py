@@ -11,7 +11,7 @@ from dash.development.base_component import Component
 
 from archlab.dashboards import figures_scaling, theme
 from archlab.dashboards.library import Library, Study
-from archlab.dashboards.pages.shell import SCALING, Chosen, compared, register_tab
+from archlab.dashboards.pages.shell import SCALING, Chosen, needs_comparison, register_tab
 from archlab.dashboards.parts import block_table, graph, section
 from archlab.search.formatting.frames import records
 from archlab.search.sections.ladder import frames as laws
@@ -30,7 +30,7 @@ def register(app: dash.Dash, library: Library) -> None:
     register_tab(app, library, SCALING, lambda _: [], content)
 
 
-@compared
+@needs_comparison
 def content(study: Study, found: Comparison, _: Chosen) -> list[Component]:
     """Laws, gains, IsoFLOP minima, and the tables of the report."""
     if not len(found.rungs):

@@ -14,7 +14,7 @@ from dash.development.base_component import Component
 from archlab.dashboards import figures_search
 from archlab.dashboards.figures_search import Dimension
 from archlab.dashboards.library import Library, NotFound, Study
-from archlab.dashboards.pages.shell import SEARCH, Choice, Chosen, compared, notice, register_tab
+from archlab.dashboards.pages.shell import SEARCH, Choice, Chosen, needs_comparison, notice, register_tab
 from archlab.dashboards.parts import block_table, graph, section
 from archlab.search.comparison.figure_frames import settings_frame
 from archlab.search.formatting.filters import BadFilter, Filter, parse_filter
@@ -90,7 +90,7 @@ def choices(study: Study) -> Sequence[Choice]:
     return [*over, Choice("q", "Filter", {})]
 
 
-@compared
+@needs_comparison
 def content(_: Study, found: Comparison, chosen: Chosen) -> list[Component]:
     """Front or history, importances, parallel coordinates, and the trials."""
     if not len(found.search):

@@ -107,7 +107,7 @@ def address(study: str, step: str = "", **query: str | list[str]) -> str:
     return f"/study/{quote(study)}/{step}".rstrip("/") + (f"?{urlencode(query, doseq=True)}" if query else "")
 
 
-def led(study: str, step: str, said: Mapping[str, object]) -> str:
+def view_address(study: str, step: str, said: Mapping[str, object]) -> str:
     """Where a page of a study is in the view that the address of another one says."""
     return address(study, step, **{key: str(said[key]) for key in CARRIED.get(step, ()) if said.get(key)})
 
@@ -130,7 +130,7 @@ def crumbs(current: str, above: Mapping[str, str] = {}) -> Component:
 def _link(study: Study, tab: Tab, current: bool, said: Mapping[str, object]) -> Component:
     if current:
         return html.Span(tab.title, className="to-page page-here", **{"aria-current": "page"})
-    return dcc.Link(tab.title, href=led(study.name, tab.step, said), className="to-page", id=f"to-{tab.step}")
+    return dcc.Link(tab.title, href=view_address(study.name, tab.step, said), className="to-page", id=f"to-{tab.step}")
 
 
 def keep_address(app: dash.Dash, tab: Tab, store: str, extra: str = "", *inputs: Input) -> None:
@@ -255,7 +255,7 @@ def register_tab(app: dash.Dash, library: Library, tab: Tab, choices: Choices, c
     keep_address(app, tab, f"{tab.step}-query")
 
 
-def compared(content: Callable[[Study, Comparison, Chosen], list[Component]]) -> Content:
+def needs_comparison(content: Callable[[Study, Comparison, Chosen], list[Component]]) -> Content:
     """The content of a page that is made of a comparison; what is wrong where there is none."""
 
     @wraps(content)
@@ -267,7 +267,7 @@ def compared(content: Callable[[Study, Comparison, Chosen], list[Component]]) ->
     return checked
 
 
-def refused(why: str, status: int) -> flask.Response:
+def refusal(why: str, status: int) -> flask.Response:
     """In place of a file, why there is none."""
     return flask.Response(f"{why}\n", status, mimetype="text/plain")
 

@@ -15,7 +15,7 @@ from archlab.dashboards import figures, lines, theme
 from archlab.dashboards.figures import Figure
 from archlab.dashboards.library import Library, Study
 from archlab.dashboards.pages.curves import NAMES
-from archlab.dashboards.pages.shell import STABILITY, Choice, Chosen, compared, register_tab
+from archlab.dashboards.pages.shell import STABILITY, Choice, Chosen, needs_comparison, register_tab
 from archlab.dashboards.parts import asks, block_table, graph, measuring, missing, section
 from archlab.dashboards.view import METRICS, X_AXES, View
 from archlab.search.formatting.tables import DASH, Block, Cell, Column, number, printable
@@ -45,7 +45,7 @@ def choices(study: Study) -> Sequence[Choice]:
     ]
 
 
-@compared
+@needs_comparison
 def content(study: Study, found: Comparison, chosen: Chosen) -> list[Component]:
     """Rates, divergence, spikes, and curves of the training."""
     colours = theme.colours(study.variants, study.record["baseline"])

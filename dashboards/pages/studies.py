@@ -78,9 +78,8 @@ def _cards(library: Library, search: str) -> tuple[str, list[Component]]:
     asked = search.lower().split()
     wanted = [row for row in listing if all(w in f"{row['name']} {row['question'] or ''}".lower() for w in asked)]
     if not wanted:
-        return f"{search}:none", [
-            card("Nothing matches", html.P(["No study has ", html.Code(search[:80]), " in its name or question."]))
-        ]
+        said = html.P(["No study has ", html.Code(search[:80]), " in its name or question."])
+        return f"{search}:none", [card("Nothing matches", said)]
     versions, content = [search], []
     for row in wanted:
         try:
@@ -90,9 +89,8 @@ def _cards(library: Library, search: str) -> tuple[str, list[Component]]:
             content.append(_study_card(study, changed))
         except Exception as error:
             versions.append(repr(error))
-            content.append(
-                html.Div([html.Div(row["name"], className="name"), failure_card(error)], className="study-card")
-            )
+            name = html.Div(row["name"], className="name")
+            content.append(html.Div([name, failure_card(error)], className="study-card"))
     return "|".join(versions), content
 
 
@@ -103,18 +101,16 @@ def _study_card(study: Study, changed: str) -> Component:
     found = [] if study.comparison is None else [_best(study)]
     if study.problem is not None:
         found = [html.P(study.problem, className="problem")]
+    top = [html.Span(study.name, className="name"), html.Span(changed, className="when")]
+    question = html.Div(study.record.get("question") or study.name, className="question")
+    state = [html.Span(words.progress(study)), html.Span(short, className=f"activity activity-{kind}")]
     return dcc.Link(
         [
-            html.Div(
-                [html.Span(study.name, className="name"), html.Span(changed, className="when")], className="card-top"
-            ),
-            html.Div(study.record.get("question") or study.name, className="question"),
+            html.Div(top, className="card-top"),
+            question,
             *found,
             progress_bar(study),
-            html.Div(
-                [html.Span(words.progress(study)), html.Span(short, className=f"activity activity-{kind}")],
-                className="card-bottom",
-            ),
+            html.Div(state, className="card-bottom"),
         ],
         href=f"/study/{study.name}",
         className="study-card",

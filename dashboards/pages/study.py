@@ -15,17 +15,17 @@ from archlab.dashboards import figures, table, theme, words
 from archlab.dashboards.library import Library, Study
 from archlab.dashboards.lines import leading
 from archlab.dashboards.optuna_mount import pages_of
-from archlab.dashboards.pages.curves import NAMES, Zoom, drawn, remember_zoom
+from archlab.dashboards.pages.curves import NAMES, Zoom, draw_curves, remember_zoom
 from archlab.dashboards.pages.run import tracker
 from archlab.dashboards.pages.shell import (
     CURVES,
     OVERVIEW,
     downloads,
     keep_address,
-    led,
     pulse,
     register_refresh,
     shell,
+    view_address,
 )
 from archlab.dashboards.pages.table import legend_notes
 from archlab.dashboards.parts import block_table, choice, command_line, graph, guarded, progress_bar, section
@@ -95,7 +95,7 @@ def _page(study: Study, view: View, notices: list[str], root: str) -> Component:
         section("Learning rate", graph("rates", found["rates"], height), id=rates),
     ]
     controls = [choice(f"curves-{key}", *NAMES[key], getattr(view, key)) for key in CONTROLS]
-    more = led(study.name, CURVES.step, view.said())
+    more = view_address(study.name, CURVES.step, view.said())
     return shell(
         study,
         OVERVIEW,
@@ -130,7 +130,7 @@ def _page(study: Study, view: View, notices: list[str], root: str) -> Component:
 def _curves(study: Study, view: View, zoom: Zoom, shown: list[str]) -> tuple[figures.Figure, str]:
     """The curves of these variants, and what must be said about them."""
     said = _left_out(study, shown)
-    figure, note = drawn(study, view, zoom, variants=shown if said else None)
+    figure, note = draw_curves(study, view, zoom, variants=shown if said else None)
     return figure, f"{said} {note}" if said else note
 
 

@@ -170,19 +170,10 @@ def _controls(study: Study, asked: Wanted) -> Component:
         className="columns",
         **{"aria-label": "Columns"},
     )
-    return html.Div(
-        [
-            html.Div(
-                [
-                    search,
-                    choice("ablation-err", "±", ERROR_NAMES, asked.shape.error),
-                    dmc.Button("Show trials", id="ablation-all", size="compact-sm", variant="default"),
-                ],
-                className="controls",
-            ),
-            html.Details([html.Summary("Columns"), chosen], className="more"),
-        ]
-    )
+    error = choice("ablation-err", "±", ERROR_NAMES, asked.shape.error)
+    trials = dmc.Button("Show trials", id="ablation-all", size="compact-sm", variant="default")
+    row = html.Div([search, error, trials], className="controls")
+    return html.Div([row, html.Details([html.Summary("Columns"), chosen], className="more")])
 
 
 def _columns(block: Block, asked: Wanted) -> list[dict[str, Any]]:
@@ -207,14 +198,9 @@ def _notes(study: Study, asked: Wanted, block: Block) -> list[Component]:
 
 def legend_notes(page: Page) -> list[Component]:
     """What a report says below its table: legend, method, notes and provenance."""
+    legend, lines = f"{table.legend(page.blocks[0])}.", [html.P(line, className="method") for line in page.lines]
     listed = [html.Ul([html.Li(note) for note in page.notes])] if page.notes else []
-    lines = [html.P(line, className="method") for line in page.lines]
-    return [
-        html.P(f"{table.legend(page.blocks[0])}."),
-        *lines,
-        *listed,
-        html.P(page.provenance, className="provenance"),
-    ]
+    return [html.P(legend), *lines, *listed, html.P(page.provenance, className="provenance")]
 
 
 def _published(study: Study) -> Component | None:

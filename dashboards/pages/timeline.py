@@ -42,46 +42,39 @@ NAMES = {"planned": "stopped, goes on later", "paused": "paused where it was to"
 
 def register(app: dash.Dash, library: Library) -> None:
     """Adds the page `/study/<name>/timeline`."""
-
-    def choices(_: Study) -> Sequence[Choice]:
-        return [Choice("rows", "Rows", {"places": "Places", "variants": "Variants"})]
-
-    def content(study: Study, chosen: Chosen) -> list[Component]:
-        served: Library = flask.current_app.config["LIBRARY"]  # pages are of all apps of a process
-        frame = attempts_frame(served.events(study.name), time.time(), study.holder is not None)
-        return shown(study, frame, chosen["rows"])
-
     register_tab(app, library, TIMELINE, choices, content)
     app.clientside_callback(GO, Input("timeline-figure", "clickData"), prevent_initial_call=True)
 
 
-def shown(study: Study, frame: pd.DataFrame, rows: str) -> list[Component]:
+def choices(_: Study) -> Sequence[Choice]:
+    """What a row of the figure is."""
+    return [Choice("rows", "Rows", {"places": "Places", "variants": "Variants"})]
+
+
+def content(study: Study, chosen: Chosen) -> list[Component]:
     """The figure, and what it adds up to."""
+    served: Library = flask.current_app.config["LIBRARY"]  # pages are of all apps of a process
+    frame = attempts_frame(served.events(study.name), time.time(), study.holder is not None)
     if not len(frame):
         return [html.P("No trial was started by this study: what it reused was trained by another.", className="muted")]
     named = {trial["key"]: trial for trial in study.trials}
     gone = "no longer wanted"
     variants = [named[key]["variant"] if key in named else gone for key in frame["key"]]
-    if rows == "variants":
+    if chosen["rows"] == "variants":
         labels = [name for name in [*study.variants, gone] if name in variants]
         frame = frame.assign(variant=variants, row=[labels.index(name) for name in variants])
     else:
         labels = [f"place {place + 1}" for place in range(int(frame["place"].max()) + 1)]
         frame = frame.assign(variant=variants, row=frame["place"])
     figure = bars(frame, labels, named, study.name)
-    figure["layout"]["uirevision"] = rows
+    figure["layout"]["uirevision"] = chosen["rows"]
     whole, busy = float(frame["end"].max() - frame["start"].min()), float((frame["end"] - frame["start"]).sum())
     again = int((frame.groupby("key").size() > 1).sum())
     told = f"{len(frame)} attempts of {frame['key'].nunique()} trials in {span(whole)}; {span(busy)} of work"
     told += f"; {again} trials were continued or tried again" if again else ""
     height = min(max(200, 90 + 30 * len(labels)), 1600)
-    return [
-        section(
-            "Attempts",
-            graph("timeline-figure", figure, height),
-            html.P(f"{told}. A click on a bar leads to its trial.", className="muted small"),
-        )
-    ]
+    note = html.P(f"{told}. A click on a bar leads to its trial.", className="muted small")
+    return [section("Attempts", graph("timeline-figure", figure, height), note)]
 
 
 def bars(frame: pd.DataFrame, labels: Sequence[str], named: dict[str, dict[str, Any]], study: str) -> Figure:
