@@ -14,7 +14,16 @@ from dash import html
 from dash.development.base_component import Component
 
 from archlab.dashboards.library import Library, NotFound, Study
-from archlab.dashboards.pages.shell import ARCHITECTURE, Choice, Chosen, address, register_tab
+from archlab.dashboards.pages.shell import (
+    ARCHITECTURE,
+    Choice,
+    Chosen,
+    address,
+    downloads,
+    non_defaults,
+    refusal,
+    register_tab,
+)
 from archlab.dashboards.parts import card, command_line, here, section
 from archlab.search.store.store import StoreError
 
@@ -45,27 +54,23 @@ def register(app: dash.Dash, library: Library) -> None:
         from archlab.arch_dsl.language.errors import SpecError
 
         if ending not in MEDIA:
-            return _refused(f"there is no .{ending}: {', '.join(MEDIA)}", 404)
+            return refusal(f"there is no .{ending}: {', '.join(MEDIA)}", 404)
         try:
             study = library.summary(name)
             chosen = {each.key: flask.request.args.get(each.key, each.default) for each in choices(study)}
             if wrong := [each.key for each in choices(study) if chosen[each.key] not in each.values]:
-                return _refused(f"the address asks for a {wrong[0]} that does not exist", 404)
+                return refusal(f"the address asks for a {wrong[0]} that does not exist", 404)
             keep = "download" in flask.request.args
-            response = flask.Response(_made(study, chosen, ending, keep), mimetype=MEDIA[ending])
+            response = flask.Response(_file(study, chosen, ending, keep), mimetype=MEDIA[ending])
         except (NotFound, StoreError) as error:
-            return _refused(str(error), 404)
+            return refusal(str(error), 404)
         except (NoDot, SpecError) as error:
-            return _refused(str(error), 409)
+            return refusal(str(error), 409)
         response.headers["Content-Security-Policy"] = SAFE
         if keep:
             file = re.sub(r"[^\w.-]+", "-", f"{name}-{chosen['variant']}", flags=re.ASCII)  # a header has no more
             response.headers["Content-Disposition"] = f"attachment; filename={file}.{ending}"
         return response
-
-
-def _refused(why: str, status: int) -> flask.Response:
-    return flask.Response(f"{why}\n", status, mimetype="text/plain")
 
 
 def choices(study: Study) -> Sequence[Choice]:
@@ -97,12 +102,7 @@ def _graph(study: Study, chosen: Chosen) -> Any:
     return graph_of(study.record, chosen["variant"], _against(study, chosen), chosen["device"])
 
 
-def _said(study: Study, chosen: Chosen) -> dict[str, str]:
-    """What of the choices stands in an address."""
-    return {each.key: chosen[each.key] for each in choices(study) if chosen[each.key] != each.default}
-
-
-def _made(study: Study, chosen: Chosen, ending: str, keep: bool) -> bytes:
+def _file(study: Study, chosen: Chosen, ending: str, keep: bool) -> bytes:
     """The file of a drawing. What is shown leads to the table below it and fills its frame; what is kept does not."""
     from archlab import arch_dsl
     from archlab.arch_dsl.inspection.dot import dot
@@ -111,7 +111,7 @@ def _made(study: Study, chosen: Chosen, ending: str, keep: bool) -> bytes:
     if ending == "yaml":
         own = next(each for each in study.record["variants"] if each["name"] == chosen["variant"])
         return arch_dsl.dump(model_of(own)).encode()
-    link = "" if keep else address(study.name, ARCHITECTURE.step, **_said(study, chosen)) + "#"
+    link = "" if keep else address(study.name, ARCHITECTURE.step, **non_defaults(choices(study), chosen)) + "#"
     text = dot(_graph(study, chosen), link)
     if ending == "dot":
         return text.encode()
@@ -130,7 +130,7 @@ def content(study: Study, chosen: Chosen) -> list[Component]:
     except SpecError as error:
         return [_unreadable(chosen["variant"], error)]
     against = _against(study, chosen)
-    query = urlencode(_said(study, chosen))
+    query = urlencode(non_defaults(choices(study), chosen))
     try:
         drawn: list[Component] = [_frame(drawing(dot(found)), study, chosen, query)]
     except NoDot as error:
@@ -138,10 +138,7 @@ def content(study: Study, chosen: Chosen) -> list[Component]:
             html.P(f"There is no drawing: {error}. The same as text:", className="muted small"),
             html.Pre(as_text(found), className="as-text"),
         ]
-    links = [
-        html.A(f".{ending}", href=f"/diagram/{study.name}.{ending}?{query}&download", className="download")
-        for ending in MEDIA
-    ]
+    links = downloads(f"/diagram/{study.name}", MEDIA, f"?{query}&download")
     rows = rows_of(found)
     return [
         html.P(_summary(found, against), className="lead"),
@@ -180,21 +177,17 @@ def _unreadable(name: str, error: Exception) -> Component:
 
 def _summary(found: Any, against: str | None) -> str:
     """The size of the model, and how it differs from that of the other."""
-    now, before = (None if cost is None else _sizes(cost, found.tokens) for cost in (found.total, found.before))
-    assert now is not None
-    said = []
-    for name, number in now.items():
-        more = "" if before is None else _difference(number, before[name])
-        said.append(f"{number:,} {name}" + (f" ({more})" if more else ""))
-    return f"{', '.join(said)}{f'; in brackets against {against}' if against else ''}."
-
-
-def _sizes(cost: Any, tokens: int) -> dict[str, int]:
-    return {
-        "parameters": cost.parameters,
-        "FLOPs per token": cost.flops_model // tokens,
-        "bytes of cache per token in float32": 4 * cost.cache // tokens,
+    costs = [cost for cost in (found.total, found.before) if cost is not None]
+    sizes = {
+        "parameters": [cost.parameters for cost in costs],
+        "FLOPs per token": [cost.flops_model // found.tokens for cost in costs],
+        "bytes of cache per token in float32": [4 * cost.cache // found.tokens for cost in costs],
     }
+    said = []
+    for name, both in sizes.items():
+        more = _difference(*both) if len(both) > 1 else ""
+        said.append(f"{both[0]:,} {name}" + (f" ({more})" if more else ""))
+    return f"{', '.join(said)}{f'; in brackets against {against}' if against else ''}."
 
 
 def _difference(now: float, before: float) -> str:

@@ -10,22 +10,22 @@ from urllib.parse import urlencode
 
 import dash
 import dash_mantine_components as dmc
-from dash import Input, Output, State, ctx, dcc, html, no_update
+from dash import Input, Output, html
 from dash.development.base_component import Component
 
 from archlab.dashboards import figures, lines, table, theme
-from archlab.dashboards.library import Library, NotFound, Study
+from archlab.dashboards.library import Library, Study
+from archlab.dashboards.pages.curves import NAMES
 from archlab.dashboards.pages.runs import span
 from archlab.dashboards.pages.shell import (
     COMPARE,
     MOST_BESIDE,
     keep_address,
-    notice,
+    pulse,
     register_page,
     register_refresh,
     shell,
 )
-from archlab.dashboards.pages.studies import REFRESH_MS
 from archlab.dashboards.parts import block_table, choice, graph, guarded, section
 from archlab.dashboards.trials import trials_of
 from archlab.dashboards.view import METRICS, View
@@ -34,11 +34,11 @@ from archlab.search.formatting.tables import Block, Cell, Column, number, printa
 from archlab.search.formatting.words import terse
 from archlab.search.reporting.main_table import main_block
 from archlab.search.reporting.shape import Shape
-from archlab.search.store.store import StoreError
 
 _OFFERED = 100  # of a list of thousands, what is shown at once; it is searched
 _SHORT = 12  # digits of a key in an address
 PLACES = {"different": "What differs", "all": "Everything"}
+_USUAL = ("different", "validation")
 TITLES = {"model": "Model", "recipe": "Recipe", "machine": "Machine"}
 
 
@@ -72,37 +72,17 @@ def register(app: dash.Dash, library: Library) -> None:
     """Adds the page `/study/<name>/compare` and its callbacks to an app."""
     register_page(COMPARE, layout)
 
-    def refresh(_: int, chosen: list[str], places: str, metric: str, seen: list[str]) -> Any:
-        try:
-            study = library.study(seen[0])
-            sides = Sides.of(chosen, study)
-            if ctx.triggered_id == "compare-tick" and COMPARE.version(study) == seen[1]:
-                return [no_update] * 4
-            with library.reading():
-                shown = content(library, study, sides, places, metric)
-        except (StoreError, NotFound) as error:
-            return no_update, no_update, no_update, notice(f"Shown as it last was: {error}")
+    def refresh(study: Study, _: str, chosen: list[str], places: str, metric: str) -> dict[str, Any]:
+        sides = Sides.of(chosen, study)
         said = sides.query()
         said |= {key: value for key, value in (("places", places), ("metric", metric)) if value not in _USUAL}
-        return shown, [study.name, COMPARE.version(study)], f"?{urlencode(said, doseq=True, safe=',')}", None
+        shown = content(library, study, sides, places, metric)
+        return {"content": shown, "query": f"?{urlencode(said, doseq=True, safe=',')}"}
 
-    outputs = [
-        Output("compare-content", "children"),
-        Output("compare-seen", "data"),
-        Output("compare-query", "data"),
-        Output("compare-notice", "children"),
-    ]
-    inputs = [
-        Input("compare-variants", "value"),
-        Input("compare-places", "value"),
-        Input("compare-metric", "value"),
-    ]
-    states = [State("compare-seen", "data")]
-    register_refresh(app, refresh, outputs, "compare-tick", inputs, states)
+    inputs = [Input(f"compare-{key}", "value") for key in ("variants", "places", "metric")]
+    outputs = {"content": Output("compare-content", "children")}
+    register_refresh(app, library, COMPARE, "compare", refresh, outputs, inputs)
     keep_address(app, COMPARE, "compare-query")
-
-
-_USUAL = ("different", "validation")
 
 
 @guarded
@@ -118,22 +98,16 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
         chosen[key] = asked if asked in known else next(iter(known))
     with library.reading():
         shown = content(library, study, sides, chosen["places"], chosen["metric"])
-    names = {key: value[1] for key, value in METRICS.items()}
+    controls = [
+        _select(study, sides),
+        choice("compare-places", "Places", PLACES, chosen["places"]),
+        choice("compare-metric", "Curves", NAMES["metric"][1], chosen["metric"]),
+    ]
     return shell(
         study,
         COMPARE,
-        dcc.Store(id="compare-seen", data=[study.name, COMPARE.version(study)]),
-        dcc.Store(id="compare-query"),
-        dcc.Interval(id="compare-tick", interval=REFRESH_MS),
-        html.Div([notice(text) for text in notices], id="compare-notice"),
-        html.Div(
-            [
-                _select(study, sides),
-                choice("compare-places", "Places", PLACES, chosen["places"]),
-                choice("compare-metric", "Curves", names, chosen["metric"]),
-            ],
-            className="controls",
-        ),
+        *pulse("compare", study, COMPARE, notices),
+        html.Div(controls, className="controls"),
         html.Div(shown, id="compare-content"),
     )
 
@@ -167,18 +141,18 @@ def _wanted(study: Study, variants: object, runs: object) -> tuple[Sides, list[s
     """What an address asks for, and a notice for each that the study lacks."""
     if not variants and not runs:
         return Sides(tuple(study.variants[:2])), []
-    names = _listed(variants, study.variants)
+    names, keys = _listed(variants, study.variants), list[str]()
     lost = [f"The address asks for the variant {each[:60]!r}, which the study lacks." for each in names
             if each not in study.variants]  # fmt: skip
-    keys, every = [], dict.fromkeys(trial["key"] for trial in study.trials)
+    every = {trial["key"] for trial in study.trials}
     for each in _listed(runs, ()):
         found = [key for key in every if key.startswith(each)]
-        keys += found if len(found) == 1 else []
-        if len(found) != 1:
-            what = "no trial" if not found else "several trials"
+        if len(found) == 1:
+            keys += found
+        else:
+            what = "several trials" if found else "no trial"
             lost.append(f"The address asks for the trial {each[:60]!r}: the study has {what} whose key begins so.")
-    known = [each for each in dict.fromkeys(names) if each in study.variants]
-    sides = Sides(tuple(known), tuple(dict.fromkeys(keys)))
+    sides = Sides.of([*dict.fromkeys(names), *dict.fromkeys(keys)], study)
     if len(sides.chosen) > MOST_BESIDE:
         lost.append(f"Shown are {MOST_BESIDE} of {len(sides.chosen)}.")
     return Sides.of(sides.chosen[:MOST_BESIDE], study), lost
@@ -201,8 +175,8 @@ def content(library: Library, study: Study, sides: Sides, places: str, metric: s
     heads = [(name, table.swatch(name, baseline, colours)) for name in sides.variants]
     heads += [(labels[key], table.swatch(of[key], baseline, colours)) for key in sides.trials]
     shown = [*_results(study, sides, labels, places)]
-    made = [_made_of(library, study, name) for name in sides.variants]
-    made += [_made_of_trial(library, study, key) for key in sides.trials]
+    made = [_variant_spec(library, study, name) for name in sides.variants]
+    made += [_trial_spec(library, study, key) for key in sides.trials]
     for part, rows in side_by_side(made).items():
         kept = [(path, values) for path, values, differs in rows if differs or places == "all"]
         known = bool(rows) or part != "machine"
@@ -225,7 +199,6 @@ def _results(study: Study, sides: Sides, labels: Mapping[str, str], places: str)
     if sides.variants and study.comparison is None:
         shown.append(html.P(study.problem, className="problem"))
     elif sides.variants:
-        assert study.comparison is not None
         block = main_block(study.comparison, Shape(variants=sides.variants))
         differs = {c.key for c in block.columns if len({cell.text for cell in c.cells}) > 1}
         whole = places == "all" or len(sides.variants) < 2
@@ -247,7 +220,7 @@ def _results(study: Study, sides: Sides, labels: Mapping[str, str], places: str)
     return [section("Results", *shown)]
 
 
-def _made_of(library: Library, study: Study, variant: str) -> dict[str, Any]:
+def _variant_spec(library: Library, study: Study, variant: str) -> dict[str, Any]:
     """What the first of a variant's trials in the table was made of; else its first trial, or what was planned."""
     mine = [trial for trial in study.trials if trial["variant"] == variant]
     if study.comparison is not None:
@@ -255,10 +228,10 @@ def _made_of(library: Library, study: Study, variant: str) -> dict[str, Any]:
         mine.sort(key=lambda trial: trial["key"] not in reported)
     if not mine:
         return {"model": next(each["spec"] for each in study.record["variants"] if each["name"] == variant)}
-    return _made_of_trial(library, study, mine[0]["key"])
+    return _trial_spec(library, study, mine[0]["key"])
 
 
-def _made_of_trial(library: Library, study: Study, key: str) -> dict[str, Any]:
+def _trial_spec(library: Library, study: Study, key: str) -> dict[str, Any]:
     """What a trial was made of, and the machine that trained it."""
     made: dict[str, Any] = json.loads(library.spec(key))
     result = next(trial["result"] for trial in study.trials if trial["key"] == key) or {}
@@ -286,5 +259,5 @@ def _places(rows: Sequence[tuple[str, list[str]]], sides: Sequence[tuple[str, st
 
 
 def _value(text: str, other: bool) -> Any:
-    shown = text if text else html.Span("not there", className="muted")
+    shown = text or html.Span("not there", className="muted")
     return html.Ins(shown) if other else shown

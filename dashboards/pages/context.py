@@ -11,7 +11,7 @@ from dash.development.base_component import Component
 
 from archlab.dashboards import figures_context, theme
 from archlab.dashboards.library import Library, Study
-from archlab.dashboards.pages.shell import CONTEXT, Choice, Chosen, register_tab
+from archlab.dashboards.pages.shell import CONTEXT, Choice, Chosen, needs_comparison, register_tab
 from archlab.dashboards.panels import Look, left_out, panels
 from archlab.dashboards.parts import asks, block_table, graph, measuring, missing, section
 from archlab.dashboards.words import unlike_baseline
@@ -19,8 +19,6 @@ from archlab.search.comparison.figure_frames import WINDOWS, minus_baseline, pro
 from archlab.search.sections.evaluate.told import numbers_block
 
 if TYPE_CHECKING:  # which a server starts without
-    import pandas as pd
-
     from archlab.search.results.comparison import Comparison
 
 LOSS, PERPLEXITY = "loss_by_position", "perplexity_by_context"
@@ -43,7 +41,7 @@ def choices(study: Study) -> Sequence[Choice]:
     if found is None:
         return []
     offered = []
-    if lengths := _lengths(study, found):
+    if lengths := _lengths(found):
         usual = str(usual_window(int(max(found.curves["x"], default=1))))
         if len(lengths) > 1:
             offered.append(Choice("window", "Windows of", lengths, _widest(found, lengths)))
@@ -61,21 +59,18 @@ def choices(study: Study) -> Sequence[Choice]:
     return offered
 
 
-def content(study: Study, chosen: Chosen) -> list[Component]:
+@needs_comparison
+def content(study: Study, found: Comparison, chosen: Chosen) -> list[Component]:
     """The sections of the page; what was not measured says how it would be."""
-    found = study.comparison
-    if found is None:
-        return [html.P(study.problem, className="problem")]
     colours = theme.colours(study.variants, study.record["baseline"])
-    shown = [_positions(study, found, chosen, colours), _needle(study, found, chosen, colours)]
-    shown.append(_probes(study, found, colours))
+    shown = [part(study, found, chosen, colours) for part in (_positions, _needle, _probes)]
     if len(found.domains):
         figure = figures_context.by_domain(found.domains, colours, "perplexity", "Test perplexity")
         shown.append(section("Domains", graph("domains", figure, 90 + 46 * found.domains["domain"].nunique())))
     return shown
 
 
-def _lengths(study: Study, found: Comparison) -> dict[str, str]:
+def _lengths(found: Comparison) -> dict[str, str]:
     """End of a curve's name: how long its windows are."""
     names = [str(name) for name in dict.fromkeys(found.curves["name"]) if str(name).startswith(LOSS)]
     ends = {name.removeprefix(LOSS): found.curves[found.curves["name"] == name]["x"].max() for name in names}
@@ -94,7 +89,7 @@ def _needles(found: Comparison) -> list[str]:
 
 
 def _positions(study: Study, found: Comparison, chosen: Chosen, colours: Mapping[str, str]) -> Component:
-    lengths = _lengths(study, found)
+    lengths = _lengths(found)
     if not lengths:
         said = "The loss of each position of a window tells whether a model makes use of what it has read."
         absent = missing(said, "evaluate: [loss_by_position]", measuring(study, LOSS), asks(study, LOSS))
@@ -117,27 +112,26 @@ def _positions(study: Study, found: Comparison, chosen: Chosen, colours: Mapping
     return section(
         "Loss by position",
         html.Div(figures, className="pair"),
-        html.P(_told(over, difference), className="muted small"),
+        html.P(_legend(over, difference), className="muted small"),
         html.P(f"Not drawn, as another objective, test text or tokenizer does not compare: {', '.join(apart)}.")
         if apart
         else None,
     )
 
 
-def _told(over: int, difference: bool) -> str:
+def _legend(over: int, difference: bool) -> str:
     """What the lines of the losses are."""
-    smooth = (
-        f"L(i): the mean loss of the i-th token, over {over} neighbouring positions"
-        if over > 1
-        else "L(i): the mean loss of the i-th token"
-    )
-    told = f"{smooth}; P(l): the perplexity of the first l tokens. Means over the seeds"
+    smooth = f", over {over} neighbouring positions" if over > 1 else ""
+    told = f"L(i): the mean loss of the i-th token{smooth}; P(l): the perplexity of the first l tokens. "
+    told += "Means over the seeds"
     if difference:
         return f"{told}, minus those of the baseline of each variant: below zero is better."
     return f"{told}; bands, where nothing is smoothed: ± one standard deviation over them."
 
 
 def _needle(study: Study, found: Comparison, chosen: Chosen, colours: Mapping[str, str]) -> Component:
+    import pandas as pd
+
     needles = _needles(found)
     if not needles:
         said = "A sentence that is hidden in the test text, and asked for after it."
@@ -147,7 +141,7 @@ def _needle(study: Study, found: Comparison, chosen: Chosen, colours: Mapping[st
     title, said, low, high = SCORES[score]
     grids = found.grids[found.grids["name"] == f"{label}_{score}"]
     turned = grids.rename(columns={"y": "x", "x": "y", "row": "column", "column": "row"})
-    turned = turned.sort_values(["variant", "y", "x"], key=_numbers, kind="stable")
+    turned = turned.sort_values(["y", "x"], key=pd.to_numeric, kind="stable")
     look = Look(title, low, high, upwards=False, split=study.record["context"], form=".2g", across=3)
     figure, height = panels(turned, study.variants, colours, look)
     cases = int(grids["cases"].min())
@@ -162,17 +156,7 @@ def _needle(study: Study, found: Comparison, chosen: Chosen, colours: Mapping[st
     )
 
 
-def _numbers(column: pd.Series) -> pd.Series:
-    import pandas as pd
-
-    return (
-        pd.to_numeric(column)
-        if column.name in ("x", "y")
-        else column.map({v: i for i, v in enumerate(column.unique())})
-    )
-
-
-def _probes(study: Study, found: Comparison, colours: Mapping[str, str]) -> Component:
+def _probes(study: Study, found: Comparison, _: Chosen, colours: Mapping[str, str]) -> Component:
     rows = probes_frame(found.measures)
     if not len(rows):
         said = "Whether a model finds again what stood beside a token, and goes on as before."

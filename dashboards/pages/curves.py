@@ -5,26 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
 import dash
-import dash_mantine_components as dmc
-from dash import Input, Output, State, ctx, dcc, html, no_update
+from dash import Input, Output, State, ctx, dcc, html
 from dash.development.base_component import Component
 
 from archlab.dashboards import figures, lines, theme
-from archlab.dashboards.library import Library, NotFound, Study
-from archlab.dashboards.pages.shell import CURVES, keep_address, notice, register_page, register_refresh, shell
-from archlab.dashboards.pages.studies import REFRESH_MS
+from archlab.dashboards.library import Library, Study
+from archlab.dashboards.pages.shell import (
+    CURVES,
+    filter_input,
+    keep_address,
+    pulse,
+    register_page,
+    register_refresh,
+    shell,
+)
 from archlab.dashboards.parts import choice, graph, guarded, section
 from archlab.dashboards.trials import kept, trials_of
 from archlab.dashboards.view import LINES, METRICS, SCALES, SMOOTHING, TRIALS, VARIANT, X_AXES, View, read_view
 from archlab.search.formatting.filters import BadFilter
 from archlab.search.formatting.words import shortest
 from archlab.search.sections.design.frames import factors
-from archlab.search.store.store import StoreError
 
 Zoom = dict[str, list[float]]
 """The part of the curves that a reader looks at: {axis: [from, to]}, [] for an axis that was told to show all."""
@@ -67,25 +71,15 @@ NAMES = {
 def register(app: dash.Dash, library: Library) -> None:
     """Adds the page `/study/<name>/curves` and its callbacks to an app."""
     register_page(CURVES, layout)
-    outputs = [
-        Output("curve", "figure"),
-        Output("curve-note", "children"),
-        Output("curve-problem", "children"),
-        Output("curve-notice", "children"),
-        Output("curve-seen", "data"),
-        Output("curve-zoom", "data"),
-        Output("curve-query", "data"),
-    ]
+    outputs = {
+        "figure": Output("curve", "figure"),
+        "note": Output("curve-note", "children"),
+        "problem": Output("curve-problem", "children"),
+        "zoom": Output("curve-zoom", "data"),
+    }
     inputs = [Input("curve-q", "value"), *(Input(f"curve-{key}", "value") for key in NAMES)]
-    states = [State("curve-seen", "data"), State("curve-zoom", "data")]
-    register_refresh(app, partial(_refreshed, library), outputs, "curve-tick", inputs, states)
-    app.clientside_callback(
-        REMEMBER_ZOOM,
-        Output("curve-zoom", "data", allow_duplicate=True),
-        Input("curve", "relayoutData"),
-        State("curve-zoom", "data"),
-        prevent_initial_call=True,
-    )
+    register_refresh(app, library, CURVES, "curve", _refresh, outputs, inputs, [State("curve-zoom", "data")])
+    remember_zoom(app, "curve", "curve-zoom")
     keep_address(app, CURVES, "curve-query", ADDRESS, Input("curve-zoom", "data"))
     app.clientside_callback(
         CLICK, Input("curve", "clickData"), State("curve", "figure"), State("curve-seen", "data"),
@@ -93,24 +87,28 @@ def register(app: dash.Dash, library: Library) -> None:
     )  # fmt: skip
 
 
-def _refreshed(library: Library, _: int, where: str | None, *values: Any) -> Any:
+def remember_zoom(app: dash.Dash, figure: str, store: str) -> None:
+    """Keeps the part of a figure that a reader looks at in a store."""
+    app.clientside_callback(
+        REMEMBER_ZOOM,
+        Output(store, "data", allow_duplicate=True),
+        Input(figure, "relayoutData"),
+        State(store, "data"),
+        prevent_initial_call=True,
+    )
+
+
+def _refresh(study: Study, _: str, where: str | None, *values: Any) -> dict[str, Any]:
     """What the page shows by now; a choice begins with the whole of what it shows."""
-    *chosen, seen, zoom = values
-    try:
-        study = library.study(seen[0])
-    except (StoreError, NotFound) as problem:
-        return *[no_update] * 3, notice(f"Shown as it last was: {problem}"), *[no_update] * 3
+    *chosen, zoom = values
     ticked = ctx.triggered_id == "curve-tick"
-    if ticked and CURVES.version(study) == seen[1]:
-        return [no_update] * 7
     view, zoom = View(**dict(zip(NAMES, chosen, strict=True))), zoom if ticked else {}
-    told = [study.name, CURVES.version(study)]
     try:
-        with library.reading():
-            figure, note = drawn(study, view, zoom, where or "")
+        figure, note = draw_curves(study, view, zoom, where or "")
     except BadFilter as problem:
-        return *[no_update] * 2, str(problem), None, told, no_update, _query(view, where)
-    return figure, note, None, None, told, no_update if ticked else zoom, _query(view, where)
+        return {"problem": str(problem), "query": _query(view, where)}
+    found = {"figure": figure, "note": note, "problem": None, "query": _query(view, where)}
+    return found if ticked else {**found, "zoom": zoom}
 
 
 @guarded
@@ -119,48 +117,33 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
     study, (view, notices) = library.study(str(name)), read_view(query)
     where, problem = str(query.get("q", "")), None
     zoom, wrong = _zoom(query)
-    names = {**NAMES, "by": (NAMES["by"][0], _offered(study))}
+    varied = factors(study.record["variants"])
+    levels = {name: shortest(name, varied) for name in varied if name != VARIANT}  # each by its last steps
+    names = {**NAMES, "by": (NAMES["by"][0], NAMES["by"][1] | levels)}
     if (by := str(query.get("by", VARIANT))) in names["by"][1]:
         view = replace(view, by=by)
     else:
         wrong.append(f"The address asks for by {by[:40]!r}, which the study does not vary.")
     with library.reading():
         try:
-            figure, note = drawn(study, view, zoom, where)
+            figure, note = draw_curves(study, view, zoom, where)
         except BadFilter as error:
             problem = str(error)
-            figure, note = drawn(study, view, zoom)
-    search = dmc.TextInput(
-        id="curve-q",
-        value=where,
-        placeholder="Filter: verdict=better lr>=0.002 seed=0",
-        size="sm",
-        debounce=250,
-        className="filter",
-        **{"aria-label": "Filter trials"},
-    )
+            figure, note = draw_curves(study, view, zoom)
+    search = filter_input("curve-q", where, "verdict=better lr>=0.002 seed=0", "Filter trials")
     controls = [choice(f"curve-{key}", label, told, getattr(view, key)) for key, (label, told) in names.items()]
     if len(names["by"][1]) == 1:  # the callbacks ask for its value all the same
         controls.append(html.Div(controls.pop(), hidden=True))
     return shell(
         study,
         CURVES,
-        dcc.Store(id="curve-seen", data=[study.name, CURVES.version(study)]),
-        dcc.Store(id="curve-query", data=_query(view, where)),
         dcc.Store(id="curve-zoom", data=zoom),
-        dcc.Interval(id="curve-tick", interval=REFRESH_MS),
-        html.Div([notice(text) for text in [*notices, *wrong]], id="curve-notice"),
+        *pulse("curve", study, CURVES, [*notices, *wrong], _query(view, where)),
         html.Div([search, *controls], className="controls"),
         html.Div(problem, id="curve-problem", className="problem small", role="alert"),
         section("Curves", graph("curve", figure, 620), html.Div(note, id="curve-note", className="muted small")),
         said={**view.said(), "q": where},
     )
-
-
-def _offered(study: Study) -> dict[str, str]:
-    """What trials may share whose mean is drawn, each by its last steps."""
-    names = factors(study.record["variants"])
-    return {VARIANT: NAMES["by"][1][VARIANT], **{name: shortest(name, names) for name in names if name != VARIANT}}
 
 
 def _query(view: View, where: str | None) -> str:
@@ -186,11 +169,11 @@ def _zoom(query: Mapping[str, object]) -> tuple[Zoom, list[str]]:
     return found, wrong
 
 
-def drawn(
+def draw_curves(
     study: Study, view: View, zoom: Zoom, where: str = "", variants: Collection[str] | None = None
 ) -> tuple[figures.Figure, str]:
     """The figure, of all variants or of those that are named, and what must be said about it. Raises BadFilter."""
-    keys = _kept(study, where)
+    keys = {trial["key"] for trial in kept(study, trials_of(study), where)} if where.strip() else None
     found = lines.groups(study, view, variants, keys)
     falls = view.metric in ("validation", "training")
     titles = X_AXES[view.x][1], METRICS[view.metric][2]
@@ -205,17 +188,10 @@ def drawn(
             figures.logarithmic(figure, axis)
         if axis in zoom:
             figure["layout"][axis] |= {"range": zoom[axis] or None, "autorange": not zoom[axis]}
-    return figure, " ".join(_said(study, view, found, "range" in figure["layout"].get("yaxis", {}) and not zoom))
+    return figure, " ".join(_notes(study, view, found, "range" in figure["layout"].get("yaxis", {}) and not zoom))
 
 
-def _kept(study: Study, where: str) -> set[str] | None:
-    """The keys of the trials that a filter keeps, None where there is none. Raises BadFilter."""
-    if not where.strip():
-        return None
-    return {trial["key"] for trial in kept(study, trials_of(study), where)}
-
-
-def _said(study: Study, view: View, found: list[lines.Group], framed: bool) -> list[str]:
+def _notes(study: Study, view: View, found: list[lines.Group], framed: bool) -> list[str]:
     """What must be known to read the curves."""
     count, total = figures.hidden_lines(found)
     said = ["Bold: mean over seeds; band: ± one standard deviation; thin: each seed."]

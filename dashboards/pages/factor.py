@@ -11,7 +11,17 @@ from dash.development.base_component import Component
 
 from archlab.dashboards import figures_factor
 from archlab.dashboards.library import Library, Study
-from archlab.dashboards.pages.shell import COMPARE, CURVES, FACTOR, GO, Choice, Chosen, address, register_tab
+from archlab.dashboards.pages.shell import (
+    COMPARE,
+    CURVES,
+    FACTOR,
+    GO,
+    Choice,
+    Chosen,
+    address,
+    needs_comparison,
+    register_tab,
+)
 from archlab.dashboards.parts import block_table, graph, section
 from archlab.dashboards.words import listed
 from archlab.search.formatting.tables import Block, Cell, Column, interval, number, printable
@@ -52,11 +62,10 @@ def choices(study: Study) -> Sequence[Choice]:
     return [Choice("component", "Component or axis", names, next(iter(paired(variants)), ""))] if names else []
 
 
-def content(study: Study, chosen: Chosen) -> list[Component]:
+@needs_comparison
+def content(study: Study, found: Comparison, chosen: Chosen) -> list[Component]:
     """The effect of the factor, that at each level of the others, and interactions."""
-    found, variants = study.comparison, study.record["variants"]
-    if found is None:
-        return [html.P(study.problem, className="problem")]
+    variants = study.record["variants"]
     if "component" not in chosen:
         said = "The study varies no component and has no grid: it compares variants of which none belong together."
         return [
@@ -71,8 +80,7 @@ def content(study: Study, chosen: Chosen) -> list[Component]:
     if factor in paired(variants):
         shown = [_effect(study, found, factor, pairs)]
     else:
-        said = html.P(_never_alone(factor, always_with(variants, factor)), className="muted")
-        shown = [section("Effect", said, *_contrast(found, factor))]
+        shown = [_contrast(found, factor, always_with(variants, factor))]
     if len(pairs) and (others := [name for name in factors(variants) if name != factor]):
         shown += _beside(found, factor, others, pairs)
     crossed = interactions_frame(variants, found)
@@ -81,20 +89,16 @@ def content(study: Study, chosen: Chosen) -> list[Component]:
     return shown
 
 
-def _never_alone(factor: str, along: Sequence[str]) -> str:
-    """Why a factor has no effect of its own."""
+def _contrast(found: Comparison, factor: str, along: Sequence[str]) -> Component:
+    """Why a factor has no effect of its own, and what a fraction of a factorial tells of it all the same."""
     said = f"No two variants of this study differ in {factor} and in nothing else"
-    return f"{said}: {listed(along)} always change{'s' if len(along) == 1 else ''} with it." if along else f"{said}."
-
-
-def _contrast(found: Comparison, factor: str) -> list[Component]:
-    """What a fraction of a factorial tells of a component that is never alone."""
-    rows = found.effects[found.effects["factor"] == factor].to_dict("records")
+    with_it = f": {listed(along)} always change{'s' if len(along) == 1 else ''} with it." if along else "."
     told = "All that have it, less all that lack it: {} {} {}. The notes of the table say what that is mixed up with."
-    return [
+    contrasts = [
         html.P(told.format(number(row["mean"], "+.4f"), found.noise["unit"], interval(row["low"], row["high"])))
-        for row in rows
+        for row in found.effects[found.effects["factor"] == factor].to_dict("records")
     ]
+    return section("Effect", html.P(said + with_it, className="muted"), *contrasts)
 
 
 def _effect(study: Study, found: Comparison, factor: str, pairs: pd.DataFrame) -> Component:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from dash.development.base_component import Component
 from archlab.dashboards import figures_context, theme
 from archlab.dashboards.figures import Figure
 from archlab.dashboards.library import Library, Study
-from archlab.dashboards.pages.shell import INSPECT, Choice, Chosen, register_tab
+from archlab.dashboards.pages.shell import INSPECT, Choice, Chosen, needs_comparison, register_tab
 from archlab.dashboards.panels import Look, left_out, panels
 from archlab.dashboards.parts import asks, block_table, graph, measuring, missing, section
 from archlab.search.comparison.figure_frames import minus_baseline, over_rows, uniform_frame
@@ -90,14 +90,18 @@ def register(app: dash.Dash, library: Library) -> None:
 
 def kind_of(name: str) -> Kind:
     """What is known of a grid or a curve; of one that a plug-in measures, that it is called so."""
-    fits = [start for start in KINDS if name.startswith(start)]
-    return KINDS[max(fits, key=len)] if fits else Kind("other", name.replace("_", " "), "")
+    return KINDS.get(_start(name)) or Kind("other", name.replace("_", " "), "")
+
+
+def _start(name: str) -> str:
+    """The key of `KINDS` that a name belongs to; of one that is not known, itself."""
+    return max((start for start in KINDS if name.startswith(start)), key=len, default=name)
 
 
 def choices(study: Study) -> Sequence[Choice]:
     """The topics that were measured, which variant, and whether beside the baseline."""
     found = study.comparison
-    if found is None or not (topics := _topics(found)):
+    if found is None or not (topics := {kind_of(name).topic for name in _frames(found)}):
         return []
     measured = {*found.grids["variant"], *found.curves["variant"]}
     variants = {name: name for name in study.variants if name in measured}
@@ -108,42 +112,30 @@ def choices(study: Study) -> Sequence[Choice]:
     ]
 
 
-def content(study: Study, chosen: Chosen) -> list[Component]:
+@needs_comparison
+def content(study: Study, found: Comparison, chosen: Chosen) -> list[Component]:
     """A section for each grid and curve of the topic."""
-    found = study.comparison
-    if found is None:
-        return [html.P(study.problem, className="problem")]
-    if not _topics(found):
+    if not (frames := _frames(found)):
         return [section("Inside", _nothing(study))]
     colours = theme.colours(study.variants, study.record["baseline"])
     variants = study.variants if chosen["variant"] == ALL else [chosen["variant"]]
     shown: dict[str, list[Component]] = {}
-    for name, frame, grid in _of(found, chosen["topic"]):
+    for name, frame in frames.items():
+        if kind_of(name).topic != chosen["topic"]:
+            continue
         if chosen["as"] == "difference":
             frame = minus_baseline(frame, found.table)
         own = frame[frame["variant"].isin(variants)]
-        part = (_grid if grid else _curve)(found, name, own, variants, colours, chosen["as"] == "difference")
+        part = _part(found, name, own, variants, colours, chosen["as"] == "difference")
         shown.setdefault(str(frame["measure"].iloc[0]) if len(frame) else name, []).append(part)
     return [part for measure, parts in shown.items() for part in _measure(found, measure, parts, colours)]
 
 
-def _topics(found: Comparison) -> set[str]:
-    return {kind_of(name).topic for name in _names(found)}
-
-
-def _names(found: Comparison) -> list[str]:
-    """Grids and curves over layers and scores."""
-    names = [*dict.fromkeys(map(str, found.grids["name"])), *dict.fromkeys(map(str, found.curves["name"]))]
-    return [name for name in names if not name.startswith(ELSEWHERE)]
-
-
-def _of(found: Comparison, topic: str) -> Iterator[tuple[str, pd.DataFrame, bool]]:
-    """Name, rows, and whether it is a grid, of what belongs to a topic, in the order of `KINDS`."""
-    order = [*KINDS.values()]
-    mine = [name for name in _names(found) if kind_of(name).topic == topic]
-    for name in sorted(mine, key=lambda each: order.index(kind_of(each)) if kind_of(each) in order else len(order)):
-        grid = found.grids[found.grids["name"] == name]
-        yield name, (grid if len(grid) else found.curves[found.curves["name"] == name]), bool(len(grid))
+def _frames(found: Comparison) -> dict[str, pd.DataFrame]:
+    """Grids and curves over layers and scores by their names, in the order of `KINDS`."""
+    named = [(str(name), own) for each in (found.curves, found.grids) for name, own in each.groupby("name", sort=False)]
+    frames = {name: own for name, own in named if not name.startswith(ELSEWHERE)}
+    return {name: frames[name] for name in sorted(frames, key=lambda name: [*KINDS, _start(name)].index(_start(name)))}
 
 
 def _measure(found: Comparison, measure: str, parts: list[Component], colours: Colours) -> list[Component]:
@@ -163,30 +155,27 @@ def _measure(found: Comparison, measure: str, parts: list[Component], colours: C
     return parts
 
 
-def _grid(
+def _part(
     found: Comparison, name: str, own: pd.DataFrame, variants: Sequence[str], colours: Colours, difference: bool
 ) -> Component:
+    """A grid or a curve, of these variants."""
     kind = kind_of(name)
-    look = Look(signed=True) if difference else kind.look
-    figure, height = panels(own, variants, colours, look)
-    cases = f" Over {int(own['cases'].max())} windows, means over the seeds." if len(own) else ""
-    more = f" {count} more variants are not drawn." if (count := left_out(own)) else ""
-    drawn = [graph(name, figure, height)]
-    if "distance" in set(own["column"]) and not difference:
-        lines = over_rows(own)
-        drawn.insert(0, graph(f"{name}-lines", _lines(lines, colours, found, "Distance (tokens)", kind, True), 320))
-    return section(_title(name, difference), *drawn, html.P(kind.said + cases + more, className="muted small"))
-
-
-def _curve(
-    found: Comparison, name: str, own: pd.DataFrame, variants: Sequence[str], colours: Colours, difference: bool
-) -> Component:
-    kind = kind_of(name)
-    over = "Layer" if "by_layer" in name else "|score| (%)" if "histogram" in name else "x"
-    figure = _lines(own, colours, found, over, kind, False)
-    if kind.log and not difference and figure["data"]:
-        figure["layout"]["yaxis"] |= {"type": "log"}
-    return section(_title(name, difference), graph(name, figure, 320), html.P(kind.said, className="muted small"))
+    said = kind.said
+    if "row" in own:
+        figure, height = panels(own, variants, colours, Look(signed=True) if difference else kind.look)
+        drawn = [graph(name, figure, height)]
+        if "distance" in set(own["column"]) and not difference:
+            lines = _lines(over_rows(own), colours, found, "Distance (tokens)", kind, True)
+            drawn.insert(0, graph(f"{name}-lines", lines, 320))
+        said += f" Over {int(own['cases'].max())} windows, means over the seeds." if len(own) else ""
+        said += f" {count} more variants are not drawn." if (count := left_out(own)) else ""
+    else:
+        over = "Layer" if "by_layer" in name else "|score| (%)" if "histogram" in name else "x"
+        figure = _lines(own, colours, found, over, kind, False)
+        if kind.log and not difference and figure["data"]:
+            figure["layout"]["yaxis"] |= {"type": "log"}
+        drawn = [graph(name, figure, 320)]
+    return section(_title(name, difference), *drawn, html.P(said, className="muted small"))
 
 
 def _lines(own: pd.DataFrame, colours: Colours, found: Comparison, over: str, kind: Kind, log: bool) -> Figure:
@@ -199,10 +188,8 @@ def _lines(own: pd.DataFrame, colours: Colours, found: Comparison, over: str, ki
 
 def _title(name: str, difference: bool) -> str:
     """What it is called; where a model has several places of a kind, or bounds, with the rest of its name."""
-    kind = kind_of(name)
-    start = next((each for each, known in KINDS.items() if known is kind), name)
-    rest = name.removeprefix(start).removeprefix("_by_layer").strip("_").replace("_", " ")
-    return kind.title + (f": {rest}" if rest else "") + (", minus baseline" if difference else "")
+    rest = name.removeprefix(_start(name)).removeprefix("_by_layer").strip("_").replace("_", " ")
+    return kind_of(name).title + (f": {rest}" if rest else "") + (", minus baseline" if difference else "")
 
 
 def _nothing(study: Study) -> Component:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import threading
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import dash
 import flask
@@ -13,14 +13,17 @@ from dash.development.base_component import Component
 
 from archlab.dashboards import words
 from archlab.dashboards.library import Library, NotFound, Study
-from archlab.dashboards.pages.shell import REPORT, Choice, Chosen, register_tab
+from archlab.dashboards.pages.shell import REPORT, Chosen, needs_comparison, refusal, register_tab
 from archlab.dashboards.parts import command_line, here, section
 from archlab.search.store.store import StoreError
+
+if TYPE_CHECKING:  # which a server starts without
+    from archlab.search.results.comparison import Comparison
 
 
 def register(app: dash.Dash, library: Library) -> None:
     """Adds the page `/study/<name>/report`, and what it shows at `/report/<name>.html`."""
-    register_tab(app, library, REPORT, choices, content)
+    register_tab(app, library, REPORT, lambda _: [], content)
     lock = threading.Lock()
     made: dict[str, tuple[str, str]] = {}
 
@@ -32,10 +35,10 @@ def register(app: dash.Dash, library: Library) -> None:
         try:
             study = library.study(name)
         except (NotFound, StoreError) as error:
-            return flask.Response(f"{error}\n", 404, mimetype="text/plain")
+            return refusal(str(error), 404)
         if study.comparison is None:
-            return flask.Response(f"{study.problem}\n", 409, mimetype="text/plain")
-        version = study.version.partition(":")[0]
+            return refusal(str(study.problem), 409)
+        version = REPORT.version(study)
         with lock:
             if made.get(name, ("",))[0] != version:
                 with library.reading():
@@ -48,40 +51,23 @@ def register(app: dash.Dash, library: Library) -> None:
         return response
 
 
-def choices(_: Study) -> Sequence[Choice]:
-    """There is one report."""
-    return []
-
-
-def content(study: Study, _: Chosen) -> list[Component]:
+@needs_comparison
+def content(study: Study, _: Comparison, __: Chosen) -> list[Component]:
     """The report as it will be read, and what writes it and the figures."""
-    if study.comparison is None:
-        return [html.P(study.problem, className="problem")]
     figures = shlex.join(["archlab", "figures", study.name, "--width", "3.25", *here()])
     page = shlex.join(["archlab", "report", study.name, "--html", f"{study.name}.html", *here()])
-    version = study.version.partition(":")[0]
+    link = html.A("download it", href=f"/report/{study.name}.html?download")
+    lead = "One page with the tables, figures, diagrams, method and provenance, which opens without a network: "
+    frame = html.Iframe(
+        src=f"/report/{study.name}.html?version={REPORT.version(study)}",
+        title=f"Report of {study.name}",
+        className="report-frame",
+        sandbox="",
+    )
+    files = html.P("Each figure as PDF, SVG and PNG with its numbers as CSV, the tables, and provenance.json.")
     return [
-        html.P(
-            [
-                "One page with the tables, figures, diagrams, method and provenance, which opens without a network: ",
-                html.A("download it", href=f"/report/{study.name}.html?download"),
-                ".",
-            ],
-            className="lead",
-        ),
-        html.Div(
-            html.Iframe(
-                src=f"/report/{study.name}.html?version={version}",
-                title=f"Report of {study.name}",
-                className="report-frame",
-                sandbox="",
-            ),
-            className="report-box",
-        ),
+        html.P([lead, link, "."], className="lead"),
+        html.Div(frame, className="report-box"),
         section("Write it", command_line(page)),
-        section(
-            "For a paper",
-            html.P("Each figure as PDF, SVG and PNG with its numbers as CSV, the tables, and provenance.json."),
-            command_line(figures),
-        ),
+        section("For a paper", files, command_line(figures)),
     ]

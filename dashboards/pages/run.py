@@ -15,9 +15,9 @@ from archlab.dashboards import figures, theme
 from archlab.dashboards.curves import Line, group, thin
 from archlab.dashboards.library import Library, NotFound
 from archlab.dashboards.pages.runs import span
-from archlab.dashboards.pages.shell import BEFORE_OVERVIEW, RUNS, address, notice
+from archlab.dashboards.pages.shell import BEFORE_OVERVIEW, RUNS, address, crumbs, notice
 from archlab.dashboards.pages.studies import REFRESH_MS
-from archlab.dashboards.parts import card, command_line, graph, guarded, here, section, to_trial
+from archlab.dashboards.parts import badge, card, command_line, graph, guarded, here, section, to_trial
 from archlab.dashboards.trials import Trial, find_trial
 from archlab.dashboards.view import METRICS
 from archlab.dashboards.words import ago, command
@@ -69,13 +69,10 @@ def layout(library: Library, key: object = "", study: object = "", **_: Any) -> 
         return _none(str(key), trial)
     with library.reading():
         shown = content(trial, library)
-    slash = html.Span("/", className="slash")
     name = trial.study.name
-    crumbs = [dcc.Link("Studies", href="/"), slash, dcc.Link(name, href=address(name)), slash]
-    crumbs += [dcc.Link("runs", href=address(name, RUNS.step)), slash, html.Span(trial.key[:12], className="here")]
     return html.Div(
         [
-            html.Nav(crumbs, className="crumbs"),
+            crumbs(trial.key[:12], {name: address(name), "runs": address(name, RUNS.step)}),
             dcc.Store(id="run-seen", data=[trial.key, name, trial.version]),
             dcc.Interval(id="run-tick", interval=REFRESH_MS),
             html.Div(None, id="run-notice"),
@@ -102,29 +99,22 @@ def content(trial: Trial, library: Library) -> list[Component]:
     row = trial.row
     settings = ", ".join(terse(row["settings"]))
     title = f"{row['variant']} · seed {row['seed']}" + (f" · {settings}" if settings else "")
-    parts = [
-        html.Div(
-            [html.H1(title), html.Span(trial.state, className=f"badge badge-{trial.state}")], className="run-title"
-        ),
+    error = trial.traceback()
+    specs = [_spec("Model", trial.model_yaml()), _spec("Recipe, data and seed", trial.recipe_yaml())]
+    files = [section("Machine", _fingerprint(trial)), section("Checkpoints", *_checkpoints(trial))]
+    return [
+        html.Div([html.H1(title), badge(trial.state)], className="run-title"),
         html.P(_facts(trial), className="muted"),
         *([html.P(row["reason"], className="problem")] if row["reason"] else []),
         *_commands(trial, library),
         section("Curves", html.Div(_curves(trial), className="pair")),
-    ]
-    if error := trial.traceback():
-        parts.append(section("Error", html.Pre(error, className="log")))
-    parts += [
-        section("Attempts", _table(("when", "attempt", "what happened", ""), _events(trial))),
+        *([section("Error", html.Pre(error, className="log"))] if error else []),
+        section("Attempts", _table(_events(trial), "when", "attempt", "what happened", "")),
         section("Output", *_output(trial), aside=html.Code("output.txt")),
-        html.Div(
-            [_spec("Model", trial.model_yaml()), _spec("Recipe, data and seed", trial.recipe_yaml())], className="pair"
-        ),
-        html.Div(
-            [section("Machine", _fingerprint(trial)), section("Checkpoints", *_checkpoints(trial))], className="pair"
-        ),
+        html.Div(specs, className="pair"),
+        html.Div(files, className="pair"),
         section("Where else", *_elsewhere(trial, library)),
     ]
-    return parts
 
 
 def _facts(trial: Trial) -> str:
@@ -145,28 +135,24 @@ def _facts(trial: Trial) -> str:
 
 def _commands(trial: Trial, library: Library) -> list[Component]:
     """What goes on with it: where it can be, what is to be typed for that."""
-    store, name = here(), trial.study.name
-    go_on = command(trial.study, not store, str(library.root))
+    store, name, row = here(), trial.study.name, trial.row
+    commands = [command(trial.study, not store, str(library.root))]
     if trial.state == "failed":
-        again = shlex.join(["archlab", "retry", name, "--variant", trial.row["variant"], *store])
-        return [
-            html.P("Plan it again after mending the cause, and train it:", className="muted small"),
-            command_line(again),
-            command_line(go_on),
-        ]
-    if trial.state in ("planned", "paused", "interrupted"):
+        said = "Plan it again after mending the cause, and train it:"
+        commands.insert(0, shlex.join(["archlab", "retry", name, "--variant", row["variant"], *store]))
+    elif trial.state in ("planned", "paused", "interrupted"):
         said = "It goes on from its last checkpoint with:" if trial.checkpoints() else "It is trained by:"
-        return [html.P(said, className="muted small"), command_line(go_on)]
-    if trial.state == "complete" and trial.checkpoints():
-        take = ["archlab", "export", trial.key[:12], "-o", f"{name}-{trial.row['seed']}.safetensors", *store]
-        return [html.P("Its weights, as a file:", className="muted small"), command_line(shlex.join(take))]
-    return []
+    elif trial.state == "complete" and trial.checkpoints():
+        said, file = "Its weights, as a file:", f"{name}-{row['seed']}.safetensors"
+        commands = [shlex.join(["archlab", "export", trial.key[:12], "-o", file, *store])]
+    else:
+        return []
+    return [html.P(said, className="muted small"), *map(command_line, commands)]
 
 
 def _curves(trial: Trial) -> list[Component]:
     """A small figure for each kind of curve."""
     file = trial.study.curves[trial.key]
-    names = {"training": "training", "validation": "validation"}
     colours = {"training": theme.PALETTE[5], "validation": theme.PALETTE[0]}
     shown = []
     for metrics in FIGURES:
@@ -176,12 +162,11 @@ def _curves(trial: Trial) -> list[Component]:
             keep = thin(len(step))
             if len(step):
                 seed, label = trial.row["seed"], f"seed {trial.row['seed']}"
-                lines.append(Line(names.get(metric, metric), seed, label, step[keep], step[keep], value[keep]))
+                lines.append(Line(metric, seed, label, step[keep], step[keep], value[keep]))
         title = "Loss (nats/token)" if len(metrics) > 1 else METRICS[metrics[0]][2]
         tones = {line.variant: colours.get(line.variant, theme.PALETTE[0]) for line in lines}
-        figure = figures.curves(
-            [group([line]) for line in lines], tones, "", "Optimizer steps", title, len(metrics) > 1
-        )
+        groups = [group([line]) for line in lines]
+        figure = figures.curves(groups, tones, "", "Optimizer steps", title, len(metrics) > 1)
         figure["layout"]["showlegend"] = len(lines) > 1
         shown.append(graph(f"run-{metrics[0]}", figure, 260))
     return shown
@@ -211,17 +196,14 @@ def _spec(title: str, text: str) -> Component:
 
 def _fingerprint(trial: Trial) -> Component:
     found = (trial.row["result"] or {}).get("fingerprint") or {}
-    if not found:
-        return html.P("Known when it has ended.", className="muted small")
-    return _table((), [[name, str(value)] for name, value in found.items()])
+    return _table([*map(list, found.items())]) if found else html.P("Known when it has ended.", className="muted small")
 
 
 def _checkpoints(trial: Trial) -> list[Component]:
-    found = trial.checkpoints()
-    if not found:
+    rows = [[f"step {step:,}", f"{size / 1e6:,.1f} MB", ago(when)] for step, size, when in trial.checkpoints()]
+    if not rows:
         return [html.P("There are none.", className="muted small")]
-    rows = [[f"step {step:,}", f"{size / 1e6:,.1f} MB", ago(when)] for step, size, when in found]
-    return [_table((), rows), html.P(str(trial.folder), className="muted small anywhere")]
+    return [_table(rows), html.P(str(trial.folder), className="muted small anywhere")]
 
 
 def _elsewhere(trial: Trial, library: Library) -> list[Component]:
@@ -229,34 +211,23 @@ def _elsewhere(trial: Trial, library: Library) -> list[Component]:
     found: list[Any] = []
     for name, variant, role in trial.wanted:
         found.append(html.Li([dcc.Link(name, href=address(name)), f" wants it as {variant} ({role})"]))
-    mine = trial.row["variant"]
+    row, trials = trial.row, trial.study.trials
+    mine = row["variant"]
+    alike = [t for t in trials if t["seed"] == row["seed"] and t["role"] == row["role"] and t["variant"] != mine]
     for label, kept in (
-        ("Other trials of the variant: ", [t for t in trial.study.trials if t["variant"] == mine]),
-        ("The same seed of other variants: ", _same_seed(trial)),
+        ("Other trials of the variant: ", [t for t in trials if t["variant"] == mine]),
+        ("The same seed of other variants: ", alike),
     ):
         others = {t["key"]: t for t in kept if t["key"] != trial.key}
-        links = [_neighbour(each, mine, trial.study.name) for each in list(others.values())[:24]]
+        links = []
+        for key, other in list(others.items())[:24]:
+            called = f"seed {other['seed']}" if other["variant"] == mine else other["variant"]
+            text = " ".join(filter(None, [called, ", ".join(terse(other["settings"]))]))
+            links.append(dcc.Link(text, href=to_trial(key, trial.study.name), className="neighbour"))
         if links:
             found.append(html.Li([label, *links]))
     found.append(html.Li(tracker(library.root)))
     return [html.Ul(found, className="links")]
-
-
-def _same_seed(trial: Trial) -> list[dict[str, Any]]:
-    row = trial.row
-    return [
-        t
-        for t in trial.study.trials
-        if t["seed"] == row["seed"] and t["role"] == row["role"] and t["variant"] != row["variant"]
-    ]
-
-
-def _neighbour(row: dict[str, Any], variant: str, study: str) -> Component:
-    settings = ", ".join(terse(row["settings"]))
-    name = f"seed {row['seed']}" if row["variant"] == variant else row["variant"]
-    return dcc.Link(
-        f"{name}{f' {settings}' if settings else ''}", href=to_trial(row["key"], study), className="neighbour"
-    )
 
 
 def tracker(root: Path) -> list[Any]:
@@ -270,13 +241,11 @@ def tracker(root: Path) -> list[Any]:
         return ["MLflow: ", html.A(url, href=url, rel="noreferrer", target="_blank") if "@" not in url else url]
     if given or not (root / "mlflow.db").exists():
         return ["MLflow: nothing is sent there"]
-    return [
-        "MLflow: ",
-        html.Code(shlex.join(["mlflow", "ui", "--backend-store-uri", f"sqlite:///{root / 'mlflow.db'}"])),
-    ]
+    start = shlex.join(["mlflow", "ui", "--backend-store-uri", f"sqlite:///{root / 'mlflow.db'}"])
+    return ["MLflow: ", html.Code(start)]
 
 
-def _table(heads: tuple[str, ...], rows: list[list[Any]]) -> Component:
+def _table(rows: list[list[Any]], *heads: str) -> Component:
     head = [html.Thead(html.Tr([html.Th(text) for text in heads]))] if heads else []
     body = html.Tbody([html.Tr([html.Td(str(cell)) for cell in row]) for row in rows])
     return html.Table([*head, body], className="searched")

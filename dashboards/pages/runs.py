@@ -9,31 +9,29 @@ from typing import Any
 from urllib.parse import urlencode
 
 import dash
-import dash_mantine_components as dmc
 from dash import Input, Output, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 
 from archlab.dashboards import table, theme
-from archlab.dashboards.library import STATES, Library, NotFound, Study
+from archlab.dashboards.library import STATES, Library, Study
 from archlab.dashboards.pages.shell import (
     COMPARE,
     MOST_BESIDE,
     RUNS,
     address,
+    filter_input,
     keep_address,
-    notice,
+    pulse,
     register_page,
     register_refresh,
     shell,
 )
-from archlab.dashboards.pages.studies import REFRESH_MS
 from archlab.dashboards.parts import command_line, guarded, here, section, to_trial
 from archlab.dashboards.trials import kept, trials_of
 from archlab.dashboards.words import command
 from archlab.search.formatting.filters import BadFilter
 from archlab.search.formatting.tables import DASH, number, short_count
 from archlab.search.formatting.words import terse
-from archlab.search.store.store import StoreError
 
 HEADINGS = {
     "variant": table.Heading("Variant", "Leads to the trial", 150),
@@ -65,35 +63,13 @@ def register(app: dash.Dash, library: Library) -> None:
     """Adds the page `/study/<name>/runs` and its callbacks to an app."""
     register_page(RUNS, layout)
 
-    def refresh(_: int, where: str | None, sort: str | None, seen: list[str]) -> Any:
-        try:
-            study = library.study(seen[0])
-        except (StoreError, NotFound) as problem:
-            return *[no_update] * 3, notice(f"Shown as it last was: {problem}"), *[no_update] * 2
-        if ctx.triggered_id == "runs-tick" and RUNS.version(study) == seen[1]:
-            return [no_update] * 6
-        query = _query(where, sort)
-        try:
-            rows = rows_of(study, where or "")
-        except BadFilter as problem:
-            return no_update, no_update, str(problem), None, no_update, query
-        shown = no_update if ctx.triggered_id == "runs-sort" else rows
-        return shown, _count(rows, study), None, None, [study.name, RUNS.version(study)], query
-
-    outputs = [
-        Output("runs", "rowData"),
-        Output("runs-count", "children"),
-        Output("runs-problem", "children"),
-        Output("runs-notice", "children"),
-        Output("runs-seen", "data"),
-        Output("runs-query", "data"),
-    ]
-    inputs = [
-        Input("runs-q", "value"),
-        Input("runs-sort", "data"),
-    ]
-    states = [State("runs-seen", "data")]
-    register_refresh(app, refresh, outputs, "runs-tick", inputs, states)
+    outputs = {
+        "rows": Output("runs", "rowData"),
+        "count": Output("runs-count", "children"),
+        "problem": Output("runs-problem", "children"),
+    }
+    inputs = [Input("runs-q", "value"), Input("runs-sort", "data")]
+    register_refresh(app, library, RUNS, "runs", _refresh, outputs, inputs)
     keep_address(app, RUNS, "runs-query", ADDRESS, Input("runs-picked", "data"))
     app.clientside_callback(
         TICKED,
@@ -103,6 +79,16 @@ def register(app: dash.Dash, library: Library) -> None:
         Input("runs", "selectedRows"),
         State("runs-seen", "data"),
     )
+
+
+def _refresh(study: Study, _: str, where: str | None, sort: str | None) -> dict[str, Any]:
+    query = _query(where, sort)
+    try:
+        rows = rows_of(study, where or "")
+    except BadFilter as problem:
+        return {"problem": str(problem), "seen": no_update, "query": query}
+    found = {"count": _count(rows, study), "problem": None, "query": query}
+    return found if ctx.triggered_id == "runs-sort" else {**found, "rows": rows}
 
 
 def _query(where: str | None, sort: str | None) -> str:
@@ -126,24 +112,13 @@ def layout(
     lost = [each for each in asked if not any(key.startswith(each) for key in every)]
     said = [f"The address ticks the trial {each[:40]!r}, which the study lacks." for each in lost]
     ids = [row["id"] for row in rows if row["key"].startswith(tuple(asked))]
-    search = dmc.TextInput(
-        id="runs-q",
-        value=str(q),
-        placeholder="Filter: state!=complete seed=0 lr>=0.002",
-        size="sm",
-        debounce=250,
-        className="filter",
-        **{"aria-label": "Filter trials"},
-    )
+    search = filter_input("runs-q", str(q), "state!=complete seed=0 lr>=0.002", "Filter trials")
     return shell(
         study,
         RUNS,
-        dcc.Store(id="runs-seen", data=[study.name, RUNS.version(study)]),
         dcc.Store(id="runs-sort", data=str(sort)),
-        dcc.Store(id="runs-query", data=_query(str(q), str(sort))),
         dcc.Store(id="runs-picked"),
-        dcc.Interval(id="runs-tick", interval=REFRESH_MS),
-        html.Div([notice(text) for text in said], id="runs-notice"),
+        *pulse("runs", study, RUNS, said, _query(str(q), str(sort))),
         html.Div([search], className="controls"),
         html.Div(problem, id="runs-problem", className="problem small", role="alert"),
         section(

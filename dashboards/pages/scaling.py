@@ -11,7 +11,7 @@ from dash.development.base_component import Component
 
 from archlab.dashboards import figures_scaling, theme
 from archlab.dashboards.library import Library, Study
-from archlab.dashboards.pages.shell import SCALING, Chosen, register_tab
+from archlab.dashboards.pages.shell import SCALING, Chosen, needs_comparison, register_tab
 from archlab.dashboards.parts import block_table, graph, section
 from archlab.search.formatting.frames import records
 from archlab.search.sections.ladder import frames as laws
@@ -30,11 +30,9 @@ def register(app: dash.Dash, library: Library) -> None:
     register_tab(app, library, SCALING, lambda _: [], content)
 
 
-def content(study: Study, _: Chosen) -> list[Component]:
+@needs_comparison
+def content(study: Study, found: Comparison, _: Chosen) -> list[Component]:
     """Laws, gains, IsoFLOP minima, and the tables of the report."""
-    found = study.comparison
-    if found is None:
-        return [html.P(study.problem, className="problem")]
     if not len(found.rungs):
         return [html.P("The study has no ladder.", className="muted")]
     ladder = study.record["ladder"]

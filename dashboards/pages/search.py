@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from dash.development.base_component import Component
 from archlab.dashboards import figures_search
 from archlab.dashboards.figures_search import Dimension
 from archlab.dashboards.library import Library, NotFound, Study
-from archlab.dashboards.pages.shell import SEARCH, Choice, Chosen, notice, register_tab
+from archlab.dashboards.pages.shell import SEARCH, Choice, Chosen, needs_comparison, notice, register_tab
 from archlab.dashboards.parts import block_table, graph, section
 from archlab.search.comparison.figure_frames import settings_frame
 from archlab.search.formatting.filters import BadFilter, Filter, parse_filter
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # which a server starts without
 
 MOST = 40  # rows of the table
 PLAIN = ("number", "state", "perplexity", "feasible", "front")
+_TERM = re.compile(r"""(?:"[^"]*(?:"|$)|'[^']*(?:'|$)|[^\s"'])+""")  # of a filter, as it was written
 
 
 def register(app: dash.Dash, library: Library) -> None:
@@ -45,14 +47,14 @@ def register(app: dash.Dash, library: Library) -> None:
     )
     def brush(event: Sequence[Any], text: str | None, seen: list[str]) -> Any:
         try:
-            study = library.study(seen[0])
+            found = library.study(seen[0]).comparison
         except (StoreError, NotFound):
             return no_update
-        if study.comparison is None:
+        if found is None:
             return no_update
-        trials, paths = settings_frame(study.comparison.search)
-        found = figures_search.brushed(event, _dimensions(study.comparison, trials, paths))
-        return replaced(text or "", found, _names(study.comparison, paths)) if found else no_update
+        trials, paths = settings_frame(found.search)
+        terms = figures_search.brushed(event, _dimensions(found, trials, paths))
+        return replaced(text or "", terms, _names(found, paths)) if terms else no_update
 
 
 def plain_rows(trials: pd.DataFrame) -> list[dict[str, Any]]:
@@ -63,7 +65,7 @@ def plain_rows(trials: pd.DataFrame) -> list[dict[str, Any]]:
 
 def replaced(text: str, found: dict[str, str], names: Sequence[str]) -> str:
     """A filter whose terms about some of the `names` are these instead."""
-    kept = [each for each in _parts(text) if _about(each, names) not in found]
+    kept = [each for each in _TERM.findall(text) if _about(each, names) not in found]
     return " ".join([*kept, *(term for term in found.values() if term)])
 
 
@@ -81,18 +83,6 @@ def _names(found: Comparison, paths: Sequence[str]) -> list[str]:
     return [*PLAIN, *_others(found), *paths]
 
 
-def _parts(text: str) -> list[str]:
-    """The terms of a filter as they were written."""
-    parts, quoted = [""], ""
-    for letter in text:
-        quoted = ("" if letter == quoted else quoted or letter) if letter in "\"'" else quoted
-        if letter.isspace() and not quoted:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part for part in parts if part]
-
-
 def choices(study: Study) -> Sequence[Choice]:
     """Which goal stands beside the perplexity, and the filter."""
     goals = [] if study.comparison is None else _others(study.comparison)
@@ -100,11 +90,9 @@ def choices(study: Study) -> Sequence[Choice]:
     return [*over, Choice("q", "Filter", {})]
 
 
-def content(study: Study, chosen: Chosen) -> list[Component]:
+@needs_comparison
+def content(_: Study, found: Comparison, chosen: Chosen) -> list[Component]:
     """Front or history, importances, parallel coordinates, and the trials."""
-    found = study.comparison
-    if found is None:
-        return [html.P(study.problem, className="problem")]
     if not len(found.search):
         return [html.P("The search has made no trial yet.", className="muted")]
     trials, paths = settings_frame(found.search)

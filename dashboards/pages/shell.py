@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 import dash
+import dash_mantine_components as dmc
+import flask
 from dash import ALL, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
@@ -17,6 +20,9 @@ from archlab.dashboards.pages.studies import REFRESH_MS
 from archlab.dashboards.parts import choice, guarded
 from archlab.search.sections.design.frames import factors
 from archlab.search.store.store import StoreError
+
+if TYPE_CHECKING:  # which a server starts without
+    from archlab.search.results.comparison import Comparison
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Tab:
         return study.version if self.live else study.version.partition(":")[0]
 
 
-OVERVIEW = Tab("", "Overview")
+OVERVIEW = Tab("", "Overview", live=True)
 TABLE = Tab("table", "Table")
 CURVES = Tab("curves", "Curves", live=True)
 FACTOR = Tab("factor", "Factors", lambda study: bool(factors(study.record["variants"])))
@@ -54,20 +60,9 @@ MOST_BESIDE = 8
 """So many variants and trials stand beside each other at most."""
 
 TABS = [
-    OVERVIEW,
-    TABLE,
-    CURVES,
-    FACTOR,
-    SCALING,
-    SEARCH,
-    STABILITY,
-    CONTEXT,
-    INSPECT,
-    TIMELINE,
-    RUNS,
-    COMPARE,
-    ARCHITECTURE,
-    REPORT,
+    *(OVERVIEW, TABLE, CURVES),
+    *(FACTOR, SCALING, SEARCH, STABILITY, CONTEXT, INSPECT),
+    *(TIMELINE, RUNS, COMPARE, ARCHITECTURE, REPORT),
 ]
 """In the order in which they stand above each page."""
 
@@ -104,6 +99,7 @@ _LONGEST = 500  # characters of a text that a reader writes
 Chosen = dict[str, str]
 Choices = Callable[[Study], Sequence[Choice]]
 Content = Callable[[Study, Chosen], list[Component]]
+Refresh = Callable[..., Mapping[str, Any]]
 
 
 def address(study: str, step: str = "", **query: str | list[str]) -> str:
@@ -111,7 +107,7 @@ def address(study: str, step: str = "", **query: str | list[str]) -> str:
     return f"/study/{quote(study)}/{step}".rstrip("/") + (f"?{urlencode(query, doseq=True)}" if query else "")
 
 
-def led(study: str, step: str, said: Mapping[str, object]) -> str:
+def view_address(study: str, step: str, said: Mapping[str, object]) -> str:
     """Where a page of a study is in the view that the address of another one says."""
     return address(study, step, **{key: str(said[key]) for key in CARRIED.get(step, ()) if said.get(key)})
 
@@ -119,20 +115,22 @@ def led(study: str, step: str, said: Mapping[str, object]) -> str:
 def shell(study: Study, here: Tab, *content: Any, said: Mapping[str, object] = {}) -> Component:
     """A page of a study: crumbs, the tabs that apply, and its content. `said` is what its address says, which the links
     to other pages take along."""
-    slash = html.Span("/", className="slash")
-    crumbs = html.Nav(
-        [dcc.Link("Studies", href="/"), slash, html.Span(study.name, className="here")], className="crumbs"
-    )
     links = [_link(study, tab, tab == here, said) for tab in TABS if tab == here or tab.applies(study)]
-    return html.Div(
-        [crumbs, html.Nav(links, className="pages", **{"aria-label": "pages"}), *content], className="study"
-    )
+    tabs = html.Nav(links, className="pages", **{"aria-label": "pages"})
+    return html.Div([crumbs(study.name), tabs, *content], className="study")
+
+
+def crumbs(current: str, above: Mapping[str, str] = {}) -> Component:
+    """Where a page stands: the list of studies, the addresses of what is `above` it by name, and itself."""
+    links = [dcc.Link(text, href=href) for text, href in {"Studies": "/", **above}.items()]
+    parts = [part for link in links for part in (link, html.Span("/", className="slash"))]
+    return html.Nav([*parts, html.Span(current, className="here")], className="crumbs")
 
 
 def _link(study: Study, tab: Tab, current: bool, said: Mapping[str, object]) -> Component:
     if current:
         return html.Span(tab.title, className="to-page page-here", **{"aria-current": "page"})
-    return dcc.Link(tab.title, href=led(study.name, tab.step, said), className="to-page", id=f"to-{tab.step}")
+    return dcc.Link(tab.title, href=view_address(study.name, tab.step, said), className="to-page", id=f"to-{tab.step}")
 
 
 def keep_address(app: dash.Dash, tab: Tab, store: str, extra: str = "", *inputs: Input) -> None:
@@ -153,28 +151,61 @@ def notice(text: str) -> Component:
     return html.Div(text, className="notice", role="status")
 
 
+def pulse(name: str, study: Study, tab: Tab, notices: Sequence[str], query: str | None = None) -> list[Component]:
+    """What `register_refresh` reads and writes beside a page's own outputs, and the notices above the page."""
+    return [
+        dcc.Store(id=f"{name}-seen", data=[study.name, tab.version(study)]),
+        dcc.Store(id=f"{name}-query", data=query),
+        dcc.Interval(id=f"{name}-tick", interval=REFRESH_MS),
+        html.Div([notice(text) for text in notices], id=f"{name}-notice"),
+    ]
+
+
 def register_refresh(
     app: dash.Dash,
-    refresh: Callable[..., Any],
-    outputs: Sequence[Output],
-    tick: str,
+    library: Library,
+    tab: Tab,
+    name: str,
+    refresh: Refresh,
+    outputs: Mapping[str, Output],
     inputs: Sequence[Input],
-    states: Sequence[State],
+    states: Sequence[State] = (),
 ) -> None:
-    """Calls `refresh(n, *inputs, *states)` when a reader has chosen something, and at each tick.
+    """Calls `refresh(study, seen, *inputs, *states)` when a reader has chosen something, and at each tick at which the
+    study has moved on from `seen`, the version that is on the page.
 
+    It returns what changes: by the keys of `outputs`, by `query` the address, and by `notice` and `seen` what these are
+    set to in place of none and of this version.
     These are two callbacks: the next tick would take the place of a choice that is not answered yet.
     """
-    again = [Output(each.component_id, each.component_property, allow_duplicate=True) for each in outputs]
+    parts = {"notice": "children", "query": "data", "seen": "data"}
+    targets = {**outputs, **{part: Output(f"{name}-{part}", prop) for part, prop in parts.items()}}
+    again = [Output(each.component_id, each.component_property, allow_duplicate=True) for each in targets.values()]
     kept = [State(each.component_id, each.component_property) for each in inputs]
+    seen = State(f"{name}-seen", "data")
 
-    @app.callback(again, Input(tick, "n_intervals"), *kept, *states, prevent_initial_call=True)
-    def ticked(*values: Any) -> Any:
-        return refresh(*values)
+    def answer(ticks: bool, before: list[str], *values: Any) -> list[Any]:
+        found: Mapping[str, Any]
+        try:
+            study = library.study(before[0])
+            now = [study.name, tab.version(study)]
+            if ticks and now == before:
+                return [no_update] * len(targets)
+            with library.reading():
+                found = refresh(study, before[1], *values)
+        except (StoreError, NotFound) as error:
+            found = {"notice": notice(f"Shown as it last was: {error}"), "seen": [before[0], ""]}
+        else:
+            found = {"notice": None, "seen": now, **found} if found else {}
+        return [found.get(key, no_update) for key in targets]
 
-    @app.callback([*outputs], *inputs, *states, prevent_initial_call=True)
+    @app.callback(again, Input(f"{name}-tick", "n_intervals"), seen, *kept, *states, prevent_initial_call=True)
+    def ticked(_: int, before: list[str], *values: Any) -> Any:
+        return answer(True, before, *values)
+
+    @app.callback([*targets.values()], *inputs, *states, seen, prevent_initial_call=True)
     def chosen(*values: Any) -> Any:
-        return refresh(0, *values)
+        return answer(False, values[-1], *values[:-1])
 
 
 def register_page(tab: Tab, layout: Callable[..., Component]) -> None:
@@ -192,32 +223,6 @@ def register_tab(app: dash.Dash, library: Library, tab: Tab, choices: Choices, c
 
     What a reader chooses stands in the address. Figures keep their zoom as long as their `uirevision` is the same.
     """
-    register_page(tab, _layout(tab, choices, content))
-
-    def refresh(_: int, values: list[str], ids: list[dict[str, str]], seen: list[str]) -> Any:
-        try:
-            study = library.study(seen[0])
-        except (StoreError, NotFound) as error:
-            return no_update, no_update, no_update, notice(f"Shown as it last was: {error}")
-        offered = choices(study)
-        chosen, notices = _read(offered, {each["key"]: value for each, value in zip(ids, values, strict=True)})
-        now = [study.name, tab.version(study), _query(offered, chosen)]
-        if now == seen:
-            return [no_update] * 4
-        with library.reading():
-            shown = content(study, chosen)
-        return shown, now, now[2], [notice(text) for text in notices]
-
-    parts = [("content", "children"), ("seen", "data"), ("query", "data"), ("notice", "children")]
-    outputs = [Output(f"{tab.step}-{part}", prop) for part, prop in parts]
-    controls = {"page": tab.step, "key": ALL}
-    states = [State(controls, "id"), State(f"{tab.step}-seen", "data")]
-    register_refresh(app, refresh, outputs, f"{tab.step}-tick", [Input(controls, "value")], states)
-    keep_address(app, tab, f"{tab.step}-query")
-
-
-def _layout(tab: Tab, choices: Choices, content: Content) -> Callable[..., Component]:
-    """The layout of a page that is its choices and its content."""
 
     @guarded
     def layout(library: Library, name: object = "", **query: Any) -> Component:
@@ -230,20 +235,68 @@ def _layout(tab: Tab, choices: Choices, content: Content) -> Callable[..., Compo
         return shell(
             study,
             tab,
-            dcc.Store(id=f"{tab.step}-seen", data=[study.name, tab.version(study), _query(offered, chosen)]),
-            dcc.Store(id=f"{tab.step}-query"),
-            dcc.Interval(id=f"{tab.step}-tick", interval=REFRESH_MS),
-            html.Div([notice(text) for text in notices], id=f"{tab.step}-notice"),
+            *pulse(tab.step, study, tab, notices, _query(offered, chosen)),
             html.Div(controls, className="controls") if controls else None,
             html.Div(shown, id=f"{tab.step}-content"),
         )
 
-    return layout
+    def refresh(study: Study, seen: str, values: list[str], ids: list[dict[str, str]], before: str) -> dict[str, Any]:
+        offered = choices(study)
+        chosen, notices = _read(offered, {each["key"]: value for each, value in zip(ids, values, strict=True)})
+        query = _query(offered, chosen)
+        if tab.version(study) == seen and query == before:
+            return {}
+        return {"content": content(study, chosen), "query": query, "notice": [notice(text) for text in notices]}
+
+    register_page(tab, layout)
+    controls, outputs = {"page": tab.step, "key": ALL}, {"content": Output(f"{tab.step}-content", "children")}
+    states = [State(controls, "id"), State(f"{tab.step}-query", "data")]
+    register_refresh(app, library, tab, tab.step, refresh, outputs, [Input(controls, "value")], states)
+    keep_address(app, tab, f"{tab.step}-query")
+
+
+def needs_comparison(content: Callable[[Study, Comparison, Chosen], list[Component]]) -> Content:
+    """The content of a page that is made of a comparison; what is wrong where there is none."""
+
+    @wraps(content)
+    def checked(study: Study, chosen: Chosen) -> list[Component]:
+        if study.comparison is None:
+            return [html.P(study.problem, className="problem")]
+        return content(study, study.comparison, chosen)
+
+    return checked
+
+
+def refusal(why: str, status: int) -> flask.Response:
+    """In place of a file, why there is none."""
+    return flask.Response(f"{why}\n", status, mimetype="text/plain")
+
+
+def downloads(file: str, endings: Iterable[str], query: str = "") -> list[Component]:
+    """A link to a file for each of its endings."""
+    return [html.A(f".{each}", href=f"{file}.{each}{query}", className="download") for each in endings]
+
+
+def filter_input(name: str, value: str, example: str, label: str) -> Component:
+    """Where a reader writes a filter."""
+    return dmc.TextInput(
+        id=name,
+        value=value,
+        placeholder=f"Filter: {example}",
+        size="sm",
+        debounce=250,
+        className="filter",
+        **{"aria-label": label},
+    )
+
+
+def non_defaults(offered: Sequence[Choice], chosen: Chosen) -> Chosen:
+    """What is chosen and not at its default: so much stands in an address."""
+    return {each.key: chosen[each.key] for each in offered if chosen[each.key] != each.default}
 
 
 def _query(offered: Sequence[Choice], chosen: Chosen) -> str:
-    """What is chosen as the query of an address, without what is at its default."""
-    said = {each.key: chosen[each.key] for each in offered if chosen[each.key] != each.default}
+    said = non_defaults(offered, chosen)
     return f"?{urlencode(said)}" if said else ""
 
 

@@ -14,9 +14,10 @@ from dash.development.base_component import Component
 from archlab.dashboards import figures, lines, theme
 from archlab.dashboards.figures import Figure
 from archlab.dashboards.library import Library, Study
-from archlab.dashboards.pages.shell import STABILITY, Choice, Chosen, register_tab
+from archlab.dashboards.pages.curves import NAMES
+from archlab.dashboards.pages.shell import STABILITY, Choice, Chosen, needs_comparison, register_tab
 from archlab.dashboards.parts import asks, block_table, graph, measuring, missing, section
-from archlab.dashboards.view import METRICS, SMOOTHING, TRIALS, X_AXES, View
+from archlab.dashboards.view import METRICS, X_AXES, View
 from archlab.search.formatting.tables import DASH, Block, Cell, Column, number, printable
 from archlab.search.sections.design.frames import levels_of, told
 from archlab.search.sections.evaluate.told import numbers_block
@@ -38,17 +39,15 @@ def choices(study: Study) -> Sequence[Choice]:
     """What is drawn over the training."""
     return [
         Choice("metric", "Show", SHOWN),
-        Choice("x", "Over", {key: names[0] for key, names in X_AXES.items()}),
-        Choice("trials", "Trials", TRIALS, "tuning" if study.record.get("tune") else ""),
-        Choice("smooth", "Smoothing", SMOOTHING),
+        Choice("x", *NAMES["x"]),
+        Choice("trials", *NAMES["trials"], "tuning" if study.record.get("tune") else ""),
+        Choice("smooth", *NAMES["smooth"]),
     ]
 
 
-def content(study: Study, chosen: Chosen) -> list[Component]:
+@needs_comparison
+def content(study: Study, found: Comparison, chosen: Chosen) -> list[Component]:
     """Rates, divergence, spikes, and curves of the training."""
-    found = study.comparison
-    if found is None:
-        return [html.P(study.problem, className="problem")]
     colours = theme.colours(study.variants, study.record["baseline"])
     shown = [_rates(study, found, colours), _over_training(study, chosen, colours)]
     lost = [row for row in found.trials.to_dict("records") if row["state"] == "diverged"]
@@ -65,26 +64,21 @@ def content(study: Study, chosen: Chosen) -> list[Component]:
 def _rates(study: Study, found: Comparison, colours: Mapping[str, str]) -> Component:
     """Loss against rate, its fitted optimum a diamond, and what is read from it."""
     rows = [row for row in found.rates.to_dict("records") if row["along"]]
-    if not rows and (crossed := crossed_rates(study, found)):
-        names = list(dict.fromkeys(row["variant"] for row in crossed))
-        figure = figures.rate_curve(crossed, theme.colours(names, names[0]), names[0], "loss")
-        figure["layout"] |= {
-            "showlegend": True,
-            "legend": {**figure["layout"]["legend"], "y": 1.02, "yanchor": "bottom"},
-        }
+    fitted = [row for row in found.tuning.to_dict("records") if math.isfinite(row["fitted_lr"])]
+    baseline, note = found.baseline, "Rings: the chosen rate. Crosses at the top: diverged."
+    note += " Diamonds: the lowest point of a parabola through the neighbours of the best." if fitted else ""
+    if not rows and (rows := crossed_rates(study, found)):
+        names = list(dict.fromkeys(row["variant"] for row in rows))
+        baseline, colours, fitted = names[0], theme.colours(names, names[0]), []
         note = "Each rate of the grid, means over the seeds. Rings: the best one. Crosses at the top: a seed diverged."
-        return section("Learning rate", graph("rates", figure, 420), html.P(note, className="muted small"))
     if not rows:
         said = "How the loss depends on the learning rate, and the largest that is stable."
         return section("Learning rate", missing(said, "tune: {lr: {grid: 1-2-5, from: 5e-4, to: 5e-3}}"))
-    figure = figures.rate_curve(rows, colours, found.baseline, "loss")
-    fitted = [row for row in found.tuning.to_dict("records") if math.isfinite(row["fitted_lr"])]
+    figure = figures.rate_curve(rows, colours, baseline, "loss")
     if figure["data"]:
         figure["data"] += [_diamond(row, colours) for row in fitted]
         legend = {**figure["layout"]["legend"], "y": 1.02, "yanchor": "bottom"}
         figure["layout"] |= {"showlegend": True, "legend": legend}
-    note = "Rings: the chosen rate. Crosses at the top: diverged."
-    note += " Diamonds: the lowest point of a parabola through the neighbours of the best." if fitted else ""
     table = [block_table(tuning_block(found))] if len(found.tuning) else []
     return section("Learning rate", graph("rates", figure, 420), html.P(note, className="muted small"), *table)
 

@@ -17,8 +17,6 @@ from archlab.search.formatting.tables import DASH
 from archlab.search.store.store import StoreError
 
 REFRESH_MS = 2000
-KEEP_ADDRESS = "query => window.archlabAddress(query, '', {})"
-"""Writes the view into the address."""
 
 
 def register(app: dash.Dash, library: Library) -> None:
@@ -40,11 +38,8 @@ def register(app: dash.Dash, library: Library) -> None:
         version, content = _cards(library, search or "")
         return (no_update, no_update, query) if version == seen else (content, version, query)
 
-    app.clientside_callback(
-        KEEP_ADDRESS,
-        Input("studies-query", "data"),
-        prevent_initial_call=True,
-    )
+    keep = "query => window.archlabAddress(query, '', {})"
+    app.clientside_callback(keep, Input("studies-query", "data"), prevent_initial_call=True)
 
 
 @guarded
@@ -80,87 +75,60 @@ def _cards(library: Library, search: str) -> tuple[str, list[Component]]:
         return f"{search}:{error}", [store_card(error, library.root)]
     if not listing:
         return f"{search}:empty", [empty_card(library.root)]
-    wanted = [row for row in listing if _matches(search, f"{row['name']} {row['question'] or ''}")]
+    asked = search.lower().split()
+    wanted = [row for row in listing if all(w in f"{row['name']} {row['question'] or ''}".lower() for w in asked)]
     if not wanted:
-        return f"{search}:none", [
-            card("Nothing matches", html.P(["No study has ", html.Code(search[:80]), " in its name or question."]))
-        ]
+        said = html.P(["No study has ", html.Code(search[:80]), " in its name or question."])
+        return f"{search}:none", [card("Nothing matches", said)]
     versions, content = [search], []
     for row in wanted:
         try:
             study = library.summary(row["name"])
-            versions.append(study.version + words.ago(row_time(row, study)))
-            content.append(study_card(study, row_time(row, study)))
+            changed = words.ago(max(row["updated"], study.updated))
+            versions.append(study.version + changed)
+            content.append(_study_card(study, changed))
         except Exception as error:
             versions.append(repr(error))
-            content.append(
-                html.Div([html.Div(row["name"], className="name"), failure_card(error)], className="study-card")
-            )
+            name = html.Div(row["name"], className="name")
+            content.append(html.Div([name, failure_card(error)], className="study-card"))
     return "|".join(versions), content
 
 
-def row_time(row: dict[str, Any], study: Study) -> float:
-    """When the study or one of its trials last changed (unix s)."""
-    return max(row["updated"], study.updated)
-
-
-def _matches(search: str, text: str) -> bool:
-    return all(word in text.lower() for word in search.lower().split())
-
-
-def study_card(study: Study, updated: float) -> Component:
+def _study_card(study: Study, changed: str) -> Component:
     """Name, question, progress, the best variant and what is said of it; the whole card is a link."""
-    kind, sentence = words.activity(study)
+    kind, _ = words.activity(study)
+    short = {"live": "training now", "stopped": "not running", "done": "finished"}[kind]
     found = [] if study.comparison is None else [_best(study)]
     if study.problem is not None:
         found = [html.P(study.problem, className="problem")]
+    top = [html.Span(study.name, className="name"), html.Span(changed, className="when")]
+    question = html.Div(study.record.get("question") or study.name, className="question")
+    state = [html.Span(words.progress(study)), html.Span(short, className=f"activity activity-{kind}")]
     return dcc.Link(
         [
-            html.Div(
-                [html.Span(study.name, className="name"), html.Span(words.ago(updated), className="when")],
-                className="card-top",
-            ),
-            html.Div(study.record.get("question") or study.name, className="question"),
+            html.Div(top, className="card-top"),
+            question,
             *found,
             progress_bar(study),
-            html.Div(
-                [
-                    html.Span(words.progress(study)),
-                    html.Span(_short(kind, sentence), className=f"activity activity-{kind}"),
-                ],
-                className="card-bottom",
-            ),
+            html.Div(state, className="card-bottom"),
         ],
         href=f"/study/{study.name}",
         className="study-card",
     )
 
 
-def _short(kind: str, sentence: str) -> str:
-    return {"live": "training now", "stopped": "not running", "done": "finished"}.get(kind, sentence)
-
-
 def _best(study: Study) -> Component:
-    assert study.comparison is not None
     row = words.best(study.comparison)
     if row is None:
         return html.Div("no finished trial yet", className="best muted")
+    label = html.Span("lowest perplexity", className="label")
     if not words.perplexities_compare(study):
         return html.Div(
-            [html.Span("lowest perplexity", className="label"), html.Span(DASH, className="number")],
+            [label, html.Span(DASH, className="number")],
             className="best",
             title="The perplexities of other objectives, test texts or tokenizers do not compare",
         )
     mean, std = row["perplexity_mean"], row["perplexity_std"]
     value = f"{mean:.2f}" + (f" ± {std:.2f}" if std == std else "")
-    verdict = row["verdict"]
-    said = badge(verdict) if verdict != "baseline" else badge("baseline")
-    return html.Div(
-        [
-            html.Span("lowest perplexity", className="label"),
-            html.B(row["variant"]),
-            html.Span(value, className="number"),
-            said,
-        ],
-        className="best",
-    )
+    number = html.Span(value, className="number")
+    return html.Div([label, html.B(row["variant"]), number, badge(row["verdict"])], className="best")

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import dash
-from dash import Input, Output, State, dcc, html, no_update
+from dash import Input, Output, State, ctx, dcc, html
 from dash.development.base_component import Component
 
 from archlab.dashboards import figures, table, theme, words
-from archlab.dashboards.library import Library, NotFound, Study
+from archlab.dashboards.library import Library, Study
 from archlab.dashboards.lines import leading
-from archlab.dashboards.pages.curves import REMEMBER_ZOOM, Zoom, drawn
-from archlab.dashboards.pages.shell import CURVES, OVERVIEW, keep_address, led, notice, shell
-from archlab.dashboards.pages.studies import REFRESH_MS
-from archlab.dashboards.pages.study_parts import CONTROLS, controls, elsewhere, head, notes, variants
-from archlab.dashboards.parts import command_line, graph, guarded, section
+from archlab.dashboards.optuna_mount import pages_of
+from archlab.dashboards.pages.curves import NAMES, Zoom, draw_curves, remember_zoom
+from archlab.dashboards.pages.run import tracker
+from archlab.dashboards.pages.shell import (
+    CURVES,
+    OVERVIEW,
+    downloads,
+    keep_address,
+    pulse,
+    register_refresh,
+    shell,
+    view_address,
+)
+from archlab.dashboards.pages.table import legend_notes
+from archlab.dashboards.parts import block_table, choice, command_line, graph, guarded, progress_bar, section
 from archlab.dashboards.view import View, read_view
-from archlab.search.reporting.main_table import main_block
-from archlab.search.store.store import StoreError
+from archlab.search.reporting.main_table import main_block, table_page
+from archlab.search.reporting.shape import Shape
+from archlab.search.results.told import sections_of
+
+CONTROLS = ("metric", "x", "smooth", "trials")
+"""What can be chosen of the curves here, by its key in the address."""
 
 
 def register(app: dash.Dash, library: Library) -> None:
@@ -28,60 +43,35 @@ def register(app: dash.Dash, library: Library) -> None:
 
     dash.register_page("study", path_template="/study/<name>", title=lambda name="": f"{name} · archlab", layout=layout)
 
-    @app.callback(
-        Output("study-version", "data"),
-        Output("study-notice", "children"),
-        Output("study-head", "children"),
-        Output("curves", "figure"),
-        Output("curves-note", "children"),
-        Output("table", "rowData"),
-        Output("table", "columnDefs"),
-        Output("table-notes", "children"),
-        Output("forest", "figure"),
-        Output("rates", "figure"),
-        Input("study-tick", "n_intervals"),
-        State("study-version", "data"),
-        State("study-name", "data"),
-        State("curves-zoom", "data"),
-        *[State(f"curves-{key}", "value") for key in CONTROLS],
-        prevent_initial_call=True,
-    )
-    def refresh(_: int, seen: str, name: str, zoom: Zoom, *chosen: str) -> Any:
-        try:
-            study = library.study(name)
-        except (StoreError, NotFound) as error:
-            return ("", notice(f"Shown as it last was: {error}"), *[no_update] * 8)
-        if study.version == seen:
-            return [no_update] * 10
-        with library.reading():
-            moving = (study.version, None, head(study), *_curves(study, _view(chosen), zoom, leading(study)))
-        if study.version.split(":")[0] == seen.split(":")[0]:
-            return (*moving, *[no_update] * 5)
-        shown = leading(study)
-        return (*moving, *_rows(study), notes(study), _forest(study, shown), _rate_curve(study, shown))
-
-    @app.callback(
-        Output("curves", "figure", allow_duplicate=True),
-        Output("curves-note", "children", allow_duplicate=True),
-        Output("curves-zoom", "data", allow_duplicate=True),
-        Output("study-query", "data"),
-        *[Input(f"curves-{key}", "value") for key in CONTROLS],
-        State("study-name", "data"),
-        prevent_initial_call=True,
-    )
-    def choose(*values: str) -> Any:
-        view = _view(values[:-1])
-        try:
-            study = library.study(values[-1])
-        except (StoreError, NotFound) as error:
-            return no_update, str(error), no_update, view.query()
-        with library.reading():
-            return (*_curves(study, view, {}, leading(study)), {}, view.query())
-
+    outputs = {
+        "head": Output("study-head", "children"),
+        "curves": Output("curves", "figure"),
+        "note": Output("curves-note", "children"),
+        "zoom": Output("curves-zoom", "data"),
+        "rows": Output("table", "rowData"),
+        "columns": Output("table", "columnDefs"),
+        "notes": Output("table-notes", "children"),
+        "forest": Output("forest", "figure"),
+        "rates": Output("rates", "figure"),
+    }
+    inputs = [Input(f"curves-{key}", "value") for key in CONTROLS]
+    register_refresh(app, library, OVERVIEW, "study", _refresh, outputs, inputs, [State("curves-zoom", "data")])
     keep_address(app, OVERVIEW, "study-query")
-    app.clientside_callback(
-        REMEMBER_ZOOM, Output("curves-zoom", "data"), Input("curves", "relayoutData"), State("curves-zoom", "data")
-    )
+    remember_zoom(app, "curves", "curves-zoom")
+
+
+def _refresh(study: Study, seen: str, *values: Any) -> dict[str, Any]:
+    """What the page shows by now; a choice begins with the whole of the curves."""
+    *chosen, zoom = values
+    view, shown = replace(View(), **dict(zip(CONTROLS, chosen, strict=True))), leading(study)
+    found: dict[str, Any] = {}
+    if ctx.triggered_id != "study-tick":
+        found, zoom = {"zoom": {}, "query": view.query()}, {}
+    found["curves"], found["note"] = _curves(study, view, zoom, shown)
+    if study.version != seen:
+        found["head"] = _head(study)
+    moved = study.version.partition(":")[0] != seen.partition(":")[0]
+    return {**found, **_results(study, shown)} if moved else found
 
 
 @guarded
@@ -93,61 +83,45 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
         return _page(study, view, notices, str(library.root))
 
 
-def _view(chosen: Any) -> View:
-    return replace(View(), **dict(zip(CONTROLS, chosen, strict=True)))
-
-
 def _page(study: Study, view: View, notices: list[str], root: str) -> Component:
-    rows, columns = _rows(study)
     shown = leading(study)
-    curves, note = _curves(study, view, {}, shown)
-    default = root.endswith("/.archlab")
-    more = led(study.name, CURVES.step, view.said())
-    links = [
-        html.A(f".{ending}", href=f"/download/{study.name}.{ending}", className="download")
-        for ending in ("md", "csv", "tex", "json")
-    ]
+    found, (curves, note) = _results(study, shown), _curves(study, view, {}, shown)
+    links = downloads(f"/download/{study.name}", ("md", "csv", "tex", "json"))
     tuned = bool(study.record.get("tune"))
     left_out = html.Div(_left_out(study, shown), className="muted small")
-    height = max(300, 110 + 34 * len(shown))
-    pair = [section("Differences", graph("forest", _forest(study, shown), height), left_out)]
-    pair.append(
-        section(
-            "Learning rate",
-            graph("rates", _rate_curve(study, shown), height),
-            id=None if tuned else "rates-hidden",
-        )
-    )
+    height, rates = max(300, 110 + 34 * len(shown)), None if tuned else "rates-hidden"
+    pair = [
+        section("Differences", graph("forest", found["forest"], height), left_out),
+        section("Learning rate", graph("rates", found["rates"], height), id=rates),
+    ]
+    controls = [choice(f"curves-{key}", *NAMES[key], getattr(view, key)) for key in CONTROLS]
+    more = view_address(study.name, CURVES.step, view.said())
     return shell(
         study,
         OVERVIEW,
-        dcc.Store(id="study-name", data=study.name),
-        dcc.Store(id="study-version", data=study.version),
-        dcc.Store(id="study-query"),
         dcc.Store(id="curves-zoom", data={}),
-        dcc.Interval(id="study-tick", interval=REFRESH_MS),
-        html.Div([notice(text) for text in notices] or None, id="study-notice"),
-        html.Div(head(study), id="study-head"),
+        *pulse("study", study, OVERVIEW, notices),
+        html.Div(_head(study), id="study-head"),
         section(
             "Results",
-            table.grid(rows, columns),
-            html.Div(notes(study), id="table-notes", className="notes"),
+            table.grid(found["rows"], found["columns"]),
+            html.Div(found["notes"], id="table-notes", className="notes"),
             aside=["Download ", *links],
         ),
         html.Div(pair, className="pair" if tuned else "pair pair-single"),
         section(
             "Curves",
-            controls(view),
+            html.Div(controls, className="controls"),
             graph("curves", curves, 430 + 8 * max(0, len(shown) - 8)),  # the legend takes its part of it
             html.Div(note, id="curves-note", className="muted small"),
             aside=dcc.Link("Filters, scales and single trials", href=more, id="to-curves-below"),
         ),
-        section("Variants", variants(study, _colours(study))),
+        section("Variants", _variants(study, theme.colours(study.variants, study.record["baseline"]))),
         section(
             "Continue",
             html.P("Trains what is missing, and nothing twice.", className="muted small"),
-            command_line(words.command(study, default, root)),
-            html.P(elsewhere(Path(root), study.name), className="muted small"),
+            command_line(words.command(study, root.endswith("/.archlab"), root)),
+            html.P(_elsewhere(Path(root), study.name), className="muted small"),
         ),
         said=view.said(),
     )
@@ -156,7 +130,7 @@ def _page(study: Study, view: View, notices: list[str], root: str) -> Component:
 def _curves(study: Study, view: View, zoom: Zoom, shown: list[str]) -> tuple[figures.Figure, str]:
     """The curves of these variants, and what must be said about them."""
     said = _left_out(study, shown)
-    figure, note = drawn(study, view, zoom, variants=shown if said else None)
+    figure, note = draw_curves(study, view, zoom, variants=shown if said else None)
     return figure, f"{said} {note}" if said else note
 
 
@@ -170,30 +144,81 @@ def _left_out(study: Study, shown: list[str]) -> str | None:
     return f"{counted}; the table and the page of curves have all."
 
 
-def _rows(study: Study) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    if study.comparison is None:
-        return [], []
-    block = main_block(study.comparison)
-    return table.rows(block, study.comparison, _colours(study)), table.columns(block)
+def _results(study: Study, shown: list[str]) -> dict[str, Any]:
+    """What changes with the results alone: the table, what is said below it, and the figures of these variants."""
+    found = study.comparison
+    if found is None:
+        empty = figures.empty(study.problem or "")
+        return {"rows": [], "columns": [], "notes": [], "forest": empty, "rates": empty}
+    colours, block = theme.colours(study.variants, study.record["baseline"]), main_block(found)
+    blocks = [block for told in sections_of(found) if not told.paged for block in told.blocks(found)]
+    apart = [r for r in found.table.to_dict("records") if r["variant"] != r["baseline"] and r["variant"] in shown]
+    rates = [row for row in found.rates.to_dict("records") if row["along"] and row["variant"] in shown]
+    return {
+        "rows": table.rows(block, found, colours),
+        "columns": table.columns(block),
+        "notes": [*legend_notes(table_page(found, Shape())), *map(block_table, blocks)],
+        "forest": figures.forest(apart, colours, found.noise["unit"]),
+        "rates": figures.rate_curve(rates, colours, found.baseline),
+    }
 
 
-def _forest(study: Study, shown: list[str]) -> figures.Figure:
-    if study.comparison is None:
-        return figures.empty(study.problem or "")
-    rows = [
-        row
-        for row in study.comparison.table.to_dict("records")
-        if row["variant"] != row["baseline"] and row["variant"] in shown
+def _head(study: Study) -> list[Component]:
+    """Question, verdict and progress."""
+    kind, sentence = words.activity(study)
+    said: list[Component] = []
+    if study.problem is not None:
+        said = [html.P(study.problem, className="problem")]
+    elif study.comparison is not None:
+        said = [
+            html.Li([html.Span(className=f"verdict-mark mark-{kind.replace(' ', '-')}"), html.Span(text)])
+            for kind, text in words.verdicts(study.comparison)
+        ]
+    data, record = study.record["data"], study.record
+    facts = [
+        f"{record['tokens']:,} tokens per trial",
+        f"context {record['context']}",
+        f"{data['source']}, {data['tokenizer']}",
+        f"{len(record['seeds'])} seed{'s' if len(record['seeds']) > 1 else ''}",
     ]
-    return figures.forest(rows, _colours(study), study.comparison.noise["unit"])
+    state = html.Span(
+        [html.Span(className=f"dot dot-{kind}"), words.progress(study), html.Span(f" · {sentence}", className="muted")]
+    )
+    line = html.Div([state, html.Span(" · ".join(facts), className="muted")], className="status-line")
+    return [
+        html.H1(record.get("question") or study.name, className="question"),
+        html.Ul(said, className="verdicts"),
+        html.Div([progress_bar(study), line], className="status"),
+    ]
 
 
-def _rate_curve(study: Study, shown: list[str]) -> figures.Figure:
-    if study.comparison is None:
-        return figures.empty(study.problem or "")
-    rows = [row for row in study.comparison.rates.to_dict("records") if row["along"] and row["variant"] in shown]
-    return figures.rate_curve(rows, _colours(study), study.comparison.baseline)
+def _variants(study: Study, colours: Mapping[str, str]) -> Component:
+    """What each variant changes in the base, as a diff."""
+    rows = []
+    for variant in study.record["variants"]:
+        solved = variant.get("matched") or {}
+        changes = [_change(*change) for change in variant.get("changes") or [] if change[0] not in solved]
+        matched = [
+            html.Div([html.Code(path), f" set to {value} to match"], className="matched")
+            for path, value in solved.items()
+        ]
+        colour = table.swatch(variant["name"], study.record["baseline"], colours)
+        swatch = html.Span(className="swatch", style={"background": colour})
+        name = html.Div([swatch, variant["name"]], className="variant-name")
+        body = [*changes, *matched] or [html.Span("the base, unchanged", className="muted")]
+        rows.append(html.Div([name, html.Div(body, className="changes")], className="variant"))
+    return html.Div(rows, className="variants")
 
 
-def _colours(study: Study) -> dict[str, str]:
-    return theme.colours(study.variants, study.record["baseline"])
+def _change(path: str, before: Any, after: Any) -> Component:
+    arrow = html.Span("→", className="arrow")
+    return html.Div(
+        [html.Code(path, className="path"), html.Del(str(before)), arrow, html.Ins(str(after))], className="change"
+    )
+
+
+def _elsewhere(root: Path, name: str) -> list[Any]:
+    """Where other programs show the study: Optuna's pages, and MLflow."""
+    links = [html.A(title, href=href, target="_blank") for title, href in pages_of(root, name).items()]
+    optuna = ["Optuna: ", *(part for link in links for part in (link, " · "))] if links else []
+    return [*optuna, *tracker(root)]

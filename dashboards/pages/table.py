@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -14,16 +13,24 @@ from dash import Input, Output, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 
 from archlab.dashboards import table, theme
-from archlab.dashboards.library import Library, NotFound, Study
-from archlab.dashboards.pages.shell import TABLE, keep_address, notice, register_page, register_refresh, shell
-from archlab.dashboards.pages.studies import REFRESH_MS
+from archlab.dashboards.library import Library, Study
+from archlab.dashboards.pages.shell import (
+    TABLE,
+    downloads,
+    filter_input,
+    keep_address,
+    notice,
+    pulse,
+    register_page,
+    register_refresh,
+    shell,
+)
 from archlab.dashboards.parts import block_table, choice, guarded, section
 from archlab.search.formatting.filters import BadFilter
-from archlab.search.formatting.tables import Block
+from archlab.search.formatting.tables import Block, Page
 from archlab.search.reporting.main_table import column_names, main_block, table_page, trial_cells
 from archlab.search.reporting.shape import Shape, read_shape
 from archlab.search.sections.published.told import ToldOfPublished
-from archlab.search.store.store import StoreError
 
 ERROR_NAMES = {"std": "Std. deviation", "se": "Std. error", "interval": "95% interval"}
 MOST_OPEN_ROWS = 40
@@ -60,54 +67,37 @@ def register(app: dash.Dash, library: Library) -> None:
     """Adds the page `/study/<name>/table` and its callbacks to an app."""
     register_page(TABLE, layout)
 
-    outputs = [
-        Output("ablation", "rowData"),
-        Output("ablation", "columnDefs"),
-        Output("ablation-notes", "children"),
-        Output("ablation-notice", "children"),
-        Output("ablation-problem", "children"),
-        Output("ablation-seen", "data"),
-        Output("ablation-open", "data"),
-        Output("ablation-query", "data"),
-        Output("ablation-files", "children"),
-        Output("ablation-published", "children"),
-    ]
+    outputs = {
+        "rows": Output("ablation", "rowData"),
+        "columns": Output("ablation", "columnDefs"),
+        **{part: Output(f"ablation-{part}", "children") for part in ("notes", "problem", "files", "published")},
+        "open": Output("ablation-open", "data"),
+    }
     inputs = [
-        Input("ablation-q", "value"),
-        Input("ablation-err", "value"),
-        Input("ablation-cols", "value"),
+        *(Input(f"ablation-{key}", "value") for key in ("q", "err", "cols")),
         Input("ablation-sort", "data"),
         Input("ablation", "cellRendererData"),
         Input("ablation-all", "n_clicks"),
     ]
-    states = [State("ablation-open", "data"), State("ablation-seen", "data")]
-    register_refresh(app, partial(_refreshed, library), outputs, "ablation-tick", inputs, states)
+    register_refresh(app, library, TABLE, "ablation", _refresh, outputs, inputs, [State("ablation-open", "data")])
     keep_address(app, TABLE, "ablation-query")
 
 
-def _refreshed(
-    library: Library,
-    _: int,
+def _refresh(
+    study: Study,
+    seen: str,
     where: str | None,
     error: str,
     columns: list[str],
     sort: str | None,
     clicked: dict[str, Any] | None,
-    __: int,
+    _: int,
     opened: list[str],
-    seen: list[str],
-) -> Any:
+) -> dict[str, Any]:
     """What the page shows by now: only what a choice, a click or a tick has changed."""
-    try:
-        study = library.study(seen[0])
-    except (StoreError, NotFound) as problem:
-        return *[no_update] * 3, notice(f"Shown as it last was: {problem}"), *[no_update] * 6
-    if ctx.triggered_id == "ablation-tick" and TABLE.version(study) == seen[1]:
-        return [no_update] * 10
-    told = [study.name, TABLE.version(study)]
-    moved = told != seen  # also what a tick would bring is brought by whatever comes first
+    moved = TABLE.version(study) != seen  # also what a tick would bring is brought by whatever comes first
     if study.comparison is None:
-        return *[no_update] * 3, notice(study.problem or ""), no_update, told, *[no_update] * 4
+        return {"notice": notice(study.problem or "")}
     if "ablation.cellRendererData" in ctx.triggered_prop_ids and clicked:
         name = clicked["value"]
         opened = [each for each in opened if each != name] if name in opened else [*opened, name]
@@ -116,18 +106,20 @@ def _refreshed(
     usual = [key for key, (_, standard) in column_names(study.comparison).items() if standard]
     chosen = None if columns == usual else tuple(columns)
     asked = Wanted(Shape(error, chosen, where or ""), sort or "", tuple(opened))
-    said, files = f"?{urlencode(asked.query(), doseq=True, safe=',')}" if asked.query() else "", _files(study, asked)
+    found: dict[str, Any] = {"open": opened}
+    found["query"] = f"?{urlencode(asked.query(), doseq=True, safe=',')}" if asked.query() else ""
     try:
         block = main_block(study.comparison, asked.shape)
     except BadFilter as problem:
-        return *[no_update] * 3, None, str(problem), seen, opened, said, no_update, no_update
-    sorted_ = ctx.triggered_id == "ablation-sort" and not moved
-    same = ("ablation", "ablation-sort", "ablation-q", "ablation-all")
-    defs = no_update if ctx.triggered_id in same else _columns(block, asked)
-    rows = no_update if sorted_ else _rows(study, block, asked)
-    before = no_update if sorted_ else None
-    published = _published(study) if moved else no_update
-    return rows, defs, _notes(study, asked, block), before, None, told, opened, said, files, published
+        return {**found, "problem": str(problem), "seen": no_update}
+    found |= {"notes": _notes(study, asked, block), "problem": None, "files": _files(study, asked)}
+    if moved:
+        found["published"] = _published(study)
+    if ctx.triggered_id not in ("ablation", "ablation-sort", "ablation-q", "ablation-all"):
+        found["columns"] = _columns(block, asked)
+    if ctx.triggered_id == "ablation-sort" and not moved:
+        return {**found, "notice": no_update}
+    return {**found, "rows": _rows(study, block, asked)}
 
 
 @guarded
@@ -137,23 +129,19 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
     if study.comparison is None:
         return shell(study, TABLE, notice(study.problem or ""), dcc.Interval(id="retry", interval=5000))
     asked, notices = wanted(query, study)
-    problem = None
+    problem, shown = None, asked
     try:
         block = main_block(study.comparison, asked.shape)
     except BadFilter as error:
-        problem = str(error)
-        block = main_block(study.comparison, replace(asked.shape, where=""))
-    shown = asked if problem is None else replace(asked, shape=replace(asked.shape, where=""))
+        problem, shown = str(error), replace(asked, shape=replace(asked.shape, where=""))
+        block = main_block(study.comparison, shown.shape)
     rows = _rows(study, block, shown)
     return shell(
         study,
         TABLE,
-        dcc.Store(id="ablation-seen", data=[study.name, TABLE.version(study)]),
         dcc.Store(id="ablation-open", data=list(asked.opened)),
         dcc.Store(id="ablation-sort", data=asked.sort),
-        dcc.Store(id="ablation-query"),
-        dcc.Interval(id="ablation-tick", interval=REFRESH_MS),
-        html.Div([notice(text) for text in notices], id="ablation-notice"),
+        *pulse("ablation", study, TABLE, notices),
         _controls(study, asked),
         html.Div(problem, id="ablation-problem", className="problem small", role="alert"),
         section(
@@ -168,19 +156,10 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
 
 
 def _controls(study: Study, asked: Wanted) -> Component:
-    assert study.comparison is not None
     names = column_names(study.comparison)
     usual = [key for key, (_, standard) in names.items() if standard]
     columns = [{"value": key, "label": table.heading(key, header).title} for key, (header, _) in names.items()]
-    search = dmc.TextInput(
-        id="ablation-q",
-        value=asked.shape.where,
-        placeholder="Filter: verdict=better lr>=0.002 state!=failed",
-        size="sm",
-        debounce=250,
-        className="filter",
-        **{"aria-label": "Filter rows"},
-    )
+    search = filter_input("ablation-q", asked.shape.where, "verdict=better lr>=0.002 state!=failed", "Filter rows")
     chosen = dmc.MultiSelect(
         id="ablation-cols",
         data=columns,
@@ -191,19 +170,10 @@ def _controls(study: Study, asked: Wanted) -> Component:
         className="columns",
         **{"aria-label": "Columns"},
     )
-    return html.Div(
-        [
-            html.Div(
-                [
-                    search,
-                    choice("ablation-err", "±", ERROR_NAMES, asked.shape.error),
-                    dmc.Button("Show trials", id="ablation-all", size="compact-sm", variant="default"),
-                ],
-                className="controls",
-            ),
-            html.Details([html.Summary("Columns"), chosen], className="more"),
-        ]
-    )
+    error = choice("ablation-err", "±", ERROR_NAMES, asked.shape.error)
+    trials = dmc.Button("Show trials", id="ablation-all", size="compact-sm", variant="default")
+    row = html.Div([search, error, trials], className="controls")
+    return html.Div([row, html.Details([html.Summary("Columns"), chosen], className="more")])
 
 
 def _columns(block: Block, asked: Wanted) -> list[dict[str, Any]]:
@@ -214,34 +184,27 @@ def _columns(block: Block, asked: Wanted) -> list[dict[str, Any]]:
 
 
 def _rows(study: Study, block: Block, asked: Wanted) -> list[dict[str, Any]]:
-    assert study.comparison is not None
     colours = theme.colours(study.variants, study.record["baseline"])
     trials = trial_cells(study.comparison, asked.shape) if asked.opened else {}
     return table.with_trials(table.rows(block, study.comparison, colours), trials, asked.opened, study.name)
 
 
 def _notes(study: Study, asked: Wanted, block: Block) -> list[Component]:
-    assert study.comparison is not None
-    page = table_page(study.comparison, asked.shape)
     count, every = len(block.columns[0].cells), len(study.comparison.table)
-    shown = (
-        [html.P(f"{count} of {every} variants. " if count else "No variant matches the filter.")]
-        if count < every
-        else []
-    )
-    said: list[Component] = [
-        *shown,
-        html.P(f"{table.legend(block)}."),
-        *(html.P(line, className="method") for line in page.lines),
-    ]
-    if page.notes:
-        said.append(html.Ul([html.Li(note) for note in page.notes]))
-    return [*said, html.P(page.provenance, className="provenance")]
+    left = f"{count} of {every} variants. " if count else "No variant matches the filter."
+    found = legend_notes(table_page(study.comparison, asked.shape))
+    return [html.P(left), *found] if count < every else found
+
+
+def legend_notes(page: Page) -> list[Component]:
+    """What a report says below its table: legend, method, notes and provenance."""
+    legend, lines = f"{table.legend(page.blocks[0])}.", [html.P(line, className="method") for line in page.lines]
+    listed = [html.Ul([html.Li(note) for note in page.notes])] if page.notes else []
+    return [html.P(legend), *lines, *listed, html.P(page.provenance, className="provenance")]
 
 
 def _published(study: Study) -> Component | None:
     """The table of a paper that the study reproduces, apart from ours."""
-    assert study.comparison is not None
     blocks = [*ToldOfPublished().blocks(study.comparison)]
     return section("Published", *map(block_table, blocks), id="published") if blocks else None
 
@@ -250,12 +213,6 @@ def _files(study: Study, asked: Wanted) -> list[Any]:
     """The table as it is shown, to take along, and where its numbers come from."""
     kept = {key: value for key, value in asked.query().items() if key in ("q", "err", "cols")}
     query = f"?{urlencode(kept, safe=',')}" if kept else ""
-    links = [
-        html.A(f".{ending}", href=f"/download/{study.name}/table.{ending}{query}", className="download")
-        for ending in ("tex", "md", "csv", "json")
-    ]
-    return [
-        "Download ",
-        *links,
-        html.A("provenance", href=f"/download/{study.name}/provenance.json", className="download"),
-    ]
+    links = downloads(f"/download/{study.name}/table", ("tex", "md", "csv", "json"), query)
+    origin = html.A("provenance", href=f"/download/{study.name}/provenance.json", className="download")
+    return ["Download ", *links, origin]

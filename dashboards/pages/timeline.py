@@ -13,7 +13,7 @@ import flask
 from dash import Input, html
 from dash.development.base_component import Component
 
-from archlab.dashboards.figures import Figure, empty
+from archlab.dashboards.figures import Figure
 from archlab.dashboards.library import Library, Study
 from archlab.dashboards.pages.runs import span
 from archlab.dashboards.pages.shell import GO, TIMELINE, Choice, Chosen, register_tab
@@ -42,81 +42,61 @@ NAMES = {"planned": "stopped, goes on later", "paused": "paused where it was to"
 
 def register(app: dash.Dash, library: Library) -> None:
     """Adds the page `/study/<name>/timeline`."""
-
-    def choices(_: Study) -> Sequence[Choice]:
-        return [Choice("rows", "Rows", {"places": "Places", "variants": "Variants"})]
-
-    def content(study: Study, chosen: Chosen) -> list[Component]:
-        served: Library = flask.current_app.config["LIBRARY"]  # pages are of all apps of a process
-        frame = attempts_frame(served.events(study.name), time.time(), study.holder is not None)
-        return shown(study, frame, chosen["rows"])
-
     register_tab(app, library, TIMELINE, choices, content)
     app.clientside_callback(GO, Input("timeline-figure", "clickData"), prevent_initial_call=True)
 
 
-def shown(study: Study, frame: pd.DataFrame, rows: str) -> list[Component]:
+def choices(_: Study) -> Sequence[Choice]:
+    """What a row of the figure is."""
+    return [Choice("rows", "Rows", {"places": "Places", "variants": "Variants"})]
+
+
+def content(study: Study, chosen: Chosen) -> list[Component]:
     """The figure, and what it adds up to."""
+    served: Library = flask.current_app.config["LIBRARY"]  # pages are of all apps of a process
+    frame = attempts_frame(served.events(study.name), time.time(), study.holder is not None)
     if not len(frame):
         return [html.P("No trial was started by this study: what it reused was trained by another.", className="muted")]
     named = {trial["key"]: trial for trial in study.trials}
-    frame = frame.assign(
-        variant=[named[key]["variant"] if key in named else "no longer wanted" for key in frame["key"]]
-    )
-    if rows == "variants":
-        order = [*[name for name in study.variants if name in set(frame["variant"])], "no longer wanted"]
-        labels = [name for name in order if name in set(frame["variant"])]
-        frame = frame.assign(row=frame["variant"].map({name: i for i, name in enumerate(labels)}))
+    gone = "no longer wanted"
+    variants = [named[key]["variant"] if key in named else gone for key in frame["key"]]
+    if chosen["rows"] == "variants":
+        labels = [name for name in [*study.variants, gone] if name in variants]
+        frame = frame.assign(variant=variants, row=[labels.index(name) for name in variants])
     else:
         labels = [f"place {place + 1}" for place in range(int(frame["place"].max()) + 1)]
-        frame = frame.assign(row=frame["place"])
+        frame = frame.assign(variant=variants, row=frame["place"])
     figure = bars(frame, labels, named, study.name)
-    figure["layout"]["uirevision"] = rows
+    figure["layout"]["uirevision"] = chosen["rows"]
     whole, busy = float(frame["end"].max() - frame["start"].min()), float((frame["end"] - frame["start"]).sum())
     again = int((frame.groupby("key").size() > 1).sum())
     told = f"{len(frame)} attempts of {frame['key'].nunique()} trials in {span(whole)}; {span(busy)} of work"
     told += f"; {again} trials were continued or tried again" if again else ""
     height = min(max(200, 90 + 30 * len(labels)), 1600)
-    return [
-        section(
-            "Attempts",
-            graph("timeline-figure", figure, height),
-            html.P(f"{told}. A click on a bar leads to its trial.", className="muted small"),
-        )
-    ]
+    note = html.P(f"{told}. A click on a bar leads to its trial.", className="muted small")
+    return [section("Attempts", graph("timeline-figure", figure, height), note)]
 
 
 def bars(frame: pd.DataFrame, labels: Sequence[str], named: dict[str, dict[str, Any]], study: str) -> Figure:
     """A thick line per attempt, a trace per way of ending; times are of the reader's machine, in UTC."""
-    if not len(frame):
-        return empty("Nothing has run yet.")
     traces = []
     for ended, mine in frame.groupby("ended", sort=False):
-        x: list[str | None] = []
-        y: list[int | None] = []
-        texts: list[str | None] = []
-        trials: list[str | None] = []
+        points: list[tuple[Any, ...]] = []  # (x, y, text, address): both ends of a bar, and a gap
         for row in mine.to_dict("records"):
-            trial = named.get(row["key"])
-            what = (
-                row["variant"]
-                if trial is None
-                else f"{row['variant']} · seed {trial['seed']} {' '.join(terse(trial['settings']))}"
-            )
-            text = f"<b>{escape(str(what))}</b><br>attempt {row['attempt']}: {span(row['end'] - row['start'])}, {ended}"
-            x += [_moment(row["start"]), _moment(row["end"]), None]
-            y += [row["row"], row["row"], None]
-            texts += [text, text, None]
-            trials += [to_trial(row["key"], study)] * 2 + [None]
+            trial, what = named.get(row["key"]), str(row["variant"])
+            if trial is not None:
+                what = f"{what} · seed {trial['seed']} {' '.join(terse(trial['settings']))}"
+            text = f"<b>{escape(what)}</b><br>attempt {row['attempt']}: {span(row['end'] - row['start'])}, {ended}"
+            for end in ("start", "end"):
+                moment = datetime.fromtimestamp(row[end], UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+                points.append((moment, row["row"], text, to_trial(row["key"], study)))
+            points.append((None,) * 4)
         colour = COLOURS[str(ended)]
         traces.append(
             {
                 "type": "scatter",
                 "mode": "lines+markers",
-                "x": x,
-                "y": y,
-                "text": texts,
-                "customdata": trials,
+                **dict(zip(("x", "y", "text", "customdata"), map(list, zip(*points, strict=True)), strict=True)),
                 "name": NAMES.get(str(ended), str(ended)),
                 "line": {"color": colour, "width": 11},
                 "marker": {"color": colour, "size": 3, "symbol": "line-ns"},
@@ -131,7 +111,3 @@ def bars(frame: pd.DataFrame, labels: Sequence[str], named: dict[str, dict[str, 
         "data": traces,
         "layout": layout(xaxis=axis("", type="date"), yaxis=rows, hovermode="closest", legend=legend),
     }
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")

@@ -76,35 +76,29 @@ def gather_notes(
     undocumented: list[str],
     noise: dict[str, Any],
     verdicts: Sequence[str],
-) -> list[str]:
+) -> Iterable[str]:
     """All notes: the table's own first, then each variant's in the study's order. `verdicts` are the table's."""
-    notes = [
-        *_test_notes(record),
-        *_table_notes(record, selections, noise),
-        *_seed_notes(record, selections, verdicts),
-        *_rough_notes(record, selections),
-        *_twin_notes(selections),
-        *stage_notes(record),
-    ]
+    yield from _test_notes(record)
+    yield from _table_notes(record, selections, noise)
+    yield from _seed_notes(record, selections, verdicts)
+    yield from _rough_notes(record, selections)
+    yield from _twin_notes(selections)
+    yield from stage_notes(record)
     for selection in selections:
-        notes += [f"{selection.variant}: {text}" for text in _variant_notes(record, selection)]
+        yield from (f"{selection.variant}: {text}" for text in _variant_notes(selection))
     if analysis.uneven is not None:
         which, ratio = analysis.uneven
-        notes.append(
+        yield (
             f"{selections[which].variant}: its seed noise is {ratio:.1f} times that of the others; "
             "its interval is too short, theirs are too long"
         )
     if undocumented:
-        notes.append(f"{', '.join(undocumented)}: document variance unknown, the intervals hold seed noise only")
-    reused = sum(bool(t["reused"]) for s in selections for t in s.trials)
-    if reused:
-        notes.append(f"{reused} finished trial{'s were' if reused > 1 else ' was'} reused, from another study or run")
-    longer = sum("continued" in (t["result"] or {}) for s in selections for t in s.trials)
-    if longer:
-        notes.append(
-            f"{longer} trial{'s' if longer > 1 else ''} went on from shorter ones, which had the same beginning"
-        )
-    return [*notes, *_fingerprint_notes(selections)]
+        yield f"{', '.join(undocumented)}: document variance unknown, the intervals hold seed noise only"
+    if reused := sum(bool(t["reused"]) for s in selections for t in s.trials):
+        yield f"{reused} finished trial{'s were' if reused > 1 else ' was'} reused, from another study or run"
+    if longer := sum("continued" in (t["result"] or {}) for s in selections for t in s.trials):
+        yield f"{longer} trial{'s' if longer > 1 else ''} went on from shorter ones, which had the same beginning"
+    yield from _fingerprint_notes(selections)
 
 
 _NOT_COMPARED = {
@@ -246,24 +240,23 @@ def start_notes(record: dict[str, Any]) -> Iterable[str]:
         yield f"{which} from weights {digest[:12]}" + (f"; freshly initialised tensors: {new}" if new else "")
 
 
-def _variant_notes(record: dict[str, Any], selection: Selection) -> Iterable[str]:
-    reported = {t["key"]: seed for seed, t in selection.reported.items()}
+def _variant_notes(selection: Selection) -> Iterable[str]:
+    reported = {trial["key"] for trial in selection.reported.values()}
     for seed, trial in sorted(selection.reported.items()):
         if trial["state"] == "diverged":
-            yield f"seed {seed} diverged{_at(trial)}{_because(trial)}: no mean, no interval"
+            yield f"seed {seed} diverged{_how(trial)}: no mean, no interval"
     for trial in selection.trials:
         if trial["state"] == "diverged" and trial["key"] not in reported:
-            yield f"diverged while tuning{_at(trial)}{_because(trial)}"
+            yield f"diverged while tuning{_how(trial)}"
         elif trial["state"] == "failed":
-            yield f"seed {trial['seed']} failed{_at(trial)}{_because(trial)}"
+            yield f"seed {trial['seed']} failed{_how(trial)}"
         elif trial["state"] == "pruned":
-            yield f"seed {trial['seed']} was pruned{_at(trial)}{_because(trial)}"
+            yield f"seed {trial['seed']} was pruned{_how(trial)}"
     yield from tuning_notes(selection)
     if selection.missing_seeds and not selection.diverged:
         seeds = ", ".join(str(s) for s in selection.missing_seeds)
         yield f"not run: seed{'s' if len(selection.missing_seeds) > 1 else ''} {seeds}"
-    sentence = edge(selection)[1]
-    if sentence:
+    if sentence := edge(selection)[1]:
         yield sentence
 
 
@@ -288,15 +281,11 @@ def tuning_notes(selection: Selection) -> Iterable[str]:
         yield f"{sum(steps.values())} of {len(tuned)} settings {what}: {told}"
 
 
-def _at(trial: dict[str, Any]) -> str:
-    value = rate(trial)
-    return "" if value is None else f" at learning rate {value:g}"
-
-
-def _because(trial: dict[str, Any]) -> str:
-    """The first line of the reason, at most 120 characters."""
-    lines = (trial["reason"] or "").strip().splitlines()
-    return f" ({lines[0][:120]})" if lines else ""
+def _how(trial: dict[str, Any]) -> str:
+    """At which rate, and why: the first line of the reason, at most 120 characters."""
+    value, lines = rate(trial), (trial["reason"] or "").strip().splitlines()
+    at = "" if value is None else f" at learning rate {value:g}"
+    return at + (f" ({lines[0][:120]})" if lines else "")
 
 
 def _fingerprint_notes(selections: list[Selection]) -> Iterable[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -147,56 +147,57 @@ def _own_columns(comparison: Comparison, rows: list[Row], error: str) -> Iterato
     best = best_rows(rows)
     digits = _decimals([row["perplexity_std"] for row in rows])
 
+    def of(name: str) -> list[Any]:
+        return [row[name] for row in rows]
+
     def column(
-        key: str, header: str, value: Callable[[Row], Any], show: Callable[[Row], str], align: str = "r", keep: int = 0
+        key: str, header: str, values: Iterable[Any], texts: Iterable[str], align: str = "r", keep: int = 0
     ) -> Column:
-        cells = [Cell(printable(show(row)), key == "perplexity" and i in best) for i, row in enumerate(rows)]
-        return Column(header, cells, align, keep, key=key, values=tuple(_plain(value(row)) for row in rows))
+        cells = [Cell(printable(text), key == "perplexity" and i in best) for i, text in enumerate(texts)]
+        return Column(header, cells, align, keep, key=key, values=tuple(map(_plain, values)))
 
     def counted(key: str, header: str, name: str, keep: int) -> Column:
-        return column(key, header, lambda r: r[name], lambda r: _count(r[name]), keep=keep)
+        return column(key, header, of(name), map(_count, of(name)), keep=keep)
 
     def numbered(key: str, header: str, name: str, form: str, keep: int = 0) -> Column:
-        return column(key, header, lambda r: r[name], lambda r: number(r[name], form), keep=keep)
+        return column(key, header, of(name), [number(value, form) for value in of(name)], keep=keep)
 
-    def spread(row: Row) -> str:
-        behind = spread_of(row["perplexity_std"], row["n"], error)
-        return number(row["perplexity_mean"], f".{digits}f") + (f" ± {behind:.{digits}f}" if behind >= 0 else "")
-
-    several = len({round(row["bytes_per_token"], 4) for row in rows if row["bytes_per_token"] > 0}) > 1
+    several = len({round(size, 4) for size in of("bytes_per_token") if size > 0}) > 1
     goal = "flops_per_token" in comparison.searched.get("minimize", ())
     sparse = any(row["active_parameters"] < row["parameters"] for row in rows)
-    yield column("variant", "variant", lambda r: r["variant"], lambda r: r["variant"], "l")
+    yield column("variant", "variant", of("variant"), of("variant"), "l")
     for name in dict.fromkeys(name for row in rows for name in row["components"]):
-        yield column(f"component.{name}", name, _has(name), _tick(name), "c", 6)
+        has = [bool(row["components"].get(name)) for row in rows]
+        yield column(f"component.{name}", name, has, ["✓" if each else DASH for each in has], "c", 6)
     for path in dict.fromkeys(path for row in rows for path in row["varied"]):
-        yield column(f"varied.{path}", path, _varied(path), _varied(path), "l", 9)
-    rate = column("lr", "lr", lambda r: r["lr"], lambda r: number(r["lr"], "g") + ("^" if r["lr_at_edge"] else ""))
-    yield replace(rate, keep=8)
-    yield column("n", "n", lambda r: r["n"], lambda r: str(r["n"]))
-    yield column("perplexity", "perplexity ↓", lambda r: r["perplexity_mean"], spread)
+        levels = [str(row["varied"].get(path, DASH)) for row in rows]
+        yield column(f"varied.{path}", path, levels, levels, "l", 9)
+    rates = [number(row["lr"], "g") + ("^" if row["lr_at_edge"] else "") for row in rows]
+    yield column("lr", "lr", of("lr"), rates, keep=8)
+    yield column("n", "n", of("n"), map(str, of("n")))
+    yield column("perplexity", "perplexity ↓", of("perplexity_mean"), [_spread(row, error, digits) for row in rows])
     yield numbered("loss", "loss ↓", "loss_mean", ".4f", 5)
     yield numbered("bits", "bits/byte ↓", "bits_per_byte_mean", ".4f", 5)
     if several:
         yield numbered("bytes", "bytes/token", "bytes_per_token", ".3f", 5)
     yield numbered("delta", f"Δ {unit}", "delta", "+.4f")
-    yield column("interval", "95% interval", lambda r: r["delta"], lambda r: interval(r["delta_low"], r["delta_high"]))
+    yield column("interval", "95% interval", of("delta"), map(interval, of("delta_low"), of("delta_high")))
     said = {"equivalent": "equivalent" if margin is None else f"equivalent within {margin:g}"}
-    yield column("verdict", "verdict", lambda r: r["verdict"], lambda r: str(said.get(r["verdict"], r["verdict"])), "l")
-    yield column("trials", "trials", lambda r: r["missing"], _standing, "l", 9)
+    yield column("verdict", "verdict", of("verdict"), [said.get(each, each) for each in of("verdict")], "l")
+    yield column("trials", "trials", of("missing"), map(_standing, rows), "l", 9)
     yield counted("params", "params", "parameters", 7)
     if sparse:
         yield counted("active", "active", "active_parameters", 7)
-    if not any(math.isnan(row["mismatch"]) for row in rows):
-        yield column(
-            "mismatch", "mismatch", lambda r: r["mismatch"], lambda r: number(100 * r["mismatch"], "+.2f") + "%", keep=4
-        )
+    if not any(map(math.isnan, of("mismatch"))):
+        shares = [number(100 * each, "+.2f") + "%" for each in of("mismatch")]
+        yield column("mismatch", "mismatch", of("mismatch"), shares, keep=4)
     if sparse:
         yield numbered("load", "max load", "router_load_max", ".2f", 4)
     yield counted("flops", "FLOPs/token", "flops_per_token", 0 if goal else 3)
     yield counted("speed", "tokens/s", "tokens_per_s", 2)
-    yield column("memory", "peak memory", lambda r: r["peak_memory_bytes"], lambda r: _bytes(r["peak_memory_bytes"]))
-    yield column("cache", "cache/token", lambda r: r["cache_bytes_per_token"], _cache)
+    yield column("memory", "peak memory", of("peak_memory_bytes"), map(_bytes, of("peak_memory_bytes")))
+    caches = [DASH if math.isnan(each) else f"{each:,.0f} B" for each in of("cache_bytes_per_token")]
+    yield column("cache", "cache/token", of("cache_bytes_per_token"), caches)
 
 
 def _measured(comparison: Comparison, rows: list[Row], error: str) -> Iterator[Column]:
@@ -209,6 +210,11 @@ def _measured(comparison: Comparison, rows: list[Row], error: str) -> Iterator[C
         ]
         values = tuple(None if each is None else _plain(each["mean"]) for each in mine)
         yield Column(printable(str(name)), cells, "r", 9, key=f"measure.{name}", values=values)
+
+
+def _spread(row: Row, error: str, digits: int) -> str:
+    behind = spread_of(row["perplexity_std"], row["n"], error)
+    return number(row["perplexity_mean"], f".{digits}f") + (f" ± {behind:.{digits}f}" if behind >= 0 else "")
 
 
 def spread_of(std: float, n: int, error: str) -> float:
@@ -261,18 +267,6 @@ def _standing(row: Row) -> str:
     return ", ".join(said) or "all complete"
 
 
-def _has(name: str) -> Callable[[Row], Any]:
-    return lambda row: bool(row["components"].get(name))
-
-
-def _tick(name: str) -> Callable[[Row], str]:
-    return lambda row: "✓" if row["components"].get(name) else DASH
-
-
-def _varied(path: str) -> Callable[[Row], str]:
-    return lambda row: str(row["varied"].get(path, DASH))
-
-
 def _plain(value: Any) -> Any:
     """Without NaN, which sorts nowhere."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -284,11 +278,6 @@ def _count(value: float) -> str:
 
 def _bytes(value: float) -> str:
     return DASH if math.isnan(value) else f"{value / 2**20:,.0f} MiB"
-
-
-def _cache(row: Row) -> str:
-    value = row["cache_bytes_per_token"]
-    return DASH if math.isnan(value) else f"{value:,.0f} B"
 
 
 def _decimals(stds: list[float]) -> int:
