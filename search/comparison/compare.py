@@ -212,6 +212,7 @@ def _noise(record: dict[str, Any], analysis: Analysis, layout: Layout) -> dict[s
         "unit": layout.unit,
         "paired": len(analysis.unpaired) < compared or not compared,
         "unpaired": [record["variants"][row]["name"] for row in analysis.unpaired],
+        "moderated": analysis.moderated,
         "always_valid": analysis.always_valid,
         "margin": (record.get("sequential") or {}).get("margin"),
     }

@@ -39,10 +39,10 @@ def method_sentence(noise: dict[str, Any], analysis: Analysis, undocumented: boo
     if unpaired:
         corrected = f"{len(unpaired)} of unpaired ones (Welch), corrected for {times} (Dunnett and Bonferroni)"
     df = f"{noise['df']} degree{'s' if noise['df'] > 1 else ''} of freedom"
-    return (
-        f"95% intervals of paired differences, seed variance pooled over {analysis.pooled} variants ({df}), "
-        f"{documents}, {corrected}"
-    )
+    pooled = f"pooled over {analysis.pooled} variants"
+    if analysis.moderated:
+        pooled = f"of each variant moderated by that of all {analysis.pooled}"
+    return f"95% intervals of paired differences, seed variance {pooled} ({df}), {documents}, {corrected}"
 
 
 def _always_valid_sentence(noise: dict[str, Any], analysis: Analysis, undocumented: bool) -> str:

@@ -115,6 +115,7 @@ def resolution(planned: Plan, store: Store | None) -> Resolution | None:
     """
     from archlab.search.statistics.contrast import MINIMUM_SEEDS, simultaneous_critical
     from archlab.search.statistics.dunnett import dunnett_critical
+    from archlab.search.statistics.moderated import expected_df
     from archlab.search.statistics.sequential import TUNED_AT, always_valid_critical
 
     variants = planned.variants
@@ -129,7 +130,7 @@ def resolution(planned: Plan, store: Store | None) -> Resolution | None:
     if seeds < (MINIMUM_SEEDS if fixed else 2):
         critical = math.inf
     elif fixed:
-        critical = dunnett_critical(comparisons, rows * (seeds - 1))
+        critical = dunnett_critical(comparisons, expected_df(len(variants), len(groups), seeds))
     else:
         critical = always_valid_critical(seeds, rows * (seeds - 1), rows * (TUNED_AT - 1), comparisons)
     df, factor = rows * max(seeds - 1, 0), critical * math.sqrt(2 / max(seeds, 1))

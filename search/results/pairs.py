@@ -1,9 +1,9 @@
 """The difference of any two variants of a study, in the loss or in what was measured of their trials.
 
-That of losses is made as those of the table are: the noise of a trial pooled over the whole layout, with the documents
-of the two. What was measured has no documents, and a noise of its own in every variant: its paired differences have a t
-interval of their own. Variants that do not pair have Welch's, and where seeds are added until a difference is resolved
-the intervals are those that hold at every number of seeds.
+That of losses is made as those of the table are: the noise of each moderated by that of the whole layout, with the
+documents of the two. What was measured has no documents, and its paired differences have a t interval of their own.
+Variants that do not pair have Welch's, and where seeds are added until a difference is resolved the intervals are those
+that hold at every number of seeds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from archlab.search.results.losses import Layout, pair_documents
 from archlab.search.results.measured import PERPLEXITY, is_number, values_by_seed
 from archlab.search.results.selection import Selection
 from archlab.search.statistics.contrast import MINIMUM_SEEDS, Contrast, Floats, paired_difference, welch_difference
-from archlab.search.statistics.intervals import layouts_of, pooled_variance
+from archlab.search.statistics.intervals import layouts_of, pooled_variance, row_noise
+from archlab.search.statistics.moderated import RowNoise
 from archlab.search.statistics.sequential import always_difference, planned_df
 
 
@@ -41,6 +42,13 @@ class Differences:
         every = [*range(len(self.layout.losses))]
         variance, df = pooled_variance(layouts_of(self.layout.losses, self.layout.batches, every, self.layout.keys))
         return variance, df, planned_df(self.layout.batches)
+
+    @cached_property
+    def noise(self) -> RowNoise | None:
+        """The noise of each row."""
+        every, bases = [*range(len(self.layout.losses))], np.asarray(self.layout.bases, np.intp)
+        layouts = layouts_of(self.layout.losses, self.layout.batches, every, self.layout.keys)
+        return row_noise(layouts, bases, every, self.layout.keys)
 
     def compare(self, one: str, other: str) -> bool:
         """Whether losses of the two say anything about each other."""
@@ -73,18 +81,20 @@ class Differences:
         ours, base = self.values(number, one), self.values(number, other)
         pairs = self.layout.batches[self.rows[one]] == self.layout.batches[self.rows[other]]
         known = self.documents(one, other) if number == PERPLEXITY else (0.0, 0)
-        variance, df, planned = self.pooled
         if self.sequential:
-            pooled = (variance, df, planned) if pairs and number == PERPLEXITY else None
+            pooled = self.pooled if pairs and number == PERPLEXITY else None
             return always_difference(ours, base, pooled, known, comparisons)
         if not pairs:
             both = [values[np.isfinite(values)] for values in (ours, base)]
             enough = min(map(len, both)) >= MINIMUM_SEEDS
             return welch_difference(both[0], both[1], known, comparisons if enough else 0)
-        if number != PERPLEXITY:  # whose noise is that of its own paired differences, each of two trials
+        variance, df = None, 0.0
+        if number != PERPLEXITY:  # whose noise is that of its own paired differences
             differences = (ours - base)[np.isfinite(ours - base)]
-            df = len(differences) - 1
-            variance = float(differences.var(ddof=1)) / 2 if df > 0 else None
+            df = len(differences) - 1.0
+            variance = float(differences.var(ddof=1)) if df > 0 else None
+        elif self.noise is not None:
+            variance, df, _ = self.noise.of_difference(self.rows[one], self.rows[other])
         critical = float(scipy.special.stdtrit(df, 1 - 0.05 / (2 * comparisons))) if df > 0 else 0.0
         return paired_difference(ours, base, variance, critical, known, comparisons)
 

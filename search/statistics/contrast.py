@@ -77,9 +77,9 @@ def simultaneous_critical(
 
 
 def paired_difference(
-    ours: Floats, base: Floats, sigma2: float | None, critical: float, documents: tuple[float, int], comparisons: int
+    ours: Floats, base: Floats, variance: float | None, critical: float, documents: tuple[float, int], comparisons: int
 ) -> Contrast | None:
-    """The mean paired difference over the seeds that both have; `sigma2` is the noise of one trial, None: unknown.
+    """The mean paired difference over the seeds that both have; `variance` is that of one pair, None: unknown.
 
     None without a pair, and no interval with fewer than MINIMUM_SEEDS of them.
     """
@@ -88,9 +88,9 @@ def paired_difference(
     if not count:
         return None
     contrast = Contrast(count, float((ours - base)[both].mean()))
-    if sigma2 is None or count < MINIMUM_SEEDS:
+    if variance is None or count < MINIMUM_SEEDS:
         return contrast
-    return resolve(contrast, 2 * sigma2 / count, critical, documents, comparisons)
+    return resolve(contrast, variance / count, critical, documents, comparisons)
 
 
 def welch_difference(ours: Floats, base: Floats, documents: tuple[float, int], comparisons: int) -> Contrast | None:

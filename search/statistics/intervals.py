@@ -4,9 +4,10 @@ The losses of a study are a randomized block: seed s gives every variant the sam
 parameters and the same batches, so that y[v, s] = mu_v + beta_s + eps_vs. A variant's difference to the baseline is
 a mean over seeds of paired differences, in which beta_s cancels. Its variance has two parts:
 
-* seeds: 2 sigma^2 / n, with sigma^2 the residual variance of the two-way layout pooled over all variants, on
-  (K - 1)(n - 1) degrees of freedom. Three seeds of one variant say next to nothing about its own variance.
-  Variants with other batches have other beta_s: each set of batches is a layout of its own; squares and df are summed.
+* seeds: (sigma_v^2 + sigma_b^2) / n. Three seeds of one variant say next to nothing about its own noise, and pooling
+  that of all is wrong where one is noisier: each row has its own variance, moderated by that of the whole table
+  (archlab.search.statistics.moderated). Variants with other batches have other beta_s: each set of batches is a layout
+  of its own, and the table's variance is that of all layouts, squares and degrees of freedom summed.
 * documents: the test set is a sample of documents, and a variant may be better on some of them only. This is the
   variance of the token-weighted mean of per-document paired differences, each averaged over the seeds.
 
@@ -14,10 +15,10 @@ They are added. Averaged over finitely many seeds, a document's difference still
 the first part; the interval is therefore wide (conservative) where that noise varies from document to document.
 
 The intervals of one table hold together, with 95% confidence for all comparisons with the baseline at once
-(C. W. Dunnett, 1955, doi:10.1080/01621459.1955.10501294). The seeds alone give Dunnett's critical value exactly. With
-documents, the critical value is the mean of the two parts' own ones, weighted by their variances (W. G. Cochran and
-G. M. Cox, 1950): simulated, it covers between 95% and 98%, where Welch and Satterthwaite's degrees of freedom fall to
-93% (three seeds, two variants, both parts of a size). The null simulation in the tests holds us to this.
+(C. W. Dunnett, 1955, doi:10.1080/01621459.1955.10501294), each with its own degrees of freedom. The differences are
+taken to be as correlated as the baseline's share in the row's variance, a half at most. With documents, the critical
+value is the mean of the two parts' own ones, weighted by their variances (W. G. Cochran and G. M. Cox, 1950). The null
+simulation in the tests holds us to this.
 
 A variant that saw other batches than its baseline does not pair and gets Welch's interval. Where a table has both
 kinds, the error of 5% is split by their numbers, m' of m: Dunnett's level is 1 - 0.05 m'/m, each Welch's 1 - 0.05/m.
@@ -26,8 +27,8 @@ A bootstrap over three seeds would not do. Three paired differences that happen 
 four without any effect, have only resampled means of that sign: its "95%" covers 75% for one comparison, and 31% for
 the five comparisons of a table together.
 
-Pooling assumes that variants are equally noisy. Where one is noisier its interval is too short and the others' are
-too long; `uneven_noise` tests for that, and the report says so.
+Seeds that are added until a difference is resolved have one variance, pooled over all rows: where one is noisier its
+interval is too short and the others' are too long; `uneven_noise` tests for that, and the report says so.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from numpy.typing import NDArray
 
 from archlab.search.statistics.contrast import MINIMUM_SEEDS, Contrast, Floats, paired_difference, welch_difference
 from archlab.search.statistics.dunnett import dunnett_critical
+from archlab.search.statistics.moderated import Layouts, RowNoise, moderate
 from archlab.search.statistics.sequential import always_difference, planned_df
 
 Documents = Sequence[tuple[float, int] | None] | None
@@ -53,8 +55,9 @@ class Analysis:
     """All comparisons of one table. Standard deviations are in the unit of the losses, None where nothing tells them.
 
     `seed_sd` is the noise of one trial around its variant and its seed (sigma; around its variant where no two rows
-    pair), from `pooled` variants with `df`; `seed_spread` that around its variant alone (beta_s included),
-    `document_sd` the root mean document variance of a difference. `unpaired` are the rows with Welch's interval.
+    pair), pooled over `pooled` variants with `df`; by it each row's own is `moderated`. `seed_spread` is that around
+    its variant alone (beta_s included), `document_sd` the root mean document variance of a difference. `unpaired` are
+    the rows with Welch's interval.
     """
 
     contrasts: tuple[Contrast | None, ...]
@@ -67,6 +70,7 @@ class Analysis:
     unpaired: tuple[int, ...] = ()
     uneven: tuple[int, float] | None = None
     always_valid: bool = False  # the intervals hold at every number of seeds at once
+    moderated: bool = False  # each row's noise is its own as far as its seeds tell; else one for all
 
     @property
     def resolvable(self) -> float | None:
@@ -139,8 +143,8 @@ def analyse(
     what has all, and that with what has none. A row pairs with its baseline where `batches` (a value per row; None: all
     equal) has the same value for both; other rows get Welch's interval. `documents` holds per variant what
     `document_variance` gave, or None. `keys` names the trial of each cell: one that stands in two rows enters the
-    pooled variance once.
-    Missing cells: a variant's difference takes its complete pairs, sigma^2 comes from the unbalanced fit, and the
+    variance once.
+    Missing cells: a variant's difference takes its complete pairs, variances come from the unbalanced fit, and the
     correlation of the differences is the smallest of any two of them (fewer shared seeds, less correlated, wider
     intervals; none between different baselines).
     Intervals that are `always_valid` hold at every number of seeds at once (archlab.search.statistics.sequential), for
@@ -163,8 +167,10 @@ def analyse(
             pooled = (sigma2, df, planned) if v in paired else None
             contrasts[v] = always_difference(losses[v], losses[bases[v]], pooled, known[v], comparisons)
     else:
-        contrasts, comparisons = _of_fixed_seeds(losses, bases, paired, unpaired, sigma2, df, known)
+        noise = row_noise(layouts, bases, pool, keys)
+        contrasts, comparisons = _of_fixed_seeds(losses, bases, paired, unpaired, noise, known)
     spread, enter = pooled_spread(losses), [layout for _, layout in layouts] if paired else [losses]
+    pooled_rows = sum(int(np.isfinite(rows).any(1).sum()) for rows in enter)
     return Analysis(
         contrasts=tuple(contrasts),
         seed_sd=(None if sigma2 is None else float(np.sqrt(sigma2))) if paired else spread,
@@ -172,10 +178,11 @@ def analyse(
         df=df if paired else int(np.maximum(np.isfinite(losses).sum(1) - 1, 0).sum()),
         document_sd=_document_sd(contrasts, known),
         comparisons=comparisons,
-        pooled=sum(int(np.isfinite(rows).any(1).sum()) for rows in enter),
+        pooled=pooled_rows,
         unpaired=tuple(unpaired),
-        uneven=_uneven(layouts),
+        uneven=_uneven(layouts) if always_valid else None,
         always_valid=always_valid,
+        moderated=bool(paired) and not always_valid and pooled_rows > 2,
     )
 
 
@@ -184,31 +191,50 @@ def _of_fixed_seeds(
     bases: NDArray[np.intp],
     paired: list[int],
     unpaired: list[int],
-    sigma2: float | None,
-    df: int,
+    noise: RowNoise | None,
     documents: Sequence[tuple[float, int]],
 ) -> tuple[list[Contrast | None], int]:
     """The contrasts of a table whose number of seeds was not chosen by its results, and how many have an interval."""
     here = np.isfinite(losses)
     pairs = here & here[bases]
-    sure = [v for v in paired if pairs[v].sum() >= MINIMUM_SEEDS and sigma2 is not None]
+    sure = [v for v in paired if pairs[v].sum() >= MINIMUM_SEEDS and noise is not None]
     welch = [v for v in unpaired if min(here[v].sum(), here[bases[v]].sum()) >= MINIMUM_SEEDS]
-    comparisons, critical = len(sure) + len(welch), 0.0
-    if sure:  # their share of the table's error is that of their comparisons
-        level = 1 - 0.05 * len(sure) / comparisons
-        critical = dunnett_critical(len(sure), df, _smallest_correlation(pairs[sure], bases[sure]), level)
+    comparisons = len(sure) + len(welch)
+    level = 1 - 0.05 * len(sure) / max(comparisons, 1)  # their share of the error is that of their comparisons
+    most = _smallest_correlation(pairs[sure], bases[sure]) if sure else 0.0
     contrasts: list[Contrast | None] = [None] * len(losses)
     for v in paired:
-        contrasts[v] = paired_difference(losses[v], losses[bases[v]], sigma2, critical, documents[v], comparisons)
+        variance, critical = None, 0.0
+        if noise is not None and v in sure:
+            variance, df, correlation = noise.of_difference(v, int(bases[v]))
+            critical = dunnett_critical(len(sure), _down(df, 20), _down(min(correlation, most), 20), level)
+        contrasts[v] = paired_difference(losses[v], losses[bases[v]], variance, critical, documents[v], comparisons)
     for v in unpaired:
         ours, base = (losses[row][here[row]] for row in (v, bases[v]))
         contrasts[v] = welch_difference(ours, base, documents[v], comparisons if v in welch else 0)
     return contrasts, comparisons
 
 
-def layouts_of(
-    losses: Floats, groups: Sequence[Hashable], pool: list[int], keys: Keys | None
-) -> list[tuple[NDArray[np.intp], Floats]]:
+def _down(number: float, steps: int) -> float:
+    """To the next lower of so many steps to one: a wider interval, and few critical values to compute for a table."""
+    return float(np.floor(number * steps + 1e-9) / steps)
+
+
+def row_noise(layouts: Layouts, bases: NDArray[np.intp], pool: list[int], keys: Keys | None) -> RowNoise | None:
+    """The moderated noise of the rows of `pool`, which stand in `layouts`; None without degrees of freedom."""
+    sigma2, df = pooled_variance(layouts)
+    if sigma2 is None:
+        return None
+    placed = [int(row) for rows, _ in layouts for row in rows]
+    twins = {}
+    if keys is not None:
+        owners = {key: row for row in reversed(placed) for key in keys[row] if key is not None}
+        lost = {row: [owners[key] for key in keys[row] if key in owners] for row in pool if row not in placed}
+        twins = {row: found[0] for row, found in lost.items() if found}
+    return moderate(layouts, sigma2, df, bases, twins)
+
+
+def layouts_of(losses: Floats, groups: Sequence[Hashable], pool: list[int], keys: Keys | None) -> Layouts:
     """The rows of `pool` by batches, as (rows, losses), no trial twice, no row alone."""
     losses = losses.copy()
     if keys is not None:
@@ -224,7 +250,7 @@ def layouts_of(
     return found
 
 
-def pooled_variance(layouts: list[tuple[NDArray[np.intp], Floats]]) -> tuple[float | None, int]:
+def pooled_variance(layouts: Layouts) -> tuple[float | None, int]:
     """sigma^2 over several layouts and its df, both summed over them; None without df."""
     parts = [unbalanced_residual_variance(layout) for _, layout in layouts]
     df = sum(part for _, part in parts)
@@ -250,7 +276,7 @@ def _document_sd(contrasts: Sequence[Contrast | None], documents: Sequence[tuple
     return float(np.sqrt(np.mean(known))) if known else None
 
 
-def _uneven(layouts: list[tuple[NDArray[np.intp], Floats]]) -> tuple[int, float] | None:
+def _uneven(layouts: Layouts) -> tuple[int, float] | None:
     """The variant whose noise is larger than its layout's others' (p < 0.01), and by what factor; None: no such."""
     found = []
     for rows, losses in layouts:

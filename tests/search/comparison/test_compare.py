@@ -19,7 +19,9 @@ from archlab.search.statistics.intervals import analyse
 from archlab.search.store.store import Row, Store
 from archlab.search.trial.trial import Trial
 from tests.search.compare_kit import end_as, make_study, make_trial, measures, pick
+from tests.search.noise_kit import by_hand
 
+MODERATED = "95% intervals of paired differences, seed variance of each variant moderated by that of all {}"
 EFFECTS = {"baseline": 0.0, "sdpa": -0.05, "value": 0.0005, "dense": 0.05}
 
 
@@ -69,7 +71,8 @@ def test_intervals_are_those_of_the_statistics() -> None:
     assert comparison.noise["resolvable_percent"] == pytest.approx(100 * (math.exp(analysis.resolvable or 0) - 1))
     assert comparison.noise["df"] == 6
     assert comparison.noise["method"] == (
-        "95% intervals of paired differences, seed variance pooled over 4 variants (6 degrees of freedom), "
+        "95% intervals of paired differences, seed variance of each variant moderated by that of all 4 (6 degrees of "
+        "freedom), "
         "document variance added, Dunnett-corrected for 3 comparisons"
     )
 
@@ -257,12 +260,18 @@ def test_other_fingerprints_among_the_compared_trials_are_told() -> None:
     assert told == ["the compared trials ran under different threads: 1, 2"]
 
 
-def test_uneven_seed_noise_is_told() -> None:
+def test_uneven_seed_noise_is_in_the_rows_interval_or_told_where_one_variance_is_for_all() -> None:
     record, trials = make_study({f"v{i}": 0.0 for i in range(6)}, seeds=8)
     for seed, trial in enumerate(pick(trials, "v3", role="repeat")):
         trial["result"]["test"] = measures(trial["result"]["test"]["loss"] + 0.2 * (-1) ** seed)
-    notes = compare(record, trials).notes
-    assert any(note.startswith("v3: its seed noise is") for note in notes)
+    comparison = compare(record, trials)
+    halves = comparison.table["delta_high"] - comparison.table["delta"]
+    assert comparison.noise["moderated"] and halves[3] > 3 * halves.drop(3).max()
+    assert not any("its seed noise is" in note for note in comparison.notes)
+    record["sequential"] = {"min": 2, "max": 8, "until": "resolved", "margin": None}
+    pooled = compare(record, trials)
+    assert not pooled.noise["moderated"]
+    assert any(note.startswith("v3: its seed noise is") for note in pooled.notes)
 
 
 def test_unknown_documents_leave_the_seed_noise_and_are_told() -> None:
@@ -312,7 +321,7 @@ def test_batches_that_differ_between_cells_keep_the_pairs_within_each() -> None:
         variant["batches"] = variant["name"].split(" ")[1]
     comparison = compare(record, trials)
     assert (comparison.noise["paired"], comparison.noise["unpaired"], comparison.noise["df"]) == (True, [], 2 + 4)
-    assert comparison.noise["method"].startswith("95% intervals of paired differences, seed variance pooled over 5")
+    assert comparison.noise["method"].startswith(MODERATED.format(5))
     assert not any("paired" in note for note in comparison.notes)
     record["variants"][-1]["batches"] = "other"
     mixed = compare(record, trials)
@@ -444,11 +453,13 @@ def test_intervals_of_cells_are_those_of_uncorrelated_differences() -> None:
     for trial in trials:
         trial["documents"] = None
     comparison = compare(in_cells(record), trials)
-    half = dunnett_critical(3, 8, 0.0) * comparison.noise["seed_sd"] * math.sqrt(2 / 3)
-    for name in ("gate [x=1]", "gate [x=2]", "wide [x=2]"):
+    table = np.array([losses(trials, name) for name in CELLS])
+    for place, name in ((1, "gate [x=1]"), (3, "gate [x=2]"), (4, "wide [x=2]")):
+        total, df = by_hand(table, place, 0 if place == 1 else 2, {0, 2})
+        half = dunnett_critical(3, df, 0.0) * math.sqrt(total / 3)
         found = row(comparison, name)
-        assert found["delta_high"] - found["delta"] == pytest.approx(half, rel=1e-9)
-    assert dunnett_critical(3, 8, 0.0) > dunnett_critical(3, 8, 0.5), "the wider one"
+        assert found["delta_high"] - found["delta"] == pytest.approx(half, rel=0.02), "but for steps of critical values"
+        assert dunnett_critical(3, df, 0.0) > 1.03 * dunnett_critical(3, df, 0.5), "the wider one"
 
 
 @pytest.mark.parametrize("paired", [True, False], ids=["paired", "unpaired"])

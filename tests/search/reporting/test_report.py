@@ -42,7 +42,7 @@ def test_text_is_the_table_with_its_curve_and_what_to_know(comparison: Compariso
     assert re.search(r"\d+\.\d+ ± \d+\.\d+\*", sdpa), "the best is marked"
     assert "better" in sdpa
     text = " ".join(lines)
-    assert "95% intervals of paired differences, seed variance pooled over 3 variants (4 degrees of freedom)" in text
+    assert "seed variance of each variant moderated by that of all 3 (4 degrees of freedom)" in text
     noise = comparison.noise
     assert f"{noise['resolvable']:.4f} nats/token ({noise['resolvable_percent']:.2g}% of perplexity)" in text
     assert "Validation perplexity by learning rate (seed 0)" in text

@@ -21,6 +21,7 @@ from archlab.search.sections.published.told import decided_by
 from archlab.search.sections.rooms import select
 from archlab.search.statistics.sequential import always_valid_critical
 from tests.search.compare_kit import end_as, make_study, measures, pick
+from tests.search.noise_kit import by_hand
 
 EFFECTS = {"baseline": 0.0, "a": -0.1, "b": -0.06, "c": 0.0, "d": 0.08}
 
@@ -68,13 +69,10 @@ def measure(trials: list[dict[str, Any]], variant: str, label: str, **values: li
 # Intervals
 
 
-def test_the_interval_of_any_pair_is_that_of_the_pooled_layout_and_its_documents() -> None:
+def test_the_interval_of_any_pair_is_that_of_its_moderated_noise_and_its_documents() -> None:
     record, trials = make_study(EFFECTS, seeds=4, rates=())
     found = compare(with_claims(record, claim("a", "b c"), claim("b", "d")), trials)
     tests = np.array([[t["result"]["test"]["loss"] for t in pick(trials, name)] for name in EFFECTS])
-    residual = tests - tests.mean(1, keepdims=True) - tests.mean(0) + tests.mean()
-    df = 4 * 3
-    sigma2 = (residual**2).sum() / df
     for row in found.claims.to_dict("records"):
         for pair in row["pairs"]:
             one, other = ([*EFFECTS].index(pair[name]) for name in ("lower", "than"))
@@ -84,7 +82,8 @@ def test_the_interval_of_any_pair_is_that_of_the_pooled_layout_and_its_documents
                 nll, size = (np.mean([d[key] for d in mine], axis=0) for key in ("nll", "tokens"))
                 shares.append((nll - nll.sum() / size.sum() * size) / size.sum())
             documents = 80 / 79 * ((shares[0] - shares[1]) ** 2).sum()
-            seeds = 2 * sigma2 / 4
+            variance, df = by_hand(tests, one, other, {0})
+            seeds = variance / 4
             alpha = 0.05 / 2  # two claims
             critical = [stats.t.ppf(1 - alpha / 2, each) for each in (df, 79)]
             weighted = (seeds * critical[0] + documents * critical[1]) / (seeds + documents)

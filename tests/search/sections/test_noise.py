@@ -15,6 +15,7 @@ from archlab.search.planning.plan import Plan, plan
 from archlab.search.running.run import run
 from archlab.search.sections.seeds.noise import known_noise, noise_key, remember_noise
 from archlab.search.statistics.dunnett import dunnett_critical
+from archlab.search.statistics.moderated import expected_df
 from archlab.search.store.store import Store
 from archlab.search.study.load import load_study
 from tests.search.compare_kit import make_study
@@ -102,7 +103,7 @@ def test_a_plan_says_what_its_seeds_resolve_before_and_after_something_is_known(
     made = planned(tmp_path, **sections)
     before = resolution(made, None)
     assert before is not None and before.factor is not None and before.difference is None
-    assert before.factor == pytest.approx(dunnett_critical(2, 4) * math.sqrt(2 / 3))
+    assert before.factor == pytest.approx(dunnett_critical(2, expected_df(3, 1, 3)) * math.sqrt(2 / 3))
     assert "no study of this store has told yet" in str(before) and "on 4 degrees of freedom" in str(before)
     run(load_study(tmp_path / "study.yaml"), tmp_path / "store", executor="inline", track=False)
     with Store.open(tmp_path / "store", create=False) as store:

@@ -41,7 +41,7 @@ def test_copies_of_a_variant_are_rarely_called_different_and_a_planted_one_is_fo
     assert {(row["seeds"], row["copies"]) for row in found} == {(s, c) for s in ("3", "5", "2 to 8") for c in (2, 4)}
     for row in found:
         assert row["false"] <= row["limit"], row
-        assert row["found"] > {"3": 0.35, "5": 0.8, "2 to 8": 0.7}[row["seeds"]], row
+        assert row["found"] > {"3": 0.25, "5": 0.7, "2 to 8": 0.7}[row["seeds"]], row
 
 
 @pytest.mark.slow
