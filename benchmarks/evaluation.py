@@ -33,7 +33,7 @@ def study(evaluate: Any, test_bytes: str, variants: tuple[str, ...]) -> dict[str
     plain["variants"] = {name: plain["variants"][name] for name in variants}
     plain["train"] |= {"tokens": 16_384, "data": {**plain["train"]["data"], "test_bytes": test_bytes}}
     plain |= {"seeds": 1, "evaluate": evaluate}
-    for section in ("tune", "budget", "match", "report"):
+    for section in ("recipes", "tune", "budget", "match", "report"):
         plain.pop(section, None)
     return plain
 

@@ -84,13 +84,11 @@ class Study(Spec):
     @property
     def axes(self) -> list[list[tuple[str, tuple[Setting, ...]]]]:
         """What every variant is crossed with, the outermost first: for each axis its values, and what they set."""
-        grid = [
-            [
-                (text, (Setting(path, node, "the grid", self.mark(f"grid.{path}")),))
-                for text, node in cells_of(self.grid, path)
-            ]
-            for path in self.grid
-        ]
+        grid: list[list[tuple[str, tuple[Setting, ...]]]] = []
+        for path in self.grid:
+            mark = self.mark(f"grid.{path}")
+            cells = cells_of(self.grid, path)
+            grid.append([(text, (Setting(path, node, "the grid", mark),)) for text, node in cells])
         return [*(axis for section in self.sections for axis in section.crossing()), *grid]
 
     @property

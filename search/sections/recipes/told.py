@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 UNDER = ("row", "recipe", "variant", "loss", "delta", "low", "high", "verdict")
 BEST = ("row", "recipe", "against", "n", "perplexity", "loss", "delta", "low", "high", "verdict", "holds")
 LEGEND = (
-    "each row at the recipe with its lowest mean validation loss, and so its baseline; holds: what the verdicts under "
-    "all recipes say together, each against the baseline under the same recipe"
+    "each row at the recipe with its lowest mean validation loss, and its baseline at that one's; under recipes: the "
+    "verdicts under all of them, each against the baseline under the same one"
 )
 
 
@@ -67,7 +67,7 @@ class ToldOfRecipes(Told):
             column(f"Δ {unit}", lambda row: number(row["delta"], "+.4f")),
             column("95% interval", lambda row: interval(row["low"], row["high"])),
             column("verdict", lambda row: row["verdict"], "l"),
-            column("holds", lambda row: row["holds"], "l", room=60),
+            column("under recipes", lambda row: row["holds"].replace(" recipes", ""), "l", room=60),
         ]
         yield Block("Every variant at its best recipe", columns, LEGEND)
 
