@@ -8,7 +8,7 @@ from archlab.search.recipe.recipe import Recipe
 from archlab.search.recipe.schedules import AUTO
 from archlab.search.variants.variant import Variant
 
-FEW_STEPS = 1000
+FEW_STEPS = 500
 SMALL = 0.5  # of the standard deviation that `init: {std: small}` gives
 _MOST = 3  # variants that a line names
 
