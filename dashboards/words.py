@@ -28,7 +28,7 @@ def verdicts(comparison: Comparison) -> list[tuple[str, str]]:
 
     Kinds are the verdicts of the table, by which the page colours them.
     """
-    rows = [row for row in comparison.table.to_dict("records") if row["variant"] != row["baseline"]]
+    rows = [row for row in _judged(comparison) if row["variant"] != row["baseline"]]
     unit = comparison.noise["unit"].split("/")[0]
     found = []
     for kind in ("better", "worse"):
@@ -36,7 +36,7 @@ def verdicts(comparison: Comparison) -> list[tuple[str, str]]:
         for row in own[:_LINES]:
             reach = f"[{signed(row['delta_low'])}, {signed(row['delta_high'])}]"
             said = f"{row['variant']} is {kind} than {row['baseline']}: {signed(row['delta'])} {unit} {reach}"
-            found.append((kind, said))
+            found.append((kind, f"{said}, {row['holds']}" if row.get("holds") else said))
         if len(own) > _LINES:
             more = len(own) - _LINES
             found.append((kind, f"{more} more {'is' if more == 1 else 'are'} {kind} than {_against(own)}, by less"))
@@ -57,6 +57,20 @@ def verdicts(comparison: Comparison) -> list[tuple[str, str]]:
             said = listed([row["variant"] for row in own], _NAMED)
             found.append((kind, f"{said} {one if len(own) == 1 else many} {_against(own)}"))
     return found
+
+
+def _judged(comparison: Comparison) -> list[dict[str, Any]]:
+    """The rows that verdicts are told of: those of the table, or of several recipes each row at its best one."""
+    best_at = comparison.best_recipes.to_dict("records")
+    bases = [row["row"] for row in best_at if row["verdict"] == "baseline"]
+    if not bases:
+        return comparison.table.to_dict("records")
+    base = bases[0] if len(bases) == 1 else "its baseline"
+    return [
+        {**row, "variant": row["row"], "baseline": row["row"] if row["row"] in bases else base}
+        | {"delta_low": row["low"], "delta_high": row["high"]}
+        for row in best_at
+    ]
 
 
 def _against(rows: Sequence[dict[str, Any]]) -> str:

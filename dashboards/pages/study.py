@@ -48,6 +48,7 @@ def register(app: dash.Dash, library: Library) -> None:
         "curves": Output("curves", "figure"),
         "note": Output("curves-note", "children"),
         "zoom": Output("curves-zoom", "data"),
+        "first": Output("table-first", "children"),
         "rows": Output("table", "rowData"),
         "columns": Output("table", "columnDefs"),
         "notes": Output("table-notes", "children"),
@@ -104,6 +105,7 @@ def _page(study: Study, view: View, notices: list[str], root: str) -> Component:
         html.Div(_head(study), id="study-head"),
         section(
             "Results",
+            html.Div(found["first"], id="table-first", className="notes", style={"marginBottom": 24}),
             table.grid(found["rows"], found["columns"]),
             html.Div(found["notes"], id="table-notes", className="notes"),
             aside=["Download ", *links],
@@ -149,15 +151,24 @@ def _results(study: Study, shown: list[str]) -> dict[str, Any]:
     found = study.comparison
     if found is None:
         empty = figures.empty(study.problem or "")
-        return {"rows": [], "columns": [], "notes": [], "forest": empty, "rates": empty}
+        return {"first": [], "rows": [], "columns": [], "notes": [], "forest": empty, "rates": empty}
     colours, block = theme.colours(study.variants, study.record["baseline"]), main_block(found)
-    blocks = [block for told in sections_of(found) if not told.paged for block in told.blocks(found)]
+    first, then = (
+        [
+            block_table(b)
+            for told in sections_of(found)
+            if not told.paged and told.heads is heads
+            for b in told.blocks(found)
+        ]
+        for heads in (True, False)
+    )
     apart = [r for r in found.table.to_dict("records") if r["variant"] != r["baseline"] and r["variant"] in shown]
     rates = [row for row in found.rates.to_dict("records") if row["along"] and row["variant"] in shown]
     return {
+        "first": first,
         "rows": table.rows(block, found, colours),
         "columns": table.columns(block),
-        "notes": [*legend_notes(table_page(found, Shape())), *map(block_table, blocks)],
+        "notes": [*legend_notes(table_page(found, Shape())), *then],
         "forest": figures.forest(apart, colours, found.noise["unit"]),
         "rates": figures.rate_curve(rates, colours, found.baseline),
     }

@@ -11,7 +11,7 @@ from archlab.search.store.store import Row
 from archlab.search.trial.trial import Trial
 from tests.dashboards.generate import Plan, record
 
-SEARCH, LADDER, FACTORIAL = "search-small", "ladder-small", "factorial"
+SEARCH, LADDER, FACTORIAL, RECIPES = "search-small", "ladder-small", "factorial", "recipes"
 MASK = {"type": "window", "size": 32}
 
 
@@ -105,3 +105,25 @@ def make_factorial(store):
     for trial in store.study_trials(FACTORIAL):
         finish(store, FACTORIAL, trial, losses[trial["variant"], trial["seed"]])
     return losses
+
+
+def make_recipes(store):
+    """Under a rough recipe `careful` leads, under a calm one it does not; `good` leads under both."""
+    effects = {"baseline": (0.3, 0.0), "careful": (0.1, 0.0), "good": (0.2, -0.1)}
+    draw, losses, variants, trials = np.random.default_rng(5), {}, [], []
+    for place, recipe in enumerate(("rough", "calm")):
+        for row, effect in effects.items():
+            name = f"{row} [recipe={recipe}]"
+            own = {"name": name, "baseline": f"baseline [recipe={recipe}]", "changes": [], "components": {}, "row": row}
+            own |= {"axes": {"recipe": recipe}, "parameters": 10**6, "flops_per_token": 2 * 10**6}
+            variants.append(own | {"mismatch": 0.0, "matched": {}, "spec": {}})
+            for seed in range(3):
+                losses[name, seed] = 1.6 + effect[place] + 0.01 * seed + draw.normal(0, 0.002)
+                trials.append(Row(_trial(name, seed=seed), name, "repeat", {}, seed))
+    made = record(Plan(RECIPES, "Does care pay?", {"baseline": 0.0}, rates=(), seeds=(0, 1, 2)))
+    rows = {variant["name"]: [variant["row"], variant["axes"]["recipe"]] for variant in variants}
+    made |= {"variants": variants, "baseline": variants[0]["name"], "recipes": {"named": {}, "rows": rows}}
+    store.save_study(RECIPES, made, "study: recipes\n")
+    store.add_trials(RECIPES, trials)
+    for trial in store.study_trials(RECIPES):
+        finish(store, RECIPES, trial, losses[trial["variant"], trial["seed"]])

@@ -6,7 +6,7 @@ import pytest
 
 from tests.dashboards.findings_kit import measure_all
 from tests.dashboards.generate import make_store, make_study
-from tests.dashboards.special_studies import FACTORIAL, LADDER, make_factorial, make_ladder
+from tests.dashboards.special_studies import FACTORIAL, LADDER, RECIPES, make_factorial, make_ladder, make_recipes
 from tests.dashboards.test_app import Client
 
 
@@ -18,6 +18,7 @@ def client(tmp_path_factory):
         measure_all(made, "gate-position")
         make_ladder(made)
         make_factorial(made)
+        make_recipes(made)
     return Client(root)
 
 
@@ -58,3 +59,13 @@ def test_what_was_measured_of_attention_is_drawn_for_every_variant(client):
 def test_curves_of_stability_are_drawn_over_rates_and_over_the_training(client):
     page = client.page("/study/gate-position/stability")
     assert {"Learning rates on validation", "Diverged", "Spikes"} <= set(texts(page))
+
+
+def test_a_study_of_several_recipes_begins_with_what_holds_under_them(client):
+    told = texts(client.page(f"/study/{RECIPES}"))
+    verdicts = [text for text in told if text.startswith(("good is", "careful is"))]
+    assert verdicts[0].startswith("good is better than baseline: ") and verdicts[0].endswith(
+        "better under 2 of 2 recipes"
+    )
+    assert verdicts[1] == "careful is within noise of baseline"
+    assert "better under one recipe only (rough)" in told

@@ -63,7 +63,7 @@ class ToldOfRecipes(Told):
             column("variant", lambda row: row["row"], "l"),
             column("best recipe", lambda row: row["recipe"], "l"),
             column("n", lambda row: str(row["n"]), keep=3),
-            column("perplexity", lambda row: number(row["perplexity"], ".4g"), keep=4),
+            column("perplexity", lambda row: number(row["perplexity"], "#.4g"), keep=4),
             column(f"Δ {unit}", lambda row: number(row["delta"], "+.4f")),
             column("95% interval", lambda row: interval(row["low"], row["high"])),
             column("verdict", lambda row: row["verdict"], "l"),
