@@ -152,10 +152,13 @@ def notice(text: str) -> Component:
 
 
 def pulse(name: str, study: Study, tab: Tab, notices: Sequence[str], query: str | None = None) -> list[Component]:
-    """What `register_refresh` reads and writes beside a page's own outputs, and the notices above the page."""
+    """What `register_refresh` reads and writes beside a page's own outputs, and the notices above the page.
+
+    A store that held None at first would write that into the address.
+    """
     return [
         dcc.Store(id=f"{name}-seen", data=[study.name, tab.version(study)]),
-        dcc.Store(id=f"{name}-query", data=query),
+        dcc.Store(id=f"{name}-query", **({} if query is None else {"data": query})),
         dcc.Interval(id=f"{name}-tick", interval=REFRESH_MS),
         html.Div([notice(text) for text in notices], id=f"{name}-notice"),
     ]

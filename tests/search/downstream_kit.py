@@ -30,7 +30,12 @@ def byte_data(root: Path, splits: dict[str, list[bytes]] | None = None) -> Datas
 def subject(dataset: Dataset, block: dict[str, Any] | None = None, **recipe: Any) -> Subject:
     """An untrained model of a data set's vocabulary, whose logits are made uneven."""
     attention = {"type": "attention", "heads": 2, "positional": "rope"}
-    plain = {"d_model": 32, "n_layers": 2, "block": block or {"norm": "rmsnorm", "attention": attention}}
+    plain = {
+        "d_model": 32,
+        "n_layers": 2,
+        "init": {"std": 0.02},
+        "block": block or {"norm": "rmsnorm", "attention": attention},
+    }
     model = arch_dsl.resolve(arch_dsl.load(plain), vocab=dataset.vocab, max_positions=CONTEXT)
     fields = {"tokens": 5000, "context": CONTEXT, "batch": 4, "lr": 1e-3, "precision": "fp32", **recipe}
     weights = {name: value.clone() for name, value in arch_dsl.compile(model, seed=3).state_dict().items()}

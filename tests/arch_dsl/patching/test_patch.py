@@ -133,7 +133,7 @@ def refused(model: Model, changes: Any) -> str:
         pytest.param(
             {"block.*.kv_heads": 4}, {"block.attention.kv_heads: 2 → 4"}, id="all-branches-that-have-the-field"
         ),
-        pytest.param({"init": {"std": 0.1}}, {"init.std: 0.02 → 0.1"}, id="record"),
+        pytest.param({"init": {"std": 0.1}}, {"init.std: small → 0.1"}, id="record"),
         pytest.param({"unembedding.tied": False}, {"unembedding.tied: true → false"}, id="boolean"),
         pytest.param({"vocab": None}, {"vocab: 19 → null"}, id="nothing"),
         pytest.param(

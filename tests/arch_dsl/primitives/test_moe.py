@@ -22,7 +22,7 @@ MOE = {"type": "moe", "experts": 5, "top_k": 2, "width": 24}
 def written(ffn: dict[str, Any], **more: Any) -> Model:
     """A model of two layers, the second of which has experts."""
     block = {"norm": "rmsnorm", "attention": {"heads": 4}, "ffn": {"type": "swiglu", "width": 40}}
-    data = {"d_model": 32, "n_layers": 2, "vocab": 50, "max_positions": 16, "block": block}
+    data = {"d_model": 32, "n_layers": 2, "vocab": 50, "max_positions": 16, "block": block, "init": {"std": 0.02}}
     return arch_dsl.load({**data, "overrides": {"1::2": {"block.ffn": ffn}}, **more})
 
 

@@ -32,7 +32,7 @@ def data_root(tmp_path_factory):
 def model(ffn):
     """A resolved model whose second layer has this feed-forward."""
     block = {"norm": "rmsnorm", "attention": {"heads": 2}, "mlp": {"width": 16}}
-    data = {"d_model": 16, "n_layers": 2, "vocab": 257, "max_positions": 16, "block": block}
+    data = {"d_model": 16, "n_layers": 2, "vocab": 257, "max_positions": 16, "block": block, "init": {"std": 0.02}}
     return resolve(load({**data, "overrides": {"1": {"block.mlp": ffn}}}))
 
 
