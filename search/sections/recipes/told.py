@@ -10,6 +10,7 @@ import numpy as np
 
 from archlab.search.formatting.frames import NAN, records
 from archlab.search.formatting.tables import Block, column_of, interval, number
+from archlab.search.results.comparable import apart
 from archlab.search.results.comparison import Comparison
 from archlab.search.results.losses import lay_out
 from archlab.search.results.selection import Selection, loss
@@ -90,7 +91,7 @@ def _at_best(seen: Seen, rows: Mapping[str, tuple[str, str]], under: Any) -> Ite
     kept = [{**variants[name], "baseline": best[bases[rows[name][0]]]} for name in chosen]
     record = {**seen.record, "variants": kept, "baseline": kept[0]["baseline"]}
     analysis = analysed(record, lay_out(record, [selections[name] for name in chosen]))
-    losses = {row["variant"]: row for row in records(seen.found.table)}
+    losses, at = {row["variant"]: row for row in records(seen.found.table)}, {each["name"]: each for each in kept}
     for variant, contrast in zip(kept, analysis.contrasts, strict=True):
         row, recipe = rows[variant["name"]]
         half = None if contrast is None else contrast.half_width
@@ -106,7 +107,9 @@ def _at_best(seen: Seen, rows: Mapping[str, tuple[str, str]], under: Any) -> Ite
             table["loss_mean"],
             delta,
             *ends,
-            "baseline" if bases[row] == row else _verdict(contrast, record),
+            "baseline"
+            if bases[row] == row
+            else apart(record, variant, at[variant["baseline"]]) or _verdict(contrast, record),
             holds({each["recipe"]: each["verdict"] for each in records(under[under["row"] == row])}),
         )
 

@@ -135,6 +135,15 @@ def test_a_row_without_a_mean_under_one_recipe_stands_at_another(tmp_path: Path)
     assert [*compare(record, trials).best_recipes["row"]] == ["baseline"]
 
 
+def test_a_row_whose_best_recipe_was_tested_on_other_text_is_not_compared() -> None:
+    record, trials = asked({"baseline": {"a": 0.2, "b": 0.0}, "gated": {"a": 0.1, "b": 0.3}})
+    for variant in record["variants"]:
+        variant["test"] = f"the text of {variant['axes']['recipe']}"
+    best = compare(record, trials).best_recipes.set_index("row")
+    assert (best.loc["gated", "recipe"], best.loc["gated", "against"]) == ("a", "b")
+    assert best.loc["gated", "verdict"] == "other test text" and best["delta"].isna().all()
+
+
 def test_a_study_without_recipes_has_no_table_of_them() -> None:
     found = compare(*make_study({"baseline": 0.0, "gated": 0.1}))
     assert found.best_recipes.empty and "best recipe" not in report(found)
