@@ -50,6 +50,7 @@ model:
     norm: rmsnorm
     attention: {{heads: 2, positional: rope}}
     ffn: {{type: glu, activation: silu, width: 64}}
+  init: {{std: 0.02}}
 variants:
   copies: {{}}
 grid:
@@ -61,6 +62,7 @@ train:
   context: 64
   batch: 16
   lr: 5e-3
+  schedule: {{warmup: 0.02}}
 """
 
 

@@ -37,6 +37,7 @@ model:
     norm: rmsnorm
     attention: {heads: 2, positional: rope}
     ffn: {type: glu, activation: silu, width: 64}
+  init: {std: 0.02}
 variants:
   baseline: {}
   narrow: {block.ffn.width: 8}
@@ -48,6 +49,7 @@ train:
   context: 64
   batch: 8
   lr: 5e-3
+  schedule: {warmup: 0.02}
 """
 GRID = f"study: grid\n{BASE}grid: {{train.lr: [{', '.join(f'{rate:g}' for rate in RATES)}]}}\nseeds: 5\n"
 DEFAULT = f"""\

@@ -27,6 +27,7 @@ LLAMA = {
     "n_layers": 4,
     "vocab": 257,
     "max_positions": 16,
+    "init": {"std": 0.02},
     "block": {
         "norm": {"type": "rmsnorm", "placement": "pre"},
         "attention": {

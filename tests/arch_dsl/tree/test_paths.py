@@ -23,7 +23,7 @@ MIXERS: dict[str, dict[str, Any]] = {
 
 def losses(mixer: str, backend: str, steps: int) -> torch.Tensor:
     """Of each step of AdamW on a text that repeats itself with noise."""
-    spec = arch_dsl.load({"d_model": 16, "n_layers": 2, "block": {**NORMED, **MIXERS[mixer]}})
+    spec = arch_dsl.load({"d_model": 16, "n_layers": 2, "init": {"std": 0.02}, "block": {**NORMED, **MIXERS[mixer]}})
     spec = arch_dsl.resolve(spec, vocab=VOCAB, max_positions=LENGTH)
     model = arch_dsl.compile(spec, backend, seed=1, dtype=torch.float64).double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -39,8 +39,8 @@ def ladder(parts: tuple[str, ...]) -> list[tuple[Model, Optimizer]]:
     """The models of three widths with these parts of the rules, the others left standard."""
     found: list[tuple[Model, Optimizer]] = []
     for width in WIDTHS:
-        plain = model(width)
-        made = transferred(plain, model(WIDTHS[0]))
+        plain = model(width, init={"std": 0.02})
+        made = transferred(plain, model(WIDTHS[0], init={"std": 0.02}))
         changed = made.model if "init" in parts else made.model.replace(init=plain.init)
         changed = changed if "logits" in parts else changed.replace(logits=())
         changed = changed if "attention" in parts else patch(changed, {"block.attention.scale": None})
