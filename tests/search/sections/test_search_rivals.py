@@ -103,6 +103,8 @@ def test_components_that_mean_something_else_are_another_space(tmp_path: Path) -
         asked = SMALL | {"components": f"components: {{{few}, {gate}}}", "seeds": "seeds: 3"}
         asked["space"] = "space:\n  heads: {component: [off, few]}\n  gate: {component: [off, G1]}\n"
         asked["search"] = "search: {trials: 8, sampler: random, minimize: [perplexity, parameters], keep: 3}"
+        asked["model"] = f"{SMALL['model']}\n  init: {{std: 0.02}}"
+        asked["train"] = f"{str(SMALL['train'])[:-1]}, schedule: {{warmup: 0}}}}"
         study = write_study(tmp_path, **asked)
         run(study, store, overrides={"study": f"heads-{heads}"}, executor="inline", track=False)
     found = compared(store, "heads-2")

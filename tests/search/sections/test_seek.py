@@ -29,9 +29,8 @@ model:
   block:
     norm: rmsnorm
     attention: {heads: 4, positional: rope}
-    ffn: {type: glu, activation: silu}
-  init: {std: 0.02}""",
-    "train": "train: {data: {text: corpus.txt}, tokens: 256, context: 16, batch: 4, lr: 1e-2, schedule: {warmup: 0}}",
+    ffn: {type: glu, activation: silu}""",
+    "train": "train: {data: {text: corpus.txt}, tokens: 256, context: 16, batch: 4, lr: 1e-2}",
     "components": None,
     "variants": None,
     "space": SPACE,
