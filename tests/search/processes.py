@@ -5,8 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def descendants(root=None):
-    """pid -> command line of all processes below `root` (this one by default)."""
+def descendants(root=None, without=()):
+    """pid -> command line of all processes below `root` (this one by default), but for `without` and what is below."""
     parents, commands = {}, {}
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -14,7 +14,7 @@ def descendants(root=None):
             commands[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
     found, frontier = {}, {root or os.getpid()}
     while frontier:
-        frontier = {pid for pid, parent in parents.items() if parent in frontier}
+        frontier = {pid for pid, parent in parents.items() if parent in frontier and pid not in without}
         found |= {pid: commands[pid] for pid in frontier if pid in commands}
     return found
 

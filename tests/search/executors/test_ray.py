@@ -34,15 +34,17 @@ LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFF
 @pytest.fixture(scope="module")
 def executor(tmp_path_factory):
     """One Ray for the whole file, with two trials at once."""
-    before = descendants()  # of other files' tests, such as a server that they share
+    before = descendants()  # of other files' tests, such as a server that they share; it may start more meanwhile
     executor = RayExecutor(ENTRY, tmp_path_factory.mktemp("ray"))
     with pytest.MonkeyPatch.context() as patch:  # cores that other studies on this machine hold are none of ours
         tempfile.gettempdir()
         patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("cores")))
         executor.start()
     yield executor
-    children = [pid for pid, command in descendants().items() if pid not in before and "_tracker" not in command]
+    started = descendants(without=before)
+    children = {pid: command for pid, command in started.items() if "_tracker" not in command}
     executor.close()
+    print("must end:", children)
     until(lambda: not any(map(alive, children)))
 
 
