@@ -34,6 +34,7 @@ from archlab.search.formatting.tables import Block, Cell, Column, number, printa
 from archlab.search.formatting.words import terse
 from archlab.search.reporting.main_table import main_block
 from archlab.search.reporting.shape import Shape
+from archlab.search.results.comparable import spec_of
 
 _OFFERED = 100  # of a list of thousands, what is shown at once; it is searched
 _SHORT = 12  # digits of a key in an address
@@ -227,7 +228,7 @@ def _variant_spec(library: Library, study: Study, variant: str) -> dict[str, Any
         reported = set(study.comparison.trials.query("reported")["key"])
         mine.sort(key=lambda trial: trial["key"] not in reported)
     if not mine:
-        return {"model": next(each["spec"] for each in study.record["variants"] if each["name"] == variant)}
+        return {"model": next(spec_of(each) for each in study.record["variants"] if each["name"] == variant)}
     return _trial_spec(library, study, mine[0]["key"])
 
 

@@ -15,6 +15,7 @@ from archlab.arch_dsl.inspection.dot import rendered, short
 from archlab.arch_dsl.language.errors import SpecError
 from archlab.arch_dsl.model.model import Model
 from archlab.arch_dsl.parts.context import NodeChoice
+from archlab.search.results.comparable import spec_of
 
 DEVICES = {"cpu": "CPU", "sm_80": "A100", "sm_90": "H100", "sm_100": "B200"}
 """Whose kernels can be told, none of which need be present: name, what people call it."""
@@ -23,7 +24,7 @@ DEVICES = {"cpu": "CPU", "sm_80": "A100", "sm_90": "H100", "sm_100": "B200"}
 def model_of(variant: Mapping[str, Any]) -> Model:
     """The resolved model of a variant as a study's record keeps it. Raises SpecError where this installation cannot
     read it: it may be made of a plug-in's primitives."""
-    return _loaded(json.dumps(variant.get("spec") or {}))
+    return _loaded(json.dumps(spec_of(variant)))
 
 
 @lru_cache(maxsize=128)
@@ -35,7 +36,7 @@ def graph_of(record: Mapping[str, Any], name: str, against: str | None = None, d
     """A variant of a study, beside another one or alone, over its context, with its kernels on a device. Raises
     SpecError where a model cannot be read, or gets no kernel that is forced."""
     variants = {variant["name"]: variant for variant in record["variants"]}
-    one, other = (json.dumps(variants[each].get("spec") or {}) if each else None for each in (name, against))
+    one, other = (json.dumps(spec_of(variants[each])) if each else None for each in (name, against))
     assert one is not None
     context = variants[name].get("context") or record["context"]
     return _graph(one, other, context, device, record.get("recipe", {}).get("precision") == "bf16")

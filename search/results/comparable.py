@@ -43,3 +43,10 @@ def is_one_tokenizer(selections: list[Selection]) -> bool:
     tests = [t["result"]["test"] for s in selections for t in s.complete.values()]
     ratios = [t["bits_per_byte"] * math.log(2) / t["loss"] for t in tests if t.get("bits_per_byte") is not None]
     return not ratios or max(ratios) <= min(ratios) * (1 + 1e-6)
+
+
+def spec_of(variant: Mapping[str, Any]) -> dict[str, Any]:
+    """The model of a variant as a study's record keeps it: without its defaults, but with how it starts, whose default
+    was 0.02 when records left it out."""
+    spec: dict[str, Any] = variant.get("spec") or {}
+    return {**spec, "init": {"std": 0.02, **spec.get("init", {})}} if spec else {}

@@ -71,6 +71,12 @@ class Variant:
         written: dict[str, Any] = canonical(self.model)
         return written
 
+    @property
+    def _kept(self) -> dict[str, Any]:
+        """The model without what is the default, but with how it starts: that default has changed once."""
+        brief: dict[str, Any] = canonical(self.model, brief=True)
+        return {**brief, "init": {**brief.get("init", {}), "std": self.model.init.std}}
+
     @cached_property
     def identity(self) -> dict[str, str]:
         """The hashes of its model and of its recipe, which tables name as where they come from."""
@@ -115,7 +121,7 @@ class Variant:
             **({"lossy": self.dataset.lossy} if self.dataset.lossy else {}),
             "domains": [domain.name for domain in (self.stages[-1] if self.stages else self).dataset.domains],
             **({} if asked.every else {"objective": canonical(asked)}),
-            "spec": canonical(self.model, brief=True),
+            "spec": self._kept,
             "identity": self.identity,
             **({"series": self.series, "rung": self.rung} if self.series else {}),
             **({"start": dataclasses.asdict(self.start)} if self.start else {}),

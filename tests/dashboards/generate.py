@@ -48,7 +48,7 @@ def spec_of(name):
         "ffn": {"type": "glu", "pre": ["rmsnorm"], "width": 344},
     }
     sizes = {"d_model": 128, "n_layers": 5, "vocab": 257, "max_positions": CONTEXT}
-    return {**sizes, "block": block, "final": ["rmsnorm"]}
+    return {**sizes, "block": block, "final": ["rmsnorm"], "init": {"std": "small"}}
 
 
 @dataclass

@@ -14,6 +14,7 @@ from archlab.arch_dsl.language.errors import SpecError
 from archlab.arch_dsl.language.source import read_text
 from archlab.arch_dsl.language.spec import fields_of
 from archlab.cli.main import main
+from archlab.search.models.graphs import model_of
 from archlab.search.planning.estimate import refuse_too_little
 from archlab.search.planning.page import print_plan
 from archlab.search.planning.plan import Plan, plan
@@ -383,3 +384,13 @@ def test_memory_that_is_surely_too_little_is_refused_with_its_place(tmp_path):
         run(study, tmp_path / "store")
     for asked in ("{memory: 400MB, gpus: 0}", "{memory: 200MB, gpus: 1}"):
         refuse_too_little(plan(load_study(write_study(tmp_path, resources=f"resources: {asked}")), tmp_path / "data"))
+
+
+def test_a_record_says_how_each_model_starts_and_one_that_does_not_began_at_0_02(tmp_path: Path) -> None:
+    study = load_study(write_study(tmp_path))
+    record = plan(study, tmp_path / "data").record()
+    assert [variant["spec"]["init"] for variant in record["variants"]] == [{"std": "small"}] * 2
+    first = record["variants"][0]
+    assert model_of(first) == plan(study, tmp_path / "data").variants[0].model
+    before = {**first, "spec": {key: value for key, value in first["spec"].items() if key != "init"}}
+    assert model_of(before).init.std == 0.02
