@@ -13,7 +13,7 @@ from archlab.search.results.comparison import Comparison
 from archlab.search.results.measured import PERPLEXITY, measures_frame
 from archlab.search.results.pairs import Differences
 from archlab.search.results.told import Seen, Told
-from archlab.search.sections.published.claims import REVERSED, claims_frame, diverged_everywhere
+from archlab.search.sections.published.claims import HOLDS, REVERSED, claims_frame, diverged_everywhere
 from archlab.search.sections.published.frames import agreement, published_frame
 
 _CLAIM = 64  # characters of a claim, and of what decided it, on a terminal
@@ -51,6 +51,8 @@ class ToldOfPublished(Told):
                 yield _agreement(found)
             if len(found.claims):
                 yield _claims(found)
+            if len(set(found.claims.get("group", ()))) > 1:
+                yield _claims_over_cells(found)
 
 
 def _beside(comparison: Comparison) -> Block:
@@ -135,6 +137,28 @@ def _claims(comparison: Comparison) -> Block:
         f"corrected for the pairs of its claim; claims on one number share 5% (Bonferroni: {shared or 'none'})"
     )
     return Block("Published: what our data say of the paper's claims", columns, printable(legend))
+
+
+def _claims_over_cells(comparison: Comparison) -> Block:
+    """How far each claim goes: in which of the study's cells, such as recipes, it holds, is reversed, or neither."""
+    cells: dict[str, dict[str, str]] = {}
+    for row in records(comparison.claims):
+        cells.setdefault(_sentence(row), {})[row["group"] or DASH] = row["verdict"]
+
+    def where(row: Row, *verdicts: str) -> str:
+        names = [cell for cell, verdict in cells[row["claim"]].items() if verdict in verdicts]
+        count = len(cells[row["claim"]])
+        return DASH if not names else f"all {count}" if len(names) == count else "; ".join(names)
+
+    rows = [{"claim": claim} for claim in cells]
+    others = {verdict for found in cells.values() for verdict in found.values()} - {HOLDS, REVERSED}
+    columns = [
+        column_of(rows, "claim", lambda row: row["claim"], "l", room=_CLAIM),
+        column_of(rows, "holds in", lambda row: where(row, HOLDS), "l"),
+        column_of(rows, "reversed in", lambda row: where(row, REVERSED), "l"),
+        column_of(rows, "neither in", lambda row: where(row, *others), "l"),
+    ]
+    return Block("Published: how far each claim goes", columns, "a claim that does not hold in all cells is theirs too")
 
 
 def _sentence(row: Row) -> str:

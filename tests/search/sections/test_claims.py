@@ -12,6 +12,8 @@ import pytest
 from scipy import stats
 
 from archlab.search.comparison.compare import compare
+from archlab.search.formatting.tables import DASH
+from archlab.search.reporting.report import report
 from archlab.search.results.comparison import Comparison
 from archlab.search.results.losses import lay_out
 from archlab.search.results.pairs import Differences
@@ -64,6 +66,24 @@ def measure(trials: list[dict[str, Any]], variant: str, label: str, **values: li
         trial.setdefault("measures", []).append(
             {"measure": label, "version": 1, "values": own, "curves": {}, "grids": {}}
         )
+
+
+# Over cells
+
+
+def test_a_claim_is_summed_up_over_the_cells_that_a_study_has() -> None:
+    effects = {f"{name} {cell}": effect for cell in ("x", "y") for name, effect in (("base", 0.0), ("a", -0.1))}
+    effects["a y"] = 0.1
+    record, trials = make_study(effects, seeds=4, rates=())
+    told = with_claims(record, claim("a", "base"), claim("base", "a", on="accuracy"))
+    told["published"]["rows"] = {"base": [6.0], "a": [7.0]}
+    told["published"]["variants"] = {each: {"rows": [each[:-2]], "group": f"recipe={each[-1]}"} for each in effects}
+    text = report(compare(told, trials))
+    block = text[text.index("how far each claim goes") :].splitlines()[:5]
+    assert block[1].split() == ["claim", "holds", "in", "reversed", "in", "neither", "in"]
+    first, second = (line for line in block if line.startswith(("a ", "base ")))
+    assert first.split() == ["a", "recipe=x", "recipe=y", DASH]
+    assert second.split() == ["base", DASH, DASH, "all", "2"]
 
 
 # Intervals
