@@ -23,8 +23,11 @@ FALL = 0.05  # nats per token, over the last tenth of the steps
 _FEWEST = 10  # lines in the first tenth, below which nothing is said of them
 
 
-def signs(lines: Sequence[dict[str, Any]], clip: float | None) -> Iterator[str]:
-    """What there is to say, as parts of a sentence; `lines` are those of the journal, `clip` the recipe's norm."""
+def signs(lines: Sequence[dict[str, Any]], clip: float | None, cools: bool = False) -> Iterator[str]:
+    """What there is to say, as parts of a sentence; `lines` are those of the journal, `clip` the recipe's norm.
+
+    Where the schedule `cools` at the end, the loss falls because of that, however long the trial is.
+    """
     logged = [line for line in lines if line.get("loss") is not None and line.get("grad_norm") is not None]
     last = lines[-1]["step"] if lines else 0
     first = [line for line in logged if line["step"] <= FIRST * last]
@@ -39,7 +42,7 @@ def signs(lines: Sequence[dict[str, Any]], clip: float | None) -> Iterator[str]:
             yield f"most gradients of the first tenth were clipped to less than a {CLIPPED:g}th of their norm"
     curve = {line["step"]: line["validation_loss"] for line in lines if line.get("validation_loss") is not None}
     before = [step for step in curve if step <= (1 - FIRST) * last + 1]
-    if before and last in curve and (fall := curve[max(before)] - curve[last]) > FALL:
+    if before and last in curve and not cools and (fall := curve[max(before)] - curve[last]) > FALL:
         yield f"the validation loss still fell by {fall:.2f} in the last tenth of the steps"
 
 
@@ -50,4 +53,5 @@ def read_signs(folder: Path) -> tuple[str, ...]:
     if not written.exists():
         return ()
     recipe = json.loads(written.read_text()).get("recipe", {})
-    return tuple(signs(read_metrics(folder), recipe.get("clip")))
+    cools = (recipe.get("schedule") or {}).get("type") == "wsd"
+    return tuple(signs(read_metrics(folder), recipe.get("clip"), cools))

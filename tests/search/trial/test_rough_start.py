@@ -52,6 +52,11 @@ def test_signs_of_a_rough_start(changed: dict[str, dict[int, float]], told: str 
     )
 
 
+def test_a_loss_that_falls_because_the_rate_cools_down_is_no_sign() -> None:
+    falling = journal(validation_loss={400: 1.0})
+    assert [*signs(falling, clip=1.0)] and not [*signs(falling, clip=1.0, cools=True)]
+
+
 def test_without_clipping_nothing_is_clipped_and_a_short_journal_says_nothing() -> None:
     large = journal(grad_norm=dict.fromkeys(range(1, 25), 5.0))
     assert not [*signs(large, clip=None)] and not [*signs(large[:60], clip=1.0)] and not [*signs([], clip=1.0)]
