@@ -4,6 +4,7 @@
 
     study = archlab.load_study("study.yaml")
     archlab.plan(study).frame()     # what would run: a row for each variant; trains nothing
+    archlab.calibrate(study)        # finds the recipe that suits its model, text and time
     archlab.run(study)              # trains what is missing
     archlab.compare(study).table    # the table as a data frame
     print(archlab.report(study))    # the table as `archlab report` prints it
@@ -17,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from archlab.api import compare, load_study, plan, report, run
+    from archlab.api import calibrate, compare, load_study, plan, report, run
     from archlab.arch_dsl import (
         Call,
         Model,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
         zoo,
     )
 
-_STUDIES = ("compare", "load_study", "plan", "report", "run")
+_STUDIES = ("calibrate", "compare", "load_study", "plan", "report", "run")
 _MODELS = (
     "Call",
     "Model",
@@ -55,6 +56,7 @@ __all__ = [
     "Call",
     "Model",
     "SpecError",
+    "calibrate",
     "compare",
     "compile",
     "cost",

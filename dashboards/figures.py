@@ -14,7 +14,7 @@ import numpy as np
 from archlab.dashboards import marks
 from archlab.dashboards.curves import Floats, Group, Line
 from archlab.dashboards.marks import Figure, Trace
-from archlab.dashboards.theme import DASHES, INK, MUTED, axis, dashes, layout, translucent
+from archlab.dashboards.theme import DASHES, INK, MUTED, PALETTE, axis, dashes, layout, translucent
 
 MAXIMUM_LINES = 200
 GRAPH_CONFIG = {
@@ -190,8 +190,28 @@ def rate_text(lr: float) -> str:
     return f"{float(mantissa):g}e{int(exponent)}"
 
 
-def forest(rows: Sequence[Mapping[str, Any]], colours: Mapping[str, str], unit: str) -> Figure:
-    """Each variant's difference to the baseline with its interval; hollow where it is within noise.
+def worth(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """What each choice of a recipe is worth, from rows of `calibrated_choices`."""
+
+    def difference(row: Mapping[str, Any]) -> dict[str, Any]:
+        verdict = "better" if row["high"] < 0 else "worse" if row["low"] > 0 else "within noise"
+        name = f"{row['choice']} {row['best']}, not {row['other']}"
+        ends = {"delta_low": row["low"], "delta_high": row["high"]}
+        return {"variant": name, "delta": row["worth"], **ends, "verdict": verdict}
+
+    found = [difference(row) for row in rows]
+    colours = dict.fromkeys((row["variant"] for row in found), PALETTE[0])
+    return forest(found, colours, "nats/token", "Difference in validation loss", "the other value")
+
+
+def forest(
+    rows: Sequence[Mapping[str, Any]],
+    colours: Mapping[str, str],
+    unit: str,
+    title: str = "Difference in test loss",
+    base: str = "the baseline",
+) -> Figure:
+    """Each variant's difference to `base` with its interval; hollow where it is within noise.
 
     `rows` are rows {variant, delta, delta_low, delta_high (NaN: no interval), verdict} in the order of the table.
     """
@@ -206,12 +226,12 @@ def forest(rows: Sequence[Mapping[str, Any]], colours: Mapping[str, str], unit: 
     y = marks.names_axis(names, showgrid=False, tickfont={"size": 12.5, "color": INK})
     hints = [
         marks.note(text, x, 1.0, f"{anchor} bottom", xref="paper", yref="paper")
-        for text, x, anchor in (("← better than the baseline", 0, "left"), ("worse →", 1, "right"))
+        for text, x, anchor in ((f"← better than {base}", 0, "left"), ("worse →", 1, "right"))
     ]
     ends = [row[key] for row in shown for key in ("delta", "delta_low", "delta_high") if math.isfinite(row[key])]
     low, high = min([*ends, 0.0]), max([*ends, 0.0])
     room = 0.12 * (high - low) or 0.01
-    x = axis(f"Difference in test loss ({unit})", range=[low - room, high + room])
+    x = axis(f"{title} ({unit})", range=[low - room, high + room])
     margin = {"l": 8, "r": 16, "t": 26, "b": 8}
     return marks.chart(traces, x, y, shapes=[marks.upright(0)], annotations=hints, margin=margin)
 

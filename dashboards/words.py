@@ -28,6 +28,8 @@ def verdicts(comparison: Comparison) -> list[tuple[str, str]]:
 
     Kinds are the verdicts of the table, by which the page colours them.
     """
+    if comparison.told.get("calibration"):
+        return [_of_calibration(comparison)]
     rows = [row for row in _judged(comparison) if row["variant"] != row["baseline"]]
     unit = comparison.noise["unit"].split("/")[0]
     found = []
@@ -57,6 +59,17 @@ def verdicts(comparison: Comparison) -> list[tuple[str, str]]:
             said = listed([row["variant"] for row in own], _NAMED)
             found.append((kind, f"{said} {one if len(own) == 1 else many} {_against(own)}"))
     return found
+
+
+def _of_calibration(comparison: Comparison) -> tuple[str, str]:
+    """What became of a calibration."""
+    rows = {row["recipe"]: row for row in comparison.calibrated_recipes.to_dict("records")}
+    told, (own, *_) = comparison.calibrated, rows.values()
+    if (chosen := rows.get(told["chosen"], own)) is own:
+        return "within noise", f"Of {told['tried']} recipes none is better than {told['of']}'s own at equal time"
+    noise = f"the noise of a trial is {chosen['sd']:.2g}, it was {own['sd']:.2g}"
+    gain = f"{own['loss'] - chosen['loss']:.2f} nats better than {told['of']}'s own at equal time"
+    return "better", f"The recipe {chosen['recipe']} is {gain}; {noise}"
 
 
 def _judged(comparison: Comparison) -> list[dict[str, Any]]:
@@ -181,6 +194,8 @@ def command_elsewhere(study: Study) -> str:
 
 def command(study: Study, default_store: bool, root: str) -> str:
     """What to type to go on with the study."""
+    if own := study.record.get("command"):
+        return own if default_store else f"{own} --store {shlex.quote(root)}"
     words = ["archlab", "run", study.record.get("file") or f"{study.name}.yaml"]
     for path, value in study.record.get("overrides", {}).items():
         words += ["--set", f"{path}={value if isinstance(value, str) else json.dumps(value)}"]

@@ -78,7 +78,7 @@ def show(
     Raises SpecError.
     """
     if Path(target).suffix in (".yaml", ".yml"):
-        made = data_of(load_study(target, overrides, plugins), root)
+        made = data_of(load_study(target, overrides, plugins, root.parent), root)
         found: list[tuple[Dataset, Recipe | None]] = list(made.values())
     else:
         found = [(_of_identity(target, root), None)]
@@ -93,7 +93,7 @@ def show(
 
 def prepare(target: str, root: Path, overrides: Mapping[str, Any], plugins: bool, as_json: bool) -> None:
     """Makes the data sets of a study and says which they are. Raises SpecError."""
-    found = data_of(load_study(target, overrides, plugins), root)
+    found = data_of(load_study(target, overrides, plugins, root.parent), root)
     records = [dataset.record() for dataset, _ in found.values()]
     if as_json:
         print(json.dumps(records))

@@ -14,7 +14,7 @@ import click
 from archlab.search.utils.exits import leave
 
 INVALID, REFUSED, TRY_AGAIN, INTERRUPTED = 2, 3, 75, 130
-_TRAINING = ("plan", "run")  # what a mistake keeps from training
+_TRAINING = ("calibrate", "plan", "run")  # what a mistake keeps from training
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from archlab.cli import bench, eval, generate, lifecycle, models, paper, store, weights
+from archlab.cli import bench, calibrate, eval, generate, lifecycle, models, paper, store, weights
 from archlab.cli.kit import (
     ALLOW,
     INVALID,
@@ -91,11 +91,12 @@ def plan(
     from archlab.search.planning.estimate import refuse_too_little
     from archlab.search.planning.page import plan_json, print_plan
     from archlab.search.planning.plan import plan as make_plan
-    from archlab.search.running.run import slots_at, store_root
+    from archlab.search.running.run import slots_at
     from archlab.search.running.smoke import decided
     from archlab.search.study.load import load_study
 
-    root, loaded = store_root(store).absolute(), load_study(study, parsed(overrides), allow_plugins)
+    root = store_folder(store).absolute()
+    loaded = load_study(study, parsed(overrides), allow_plugins, root)
     slots = slots_at(address, root, loaded.resources)
     planned = make_plan(loaded, root / "data", decided(root, loaded.study))
     if address is None:
@@ -132,7 +133,6 @@ def run(
     """Train what is missing. Ctrl-C and the same command goes on where it stopped."""
     from archlab.search.running.progress import make_progress
     from archlab.search.running.run import run as run_study
-    from archlab.search.running.run import store_root
 
     shown = study  # what the commands that read a store find it by: a scale has a name of its own
 
@@ -157,7 +157,7 @@ def run(
     if not as_json:
         from archlab.cli.printing import print_summary
 
-        print_summary(summary, shown, store_root(store))
+        print_summary(summary, shown, store_folder(store))
     leave(summary.exit_code)
 
 
@@ -252,7 +252,7 @@ def dashboard(store: str | None, host: str, port: int | None, open_browser: bool
         fail(str(error), INVALID)
 
 
-for group in (lifecycle, models, weights, store, eval, generate, paper, bench):
+for group in (calibrate, lifecycle, models, weights, store, eval, generate, paper, bench):
     for each in group.VERBS:
         main.add_command(each)
 

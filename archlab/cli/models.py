@@ -52,7 +52,8 @@ def show(
         raise SpecError.of("", f"{study} is a model, which has no variants and takes no --set")
     if alone is None:
         planned = make_plan(
-            load_study(study, parsed(overrides), allow_plugins), store_folder(store).absolute() / "data"
+            load_study(study, parsed(overrides), allow_plugins, store_folder(store)),
+            store_folder(store).absolute() / "data",
         )
         wanted = variant_of(planned, variant)
         alone = Shown.of(wanted, variant_of(planned, wanted.baseline))

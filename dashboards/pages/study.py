@@ -163,13 +163,14 @@ def _results(study: Study, shown: list[str]) -> dict[str, Any]:
         for heads in (True, False)
     )
     apart = [r for r in found.table.to_dict("records") if r["variant"] != r["baseline"] and r["variant"] in shown]
+    choices = found.calibrated_choices.to_dict("records") if found.told.get("calibration") else []
     rates = [row for row in found.rates.to_dict("records") if row["along"] and row["variant"] in shown]
     return {
         "first": first,
         "rows": table.rows(block, found, colours),
         "columns": table.columns(block),
         "notes": [*legend_notes(table_page(found, Shape())), *then],
-        "forest": figures.forest(apart, colours, found.noise["unit"]),
+        "forest": figures.worth(choices) if choices else figures.forest(apart, colours, found.noise["unit"]),
         "rates": figures.rate_curve(rates, colours, found.baseline),
     }
 

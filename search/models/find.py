@@ -36,7 +36,9 @@ def find_model(text: str, data_root: Path, *, plugins: bool = False) -> Found:
         file, colon, variant = text, "", ""
     if Path(file).is_file():
         if _is_study(file):
-            chosen = variant_of(plan(load_study(file, allow_plugins=plugins), data_root), variant if colon else None)
+            chosen = variant_of(
+                plan(load_study(file, None, plugins, data_root.parent), data_root), variant if colon else None
+            )
             return Found(f"{Path(file).stem}:{chosen.name}", chosen.model)
         if colon:
             raise SpecError.of("", f"{file} holds a model, which has no variants; found ':{variant}'")

@@ -20,7 +20,7 @@ from archlab.search.reporting.markdown import markdown
 from archlab.search.reporting.page import page_of
 from archlab.search.reporting.shape import Shape
 from archlab.search.reporting.text import text
-from archlab.search.results.told import sections_of
+from archlab.search.results.told import Told, sections_of
 
 if TYPE_CHECKING:
     from archlab.search.results.comparison import Comparison
@@ -119,6 +119,13 @@ def build_page(comparison: Comparison) -> Page:
     domains = [_by_domain(comparison)] if len(comparison.domains) else []
     main = main_block(comparison)
     return page_of(comparison, [*first, replace(main, title="All variants") if first else main, *domains, *then])
+
+
+def section_report(comparison: Comparison, key: str) -> str:
+    """The tables and notes of one section alone, as text."""
+    told = Told.known[key]
+    blocks, notes = [*told.blocks(comparison)], [printable(note) for note in told.notes(comparison)]
+    return text(Page(printable(comparison.study), printable(comparison.question), blocks, [], notes, "", []))
 
 
 def _by_domain(comparison: Comparison) -> Block:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from archlab.search.running.measure import measure_study
 from archlab.search.sections.prune.decide import Pruning
 from archlab.search.sections.seeds.noise import remember_noise
 from archlab.search.store import plugins as plugin_files
+from archlab.search.store.addresses import store_root
 from archlab.search.store.lock import StudyLock, in_use
 from archlab.search.store.store import Store
 from archlab.search.study.load import load_study
@@ -35,13 +36,7 @@ from archlab.search.trial.trial import Trial
 from archlab.search.variants.asks import Events, NextRows
 
 ENTRY = "archlab.search.training.train:train"
-STORE = ".archlab"
 ONE_CORE = Resources()
-
-
-def store_root(given: str | Path | None = None) -> Path:
-    """The store folder: as given, else ARCHLAB_STORE, else `.archlab` here."""
-    return Path(given or os.environ.get("ARCHLAB_STORE") or STORE)
 
 
 def make_executor(
@@ -89,36 +84,58 @@ def run(
     a store that cannot be used, ResourcesError for more than the machine has.
     """
     if not isinstance(study, Study):
-        study = load_study(study, overrides, allow_plugins)
+        study = load_study(study, overrides, allow_plugins, store)
     root = store_root(store).absolute()
-    with Store.open(root) as opened, in_use(root), StudyLock(root, study.study) as lock:
+    with Store.open(root) as opened, in_use(root):
         workers = make_executor(executor, root, resources=study.resources, address=address)
         try:
-            workers.start()
-            planned = plan(study, root / "data", smoking.decided(root, study.study), fetch=True)
-            if executor == "ray" and address is None:
-                refuse_too_little(planned)
-            if smoke:
-                plugin_files.keep(root)
-                again = partial(plan, study, root / "data")
-                planned = smoking.smoke(planned, opened, workers, again, on_event)
-            if on_plan:
-                on_plan(planned)
-            return _drive(planned, opened, workers, lock, on_event or (lambda _: None), track, overrides or {})
+            how = How(on_event or (lambda _: None), on_plan, track, smoke, executor == "ray" and address is None)
+            return run_by(workers, study, opened, how, overrides or {})
         finally:
             workers.close()
 
 
+@dataclass(frozen=True)
+class How:
+    """What a run tells, and asks for beside its trials; `here` is whether they run on this machine, in Ray."""
+
+    tell: Events
+    on_plan: Callable[[Plan], None] | None
+    track: bool = True
+    smoke: bool = False
+    here: bool = True
+    command: str = ""  # what goes on with it, where that is not `archlab run`
+
+
+def run_by(
+    workers: Executor, study: Study, store: Store, how: How, overrides: Mapping[str, Any] | None = None
+) -> Summary:
+    """`run` in an open store, by an executor that the caller closes. It raises what `run` does."""
+    with StudyLock(store.root, study.study) as lock:
+        workers.start()
+        data = store.root / "data"
+        planned = plan(study, data, smoking.decided(store.root, study.study), fetch=True)
+        if how.here:
+            refuse_too_little(planned)
+        if how.smoke:
+            plugin_files.keep(store.root)
+            planned = smoking.smoke(planned, store, workers, partial(plan, study, data), how.tell)
+        if how.on_plan:
+            how.on_plan(planned)
+        return _drive(planned, store, workers, lock, how, overrides or {})
+
+
 def _drive(
-    planned: Plan, store: Store, workers: Executor, lock: StudyLock, tell: Events, track: bool, said: Mapping[str, Any]
+    planned: Plan, store: Store, workers: Executor, lock: StudyLock, how: How, said: Mapping[str, Any]
 ) -> Summary:
     """Runs a plan in its store, told in events; `said` are the overrides of its study."""
-    study = planned.study
+    study, tell = planned.study, how.tell
     next_rows: NextRows = planned.rows
     for section in study.sections:
         next_rows = section.run_rows(next_rows, planned, store, workers.slots, tell)
     plugin_files.keep(store.root)
     record = planned.record() | ({"overrides": dict(said)} if said else {})
+    record |= {"command": how.command} if how.command else {}
     if planned.builder.settled:
         settled.keep(store, study.study, planned.builder.settled)
     news: dict[str, Iterable[str]] = {
@@ -138,7 +155,7 @@ def _drive(
         study.study,
         next_rows,
         workers,
-        shipper=shipper(store.root, study.study) if track else None,
+        shipper=shipper(store.root, study.study) if how.track else None,
         on_event=lambda event: None if event["event"] == "summary" else tell(event),  # that comes when it is measured
         limits=study.budget,
         tokens_of=tokens_left(store) if study.budget.tokens else None,
@@ -147,7 +164,7 @@ def _drive(
         keep=study.keep,
     )
     remember_noise(store, study.study)
-    ended = measure_study(store, study, workers, summary, tell, track)
+    ended = measure_study(store, study, workers, summary, tell, how.track)
     tell({"event": "summary", "exit_code": ended.exit_code, "counts": ended.counts, "message": ended.message})
     return ended
 

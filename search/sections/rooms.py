@@ -13,6 +13,7 @@ from archlab.search.results.selection import Selection, choose, group
 from archlab.search.results.told import Told
 
 _ORDER = (
+    "calibration",
     "recipes",
     "design",
     "published",

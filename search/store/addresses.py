@@ -12,7 +12,13 @@ from archlab.search.store.database import StoreRefused
 
 DATABASE, MLFLOW = "ARCHLAB_DATABASE", "ARCHLAB_MLFLOW"
 _FILES = {DATABASE: "database.url", MLFLOW: "mlflow.url"}
+STORE = ".archlab"
 UNREADABLE = "a URL that can't be read"
+
+
+def store_root(given: str | Path | None = None) -> Path:
+    """The store folder: as given, else ARCHLAB_STORE, else `.archlab` here."""
+    return Path(given or os.environ.get("ARCHLAB_STORE") or STORE)
 
 
 def address(root: Path, variable: str) -> str | None:

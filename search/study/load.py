@@ -14,7 +14,9 @@ from archlab.search.sections.design.written_out import with_base, written_out
 from archlab.search.sections.ladder.rungs import written_sizes
 from archlab.search.sections.ladder.spec import below, filled
 from archlab.search.sections.ladder.spec import problems_of as ladder_problems
+from archlab.search.store.addresses import store_root
 from archlab.search.store.plugins import load_listed
+from archlab.search.study import calibrated
 from archlab.search.study.asked import asked_variants
 from archlab.search.study.changes import changed
 from archlab.search.study.checks import problems_in
@@ -26,11 +28,17 @@ from archlab.search.variants.section import Section
 from archlab.search.variants.zoo import with_sizes
 
 
-def load_study(path: str | Path, overrides: Mapping[str, Any] | None = None, allow_plugins: bool = False) -> Study:
+def load_study(
+    path: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    allow_plugins: bool = False,
+    store: str | Path | None = None,
+) -> Study:
     """A study from its file. `overrides` replaces values by dotted path (`train.tokens`), as `--set` does.
 
     Of a study with `scales` it is the one at its first, or at the override `scale`; other overrides come after that.
-    The Python files that it lists under `plugins` are executed if `allow_plugins`, and refused otherwise. Raises
+    A calibrated recipe is taken from the `store`. The Python files that it lists under `plugins` are executed if
+    `allow_plugins`, and refused otherwise. Raises
     SpecError with everything that is wrong with it, each with line and column.
     """
     overrides = dict(overrides or {})
@@ -39,6 +47,8 @@ def load_study(path: str | Path, overrides: Mapping[str, Any] | None = None, all
     for dotted, value in overrides.items():
         node = _overridden(node, dotted.split("."), Node.of(value), dotted)
     load_listed(node, Path(path).parent, allow_plugins)
+    if calibrated.is_asked(node):
+        node = calibrated.with_calibrated(node, store_root(store), parse_study)
     return parse_study(node)
 
 

@@ -56,7 +56,7 @@ class Recipes(Section):
             elif not isinstance(child.value, dict | None):
                 refuse(problems, place, f"must be a mapping of paths of `train`, found {child.kind}", child.mark)
             else:
-                named[name] = Named(tuple(_settings(name, child, place, problems)))
+                named[name] = Named(tuple(recipe_settings(name, child, place, problems)))
         return INVALID if len(problems) > before else cls(named=named)
 
     def crossing(self) -> Iterator[list[tuple[str, tuple[Setting, ...]]]]:
@@ -73,7 +73,7 @@ class Recipes(Section):
                 if why := _varied_elsewhere(setting.path, study):
                     yield Problem(f"{self.key}.{name}.{_short(setting.path)}", why, setting.mark)
             try:
-                key = _meaning(each.settings, study)
+                key = meaning(each.settings, study)
             except SpecError as error:
                 yield from (replace(p, path=f"{self.key}.{name}.{_short(p.path)}") for p in error.problems)
                 continue
@@ -106,7 +106,7 @@ class Recipes(Section):
                 yield f"the recipe '{name}' {what}"
 
 
-def _settings(name: str, node: Node, path: str, problems: list[Problem]) -> Iterator[Setting]:
+def recipe_settings(name: str, node: Node, path: str, problems: list[Problem]) -> Iterator[Setting]:
     """What a recipe sets, by paths of the study."""
     for setting in settings_of(node, f"recipe {name}"):
         if setting.path == _START or setting.path.startswith(f"{_START}."):
@@ -132,7 +132,7 @@ def _varied_elsewhere(path: str, study: Question) -> str:
     return "is an axis of the grid already" if path in study.grid else ""
 
 
-def _meaning(settings: Iterable[Setting], study: Question) -> str:
+def meaning(settings: Iterable[Setting], study: Question) -> str:
     """What recipe and start these changes make, to hold them against others. Raises SpecError."""
     mine = [replace(s, path=s.path.removeprefix("train.")) for s in settings if s.path.startswith("train.")]
     try:
