@@ -64,9 +64,12 @@ def verdicts(comparison: Comparison) -> list[tuple[str, str]]:
 def _of_calibration(comparison: Comparison) -> tuple[str, str]:
     """What became of a calibration."""
     rows = {row["recipe"]: row for row in comparison.calibrated_recipes.to_dict("records")}
-    told, (own, *_) = comparison.calibrated, rows.values()
-    if (chosen := rows.get(told["chosen"], own)) is own:
+    told = comparison.calibrated
+    own, chosen = rows["as is"], rows[told["chosen"]]
+    if chosen is own:
         return "within noise", f"Of {told['tried']} recipes none is better than {told['of']}'s own at equal time"
+    if not own["loss"] < float("inf"):
+        return "better", f"The recipe {told['chosen']} trains {told['of']}, which its own does not"
     noise = f"the noise of a trial is {chosen['sd']:.2g}, it was {own['sd']:.2g}"
     gain = f"{own['loss'] - chosen['loss']:.2f} nats better than {told['of']}'s own at equal time"
     return "better", f"The recipe {chosen['recipe']} is {gain}; {noise}"

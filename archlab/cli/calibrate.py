@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from archlab.cli.kit import ALLOW, JSON, PLUGIN, SET, STORE, STUDY, parsed, store_folder, verb
+from archlab.cli.kit import ALLOW, INVALID, JSON, PLUGIN, SET, STORE, STUDY, fail, parsed, store_folder, verb
 from archlab.search.utils.exits import leave, leaving_early
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ def calibrate(
     from archlab.search.running.progress import make_progress
     from archlab.search.study.calibrated import block
 
+    if write is not None and not write.parent.is_dir():
+        fail(f"{write.parent} is no folder", INVALID)
     command = _command(study, overrides, trials, against)
 
     def begin(planned: Plan) -> None:
@@ -73,14 +75,14 @@ def calibrate(
             allow_plugins=allow_plugins,
             command=command,
         )
-    if found.train is None:
+    if found.recipe is None:
         click.echo(found.summary.message, err=True)
         leave(found.summary.exit_code)
-    text = f"# {command}\n{block(found.train)}"
+    text = f"# {command}\n{block(found.recipe)}"
     if write is not None:
         write.write_text(text)
     if as_json:
-        click.echo(json.dumps({"event": "calibrated", "study": found.study, **found.train}))
+        click.echo(json.dumps({"event": "calibrated", "study": found.study, **found.recipe}))
     else:
         _print(found.study, text, store_folder(store))
     leave(0)

@@ -24,20 +24,21 @@ from archlab.arch_dsl.patching.patch import Setting
 from archlab.search.calibration.choices import Choice, Tries, choices_of, equal_time
 from archlab.search.calibration.stages import OWN, Sizes, Stage, far_from, losses, sizes, staged
 from archlab.search.planning.plan import Plan, plan
-from archlab.search.running.ending import Summary
+from archlab.search.running.ending import EXIT_FAILED, Summary
 from archlab.search.running.run import How, make_executor, run_by
 from archlab.search.sections.recipes.spec import meaning, recipe_settings
 from archlab.search.sections.search.proposer import Ending, Known, Proposer
 from archlab.search.sections.search.samplers import TpeSampler
 from archlab.search.store.addresses import store_root
 from archlab.search.store.lock import in_use
-from archlab.search.store.store import Store
+from archlab.search.store.store import TERMINAL, Store
 from archlab.search.study import calibrated
 from archlab.search.study.changes import changed_recipe
 from archlab.search.study.load import load_study
 from archlab.search.study.study import Study
 from archlab.search.training.step_times import Timings
 from archlab.search.variants.asks import Events
+from archlab.search.variants.patches import Patch
 
 Point = dict[str, int]
 _AT_ONCE = 4  # proposals after the first half, which are drawn at random
@@ -45,11 +46,12 @@ _AT_ONCE = 4  # proposals after the first half, which are drawn at random
 
 @dataclass(frozen=True)
 class Calibration:
-    """How a calibration ended: the study with its whole trials, and what it chose; None where it was stopped."""
+    """How a calibration ended: the study with its whole trials, and the recipe, None where there is none: what `train`
+    says, and `model.init.std` if that was a choice."""
 
     summary: Summary
     study: str
-    train: dict[str, Any] | None = None
+    recipe: dict[str, Any] | None = None
 
 
 def calibrate(
@@ -64,7 +66,7 @@ def calibrate(
     on_event: Events | None = None,
     on_plan: Callable[[Plan], None] | None = None,
     allow_plugins: bool = False,
-    command: str = "archlab.calibrate",
+    command: str = "",
 ) -> Calibration:
     """Finds the recipe, keeps it in the store, and returns how that ended; the same call goes on after an interruption.
 
@@ -98,12 +100,18 @@ def _quiet(tell: Events | None) -> Events:
 
 
 def _refuse(study: Study) -> None:
-    """Raises SpecError for a study that has more than one recipe to find."""
-    for path, mark in (("ladder", study.mark("ladder")), ("train.stages", study.train.mark("stages"))):
-        if study.ladder if path == "ladder" else study.train.stages:
-            raise SpecError.of(
-                path, "has several recipes, of which a calibration finds one; calibrate without it", mark
-            )
+    """Raises SpecError for a study that has more than one recipe to find, or says a part of it twice."""
+    several = {"ladder": study.ladder, "train.stages": study.train.stages, "train.ramp": study.train.ramp}
+    for path, given in several.items():
+        if given:
+            mark = study.mark("ladder") if path == "ladder" else study.train.mark(path.removeprefix("train."))
+            raise SpecError.of(path, "is more than one recipe, which a calibration finds; calibrate without it", mark)
+    patch = study.variants.get(study.report.baseline, Patch())
+    named = [study.components[name].settings for name in patch.components]
+    for setting in (*patch.settings, *(each for settings in named for each in settings)):
+        if setting.path.startswith(("train.", "init")):
+            base = f"variants.{study.report.baseline}.{setting.path}"
+            raise SpecError.of(base, "is a part of the recipe; write it into `train` or `model`", setting.mark)
 
 
 class _Stopped(Exception):
@@ -123,7 +131,8 @@ class _Work:
         first = next(each for each in planned.variants if each.name == planned.variants[0].baseline)
         self.rows = [first.base, *([far.base] if far else [])]
         timings = Timings(store.root / "timings", study.resources.cpus)
-        self.tries = Tries(study.train, choices_of(study.model, study.train), lambda b: equal_time(first, b, timings))
+        choices = choices_of(study.model, study.train, study.resources.parallel.copies)
+        self.tries = Tries(study.train, choices, lambda batch: equal_time(first, batch, timings))
         self.sizes: Sizes = sizes(trials, len(self.rows), len(self.tries.choices))
         self.points: dict[str, Point] = {OWN: self.tries.own}
 
@@ -139,17 +148,20 @@ class _Work:
             return Calibration(stopped.summary, whole.name(self.study.study))
         found = losses(self.store, whole.name(self.study.study))
         chosen = min(finalists, key=lambda name: float(np.mean(found[name])))
+        if not np.isfinite(np.mean(found[chosen])):
+            told = "no recipe trained to a finite loss; give the study a lower rate, and calibrate again"
+            return Calibration(Summary(EXIT_FAILED, self.summary.counts, told), whole.name(self.study.study))
         return self.keep(whole, chosen, worth)
 
     def run(self, stage: Stage, names: list[str], run: Callable[[Study], Summary]) -> dict[str, float]:
         """Runs a stage and returns the mean loss under each of these recipes. Raises _Stopped."""
         recipes = {name: self.tries.settings(self.points[name], stage.share) for name in names}
         tokens = self.tries.tokens(None, stage.share)
-        if len(recipes) > 1:
-            summary = run(staged(self.study, stage, self.rows, tokens, recipes))
-            if summary.exit_code:
-                raise _Stopped(summary)
-            self.summary = summary
+        self.summary = run(staged(self.study, stage, self.rows, tokens, recipes))
+        states = {trial["state"] for trial in self.store.study_trials(stage.name(self.study.study))}
+        over = self.summary.exit_code == EXIT_FAILED and "complete" in states and states <= {*TERMINAL}
+        if self.summary.exit_code and not over:  # a recipe whose trials fail is no better than one that diverges
+            raise _Stopped(self.summary)
         found = losses(self.store, stage.name(self.study.study))
         return {name: float(np.mean(found[name])) for name in names}
 
@@ -205,7 +217,7 @@ class _Work:
             means = self.run(stage, names, run)
         found = losses(self.store, stage.name(self.study.study))
         worth = [
-            {"choice": choice.name, "tried": list(choice.values), "ordered": choice.ordered, "own": choice.own}
+            {"choice": choice.name, "tried": list(choice.values), "ends": list(choice.ends), "own": choice.own}
             | {"best": self.points[best][choice.name], "other": rivals[choice.name]}
             | {"with": found[best], "without": found[other[choice.name]]}
             for choice in self.tries.choices
@@ -230,7 +242,7 @@ class _Work:
             "chosen": chosen,
             "places": point,
             "choices": worth,
-            "middle": self.sizes.stages[1].share,
+            "shares": [each.share for each in self.sizes.stages],
             "tried": len(self.points),
             "compared": len({variant.base for variant in self.planned.variants}),
             "trials": self.whole,

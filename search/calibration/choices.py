@@ -14,10 +14,10 @@ from archlab.search.recipe.schedules import AUTO
 from archlab.search.sections.search.axes import Choice as Categorical
 from archlab.search.sections.search.axes import Integers
 from archlab.search.sections.search.space import Space
+from archlab.search.study.calibrated import START
 from archlab.search.training.step_times import Timed, Timings
 from archlab.search.variants.variant import Variant
 
-START = "model.init.std"
 _RATES = range(-4, 5)  # half octaves: from a fourth to four times the study's own
 _BATCHES = range(-2, 3)  # octaves
 _WARMUPS = (AUTO, 0.02, 0.2)
@@ -33,7 +33,7 @@ _SAME = 0.1  # starts whose standard deviations differ by less are one
 class Choice:
     """One choice of a recipe: its name, its path as `recipes:` writes it, its values, and which is the study's own.
 
-    Values that are `ordered` have neighbours: the best may lie at their end.
+    Values that are `ordered` have neighbours. `ends` are the places beyond which there are more.
     """
 
     name: str
@@ -41,18 +41,23 @@ class Choice:
     values: tuple[Any, ...]
     own: int
     ordered: bool = False
+    ends: tuple[int, ...] = ()
 
 
-def choices_of(model: Model, recipe: Recipe) -> list[Choice]:
-    """Those that a recipe has, in the order in which a patch sets them. One with a single value is left out."""
+def choices_of(model: Model, recipe: Recipe, parts: int = 1) -> list[Choice]:
+    """Those that a recipe has, in the order in which a patch sets them. One with a single value is left out.
+
+    A batch must have rows for each of its micro-batches in each of the `parts` that processes divide it into.
+    """
     sequences, unit = recipe.sequences, recipe.context if recipe.batch_tokens else 1
     rates = [float(f"{recipe.lr * 2 ** (step / 2):.2g}") for step in _RATES if step]
     batches = [sequences * 2**step if step >= 0 else sequences // 2**-step for step in _BATCHES]
-    fits = [b for b in batches if b > 0 and b % recipe.accumulate == 0] if recipe.ramp is None else [sequences]
+    least = recipe.accumulate * parts
+    fits = [b for b in batches if b > 0 and b % least == 0]
     batch = "batch_tokens" if recipe.batch_tokens else "batch"
     found = [
         _ordered("rate", "lr", recipe.lr, rates),
-        _ordered("batch", batch, sequences * unit, [b * unit for b in fits]),
+        _ordered("batch", batch, sequences * unit, [b * unit for b in fits], below=fits[0] % (2 * least) == 0),
         _named("schedule", "schedule", recipe.schedule.type, _SCHEDULES),
         _named("warm-up", "schedule.warmup", recipe.schedule.warmup, _WARMUPS),
         *_of_optimizer(recipe),
@@ -61,9 +66,11 @@ def choices_of(model: Model, recipe: Recipe) -> list[Choice]:
     return [choice for choice in found if len(choice.values) > 1]
 
 
-def _ordered(name: str, path: str, own: Any, others: list[Any]) -> Choice:
+def _ordered(name: str, path: str, own: Any, others: list[Any], below: bool = True) -> Choice:
+    """Numbers, with more above and, where that is so, `below`."""
     values = sorted({own, *others})
-    return Choice(name, path, tuple(values), values.index(own), ordered=True)
+    last = len(values) - 1
+    return Choice(name, path, tuple(values), values.index(own), True, (0, last) if below else (last,))
 
 
 def _named(name: str, path: str, own: Any, others: tuple[Any, ...]) -> Choice:
@@ -156,8 +163,10 @@ class Tries:
         """Everything that a calibrated recipe says, as `train` spells it: `recipe` is what the point made of the own
         one. Text, objective and what the machine settles are left to the study."""
         left = {"data", "tokenizer", "objective", "context", "init", "init_seed", "data_seed", "stages", "precision"}
-        left |= {"compile", "batch" if recipe.batch_tokens else "batch_tokens"}
+        left |= {"compile", "ramp", "batch" if recipe.batch_tokens else "batch_tokens"}
         fields: dict[str, Any] = canonical(recipe)
-        kept = {name: value for name, value in fields.items() if name not in left and value is not None}
+        kept = {
+            name: value for name, value in fields.items() if name not in left and (value is not None or name == "clip")
+        }
         starts = [choice.values[point[choice.name]] for choice in self.choices if choice.path == START]
         return {"train": kept, **({START: starts[0]} if starts else {})}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +34,10 @@ class Stage:
 
     def name(self, study: str) -> str:
         """What the store calls it."""
-        return f"{study[: _LONGEST - len(self.ending)]}{self.ending}"
+        if len(study) + len(self.ending) > _LONGEST:
+            digest = hashlib.sha256(study.encode()).hexdigest()[:6]
+            study = f"{study[: _LONGEST - len(self.ending) - 7]}-{digest}"
+        return f"{study.rstrip('.')}{self.ending}"
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def staged(study: Study, stage: Stage, rows: list[str], tokens: int, recipes: Ma
         components={name: patch for name, patch in study.components.items() if name in used},
         variants={row: replace(study.variants[row], against="") for row in rows},
         grid={},
-        match=study.match if study.match and study.match.to in rows else None,
+        match=study.match.replace(report_unmatched=False) if study.match and study.match.to in rows else None,
         train=study.train.replace(tokens=tokens),
         seeds=stage.seeds,
         evaluate=Study.evaluate,

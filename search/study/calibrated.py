@@ -22,7 +22,7 @@ from archlab.search.utils.canonical import canonical_json
 if TYPE_CHECKING:
     from archlab.search.study.study import Study
 
-WORD, KIND, START = "calibrated", "calibrated", "model.init.std"
+WORD, START = "calibrated", "model.init.std"
 _UNTIL_READ = {"tokens": 10**15, "lr": 1.0}  # what a recipe must say, until the store has said it
 
 
@@ -39,7 +39,7 @@ def asked_of(study: Study) -> dict[str, str]:
 def remember(store: Store, study: Study, found: dict[str, Any]) -> None:
     """Keeps a calibrated recipe for every study that asks the same of it; the newest stands."""
     asked = asked_of(study)
-    store.remember(KIND, canonical_json(asked), {**found, "asked": asked})
+    store.remember(WORD, canonical_json(asked), {**found, "asked": asked})
 
 
 def block(found: dict[str, Any]) -> str:
@@ -69,14 +69,13 @@ def with_calibrated(node: Node, root: Path, parse: Callable[[Node], Study]) -> N
     known: dict[str, Any] = {}
     if (root / "store.json").exists():
         with Store.open(root, create=False) as store:
-            known = store.recall_all([KIND]).get(KIND, {})
+            known = store.recall_all([WORD]).get(WORD, {})
     found = known.get(canonical_json(asked := asked_of(study)))
     if found is None:
         raise SpecError.of("train.recipe", _absent(asked, [*known.values()]), mark)
     fields = {key: Node.of(value, mark) for key, value in found["train"].items()}
-    for one, other in (("batch", "batch_tokens"), ("batch_tokens", "batch")):
-        if one in said:
-            fields.pop(other, None)
+    if said.keys() & {"batch", "batch_tokens"}:  # another batch has other micro-batches, as the study says
+        fields = {key: each for key, each in fields.items() if key not in ("batch", "batch_tokens", "accumulate")}
     node = _with(node, "train", Node({**fields, **said}, train.mark, train.key_marks))
     return _started(node, Node.of(found[START], mark)) if START in found else node
 

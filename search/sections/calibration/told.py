@@ -18,6 +18,7 @@ from archlab.search.formatting.tables import DASH, Block, Cell, Column, Row, col
 from archlab.search.results.comparison import Comparison
 from archlab.search.results.selection import loss
 from archlab.search.results.told import Record, Rows, Seen, Told
+from archlab.search.statistics.contrast import Floats
 from archlab.search.statistics.moderated import expected_df
 from archlab.search.statistics.pareto import front
 
@@ -32,6 +33,7 @@ RECIPES = (
     "sd_low",
     "sd_high",
     "df",
+    "seeds",
     "resolves",
     "front",
 )
@@ -48,9 +50,10 @@ class ToldOfCalibration(Told):
 
     def frames(self, seen: Seen) -> dict[str, Any]:
         """calibrated_recipes: a row per recipe: TEST losses of the `rows` that it was tried on, their mean, the
-            standard deviation `sd` of one trial with its interval, and what tables of the study resolve in `minutes`.
-        calibrated_choices: a row per choice: what it is `worth` (nats/token) to go from the study's own value to the
-            best one, with its interval, NaN where both are one.
+            standard deviation `sd` of one trial with its interval, and what a table of the study's variants resolves
+            in `minutes` on one core; NaN for a recipe with a trial that has no loss.
+        calibrated_choices: a row per choice of the `best` recipe of the short trials: its loss in longer ones less that
+            with the `other` value of this choice, with an interval.
         """
         import pandas as pd
 
@@ -59,14 +62,21 @@ class ToldOfCalibration(Told):
             return {}
         found = [*_recipes(told, seen.record["recipes"], seen.trials)]
         best = front([(row["loss"], row["sd"]) for row in found])
-        rows = [{**row, "front": at in best} for at, row in enumerate(found)]
-        noise = next(((row["sd"], row["df"]) for row in rows if row["recipe"] == told["chosen"]), (NAN, 0))
-        choices = [*_choices(told, *noise)]
+        minutes = [told["trials"] * found[0]["seconds"] * times / 60 for times in TIMES]
+        rows = [
+            {
+                **row,
+                "front": at in best and math.isfinite(row["loss"]),
+                "resolves": [resolvable(row["sd"], each * 60 / row["seconds"], told["compared"]) for each in minutes],
+            }
+            for at, row in enumerate(found)
+        ]
+        choices = [*_choices(told, *_spread([values for row in found for values in row["seeds"]]))]
         return {
             "calibrated_recipes": pd.DataFrame(rows, columns=[*RECIPES]),
             "calibrated_choices": pd.DataFrame(choices, columns=[*CHOICES]),
             "calibrated": {name: told[name] for name in ("of", "chosen", "rows", "compared", "tried")}
-            | {"minutes": [_minutes(told, found) * times for times in TIMES]},
+            | {"minutes": minutes, "shares": told["shares"]},
         }
 
     def notes(self, found: Comparison) -> Iterable[str]:
@@ -92,34 +102,50 @@ class ToldOfCalibration(Told):
 
 
 def _recipes(told: Record, recipes: Record, trials: Rows) -> Iterable[dict[str, Any]]:
-    """A row per recipe of the whole trials, without the front."""
+    """A row per recipe of the whole trials, the study's own first; `seeds` are its losses row by row."""
     for name, changes in recipes["named"].items():
-        mine = [
-            t for t in trials if recipes["rows"].get(t["variant"], ("", ""))[1] == name and t["state"] == "complete"
-        ]
-        by_row: dict[str, list[float]] = {row: [] for row in told["rows"]}
-        for trial in mine:
-            if (value := loss(trial, "test")) is not None:
-                by_row[recipes["rows"][trial["variant"]][0]].append(value)
-        if not all(by_row.values()):
-            continue
-        squares = sum(float(np.var(values) * len(values)) for values in by_row.values())
-        df = sum(len(values) - 1 for values in by_row.values())
-        sd = math.sqrt(squares / df) if df else NAN
-        seconds = float(np.mean([trial["result"]["train_s"] for trial in mine]))
-        minutes = [told["trials"] * seconds * times / 60 for times in TIMES]
-        losses = {row: float(np.mean(values)) for row, values in by_row.items()}
+        mine: dict[str, dict[int, float]] = {row: {} for row in told["rows"]}
+        results = []
+        for trial in trials:
+            row, recipe = recipes["rows"].get(trial["variant"], ("", ""))
+            if recipe == name and (value := loss(trial, "test")) is not None:
+                mine[row][trial["seed"]] = value
+                results.append(trial["result"])
+        shared = sorted(set.intersection(*map(set, mine.values())))
+        losses = np.array([[by_seed[seed] for seed in shared] for by_seed in mine.values()])
+        whole = bool(shared)
+        sd, df = _noise(losses) if whole else (NAN, 0)
         low, high = sd_interval(sd, df)
+        means = losses.mean(1).tolist() if whole else [NAN] * len(mine)
         yield {
             "recipe": name,
             "changes": changes,
-            "tokens": mine[0]["result"]["tokens"],
-            "seconds": seconds,
-            "losses": losses,
-            "loss": float(np.mean([*losses.values()])),
+            "tokens": results[0]["tokens"] if whole else NAN,
+            "seconds": float(np.mean([result["train_s"] for result in results])) if whole else NAN,
+            "losses": dict(zip(mine, means, strict=True)),
+            "loss": float(np.mean(means)),
             **{"sd": sd, "sd_low": low, "sd_high": high, "df": df},
-            "resolves": [resolvable(sd, each * 60 / seconds, told["compared"]) for each in minutes],
+            "seeds": losses.tolist() if whole else [],
         }
+
+
+def _noise(losses: Floats) -> tuple[float, int]:
+    """The standard deviation of one trial around its row and its seed, `[row, seed]`, as paired differences have it,
+    and its degrees of freedom; of a single row around that."""
+    rows, seeds = losses.shape
+    residual = losses - losses.mean(1, keepdims=True)
+    if rows > 1:
+        residual = residual - residual.mean(0)
+    df = max(rows - 1, 1) * (seeds - 1)
+    return (float(np.sqrt((residual**2).sum() / df)), df) if df else (NAN, 0)
+
+
+def _spread(cells: list[list[float]]) -> tuple[float, int]:
+    """The standard deviation of one trial around the mean of its cell, pooled, and its degrees of freedom: that of
+    differences between recipes, which share no batches."""
+    df = sum(len(cell) - 1 for cell in cells)
+    squares = sum(float(np.var(cell)) * len(cell) for cell in cells)
+    return (math.sqrt(squares / df), df) if df else (NAN, 0)
 
 
 def sd_interval(sd: float, df: int) -> tuple[float, float]:
@@ -135,25 +161,22 @@ def resolvable(sd: float, trials: float, variants: int) -> float:
     them, and one trial has the standard deviation `sd`; infinite where each has less than two. Without documents."""
     from archlab.search.statistics.dunnett import dunnett_critical
 
+    if not math.isfinite(trials) or not math.isfinite(sd):
+        return NAN
     seeds = min(int(trials // variants), MOST_SEEDS)
     if seeds < 2 or variants < 2:
         return math.inf
     return dunnett_critical(variants - 1, expected_df(variants, 1, seeds)) * sd * math.sqrt(2 / seeds)
 
 
-def _minutes(told: Record, rows: list[dict[str, Any]]) -> float:
-    """What the study itself takes, in minutes of training."""
-    own = next((row["seconds"] for row in rows if row["recipe"] == "as is"), NAN)
-    return float(told["trials"] * own / 60)
-
-
 def _choices(told: Record, sd: float, df: int) -> Iterable[dict[str, Any]]:
     """A row per choice. A difference of two recipes, each tried once on every row, has the variance 2 sd^2 / rows."""
     half = float(scipy.special.stdtrit(df, 0.975)) * sd * math.sqrt(2 / len(told["rows"])) if df else NAN
     for each in told["choices"]:
-        worth = float(np.mean(each["with"]) - np.mean(each["without"]))
+        with_, without = float(np.mean(each["with"])), float(np.mean(each["without"]))
+        worth = with_ - without if math.isfinite(with_) and math.isfinite(without) else NAN
         values, chosen = each["tried"], told["places"][each["choice"]]
-        last = each["ordered"] and len(values) > 2 and chosen in (0, len(values) - 1)
+        last = chosen in each["ends"]
         yield {
             "choice": each["choice"],
             "own": shown(values[each["own"]]),
@@ -161,7 +184,7 @@ def _choices(told: Record, sd: float, df: int) -> Iterable[dict[str, Any]]:
             "other": shown(values[each["other"]]),
             "chosen": shown(values[chosen]),
             "values": len(values),
-            "inside": "" if not each["ordered"] else "no" if last else "yes",
+            "inside": "" if not each["ends"] else "no" if last else "yes",
             "worth": worth,
             "low": worth - half,
             "high": worth + half,
@@ -196,7 +219,7 @@ def _recipes_block(found: Comparison) -> Block:
         return column(name, lambda row: number(row["losses"][name], ".4f"))
 
     def in_time(at: int, minutes: float) -> Column:
-        return column(f"Δ in {minutes:.1f} min", lambda row: number(row["resolves"][at], ".4f"), keep=2)
+        return column(f"Δ in {number(minutes, '.1f')} min", lambda row: number(row["resolves"][at], ".4f"), keep=2)
 
     columns = [
         Column("recipe", [Cell(row["recipe"], row["recipe"] == told["chosen"]) for row in rows], "l"),
@@ -209,8 +232,8 @@ def _recipes_block(found: Comparison) -> Block:
     ]
     legend = (
         "* chosen, by the mean validation loss. Test losses in nats per token. Δ: the smallest difference that a table "
-        f"of {told['of']}'s {told['compared']} variants resolves when its trials take so long on one core (documents "
-        "not counted). front: no other recipe has both less loss and less noise."
+        f"of {told['compared']} variants resolves under this recipe, trained for so long on one core (documents not "
+        "counted). front: no other recipe has both less loss and less noise."
     )
     return Block("Recipes at equal time", columns, legend)
 
@@ -230,8 +253,9 @@ def _choices_block(found: Comparison) -> Block:
         column("inside", lambda row: row["inside"], "c"),
     ]
     legend = (
-        "best: in the best recipe of the short trials. worth: its validation loss in longer ones, in nats per token "
-        f"over {' and '.join(told['rows'])}, less that of the same recipe with the other value. inside: of so many "
+        f"best: in the best recipe of trials of {told['shares'][0]:g} of the time. worth: its validation loss in "
+        f"trials of {told['shares'][1]:g} of it, in nats per token over {' and '.join(told['rows'])}, less that of "
+        "the same with the other value; the interval is made of the noise of the whole trials. inside: of so many "
         "values the chosen one is not the last on its side."
     )
     return Block("What each choice is worth", columns, legend)

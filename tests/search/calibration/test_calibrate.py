@@ -17,17 +17,20 @@ from archlab.search.calibration.stages import far_from, sizes
 from archlab.search.comparison.compare import load_comparison
 from archlab.search.planning.plan import plan
 from archlab.search.reporting.report import report, section_report
-from archlab.search.sections.calibration.told import resolvable, sd_interval
+from archlab.search.sections.calibration.told import _recipes, resolvable, sd_interval
+from archlab.search.statistics.moderated import expected_df
 from archlab.search.store.store import Store
 from archlab.search.study.load import load_study
 from tests.search.study_files import SECTIONS, write_study
 
+TRIALS = 18
 SLOW_RATE = SECTIONS["train"].replace("lr: 1e-3", "lr: 1e-4").replace("tokens: 1k", "tokens: 4k")
 
 
 def found_by(folder: Path, **options: Any) -> Calibration:
     study = write_study(folder, train=SLOW_RATE)
-    return calibrate(study, folder / "store", executor="inline", trials=18, **options)
+    command = "archlab calibrate gates.yaml"
+    return calibrate(study, folder / "store", executor="inline", trials=TRIALS, command=command, **options)
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +51,11 @@ def trials_in(folder: Path) -> dict[str, tuple[str, int]]:
 def test_a_rate_that_is_far_too_low_is_found_out(calibrated: tuple[Path, Calibration]) -> None:
     folder, found = calibrated
     assert found.summary.exit_code == 0 and found.study == "gates.calibrate"
-    assert found.train is not None and found.train["train"]["lr"] > 1e-4
+    assert found.recipe is not None and found.recipe["train"]["lr"] > 1e-4
     with Store.open(folder / "store", create=False) as store:
         comparison = load_comparison(store, found.study)
         names = {study["name"] for study in store.studies()}
-        assert {store.study(name)["command"] for name in names} == {"archlab.calibrate"}  # what goes on with each
+        assert {store.study(name)["command"] for name in names} == {"archlab calibrate gates.yaml"}  # goes on with each
     assert names == {"gates.calibrate-1", "gates.calibrate-2", "gates.calibrate"}
     rows = {row["recipe"]: row for row in comparison.calibrated_recipes.to_dict("records")}
     assert comparison.calibrated["chosen"] != "as is"
@@ -67,21 +70,25 @@ def test_a_rate_that_is_far_too_low_is_found_out(calibrated: tuple[Path, Calibra
 @pytest.mark.slow
 def test_it_takes_no_more_work_than_it_was_allowed(calibrated: tuple[Path, Calibration]) -> None:
     folder, _ = calibrated
-    planned = plan(load_study(folder / "study.yaml"), folder / "store" / "data")
-    whole = planned.variants[0].recipe.tokens
     with Store.open(folder / "store", create=False) as store:
-        done = {r["key"]: r["result"] for s in store.studies() for r in store.study_trials(s["name"])}
-    assert all(result["state"] in ("complete", "diverged") for result in done.values())
-    # a batch's tokens are those of equal time, so that work is counted by the study's own batch alone
-    own = [r["tokens"] for r in done.values()]
-    assert len(own) >= 40 and sum(own) <= 18 * whole * 4
+        ran = {study["name"]: len(store.study_trials(study["name"])) for study in store.studies()}
+        told = store.study("gates.calibrate")["calibration"]
+    assert (
+        sum(share * ran[name] for share, name in zip(told["shares"], sorted(ran, key=_ending), strict=True)) <= TRIALS
+    )
+    assert {*ran.values()} != {0} and told["rows"] == ["baseline", "gated"]
+
+
+def _ending(name: str) -> str:
+    """Sorts the stages: .calibrate-1, .calibrate-2, .calibrate."""
+    return name if name[-1].isdigit() else name + "~"
 
 
 @pytest.mark.slow
 def test_the_same_call_again_trains_nothing(calibrated: tuple[Path, Calibration]) -> None:
     folder, found = calibrated
     before = trials_in(folder)
-    assert found_by(folder).train == found.train
+    assert found_by(folder).recipe == found.recipe
     assert trials_in(folder) == before
 
 
@@ -99,12 +106,12 @@ def test_an_interrupted_calibration_goes_on_to_the_same_recipe(
             raise KeyboardInterrupt
 
     stopped = found_by(tmp_path, on_event=stop_at)
-    assert stopped.summary.exit_code == 130 and stopped.train is None
+    assert stopped.summary.exit_code == 130 and stopped.recipe is None
     assert len([state for state, _ in trials_in(tmp_path).values() if state == "complete"]) < 20
     (tmp_path / "store" / "timings").rename(tmp_path / "store" / "measured")  # tokens of equal time, as the first had
     (tmp_path / "store" / "timings").symlink_to(folder / "store" / "timings")
     again = found_by(tmp_path)
-    assert again.summary.exit_code == 0 and again.train == found.train
+    assert again.summary.exit_code == 0 and again.recipe == found.recipe
 
 
 @pytest.mark.slow
@@ -112,14 +119,14 @@ def test_a_study_takes_the_calibrated_recipe_and_what_stands_beside_it_wins(
     calibrated: tuple[Path, Calibration], tmp_path: Path
 ) -> None:
     folder, found = calibrated
-    assert found.train is not None
+    assert found.recipe is not None
     text = "train:\n  recipe: calibrated\n  data: {text: corpus.txt}\n  context: 32\n  clip: 0.5"
     study = load_study(write_study(folder, "taken.yaml", train=text), store=folder / "store")
     plain = load_study(folder / "study.yaml")
-    assert study.train.lr == found.train["train"]["lr"] and study.train.tokens == found.train["train"]["tokens"]
-    assert study.train.batch == found.train["train"]["batch"] and study.train.clip == 0.5
+    assert study.train.lr == found.recipe["train"]["lr"] and study.train.tokens == found.recipe["train"]["tokens"]
+    assert study.train.batch == found.recipe["train"]["batch"] and study.train.clip == 0.5
     assert study.train.data == plain.train.data
-    assert study.model.init.std == found.train["model.init.std"]
+    assert study.model.init.std == found.recipe["model.init.std"]
     started = load_study(
         write_study(folder, "other.yaml", train=text, model=SECTIONS["model"] + "\n  init: {std: 0.3}"),
         store=folder / "store",
@@ -146,6 +153,30 @@ def test_a_recipe_for_another_study_is_refused(
         load_study(path, store=folder / "store")
 
 
+@pytest.mark.slow
+def test_where_every_recipe_diverges_none_is_kept(tmp_path: Path) -> None:
+    study = write_study(tmp_path, train=SECTIONS["train"].replace("lr: 1e-3", "lr: 1e19"))
+    found = calibrate(study, tmp_path / "store", executor="inline", trials=16)
+    assert found.recipe is None and found.summary.exit_code == 1 and "lower rate" in found.summary.message
+    with pytest.raises(SpecError, match="the store has no calibrated recipe"):
+        load_study(
+            write_study(tmp_path, train="train: {recipe: calibrated, data: {text: corpus.txt}}"),
+            store=tmp_path / "store",
+        )
+
+
+def test_a_recipe_that_has_no_loss_stands_as_a_row_without_numbers() -> None:
+    rows = {"a [recipe=as is]": ["a", "as is"], "a [recipe=try 1]": ["a", "try 1"]}
+    trials = [
+        {"variant": "a [recipe=try 1]", "seed": seed, "state": "complete"}
+        | {"result": {"test": {"loss": 1.0 + seed}, "tokens": 100, "train_s": 2.0}}
+        for seed in (0, 1)
+    ] + [{"variant": "a [recipe=as is]", "seed": 0, "state": "diverged", "result": {"test": None}}]
+    own, other = _recipes({"rows": ["a"]}, {"named": {"as is": {}, "try 1": {"lr": 1.0}}, "rows": rows}, trials)
+    assert np.isnan([own["loss"], own["sd"], own["seconds"]]).all()
+    assert (other["loss"], other["sd"], other["df"]) == (1.5, pytest.approx(np.sqrt(0.5)), 1)
+
+
 def test_a_store_without_one_says_how_to_make_one(tmp_path: Path) -> None:
     path = write_study(tmp_path, train="train: {recipe: calibrated, data: {text: corpus.txt}}")
     with pytest.raises(SpecError, match="the store has no calibrated recipe; `archlab calibrate`"):
@@ -161,8 +192,16 @@ def test_other_mistakes_are_told_before_a_calibrated_recipe_is_looked_for(tmp_pa
 @pytest.mark.parametrize(
     ("sections", "told"),
     [
-        ({"ladder": "ladder: {sizes: {d_model: [64, 96]}}"}, "ladder: has several recipes"),
-        ({"train": SECTIONS["train"] + "\n  stages: [{tokens: 1k, lr: 1e-3}]"}, "train.stages: has several recipes"),
+        ({"ladder": "ladder: {sizes: {d_model: [64, 96]}}"}, "ladder: is more than one recipe"),
+        (
+            {"train": SECTIONS["train"] + "\n  stages: [{tokens: 1k, lr: 1e-3}]"},
+            "train.stages: is more than one recipe",
+        ),
+        ({"train": SECTIONS["train"] + "\n  ramp: {start: 1, step: 1, tokens: 900}"}, "train.ramp: is more than one"),
+        (
+            {"variants": "variants:\n  baseline: {train.lr: 5e-4}\n  gated: [gate]"},
+            "study.yaml:13:14: variants.baseline.train.lr: is a part of the recipe",
+        ),
     ],
 )
 def test_a_study_of_several_recipes_is_refused(tmp_path: Path, sections: dict[str, str], told: str) -> None:
@@ -234,10 +273,7 @@ def test_the_interval_of_a_standard_deviation_is_that_of_chi_squared() -> None:
 
 def test_what_a_table_resolves_is_the_half_width_of_dunnetts_interval() -> None:
     # two variants have one comparison, whose interval is Student's; 24 trials are 12 seeds of each
-    found, df = resolvable(0.01, 24.9, 2), 0.0
-    from archlab.search.statistics.moderated import expected_df
-
-    df = expected_df(2, 1, 12)
+    found, df = resolvable(0.01, 24.9, 2), expected_df(2, 1, 12)
     assert found == pytest.approx(stats.t.ppf(0.975, df) * 0.01 * np.sqrt(2 / 12), rel=2e-3)
     assert resolvable(0.01, 3, 2) == np.inf and resolvable(0.005, 24, 2) == pytest.approx(found / 2)
     assert resolvable(0.01, 24, 4) > found
