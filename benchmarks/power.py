@@ -4,9 +4,11 @@ made of that, and under its own, all at equal time.
     python benchmarks/power.py [--store FOLDER] [--seeds 6]
 
 Five variants under each. Of each recipe the test loss of the baseline, the standard deviation of one trial around its
-variant and its seed with its 95% interval, the seconds of a trial, and the smallest difference that a table of five
-variants resolves in so many core-minutes (Dunnett's intervals, documents not counted). The ratio at the end is how much
-longer the first recipe takes to resolve what another one does: (sd / sd)^2 times (seconds / seconds).
+variant and its seed with its 95% interval, the seconds of training the baseline, and the smallest difference that a
+table of five variants resolves in so many core-minutes (Dunnett's intervals, documents not counted). The seconds are
+those of its steps, timed beside those of the first recipe before anything is trained, so that other work on the machine
+meets both. The ratio at the end is how much longer the first recipe takes to resolve what another one does: (sd / sd)^2
+times (seconds / seconds).
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ from archlab.search.running.run import run
 from archlab.search.sections.calibration.told import resolvable, sd_interval
 from archlab.search.store.store import Store
 from archlab.search.study.load import load_study
-from archlab.search.training.step_times import Timings
+from archlab.search.training.step_times import Timings, measure
 from archlab.search.trial.fingerprint import cpu_model
+from archlab.search.variants.variant import Variant
 
 STUDY = Path(__file__).parents[1] / "studies" / "quickstart.yaml"
 VARIANTS = ("baseline", "G1", "G2", "forget gate", "KV-shift")
@@ -86,6 +89,14 @@ def recipes(store: Path, overrides: dict[str, object]) -> dict[str, dict[str, ob
     return {"at first": FIRST, "found": FOUND, "now": {"tokens": tokens, "batch": own.batch}}
 
 
+def seconds_of(baselines: dict[str, Variant]) -> dict[str, float]:
+    """Of training the baseline under each recipe, by steps that are timed beside the first one's."""
+    first = next(iter(baselines.values()))
+    found = {name: measure(each.timed, first.timed) for name, each in baselines.items()}
+    step = next(iter(found.values()))["of"]
+    return {name: step * found[name]["ratio"] * each.recipe.steps for name, each in baselines.items()}
+
+
 def _tick(event: dict[str, Any]) -> None:
     if event["event"] == "finished":
         print(".", end="", flush=True)
@@ -103,7 +114,10 @@ def main() -> None:
         both = recipes(store, overrides)
         study = load_study(STUDY, overrides | {"recipes": both})
         kept = {name: patch for name, patch in study.variants.items() if name in VARIANTS}
-        run(study.replace(variants=kept), store, track=False, on_event=_tick)
+        study = study.replace(variants=kept)
+        planned = {each.name: each for each in plan(study, store / "data").variants}
+        seconds = seconds_of({name: planned[f"baseline [recipe={name}]"] for name in both})
+        run(study, store, track=False, on_event=_tick)
         with Store.open(store, create=False) as opened:
             trials = load_comparison(opened, "power").trials
     print(f"\n{cpu_model()}, {platform.python_version()}, torch {torch.__version__}; {asked.seeds} seeds")
@@ -112,7 +126,7 @@ def main() -> None:
     for name in both:
         rows = [trials[trials["variant"] == f"{variant} [recipe={name}]"].sort_values("seed") for variant in VARIANTS]
         losses = np.array([each["test_loss"] for each in rows], float)
-        found.append(Power(name, losses, float(np.mean([each["train_s"].mean() for each in rows]))))
+        found.append(Power(name, losses, seconds[name]))
         print(found[-1].line())
     first, *others = found
     for each in others:
