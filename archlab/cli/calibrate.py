@@ -9,11 +9,27 @@ from typing import TYPE_CHECKING
 
 import click
 
-from archlab.cli.kit import ALLOW, INVALID, JSON, PLUGIN, SET, STORE, STUDY, fail, parsed, store_folder, verb
+from archlab.cli.kit import (
+    ADDRESS,
+    ALLOW,
+    INLINE,
+    INVALID,
+    JSON,
+    PLUGIN,
+    SET,
+    STORE,
+    STUDY,
+    fail,
+    parsed,
+    store_folder,
+    verb,
+)
 from archlab.search.utils.exits import leave, leaving_early
 
 if TYPE_CHECKING:
     from archlab.search.planning.plan import Plan
+
+_HEAD = "# archlab calibrate "  # of a file that --write made
 
 
 @click.command()
@@ -30,8 +46,8 @@ if TYPE_CHECKING:
 @click.option(
     "--write", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Where the recipe goes too."
 )
-@click.option("--address", metavar="HOST:PORT", help="A running Ray cluster; without it Ray is started here.")
-@click.option("--inline", is_flag=True, help="Train in this process, one trial at a time, without Ray.")
+@ADDRESS
+@INLINE
 @verb
 def calibrate(
     study: str,
@@ -54,8 +70,8 @@ def calibrate(
     from archlab.search.running.progress import make_progress
     from archlab.search.study.calibrated import block
 
-    if write is not None and not write.parent.is_dir():
-        fail(f"{write.parent} is no folder", INVALID)
+    if write is not None:
+        _check(write)
     command = _command(study, overrides, trials, against)
 
     def begin(planned: Plan) -> None:
@@ -86,6 +102,14 @@ def calibrate(
     else:
         _print(found.study, text, store_folder(store))
     leave(0)
+
+
+def _check(file: Path) -> None:
+    """Refuses, before anything is trained, a file that a recipe must not be written to."""
+    if not file.parent.is_dir():
+        fail(f"{file.parent} is no folder", INVALID)
+    if file.exists() and not file.read_text(errors="replace").startswith(_HEAD):
+        fail(f"{file} exists and holds no calibrated recipe; it is not overwritten", INVALID)
 
 
 def _command(study: str, overrides: tuple[str, ...], trials: int | None, against: str | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -90,12 +89,16 @@ STUDY = click.argument("study", type=click.Path(dir_okay=False))
 STORE = click.option("--store", metavar="FOLDER", help="Where results are kept (ARCHLAB_STORE, else .archlab).")
 SET = click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Replace a value of the study.")
 ALLOW = click.option("--allow-plugins", is_flag=True, help="Run the Python files that the study lists as plug-ins.")
+ADDRESS = click.option("--address", metavar="HOST:PORT", help="A running Ray cluster; without it Ray is started here.")
+INLINE = click.option("--inline", is_flag=True, help="Train in this process, one trial at a time, without Ray.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 
 
 def store_folder(given: str | None) -> Path:
-    """The store folder, without importing what runs studies."""
-    return Path(given or os.environ.get("ARCHLAB_STORE") or ".archlab")
+    """The store folder, imported when it is asked for: a verb without a store starts faster."""
+    from archlab.search.store.addresses import store_root
+
+    return store_root(given)
 
 
 def study_name(given: str) -> str:

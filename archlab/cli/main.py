@@ -14,7 +14,9 @@ import click
 
 from archlab.cli import bench, calibrate, eval, generate, lifecycle, models, paper, store, weights
 from archlab.cli.kit import (
+    ADDRESS,
     ALLOW,
+    INLINE,
     INVALID,
     JSON,
     PLUGIN,
@@ -114,9 +116,9 @@ def plan(
 @PLUGIN
 @ALLOW
 @JSON
-@click.option("--address", metavar="HOST:PORT", help="A running Ray cluster; without it Ray is started here.")
+@ADDRESS
 @click.option("--smoke", is_flag=True, help="First try every variant for five steps, and stop if one cannot run.")
-@click.option("--inline", is_flag=True, help="Train in this process, one trial at a time, without Ray.")
+@INLINE
 @click.option("--no-track", is_flag=True, help="Do not send anything to MLflow and Optuna.")
 @verb
 def run(

@@ -89,14 +89,15 @@ def run(
     with Store.open(root) as opened, in_use(root):
         workers = make_executor(executor, root, resources=study.resources, address=address)
         try:
-            how = How(on_event or (lambda _: None), on_plan, track, smoke, executor == "ray" and address is None)
-            return run_by(workers, study, opened, how, overrides or {})
+            here = executor == "ray" and address is None
+            options = RunOptions(on_event or (lambda _: None), on_plan, track, smoke, here)
+            return run_with(workers, study, opened, options, overrides or {})
         finally:
             workers.close()
 
 
 @dataclass(frozen=True)
-class How:
+class RunOptions:
     """What a run tells, and asks for beside its trials; `here` is whether they run on this machine, in Ray."""
 
     tell: Events
@@ -107,35 +108,35 @@ class How:
     command: str = ""  # what goes on with it, where that is not `archlab run`
 
 
-def run_by(
-    workers: Executor, study: Study, store: Store, how: How, overrides: Mapping[str, Any] | None = None
+def run_with(
+    workers: Executor, study: Study, store: Store, options: RunOptions, overrides: Mapping[str, Any] | None = None
 ) -> Summary:
     """`run` in an open store, by an executor that the caller closes. It raises what `run` does."""
     with StudyLock(store.root, study.study) as lock:
         workers.start()
         data = store.root / "data"
         planned = plan(study, data, smoking.decided(store.root, study.study), fetch=True)
-        if how.here:
+        if options.here:
             refuse_too_little(planned)
-        if how.smoke:
+        if options.smoke:
             plugin_files.keep(store.root)
-            planned = smoking.smoke(planned, store, workers, partial(plan, study, data), how.tell)
-        if how.on_plan:
-            how.on_plan(planned)
-        return _drive(planned, store, workers, lock, how, overrides or {})
+            planned = smoking.smoke(planned, store, workers, partial(plan, study, data), options.tell)
+        if options.on_plan:
+            options.on_plan(planned)
+        return _drive(planned, store, workers, lock, options, overrides or {})
 
 
 def _drive(
-    planned: Plan, store: Store, workers: Executor, lock: StudyLock, how: How, said: Mapping[str, Any]
+    planned: Plan, store: Store, workers: Executor, lock: StudyLock, options: RunOptions, said: Mapping[str, Any]
 ) -> Summary:
     """Runs a plan in its store, told in events; `said` are the overrides of its study."""
-    study, tell = planned.study, how.tell
+    study, tell = planned.study, options.tell
     next_rows: NextRows = planned.rows
     for section in study.sections:
         next_rows = section.run_rows(next_rows, planned, store, workers.slots, tell)
     plugin_files.keep(store.root)
     record = planned.record() | ({"overrides": dict(said)} if said else {})
-    record |= {"command": how.command} if how.command else {}
+    record |= {"command": options.command} if options.command else {}
     if planned.builder.settled:
         settled.keep(store, study.study, planned.builder.settled)
     news: dict[str, Iterable[str]] = {
@@ -155,7 +156,7 @@ def _drive(
         study.study,
         next_rows,
         workers,
-        shipper=shipper(store.root, study.study) if how.track else None,
+        shipper=shipper(store.root, study.study) if options.track else None,
         on_event=lambda event: None if event["event"] == "summary" else tell(event),  # that comes when it is measured
         limits=study.budget,
         tokens_of=tokens_left(store) if study.budget.tokens else None,
@@ -164,7 +165,7 @@ def _drive(
         keep=study.keep,
     )
     remember_noise(store, study.study)
-    ended = measure_study(store, study, workers, summary, tell, how.track)
+    ended = measure_study(store, study, workers, summary, tell, options.track)
     tell({"event": "summary", "exit_code": ended.exit_code, "counts": ended.counts, "message": ended.message})
     return ended
 

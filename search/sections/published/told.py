@@ -158,7 +158,11 @@ def _claims_over_cells(comparison: Comparison) -> Block:
         column_of(rows, "reversed in", lambda row: where(row, REVERSED), "l"),
         column_of(rows, "neither in", lambda row: where(row, *others), "l"),
     ]
-    return Block("Published: how far each claim goes", columns, "a claim that does not hold in all cells is theirs too")
+    return Block(
+        "Published: how far each claim goes",
+        columns,
+        "a claim that holds in some cells only depends on what they change",
+    )
 
 
 def _sentence(row: Row) -> str:
