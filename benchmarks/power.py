@@ -14,6 +14,7 @@ times (seconds / seconds).
 from __future__ import annotations
 
 import argparse
+import math
 import platform
 import tempfile
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from archlab.search.comparison.compare import load_comparison
 from archlab.search.planning.plan import plan
 from archlab.search.running.run import run
 from archlab.search.sections.calibration.told import resolvable, sd_interval
+from archlab.search.statistics.intervals import unbalanced_residual_variance
 from archlab.search.store.store import Store
 from archlab.search.study.load import load_study
 from archlab.search.training.step_times import Timings, measure
@@ -62,20 +64,17 @@ class Power:
     seconds: float
 
     @property
-    def df(self) -> int:
-        rows, seeds = self.losses.shape
-        return (rows - 1) * (seeds - 1)
-
-    @property
-    def sd(self) -> float:
-        """Of one trial, around its variant and its seed."""
-        residual = self.losses - self.losses.mean(1, keepdims=True) - self.losses.mean(0) + self.losses.mean()
-        return float(np.sqrt((residual**2).sum() / self.df))
+    def noise(self) -> tuple[float, int]:
+        """The standard deviation of one trial around its variant and its seed, and its degrees of freedom."""
+        variance, df = unbalanced_residual_variance(self.losses)
+        assert variance is not None, "--seeds 1 tells nothing of the noise"
+        return math.sqrt(variance), df
 
     def line(self) -> str:
-        low, high = sd_interval(self.sd, self.df)
-        resolved = (resolvable(self.sd, each * 60 / self.seconds, len(self.losses)) for each in MINUTES)
-        noise = f"{self.sd:.4f} [{low:.4f}, {high:.4f}]"
+        sd, df = self.noise
+        low, high = sd_interval(sd, df)
+        resolved = (resolvable(sd, each * 60 / self.seconds, len(self.losses)) for each in MINUTES)
+        noise = f"{sd:.4f} [{low:.4f}, {high:.4f}]"
         told = "  ".join(f"{each:.4f}" for each in resolved)
         return f"{self.name:<9} {self.losses[0].mean():.4f}   {noise}   {self.seconds:7.1f}   {told}"
 
@@ -111,26 +110,26 @@ def main() -> None:
         store = (asked.store or Path(scratch)).absolute()
         overrides: dict[str, object] = {"seeds": asked.seeds, "study": "power"}
         overrides["variants.G1"] = {"block.attention.gate": "sdpa"}
-        both = recipes(store, overrides)
-        study = load_study(STUDY, overrides | {"recipes": both})
+        named = recipes(store, overrides)
+        study = load_study(STUDY, overrides | {"recipes": named})
         kept = {name: patch for name, patch in study.variants.items() if name in VARIANTS}
         study = study.replace(variants=kept)
         planned = {each.name: each for each in plan(study, store / "data").variants}
-        seconds = seconds_of({name: planned[f"baseline [recipe={name}]"] for name in both})
+        seconds = seconds_of({name: planned[f"baseline [recipe={name}]"] for name in named})
         run(study, store, track=False, on_event=_tick)
         with Store.open(store, create=False) as opened:
             trials = load_comparison(opened, "power").trials
     print(f"\n{cpu_model()}, {platform.python_version()}, torch {torch.__version__}; {asked.seeds} seeds")
     print(f"\nrecipe    loss     sd of a trial [95%]        s/trial   Δ in {', '.join(map(str, MINUTES))} core-minutes")
     found = []
-    for name in both:
+    for name in named:
         rows = [trials[trials["variant"] == f"{variant} [recipe={name}]"].sort_values("seed") for variant in VARIANTS]
         losses = np.array([each["test_loss"] for each in rows], float)
         found.append(Power(name, losses, seconds[name]))
         print(found[-1].line())
     first, *others = found
     for each in others:
-        ratio = (first.sd / each.sd) ** 2 * first.seconds / each.seconds
+        ratio = (first.noise[0] / each.noise[0]) ** 2 * first.seconds / each.seconds
         print(f"the first recipe takes {ratio:.1f} times as long to resolve as much as '{each.name}'")
 
 

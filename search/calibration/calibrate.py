@@ -25,7 +25,7 @@ from archlab.search.calibration.choices import Choice, Tries, choices_of, equal_
 from archlab.search.calibration.stages import OWN, Sizes, Stage, far_from, losses, sizes, staged
 from archlab.search.planning.plan import Plan, plan
 from archlab.search.running.ending import EXIT_FAILED, Summary
-from archlab.search.running.run import How, make_executor, run_by
+from archlab.search.running.run import RunOptions, make_executor, run_with
 from archlab.search.sections.recipes.spec import meaning, recipe_settings
 from archlab.search.sections.search.proposer import Ending, Known, Proposer
 from archlab.search.sections.search.samplers import TpeSampler
@@ -79,12 +79,12 @@ def calibrate(
     root = store_root(store).absolute()
     with Store.open(root) as opened, in_use(root):
         workers = make_executor(executor, root, resources=study.resources, address=address)
-        how = How(_quiet(on_event), on_plan, False, False, executor == "ray" and address is None, command)
+        options = RunOptions(_quiet(on_event), on_plan, False, False, executor == "ray" and address is None, command)
         try:
             whole = plan(study, root / "data", fetch=True).trials
             planned = plan(study.replace(recipes=None, grid={}), root / "data")
             work = _Work(study, planned, opened, whole, trials or whole, against)
-            return work.done(lambda each: run_by(workers, each, opened, how))
+            return work.done(lambda each: run_with(workers, each, opened, options))
         finally:
             workers.close()
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from archlab.arch_dsl.language.errors import SpecError
 from archlab.arch_dsl.language.source import Node
-from archlab.arch_dsl.tree.identity import canonical
+from archlab.arch_dsl.tree.identity import diff
 from archlab.search.planning.plan import Plan
 from archlab.search.results.selection import loss
 from archlab.search.sections.recipes.spec import Recipes
@@ -86,20 +86,7 @@ def far_from(planned: Plan, wanted: str | None) -> Variant | None:
                 "calibrate", f"'{wanted}' is no variant with the baseline's recipe and batches; there are {names}"
             )
         return alike[wanted]
-    return max(alike.values(), key=lambda each: (_apart(first, each), each.base), default=None)
-
-
-def _apart(one: Variant, other: Variant) -> int:
-    """In how many values two models differ."""
-    ours, theirs = _leaves(canonical(one.model)), _leaves(canonical(other.model))
-    return len(ours.items() ^ theirs.items())
-
-
-def _leaves(value: Any, path: str = "") -> dict[str, str]:
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-    if inner is None:
-        return {path: repr(value)}
-    return {at: text for key, child in inner for at, text in _leaves(child, f"{path}.{key}").items()}
+    return max(alike.values(), key=lambda each: (len(diff(first.model, each.model)), each.base), default=None)
 
 
 def staged(study: Study, stage: Stage, rows: list[str], tokens: int, recipes: Mapping[str, Mapping[str, Any]]) -> Study:

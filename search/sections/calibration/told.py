@@ -19,6 +19,7 @@ from archlab.search.results.comparison import Comparison
 from archlab.search.results.selection import loss
 from archlab.search.results.told import Record, Rows, Seen, Told
 from archlab.search.statistics.contrast import Floats
+from archlab.search.statistics.intervals import pooled_spread, unbalanced_residual_variance
 from archlab.search.statistics.moderated import expected_df
 from archlab.search.statistics.pareto import front
 
@@ -71,7 +72,11 @@ class ToldOfCalibration(Told):
             }
             for at, row in enumerate(found)
         ]
-        choices = [*_choices(told, *_spread([values for row in found for values in row["seeds"]]))]
+        cells = [np.array(row["seeds"]) for row in found if row["seeds"]]
+        df = sum(cell.size - len(cell) for cell in cells)
+        # recipes share no batches: their differences have all that seeds do
+        spread = pooled_spread(np.concatenate(cells)) if df else None
+        choices = [*_choices(told, spread or NAN, df)]
         return {
             "calibrated_recipes": pd.DataFrame(rows, columns=[*RECIPES]),
             "calibrated_choices": pd.DataFrame(choices, columns=[*CHOICES]),
@@ -132,20 +137,10 @@ def _recipes(told: Record, recipes: Record, trials: Rows) -> Iterable[dict[str, 
 def _noise(losses: Floats) -> tuple[float, int]:
     """The standard deviation of one trial around its row and its seed, `[row, seed]`, as paired differences have it,
     and its degrees of freedom; of a single row around that."""
-    rows, seeds = losses.shape
-    residual = losses - losses.mean(1, keepdims=True)
-    if rows > 1:
-        residual = residual - residual.mean(0)
-    df = max(rows - 1, 1) * (seeds - 1)
-    return (float(np.sqrt((residual**2).sum() / df)), df) if df else (NAN, 0)
-
-
-def _spread(cells: list[list[float]]) -> tuple[float, int]:
-    """The standard deviation of one trial around the mean of its cell, pooled, and its degrees of freedom: that of
-    differences between recipes, which share no batches."""
-    df = sum(len(cell) - 1 for cell in cells)
-    squares = sum(float(np.var(cell)) * len(cell) for cell in cells)
-    return (math.sqrt(squares / df), df) if df else (NAN, 0)
+    if len(losses) == 1:
+        return pooled_spread(losses) or NAN, losses.shape[1] - 1
+    variance, df = unbalanced_residual_variance(losses)
+    return NAN if variance is None else math.sqrt(variance), df
 
 
 def sd_interval(sd: float, df: int) -> tuple[float, float]:
