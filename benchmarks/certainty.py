@@ -1,6 +1,6 @@
 """What certainty costs: simulated studies through the real planner, against variants x 5 learning rates x 5 seeds.
 
-    python benchmarks/certainty.py                  # 500 studies at each noise level, some minutes
+    python benchmarks/certainty.py                  # 500 studies at each noise level, a minute or two
     python benchmarks/certainty.py --studies 50
     python benchmarks/certainty.py --known          # in a store whose studies have told the noise of a trial's seed
 
@@ -153,7 +153,7 @@ def judged(outcome: Outcome, library: Library) -> dict[str, float]:
 def summary(planned: Plan, studies: int, noise: float, known: bool = False) -> dict[str, Any]:
     """Both ways over so many studies; `known` is whether the planner knows the noise of a trial's seed."""
     if planned.tuner:
-        planned.tuner.noise = lambda _: noise if known else 0.0
+        planned.tuner.noise = lambda _: noise if known else math.inf
     found: dict[str, list[dict[str, float]]] = {"engine": [], "grid": []}
     for seed in range(studies):
         library = make_library(seed, VARIANTS, SPREAD, noise)

@@ -69,11 +69,14 @@ class Plan:
         return self.study.tune.points if self.study.tune else []
 
     @property
+    def contested(self) -> bool:
+        """Whether the two best values of a variant may take a second seed: its noise may hide which is the best."""
+        return self.tuner is not None and any(self.tuner.noise(variant) for variant in self.variants)
+
+    @property
     def trials(self) -> int:
         """How many trials the study takes when all of them run to their end, with what is known to be added."""
-        # a second value, where the noise is known and may hide which is the best
-        contested = self.tuner is not None and any(self.tuner.noise(variant) for variant in self.variants)
-        per_variant = max(len(self.points) - 1, 0) + len(self.seeds) + contested
+        per_variant = max(len(self.points) - 1, 0) + len(self.seeds) + self.contested
         proposed = sum(section.proposed(len(self.seeds)) for section in self.study.sections)
         return max(per_variant * (len(self.variants) - len(self.left_out)) + len(self.beside) + proposed, self._known)
 

@@ -19,14 +19,17 @@ def tuning_noise(
     """The seeds' noise of a variant at its scale, in nats/token, as far as the store's studies had
     told it when the study first ran: decided once, so that what it tells itself meanwhile changes nothing.
 
-    It is 0 for a study that had tuned before that, and without `spare`: a budget for one more trial of each variant.
+    It is infinite where none had told it: any two values may be as good as each other. It is 0 for a study that had
+    tuned before that, and without `spare`: a budget for one more trial of each variant.
     """
     known = dict[str, float]()
     fresh = not any(row["role"] == "tune" for row in store.study_trials(study))
 
     def told(key: str) -> float:
-        noise = known_noise(store, key) if fresh and spare else None
-        return math.sqrt(noise.variance) if noise else 0.0
+        if not (fresh and spare):
+            return 0.0
+        noise = known_noise(store, key)
+        return math.sqrt(noise.variance) if noise else math.inf
 
     keys = {variant.name: noise_key(variant.record()) for variant in variants}
     for key in dict.fromkeys(keys.values()):

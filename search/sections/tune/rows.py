@@ -38,7 +38,7 @@ class Tuner:
     asked: Made
     seed: int
     second: int | None = None  # the seed that tells values apart which the first one can't
-    noise: Callable[[Variant], float] = lambda _: 0.0  # of a trial's seed, nats/token; 0 where it is not known
+    noise: Callable[[Variant], float] = lambda _: 0.0  # of a trial's seed, nats/token: infinite where it isn't known
     variants: dict[tuple[str, str], Variant | None] = field(default_factory=dict)
     trials: dict[tuple[str, str, int], Trial] = field(default_factory=dict)
     curves: dict[str, dict[int, float]] = field(default_factory=dict)

@@ -94,7 +94,7 @@ def test_a_repeat_that_waits_for_a_new_value_of_the_grid_is_not_left_out(tmp_pat
     run(write_study(tmp_path, tune=tune), tmp_path / "store", executor="inline", track=False)
     assert said(tmp_path, tune="tune: {lr: [1e-3, 2e-3, 4e-3]}") == []
     (line,) = said(tmp_path, tune="tune: {lr: [4e-3, 8e-3]}")
-    assert line.startswith("6 trials are no part of the study any more (3 of baseline, 3 of gated)")
+    assert line.startswith("8 trials are no part of the study any more (4 of baseline, 4 of gated)")
 
 
 def test_a_finished_study_has_nothing_left_though_fewer_seeds_were_needed_than_it_may_take(tmp_path, capsys):

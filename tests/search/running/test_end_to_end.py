@@ -45,7 +45,7 @@ train:
 tune: {lr: [1e-3, 4e-3]}
 seeds: 3
 """
-TRIALS = 8  # 2 variants: 2 rates, and 2 more seeds at the better one
+TRIALS = 10  # 2 variants: 2 rates, a second seed of both, and a third at the better one
 LONGER = {"train.tokens": 40_000}  # a trial takes a second or two, long enough to be hit
 
 # Ray's agents look for its raylet, then for half a minute or more for someone to tell; they have no part in a trial.

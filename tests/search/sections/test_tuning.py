@@ -457,6 +457,8 @@ def test_values_within_the_noise_of_a_seed_are_tried_with_a_second_one(tmp_path:
     assert len({tuple(sorted((r["key"], r["role"], r["until"] or 0) for r in table)) for table in tables}) == 1
     made.tuner.noise = lambda variant: 0.001
     assert set(chosen(made, simulate(made_again(made), misled)).values()) == {1e-2}, "these lie further apart"
+    made.tuner.noise = lambda variant: math.inf
+    assert set(chosen(made, simulate(made_again(made), misled)).values()) == {5e-3}, "no noise is known"
 
 
 def made_again(made: Plan) -> Plan:
@@ -503,6 +505,16 @@ def test_the_noise_is_decided_when_a_study_first_runs(tmp_path: Path) -> None:
         store.add_trials("gates", made.rows([]))
         made.hear(store, decide=True)
         assert made.tuner.noise(variant) == 0.0, "a study that had tuned before goes on as it was"
+    with Store.open(tmp_path / "new") as store:
+        made.hear(store)
+        planned = made.trials
+        store.save_study("gates", made.record(), "")
+        made.hear(store, decide=True)
+        assert made.tuner.noise(variant) == math.inf and made.trials == planned, "nothing is known: two seeds choose"
+        store.remember(KIND, key, {"other": told})
+        store.add_trials("gates", made.rows([]))
+        made.hear(store, decide=True)
+        assert made.tuner.noise(variant) == math.inf and made.trials == planned, "what was decided stands"
 
 
 @pytest.mark.parametrize(("budget", "noise"), [("{trials: 14}", 0.0), ("{trials: 16}", 0.01), ("{tokens: 14k}", 0.0)])
