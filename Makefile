@@ -13,7 +13,7 @@ BASE := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help study dashboard docs golden test test-slow storm check bench venv venv-dev
+.PHONY: help study dashboard docs site golden test test-slow storm check bench venv venv-dev
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,8 +41,11 @@ check: $(DEV) ## format, lint, types, and which way imports point
 	$(BIN)/lint-imports --no-cache
 
 docs: $(DEV) ## write the pages that are made from the code
-	$(BIN)/archlab primitives --format md > docs/primitives.md.new && mv docs/primitives.md.new docs/primitives.md
+	$(BIN)/archlab primitives --format md > docs/reference/primitives.md.new && mv docs/reference/primitives.md.new docs/reference/primitives.md
 	$(BIN)/archlab schema > docs/study.schema.json.new && mv docs/study.schema.json.new docs/study.schema.json
+
+site: $(DEV) ## build the documentation as a site: build/docs/site/index.html
+	$(BIN)/python docs/make_site.py
 
 golden: $(DEV) ## write what the variants of every study are, and the list of studies
 	$(BIN)/python -m tests.golden

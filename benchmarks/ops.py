@@ -3,7 +3,7 @@
     python benchmarks/ops.py                 # this machine's device; rows are appended to benchmarks/results
     python benchmarks/ops.py --op attention  # one op
     python benchmarks/ops.py --quick         # forward alone in few rounds, nothing is written
-    python benchmarks/ops.py --table         # measures nothing: writes the table in docs/performance.md from the rows
+    python benchmarks/ops.py --table         # measures nothing: writes the table in docs/performance/ops.md from the rows
 
 Ceilings come first (a large copy, a large product), then each op is held to its cases in float64, and only one that
 passes is timed: of another the row and the table say what is wrong, and show no time. Ours and the rivals take turns; a
@@ -28,7 +28,7 @@ from torch import Tensor
 from archlab.kernels import Case, Device, Op, bench
 
 RESULTS = Path(__file__).parent / "results" / "ops.jsonl"
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[1] / "docs" / "performance" / "ops.md"
 OPEN, CLOSE = "<!-- ops: written by `python benchmarks/ops.py` -->\n", "<!-- /ops -->\n"
 Function = Callable[..., Any]
 
@@ -160,7 +160,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def write_table() -> None:
-    """Puts the table of all rows between its markers in docs/performance.md."""
+    """Puts the table of all rows between its markers in docs/performance/ops.md."""
     before, rest = PAGE.read_text().split(OPEN)
     rows = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
     PAGE.write_text(before + OPEN + table(rows) + CLOSE + rest.split(CLOSE)[1])

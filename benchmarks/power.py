@@ -45,7 +45,7 @@ FIRST = {
     "schedule": {"type": "cosine", "warmup": 0.02},
     "model.init.std": 0.02,
 }
-FOUND = {  # by `archlab calibrate` from that: docs/recipes.md
+FOUND = {  # by `archlab calibrate` from that: docs/guides/calibrate.md
     "tokens": 1_000_000,
     "batch": 8,
     "lr": 5.7e-3,

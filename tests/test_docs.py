@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import tomllib
 import typing
 from collections.abc import Iterator
 from importlib import import_module
@@ -48,7 +49,8 @@ from tests.docs_kit import (
     tables,
 )
 
-STUDIES, MODELS = (ROOT / "docs" / name for name in ("studies.md", "models.md"))
+REFERENCE = ROOT / "docs" / "reference"
+STUDIES, MODELS = (sorted((REFERENCE / name).glob("*.md")) for name in ("study", "model"))
 PAGE_IDS = [page.relative_to(ROOT).as_posix() for page in PAGES]
 every_page = pytest.mark.parametrize("page", PAGES, ids=PAGE_IDS)
 
@@ -67,18 +69,23 @@ def keys_of(cls: type[Spec], prefix: str = "") -> Iterator[tuple[str, FieldType]
                 yield from keys_of(kind, f"{prefix}{name}.")
 
 
-def documented_keys(page: Path) -> dict[str, str]:
+def text_of(pages: list[Path]) -> str:
+    """The text of some pages, one after the other."""
+    return "\n".join(page.read_text() for page in pages)
+
+
+def documented_keys(pages: list[Path]) -> dict[str, str]:
     """Key to default, from the tables of keys."""
-    rows = [row for table in tables(page.read_text()) if table.header[0] == "key" for row in table.rows]
+    rows = [row for table in tables(text_of(pages)) if table.header[0] == "key" for row in table.rows]
     found = {bare(row[0]): bare(row[2]) for row in rows}
     assert len(found) == len(rows), "a key is documented twice"
     return found
 
 
-def documented_members(page: Path) -> dict[str, dict[tuple[str, str], str]]:
+def documented_members(pages: list[Path]) -> dict[str, dict[tuple[str, str], str]]:
     """Per family, as its table's first column is called: (member or "all", key) to default."""
     found: dict[str, dict[tuple[str, str], str]] = {}
-    for table in tables(page.read_text()):
+    for table in tables(text_of(pages)):
         if table.header[1:3] == ("key", "type"):
             entries = found.setdefault(bare(table.header[0]), {})
             for members, keys, _, default, _ in table.rows:
@@ -100,17 +107,17 @@ def assert_default(written: str, item: FieldType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "kinds"), [(STUDIES, [Study]), (MODELS, [EncoderDecoderModel, DecoderModel])], ids=["study", "model"]
+    ("pages", "kinds"), [(STUDIES, [Study]), (MODELS, [EncoderDecoderModel, DecoderModel])], ids=["study", "model"]
 )
-def test_every_key_is_documented_with_its_default_and_no_other(page: Path, kinds: list[type[Spec]]) -> None:
-    documented, keys = documented_keys(page), {key: item for kind in kinds for key, item in keys_of(kind)}
+def test_every_key_is_documented_with_its_default_and_no_other(pages: list[Path], kinds: list[type[Spec]]) -> None:
+    documented, keys = documented_keys(pages), {key: item for kind in kinds for key, item in keys_of(kind)}
     assert sorted(documented) == sorted(keys)
     for key, item in keys.items():
         assert_default(documented[key], item)
 
 
 CHOICES = ("data", "tokenizer", "objective", "optimizer", "schedule")
-FAMILIES: dict[str, tuple[Path, type[Family]]] = {
+FAMILIES: dict[str, tuple[list[Path], type[Family]]] = {
     **{f"train.{name}": (STUDIES, families(fields_of(Recipe)[name].annotation)[0]) for name in CHOICES},
     "prune": (STUDIES, Pruner),
     "search.sampler": (STUDIES, Sampler),
@@ -119,8 +126,8 @@ FAMILIES: dict[str, tuple[Path, type[Family]]] = {
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_member_of_a_family_is_documented_with_its_fields_and_defaults(name: str) -> None:
-    page, family = FAMILIES[name]
-    documented = documented_members(page).get(name, {})
+    pages, family = FAMILIES[name]
+    documented = documented_members(pages).get(name, {})
     fields = {(m, key): item for m, member in family.members.items() for key, item in fields_of(member).items()}
     for (member, key), item in fields.items():
         said = [documented[who, key] for who in (member, "all") if (who, key) in documented]
@@ -128,11 +135,11 @@ def test_every_member_of_a_family_is_documented_with_its_fields_and_defaults(nam
         assert_default(said[0], item)
     assert {key for _, key in documented} <= {key for _, key in fields}
     assert {member for member, _ in documented} <= {*family.members, "all"}
-    assert set(family.members) <= {word for text in inline(page.read_text()) for word in re.findall(r"\w+", text)}
+    assert set(family.members) <= {word for text in inline(text_of(pages)) for word in re.findall(r"\w+", text)}
 
 
 def test_the_page_of_primitives_is_what_the_registry_makes() -> None:
-    page = (ROOT / "docs" / "primitives.md").read_text()
+    page = (REFERENCE / "primitives.md").read_text()
     assert page == markdown(), "make docs"
     for kind in PRIMITIVES:
         for name, member in kind.members.items():
@@ -142,7 +149,7 @@ def test_the_page_of_primitives_is_what_the_registry_makes() -> None:
 
 
 def test_every_site_of_a_branch_is_documented() -> None:
-    (table,) = [table for table in tables(MODELS.read_text()) if table.header[0] == "site"]
+    (table,) = [table for table in tables(text_of(MODELS)) if table.header[0] == "site"]
     said = {site for row in table.rows for site in names(row[0])}
     fields = [item for member in Branch.members.values() for item in fields_of(member).values()]
     others = ("branches", "balance")
@@ -161,7 +168,7 @@ def test_every_axis_of_a_space_is_documented() -> None:
 
 
 def test_every_knob_is_documented() -> None:
-    (table,) = [table for table in tables(MODELS.read_text()) if table.header[0] == "knob"]
+    (table,) = [table for table in tables(text_of(MODELS)) if table.header[0] == "knob"]
     assert sorted(bare(row[0]) for row in table.rows) == sorted(knob.name for knob in KNOBS)
 
 
@@ -172,7 +179,7 @@ def refusals() -> list[Any]:
     """Every row of the tables of what is refused."""
     rows = [
         (page, *row)
-        for page in (STUDIES, MODELS)
+        for page in [*STUDIES, *MODELS]
         for table in tables(page.read_text())
         if table.header[0] == "what is refused"
         for row in table.rows
@@ -216,7 +223,7 @@ def test_python_examples_name_what_there_is(page: Path, block: Block) -> None:
 
 def test_models_python_examples_run() -> None:
     names_in: dict[str, Any] = {}
-    for block in blocks(MODELS.read_text()):
+    for block in blocks(text_of(MODELS)):
         if block.language == "python":
             exec(block.text, names_in)
     assert names_in["resolved"].max_positions == 128
@@ -224,7 +231,9 @@ def test_models_python_examples_run() -> None:
 
 
 def test_both_ways_to_write_a_model_are_one() -> None:
-    first, second = [block for block in blocks(MODELS.read_text()) if block.language == "yaml"][:2]
+    first, second = [
+        block for block in blocks((REFERENCE / "model" / "index.md").read_text()) if block.language == "yaml"
+    ][:2]
     models = [arch_dsl.load(read_text(block.text).plain()["model"]) for block in (first, second)]
     assert len({arch_dsl.identity(arch_dsl.resolve(m, vocab=257, max_positions=128)) for m in models}) == 1
 
@@ -253,7 +262,7 @@ def options_of(command: click.Command) -> set[str]:
 
 
 def test_every_verb_is_in_the_table_of_commands_with_all_its_options() -> None:
-    (table,) = [table for table in tables(STUDIES.read_text()) if table.header[0] == "command"]
+    (table,) = [table for table in tables((REFERENCE / "commands.md").read_text()) if table.header[0] == "command"]
     said = {bare(row[0]).split()[1]: set(bare(row[1]).split()) - {"-"} for row in table.rows}
     assert said == {name: options_of(command) for name, command in main.commands.items()}  # type: ignore[attr-defined]
 
@@ -284,14 +293,19 @@ def test_commands_on_a_page_exist(page: Path) -> None:
 # The notebook
 
 
-def test_the_notebook_is_what_its_script_makes_and_ran_to_its_end() -> None:
-    spec = spec_from_file_location("make_notebook", ROOT / "docs" / "make_notebook.py")
+def script(path: str) -> Any:
+    """A script of docs/, imported."""
+    spec = spec_from_file_location(Path(path).name, ROOT / "docs" / f"{path}.py")
     assert spec is not None and spec.loader is not None
-    script = module_from_spec(spec)
-    spec.loader.exec_module(script)
-    text = (ROOT / "docs" / "python.ipynb").read_text()
+    found = module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_the_notebook_is_what_its_script_makes_and_ran_to_its_end() -> None:
+    text = (ROOT / "docs" / "guides" / "python.ipynb").read_text()
     cells = json.loads(text)["cells"]
-    made = script.notebook().cells
+    made = script("guides/make_notebook").notebook().cells
     assert [("".join(cell["source"]), cell["cell_type"]) for cell in cells] == [(c.source, c.cell_type) for c in made]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
@@ -299,6 +313,38 @@ def test_the_notebook_is_what_its_script_makes_and_ran_to_its_end() -> None:
     assert kinds <= {"stdout", "execute_result", "display_data"}, "a cell failed or warned"
     assert "/tmp/" not in text and str(ROOT) not in text
     assert len(text) < 100_000
+
+
+# The site
+
+
+def navigation(entry: Any) -> Iterator[str]:
+    """The pages of an entry of the site's navigation."""
+    if isinstance(entry, str):
+        yield entry
+    else:
+        for part in entry.values() if isinstance(entry, dict) else entry:
+            yield from navigation(part)
+
+
+def test_the_site_is_built_and_leads_to_every_page(tmp_path: Path) -> None:
+    config = tomllib.loads((ROOT / "docs" / "zensical.toml").read_text())
+    led = [*navigation(config["project"]["nav"])]
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in ROOT.glob("docs/**/*.md")}
+    assert sorted(led) == sorted(pages | {"guides/python.md"})
+    site = script("make_site").build(tmp_path)
+    for page in led:
+        assert (site / page).with_suffix(".html").exists(), page
+    assert "vocab" in (site / "reference/study/train.html").read_text()
+
+
+MADE = "reference/primitives.md", "reference/zoo/models.md"  # lists of all there is
+
+
+@every_page
+def test_a_page_has_one_idea_and_at_most_1500_words(page: Path) -> None:
+    words, most = len(page.read_text().split()), 1_300 if page == ROOT / "README.md" else 1_500
+    assert words <= most or page.name == "CHANGELOG.md" or page.relative_to(ROOT / "docs").as_posix() in MADE
 
 
 # Links and names

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from archlab.cli.main import main
 from tests.docs_kit import ROOT, blocks, plugins_of
 
-PAGE = ROOT / "docs" / "plugins.md"
+PAGE = ROOT / "docs" / "guides" / "plugins.md"
 DATA = "train.data={type: stdlib, bytes: 400k, validation_bytes: 8k, test_bytes: 8k}"
 SMALL = ("train.tokens=2k", "train.context=32", "train.batch=4", "seeds=1", "model.d_model=16", DATA)
 

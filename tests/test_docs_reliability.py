@@ -1,4 +1,4 @@
-"""Every test that docs/reliability.md names is there, and every fault has one."""
+"""Every test that docs/concepts/reliability.md names is there, and every fault has one."""
 
 import re
 
@@ -11,7 +11,9 @@ def test_every_fault_names_tests_that_exist():
         for path in (ROOT / "tests").rglob("test_*.py")
         for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
     }
-    rows = re.findall(r"^\| (\d+) \|.*\| ([^|]+) \|$", (ROOT / "docs" / "reliability.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (\d+) \|.*\| ([^|]+) \|$", (ROOT / "docs" / "concepts" / "reliability.md").read_text(), re.MULTILINE
+    )
     assert [int(number) for number, _ in rows] == list(range(1, 36))
     missing = {name for _, cell in rows for name in re.findall(r"`([^`]+::[^`]+)`", cell)} - there
     assert missing == set()

@@ -1,4 +1,4 @@
-"""The catalogue as a page: docs/primitives.md is what this makes of the registry, and so never out of date."""
+"""The catalogue as a page: docs/reference/primitives.md is what this makes of the registry, and so never out of date."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def markdown() -> str:
     parts.append(f"- [knobs](#knobs): {', '.join(f'`{knob.name}`' for knob in KNOBS)}")
     for kind in FAMILIES:
         parts += ["", *_family(kind)]
-    link = "[two ways to write one model](models.md#two-ways-to-write-one-model)"
+    link = "[two ways to write one model](model/index.md#two-ways-to-write-one-model)"
     parts += ["", "## Knobs", "", f"Short forms for sites: {link}."]
     for knob in KNOBS:
         parts += ["", *_entry(knob)]
@@ -39,8 +39,8 @@ _HEAD = """\
 
 All that a model can be made of, written by `archlab primitives --format md`: what each computes, what its fields may
 hold, where it may stand. `archlab primitives NAME` prints one of them. A bare name is a member with its defaults;
-fields come in a mapping with its `type`. How sites, knobs and patches work is told in [models](models.md); how to add
-one of your own, in [plug-ins](plugins.md).
+fields come in a mapping with its `type`. How sites, knobs and patches work is told in [models](model/index.md); how to add
+one of your own, in [plug-ins](../guides/plugins.md).
 """
 
 
@@ -101,7 +101,7 @@ def _source(member: type[Family]) -> str:
         name = next(plugin.path.name for plugin in plugins.loaded() if plugin.digest == member.plugin)
         return f"Source: the plug-in {name}, {member.plugin}."
     path = file.resolve().relative_to(_ROOT).as_posix()
-    return f"Source: [{path}](../{path})."
+    return f"Source: [{path}](../../{path})."
 
 
 def sites_of(kind: type[Family]) -> list[str]:

@@ -143,7 +143,7 @@ def _rough_notes(record: dict[str, Any], selections: list[Selection]) -> Iterabl
         whose = "its verdicts" if selection.variant in bases else "its difference"
         for found in kinds.values():
             many = f"in {len(found)} of {len(trials)} trials "
-            yield f"{selection.variant}: {many}{found[0]}; {whose} may be the recipe's (docs/recipes.md)"
+            yield f"{selection.variant}: {many}{found[0]}; {whose} may be the recipe's (docs/concepts/recipes.md)"
 
 
 _NUMBER = re.compile(r"[0-9.]+")

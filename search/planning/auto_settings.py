@@ -1,7 +1,7 @@
 """What `precision: auto` and `compile: auto` mean for a study: decided once, for all its variants, and then kept.
 
 The rule reads the machine, the model and the FLOPs of a trial, and times nothing: a busy machine decides as an idle
-one does. Where its numbers come from is in docs/performance.md.
+one does. Where its numbers come from is in docs/performance/step.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs generated programs: each in a process of its own with little memory, time and no network where Linux allows it.
 
-This keeps accidents away, not attacks. docs/evaluation.md says what a program can still do.
+This keeps accidents away, not attacks. docs/reference/evaluate/downstream.md says what a program can still do.
 """
 
 from __future__ import annotations

@@ -263,4 +263,4 @@ def test_the_identity_of_a_finding_changes_with_options_version_and_data_alone(
 def test_every_measure_says_what_it_is_and_where_from(name: str) -> None:
     member = Measure.members[name]
     assert "arXiv:" in (member.__doc__ or ""), "a definition has a source"
-    assert name in (Path(__file__).parents[3] / "docs" / "evaluation.md").read_text()
+    assert name in (Path(__file__).parents[3] / "docs" / "reference" / "evaluate" / "measures.md").read_text()

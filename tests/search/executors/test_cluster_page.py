@@ -11,7 +11,7 @@ from archlab.cli.main import main
 from archlab.search.executors.resources import Resources
 from tests.search.study_kit import ROOT
 
-PAGE = (ROOT / "docs" / "cluster.md").read_text()
+PAGE = "".join((ROOT / "docs" / "guides" / name).read_text() for name in ("cluster.md", "slurm.md"))
 
 
 def test_every_script_of_the_page_is_bash(tmp_path):

@@ -26,7 +26,7 @@ def limit(rate: float, studies: int) -> float:
 @pytest.mark.parametrize("kind", noise.NOISES)
 @pytest.mark.parametrize(("variants", "seeds"), [(2, 3), (3, 3), (6, 4), (14, 5)], ids=str)
 def test_a_table_covers_together_whichever_variants_are_noisier(kind: str, variants: int, seeds: int) -> None:
-    """In 95% of the tables; 94% where few variants have three seeds, as docs/statistics.md says."""
+    """In 95% of the tables; 94% where few variants have three seeds, as docs/concepts/intervals.md says."""
     studies = 4000
     found = noise.family(kind, variants, seeds, studies, ["moderated"])["moderated"]
     assert found[0] >= limit(0.945, studies)
