@@ -1,8 +1,8 @@
 """Builds the documentation as a site: `make site`, then open build/docs/site/index.html.
 
 The pages are read on GitHub too, where `../../studies/quickstart.yaml` leads to the file. They are copied to
-build/docs/pages first, with the files that they link to under `files/`, links to folders as plain text, and the notebook
-as a page. A link that leads nowhere ends the build.
+build/docs/pages first, with the files that they link to under `files/`, links to folders as plain text, and the
+notebook as a page. A link that leads nowhere ends the build.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def write(folder: Path, name: Path, text: str) -> None:
     """Writes one page, and copies the files outside of the pages that it links to."""
 
     def moved(match: re.Match[str]) -> str:
-        label, target, anchor = match.groups()
+        label, target, _ = match.groups()
         if re.match(r"[a-z]+:", target):
             return match[0]
         file = Path(os.path.normpath((DOCS / name).parent / target))

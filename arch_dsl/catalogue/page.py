@@ -1,4 +1,4 @@
-"""The catalogue as a page: docs/reference/primitives.md is what this makes of the registry, and so never out of date."""
+"""The catalogue as a page, docs/reference/primitives.md: made of the registry, and so never out of date."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _HEAD = """\
 
 All that a model can be made of, written by `archlab primitives --format md`: what each computes, what its fields may
 hold, where it may stand. `archlab primitives NAME` prints one of them. A bare name is a member with its defaults;
-fields come in a mapping with its `type`. How sites, knobs and patches work is told in [models](model/index.md); how to add
-one of your own, in [plug-ins](../guides/plugins.md).
+fields come in a mapping with its `type`. [Models](model/index.md) explains sites, knobs and patches;
+[plug-ins](../guides/plugins.md) how to add one of your own.
 """
 
 

@@ -39,7 +39,7 @@ class InitGroup(Spec):
 
 class Init(Spec):
     """Initial values: N(0, std^2) with std a number, or `small`: sqrt(2 / (5 d_model)) (arXiv:1910.05895, section 2.2),
-    which is 0.02 at d_model 1000, and right below that too, where 0.02 is too small to start from (docs/concepts/recipes.md).
+    which is 0.02 at d_model 1000, and right below that too, where 0.02 is too small (docs/concepts/recipes.md).
 
     `residual` says what maps back to the stream get, n_layers being those of their stack: `depth_scaled`
     std / sqrt(2 n_layers) (GPT-2), `plain` std, `wang` 2 / (n_layers sqrt(d_model)) (GPT-J), `deepnorm`

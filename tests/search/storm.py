@@ -1,7 +1,7 @@
 """Kills whatever runs a study, at random moments, until it is done, and holds the result against an undisturbed run.
 
-`python -m tests.search.storm --seeds 20` prints the table of docs/concepts/reliability.md. A fault is SIGKILL of the driver, of
-a trial's process, of Ray's raylet or GCS, of MLflow's server, or of PostgreSQL's.
+`python -m tests.search.storm --seeds 20` prints the table of docs/concepts/reliability.md. A fault is SIGKILL of the
+driver, of a trial's process, of Ray's raylet or GCS, of MLflow's server, or of PostgreSQL's.
 """
 
 from __future__ import annotations
