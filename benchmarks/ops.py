@@ -3,7 +3,7 @@
     python benchmarks/ops.py                 # this machine's device; rows are appended to benchmarks/results
     python benchmarks/ops.py --op attention  # one op
     python benchmarks/ops.py --quick         # forward alone in few rounds, nothing is written
-    python benchmarks/ops.py --table         # writes the table in docs/performance/ops.md from the rows, measures nothing
+    python benchmarks/ops.py --table         # measures nothing: docs/performance/ops.md gets its table from the rows
 
 Ceilings come first (a large copy, a large product), then each op is held to its cases in float64, and only one that
 passes is timed: of another the row and the table say what is wrong, and show no time. Ours and the rivals take turns; a
