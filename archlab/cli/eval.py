@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from archlab.cli import completion
 from archlab.cli.kit import JSON, PLUGIN, STORE, TRY_AGAIN, fail, store_folder, study_name, verb
 from archlab.search.utils.exits import leave
 
@@ -20,7 +21,7 @@ _KEY_DIGITS = 12
 
 
 @click.command("eval")
-@click.argument("target", metavar="STUDY|TRIAL")
+@click.argument("target", metavar="STUDY|TRIAL", shell_complete=completion.trials)
 @click.option("--measure", "named", multiple=True, metavar="NAME", help="A measure, as `evaluate:` has it; or all.")
 @click.option(
     "--suite", "suites", multiple=True, metavar="NAME", help="Tasks of a paper's table, as `lm_eval` has them."

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from archlab.cli import completion
 from archlab.cli.kit import JSON, PLUGIN, STORE, store_folder, verb
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("trial", metavar="TRIAL")
+@click.argument("trial", metavar="TRIAL", shell_complete=completion.trials)
 @click.option("--prompt", default="", help="What it goes on from; - reads it from stdin, nothing begins a document.")
 @click.option("--tokens", default=100, show_default=True, type=click.IntRange(min=1), help="How many at most.")
 @click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(min=0), help="0: the likeliest.")

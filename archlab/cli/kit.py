@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
+from archlab.cli import completion
 from archlab.search.utils.exits import leave
 
 INVALID, REFUSED, TRY_AGAIN, INTERRUPTED = 2, 3, 75, 130
@@ -85,8 +86,11 @@ PLUGIN = click.option(
     callback=_load_plugins,
     help="Run a Python file that registers primitives of your own.",
 )
-STUDY = click.argument("study", type=click.Path(dir_okay=False))
-STORE = click.option("--store", metavar="FOLDER", help="Where results are kept (ARCHLAB_STORE, else .archlab).")
+STUDY = click.argument("study", type=click.Path(dir_okay=False), shell_complete=completion.files)
+STUDY_OR_NAME = click.argument("study", shell_complete=completion.studies)
+STORE = click.option(
+    "--store", metavar="FOLDER", help="Where results are kept: without it ARCHLAB_STORE, or the nearest .archlab."
+)
 SET = click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Replace a value of the study.")
 ALLOW = click.option("--allow-plugins", is_flag=True, help="Run the Python files that the study lists as plug-ins.")
 ADDRESS = click.option("--address", metavar="HOST:PORT", help="A running Ray cluster; without it Ray is started here.")

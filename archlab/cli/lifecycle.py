@@ -6,14 +6,13 @@ import json
 
 import click
 
-from archlab.cli.kit import INTERRUPTED, JSON, STORE, TRY_AGAIN, fail, store_folder, study_name, verb
+from archlab.cli import completion
+from archlab.cli.kit import INTERRUPTED, JSON, STORE, STUDY_OR_NAME, TRY_AGAIN, fail, store_folder, study_name, verb
 from archlab.search.utils.exits import leave
-
-_STUDY = click.argument("study")
 
 
 @click.command()
-@click.argument("study", required=False)
+@click.argument("study", required=False, shell_complete=completion.studies)
 @STORE
 @JSON
 @verb
@@ -26,7 +25,7 @@ def status(study: str | None, store: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@_STUDY
+@STUDY_OR_NAME
 @STORE
 @JSON
 @verb
@@ -54,7 +53,7 @@ def watch(study: str, store: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@_STUDY
+@STUDY_OR_NAME
 @STORE
 @JSON
 @verb
@@ -83,10 +82,17 @@ def stop(study: str, store: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@_STUDY
+@STUDY_OR_NAME
 @STORE
 @click.option("--failed", is_flag=True, help="The failed ones, which are all that can be tried again.")
-@click.option("--variant", "variants", multiple=True, metavar="NAME", help="Those of this variant alone.")
+@click.option(
+    "--variant",
+    "variants",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=completion.variants,
+    help="Those of this variant alone.",
+)
 @JSON
 @verb
 def retry(study: str, store: str | None, failed: bool, variants: tuple[str, ...], as_json: bool) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from archlab.cli import bench, calibrate, eval, generate, lifecycle, models, paper, store, weights
+from archlab.cli.groups import Grouped, next_steps
 from archlab.cli.kit import (
     ADDRESS,
     ALLOW,
@@ -24,6 +25,7 @@ from archlab.cli.kit import (
     STORE,
     STUDY,
     fail,
+    failures,
     parsed,
     store_folder,
     study_name,
@@ -48,10 +50,14 @@ def _version(context: click.Context, _parameter: click.Parameter, wanted: bool) 
     context.exit()
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Grouped, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
-def main() -> None:
+@click.pass_context
+def main(context: click.Context) -> None:
     """Architecture search and ablation for language models: write a study in YAML, get a table that can be trusted."""
+    if context.invoked_subcommand is None:
+        with failures():
+            click.echo(f"Next, in this folder:\n\n{next_steps(Path.cwd(), store_folder(None))}")
 
 
 @main.command()
@@ -132,7 +138,7 @@ def run(
     inline: bool,
     no_track: bool,
 ) -> None:
-    """Train what is missing. Ctrl-C and the same command goes on where it stopped."""
+    """Train the trials of a study that have no result yet. Ctrl-C and the same command goes on where it stopped."""
     from archlab.search.running.progress import make_progress
     from archlab.search.running.run import run as run_study
 

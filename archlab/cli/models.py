@@ -6,12 +6,15 @@ import sys
 
 import click
 
-from archlab.cli.kit import ALLOW, JSON, PLUGIN, SET, STORE, STUDY, parsed, store_folder, verb
+from archlab.cli import completion
+from archlab.cli.kit import ALLOW, JSON, PLUGIN, SET, STORE, parsed, store_folder, verb
 
 
 @click.command()
-@STUDY
-@click.option("--variant", metavar="NAME", help="Which variant; the baseline without it.")
+@click.argument("study", type=click.Path(dir_okay=False), shell_complete=completion.models)
+@click.option(
+    "--variant", metavar="NAME", shell_complete=completion.variants, help="Which variant; the baseline without it."
+)
 @click.option("--cost", "costs", is_flag=True, help="Show a table of parameters, FLOPs and memory per node.")
 @click.option("--kernels", "kernels_", is_flag=True, help="Show which kernel each node gets, and why.")
 @click.option("--dot", "as_dot", is_flag=True, help="Print a diagram for Graphviz: | dot -Tpdf > model.pdf")
@@ -67,8 +70,8 @@ def show(
 
 
 @click.command()
-@click.argument("before", metavar="A")
-@click.argument("after", metavar="B")
+@click.argument("before", metavar="A", shell_complete=completion.models)
+@click.argument("after", metavar="B", shell_complete=completion.models)
 @STORE
 @PLUGIN
 @ALLOW
@@ -85,7 +88,7 @@ def diff(before: str, after: str, store: str | None, allow_plugins: bool, as_jso
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=completion.primitives)
 @click.option("--format", "format_", default="text", metavar="FORMAT", help="text, or md: the page of all of them.")
 @PLUGIN
 @JSON
@@ -110,7 +113,7 @@ def primitives(name: str | None, format_: str, as_json: bool) -> None:
 @JSON
 @verb
 def check_primitive(file: str, as_json: bool) -> None:
-    """Hold the primitives of a Python file to what all of archlab's own are held to."""
+    """Test the primitives of a Python file as archlab tests its own."""
     from archlab.search.models.check_primitive import check_plugin
 
     sys.exit(0 if check_plugin(file, as_json) else 1)
@@ -118,7 +121,7 @@ def check_primitive(file: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("action", required=False, type=click.Choice(["show"]))
-@click.argument("name", required=False, metavar="[NAME[/SIZE]]")
+@click.argument("name", required=False, metavar="[NAME[/SIZE]]", shell_complete=completion.zoo_models)
 @JSON
 @verb
 def zoo(action: str | None, name: str | None, as_json: bool) -> None:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from archlab.cli.kit import INVALID, JSON, STORE, fail, store_folder, study_name, verb
+from archlab.cli.kit import INVALID, JSON, STORE, STUDY_OR_NAME, fail, store_folder, study_name, verb
 
 if TYPE_CHECKING:
     from archlab.search.results.comparison import Comparison
 
 
 @click.command()
-@click.argument("study")
+@STUDY_OR_NAME
 @STORE
 @click.option("--format", "format_", default="text", metavar="FORMAT", help="text, md, csv, latex or json.")
 @click.option("--html", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Write a page instead.")
@@ -86,7 +86,7 @@ def _rendered(render: Callable[..., str], comparison: Comparison, form: str, ask
 
 
 @click.command()
-@click.argument("study")
+@STUDY_OR_NAME
 @click.option("-o", "--out", metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path), help="STUDY-figures.")
 @click.option("--width", default="3.25", show_default=True, metavar="INCHES", help="3.25 a column, 6.75 a page.")
 @STORE

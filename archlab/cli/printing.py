@@ -13,6 +13,7 @@ from archlab.arch_dsl.catalogue.describe import describe, families, find
 from archlab.cli.doctor import Finding
 from archlab.search.formatting.numbers import plain_console
 from archlab.search.running.ending import Summary
+from archlab.search.store.addresses import store_root
 
 _MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
 
@@ -22,7 +23,7 @@ def print_summary(summary: Summary, study: str, root: Path) -> None:
     console = plain_console()
     counts = ", ".join(f"{number} {state}" for state, number in summary.counts.items() if number)
     console.print(Text(f"{summary.message}: {counts}" if counts else summary.message))
-    store = "" if str(root) == ".archlab" else f" --store {shlex.quote(str(root))}"
+    store = "" if root == store_root() else f" --store {shlex.quote(str(root))}"
     if summary.counts.get("complete"):
         console.print(Text(f"  archlab report {shlex.quote(study)}{store}\n  archlab dashboard{store}"))
 

@@ -6,11 +6,12 @@ import json
 
 import click
 
+from archlab.cli import completion
 from archlab.cli.kit import JSON, STORE, TRY_AGAIN, fail, store_folder, study_name, verb
 
 
 @click.command()
-@click.argument("study", required=False)
+@click.argument("study", required=False, shell_complete=completion.studies)
 @STORE
 @JSON
 @verb

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from archlab.cli import completion
 from archlab.cli.kit import ALLOW, JSON, PLUGIN, STORE, store_folder, verb
 
 
@@ -44,7 +45,7 @@ def import_(checkpoint: Path, zoo_: str | None, spec: str | None, map_: str | No
 
 
 @click.command()
-@click.argument("source", metavar="RUN_OR_CHECKPOINT|MODEL")
+@click.argument("source", metavar="RUN_OR_CHECKPOINT|MODEL", shell_complete=completion.trials)
 @click.option("--map", "map_", metavar="MAP", help="Names and forms of another library; ours without it.")
 @click.option("--python", is_flag=True, help="Write the code of MODEL instead: one file of plain PyTorch.")
 @click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Path), help="Code is printed without it.")

@@ -1,0 +1,93 @@
+"""The list of commands in groups, and what to type next in this folder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GROUPS = {
+    "Write a study": ("init", "plan", "show", "diff", "zoo", "primitives", "check-primitive", "data", "schema"),
+    "Run it": ("run", "calibrate", "watch", "status", "stop", "retry"),
+    "Read what came out": ("report", "dashboard", "figures", "eval", "generate"),
+    "Keep what was computed": ("gc", "export", "import", "sync", "move"),
+    "This machine": ("doctor", "bench"),
+}
+
+
+class Grouped(click.Group):
+    """A group whose help lists its commands by what they are for, each with its whole first sentence."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the groups of commands."""
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, first_sentence(self.commands[name])) for name in names], col_max=16)
+
+
+def first_sentence(command: click.Command) -> str:
+    """What a command does, up to the first full stop that ends a sentence."""
+    paragraph = " ".join((command.help or "").partition("\n\n")[0].split())
+    return paragraph.partition(". ")[0].rstrip(".")
+
+
+def next_steps(folder: Path, root: Path) -> str:
+    """What to type next: to write a study where there is none, else a line for every study of a folder or its store."""
+    found = {str(path): name for path, name in studies_in(folder).items()}
+    stored = _stored(root)
+    lines = [(command, why) for path, name in found.items() for command, why in _steps(path, stored.pop(name, None))]
+    lines += [step for name, row in stored.items() for step in _steps(name, row)]
+    if not lines:
+        lines = [
+            ("archlab init my_study.yaml", "write a commented study to start from"),
+            ("archlab run my_study.yaml", "train it, and print its table"),
+        ]
+    elif stored or any(row.startswith("archlab report") for row, _ in lines):
+        lines.append(("archlab dashboard", "all studies in a browser"))
+    lines.append(("archlab --help", "all commands"))
+    width = max(len(command) for command, _ in lines)
+    return "\n".join(f"  {command:<{width}}  {why}" for command, why in lines)
+
+
+def studies_in(folder: Path) -> dict[Path, str]:
+    """The study files in a folder, with the names of their studies. A file that can't be read is none."""
+    import re
+
+    found = {}
+    for path in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")]):
+        try:
+            named = re.search(r"^study: *[\"']?([\w-]+)", path.read_text(), re.MULTILINE)
+        except (OSError, UnicodeDecodeError):
+            continue
+        if named:
+            found[path.relative_to(folder)] = named[1]
+    return found
+
+
+def _stored(root: Path) -> dict[str, dict[str, Any]]:
+    """The studies of a store by name, newest first; none where there is no store."""
+    from archlab.search.running.status import status_of
+
+    if not (root / "store.json").exists():
+        return {}
+    return {row["name"]: row for row in status_of(root)}
+
+
+def _steps(study: str, row: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """What to type next about a study, given its row in the store."""
+    from archlab.search.running.status import told
+
+    if row is None:
+        return [
+            (f"archlab plan {study}", "what it would train, and how long that takes"),
+            (f"archlab run {study}", "train it"),
+        ]
+    counts = row["counts"]
+    if row["holder"] is not None:
+        return [(f"archlab watch {study}", f"it is running: {told(counts)}")]
+    if any(counts.get(state) for state in ("interrupted", "planned")):
+        return [(f"archlab run {study}", f"go on: {told(counts)}")]
+    return [(f"archlab report {study}", f"its table: {told(counts)}")]
