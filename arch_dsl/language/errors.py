@@ -9,6 +9,60 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _WIDEST = 160  # characters of a quoted source line
+# What others call it: names of papers, PyTorch, transformers and other trainers, each with what may be meant here.
+SYNONYMS = {
+    "rotary": ("rope",),
+    "nope": ("none",),
+    "swish": ("silu",),
+    "gqa": ("kv_heads",),
+    "mqa": ("kv_heads",),
+    "n_kv_heads": ("kv_heads",),
+    "num_kv_heads": ("kv_heads",),
+    "num_key_value_heads": ("kv_heads",),
+    "num_heads": ("heads",),
+    "num_attention_heads": ("heads",),
+    "n_head": ("heads",),
+    "n_heads": ("heads",),
+    "rms_norm": ("rmsnorm",),
+    "layer_norm": ("layernorm",),
+    "prenorm": ("pre",),
+    "postnorm": ("post",),
+    "hidden_size": ("d_model",),
+    "dim": ("d_model",),
+    "n_embd": ("d_model",),
+    "depth": ("n_layers",),
+    "layers": ("n_layers",),
+    "n_layer": ("n_layers",),
+    "num_layers": ("n_layers",),
+    "num_hidden_layers": ("n_layers",),
+    "d_ff": ("width",),
+    "hidden_dim": ("width",),
+    "intermediate_size": ("width",),
+    "vocab_size": ("vocab",),
+    "mlp": ("ffn",),
+    "feed_forward": ("ffn",),
+    "swiglu": ("glu",),
+    "sliding_window": ("window",),
+    "swa": ("window",),
+    "learning_rate": ("lr",),
+    "batch_size": ("batch",),
+    "seq_len": ("context",),
+    "sequence_length": ("context",),
+    "block_size": ("context",),
+    "max_steps": ("tokens",),
+    "steps": ("tokens",),
+    "grad_clip": ("clip",),
+    "max_grad_norm": ("clip",),
+    "gradient_accumulation_steps": ("accumulate",),
+    "dtype": ("precision",),
+    "warmup_steps": ("warmup", "schedule"),
+    "weight_decay": ("optimizer",),
+    "g1": ("sdpa",),  # the gate positions of arXiv:2505.06708, table 1
+    "g2": ("value",),
+    "g3": ("key",),
+    "g4": ("query",),
+    "g5": ("dense",),
+}
 _LISTED = re.compile(r" (\([^()\n]{120,}\))")  # many names
 _FILL = textwrap.TextWrapper(118, initial_indent="    ", subsequent_indent="     ", break_on_hyphens=False)
 
@@ -68,8 +122,10 @@ class SpecError(ValueError):
 
 
 def nearest(found: str, allowed: Iterable[str]) -> str | None:
-    """The allowed name most like `found`, or None if nothing is close."""
+    """The allowed name that is meant by `found` elsewhere, or is most like it; None if nothing is close."""
     names = list(allowed)
+    if meant := next((name for name in SYNONYMS.get(found.lower(), ()) if name in names), None):
+        return meant
     lowered = {name.lower(): name for name in names}
     close = difflib.get_close_matches(found.lower(), lowered, n=1, cutoff=0.5)
     longer = [name for name in lowered if len(found) > 1 and name.startswith(found.lower())]
@@ -82,10 +138,10 @@ def shorten(found: object, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def unknown(found: object, what: str, allowed: Iterable[str]) -> str:
-    """`'sdp' is not a gate position; did you mean 'sdpa'? (query, key, value, sdpa, dense)`"""
+def unknown(found: object, what: str, allowed: Iterable[str], hint: str = "") -> str:
+    """`'sdp' is not a gate position; did you mean 'sdpa'? (query, key, value, sdpa, dense)`; or another hint."""
     names = list(allowed)
     meant = nearest(str(found), names)
-    hint = f"; did you mean '{meant}'?" if meant else ""
+    hint = hint or (f"; did you mean '{meant}'?" if meant else "")
     article = "an" if what[:1] in "aeio" else "a"
     return f"'{shorten(found)}' is not {article} {what}{hint} ({', '.join(names) or 'there is none'})"

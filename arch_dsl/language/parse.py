@@ -23,6 +23,7 @@ from archlab.arch_dsl.language.spec import (
     fields_of,
     had_by,
     members_of,
+    section_with,
     set_marks,
 )
 
@@ -233,7 +234,9 @@ def parse_record(cls: type[Spec], node: Node, path: str, problems: list[Problem]
         if name not in known:
             mark = node.key_marks.get(name, child.mark)
             names = [*known, *getattr(cls, "short_forms", ()), *getattr(cls, "other_keys", ())]
-            message = unknown(name, f"key of {title}", names) + had_by(cls, name)
+            inner = section_with(cls, name)
+            hint = f"; it is a key of {inner}: write it below `{inner}:`" if inner else ""
+            message = unknown(name, f"key of {title}", names, hint) + had_by(cls, name)
             problems.append(Problem(_join(path, name), message, mark))
             continue
         if child.mark:

@@ -94,6 +94,13 @@ def _scalar(event: yaml.ScalarEvent) -> Scalar:
     return float(text) if _FLOAT.match(text) else text
 
 
+_KEYS = re.compile("mapping values are not allowed|did not find expected key|could not find expected ':'")
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip(" "))
+
+
 class _Composer:
     """Turns the events of one document into a Node tree."""
 
@@ -116,7 +123,8 @@ class _Composer:
             place = error.problem_mark or error.context_mark
             if "maximum nesting depth" in (error.problem or ""):  # libyaml's own limit, met while it looks ahead
                 raise self.refuse(f"nested deeper than {MAX_DEPTH} levels", place) from error
-            message = f"this is not YAML: {error.problem or error.context}"
+            said = error.problem or error.context or ""
+            message = f"this is not YAML: {self._indented(place) if place and _KEYS.search(said) else said}"
             if place is not None and self.text[place.index : place.index + 1] == "\t":
                 message = "this is not YAML: a tab, where lines are indented by spaces"
             if error.context_mark is not None and "flow" in (error.context or ""):
@@ -126,6 +134,17 @@ class _Composer:
             before = self.text[: self.text.index(chr(error.character))].split("\n")
             mark = Mark(self.name, len(before), len(before[-1]) + 1, "")
             raise SpecError.of("", f"this is not YAML: {str(error).splitlines()[0]}", mark) from error
+
+    def _indented(self, place: Any) -> str:
+        """What is wrong where a key stands in which none may begin: its column, or a colon inside of a value."""
+        before = next((n for n in range(place.line - 1, -1, -1) if self.lines[n].split("#")[0].strip()), None)
+        own, above = (_indent(self.lines[n]) if n is not None else 0 for n in (place.line, before))
+        if before is None or own == above:
+            return "a ': ' inside of a value, which then needs quotes"
+        if ":" not in self.lines[before]:
+            return f"line {before + 1} has a key without its ':'"
+        columns = f"this line is indented by {own} spaces, line {before + 1} by {above}"
+        return f"{columns}: the keys of one mapping begin in the same column"
 
     def _compose(self) -> Node:
         root: list[Node] = []

@@ -209,6 +209,18 @@ def had_by(cls: type[Spec], name: str) -> str:
     return f"; {' and '.join(found)} {'has' if len(found) == 1 else 'have'} it"
 
 
+def section_with(cls: type[Spec], name: str) -> str | None:
+    """The field of a spec that is a section with a key of that name, such as `block` of a model for `ffn`."""
+    for section, item in fields_of(cls).items():
+        annotated = typing.get_origin(item.annotation) is typing.Annotated
+        for kind in alternatives(typing.get_args(item.annotation)[0] if annotated else item.annotation):
+            if isinstance(kind, type) and not issubclass(kind, Family):
+                keys = fields_of(kind) if issubclass(kind, Spec) else ()
+                if name in (*keys, *getattr(kind, "short_forms", ()), *getattr(kind, "other_keys", ())):
+                    return section
+    return None
+
+
 def walk(value: Any, path: str = "") -> Iterator[tuple[str, Spec]]:
     """Every spec inside a value with its dotted path, parents first."""
     if isinstance(value, Spec):

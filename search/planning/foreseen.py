@@ -9,6 +9,7 @@ from archlab.search.recipe.schedules import AUTO
 from archlab.search.variants.variant import Variant
 
 FEW_STEPS = 500
+LARGE_RATE = 0.3  # a step of Adam moves each weight by about the rate
 SMALL = 0.5  # of the standard deviation that `init: {std: small}` gives
 _MOST = 3  # variants that a line names
 
@@ -29,6 +30,8 @@ def foreseen(variants: Iterable[Variant]) -> Iterator[str]:
 
 def _of(variant: Variant) -> Iterator[str]:
     yield from _short_warmup(variant.recipe)
+    if (rate := variant.recipe.lr) > LARGE_RATE:
+        yield f"a learning rate of {rate:g} is large: an update moves each weight by about so much"
     width, std = variant.model.d_model, variant.model.init.std
     small = (2 / (5 * width)) ** 0.5
     if std != "small" and float(std) < SMALL * small:

@@ -83,7 +83,8 @@ m.yaml:5:22: block.attention.heads: must be an integer, found 'four'
         ),
         pytest.param(
             (GOOD + " " * 300 + "n_layer: 3\n").encode(),
-            "m.yaml:6:301: this is not YAML: did not find expected key",
+            "m.yaml:6:301: this is not YAML: this line is indented by 300 spaces, line 5 by 2: "
+            "the keys of one mapping begin in the same column",
             id="beyond-the-quoted-width",
         ),
     ],

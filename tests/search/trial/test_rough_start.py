@@ -92,6 +92,8 @@ def test_a_plan_foresees_a_short_warmup_small_values_and_few_steps(tmp_path: Pat
     (line,) = told(train=long + ", schedule: {warmup: 0.02}}")
     assert line.startswith("rough start? a warm-up of 31 steps") and line.endswith("`warmup: auto` takes 156")
     assert told(train=long + ", schedule: {warmup: 0}, optimizer: lion}") == [], "it has no second moment"
+    (large,) = told(train=long.replace("1e-3", "4e3") + "}")
+    assert large == "rough start? a learning rate of 4000 is large: an update moves each weight by about so much"
     small = "model: {d_model: 64, n_layers: 1, init: {std: 0.02}, block: {attention: {heads: 4}, ffn: glu}}"
     assert told(train=long + "}", model=small) == [
         "rough start? init.std 0.02 is little for d_model 64; `small` is 0.079 there"
