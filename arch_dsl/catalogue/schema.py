@@ -72,7 +72,7 @@ class Writer:
         if isinstance(annotation, type) and issubclass(annotation, Family):
             return self.family(annotation)
         if isinstance(annotation, type) and issubclass(annotation, Spec):
-            return self.named(_title(annotation), lambda: self.record(annotation))
+            return self.named(annotation.__name__.lower(), lambda: self.record(annotation))
         if len(options) > 1:
             return either([self.of(option) for option in options])
         return _scalar(annotation)

@@ -35,6 +35,7 @@ class Known:
     def of(cls, planned: Plan, root: Path) -> Self:
         """Of the store in a folder, if there is one."""
         if not (root / "store.json").exists():
+            planned.hear(None)
             return cls(0, resolution(planned, None), [], None, Spent())
         with Store.open(root, create=False) as store:
             spent = spent_of(store, planned.study.study)

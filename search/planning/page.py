@@ -169,7 +169,7 @@ def _trials_line(planned: Plan) -> str:
         lengths = [variant.recipe.tokens for variant in planned.variants]
         each = " to ".join(dict.fromkeys(map(count, (min(lengths), max(lengths))))) + " tokens"
     if planned.study.tune:
-        close = ", two of them that are close with a second" if planned.contested else ""
+        close = ", the best two with a second" if planned.contested else ""
         how = f"{_tuning(planned.study.tune)} with one seed{close}, then the best with {_seeds(planned)}"
     else:
         how = _seeds(planned)

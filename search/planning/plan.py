@@ -71,7 +71,7 @@ class Plan:
     @property
     def contested(self) -> bool:
         """Whether the two best values of a variant may take a second seed: its noise may hide which is the best."""
-        return self.tuner is not None and any(self.tuner.noise(variant) for variant in self.variants)
+        return self.tuner is not None and len(self.points) > 1 and any(map(self.tuner.noise, self.variants))
 
     @property
     def trials(self) -> int:
@@ -241,8 +241,9 @@ class Plan:
             self._record = self.record()
         return self._record
 
-    def hear(self, store: Store, decide: bool = False) -> None:
-        """Has the tuning go by what the store's studies tell of the seeds' noise; `decide` keeps what they told."""
+    def hear(self, store: Store | None, decide: bool = False) -> None:
+        """Has the tuning go by what the store's studies tell of the seeds' noise, nothing where there is no
+        store yet; `decide` keeps what they told."""
         if self.tuner is None:
             return
         self.tuner.noise = lambda _: 0.0

@@ -14,7 +14,7 @@ TUNE_SD = "tune_sd"  # the study's decisions of this name: the noise that its tu
 
 
 def tuning_noise(
-    study: str, variants: Iterable[Variant], spare: bool, store: Store, decide: bool = False
+    study: str, variants: Iterable[Variant], spare: bool, store: Store | None, decide: bool = False
 ) -> Callable[[Variant], float]:
     """The seeds' noise of a variant at its scale, in nats/token, as far as the store's studies had
     told it when the study first ran: decided once, so that what it tells itself meanwhile changes nothing.
@@ -22,8 +22,10 @@ def tuning_noise(
     It is infinite where none had told it: any two values may be as good as each other. It is 0 for a study that had
     tuned before that, and without `spare`: a budget for one more trial of each variant.
     """
-    known = dict[str, float]()
+    if store is None:
+        return lambda _: math.inf if spare else 0.0
     fresh = not any(row["role"] == "tune" for row in store.study_trials(study))
+    known = dict[str, float]()
 
     def told(key: str) -> float:
         if not (fresh and spare):
