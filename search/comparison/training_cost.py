@@ -25,6 +25,7 @@ SAVED = {
     "seeds": "sequential seeds",
 }
 """What saves, and how a sentence names it; a section by its key."""
+_TOLD = 0.1  # of the seconds of training: a sentence tells an evaluation that took so long
 _LINE = 1 / 400  # of a trial: how far the last line of its journal may be behind a step at which it pauses
 _ENDS = (*TERMINAL, "paused", "planned")  # kinds of events that end an attempt
 
@@ -53,9 +54,10 @@ def training_cost(
     """The cost of a study from its record, all its rows, what was selected of them, and the tokens that sections of the
     study `spared`, by their keys, which are the roles of the trials that they took for it.
 
-    `tokens` of `trials` were trained for it, repeated ones included, in `seconds` (without validation) as far as its
-    trials were timed: `timed_tokens`, on what `on` says, None where that differs. `saved` has the tokens of what saved
-    any, by the keys of SAVED; `without` all of these it would have been that many tokens.
+    `tokens` of `trials` were trained for it, repeated ones included, in `seconds` as far as its trials were timed:
+    `timed_tokens`, on what `on` says, None where that differs; `evaluate_seconds` went to the evaluations at their
+    ends. `saved` has the tokens of what saved any, by the keys of SAVED; `without` all of these it would have been that
+    many tokens.
 
     A row's `spent` are the tokens that the study's own attempts at the trial took; without it, what follows from who
     finished the trial.
@@ -77,6 +79,7 @@ def training_cost(
         "tokens": tokens,
         "trials": sum(share.trained > 0 for share in shares.values()),
         **_time(rows, shares),
+        "evaluate_seconds": _evaluation(rows, shares),
         "saved": {name: count for name, count in saved.items() if count},
         "without": tokens + sum(saved.values()),
     }
@@ -107,7 +110,9 @@ def cost_sentence(cost: Mapping[str, Any]) -> str:
         told = f"Trained {counted(cost['tokens'])} tokens in {count:,} trial{'s' if count > 1 else ''}"
     if seconds := cost["seconds"]:
         least = "" if cost["timed_tokens"] == cost["tokens"] else "more than "
-        told += f" ({least}{duration_in_words(seconds)}{' of ' + cost['on'] if cost['on'] else ''})"
+        evaluated = cost.get("evaluate_seconds") or 0.0
+        after = f", {duration_in_words(evaluated)} more to evaluate" if evaluated >= _TOLD * seconds else ""
+        told += f" ({least}{duration_in_words(seconds)}{' of ' + cost['on'] if cost['on'] else ''}{after})"
     shares = [f"{SAVED.get(name, f'the {name}')} ({counted(count)})" for name, count in cost["saved"].items()]
     if shares:
         listed = " and ".join([*([", ".join(shares[:-1])] if shares[1:] else []), shares[-1]])
@@ -201,6 +206,12 @@ def _time(rows: Mapping[str, Sequence[dict[str, Any]]], shares: Mapping[str, Sha
             seconds += shares[key].trained / float(np.mean(known))
     on = places.pop() if len(places) == 1 else None
     return {"seconds": seconds or None, "timed_tokens": timed, "on": on}
+
+
+def _evaluation(rows: Mapping[str, Sequence[dict[str, Any]]], shares: Mapping[str, Share]) -> float:
+    """Seconds that the trials which were trained took to evaluate their held-out text at their end."""
+    mine = [each[0]["result"] or {} for key, each in rows.items() if shares[key].trained]
+    return float(sum(result.get("evaluate_s") or 0.0 for result in mine))
 
 
 def _place(fingerprint: Mapping[str, str]) -> str | None:

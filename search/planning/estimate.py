@@ -10,19 +10,22 @@ from pathlib import Path
 from archlab.arch_dsl.language.errors import SpecError
 from archlab.search.hardware.facts import usable_gpus
 from archlab.search.planning.plan import Plan
+from archlab.search.recipe.curve import CURVE_POINTS, curve_windows
 from archlab.search.store.roles import ROLE
 from archlab.search.store.store import Store
 from archlab.search.training.step_times import step_time_key
 from archlab.search.variants.memory import memory_bytes
+from archlab.search.variants.variant import Variant
 
 _SHARE = 0.25  # of the rate of a large matrix product that small models reach, where nothing was measured
 _LIBRARIES = 300_000_000  # bytes that torch maps for itself alone
-_START_S = 3.0  # a trial's process: its imports, its model, its final evaluation
+_START_S = 3.0  # a trial's process: its imports, its model
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """`core_s` of training, `wall_s` on `slots` cores, where the rate comes from, the memory of the largest trial."""
+    """`core_s` of training and evaluation, `wall_s` on `slots` cores, where the rate comes from, the memory of the
+    largest trial."""
 
     core_s: float
     wall_s: float
@@ -32,7 +35,8 @@ class Estimate:
 
 
 def estimate(plan: Plan, root: Path, slots: int, done: int = 0) -> Estimate:
-    """The time of the trials that are left when `done` have a result; training takes three forward passes' FLOPs."""
+    """The time of the trials that are left when `done` have a result; training takes three forward passes' FLOPs, the
+    evaluation of its held-out text one."""
     saved = plan.study.tune.saved if plan.study.tune else 0.0
     per_variant = (plan.trials - len(plan.beside)) / len(plan.variants) - saved
     probes = sum(3 * p.flops_per_token * p.recipe.all_tokens for p in plan.beside)
@@ -41,13 +45,25 @@ def estimate(plan: Plan, root: Path, slots: int, done: int = 0) -> Estimate:
         each_s = sum(v.recipe.all_steps * s for v, s in zip(plan.variants, steps, strict=True))
         once = sum(3 * v.flops_per_token * v.recipe.all_tokens for v in plan.variants)
         train_s = each_s * (per_variant + probes / once)
+        rate = once / each_s
         source = "the first steps of every variant, measured here"
     else:
         rate, source = _rate(root)
         flops = sum(3 * v.flops_per_token * v.recipe.all_tokens * per_variant for v in plan.variants)
         train_s = (flops + probes) / rate
-    core_s = (train_s + _START_S * plan.trials) * left
+    evaluate_s = sum(v.flops_per_token * _held_out_tokens(v) for v in plan.variants) * per_variant / rate
+    core_s = (train_s + evaluate_s + _START_S * plan.trials) * left
     return Estimate(core_s, core_s / slots, slots, source, max(map(memory_bytes, plan.variants)))
+
+
+def _held_out_tokens(variant: Variant) -> int:
+    """Tokens on which a trial is evaluated: validation and test at its end, and a few windows along its curve; 0 where
+    the data have yet to be downloaded."""
+    dataset = variant.stages[-1].dataset if variant.stages else variant.dataset
+    if dataset.absent:
+        return 0
+    curve = CURVE_POINTS * curve_windows(variant.recipe) * variant.recipe.context
+    return dataset.tokens["validation"] + dataset.tokens["test"] + curve
 
 
 def refuse_too_little(plan: Plan) -> None:

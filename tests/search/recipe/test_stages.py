@@ -286,10 +286,26 @@ def test_a_stage_reads_in_an_order_of_its_own(tmp_path, store, monkeypatch):
 
 def test_an_estimate_counts_the_stages(tmp_path, monkeypatch):
     monkeypatch.setattr(estimates, "_product_rate", lambda: 1e6)
-    short, long = (
-        estimates.estimate(planned(tmp_path, f"{{tokens: {count}, lr: 1e-4}}"), tmp_path, 1) for count in ("1k", "3k")
+    one, two, three = (
+        estimates.estimate(planned(tmp_path, f"{{tokens: {count}, lr: 1e-4}}"), tmp_path, 1).core_s
+        for count in ("1k", "2k", "3k")
     )
-    assert long.core_s - 4 * 3 == pytest.approx(2 * (short.core_s - 4 * 3))  # of 4 trials, each of which has to start
+    assert three - two == pytest.approx(two - one)  # the starts and the evaluations of all four trials are the same
+
+
+def test_an_estimate_counts_the_held_out_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(estimates, "_product_rate", lambda: 1e6)
+    for number in range(200):
+        (tmp_path / f"part{number}.txt").write_text(f"{number} words of a file\n" * 20)
+    train = "train: {data: {text: part*.txt, test_bytes: %s}, tokens: 1k, context: 32, batch: 4, lr: 1e-3}"
+    few, many = (plan(load_study(write_study(tmp_path, train=train % n)), tmp_path / "data") for n in ("2k", "6k"))
+    fewer, more = (sum(each.variants[0].dataset.tokens[s] for s in ("validation", "test")) for each in (few, many))
+    assert more > fewer + 2000
+    flops = [variant.flops_per_token for variant in many.variants]
+    added = len(many.seeds) * sum(flops) * (more - fewer) / (0.25 * 1e6)  # forward alone
+    assert estimates.estimate(many, tmp_path, 1).core_s - estimates.estimate(few, tmp_path, 1).core_s == pytest.approx(
+        added
+    )
 
 
 def test_a_report_says_what_followed(tmp_path):
