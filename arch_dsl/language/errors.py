@@ -121,13 +121,13 @@ class SpecError(ValueError):
         return cls([Problem(path, message, mark)])
 
 
-def nearest(found: str, allowed: Iterable[str]) -> str | None:
-    """The allowed name that is meant by `found` elsewhere, or is most like it; None if nothing is close."""
+def nearest(found: str, allowed: Iterable[str], alike: float = 0.5) -> str | None:
+    """The allowed name that is meant by `found` elsewhere, or is most like it; None if nothing is so much `alike`."""
     names = list(allowed)
     if meant := next((name for name in SYNONYMS.get(found.lower(), ()) if name in names), None):
         return meant
     lowered = {name.lower(): name for name in names}
-    close = difflib.get_close_matches(found.lower(), lowered, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(found.lower(), lowered, n=1, cutoff=alike)
     longer = [name for name in lowered if len(found) > 1 and name.startswith(found.lower())]
     return next((lowered[name] for name in (*close, *longer)), None)
 

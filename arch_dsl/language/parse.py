@@ -11,7 +11,7 @@ import typing
 from decimal import Decimal
 from typing import Any, TypeVar
 
-from archlab.arch_dsl.language.errors import Mark, Problem, SpecError, shorten, unknown
+from archlab.arch_dsl.language.errors import Mark, Problem, SpecError, nearest, shorten, unknown
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import (
     Family,
@@ -234,7 +234,7 @@ def parse_record(cls: type[Spec], node: Node, path: str, problems: list[Problem]
         if name not in known:
             mark = node.key_marks.get(name, child.mark)
             names = [*known, *getattr(cls, "short_forms", ()), *getattr(cls, "other_keys", ())]
-            inner = section_with(cls, name)
+            inner = None if nearest(name, names, 0.8) else section_with(cls, name)
             hint = f"; it is a key of {inner}: write it below `{inner}:`" if inner else ""
             message = unknown(name, f"key of {title}", names, hint) + had_by(cls, name)
             problems.append(Problem(_join(path, name), message, mark))
