@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 @click.option("--html", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Write a page instead.")
 @click.option("--where", metavar="FILTER", help="Which rows of the table: 'verdict=better lr>=0.002'.")
 @click.option("--error", metavar="KIND", help="Behind ±: std (usual), se or interval.")
+@click.option(
+    "--rates", is_flag=True, help="With the losses at the values that were tuned (text; other formats have them)."
+)
 @click.option("--columns", metavar="A,B,C", help="The columns of the table: perplexity,delta,memory.")
 @JSON
 @verb
@@ -33,10 +36,11 @@ def report(
     html: Path | None,
     where: str | None,
     error: str | None,
+    rates: bool,
     columns: str | None,
     as_json: bool,
 ) -> None:
-    """Print the table of a study: means, paired differences with intervals, the learning-rate curve.
+    """Print the table of a study: means, paired differences with intervals, and what they say.
 
     With --where, --error or --columns it is the table alone, in that shape; the filter is that of the dashboard. With
     --html FILE a page holds the table with figures, diagrams, method and provenance, and opens without a network.
@@ -58,7 +62,7 @@ def report(
         raise click.UsageError(f"{form} has every column with exact numbers: it goes with --where alone")
     with Store.open(store_folder(store), create=False) as opened:
         name = study_name(study)
-        text = "" if html else _rendered(render, load_comparison(opened, name), form, asked)
+        text = "" if html else _rendered(render, load_comparison(opened, name), form, asked, rates)
         if Path(study).is_file() and Path(study).read_text() != opened.study_yaml(name):
             click.echo(f"{study} has changed since it was run; this is the table of what was run", err=True)
     if html:
@@ -67,14 +71,16 @@ def report(
     click.echo(text, nl=not text.endswith("\n"))
 
 
-def _rendered(render: Callable[..., str], comparison: Comparison, form: str, asked: tuple[str, str, str] | None) -> str:
+def _rendered(
+    render: Callable[..., str], comparison: Comparison, form: str, asked: tuple[str, str, str] | None, rates: bool
+) -> str:
     """The report, or in the shape that (filter, error, columns) ask for the table; what says nothing ends the verb."""
     from archlab.search.formatting.filters import BadFilter
     from archlab.search.reporting.main_table import column_names
     from archlab.search.reporting.shape import read_shape
 
     if asked is None:
-        return render(comparison, form)
+        return render(comparison, form, rates=rates)
     where, error, columns = asked
     shape, wrong = read_shape(column_names(comparison), error, columns, where)
     if wrong:

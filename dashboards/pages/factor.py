@@ -23,8 +23,8 @@ from archlab.dashboards.pages.shell import (
     register_tab,
 )
 from archlab.dashboards.parts import block_table, graph, section
-from archlab.dashboards.words import listed
 from archlab.search.formatting.tables import Block, Cell, Column, interval, number, printable
+from archlab.search.reporting.findings import listed
 from archlab.search.sections.design.frames import (
     WITH,
     always_with,

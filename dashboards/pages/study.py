@@ -30,6 +30,7 @@ from archlab.dashboards.pages.shell import (
 from archlab.dashboards.pages.table import legend_notes
 from archlab.dashboards.parts import block_table, choice, command_line, graph, guarded, progress_bar, section
 from archlab.dashboards.view import View, read_view
+from archlab.search.reporting.findings import findings
 from archlab.search.reporting.main_table import main_block, table_page
 from archlab.search.reporting.shape import Shape
 from archlab.search.results.told import sections_of
@@ -184,7 +185,7 @@ def _head(study: Study) -> list[Component]:
     elif study.comparison is not None:
         said = [
             html.Li([html.Span(className=f"verdict-mark mark-{kind.replace(' ', '-')}"), html.Span(text)])
-            for kind, text in words.verdicts(study.comparison)
+            for kind, text in findings(study.comparison)
         ]
     data, record = study.record["data"], study.record
     facts = [

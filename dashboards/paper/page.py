@@ -13,6 +13,7 @@ from archlab.dashboards.paper.drawing import WIDTHS
 from archlab.dashboards.paper.inline import inline
 from archlab.dashboards.paper.pictures import drawings
 from archlab.search.formatting.tables import IDENTITIES, Block, Page
+from archlab.search.reporting.findings import findings
 from archlab.search.reporting.report import build_page
 from archlab.search.results.comparison import Comparison
 from archlab.search.sections.published.told import ToldOfPublished
@@ -41,7 +42,7 @@ def page(study: Study, command: str) -> str:
 def _head(study: Study, found: Comparison) -> Iterator[str]:
     yield f"<p class=name>{escape(study.name)}</p><h1>{escape(found.question or study.name)}</h1>"
     said = "".join(
-        f'<li class="{escape(kind.replace(" ", "-"))}">{escape(text)}</li>' for kind, text in words.verdicts(found)
+        f'<li class="{escape(kind.replace(" ", "-"))}">{escape(text)}</li>' for kind, text in findings(found)
     )
     yield f"<ul class=verdicts>{said}</ul><p class=muted>{escape(words.progress(study))}</p>"
 

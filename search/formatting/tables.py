@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Row = dict[str, Any]
@@ -41,17 +41,19 @@ class Column:
 
 @dataclass(frozen=True)
 class Block:
-    """A table with its title and the legend of its marks."""
+    """A table with its title and the legend of its marks. A terminal prints one with `detail` when it is asked for."""
 
     title: str
     columns: list[Column]
     legend: str = ""
+    detail: bool = False
 
 
 @dataclass(frozen=True)
 class Page:
-    """A whole report. `lines` and `notes` are printed below the first table, `provenance` last; for what is kept in a
-    repository, each variant with the `identities` of its model and recipe."""
+    """A whole report. `lines` and `notes` are printed below the first table, then `provenance`; `findings` are its
+    conclusions in sentences. For what is kept in a repository, each variant has the `identities` of its model and
+    recipe."""
 
     study: str
     question: str
@@ -60,6 +62,7 @@ class Page:
     notes: list[str]
     provenance: str
     identities: list[tuple[str, str]]
+    findings: list[str] = field(default_factory=list)
 
 
 def printable(text: str) -> str:

@@ -14,6 +14,8 @@ def markdown(page: Page) -> str:
     lines = [f"### {escape(page.study)}", ""]
     if page.question:
         lines += [escape(page.question), ""]
+    if page.findings:
+        lines += [*(f"- {escape(sentence)}" for sentence in page.findings), ""]
     lines += [*_table(page.blocks[0]), "", *(escape(line) for line in page.lines)]
     for block in page.blocks[1:]:
         lines += ["", f"{escape(block.title)}:", "", *_table(block)]

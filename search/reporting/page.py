@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from archlab.search.comparison.training_cost import cost_sentence
 from archlab.search.formatting.tables import Block, Page, printable
+from archlab.search.reporting.findings import findings
 
 if TYPE_CHECKING:
     from archlab.search.results.comparison import Comparison
@@ -27,6 +28,7 @@ def page_of(comparison: Comparison, blocks: list[Block]) -> Page:
             (printable(name), ", ".join(f"{of} {digest[:DIGITS]}" for of, digest in found.items()))
             for name, found in comparison.provenance["identities"].items()
         ],
+        findings=[printable(sentence) for _, sentence in findings(comparison)],
     )
 
 

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from archlab.search.results.comparison import Comparison
 
 
-def report(comparison: Comparison, format: str = "text", shape: Shape | None = None) -> str:
+def report(comparison: Comparison, format: str = "text", shape: Shape | None = None, rates: bool = False) -> str:
     """The study's table in "text", "md", "latex", "csv" or "json". Raises ValueError for another format.
 
-    text (at most 110 columns), md and latex hold the table, the learning-rate curve, a search's best trials, and below
-    them how the intervals were made, what the table could have resolved, notes and provenance. csv holds the table
+    text (at most 110 columns), md and latex hold the table, a search's best trials, and below them how the intervals
+    were made, what the table could have resolved, notes, provenance, and the findings in sentences; md and latex, and
+    text with `rates`, each variant's losses at the values that were tuned. csv holds the table
     alone with what else was measured and fitted to a ladder, json every frame; the numbers of both are exact. With a
     `shape` it is the table alone, in that shape, with what stands below it; csv and json then leave out rows alone.
     """
@@ -38,6 +39,8 @@ def report(comparison: Comparison, format: str = "text", shape: Shape | None = N
         near = get_close_matches(format, FORMATS, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise ValueError(f"'{format}' is not a report format{hint} ({', '.join(FORMATS)})")
+    if shape is None and format == "text" and rates:
+        return text(build_page(comparison))
     if shape is None:
         return FORMATS[format](comparison)
     page = table_page(comparison, shape)
@@ -102,7 +105,7 @@ def _csv(comparison: Comparison) -> str:
 
 PAGES: dict[str, Callable[[Page], str]] = {"text": text, "md": markdown, "latex": latex}
 FORMATS: dict[str, Callable[[Comparison], str]] = {
-    "text": lambda comparison: text(build_page(comparison)),
+    "text": lambda comparison: text(brief(build_page(comparison))),
     "md": lambda comparison: markdown(build_page(comparison)),
     "latex": lambda comparison: latex(build_page(comparison)),
     "csv": _csv,
@@ -119,6 +122,13 @@ def build_page(comparison: Comparison) -> Page:
     domains = [_by_domain(comparison)] if len(comparison.domains) else []
     main = main_block(comparison)
     return page_of(comparison, [*first, replace(main, title="All variants") if first else main, *domains, *then])
+
+
+def brief(page: Page) -> Page:
+    """The page without its details, and with how they are asked for."""
+    blocks = [block for block in page.blocks if not block.detail]
+    more = [f"losses at the values that were tuned: archlab report {page.study} --rates"]
+    return page if len(blocks) == len(page.blocks) else replace(page, blocks=blocks, notes=[*page.notes, *more])
 
 
 def section_report(comparison: Comparison, key: str) -> str:

@@ -25,7 +25,12 @@ def text(page: Page) -> str:
         lines.append("")
     for note in page.notes:
         lines += _wrap(note, "- ")
-    lines += ["", *_wrap(page.provenance)]
+    if page.provenance:
+        lines += ["", *_wrap(page.provenance)]
+    if page.findings:
+        lines.append("")
+    for sentence in page.findings:
+        lines += _wrap(sentence, "> ")
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 

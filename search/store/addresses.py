@@ -17,8 +17,8 @@ UNREADABLE = "a URL that can't be read"
 
 
 def store_root(given: str | Path | None = None) -> Path:
-    """The store folder: as given, else ARCHLAB_STORE, else the nearest store at or above the current folder, as git finds
-    its own (above the home folder none is looked for), else `.archlab` here."""
+    """The store folder: as given, else ARCHLAB_STORE, else the nearest store at or above the current folder, as git
+    finds its own (above the home folder none is looked for), else `.archlab` here."""
     if said := given or os.environ.get("ARCHLAB_STORE"):
         return Path(said)
     here, home = Path.cwd(), Path.home()

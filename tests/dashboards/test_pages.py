@@ -20,7 +20,7 @@ from archlab.dashboards.pages.compare import Sides
 from archlab.dashboards.pages.compare import _wanted as beside
 from archlab.dashboards.pages.table import Wanted, wanted
 from archlab.dashboards.view import View
-from archlab.dashboards.words import verdicts
+from archlab.search.reporting.findings import findings
 from archlab.search.store.lock import StudyLock
 from archlab.search.store.store import Store
 from tests.dashboards.conftest import QK_NORM, XSS
@@ -229,7 +229,7 @@ def test_of_many_verdicts_the_largest_are_said_and_how_many_more_there_are(tmp_p
     plan = Plan("many", effects=effects, rates=())
     with make_store(tmp_path) as made:
         make_study(made, plan)
-    said = verdicts(Library(tmp_path).study("many").comparison)
+    said = findings(Library(tmp_path).study("many").comparison)
     better = [text for kind, text in said if kind == "better"]
     assert [text.split()[0] for text in better] == ["v8", "v7", "v6", "v5", "v4", "v3", "2"]
     assert better[-1] == "2 more are better than baseline, by less"

@@ -67,7 +67,7 @@ def _curves(comparison: Comparison) -> Block:
     only_rates = all(label == f"{lr:g}" for label, lr in labels.items())
     what = "learning rate" if only_rates else "what was tuned"
     seed = ", ".join(str(s) for s in sorted(set(rates["seed"])))
-    return Block(f"Validation perplexity by {what} (seed {seed})", columns, legend)
+    return Block(f"Validation perplexity by {what} (seed {seed})", columns, legend, detail=True)
 
 
 def tuning_block(comparison: Comparison) -> Block:
@@ -97,4 +97,4 @@ def tuning_block(comparison: Comparison) -> Block:
         "excess over the best, in nats/token; largest stable: of those that came to their end; with one seed: whether "
         "a difference to the baseline hangs on the rate, from one pair of seeds, not corrected; not the verdict above"
     )
-    return Block("Learning rates on validation", columns, legend)
+    return Block("Learning rates on validation", columns, legend, detail=True)

@@ -32,7 +32,7 @@ def comparison() -> Comparison:
 
 
 def test_text_is_the_table_with_its_curve_and_what_to_know(comparison: Comparison) -> None:
-    printed = report(comparison, "text")
+    printed = report(comparison, rates=True)
     lines = printed.splitlines()
     assert lines[0] == "gate-position: Where should attention be gated?"
     sdpa = next(line for line in lines if line.startswith("sdpa"))
@@ -49,6 +49,16 @@ def test_text_is_the_table_with_its_curve_and_what_to_know(comparison: Compariso
     assert "- dense: seed 1 diverged at learning rate 0.001 (loss is not finite): no mean, no interval" in text
     assert "data 0123456789ab (stdlib, bytes; 12,000,000 train" in text
     assert "500,000 tokens per trial, context 128, seeds 0 1 2; archlab 0.1.0, torch 2.13.0" in text
+
+
+def test_text_ends_with_the_findings_and_leaves_the_rates_to_a_flag(comparison: Comparison) -> None:
+    brief, whole = report(comparison, "text"), report(comparison, rates=True)
+    findings = ["> sdpa is better than baseline", "> value is within noise of baseline", "> dense diverged"]
+    for printed in (brief, whole):
+        assert all(line.startswith(told) for line, told in zip(printed.splitlines()[-3:], findings, strict=True))
+    assert "by learning rate" not in brief and "archlab report gate-position --rates" in brief
+    assert "--rates" not in whole
+    assert "- sdpa is better than baseline" in report(comparison, "md").split("| variant")[0]
 
 
 def test_provenance_prints_the_tokens_and_contexts_of_all_variants() -> None:
@@ -76,7 +86,7 @@ def test_experts_have_their_active_parameters_and_their_load() -> None:
 
 
 def test_curve_marks_the_best_rate_and_its_edge(comparison: Comparison) -> None:
-    _, curve = report(comparison, "text").split("Validation perplexity by learning rate")
+    _, curve = report(comparison, rates=True).split("Validation perplexity by learning rate")
     curve, _ = curve.split("Learning rates on validation")
     rows = {line.split()[0]: line.split() for line in curve.splitlines() if line.split()}
     best = comparison.rates[comparison.rates["best"]].set_index("variant")["validation_perplexity"]
@@ -115,7 +125,7 @@ def test_text_fits_110_columns(names: list[str], rates: tuple[float, ...]) -> No
 def test_text_keeps_every_rate_of_a_wide_curve() -> None:
     rates = tuple(round(1e-3 * 1.37**i, 6) for i in range(20))
     record, trials = make_study({"baseline": 0.0, "sdpa": 0.0}, rates=rates)
-    printed = report(compare(record, trials))
+    printed = report(compare(record, trials), rates=True)
     assert all(re.search(rf"\b{r:g}\b", printed) for r in rates)
 
 
@@ -203,7 +213,9 @@ def test_names_cannot_leave_their_cell() -> None:
     assert "](" not in markdown
     assert "\n# heading" not in markdown
     row = next(line for line in markdown.splitlines() if line.startswith("| a"))
-    assert len(re.findall(r"(?<!\\)\|", row)) == len(re.findall(r"\|", markdown.splitlines()[4]))
+    assert len(re.findall(r"(?<!\\)\|", row)) == len(
+        re.findall(r"\|", next(line for line in markdown.splitlines() if line.startswith("|")))
+    )
     latex = report(comparison, "latex")
     assert r"\input" not in latex
     assert latex.count(r"\end{table}") == 3

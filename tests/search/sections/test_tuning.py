@@ -220,7 +220,7 @@ def test_a_model_axis_is_tuned_with_its_sizes(tmp_path: Path) -> None:
     found = compare(record, trials).table.set_index("variant")
     sizes = {each["settings"]["block.ffn.width"]: each["parameters"] for each in record["variants"][0]["tuned"]}
     assert found["parameters"]["baseline"] == sizes[256] > sizes[64]
-    text = report(compare(record, trials))
+    text = report(compare(record, trials), rates=True)
     assert "what was tuned" in text and "width 256" in text
 
 
@@ -338,8 +338,8 @@ def test_reports_show_the_curve_and_what_ended_early(tmp_path: Path) -> None:
     assert found.tuning.set_index("variant")["fitted_lr"]["gated"] == pytest.approx(5e-3)
     assert list(found.tuning["diverged_lr"]) == [2e-2] * 2 or found.tuning["diverged_lr"].isna().all()
     for form in FORMATS:
-        assert "fitted_lr" in report(found, form) if form == "json" else report(found, form)
-    text = report(found)
+        assert "fitted_lr" in report(found, form) if form == "json" else report(found, form, rates=True)
+    text = report(found, rates=True)
     assert "ended early at 25%" in text and "Learning rates on validation" in text and "waits" not in text
     assert "with one seed" in text.split("Learning rates on validation")[1]
     (selection, *_) = select(record, trials)
@@ -353,15 +353,19 @@ def test_a_rate_that_waits_for_the_others_has_not_ended_early(ends: int, tmp_pat
     trials = simulate(made, valley(2e-3), ends=ends)
     assert any(trial["state"] == "paused" for trial in trials)
     found = compare(made.record(), trials)
-    text = report(found)
+    text = report(found, rates=True)
     assert "waits at 25%" in text and "ended early" not in text and "settings wait until the others are as far" in text
-    text = report(compare(made.record(), simulate(made, valley(2e-3), trials)))
+    text = report(compare(made.record(), simulate(made, valley(2e-3), trials)), rates=True)
     assert "ended early at 25%" in text and "waits" not in text and "wait until" not in text
 
 
 def test_a_report_without_a_finished_trial_names_no_seeds(tmp_path: Path) -> None:
     made = made_plan(tmp_path, "{lr: [1e-3, 2e-3]}", seeds="seeds: {min: 2, max: 4, until: resolved}")
-    assert report(compare(made.record(), simulate(made, valley(2e-3), ends=0))).endswith("; no finished trial\n")
+    assert (
+        report(compare(made.record(), simulate(made, valley(2e-3), ends=0)))
+        .split("\n\n>")[0]
+        .endswith("; no finished trial")
+    )
     assert "seeds ;" not in report(compare(made.record(), simulate(made, valley(2e-3), ends=0)))
 
 
