@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from archlab.search.calibration.calibrate import calibrate
 from archlab.search.comparison.compare import load_comparison
 from archlab.search.planning.plan import Plan
 from archlab.search.planning.plan import plan as _plan
-from archlab.search.reporting.report import report
+from archlab.search.reporting.report import report as _report
 from archlab.search.results.comparison import Comparison
-from archlab.search.running.run import run
+from archlab.search.running import run as _run
+from archlab.search.running.ending import Summary
+from archlab.search.running.notebook_progress import NotebookProgress, in_notebook
+from archlab.search.running.progress import make_progress
 from archlab.search.store.addresses import store_root
 from archlab.search.store.store import Store
 from archlab.search.study.load import load_study
@@ -25,8 +29,35 @@ def plan(study: Study | str | Path, store: str | Path | None = None, *, allow_pl
     return _plan(loaded, store_root(store).absolute() / "data")
 
 
+def run(study: Study | str | Path, store: str | Path | None = None, *, quiet: bool = False, **options: Any) -> Summary:
+    """Trains what is missing of a study, and shows how far it is unless `quiet`: in a notebook below the cell, on a
+    terminal in place, elsewhere in lines on stderr.
+
+    `options` are those of `archlab.search.running.run.run`: `executor="inline"` trains in this process, `track=False`
+    sends nothing to MLflow and Optuna, `on_event` takes the events in the place of what is shown. It raises what that
+    does.
+    """
+    if quiet or "on_event" in options:
+        return _run.run(study, store, **options)
+    shown = options.pop("on_plan", None)
+    with NotebookProgress() if in_notebook() else make_progress() as progress:
+
+        def begin(planned: Plan) -> None:
+            progress.plan(planned.record(), planned.trials)
+            if shown:
+                shown(planned)
+
+        return _run.run(study, store, on_event=progress.event, on_plan=begin, **options)
+
+
 def compare(study: Study | str, store: str | Path | None = None) -> Comparison:
     """The aggregated frames of a stored study: `.table`, `.rates`, `.trials`. Raises StoreError if it was never run."""
     name = study.study if isinstance(study, Study) else study
     with Store.open(store_root(store), create=False) as opened:
         return load_comparison(opened, name)
+
+
+def report(found: Comparison | Study | str, format: str = "text", **shape: Any) -> str:
+    """The table of a comparison, or of a stored study, in "text", "md", "latex", "csv" or "json". Raises ValueError for
+    another format, StoreError for a study that was never run."""
+    return _report(found if isinstance(found, Comparison) else compare(found), format, **shape)

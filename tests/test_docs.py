@@ -315,6 +315,15 @@ def test_the_notebook_is_what_its_script_makes_and_ran_to_its_end() -> None:
     assert len(text) < 100_000
 
 
+@pytest.mark.slow
+def test_the_notebook_runs() -> None:
+    notebook = script("guides/make_notebook")
+    made = notebook.notebook()
+    notebook.run(made)  # which raises where a cell fails
+    (shown,) = [c for c in made.cells if c.source.startswith("archlab.run(")]
+    assert "gates: 15 trials have a result" in shown.outputs[0]["data"]["text/html"]
+
+
 # The site
 
 

@@ -27,65 +27,68 @@ is far too small to mean anything; it shows the calls.
 This notebook is made and run by `docs/guides/make_notebook.py`.""",
     """## A study
 
-A study is a YAML file. `load_study` reads it and raises `SpecError` with everything that is wrong with it.""",
-    '''from pathlib import Path
+A study is a YAML file, or the same as a Python mapping. `load_study` reads it and raises `SpecError` with everything
+that is wrong with it.""",
+    """import archlab
 
-import archlab
-
-file = Path("gates.yaml")
-file.write_text("""
-study: gates
-question: Does a gate on the attention output help?
-model:
-  d_model: 16
-  n_layers: 1
-  block:
-    norm: rmsnorm
-    attention: {heads: 2, positional: rope}
-    ffn: {type: glu}
-variants:
-  baseline: {}
-  G1: {block.attention.gate: {position: sdpa}}
-  G2: {block.attention.gate: {position: value}}
-match: {parameters: baseline, by: block.ffn.width}
-train:
-  data: {type: stdlib, bytes: 4M, validation_bytes: 50k, test_bytes: 50k}
-  tokens: 10k
-  context: 64
-  batch: 4
-  lr: 3e-3
-tune: {lr: [3e-3, 1e-2]}
-seeds: 3
-""")
-study = archlab.load_study(file)
-list(study.variants)''',
+gates = {
+    "study": "gates",
+    "question": "Does a gate on the attention output help?",
+    "model": {
+        "d_model": 16,
+        "n_layers": 1,
+        "block": {
+            "norm": "rmsnorm",
+            "attention": {"heads": 2, "positional": "rope"},
+            "ffn": {"type": "glu"},
+        },
+    },
+    "variants": {
+        "baseline": {},
+        "G1": {"block.attention.gate": {"position": "sdpa"}},
+        "G2": {"block.attention.gate": {"position": "value"}},
+    },
+    "match": {"parameters": "baseline", "by": "block.ffn.width"},
+    "train": {
+        "data": {"type": "stdlib", "bytes": "4M", "validation_bytes": "50k", "test_bytes": "50k"},
+        "tokens": "10k",
+        "context": 64,
+        "batch": 4,
+        "lr": 3e-3,
+    },
+    "tune": {"lr": [3e-3, 1e-2]},
+    "seeds": 3,
+}
+study = archlab.load_study(gates)
+list(study.variants)""",
     """`overrides` replaces values by path, as `--set` does. A mistake says where it is and what was meant.""",
     """from archlab import SpecError
 
 try:
-    archlab.load_study(file, {"train.schedule": "cosin", "seeds": 0})
+    archlab.load_study(gates, {"train.schedule": "cosin", "seeds": 0})
 except SpecError as error:
     print(error)""",
     """## A plan
 
 `plan` makes the study concrete: it prepares the data and solves the widths, and trains nothing.""",
     """plan = archlab.plan(study)
-plan.frame()""",
-    """plan.trials  # at each of two rates with one seed, then the better one with three seeds""",
+plan""",
     """## A run
 
-`run` trains what is missing. Without `executor="inline"` each trial gets a process of its own, by Ray. After an
-interruption the same call goes on; a second call finds everything done. `track=False` sends nothing to MLflow and
-Optuna.""",
+`run` trains what is missing, and shows how far it is below the cell. Without `executor="inline"` each trial gets a
+process of its own, by Ray. After an interruption the same call goes on; a second call finds everything done.
+`track=False` sends nothing to MLflow and Optuna.""",
     """archlab.run(study, executor="inline", track=False)""",
     """again = archlab.run(study, executor="inline", track=False)
 again.counts""",
     """## The results
 
-`compare` returns the frames that the printed table, the figures and the dashboard all read. Losses and differences of
-`table` are of the test set; `rates` holds the validation losses on which each variant's learning rate was chosen.""",
+`compare` returns what the printed table, the figures and the dashboard all read. A notebook shows its table.""",
     """found = archlab.compare(study)
-columns = ["variant", "lr", "n", "perplexity_mean", "delta", "delta_low", "delta_high", "verdict"]
+found""",
+    """The frames hold plain numbers. Losses and differences of
+`table` are of the test set; `rates` holds the validation losses on which each variant's learning rate was chosen.""",
+    """columns = ["variant", "lr", "n", "perplexity_mean", "delta", "delta_low", "delta_high", "verdict"]
 found.table[columns].round(4)""",
     """found.rates.pivot(index="variant", columns="lr", values="validation_loss").round(3)""",
     """found.trials[["variant", "role", "lr", "seed", "state", "test_loss"]].round(3)""",
@@ -129,7 +132,7 @@ def _is_prose(text: str) -> bool:
 
 def run(made: NotebookNode) -> None:
     """Runs all cells in an empty folder with a store of its own. Raises CellExecutionError where one fails."""
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     os.environ["PYTHONPATH"] = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as folder:
         NotebookClient(made, timeout=300, resources={"metadata": {"path": folder}}).execute()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from archlab import kernels
 from archlab.arch_dsl.language.errors import SpecError
 from archlab.arch_dsl.tree.identity import canonical
+from archlab.arch_dsl.tree.paths import get
 from archlab.search.evaluation.measures import About
 from archlab.search.planning.builder import Builder
 from archlab.search.planning.foreseen import foreseen
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass
+@dataclass(repr=False)
 class Plan:
     """A study made concrete. `variants` grows while a search proposes."""
 
@@ -290,6 +292,7 @@ class Plan:
         """One row per variant: its changes, parameters, those that one token meets, mismatch, FLOPs per token."""
         import pandas as pd
 
+        solved = dict.fromkeys(path for v in self.variants for path in v.matched)
         columns = [
             {
                 "variant": v.name,
@@ -298,11 +301,26 @@ class Plan:
                 "active_parameters": v.figures["active_parameters"],
                 "mismatch": v.mismatch,
                 "flops_per_token": v.flops_per_token,
-                **v.matched,
+                **{path: v.matched.get(path, _written(v, path)) for path in solved},
             }
             for v in self.variants
         ]
         return pd.DataFrame(columns)
+
+    def __repr__(self) -> str:
+        return f"Plan({self.study.study}: {len(self.variants)} variants, {self.trials} trials)"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        return f"<p>{escape(repr(self))}</p>{self.frame().to_html(index=False, escape=True)}"
+
+
+def _written(variant: Variant, path: str) -> Any:
+    """What a variant has at a path that was solved in others, such as the baseline's width; None where it has none."""
+    try:
+        return get(variant.model, tuple(path.split(".")))
+    except SpecError:
+        return None
 
 
 def plan(study: Study, data_root: Path, micro_batch: int | None = None, *, fetch: bool = False) -> Plan:

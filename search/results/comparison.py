@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from html import escape
+from math import isnan
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
     import pandas as pd
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """What a study found. Frames hold plain numbers; NaN or None is "there is none".
 
@@ -44,6 +46,20 @@ class Comparison:
     notes: list[str] = field(default_factory=list)
     cost: dict[str, Any] = field(default_factory=dict)
     told: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Comparison({self.study}: {len(self.table)} variants, {len(self.trials)} trials)"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it: the table's means and differences, with their intervals."""
+        rows = self.table.copy()
+        pairs = zip(rows["perplexity_mean"], rows["perplexity_std"], strict=True)
+        rows["perplexity"] = [f"{m:.3f} ± {s:.3f}" for m, s in pairs]
+        reach = zip(rows["delta"], rows["delta_low"], rows["delta_high"], strict=True)
+        rows["difference"] = ["" if isnan(d) else f"{d:+.4f} [{low:+.4f}, {high:+.4f}]" for d, low, high in reach]
+        shown = rows[["variant", "n", "perplexity", "difference", "verdict", "parameters"]]
+        shown = shown.rename(columns={"difference": f"difference, {self.noise['unit']}"})
+        return f"<p>{escape(self.question)}</p>{shown.to_html(index=False, escape=True)}"
 
     def __getattr__(self, name: str) -> Any:
         for found in self.__dict__.get("told", {}).values():

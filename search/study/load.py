@@ -7,9 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.arch_dsl.language.parse import INVALID, parse_value
-from archlab.arch_dsl.language.source import Node, read
+from archlab.arch_dsl.language.source import Node, read, read_text
 from archlab.search.sections.design.written_out import with_base, written_out
 from archlab.search.sections.ladder.rungs import written_sizes
 from archlab.search.sections.ladder.spec import below, filled
@@ -29,12 +31,13 @@ from archlab.search.variants.zoo import with_sizes
 
 
 def load_study(
-    path: str | Path,
+    study: str | Path | Mapping[str, Any],
     overrides: Mapping[str, Any] | None = None,
     allow_plugins: bool = False,
     store: str | Path | None = None,
 ) -> Study:
-    """A study from its file. `overrides` replaces values by dotted path (`train.tokens`), as `--set` does.
+    """A study from its file, or from the same as nested mappings and lists. `overrides` replaces values by dotted path
+    (`train.tokens`), as `--set` does.
 
     Of a study with `scales` it is the one at its first, or at the override `scale`; other overrides come after that.
     A calibrated recipe is taken from the `store`. The Python files that it lists under `plugins` are executed if
@@ -43,10 +46,11 @@ def load_study(
     """
     overrides = dict(overrides or {})
     scale = overrides.pop("scale", None)
-    node = at_scale(read(path), None if scale is None else Node.of(scale))
+    written = read_text(yaml.safe_dump(dict(study), sort_keys=False)) if isinstance(study, Mapping) else read(study)
+    node = at_scale(written, None if scale is None else Node.of(scale))
     for dotted, value in overrides.items():
         node = _overridden(node, dotted.split("."), Node.of(value), dotted)
-    load_listed(node, Path(path).parent, allow_plugins)
+    load_listed(node, Path() if isinstance(study, Mapping) else Path(study).parent, allow_plugins)
     if calibrated.is_asked(node):
         node = calibrated.with_calibrated(node, store_root(store), parse_study)
     return parse_study(node)

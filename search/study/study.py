@@ -103,7 +103,7 @@ class Study(Spec):
     @property
     def file(self) -> Path | None:
         mark = self.mark()
-        return Path(mark.file) if mark else None
+        return Path(mark.file) if mark and not mark.file.startswith("<") else None
 
 
 def other_sections() -> dict[str, type[Section]]:

@@ -10,6 +10,7 @@ import pytest
 
 import archlab
 from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.source import read
 from archlab.search.store.store import StoreError
 from tests.search.study_files import write_study
 
@@ -48,6 +49,30 @@ def test_study_is_planned_run_compared_and_reported(tmp_path: Path) -> None:
     assert comparison.table["n"].tolist() == [2, 2]
     assert comparison.table["parameters"].tolist() == frame["parameters"].tolist()
     assert "gated" in archlab.report(comparison, "md")
+
+
+def test_a_mapping_is_a_study_as_its_file_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_study(tmp_path, match="match: {parameters: baseline, by: block.ffn.width}")
+    monkeypatch.chdir(tmp_path)
+    written = read(file).plain()
+    short = {"train.tokens": 256, "train.context": 16, "model.d_model": 16}
+    study, same = archlab.load_study(written, short), archlab.load_study(file, short)
+    made = archlab.plan(study, "store")
+    assert [v.trial(0).key for v in made.variants] == [v.trial(0).key for v in archlab.plan(same, "store").variants]
+    assert repr(made) == "Plan(gates: 2 variants, 4 trials)" and "<td>gated</td>" in made._repr_html_()
+    assert made.frame()["block.ffn.width"].notna().all(), "the baseline has a width too, which nobody solved"
+    monkeypatch.setenv("ARCHLAB_STORE", str(tmp_path / "store"))
+    archlab.run(study, executor="inline", track=False)
+    assert "complete  gated lr=0.001 seed 1: validation loss" in capsys.readouterr().err
+    archlab.run(study, executor="inline", track=False, quiet=True)
+    assert capsys.readouterr().err == ""
+    found = archlab.compare(study)
+    assert repr(found) == "Comparison(gates: 2 variants, 4 trials)" and "difference, nats/token" in found._repr_html_()
+    assert archlab.report(study) == archlab.report("gates") == archlab.report(found)
+    with pytest.raises(SpecError, match="'sdp' is not a gate position"):
+        archlab.load_study({**written, "variants": {"baseline": {}, "g": {"block.attention.gate": "sdp"}}})
 
 
 def test_planning_prepares_data_and_trains_nothing(tmp_path: Path) -> None:
