@@ -122,10 +122,11 @@ def check_primitive(file: str, as_json: bool) -> None:
 @click.command()
 @click.argument("action", required=False, type=click.Choice(["show"]))
 @click.argument("name", required=False, metavar="[NAME[/SIZE]]", shell_complete=completion.zoo_models)
+@click.option("--sizes", is_flag=True, help="A line for every published size, with our count of its parameters.")
 @JSON
 @verb
-def zoo(action: str | None, name: str | None, as_json: bool) -> None:
-    """List published architectures with their sizes; `zoo show NAME/SIZE` shows one."""
+def zoo(action: str | None, name: str | None, sizes: bool, as_json: bool) -> None:
+    """List published architectures; `zoo show NAME/SIZE` shows one."""
     from archlab.search.models.zoo_cards import print_entry, print_zoo
 
     if action and not name:
@@ -133,7 +134,7 @@ def zoo(action: str | None, name: str | None, as_json: bool) -> None:
     if name:
         print_entry(name, as_json)
     else:
-        print_zoo(as_json)
+        print_zoo(as_json, sizes)
 
 
 VERBS = (show, diff, zoo, primitives, check_primitive)

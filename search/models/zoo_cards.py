@@ -16,13 +16,38 @@ from archlab.arch_dsl.inspection.text_tree import tree
 from archlab.search.formatting.numbers import count, plain_console
 from archlab.search.models.print_model import LEGEND, drawn, node_of, summary
 
+_NAMED = 6  # sizes that the list of models names
 
-def print_zoo(as_json: bool) -> None:
-    """A row per published size; a count that is not the published one is marked."""
+
+def print_zoo(as_json: bool, sizes: bool = False) -> None:
+    """A row per model with the range of its `sizes`, or a row for each of them."""
     listed = list(zoo.rows())
     if as_json:
         print(json.dumps([asdict(row) for row in listed]))
-        return
+    elif sizes:
+        _print_sizes(listed)
+    else:
+        _print_models(listed)
+
+
+def _print_models(listed: list[zoo.Row]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("model", "sizes", "parameters", "release", "names of sizes"):
+        table.add_column(name, justify="right" if name == "sizes" else "left", overflow="fold")
+    for name, rows in groupby(listed, key=lambda row: row.name):
+        sizes = [*rows]
+        least, most = (count(which(row.parameters for row in sizes)) for which in (min, max))
+        reach = least if least == most else f"{least} to {most}"
+        names = [row.size for row in sizes]
+        shown = ", ".join(names if len(names) <= _NAMED else [*names[:2], "…", names[-1]])
+        table.add_row(name, str(len(sizes)), reach, sizes[0].release, shown)
+    console = plain_console()
+    console.print(table)
+    console.print("\narchlab zoo show NAME/SIZE shows a model, archlab zoo --sizes lists all sizes with their counts")
+
+
+def _print_sizes(listed: list[zoo.Row]) -> None:
+    """A count that is not the published one is marked."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("model", "size", "parameters", "published", "context", "release"):
         table.add_column(name, justify="right" if name in ("parameters", "published", "context") else "left")

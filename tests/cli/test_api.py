@@ -71,8 +71,8 @@ def test_a_mapping_is_a_study_as_its_file_is(
     found = archlab.compare(study)
     assert repr(found) == "Comparison(gates: 2 variants, 4 trials)" and "difference, nats/token" in found._repr_html_()
     assert archlab.report(study) == archlab.report("gates") == archlab.report(found)
-    with pytest.raises(SpecError, match="'sdp' is not a gate position"):
-        archlab.load_study({**written, "variants": {"baseline": {}, "g": {"block.attention.gate": "sdp"}}})
+    with pytest.raises(SpecError, match="did you mean 'variants'"):
+        archlab.load_study({**written, "variant": {}})
 
 
 def test_planning_prepares_data_and_trains_nothing(tmp_path: Path) -> None:

@@ -21,12 +21,21 @@ def archlab(*arguments: str) -> Result:
 
 
 def test_zoo_lists_every_published_size_and_marks_what_does_not_agree():
-    lines = archlab().output.splitlines()
+    lines = archlab("--sizes").output.splitlines()
     (line,) = [line for line in lines if "13b" in line and "12,853,386,240" in line]
     assert line.split() == ["13b", "12,853,386,240", "13.0B", "≠", "2048"]
     (line,) = [line for line in lines if line.startswith("llama")]
     assert line.split() == ["llama", "7b", "6,738,415,616", "6.7B", "2048", "2023-02"]
     assert len([line for line in lines if "≠" in line]) == 1 + sum(not row.agrees for row in zoo.rows())
+
+
+def test_zoo_lists_a_line_for_each_model():
+    lines = archlab().output.splitlines()
+    assert [line.split()[0] for line in lines[1 : len(zoo.names()) + 1]] == zoo.names()
+    (line,) = [line for line in lines if line.startswith("llama ")]
+    assert line.split() == ["llama", "4", "6.74B", "to", "65.3B", "2023-02", "7b,", "13b,", "33b,", "65b"]
+    (line,) = [line for line in lines if line.startswith("chinchilla ")]
+    assert line.split()[-4:] == ["44m,", "57m,", "…,", "70b"]
 
 
 def test_zoo_as_json_is_a_row_for_each_size():
