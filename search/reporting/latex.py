@@ -25,10 +25,10 @@ SYMBOLS = {
 
 
 def latex(page: Page) -> str:
-    """One table environment per block; the lines below the table are the first one's caption and footnotes."""
-    caption = " ".join([page.question, *page.lines]).strip()
+    """One table environment per block; the question is the first one's caption, the lines below it its footnotes."""
     lines = [r"% needs \usepackage{booktabs,amssymb}"]
-    lines += _table(page.blocks[0], caption, f"tab:{_label(page.study)}", [*page.notes, page.provenance])
+    footnotes = [*page.lines, *page.notes, page.provenance]
+    lines += _table(page.blocks[0], page.question or page.study, f"tab:{_label(page.study)}", footnotes)
     for i, block in enumerate(page.blocks[1:], 2):
         lines += ["", *_table(block, f"{block.title}.", f"tab:{_label(page.study)}-{i}", [])]
     if page.identities:

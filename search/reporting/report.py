@@ -26,12 +26,16 @@ if TYPE_CHECKING:
     from archlab.search.results.comparison import Comparison
 
 
+PAPER = ("variant", "perplexity", "delta", "interval", "verdict")
+"""The columns of a paper's table, where no others are asked for."""
+
+
 def report(comparison: Comparison, format: str = "text", shape: Shape | None = None, rates: bool = False) -> str:
     """The study's table in "text", "md", "latex", "csv" or "json". Raises ValueError for another format.
 
     text (at most 110 columns), md and latex hold the table, a search's best trials, and below them how the intervals
-    were made, what the table could have resolved, notes, provenance, and the findings in sentences; md and latex, and
-    text with `rates`, each variant's losses at the values that were tuned. csv holds the table
+    were made, what the table could have resolved, notes, provenance, and the findings in sentences; md, and text with
+    `rates`, each variant's losses at the values that were tuned. latex has a paper's columns alone. csv holds the table
     alone with what else was measured and fitted to a ladder, json every frame; the numbers of both are exact. With a
     `shape` it is the table alone, in that shape, with what stands below it; csv and json then leave out rows alone.
     """
@@ -107,7 +111,7 @@ PAGES: dict[str, Callable[[Page], str]] = {"text": text, "md": markdown, "latex"
 FORMATS: dict[str, Callable[[Comparison], str]] = {
     "text": lambda comparison: text(brief(build_page(comparison))),
     "md": lambda comparison: markdown(build_page(comparison)),
-    "latex": lambda comparison: latex(build_page(comparison)),
+    "latex": lambda comparison: latex(for_paper(build_page(comparison))),
     "csv": _csv,
     "json": lambda comparison: json.dumps(to_plain(comparison), indent=2, ensure_ascii=False, allow_nan=False) + "\n",
 }
@@ -129,6 +133,13 @@ def brief(page: Page) -> Page:
     blocks = [block for block in page.blocks if not block.detail]
     more = [f"losses at the values that were tuned: archlab report {page.study} --rates"]
     return page if len(blocks) == len(page.blocks) else replace(page, blocks=blocks, notes=[*page.notes, *more])
+
+
+def for_paper(page: Page) -> Page:
+    """The page without its details, its table of variants in few columns: `--columns` asks for others."""
+    blocks = [block for block in page.blocks if not block.detail]
+    fewer = [[column for column in block.columns if not column.key or column.key in PAPER] for block in blocks]
+    return replace(page, blocks=[replace(block, columns=kept) for block, kept in zip(blocks, fewer, strict=True)])
 
 
 def section_report(comparison: Comparison, key: str) -> str:
