@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from archlab.cli import completion
 from archlab.cli.kit import INVALID, JSON, STORE, STUDY_OR_NAME, fail, store_folder, study_name, verb
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 @STORE
 @click.option("--format", "format_", default="text", metavar="FORMAT", help="text, md, csv, latex or json.")
 @click.option("--html", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Write a page instead.")
+@click.option(
+    "--against", metavar="VARIANT", shell_complete=completion.variants, help="Compare with this one, not the baseline."
+)
 @click.option("--where", metavar="FILTER", help="Which rows of the table: 'verdict=better lr>=0.002'.")
 @click.option("--error", metavar="KIND", help="Behind ±: std (usual), se or interval.")
 @click.option(
@@ -34,6 +38,7 @@ def report(
     store: str | None,
     format_: str,
     html: Path | None,
+    against: str | None,
     where: str | None,
     error: str | None,
     rates: bool,
@@ -56,13 +61,15 @@ def report(
         raise click.UsageError("--html is a form of its own: it goes with neither --json nor --format")
     form = "json" if as_json else format_
     asked = None if where is None and error is None and columns is None else (where or "", error or "", columns or "")
+    if html and against:
+        raise click.UsageError("--html compares with the study's baseline: it goes without --against")
     if html and asked:
         raise click.UsageError("--html holds the whole report: it goes with none of --where, --error, --columns")
     if form in ("csv", "json") and (error is not None or columns is not None):
         raise click.UsageError(f"{form} has every column with exact numbers: it goes with --where alone")
     with Store.open(store_folder(store), create=False) as opened:
         name = study_name(study)
-        text = "" if html else _rendered(render, load_comparison(opened, name), form, asked, rates)
+        text = "" if html else _rendered(render, load_comparison(opened, name, against), form, asked, rates)
         if Path(study).is_file() and Path(study).read_text() != opened.study_yaml(name):
             click.echo(f"{study} has changed since it was run; this is the table of what was run", err=True)
     if html:

@@ -27,19 +27,22 @@ from archlab.search.statistics.intervals import Analysis
 from archlab.search.store.findings import findings_of
 from archlab.search.store.lock import states_of
 from archlab.search.trial.rough_start import read_signs
+from archlab.search.utils.canonical import canonical_json
 
 if TYPE_CHECKING:
     from archlab.search.store.store import Store
 
 
-def load_comparison(store: Store, study: str) -> Comparison:
+def load_comparison(store: Store, study: str, against: str | None = None) -> Comparison:
     """Compares a study of a store. Reads the per-document losses of the trials that stand in the table, no others. In
-    its `trials` one whose driver is gone is `interrupted`.
+    its `trials` one whose driver is gone is `interrupted`. `against` names a variant in the place of the baseline.
 
-    Raises the store's error for an unknown study, DamagedDocuments for a damaged documents file.
+    Raises the store's error for an unknown study, DamagedDocuments for a damaged documents file, SpecError for an
+    unknown variant.
     """
     trials = store.study_trials(study)
     record = identified(store.study(study), trials, store.spec)
+    record = record if against is None else with_reference(record, against)
     spent, began = spent_on(store.events(study)), store.began({trial["key"] for trial in trials})
     chosen = {t["key"] for selection in select(record, trials) for t in selection.complete.values()}
     found = findings_of(store, record, chosen)
@@ -53,7 +56,11 @@ def load_comparison(store: Store, study: str) -> Comparison:
         trial["signs"] = read_signs(store.trial_folder(trial["key"])) if trial["key"] in chosen else ()
         trial["spent"] = spent.get(trial["key"], None if trial["owner"] == study else 0)
         trial["began"] = began.get(trial["key"])
-    return compare(record, trials, [each for told in told_of(record) for each in told.others(store, record)])
+    found = compare(record, trials, [each for told in told_of(record) for each in told.others(store, record)])
+    if against is None:
+        return found
+    note = f"compared with {against}, not with the study's baseline: its intervals hold where it was chosen beforehand"
+    return replace(found, notes=[note, *found.notes])
 
 
 def compare(record: Record, trials: Rows, others: Sequence[tuple[Record, Rows]] = ()) -> Comparison:
@@ -99,6 +106,24 @@ def compare(record: Record, trials: Rows, others: Sequence[tuple[Record, Rows]] 
         notes=[*first, *notes, *then],
         cost=training_cost(whole, trials, everyone, {each.key: each.spared(found) for each in sections}),
     )
+
+
+def with_reference(record: dict[str, Any], name: str) -> dict[str, Any]:
+    """The record with another variant as the baseline: of a study with cells `name` may be the one of each own cell.
+
+    Raises SpecError for a name of none.
+    """
+    variants = record["variants"]
+    of_cell = {canonical_json(v.get("axes")): v["name"] for v in variants if v["name"].partition(" [")[0] == name}
+    one = any(v["name"] == name for v in variants)
+    references = [name if one else of_cell.get(canonical_json(v.get("axes"))) for v in variants]
+    if None in references:
+        from archlab.arch_dsl.language.errors import SpecError, unknown  # which loads torch
+
+        known = dict.fromkeys([*(v["name"].partition(" [")[0] for v in variants), *(v["name"] for v in variants)])
+        raise SpecError.of("--against", unknown(name, "variant", known))
+    found = [{**v, "baseline": reference} for v, reference in zip(variants, references, strict=True)]
+    return {**record, "baseline": references[0], "variants": found}
 
 
 def _checked(record: dict[str, Any]) -> dict[str, Any]:
