@@ -91,9 +91,9 @@ def _studies_of_store(ctx: click.Context, typed: str) -> list[CompletionItem]:
 
 
 def _root(ctx: click.Context) -> Path:
-    from archlab.cli.kit import store_folder
+    from archlab.search.store.addresses import store_root
 
-    return store_folder(ctx.params.get("store"))
+    return store_root(ctx.params.get("store"))
 
 
 def _starting(typed: str, names: Iterable[str]) -> list[CompletionItem]:

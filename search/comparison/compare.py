@@ -56,11 +56,11 @@ def load_comparison(store: Store, study: str, against: str | None = None) -> Com
         trial["signs"] = read_signs(store.trial_folder(trial["key"])) if trial["key"] in chosen else ()
         trial["spent"] = spent.get(trial["key"], None if trial["owner"] == study else 0)
         trial["began"] = began.get(trial["key"])
-    found = compare(record, trials, [each for told in told_of(record) for each in told.others(store, record)])
+    comparison = compare(record, trials, [each for told in told_of(record) for each in told.others(store, record)])
     if against is None:
-        return found
+        return comparison
     note = f"compared with {against}, not with the study's baseline: its intervals hold where it was chosen beforehand"
-    return replace(found, notes=[note, *found.notes])
+    return replace(comparison, notes=[note, *comparison.notes])
 
 
 def compare(record: Record, trials: Rows, others: Sequence[tuple[Record, Rows]] = ()) -> Comparison:
