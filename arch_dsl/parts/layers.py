@@ -74,17 +74,33 @@ def initialize(module: nn.Module, seed: int, factors: Mapping[str, float] | None
     """Fills every parameter as a pure function of (seed, its path), so that what two variants share starts equal.
 
     The name of a parallel group is no part of the path: its members start as they would one after another. `factors`
-    multiplies some of them, by path.
+    multiplies some of them, by path. Modules of torch, such as `nn.Linear`, draw as torch has them do; another
+    parameter that knows no distribution keeps the value that it was made with.
     """
     parameters = dict(module.named_parameters())
     names = without_groups(parameters)
     with torch.no_grad():
         for path, value in parameters.items():
-            digest = hashlib.sha256(f"{seed}:{names[path]}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-            drawn = torch.empty(value.shape)
-            value.initializer(drawn, generator)  # type: ignore[attr-defined]
-            value.copy_(drawn if factors is None or path not in factors else drawn * factors[path])
+            number = _seed_at(seed, names[path])
+            if hasattr(value, "initializer"):
+                drawn = torch.empty(value.shape)
+                value.initializer(drawn, torch.Generator().manual_seed(number))
+                value.copy_(drawn)
+            elif hasattr(owner := module.get_submodule(path.rpartition(".")[0]), "reset_parameters"):
+                kept = {name: item.clone() for name, item in owner.named_parameters(recurse=False)}
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(number)
+                    owner.reset_parameters()  # type: ignore[operator]
+                for name, item in owner.named_parameters(recurse=False):
+                    if item is not value:
+                        item.copy_(kept[name])
+            if factors is not None and path in factors:
+                value.mul_(factors[path])
+
+
+def _seed_at(seed: int, path: str) -> int:
+    """The seed of the parameter at a path."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{path}".encode()).digest()[:8], "little") >> 1
 
 
 class Linear(nn.Module):
