@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from html import escape
+from importlib import import_module
 from typing import Any
 
 from archlab.search.running.progress import Progress, line_of
@@ -29,10 +30,9 @@ class NotebookProgress(Progress):
         self._next = 0.0
 
     def __enter__(self) -> NotebookProgress:
-        from IPython.display import HTML, display
-
-        self._html: Any = HTML
-        self._output: Any = display(self._html(""), display_id=True)  # type: ignore[no-untyped-call]
+        shown = import_module("IPython.display")  # which a notebook's kernel brings
+        self._html: Any = shown.HTML
+        self._output: Any = shown.display(self._html(""), display_id=True)
         return self
 
     def __exit__(self, *_: object) -> None:
