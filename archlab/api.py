@@ -10,6 +10,7 @@ from archlab.search.comparison.compare import load_comparison
 from archlab.search.planning.plan import Plan
 from archlab.search.planning.plan import plan as _plan
 from archlab.search.reporting.report import report as _report
+from archlab.search.reporting.shape import Shape
 from archlab.search.results.comparison import Comparison
 from archlab.search.running import run as _run
 from archlab.search.running.ending import Summary
@@ -57,7 +58,14 @@ def compare(study: Study | str, store: str | Path | None = None) -> Comparison:
         return load_comparison(opened, name)
 
 
-def report(found: Comparison | Study | str, format: str = "text", **shape: Any) -> str:
-    """The table of a comparison, or of a stored study, in "text", "md", "latex", "csv" or "json". Raises ValueError for
-    another format, StoreError for a study that was never run."""
-    return _report(found if isinstance(found, Comparison) else compare(found), format, **shape)
+def report(
+    found: Comparison | Study | str,
+    format: str = "text",
+    store: str | Path | None = None,
+    *,
+    shape: Shape | None = None,
+    rates: bool = False,
+) -> str:
+    """The table of a comparison, or of a stored study, as `archlab.search.reporting.report.report` has it. Raises
+    ValueError for an unknown format, StoreError for a study that was never run."""
+    return _report(found if isinstance(found, Comparison) else compare(found, store), format, shape, rates)

@@ -103,9 +103,10 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def examine(study: Study) -> None:
-    """Makes the models of all variants, without data. Raises SpecError for what makes no sense."""
-    for asked in asked_variants(study):
+def examine(study: Study) -> int:
+    """Makes the models of all variants, without data; how many. Raises SpecError for what makes no sense."""
+    made = 0
+    for made, asked in enumerate(asked_variants(study), 1):  # noqa: B007
         recipe = apply(study.train, [_below(s, "train.") for s in asked.settings if s.path.startswith("train.")])
         _, model = varied(study.model, [s for s in asked.settings if not s.path.startswith("train.")])
         if problems := recipe.problems("train"):
@@ -113,6 +114,7 @@ def examine(study: Study) -> None:
         model = resolve(model, vocab=recipe.vocab(257), max_positions=positions(recipe, model))
         if problems := list(refusals(recipe, model)) + divided(study.resources.parallel, model, recipe):
             raise SpecError(problems)
+    return made
 
 
 def _below(setting, prefix: str):

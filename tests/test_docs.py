@@ -204,13 +204,13 @@ def test_yaml_examples_load(page: Path, block: Block, tmp_path: Path) -> None:
     if "study" in data:
         (tmp_path / "study.yaml").write_text(block.text)
         with plugins_of(page, tmp_path):
-            examine(load_study(tmp_path / "study.yaml", allow_plugins=True))
+            assert examine(load_study(tmp_path / "study.yaml", allow_plugins=True))
     elif set(data) == {"model"}:
-        arch_dsl.resolve(arch_dsl.load(data["model"]), vocab=257, max_positions=128)
+        assert arch_dsl.resolve(arch_dsl.load(data["model"]), vocab=257, max_positions=128).vocab == 257
     elif "tensors" in data:
-        parse(Layout, data)
+        assert parse(Layout, data).tensors
     else:
-        examine(load_study(TEMPLATE, data))  # a part of a study, put into the template
+        assert examine(load_study(TEMPLATE, data))  # a part of a study, put into the template
 
 
 @pytest.mark.parametrize(("page", "block"), examples("python"))
@@ -250,7 +250,7 @@ def committed_studies() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("file", "overrides"), list(committed_studies()))
 def test_committed_studies_load_at_every_scale(file: Path, overrides: dict[str, str]) -> None:
-    examine(load_study(file, overrides))
+    assert examine(load_study(file, overrides))
 
 
 # Commands

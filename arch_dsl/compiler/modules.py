@@ -279,7 +279,7 @@ def compile(
     spec = resolve(spec)
     backend = (forced() or backend) if backend == "auto" else backend
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)  # a plug-in's parameter may be drawn while it is made
+        torch.default_generator.manual_seed(seed)  # a plug-in's parameter may be drawn while it is made
         model = build(spec, spec.context(kernels.Device.parse(torch.device(device).type), dtype, backend))
     for op, choice in fallbacks(model.choices).items():
         if op not in _WARNED:

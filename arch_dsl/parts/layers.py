@@ -86,11 +86,11 @@ def initialize(module: nn.Module, seed: int, factors: Mapping[str, float] | None
                 drawn = torch.empty(value.shape)
                 value.initializer(drawn, torch.Generator().manual_seed(number))
                 value.copy_(drawn)
-            elif hasattr(owner := module.get_submodule(path.rpartition(".")[0]), "reset_parameters"):
+            elif reset := getattr(owner := module.get_submodule(path.rpartition(".")[0]), "reset_parameters", None):
                 kept = {name: item.clone() for name, item in owner.named_parameters(recurse=False)}
                 with torch.random.fork_rng(devices=[]):
-                    torch.manual_seed(number)
-                    owner.reset_parameters()  # type: ignore[operator]
+                    torch.default_generator.manual_seed(number)
+                    reset()
                 for name, item in owner.named_parameters(recurse=False):
                     if item is not value:
                         item.copy_(kept[name])

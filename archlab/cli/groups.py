@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,9 @@ GROUPS = {
     "Keep what was computed": ("gc", "export", "import", "sync", "move"),
     "This machine": ("doctor", "bench"),
 }
+
+
+_STORED = 5  # studies of the store whose files are elsewhere, the newest
 
 
 class Grouped(click.Group):
@@ -38,12 +42,13 @@ def next_steps(folder: Path, root: Path) -> str:
     """What to type next: to write a study where there is none, else a line for every study of a folder or its store."""
     found = {str(path): name for path, name in studies_in(folder).items()}
     stored = _stored(root)
-    lines = [(command, why) for path, name in found.items() for command, why in _steps(path, stored.pop(name, None))]
-    lines += [step for name, row in stored.items() for step in _steps(name, row)]
+    lines = [step for path, name in found.items() for step in _steps(shlex.quote(path), stored.pop(name, None))]
+    elsewhere = [*stored.items()][:_STORED]  # their files are not in this folder
+    lines += [step for name, row in elsewhere for step in _steps(name, row, file=False)]
     if not lines:
         lines = [
             ("archlab init my_study.yaml", "write a commented study to start from"),
-            ("archlab run my_study.yaml", "train it, and print its table"),
+            ("archlab run my_study.yaml", "train it"),
         ]
     elif stored or any(row.startswith("archlab report") for row, _ in lines):
         lines.append(("archlab dashboard", "all studies in a browser"))
@@ -76,8 +81,8 @@ def _stored(root: Path) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in status_of(root)}
 
 
-def _steps(study: str, row: dict[str, Any] | None) -> list[tuple[str, str]]:
-    """What to type next about a study, given its row in the store."""
+def _steps(study: str, row: dict[str, Any] | None, file: bool = True) -> list[tuple[str, str]]:
+    """What to type next about a study, by its file or else its name, given its row in the store."""
     from archlab.search.running.status import told
 
     if row is None:
@@ -89,5 +94,7 @@ def _steps(study: str, row: dict[str, Any] | None) -> list[tuple[str, str]]:
     if row["holder"] is not None:
         return [(f"archlab watch {study}", f"it is running: {told(counts)}")]
     if any(counts.get(state) for state in ("interrupted", "planned")):
-        return [(f"archlab run {study}", f"go on: {told(counts)}")]
+        if file:
+            return [(f"archlab run {study}", f"go on: {told(counts)}")]
+        return [(f"archlab report {study}", f"its table so far; run its file to go on: {told(counts)}")]
     return [(f"archlab report {study}", f"its table: {told(counts)}")]

@@ -131,6 +131,8 @@ def zoo(action: str | None, name: str | None, sizes: bool, as_json: bool) -> Non
 
     if action and not name:
         raise click.UsageError("zoo show needs a NAME, or NAME/SIZE")
+    if name and sizes:
+        raise click.UsageError("--sizes is for the list; zoo show NAME has the sizes of one model")
     if name:
         print_entry(name, as_json)
     else:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--where", metavar="FILTER", help="Which rows of the table: 'verdict=better lr>=0.002'.")
 @click.option("--error", metavar="KIND", help="Behind ±: std (usual), se or interval.")
 @click.option(
-    "--rates", is_flag=True, help="With the losses at the values that were tuned (text; other formats have them)."
+    "--rates", is_flag=True, help="With the losses at the tuned values (text, latex; other formats have them)."
 )
 @click.option("--columns", metavar="A,B,C", help="The columns of the table: perplexity,delta,memory.")
 @JSON
@@ -65,6 +65,10 @@ def report(
         raise click.UsageError("--html compares with the study's baseline: it goes without --against")
     if html and asked:
         raise click.UsageError("--html holds the whole report: it goes with none of --where, --error, --columns")
+    if rates and (asked or html or form not in ("text", "latex")):
+        raise click.UsageError(
+            "--rates is for the whole report as text or latex; md, csv, json and --html have the rates"
+        )
     if form in ("csv", "json") and (error is not None or columns is not None):
         raise click.UsageError(f"{form} has every column with exact numbers: it goes with --where alone")
     with Store.open(store_folder(store), create=False) as opened:

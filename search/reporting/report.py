@@ -34,21 +34,24 @@ def report(comparison: Comparison, format: str = "text", shape: Shape | None = N
     """The study's table in "text", "md", "latex", "csv" or "json". Raises ValueError for another format.
 
     text (at most 110 columns), md and latex hold the table, a search's best trials, and below them how the intervals
-    were made, what the table could have resolved, notes, provenance, and the findings in sentences; md, and text with
-    `rates`, each variant's losses at the values that were tuned. latex has a paper's columns alone. csv holds the table
-    alone with what else was measured and fitted to a ladder, json every frame; the numbers of both are exact. With a
-    `shape` it is the table alone, in that shape, with what stands below it; csv and json then leave out rows alone.
+    were made, what the table could have resolved, notes and provenance; md, and with `rates` the others too, each
+    variant's losses at the values that were tuned. text and md say what was found in sentences, latex has a paper's
+    columns alone. csv holds the table alone with what else was measured and fitted to a ladder, json every frame; the
+    numbers of both are exact. With a `shape` it is the table alone, in that shape, with what stands below it; csv and
+    json then leave out rows alone.
     """
     if format not in FORMATS:
         near = get_close_matches(format, FORMATS, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise ValueError(f"'{format}' is not a report format{hint} ({', '.join(FORMATS)})")
-    if shape is None and format == "text" and rates:
-        return text(build_page(comparison))
-    if shape is None:
-        return FORMATS[format](comparison)
-    page = table_page(comparison, shape)
-    return PAGES[format](page) if format in PAGES else FORMATS[format](narrowed(comparison, shape.where))
+    if format in PLAIN:
+        return PLAIN[format](comparison if shape is None else narrowed(comparison, shape.where))
+    if shape is not None:
+        return PAGES[format](table_page(comparison, shape))
+    page = build_page(comparison)
+    if not rates and format != "md":
+        page = without_details(page)
+    return PAGES[format](for_paper(page, comparison.noise["unit"]) if format == "latex" else page)
 
 
 def to_plain(comparison: Comparison) -> dict[str, Any]:
@@ -107,14 +110,13 @@ def _csv(comparison: Comparison) -> str:
     return out.getvalue()
 
 
+def _json(comparison: Comparison) -> str:
+    return json.dumps(to_plain(comparison), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
 PAGES: dict[str, Callable[[Page], str]] = {"text": text, "md": markdown, "latex": latex}
-FORMATS: dict[str, Callable[[Comparison], str]] = {
-    "text": lambda comparison: text(brief(build_page(comparison))),
-    "md": lambda comparison: markdown(build_page(comparison)),
-    "latex": lambda comparison: latex(for_paper(build_page(comparison))),
-    "csv": _csv,
-    "json": lambda comparison: json.dumps(to_plain(comparison), indent=2, ensure_ascii=False, allow_nan=False) + "\n",
-}
+PLAIN: dict[str, Callable[[Comparison], str]] = {"csv": _csv, "json": _json}
+FORMATS = (*PAGES, *PLAIN)
 
 
 def build_page(comparison: Comparison) -> Page:
@@ -128,18 +130,19 @@ def build_page(comparison: Comparison) -> Page:
     return page_of(comparison, [*first, replace(main, title="All variants") if first else main, *domains, *then])
 
 
-def brief(page: Page) -> Page:
+def without_details(page: Page) -> Page:
     """The page without its details, and with how they are asked for."""
     blocks = [block for block in page.blocks if not block.detail]
     more = [f"losses at the values that were tuned: archlab report {page.study} --rates"]
     return page if len(blocks) == len(page.blocks) else replace(page, blocks=blocks, notes=[*page.notes, *more])
 
 
-def for_paper(page: Page) -> Page:
-    """The page without its details, its table of variants in few columns: `--columns` asks for others."""
-    blocks = [block for block in page.blocks if not block.detail]
-    fewer = [[column for column in block.columns if not column.key or column.key in PAPER] for block in blocks]
-    return replace(page, blocks=[replace(block, columns=kept) for block, kept in zip(blocks, fewer, strict=True)])
+def for_paper(page: Page, unit: str) -> Page:
+    """The page with the few columns of a paper's table; `--columns` asks for others. Differences in bits/byte stand
+    beside bits, as perplexities of several tokenizers do not compare."""
+    kept = {*PAPER, "bits"} - {"perplexity"} if unit == "bits/byte" else {*PAPER}
+    blocks = [replace(b, columns=[c for c in b.columns if not c.key or c.key in kept]) for b in page.blocks]
+    return replace(page, blocks=blocks)
 
 
 def section_report(comparison: Comparison, key: str) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from html import escape
-from math import isnan
 from typing import TYPE_CHECKING, Any
+
+from archlab.search.formatting.tables import DASH, interval, number, with_error
 
 if TYPE_CHECKING:  # imported when a frame is made: a quarter of a second
     import pandas as pd
@@ -53,10 +54,9 @@ class Comparison:
     def _repr_html_(self) -> str:
         """What a notebook shows of it: the table's means and differences, with their intervals."""
         rows = self.table.copy()
-        pairs = zip(rows["perplexity_mean"], rows["perplexity_std"], strict=True)
-        rows["perplexity"] = [f"{m:.3f} ± {s:.3f}" for m, s in pairs]
+        rows["perplexity"] = [*map(with_error, rows["perplexity_mean"], rows["perplexity_std"])]
         reach = zip(rows["delta"], rows["delta_low"], rows["delta_high"], strict=True)
-        rows["difference"] = ["" if isnan(d) else f"{d:+.4f} [{low:+.4f}, {high:+.4f}]" for d, low, high in reach]
+        rows["difference"] = [f"{number(d, '+.4f')} {interval(low, high)}".strip(f" {DASH}") for d, low, high in reach]
         shown = rows[["variant", "n", "perplexity", "difference", "verdict", "parameters"]]
         shown = shown.rename(columns={"difference": f"difference, {self.noise['unit']}"})
         return f"<p>{escape(self.question)}</p>{shown.to_html(index=False, escape=True)}"

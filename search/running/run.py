@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from archlab.arch_dsl.tree.identity import dump
 from archlab.search.executors.executor import Executor, ResourcesError
 from archlab.search.executors.inline import InlineExecutor
 from archlab.search.executors.resources import Resources, Room
@@ -149,7 +148,7 @@ def _drive(
             tell({"event": kind, "message": line})
     planned.hear(store, decide=True)
     record["trials"] = planned.trials
-    store.save_study(study.study, record, _text(study))
+    store.save_study(study.study, record, study.text)
     shipper = Shipper if isinstance(workers, InlineExecutor) else ShipperProcess
     summary = drive(
         store,
@@ -186,8 +185,3 @@ def _earlier(store: Store, name: str) -> dict[str, Any]:
     """The record of the study's last run, {} where there was none."""
     known = {each["name"] for each in store.studies()}
     return store.study(name) if name in known else {}
-
-
-def _text(study: Study) -> str:
-    """The study as it was written; its model alone where it was made in Python."""
-    return study.file.read_text() if study.file and study.file.exists() else dump(study.model)

@@ -46,14 +46,23 @@ def load_study(
     """
     overrides = dict(overrides or {})
     scale = overrides.pop("scale", None)
-    written = read_text(yaml.safe_dump(dict(study), sort_keys=False)) if isinstance(study, Mapping) else read(study)
+    text = _text(study) if isinstance(study, Mapping) else ""
+    written = read_text(text, "<study>") if isinstance(study, Mapping) else read(study)
     node = at_scale(written, None if scale is None else Node.of(scale))
     for dotted, value in overrides.items():
         node = _overridden(node, dotted.split("."), Node.of(value), dotted)
     load_listed(node, Path() if isinstance(study, Mapping) else Path(study).parent, allow_plugins)
     if calibrated.is_asked(node):
         node = calibrated.with_calibrated(node, store_root(store), parse_study)
-    return parse_study(node)
+    return parse_study(node).replace(_written=text)
+
+
+def _text(study: Mapping[str, Any]) -> str:
+    """The YAML of a mapping. Raises SpecError for a value that a file could not hold."""
+    try:
+        return str(yaml.safe_dump(dict(study), sort_keys=False))
+    except yaml.YAMLError as error:
+        raise SpecError.of("", f"a study holds mappings, lists, texts and numbers: {error.args}") from error
 
 
 def parse_study(node: Node) -> Study:

@@ -10,6 +10,7 @@ from typing import ClassVar
 from archlab.arch_dsl.language.spec import Spec, fields_of
 from archlab.arch_dsl.model.model import Model
 from archlab.arch_dsl.patching.patch import Setting
+from archlab.arch_dsl.tree.identity import dump
 from archlab.search.evaluation.measures import Measure, Measures
 from archlab.search.executors.resources import Resources
 from archlab.search.recipe.recipe import Recipe
@@ -73,6 +74,7 @@ class Study(Spec):
     report: ReportOptions = ReportOptions()
     resources: Resources = Resources()
     _others: tuple[Section, ...] = ()  # those of `other_sections` that it has
+    _written: str = ""  # the YAML of a study that has no file
     other_keys: ClassVar[tuple[str, ...]] = ()  # their keys, which an error lists
 
     @property
@@ -104,6 +106,13 @@ class Study(Spec):
     def file(self) -> Path | None:
         mark = self.mark()
         return Path(mark.file) if mark and not mark.file.startswith("<") else None
+
+    @property
+    def text(self) -> str:
+        """The YAML that it was read from; of a study whose file is gone its model alone."""
+        if self._written:
+            return self._written
+        return self.file.read_text() if self.file and self.file.exists() else dump(self.model)
 
 
 def other_sections() -> dict[str, type[Section]]:

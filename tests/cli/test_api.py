@@ -10,8 +10,8 @@ import pytest
 
 import archlab
 from archlab.arch_dsl.language.errors import SpecError
-from archlab.arch_dsl.language.source import read
-from archlab.search.store.store import StoreError
+from archlab.arch_dsl.language.source import read, read_text
+from archlab.search.store.store import Store, StoreError
 from tests.search.study_files import write_study
 
 
@@ -70,6 +70,9 @@ def test_a_mapping_is_a_study_as_its_file_is(
     assert capsys.readouterr().err == ""
     found = archlab.compare(study)
     assert repr(found) == "Comparison(gates: 2 variants, 4 trials)" and "difference, nats/token" in found._repr_html_()
+    assert "nan" not in found._repr_html_()
+    with Store.open(tmp_path / "store") as opened:
+        assert archlab.load_study(read_text(opened.study_yaml("gates")).plain(), short) == study
     assert archlab.report(study) == archlab.report("gates") == archlab.report(found)
     with pytest.raises(SpecError, match="did you mean 'variants'"):
         archlab.load_study({**written, "variant": {}})

@@ -210,6 +210,6 @@ def test_two_studies_on_one_store_count_every_token_once(tmp_path: Path) -> None
     reused = trained - 2 * whole  # the first study has told the noise: one seed tells the two best rates apart
     assert other["saved"] == {"reuse": reused, "early": sum(early)} and other["without"] == 2 * 6 * whole
     assert one["seconds"] > 0 and one["timed_tokens"] == trained
-    for form in FORMATS.keys() - {"csv", "json"}:
+    for form in set(FORMATS) - {"csv", "json"}:
         assert "in 2 trials" in " ".join(report(found[1], form).split()) and "without reuse (" in report(found[1], form)
     assert json.loads(report(found[1], "json"))["cost"] == other
