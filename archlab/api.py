@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from archlab.search.store.addresses import store_root
 from archlab.search.store.store import Store
 from archlab.search.study.load import load_study
 from archlab.search.study.study import Study
+from archlab.tables import send
 
 __all__ = ["calibrate", "compare", "load_study", "plan", "report", "run"]
 
@@ -35,20 +37,29 @@ def run(study: Study | str | Path, store: str | Path | None = None, *, quiet: bo
     terminal in place, elsewhere in lines on stderr.
 
     `options` are those of `archlab.search.running.run.run`: `executor="inline"` trains in this process, `track=False`
-    sends nothing to MLflow and Optuna, `on_event` takes the events in the place of what is shown. It raises what that
+    sends nothing to the trackers, `on_event` takes the events in the place of what is shown. It raises what that
     does.
     """
-    if quiet or "on_event" in options:
-        return _run.run(study, store, **options)
-    shown = options.pop("on_plan", None)
-    with NotebookProgress() if in_notebook() else make_progress() as progress:
+    told, name = options.pop("on_plan", None), ""
+    shown = (
+        nullcontext() if quiet or "on_event" in options else NotebookProgress() if in_notebook() else make_progress()
+    )
+    with shown as progress:
 
         def begin(planned: Plan) -> None:
-            progress.plan(planned.record(), planned.trials)
-            if shown:
-                shown(planned)
+            nonlocal name
+            name = planned.study.study
+            if progress:
+                progress.plan(planned.record(), planned.trials)
+            if told:
+                told(planned)
 
-        return _run.run(study, store, on_event=progress.event, on_plan=begin, **options)
+        if progress:
+            options["on_event"] = progress.event
+        summary = _run.run(study, store, on_plan=begin, **options)
+    if options.get("track", True) and not options.get("smoke"):
+        send(store_root(store).absolute(), name)
+    return summary
 
 
 def compare(study: Study | str, store: str | Path | None = None) -> Comparison:

@@ -56,6 +56,7 @@ def eval_(
     from archlab.search.store.lock import in_use
     from archlab.search.store.store import Store
     from archlab.search.trackers.shipper import sync
+    from archlab.tables import send
 
     def tell(event: dict[str, Any]) -> None:
         click.echo(json.dumps(event) if as_json else line_of(event, ""), err=not as_json)
@@ -74,6 +75,8 @@ def eval_(
             fail(f"{error}; what was measured by then is kept", TRY_AGAIN)
         if outcome.kept and not no_track:
             sync(root, study)
+            if study:
+                send(root, study)
         _print_found(opened, trials, as_json)
     lost = without_weights(missing)
     for line in [*outcome.wrong, *lost]:

@@ -125,7 +125,7 @@ def plan(
 @ADDRESS
 @click.option("--smoke", is_flag=True, help="First try every variant for five steps, and stop if one cannot run.")
 @INLINE
-@click.option("--no-track", is_flag=True, help="Do not send anything to MLflow and Optuna.")
+@click.option("--no-track", is_flag=True, help="Do not send anything to the trackers.")
 @verb
 def run(
     study: str,
@@ -141,12 +141,14 @@ def run(
     """Train the trials of a study that have no result yet. Ctrl-C and the same command goes on where it stopped."""
     from archlab.search.running.progress import make_progress
     from archlab.search.running.run import run as run_study
+    from archlab.tables import send
 
-    shown = study  # what the commands that read a store find it by: a scale has a name of its own
+    name = shown = study  # what the commands that read a store find it by: a scale has a name of its own
 
     def begin(planned: Plan) -> None:
-        nonlocal shown
-        shown = study if planned.study.study == study_name(study) else planned.study.study
+        nonlocal name, shown
+        name = planned.study.study
+        shown = study if name == study_name(study) else name
         progress.plan(planned.record(), planned.trials)
 
     with leaving_early(), make_progress(as_json=as_json) as progress:
@@ -162,6 +164,8 @@ def run(
             allow_plugins=allow_plugins,
             smoke=smoke,
         )
+        if not no_track and not smoke:
+            send(store_folder(store).absolute(), name)
     if not as_json:
         from archlab.cli.printing import print_summary
 

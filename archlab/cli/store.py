@@ -16,13 +16,16 @@ from archlab.cli.kit import JSON, STORE, TRY_AGAIN, fail, store_folder, study_na
 @JSON
 @verb
 def sync(study: str | None, store: str | None, as_json: bool) -> None:
-    """Send to MLflow and Optuna what did not arrive while a study ran, of one study or of all.
+    """Send to the trackers what did not arrive while a study ran, of one study or of all.
 
     Exits with 0 when everything has arrived, 75 when something is left for later.
     """
-    from archlab.search.trackers.shipper import sync as send
+    from archlab.search.trackers.shipper import sync as ship
+    from archlab.tables import send
 
-    left = send(store_folder(store), study_name(study) if study else None)
+    left = ship(store_folder(store), study_name(study) if study else None)
+    for name in left:
+        send(store_folder(store).absolute(), name)
     if as_json:
         click.echo(json.dumps(left))
     for name, points in left.items() if not as_json else ():

@@ -77,7 +77,7 @@ plan""",
 
 `run` trains what is missing, and shows how far it is below the cell. Without `executor="inline"` each trial gets a
 process of its own, by Ray. After an interruption the same call goes on; a second call finds everything done.
-`track=False` sends nothing to MLflow and Optuna.""",
+`track=False` sends nothing to trackers.""",
     """archlab.run(study, executor="inline", track=False)""",
     """again = archlab.run(study, executor="inline", track=False)
 again.counts""",

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from archlab.search.store.database import StoreRefused
 
 DATABASE, MLFLOW = "ARCHLAB_DATABASE", "ARCHLAB_MLFLOW"
+TENSORBOARD, WANDB = "ARCHLAB_TENSORBOARD", "ARCHLAB_WANDB"  # a folder; a project
 _FILES = {DATABASE: "database.url", MLFLOW: "mlflow.url"}
 STORE = ".archlab"
 UNREADABLE = "a URL that can't be read"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from archlab.search.store.addresses import server_of
 from archlab.search.store.database import Database, Sqlite
-from archlab.search.trackers.tracked import START, Position
+from archlab.search.trackers.tracked import START, Position, Tracked, new_lines, values_of
+from archlab.search.utils.canonical import canonical_json
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS shipped (
@@ -25,6 +27,34 @@ class Shipped:
     place: str | None = None
     position: Position = START
     told: str = ""
+
+
+def news_of(trial: Tracked) -> str:
+    """What is told apart from the metrics; when it changes the run is told again."""
+    told = [trial.state, trial.attempt, trial.variant, trial.roles, trial.reused, trial.wanted]
+    return canonical_json([*told, *([trial.measured] if trial.measured else [])])
+
+
+def unsent_of(trials: Sequence[Tracked], known: Mapping[str, Shipped]) -> list[tuple[Tracked, Shipped]]:
+    """The trials with news or with a file that has changed. One that has not begun to write is no news."""
+    found = []
+    for trial in trials:
+        shipped = known.get(trial.key, Shipped())
+        news = shipped.told != news_of(trial)
+        if trial.attempt > 0 and (news or not trial.finished):
+            size = trial.metrics.stat().st_size if trial.metrics.exists() else 0
+            if (news and (size > 0 or trial.finished)) or size != shipped.position.offset:
+                found.append((trial, shipped))
+    return found
+
+
+def pending_of(unsent: Sequence[tuple[Tracked, Shipped]]) -> int:
+    """How many points and news of states these have."""
+    return sum(
+        sum(len(values_of(line.record)) for line in new_lines(trial.metrics, shipped.position))
+        + (shipped.told != news_of(trial))
+        for trial, shipped in unsent
+    )
 
 
 class Spool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from archlab.search.store.addresses import MLFLOW, address
-from archlab.search.trackers.acknowledged import Shipped, Spool
+from archlab.search.trackers.acknowledged import Shipped, Spool, news_of, pending_of, unsent_of
 from archlab.search.trackers.database import create_whole
 from archlab.search.trackers.run_facts import (
     final_metrics,
@@ -27,7 +27,6 @@ from archlab.search.trackers.run_facts import (
     state_tags,
 )
 from archlab.search.trackers.tracked import Line, Position, Tracked, new_lines, span_s, values_of
-from archlab.search.utils.canonical import canonical_json
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
@@ -76,26 +75,10 @@ class MlflowSink:
 
     def pending(self, trials: Sequence[Tracked]) -> int:
         """How many points and news of states were not acknowledged yet."""
-        return sum(
-            sum(len(values_of(line.record)) for line in new_lines(trial.metrics, shipped.position))
-            + (shipped.told != _news(trial))
-            for trial, shipped in self._unsent(trials)
-        )
+        return pending_of(self._unsent(trials))
 
     def _unsent(self, trials: Sequence[Tracked]) -> list[tuple[Tracked, Shipped]]:
-        """The trials with news or with a file that has changed. One that has not begun to write is no news."""
-        if self._uri == "off":
-            return []
-        known = self._known()
-        found = []
-        for trial in trials:
-            shipped = known.get(trial.key, Shipped())
-            news = shipped.told != _news(trial)
-            if trial.attempt > 0 and (news or not trial.finished):
-                size = trial.metrics.stat().st_size if trial.metrics.exists() else 0
-                if (news and (size > 0 or trial.finished)) or size != shipped.position.offset:
-                    found.append((trial, shipped))
-        return found
+        return [] if self._uri == "off" else unsent_of(trials, self._known())
 
     def _known(self) -> dict[str, Shipped]:
         """What was acknowledged; nothing, when the database that did is gone."""
@@ -138,9 +121,9 @@ class MlflowSink:
             client.log_batch(run.info.run_id, metrics=metrics, tags=tags)
             shipped = replace(shipped, position=position)
             self._spool.put(self._target, self._study, trial.key, shipped)
-        if shipped.told != _news(trial):
+        if shipped.told != news_of(trial):
             self._tell(client, run, trial)
-            self._spool.put(self._target, self._study, trial.key, replace(shipped, told=_news(trial)))
+            self._spool.put(self._target, self._study, trial.key, replace(shipped, told=news_of(trial)))
 
     def _create(self, client: MlflowClient, trial: Tracked) -> Run:
         """The tags come with the run, so that a run without its key never exists."""
@@ -262,9 +245,3 @@ def _tags(tags: dict[str, str]) -> list[Any]:
     from mlflow.entities import RunTag
 
     return [RunTag(name, value) for name, value in tags.items()]
-
-
-def _news(trial: Tracked) -> str:
-    """What is told apart from the metrics; when it changes the run is told again."""
-    told = [trial.state, trial.attempt, trial.variant, trial.roles, trial.reused, trial.wanted]
-    return canonical_json([*told, *([trial.measured] if trial.measured else [])])

@@ -28,7 +28,7 @@ def run_name(trial: Tracked) -> str:
     return f"{trial.variant}{probe} lr={trial.lr:g} seed={trial.seed}"
 
 
-def params_of(trial: Tracked, record: dict[str, Any]) -> dict[str, str]:
+def facts_of(trial: Tracked, record: dict[str, Any]) -> dict[str, Any]:
     """Variant, seed, parameter count, the recipe's fields by dotted name, and the settings by `settings.<path>`."""
     about: dict[str, Any] = next((each for each in record.get("variants", ()) if each["name"] == trial.variant), {})
     counted = (trial.result or {}).get("parameters", about.get("parameters"))
@@ -37,8 +37,12 @@ def params_of(trial: Tracked, record: dict[str, Any]) -> dict[str, str]:
         found["parameters"] = counted
     found |= _flat(trial.trial.recipe, "")
     found |= {f"settings.{path}": value for path, value in trial.settings.items() if path != "lr"}
-    found |= {f"changes.{path}": after for path, _, after in about.get("changes", ())}
-    return {_name(name): _text(value)[:MAX_PARAM] for name, value in found.items()}
+    return found | {f"changes.{path}": after for path, _, after in about.get("changes", ())}
+
+
+def params_of(trial: Tracked, record: dict[str, Any]) -> dict[str, str]:
+    """The facts as MLflow takes them: short texts."""
+    return {_name(name): _text(value)[:MAX_PARAM] for name, value in facts_of(trial, record).items()}
 
 
 def standing_tags(trial: Tracked, study: str) -> dict[str, str]:

@@ -12,18 +12,20 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from archlab.search.store.addresses import server_of
+from archlab.search.store.addresses import TENSORBOARD, WANDB, server_of
 from archlab.search.store.lock import lock_path
 from archlab.search.store.store import Store, StoreAway
 from archlab.search.trackers.acknowledged import Spool
 from archlab.search.trackers.mlflow_sink import MlflowSink
 from archlab.search.trackers.optuna_sink import OptunaSink
+from archlab.search.trackers.tensorboard_sink import TensorboardSink
 from archlab.search.trackers.tracked import Tracked, tracked
+from archlab.search.trackers.wandb_sink import WandbSink
 
 INTERVAL_S = 15.0  # between two looks at what has grown, if nobody gives notice: a look takes 0.07 s
 SHORTEST_S = 1.0  # between two looks however much notice is given
@@ -45,6 +47,13 @@ class Sink(Protocol):
 
     def ship(self, trials: Sequence[Tracked]) -> None:
         """Sends them. May raise anything; what was acknowledged by then is remembered."""
+
+
+class Showcase(Sink, Protocol):
+    """A tracker that shows a study's table too."""
+
+    def table(self, texts: Mapping[str, str]) -> None:
+        """Sends the table, by format (md, csv), if it is another than was acknowledged. May raise anything."""
 
 
 class Shipper:
@@ -192,8 +201,34 @@ def unsent(store_root: Path, study: str) -> int:
         return sum(sink.pending(trials) for sink in _sinks(store_root, study, spool, {}))
 
 
+def shows_tables() -> bool:
+    """Whether there is a tracker for the tables of studies."""
+    return bool(os.environ.get(TENSORBOARD) or (os.environ.get(WANDB) and os.environ.get("WANDB_MODE") != "disabled"))
+
+
+def send_table(store_root: Path, study: str, texts: Mapping[str, str]) -> None:
+    """Sends a study's table, by format (md, csv), to the trackers that show one; what went wrong is a warning."""
+    with Store.open(store_root, create=False) as store, Spool(store_root) as spool:
+        for sink in _showcases(store_root, study, spool, store.study(study)):
+            try:
+                sink.table(texts)
+            except Exception as error:  # whatever it is, a tracker's failure is never a study's
+                _log.warning("%s has not got the table: %s; `archlab sync` sends it", sink.name, _reason(error))
+
+
 def _sinks(root: Path, study: str, spool: Spool, record: dict[str, Any]) -> list[Sink]:
-    return [OptunaSink(root, study, spool), MlflowSink(root, study, spool, record)]
+    others = _showcases(root, study, spool, record)
+    return [OptunaSink(root, study, spool), MlflowSink(root, study, spool, record), *others]
+
+
+def _showcases(root: Path, study: str, spool: Spool, record: dict[str, Any]) -> list[Showcase]:
+    """The trackers that the environment names."""
+    found: list[Showcase] = []
+    if os.environ.get(TENSORBOARD):
+        found.append(TensorboardSink(study, spool, record))
+    if os.environ.get(WANDB) and os.environ.get("WANDB_MODE") != "disabled":
+        found.append(WandbSink(root, study, spool, record))
+    return found
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from archlab.search.store.addresses import MLFLOW
 from archlab.search.store.lock import StudyLock
 from archlab.search.store.store import Row, Store
 from archlab.search.trackers import mlflow_sink
-from archlab.search.trackers.acknowledged import Shipped, Spool
+from archlab.search.trackers.acknowledged import Shipped, Spool, news_of
 from archlab.search.trackers.database import create_whole, open_optuna
 from archlab.search.trackers.shipper import Shipper, _one_shipper, sync, unsent
 from archlab.search.trackers.shipper_process import NICEST, ShipperProcess
@@ -556,7 +556,7 @@ def test_a_deleted_database_is_made_and_filled_again(store: Store) -> None:
     with Spool(store.root) as spool:
         sink = mlflow_sink.MlflowSink(store.root, "gates", spool, RECORD)
         (noted,) = tracked(store, "gates")
-        everything = Shipped("a-run", list(new_lines(path, START))[-1].position, mlflow_sink._news(noted))
+        everything = Shipped("a-run", list(new_lines(path, START))[-1].position, news_of(noted))
         spool.put(sink._target, "gates", key, everything)
         spool.put("optuna", "gates", key, Shipped(told="complete"))
     assert unsent(store.root, "gates") == 0
