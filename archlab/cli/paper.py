@@ -130,6 +130,46 @@ def figures(study: str, out: Path | None, width: str, store: str | None, as_json
     click.echo(f"{len(drawn)} figures, the tables and provenance.json are in {folder}{named}")
 
 
+@click.command()
+@click.argument("studies", nargs=-1, metavar="[STUDY]...", shell_complete=completion.studies)
+@click.option(
+    "-o", "--out", default="site", metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path), help="site"
+)
+@click.option("--title", default="Studies", metavar="TEXT", show_default=True, help="Above the list of studies.")
+@STORE
+@JSON
+@verb
+def publish(studies: tuple[str, ...], out: Path, title: str, store: str | None, as_json: bool) -> None:
+    """Write a folder of web pages of one study, of several, or of all that have results; it needs no server.
+
+    Each has a page with its table, figures, diagrams and provenance, and the files behind them. index.html lists the
+    studies of the folder, those that were published before too.
+    """
+    from archlab.dashboards.library import Library
+    from archlab.dashboards.paper.site import NotOurs
+    from archlab.dashboards.paper.site import publish as write
+    from archlab.search.store.store import Store
+
+    with Store.open(store_folder(store), create=False) as opened:
+        names = [*map(study_name, studies)] or [each["name"] for each in opened.studies()]
+        texts = {name: opened.study_yaml(name) for name in names}
+    found = [Library(store_folder(store)).study(name) for name in names]
+    for each in found:
+        if each.comparison is None:
+            click.echo(f"{each.name} is left out: {each.problem or 'it has no results'}", err=True)
+    shown = [each for each in found if each.comparison is not None]
+    if not shown:
+        fail("no study has results to publish", INVALID)
+    try:
+        pages = write([(each, texts[each.name]) for each in shown], out, title)
+    except NotOurs as error:
+        fail(str(error), INVALID)
+    if as_json:
+        click.echo(json.dumps({"folder": str(out), "pages": [str(page) for page in pages]}))
+    else:
+        click.echo(f"{len(shown)} {'study is' if len(shown) == 1 else 'studies are'} in {out}: open {out}/index.html")
+
+
 def write_page(study: str, store: str | None, file: Path) -> None:
     """Writes a study as one page of HTML."""
     from archlab.dashboards import words
@@ -164,4 +204,4 @@ def _inches(text: str) -> float:
     return inches
 
 
-VERBS = (report, figures)
+VERBS = (report, figures, publish)

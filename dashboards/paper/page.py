@@ -20,21 +20,27 @@ from archlab.search.sections.published.told import ToldOfPublished
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """What the page may load: nothing; the browser holds it to that from wherever it is opened."""
+GENERATOR = '<meta name="generator" content="archlab">'
 _STYLE = Path(__file__).with_name("page.css")
 
 
-def page(study: Study, command: str) -> str:
-    """The HTML of a study; `command` goes on with it. Raises ValueError where the results do not compare."""
+def page(study: Study, command: str, more: str = "") -> str:
+    """The HTML of a study; `command` goes on with it, and `more` HTML ends it. Raises ValueError where the results do
+    not compare."""
     found = study.comparison
     if found is None:
         raise ValueError(study.problem or f"the study {study.name} has nothing to show")
     told = build_page(found)
     parts = (_head(study, found), _tables(found, told), _figures(study), _models(study), _foot(told, command))
-    body = "\n".join(chain.from_iterable(parts))
+    return document(study.name, "\n".join([*chain.from_iterable(parts), *([more] if more else [])]))
+
+
+def document(title: str, body: str) -> str:
+    """A page of HTML that loads nothing."""
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">'
-        f'<meta name="viewport" content="width=device-width"><title>{escape(study.name)}</title>'
+        f'<meta name="viewport" content="width=device-width">{GENERATOR}<title>{escape(title)}</title>'
         f'<style>{_STYLE.read_text()}</style></head>\n<body class="report">\n{body}\n</body></html>\n'
     )
 

@@ -5,6 +5,8 @@ import io
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
+from urllib.request import url2pathname
 from xml.etree import ElementTree
 
 import numpy as np
@@ -237,3 +239,38 @@ def test_a_drawing_inside_of_a_page_can_do_nothing():
 @pytest.mark.parametrize(("value", "text"), [(0, "0"), (1500, "1.5k"), (2e6, "2M"), (3e15, "3e15"), (0.25, "0.25")])
 def test_counts_are_short(value, text):
     assert counted(value) == text
+
+
+def test_published_studies_are_pages_whose_links_lead_somewhere(store, tmp_path, chromium):
+    run = CliRunner().invoke
+    site = tmp_path / "site"
+    for name in ("gate-position", "qk-norm"):  # the second call keeps what the first has published
+        answer = run(main, ["publish", name, "--out", str(site), "--title", XSS, "--store", str(store)])
+        assert answer.exit_code == 0, answer.output
+    tab = chromium.new_page()
+    tab.goto((site / "index.html").as_uri())
+    assert tab.locator("section.study").count() == 2 and tab.inner_text("h1") == XSS
+    seen = set()
+    for file in site.glob("**/index.html"):
+        tab.goto(file.as_uri())
+        assert tab.locator("script").count() == 0
+        seen |= {*tab.locator("a").evaluate_all("links => links.map(link => link.href)")}
+    tab.close()
+    assert all(Path(url2pathname(url.removeprefix("file://"))).is_file() for url in seen)
+    assert {file.relative_to(site) for file in site.rglob("*") if file.is_file()} >= {
+        Path("gate-position/study.yaml"),
+        Path("gate-position/files/table.tex"),
+        Path("gate-position/files/training.pdf"),
+    }
+    with Store.open(store, create=False) as opened:
+        assert (site / "qk-norm" / "study.yaml").read_text() == opened.study_yaml("qk-norm")
+    before = {file: file.read_bytes() for file in site.rglob("*") if file.is_file()}
+    assert run(main, ["publish", "--out", str(site), "--title", XSS, "--store", str(store)]).exit_code == 0
+    assert {file: file.read_bytes() for file in site.rglob("*") if file.is_file()} == before
+
+
+def test_a_page_of_somebody_else_is_not_written_over(store, tmp_path):
+    (tmp_path / "index.html").write_text("<title>my home page</title>")
+    answer = CliRunner().invoke(main, ["publish", "--out", str(tmp_path), "--store", str(store)])
+    assert answer.exit_code == 2 and "is not a page of archlab" in answer.output
+    assert [file.name for file in tmp_path.iterdir()] == ["index.html"]
