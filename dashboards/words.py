@@ -52,6 +52,14 @@ def _asked(study: Study) -> dict[str, list[Any]]:
     }
 
 
+def curve_of(study: Study, variant: str | None = None) -> str:
+    """On how much of the validation text its curve is read, of one variant or of all: "19 windows of 128 tokens"."""
+    told = [each for each in study.record["variants"] if variant in (None, each["name"])]
+    seen = {(each.get("curve_windows"), each.get("context")) for each in told}
+    (windows, context), *others = seen or {(None, None)}
+    return "a few windows" if others or not windows else f"{windows} windows of {context} tokens"
+
+
 def pretty(text: str) -> str:
     """A printed cell with a true minus sign and the edge mark of a paper."""
     if text[:1] in "-[+" or text[:1].isdigit():

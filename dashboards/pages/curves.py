@@ -26,6 +26,7 @@ from archlab.dashboards.pages.shell import (
 from archlab.dashboards.parts import choice, graph, guarded, section
 from archlab.dashboards.trials import kept, trials_of
 from archlab.dashboards.view import LINES, METRICS, SCALES, SMOOTHING, TRIALS, VARIANT, X_AXES, View, read_view
+from archlab.dashboards.words import curve_of
 from archlab.search.formatting.filters import BadFilter
 from archlab.search.formatting.words import shortest
 from archlab.search.sections.design.frames import factors
@@ -204,6 +205,8 @@ def _notes(study: Study, view: View, found: list[lines.Group], framed: bool) -> 
             "in is averaged over, and may be unlike at the levels: a click on a mean leads to pairs that differ in "
             "nothing else."
         ]
+    if view.metric == "validation":
+        said.append(f"Validation while training is read on {curve_of(study)}; the table is of the whole text.")
     if framed:
         said.append("The steep start lies above the frame; a double click shows it.")
     if count < total:

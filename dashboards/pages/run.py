@@ -20,7 +20,7 @@ from archlab.dashboards.pages.studies import REFRESH_MS
 from archlab.dashboards.parts import badge, card, command_line, graph, guarded, here, section, to_trial
 from archlab.dashboards.trials import Trial, find_trial
 from archlab.dashboards.view import METRICS
-from archlab.dashboards.words import ago, command
+from archlab.dashboards.words import ago, command, curve_of
 from archlab.search.formatting.tables import number
 from archlab.search.formatting.words import terse
 from archlab.search.store import addresses
@@ -107,7 +107,7 @@ def content(trial: Trial, library: Library) -> list[Component]:
         html.P(_facts(trial), className="muted"),
         *([html.P(row["reason"], className="problem")] if row["reason"] else []),
         *_commands(trial, library),
-        section("Curves", html.Div(_curves(trial), className="pair")),
+        section("Curves", html.Div(_curves(trial), className="pair"), html.P(_read_on(trial), className="muted small")),
         *([section("Error", html.Pre(error, className="log"))] if error else []),
         section("Attempts", _table(_events(trial), "when", "attempt", "what happened", "")),
         section("Output", *_output(trial), aside=html.Code("output.txt")),
@@ -127,7 +127,7 @@ def _facts(trial: Trial) -> str:
         found.append(f"{span(result['train_s'])} of training at {result.get('tokens_per_s') or 0:,.0f} tokens/s")
     if result.get("peak_memory_bytes"):
         found.append(f"{result['peak_memory_bytes'] / 2**20:,.0f} MiB at most")
-    for split, name in (("validation", "validation loss"), ("test", "test loss")):
+    for split, name in (("validation", "loss on the whole validation text"), ("test", "loss on the test text")):
         if (result.get(split) or {}).get("loss") is not None:
             found.append(f"{name} {number(result[split]['loss'], '.4f')}")
     return " · ".join([*found, f"changed {ago(trial.row['updated'])}"])
@@ -170,6 +170,13 @@ def _curves(trial: Trial) -> list[Component]:
         figure["layout"]["showlegend"] = len(lines) > 1
         shown.append(graph(f"run-{metrics[0]}", figure, 260))
     return shown
+
+
+def _read_on(trial: Trial) -> str:
+    return (
+        f"While it trains, validation is read on {curve_of(trial.study, trial.row['variant'])}. So the curve's last "
+        "value is not the loss on the whole text."
+    )
 
 
 def _events(trial: Trial) -> list[list[Any]]:

@@ -29,6 +29,7 @@ from archlab.dashboards.paper.drawing import (
     zoom,
 )
 from archlab.dashboards.view import View
+from archlab.dashboards.words import curve_of
 from archlab.search.comparison.figure_frames import probes_frame, smoothed, usual_window
 from archlab.search.results.comparison import Comparison
 
@@ -70,7 +71,8 @@ def _training(study: Study, look: Look) -> Drawing | None:
         zoom(axes, rows[rows["tokens"] >= 0.1 * rows["tokens"].max()]["mean"])
         finish(figure, axes, xlabel="Training tokens", ylabel="Validation loss (nats/token)")
 
-    return Drawing("training", "Validation loss while training: mean over seeds ± one standard deviation.", rows, draw)
+    said = f"Validation loss while training, on {curve_of(study)}: mean over seeds ± one standard deviation."
+    return Drawing("training", said, rows, draw)
 
 
 def _seeds(study: Study, look: Look) -> Drawing | None:
@@ -83,7 +85,7 @@ def _seeds(study: Study, look: Look) -> Drawing | None:
         axes = _trial_lines(figure, rows, look, "Validation loss (nats/token)")
         zoom(axes, rows[(rows["tokens"] >= 0.1 * rows["tokens"].max()) & ~rows["diverged"]]["value"])
 
-    said = "Validation loss while training: a line per trial, all seeds; a cross: diverged."
+    said = f"Validation loss while training, on {curve_of(study)}: a line per trial, all seeds; a cross: diverged."
     return Drawing("training-seeds", said, rows, draw)
 
 

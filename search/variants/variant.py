@@ -10,6 +10,7 @@ from typing import Any
 from archlab.arch_dsl.model.model import Model
 from archlab.arch_dsl.tree.identity import Change, brief_text, canonical
 from archlab.search.data.dataset import Dataset
+from archlab.search.recipe.curve import curve_windows
 from archlab.search.recipe.initial_weights import Started
 from archlab.search.recipe.recipe import Recipe
 from archlab.search.recipe.stages import StagePlan
@@ -117,6 +118,7 @@ class Variant:
             "context": self.recipe.context,
             "batches": self.batches,
             "test": self.test_text,
+            "curve_windows": curve_windows(self.recipe),
             "bytes_per_token": self.dataset.bytes_per_token("test"),
             **({"lossy": self.dataset.lossy} if self.dataset.lossy else {}),
             "domains": [domain.name for domain in (self.stages[-1] if self.stages else self).dataset.domains],
