@@ -52,12 +52,14 @@ class VariantSet:
         self.coordinates: dict[str, Coordinates] = {}  # of what transfers along a ladder, by series
         self._mistakes = Mistakes(len(asked))
         self._impossible: list[tuple[Asked, SpecError]] = []
-        self._targets: dict[str, Variant] = {}  # by cell
+        self._targets: dict[str, Variant] = {}  # by cell, or one for all
         self._places: dict[str, float] = {item.name: index for index, item in enumerate(asked)}
 
     def add(self, item: Asked) -> None:
         """Builds a variant, beside it as it is written where matching changes it, or notes why it can't be built."""
-        match, target = self.study.match, self._targets.get(item.cell)
+        match = self.study.match
+        cell = "" if match and match.all_cells else item.cell
+        target = self._targets.get(cell)
         try:
             variant = self.builder.variant(item, target)
         except SpecError as error:
@@ -68,17 +70,17 @@ class VariantSet:
             return
         self.made[item.name] = item, target
         if match and item.base == match.to:
-            self._targets[item.cell] = variant
+            self._targets.setdefault(cell, variant)
         self.variants.append(variant)
         if match and match.report_unmatched and variant.matched:
             label = f" [{item.cell}]" if item.cell else ""
             row = f"{item.base} unmatched"  # the same variant as it is written
             series = item.series and f"{row}{item.series.removeprefix(item.base)}"
             written = replace(item, name=f"{row}{label}", series=series, row=row)
-            found = self.builder.variant(written, self._targets[item.cell], matched=False)
+            found = self.builder.variant(written, self._targets[cell], matched=False)
             if found.trial(0).key != variant.trial(0).key:
                 self.variants.append(found)
-                self.made[written.name] = written, self._targets[item.cell]
+                self.made[written.name] = written, self._targets[cell]
                 self._places[written.name] = self._places[item.name] + 0.5
 
     def finish(self) -> None:

@@ -78,6 +78,8 @@ class Question(Protocol):
     @property
     def grid(self) -> Mapping[str, object]: ...  # its axes, by path
     @property
+    def ladder(self) -> object | None: ...  # its sizes, from small to large
+    @property
     def match(self) -> Target | None: ...  # what variants are matched to
     @property
     def tune(self) -> Tuned | None: ...  # what is tuned

@@ -134,7 +134,8 @@ def effects_frame(pairs: pd.DataFrame, noise: Mapping[str, Any], by: str | None 
 
 def all_effects(variants: Variants, comparison: Comparison) -> pd.DataFrame:
     """`effects_frame` of every factor of which some level has several cells, each row with its `factor` and the level
-    that it is `against`. What has one cell alone stands in the table; what changes the batches is not paired.
+    that it is `against`; `larger` is the share by which its variants have more parameters. What has one cell alone
+    stands in the table; what changes the batches is not paired.
 
     Of a fraction of a factorial, in which no two variants differ in one component alone, it is the mean of all that
     have it less that of all that lack it (Box and Hunter 1961), in `pairs` of as many, and not `paired`; the design
@@ -147,10 +148,21 @@ def all_effects(variants: Variants, comparison: Comparison) -> pd.DataFrame:
         pairs = pairs_frame(variants, comparison, factor)
         effects = effects_frame(pairs, comparison.noise)
         if (effects["cells"] > 1).any() and pairs["paired"].all():
-            found.append(effects.assign(factor=factor, against=factors(variants)[factor][0], paired=True))
+            larger = effects["level"].map(_larger(variants, pairs))
+            against = factors(variants)[factor][0]
+            found.append(effects.assign(factor=factor, against=against, larger=larger, paired=True))
     found += [pd.DataFrame([row]) for row in _main_effects(variants, comparison)]
-    columns = ["factor", "level", "against", "mean", "low", "high", "cells", "pairs", "paired"]
+    columns = ["factor", "level", "against", "mean", "low", "high", "cells", "pairs", "larger", "paired"]
     return pd.concat(found)[columns] if found else pd.DataFrame(columns=columns)
+
+
+def _larger(variants: Variants, pairs: pd.DataFrame) -> dict[str, float]:
+    """By level, by what share the variants of its pairs have more parameters than those that they are held against."""
+    sizes = {variant["name"]: variant["parameters"] for variant in variants}
+    own = pairs.groupby("level", sort=False)[["variant", "reference"]]
+    return {
+        str(level): each["variant"].map(sizes).sum() / each["reference"].map(sizes).sum() - 1 for level, each in own
+    }
 
 
 def _main_effects(variants: Variants, comparison: Comparison) -> Iterator[dict[str, Any]]:
@@ -181,7 +193,7 @@ def _main_effects(variants: Variants, comparison: Comparison) -> Iterator[dict[s
     for factor, mean in zip(names, np.mean(effects, axis=0), strict=True):
         if factor not in with_pairs:
             ends = {"mean": mean, "low": mean - half, "high": mean + half}
-            counts = {"cells": len(cells), "pairs": trials // 2, "paired": False}
+            counts = {"cells": len(cells), "pairs": trials // 2, "larger": NAN, "paired": False}
             yield {"factor": factor, "level": WITH, "against": WITHOUT, **ends, **counts}
 
 

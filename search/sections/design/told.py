@@ -17,6 +17,10 @@ LEGEND = (
     "many effects are looked at; pairs: of a cell's variants and a seed"
 )
 
+SIZES = "params: by how much the models of the level are larger"
+MATCHED = ", as each cell is matched to its own target (`all_cells: true` matches all to one)"
+_ALIKE = 0.005  # of sizes that differ by no more nothing is said
+
 FRACTION = (
     "of a component that is never alone: all that have it less all that lack it, mixed up with what the notes say"
 )
@@ -47,7 +51,11 @@ class ToldOfDesign(Told):
             column("cells", lambda row: str(row["cells"])),
             column("pairs", lambda row: str(row["pairs"])),
         ]
+        if unlike := any(abs(row["larger"]) > _ALIKE for row in rows):
+            columns.insert(2, column("params", lambda row: number(row["larger"], "+.1%")))
         legend = LEGEND if all(row["paired"] for row in rows) else f"{LEGEND}; {FRACTION}"
+        if unlike:
+            legend += f"; {SIZES}{MATCHED if found.table['mismatch'].notna().any() else ''}"
         if noise["always_valid"]:
             legend += "; no intervals, as seeds were added until differences were resolved"
         yield Block("Effects over all else that varies", columns, legend)

@@ -41,7 +41,8 @@ class Match(Section):
     `flops_per_token` those of a forward pass, mask-aware; `cache_bytes` what decoding keeps of one context, in float32;
     `step_time` is measured, once. Several fields keep their proportions; a variant is solved by those that it has, and
     stays as it is without any. `multiple` is what every field is a multiple of; `report_unmatched` adds each variant as
-    it is written, unless that is what matching gives.
+    it is written, unless that is what matching gives. A cell of a grid has its own target, with `all_cells` all have
+    the first cell's.
     """
 
     key = "match"
@@ -54,6 +55,7 @@ class Match(Section):
     by: tuple[str, ...]
     multiple: Count = 1
     report_unmatched: bool = False
+    all_cells: bool = False
 
     def problems(self, study: Question) -> Iterator[Problem]:
         if len(self.kinds) != 1:
@@ -63,6 +65,9 @@ class Match(Section):
             return
         if not self.by:
             yield Problem("match.by", "is an empty list: name the integer fields to solve", self.mark("by"))
+        if self.all_cells and study.ladder:
+            message = "the rungs of a ladder are to differ in size: each is matched to its own target"
+            yield Problem("match.all_cells", message, self.mark("all_cells"))
         if study.variants and self.to not in study.variants:
             mark = self.mark(self.kind) or study.mark("variants")
             yield Problem(f"match.{self.kind}", no_variant(self.to, list(study.variants)), mark)

@@ -164,6 +164,29 @@ def test_the_unmatched_form_of_a_variant_is_a_row_of_its_own(place: Path) -> Non
     assert written.mismatch > 0.2 > 0.01 > abs(by_name["deep"].mismatch)
 
 
+GRID = "grid:\n  block.attention.kv_heads: [4, 1]"
+
+
+@pytest.mark.parametrize("all_cells", [False, True])
+def test_cells_of_a_grid_are_matched_to_their_own_target_or_all_to_one(place: Path, all_cells: bool) -> None:
+    match = f"{{parameters: baseline, by: block.ffn.width, all_cells: {str(all_cells).lower()}}}"
+    found = plan(load_study(write_study(place, match=f"match: {match}", grid=GRID)), place / "store" / "data")
+    sizes = {variant.name: variant.parameters for variant in found.variants}
+    assert len(sizes) == 4
+    first, other = (size for name, size in sizes.items() if name.startswith("baseline"))
+    assert (abs(other / first - 1) < 0.01) is all_cells
+    assert all(abs(variant.mismatch) < 0.01 for variant in found.variants)
+    kept = next(variant for variant in found.variants if variant.name.startswith("baseline"))
+    assert not kept.matched, "the first cell's target stays as it is written"
+
+
+def test_the_rungs_of_a_ladder_are_not_made_alike(place: Path) -> None:
+    match = "match: {parameters: baseline, by: block.ffn.width, all_cells: true}"
+    ladder = "ladder: {sizes: {d_model: [32, 64]}}"
+    with pytest.raises(SpecError, match=r"match\.all_cells: the rungs of a ladder are to differ in size"):
+        load_study(write_study(place, match=match, ladder=ladder))
+
+
 def test_step_times_are_measured_once_and_stay_as_decided(place: Path) -> None:
     match = "{step_time: baseline, by: block.ffn.width, multiple: 8}"
     first = planned(place, match)
