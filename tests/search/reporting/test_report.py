@@ -334,3 +334,18 @@ def test_a_table_without_matching_has_no_mismatch() -> None:
         assert "mismatch" not in report(plain, form)
         assert "mismatch" in report(matched, form)
     assert {row["mismatch"] for row in to_plain(plain)["table"]} == {None}
+
+
+@pytest.mark.parametrize(("smaller", "said"), [(True, True), (False, False)])
+def test_an_effect_says_by_how_much_its_models_differ_in_size(smaller: bool, said: bool) -> None:
+    names = {"baseline [kv=4]": 0.0, "gate [kv=4]": -0.1, "baseline [kv=1]": 0.05, "gate [kv=1]": -0.05}
+    record, trials = make_study(names, rates=())
+    for variant in record["variants"]:
+        row, kv = variant["name"].removesuffix("]").split(" [kv=")
+        variant |= {"row": row, "axes": {"kv": kv}, "components": {}}
+        variant["parameters"] = 80_000 if smaller and kv == "1" else 100_000
+    found = compare(record, trials)
+    text = report(found)
+    assert ("params: by how much the models of the level are larger, as each cell" in " ".join(text.split())) is said
+    (effect,) = found.effects[found.effects["factor"] == "kv"].to_dict("records")
+    assert effect["larger"] == pytest.approx(-0.2 if smaller else 0.0)
