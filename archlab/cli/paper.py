@@ -15,6 +15,7 @@ from archlab.cli.kit import INVALID, JSON, STORE, STUDY_OR_NAME, fail, store_fol
 
 if TYPE_CHECKING:
     from archlab.search.results.comparison import Comparison
+    from archlab.search.store.store import Store
 
 
 @click.command()
@@ -73,13 +74,40 @@ def report(
         raise click.UsageError(f"{form} has every column with exact numbers: it goes with --where alone")
     with Store.open(store_folder(store), create=False) as opened:
         name = study_name(study)
-        text = "" if html else _rendered(render, load_comparison(opened, name, against), form, asked, rates)
-        if Path(study).is_file() and Path(study).read_text() != opened.study_yaml(name):
+        changed = Path(study).is_file() and Path(study).read_text() != opened.study_yaml(name)
+        pairs = _asked_contrasts(Path(study), opened, name) if changed else None
+        text = "" if html else _rendered(render, load_comparison(opened, name, against, pairs), form, asked, rates)
+        if changed and pairs is None:
             click.echo(f"{study} has changed since it was run; this is the table of what was run", err=True)
     if html:
         write_page(study, store, html)
         text = f"the report of {name} is in {html}"
     click.echo(text, nl=not text.endswith("\n"))
+
+
+def _asked_contrasts(file: Path, store: Store, name: str) -> list[list[str]] | None:
+    """The contrasts that a study's file asks for now, if these are all that has changed in it since it was run. Raises
+    SpecError for a variant that there is not."""
+    from archlab.arch_dsl.language.errors import SpecError
+    from archlab.arch_dsl.language.parse import parse
+    from archlab.arch_dsl.language.source import Node, read, read_text
+    from archlab.search.sections.contrasts.spec import Contrasts
+
+    now, before = read(file), read_text(store.study_yaml(name))
+    told, other = now.plain(), before.plain()
+    for each in (told, other):
+        (each.get("report") or {}).pop("contrasts", None)
+        if not each.get("report"):
+            each.pop("report", None)
+    if told != other:
+        return None
+    report = now.value["report"] if isinstance(now.value, dict) and "report" in now.value else Node({})
+    asked = report.value.get("contrasts") if isinstance(report.value, dict) else None
+    found = parse(Contrasts, asked if asked is not None else Node([]))
+    names = [variant["name"] for variant in store.study(name)["variants"]]
+    if wrong := [*found.unknown([*dict.fromkeys(each.partition(" [")[0] for each in names), *names])]:
+        raise SpecError(wrong)
+    return [list(pair) for pair in found.pairs]
 
 
 def _rendered(

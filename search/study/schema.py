@@ -18,6 +18,7 @@ from archlab.search.data.tokenizers.family import Tokenizer
 from archlab.search.evaluation.measures import ALL, Measure, Measures
 from archlab.search.recipe.initial_weights import Start
 from archlab.search.recipe.recipe import Recipe
+from archlab.search.sections.contrasts.spec import Contrasts
 from archlab.search.sections.design.written_out import KEYS, Ablate
 from archlab.search.sections.ladder.spec import PARAMETERS, Along, Ends, Lengths
 from archlab.search.sections.recipes.spec import Recipes
@@ -41,6 +42,7 @@ def study_schema() -> dict[str, Any]:
             Duration: _duration,
             Memory: _memory,
             Tune: _tune,
+            Contrasts: _contrasts,
             Along: lambda _: {"type": "array", "minItems": 1},
             Lengths: _lengths,
             Ends: lambda _: {
@@ -206,6 +208,11 @@ def _tune(writer: Writer) -> Schema:
         "propertyNames": {"pattern": rf"{path_pattern()[:-1]}$|^(lr|extend|brackets)$"},
         "minProperties": 1,
     }
+
+
+def _contrasts(_: Writer) -> Schema:
+    pair = {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2, "uniqueItems": True}
+    return {"type": "array", "description": " ".join((Contrasts.__doc__ or "").split()), "items": pair}
 
 
 def _lengths(writer: Writer) -> Schema:

@@ -15,6 +15,7 @@ from archlab.search.evaluation.measures import Measure, Measures
 from archlab.search.executors.resources import Resources
 from archlab.search.recipe.recipe import Recipe
 from archlab.search.sections.budget.spec import Budget
+from archlab.search.sections.contrasts.spec import Contrasts
 from archlab.search.sections.design.spec import Design
 from archlab.search.sections.design.written_out import Ablate
 from archlab.search.sections.ladder.spec import Ladder
@@ -36,11 +37,13 @@ _MOST_CELLS = 1000  # whose variants are named
 
 
 class ReportOptions(Spec):
-    """How results are shown: the variant that the others are compared with, and the table of a paper beside ours."""
+    """How results are shown: the variant that the others are compared with, the table of a paper beside ours, and other
+    differences that are asked for."""
 
     title: ClassVar[str] = "report"
     baseline: str = "baseline"
     published: Published | None = None
+    contrasts: Contrasts | None = None
 
 
 class Study(Spec):
@@ -81,7 +84,8 @@ class Study(Spec):
     def sections(self) -> tuple[Section, ...]:
         """Those of its sections that it has, in the order of the fields."""
         given = (getattr(self, name) for name in fields_of(Study))
-        return tuple(each for each in (*given, self.report.published, *self._others) if isinstance(each, Section))
+        inner = self.report.published, self.report.contrasts
+        return tuple(each for each in (*given, *inner, *self._others) if isinstance(each, Section))
 
     @property
     def axes(self) -> list[list[tuple[str, tuple[Setting, ...]]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,10 +15,7 @@ from archlab.search.results.comparison import Comparison
 from archlab.search.results.losses import lay_out
 from archlab.search.results.selection import Selection, loss
 from archlab.search.results.told import Seen, Told
-from archlab.search.sections.seeds.decide import analysed, decision
-
-if TYPE_CHECKING:
-    from archlab.search.statistics.contrast import Contrast
+from archlab.search.sections.seeds.decide import analysed, verdict_of
 
 UNDER = ("row", "recipe", "variant", "loss", "delta", "low", "high", "verdict")
 BEST = ("row", "recipe", "against", "n", "perplexity", "loss", "delta", "low", "high", "verdict", "holds")
@@ -109,7 +106,7 @@ def _at_best(seen: Seen, rows: Mapping[str, tuple[str, str]], under: Any) -> Ite
             *ends,
             "baseline"
             if bases[row] == row
-            else apart(record, variant, at[variant["baseline"]]) or _verdict(contrast, record),
+            else apart(record, variant, at[variant["baseline"]]) or verdict_of(contrast, record),
             holds({each["recipe"]: each["verdict"] for each in records(under[under["row"] == row])}),
         )
 
@@ -119,14 +116,6 @@ def _validation(selection: Selection) -> float:
     found = [loss(trial, "validation") for trial in selection.complete.values()]
     known = [value for value in found if value is not None]
     return float(np.mean(known)) if known and not selection.has_no_mean else np.inf
-
-
-def _verdict(contrast: Contrast | None, record: dict[str, Any]) -> str:
-    """What the interval says of one difference."""
-    if contrast is None or contrast.half_width is None:
-        return "too few seeds"
-    sequential = record.get("sequential") or {}
-    return decision(contrast, sequential.get("margin")) or ("undecided" if sequential else "within noise")
 
 
 def holds(verdicts: Mapping[str, str]) -> str:

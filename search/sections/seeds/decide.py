@@ -99,6 +99,14 @@ def decision(contrast: Contrast, margin: float | None) -> str | None:
     return "equivalent" if margin is not None and abs(contrast.difference) + half < margin else None
 
 
+def verdict_of(contrast: Contrast | None, record: dict[str, Any]) -> str:
+    """What the interval says of one difference."""
+    if contrast is None or contrast.half_width is None:
+        return "too few seeds"
+    sequential = record.get("sequential") or {}
+    return decision(contrast, sequential.get("margin")) or ("undecided" if sequential else "within noise")
+
+
 def only_wanted(record: dict[str, Any], trials: list[dict[str, Any]], selections: list[Selection]) -> list[Selection]:
     """The selections, missing no seed that is not wanted yet."""
     if not record.get("sequential"):

@@ -1,0 +1,1 @@
+"""`report.contrasts`: differences of two variants neither of which is the baseline."""
