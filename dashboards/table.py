@@ -37,7 +37,7 @@ HEADINGS = {
     "variant": Heading("Variant", "Click a heading to sort; the baseline's row is shaded", 124),
     "lr": Heading("Rate", "Learning rate: the best on validation. † lies at the edge of those tried", 78),
     "n": Heading("n", "Complete seeds", 44),
-    "perplexity": Heading("Perplexity ↓", "Test perplexity, mean over seeds ± what the legend says", 128),
+    "perplexity": Heading("Perplexity ↓", "Test perplexity, mean over seeds ± what the legend says", 154),
     "loss": Heading("Loss ↓", "Test loss, mean over seeds, nats per token", 84),
     "bits": Heading("Bits/byte ↓", "Test bits per byte; compares across tokenizers", 94),
     "bytes": Heading("Bytes/tok", "Bytes of test text per token of the variant's tokenizer", 88),
