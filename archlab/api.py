@@ -37,14 +37,11 @@ def run(study: Study | str | Path, store: str | Path | None = None, *, quiet: bo
     terminal in place, elsewhere in lines on stderr.
 
     `options` are those of `archlab.search.running.run.run`: `executor="inline"` trains in this process, `track=False`
-    sends nothing to the trackers, `on_event` takes the events in the place of what is shown. It raises what that
-    does.
+    sends nothing to the trackers, `on_event` takes the events in the place of what is shown. It raises what that does.
     """
     told, name = options.pop("on_plan", None), ""
-    shown = (
-        nullcontext() if quiet or "on_event" in options else NotebookProgress() if in_notebook() else make_progress()
-    )
-    with shown as progress:
+    display = NotebookProgress if in_notebook() else make_progress
+    with nullcontext() if quiet or "on_event" in options else display() as progress:
 
         def begin(planned: Plan) -> None:
             nonlocal name
@@ -57,7 +54,7 @@ def run(study: Study | str | Path, store: str | Path | None = None, *, quiet: bo
         if progress:
             options["on_event"] = progress.event
         summary = _run.run(study, store, on_plan=begin, **options)
-    if options.get("track", True) and not options.get("smoke"):
+    if options.get("track", True) and summary.exit_code in (0, 1, 3):  # it came to its end
         send(store_root(store).absolute(), name)
     return summary
 

@@ -164,7 +164,7 @@ def run(
             allow_plugins=allow_plugins,
             smoke=smoke,
         )
-        if not no_track and not smoke:
+        if not no_track and summary.exit_code in (0, 1, 3):  # it came to its end
             send(store_folder(store).absolute(), name)
     if not as_json:
         from archlab.cli.printing import print_summary

@@ -93,3 +93,16 @@ def test_mistakes_of_a_study_are_spec_errors(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"report\.baseline: 'none' is not a variant"):
         archlab.run(write_study(tmp_path, report="report: {baseline: none}"), tmp_path / "store", executor="inline")
     assert not (tmp_path / "store").exists()
+
+
+def test_a_run_sends_the_table_to_the_trackers_that_show_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setenv("ARCHLAB_MLFLOW", "off")
+    monkeypatch.setenv("ARCHLAB_TENSORBOARD", str(tmp_path / "events"))
+    study = archlab.load_study(write_study(tmp_path), {"train.tokens": 256, "train.context": 16, "model.d_model": 16})
+    assert archlab.run(study, tmp_path / "store", quiet=True, executor="inline").exit_code == 0
+    read = EventAccumulator(str(tmp_path / "events" / "gates")).Reload()
+    (table,) = read.Tensors("table/text_summary")
+    assert "| gated |" in table.tensor_proto.string_val[0].decode()
+    assert len([*(tmp_path / "events" / "gates").glob("*/*/events*")]) == 4
