@@ -265,7 +265,8 @@ def test_published_studies_are_pages_whose_links_lead_somewhere(store, tmp_path,
     with Store.open(store, create=False) as opened:
         assert (site / "qk-norm" / "study.yaml").read_text() == opened.study_yaml("qk-norm")
     before = {file: file.read_bytes() for file in site.rglob("*") if file.is_file()}
-    assert run(main, ["publish", "--out", str(site), "--title", XSS, "--store", str(store)]).exit_code == 0
+    again = run(main, ["publish", "qk-norm", "--out", str(site), "--title", XSS, "--store", str(store)])
+    assert again.exit_code == 0
     assert {file: file.read_bytes() for file in site.rglob("*") if file.is_file()} == before
 
 

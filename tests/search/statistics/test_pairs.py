@@ -29,7 +29,7 @@ def differences(losses: np.ndarray, batches: list[int], always_valid: bool = Fal
 @pytest.mark.parametrize("always_valid", [False, True], ids=["fixed", "sequential"])
 def test_contrasts_cover_together(seeds: int, batches: list[int], always_valid: bool) -> None:
     draw = np.random.default_rng(seeds)
-    missed, studies = 0, 600
+    missed, studies = 0, 400
     for _ in range(studies):
         shared = {group: draw.normal(size=seeds) for group in set(batches)}
         losses = np.stack([shared[group] + 0.3 * draw.normal(size=seeds) for group in batches])
