@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from archlab.cli import bench, calibrate, eval, generate, lifecycle, models, paper, store, weights
+from archlab.cli import bench, calibrate, eval, generate, lifecycle, models, note, paper, store, weights
 from archlab.cli.groups import Grouped, next_steps
 from archlab.cli.kit import (
     ADDRESS,
@@ -71,7 +71,9 @@ def init(path: str) -> None:
     if not Path(path).parent.is_dir():
         fail(f"{Path(path).parent} is no folder", INVALID)
     name = re.sub(r"[^a-z0-9]+", "-", Path(path).stem.lower()).strip("-")[:63].rstrip("-") or "my-study"
-    schema = os.path.relpath(_schema_file(), Path(path).parent)
+    from archlab.search.study.completion import schema_file
+
+    schema = os.path.relpath(schema_file(), Path(path).parent)
     text = template.replace("=study.schema.json", f"={schema}", 1).replace("my-study", name, 1)
     Path(path).write_text(text)
     shown = shlex.quote(path)
@@ -250,8 +252,9 @@ def doctor(study: str | None, store: str | None, as_json: bool) -> None:
     "--port", default=None, type=click.IntRange(0, 65535), help="The port; the first free one from 8050 without it."
 )
 @click.option("--open", "open_browser", is_flag=True, help="Open the page in a browser.")
+@click.option("--read-only", is_flag=True, help="Its pages write no note, save no study and start nothing.")
 @verb
-def dashboard(store: str | None, host: str, port: int | None, open_browser: bool) -> None:
+def dashboard(store: str | None, host: str, port: int | None, open_browser: bool, read_only: bool) -> None:
     """Show the studies of a store in a browser, on this machine alone unless told otherwise.
 
     A --host other than loopback asks for a token, which is printed: that of ARCHLAB_TOKEN, or a new one.
@@ -259,17 +262,11 @@ def dashboard(store: str | None, host: str, port: int | None, open_browser: bool
     from archlab import dashboards
 
     try:
-        dashboards.serve(store_folder(store), host=host, port=port, open_browser=open_browser)
+        dashboards.serve(store_folder(store), host=host, port=port, open_browser=open_browser, read_only=read_only)
     except (dashboards.PortTaken, dashboards.WeakToken) as error:
         fail(str(error), INVALID)
 
 
-for group in (calibrate, lifecycle, models, weights, store, eval, generate, paper, bench):
+for group in (calibrate, lifecycle, models, weights, store, eval, generate, paper, note, bench):
     for each in group.VERBS:
         main.add_command(each)
-
-
-def _schema_file() -> Path:
-    """The JSON Schema of studies, in the checkout or beside the installed package."""
-    installed = Path(__file__).parents[1] / "study.schema.json"
-    return installed if installed.exists() else Path(__file__).parents[2] / "docs" / "study.schema.json"
