@@ -14,6 +14,7 @@ from dash import Input, html
 from archlab.dashboards import downloads, pages, theme
 from archlab.dashboards.library import Library
 from archlab.dashboards.optuna_mount import Mount
+from archlab.dashboards.pages.notes import READ_ONLY
 from archlab.dashboards.parts import card, frame
 
 POLICY = "; ".join(
@@ -41,8 +42,9 @@ NEEDED_LATER = (
 """Scripts that Dash asks for only when the first figure or table has arrived; a study's page loads them at once."""
 
 
-def make_app(store_root: Path) -> dash.Dash:
-    """The dashboard of one store. The store may be absent, broken or growing: pages say so and look again."""
+def make_app(store_root: Path, read_only: bool = False) -> dash.Dash:
+    """The dashboard of one store. The store may be absent, broken or growing: pages say so and look again. With
+    `read_only` its pages change nothing and start nothing."""
     library = Library(Path(store_root))
     app = dash.Dash(
         "archlab",
@@ -56,7 +58,7 @@ def make_app(store_root: Path) -> dash.Dash:
         compress=True,
         add_log_handler=False,
     )
-    app.server.config["LIBRARY"] = library
+    app.server.config["LIBRARY"], app.server.config[READ_ONLY] = library, read_only
     app.server.config["COMPRESS_STREAMS"] = False  # it leaves files open; only our own few assets are streamed
     for file in iter_modules(pages.__path__):
         page = import_module(f"{pages.__name__}.{file.name}")

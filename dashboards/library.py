@@ -6,7 +6,7 @@ import math
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ from archlab.search.results.selection import is_over, tuned_paths
 from archlab.search.sections.rooms import select
 from archlab.search.store.findings import measured
 from archlab.search.store.lock import STUDY_NAME, holder_of, states_of
+from archlab.search.store.notes import Note, Notes, checked, read_notes, write_note
 from archlab.search.store.store import Store, StoreError
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ class Study:
     before the colon with a trial's state or the study itself, the rest with its curves and its driver.
 
     `holder` says who runs it now ({} if unknown, None if nobody), `problem` why there is no comparison. The state of a
-    trial that runs in the table and whose driver is gone is `interrupted`.
+    trial that runs in the table and whose driver is gone is `interrupted`. `note` is what people wrote beside it; a
+    trial's `note` has what they wrote beside that.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Study:
     comparison: Comparison | None
     problem: str | None
     curves: dict[str, CurveFile]
+    note: Note
 
     @property
     def variants(self) -> list[str]:
@@ -102,6 +105,7 @@ class Library:
         self._lock = threading.RLock()
         self._stamp: object = None
         self._listing: list[dict[str, Any]] = []
+        self._notes = Notes({}, {})
         self._rows: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
         self._events: dict[str, list[dict[str, Any]]] = {}
         self._specs: dict[str, str] = {}
@@ -150,6 +154,19 @@ class Library:
                     self._events[name] = store.events(name)
             return self._events[name]
 
+    def notes(self) -> Notes:
+        """What people wrote beside the studies and trials of the store."""
+        with self._lock:
+            self._refresh()
+            return self._notes
+
+    def write(self, text: str, tags: Iterable[str], study: str = "", trial: str = "") -> Note:
+        """Keeps a note and tags of a study or a trial. Raises ValueError for what is none."""
+        note = checked(text, tags)
+        with self.open() as store:
+            write_note(store, note, study, trial)
+        return note
+
     def spec(self, key: str) -> str:
         """The content of a trial's trial.json, which never changes."""
         with self._lock:
@@ -164,7 +181,8 @@ class Library:
             raise NotFound(name, known)
         record, rows = self._rows_of(name)
         states = states_of(rows, partial(holder_of, self.root))
-        trials = [{**row, "state": states[row["key"]]} for row in rows]
+        noted = self._notes.trials
+        trials = [{**row, "state": states[row["key"]], "note": noted.get(row["key"], Note())} for row in rows]
         if curves is None:
             known = self._studies[name].curves if name in self._studies else {}
             folders = {trial["key"]: Path(trial["folder"]) for trial in trials}
@@ -175,11 +193,13 @@ class Library:
         shown = ("key", "role", "state", "attempt", "reason", "measured")
         others = self._listing if record.get("search") else []  # which a search is held against
         results = _digest(record, [tuple(trial[name] for name in shown) for trial in trials], others)
-        version = f"{results}:{_digest([(key, file.stamp) for key, file in curves.items()], holder)}"
+        note = self._notes.studies.get(name, Note())
+        said = note, [trial["note"] for trial in trials if trial["note"]]
+        version = f"{results}:{_digest([(key, file.stamp) for key, file in curves.items()], holder, said)}"
         if name not in self._comparisons or self._comparisons[name][0] != results:
             self._comparisons[name] = (results, *self._compare(name))
         _, comparison, problem = self._comparisons[name]
-        return Study(name, version, record, trials, holder, comparison, problem, curves)
+        return Study(name, version, record, trials, holder, comparison, problem, curves, note)
 
     def reading(self) -> AbstractContextManager[Any]:
         """Holds the curves still while a figure is made of them."""
@@ -202,7 +222,7 @@ class Library:
         self._events.clear()
         self._stamp = None
         with self.open() as store:
-            self._listing = store.studies()
+            self._listing, self._notes = store.studies(), read_notes(store)
         self._stamp = stamp
 
     def _rows_of(self, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:

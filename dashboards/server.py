@@ -31,15 +31,22 @@ NO_TLS = (
 )
 
 
-def serve(store_root: Path, host: str = "127.0.0.1", port: int | None = None, open_browser: bool = False) -> None:
+def serve(
+    store_root: Path,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    open_browser: bool = False,
+    read_only: bool = False,
+) -> None:
     """Shows a store in the browser: prints the address and serves until Ctrl-C.
 
     Without `port` the first free one from 8050 on is taken. Raises PortTaken for an explicit one that is in use,
     WeakToken for one that is easily guessed, and OSError for a host that is not of this machine. A host other than
     loopback asks for a token: that of the variable ARCHLAB_TOKEN, with which loopback asks for it too, or a new one.
+    With `read_only` its pages write nothing and start nothing.
     """
     token = token_for(host)
-    app = make_app(Path(store_root))
+    app = make_app(Path(store_root), read_only)
     server = _listen(app.server, host, port, token)
     url = f"http://{f'[{host}]' if ':' in host else host}:{server.port}/"
     if token is not None and TOKEN not in os.environ:  # one that is ours is told

@@ -217,7 +217,13 @@ def with_trials(
 
 
 TICKS = {
-    "rowSelection": {"mode": "multiRow", "headerCheckbox": False, "enableClickSelection": False},
+    "rowSelection": {
+        "mode": "multiRow",
+        "headerCheckbox": False,
+        "enableClickSelection": False,
+        "isRowSelectable": {"function": "params.data.parent === undefined"},
+        "hideDisabledCheckboxes": True,
+    },
     "selectionColumnDef": {"pinned": "left", "width": 44, "sortable": False, "resizable": False},
 }
 """Options of a grid whose rows can be ticked."""
@@ -249,7 +255,7 @@ def grid(
         **more,
     }
     sorting = {"sortable": True, "resizable": True, "suppressHeaderMenuButton": True}
-    states = {"row-baseline": "baseline", "row-trial": "trial", "row-left-out": "left_out"}
+    states = {"row-baseline": "baseline", "row-pinned": "pinned", "row-trial": "trial", "row-left-out": "left_out"}
     return dag.AgGrid(
         id=name,
         rowData=found,

@@ -18,17 +18,20 @@ from archlab.search.formatting.filters import parse_filter
 from archlab.search.formatting.frames import records
 from archlab.search.reporting.main_table import OF_TRIAL, row_values, trial_values
 from archlab.search.sections.rooms import select
+from archlab.search.store.notes import Note
 
 KEY = re.compile(r"[0-9a-f]{8,64}")
 _TAIL_BYTES, _TAIL_LINES = 64 * 1024, 200
 
 
 def trials_of(study: Study) -> list[dict[str, Any]]:
-    """The study's trials, each with all of its roles."""
+    """The study's trials, each with all of its roles, and what people wrote beside it."""
     known = study.comparison
     frame = known.trials if known else trials_frame(select(study.record, study.trials), study.trials)
     found: list[dict[str, Any]] = frame.to_dict("records")
+    notes = {trial["key"]: trial["note"] for trial in study.trials}
     for trial in found:
+        trial["note"] = notes[trial["key"]]
         if trial["state"] in ("running", "interrupted"):
             trial["step"] = study.curves[trial["key"]].last_step or trial["step"]
     return found
@@ -41,9 +44,14 @@ def kept(study: Study, trials: Sequence[dict[str, Any]], where: str) -> list[dic
         return [*trials]
     found = study.comparison
     of = {} if found is None else {row["variant"]: row for row in row_values(found, records(found.table))}
-    values = [of.get(trial["variant"], {}) | trial_values(trial) for trial in trials]
+    values = [of.get(trial["variant"], {}) | trial_values(trial) | _written(trial["note"]) for trial in trials]
     asked = parse_filter(where, dict.fromkeys(name for each in [OF_TRIAL, *values] for name in each))
     return [trial for trial, each in zip(trials, values, strict=True) if asked.holds(each)]
+
+
+def _written(note: Note) -> dict[str, Any]:
+    """What a filter can ask of a note: `tag` is any of the tags."""
+    return {"tag": note.tags, "note": note.text}
 
 
 @dataclass(frozen=True)

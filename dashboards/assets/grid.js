@@ -13,7 +13,7 @@
   /* Of a cell that shows more than its value: whether its row is open. */
   functions.neverEqual = () => false;
 
-  /* After every sort: each variant's own trials, in that order, below it. */
+  /* After every sort: pinned rows first, and each variant's own trials, in that order, below it. */
   functions.seedsBelow = params => {
     const below = {}, variants = [];
     for (const node of params.nodes) {
@@ -21,7 +21,7 @@
       else (below[node.data.parent] = below[node.data.parent] || []).push(node);
     }
     let place = 0;
-    for (const node of variants) {
+    for (const node of [...variants.filter(node => node.data.pinned), ...variants.filter(node => !node.data.pinned)]) {
       params.nodes[place++] = node;
       for (const seed of below[node.data.id] || []) params.nodes[place++] = seed;
     }

@@ -35,6 +35,7 @@ from archlab.search.formatting.words import terse
 from archlab.search.reporting.main_table import main_block
 from archlab.search.reporting.shape import Shape
 from archlab.search.results.comparable import spec_of
+from archlab.search.results.told import Told
 
 _OFFERED = 100  # of a list of thousands, what is shown at once; it is searched
 _SHORT = 12  # digits of a key in an address
@@ -175,7 +176,7 @@ def content(library: Library, study: Study, sides: Sides, places: str, metric: s
     of = {trial["key"]: trial["variant"] for trial in study.trials}
     heads = [(name, table.swatch(name, baseline, colours)) for name in sides.variants]
     heads += [(labels[key], table.swatch(of[key], baseline, colours)) for key in sides.trials]
-    shown = [*_results(study, sides, labels, places)]
+    shown = [*_results(study, sides, labels, places), *_differences(library, study, sides.variants)]
     made = [_variant_spec(library, study, name) for name in sides.variants]
     made += [_trial_spec(library, study, key) for key in sides.trials]
     for part, rows in side_by_side(made).items():
@@ -219,6 +220,26 @@ def _results(study: Study, sides: Sides, labels: Mapping[str, str], places: str)
         ]
         shown.append(block_table(Block("", columns)))
     return [section("Results", *shown)]
+
+
+def _differences(library: Library, study: Study, names: Sequence[str]) -> list[Component]:
+    """The differences of the variants to the first of them, by intervals that allow for having been chosen among all
+    pairs of the table."""
+    if study.comparison is None or len(names) < 2:
+        return []
+    from archlab.search.comparison.compare import load_comparison  # with pandas, which a server starts without
+
+    first, *others = names
+    rows = len(study.comparison.table)
+    with library.open() as store:
+        pairs = [(other, first) for other in others]
+        found = load_comparison(store, study.name, contrasts=pairs, among=rows * (rows - 1) // 2)
+    return [
+        section(
+            f"Differences to {first}",
+            *(block_table(replace(each, title="")) for each in Told.known["contrasts"].blocks(found)),
+        )
+    ]
 
 
 def _variant_spec(library: Library, study: Study, variant: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dash.development.base_component import Component
 from archlab.dashboards import figures, theme
 from archlab.dashboards.curves import Line, group, thin
 from archlab.dashboards.library import Library, NotFound
+from archlab.dashboards.pages.notes import note_box
 from archlab.dashboards.pages.runs import span
 from archlab.dashboards.pages.shell import BEFORE_OVERVIEW, RUNS, address, crumbs, notice
 from archlab.dashboards.pages.studies import REFRESH_MS
@@ -42,6 +43,7 @@ def register(app: dash.Dash, library: Library) -> None:
     )
 
     @app.callback(
+        Output("run-title", "children"),
         Output("run-content", "children"),
         Output("run-seen", "data"),
         Output("run-notice", "children"),
@@ -54,11 +56,12 @@ def register(app: dash.Dash, library: Library) -> None:
         try:
             trial = find_trial(library, key, study)
         except (StoreError, NotFound) as error:
-            return no_update, no_update, notice(f"Shown as it last was: {error}")
+            return no_update, no_update, no_update, notice(f"Shown as it last was: {error}")
         if not isinstance(trial, Trial) or trial.version == version:
-            return [no_update] * 3
+            return [no_update] * 4
         with library.reading():
-            return content(trial, library), [key, study, trial.version], None
+            title, *rest = content(trial, library)
+        return title, rest, [key, study, trial.version], None
 
 
 @guarded
@@ -76,7 +79,9 @@ def layout(library: Library, key: object = "", study: object = "", **_: Any) -> 
             dcc.Store(id="run-seen", data=[trial.key, name, trial.version]),
             dcc.Interval(id="run-tick", interval=REFRESH_MS),
             html.Div(None, id="run-notice"),
-            html.Div(shown, id="run-content"),
+            html.Div(shown[:1], id="run-title"),
+            note_box(trial.row["note"], trial=trial.key),
+            html.Div(shown[1:], id="run-content"),
         ],
         className="study",
     )

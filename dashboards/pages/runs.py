@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlencode
 
@@ -45,6 +44,7 @@ HEADINGS = {
     "train_s": table.Heading("Time", "Training time of all attempts", 80),
     "speed": table.Heading("Tokens/s", "Training speed", 84),
     "attempt": table.Heading("Attempts", "How often it was started", 84),
+    "note": table.Heading("Note", "Tags and the note that people wrote beside it", 130),
     "reason": table.Heading("Reason", "Why it ended as it did; whether another study trained it", 180),
 }
 TICKED = """(rows, seen) => {
@@ -56,7 +56,7 @@ TICKED = """(rows, seen) => {
 }""".replace("MOST", str(MOST_BESIDE))
 """Where the trials that are ticked stand beside each other, what the link there says, and their keys."""
 ADDRESS = "(query, ticked) => query + (ticked && (query ? '&' : '?') + `ticked=${ticked}`)"
-_LEFT = ("variant", "state", "role", "settings", "reason")
+_LEFT = ("variant", "state", "role", "settings", "note", "reason")
 
 
 def register(app: dash.Dash, library: Library) -> None:
@@ -123,7 +123,7 @@ def layout(
         html.Div(problem, id="runs-problem", className="problem small", role="alert"),
         section(
             "Trials",
-            table.grid(rows, table.sorted_by(columns(study.variants), str(sort)), "runs", more=table.TICKS, ticked=ids),
+            table.grid(rows, table.sorted_by(columns(study), str(sort)), "runs", more=table.TICKS, ticked=ids),
             aside=[
                 dcc.Link("Tick trials to compare them", id="runs-compare", href=address(study.name, COMPARE.step)),
                 " · ",
@@ -146,10 +146,12 @@ def commands(study: Study) -> list[Component]:
     return found
 
 
-def columns(names: Iterable[str]) -> list[dict[str, Any]]:
-    """The grid's columns, with room for the names of variants."""
-    found = [table.definition(key, head, key not in _LEFT) for key, head in HEADINGS.items()]
-    found[0] |= table.names(names)
+def columns(study: Study) -> list[dict[str, Any]]:
+    """The grid's columns, with room for the names of variants; that of notes where there are some."""
+    noted = any(trial["note"] for trial in study.trials)
+    shown = {key: head for key, head in HEADINGS.items() if key != "note" or noted}
+    found = [table.definition(key, head, key not in _LEFT) for key, head in shown.items()]
+    found[0] |= table.names(study.variants)
     found[1] |= table.badges(STATES)
     found[-1] |= {"tooltipValueGetter": {"function": f"params.data.text.{table.field_of('reason')}"}}
     return found
@@ -179,10 +181,11 @@ def _row(trial: dict[str, Any], swatch: str, study: str) -> dict[str, Any]:
         "train_s": span(trial["train_s"]),
         "speed": short_count(trial["tokens_per_s"]) if math.isfinite(trial["tokens_per_s"]) else DASH,
         "attempt": str(trial["attempt"]),
+        "note": " ".join([*(f"[{tag}]" for tag in trial["note"].tags), trial["note"].text]).strip(),
         "reason": reason,
     }
     numbers = {
-        **{key: texts[key] for key in ("variant", "state", "role", "reason")},
+        **{key: texts[key] for key in ("variant", "state", "role", "note", "reason")},
         **{key: trial[key] for key in ("seed", "step", "train_s", "attempt")},
         "settings": trial["lr"] if math.isfinite(trial["lr"]) else settings,
         "validation": trial["validation_loss"],

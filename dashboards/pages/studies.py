@@ -12,8 +12,10 @@ from dash.development.base_component import Component
 
 from archlab.dashboards import words
 from archlab.dashboards.library import Library, Study
+from archlab.dashboards.pages.notes import tags_of
 from archlab.dashboards.parts import badge, card, empty_card, failure_card, guarded, progress_bar, store_card
 from archlab.search.formatting.tables import DASH
+from archlab.search.store.notes import Note
 from archlab.search.store.store import StoreError
 
 REFRESH_MS = 2000
@@ -56,9 +58,10 @@ def layout(library: Library, q: object = "", **_: Any) -> Component:
         className="search",
         **{"aria-label": "Search studies"},
     )
+    write = dcc.Link("Write a study", href="/write", className="button")
     return html.Div(
         [
-            html.Div([html.H1("Studies"), search], className="title-row"),
+            html.Div([html.H1("Studies"), html.Div([search, write], className="title-side")], className="title-row"),
             html.Div(content, id="studies-cards", className="cards"),
             dcc.Store(id="studies-version", data=version),
             dcc.Store(id="studies-query"),
@@ -76,9 +79,10 @@ def _cards(library: Library, search: str) -> tuple[str, list[Component]]:
     if not listing:
         return f"{search}:empty", [empty_card(library.root)]
     asked = search.lower().split()
-    wanted = [row for row in listing if all(w in f"{row['name']} {row['question'] or ''}".lower() for w in asked)]
+    notes = library.notes().studies
+    wanted = [row for row in listing if all(word in _text(row, notes.get(row["name"], Note())) for word in asked)]
     if not wanted:
-        said = html.P(["No study has ", html.Code(search[:80]), " in its name or question."])
+        said = html.P(["No study has ", html.Code(search[:80]), " in its name, question, note or tags."])
         return f"{search}:none", [card("Nothing matches", said)]
     versions, content = [search], []
     for row in wanted:
@@ -94,6 +98,11 @@ def _cards(library: Library, search: str) -> tuple[str, list[Component]]:
     return "|".join(versions), content
 
 
+def _text(row: dict[str, Any], note: Note) -> str:
+    """All that a study is searched by."""
+    return " ".join([row["name"], row["question"] or "", note.text, *note.tags]).lower()
+
+
 def _study_card(study: Study, changed: str) -> Component:
     """Name, question, progress, the best variant and what is said of it; the whole card is a link."""
     kind, _ = words.activity(study)
@@ -101,7 +110,7 @@ def _study_card(study: Study, changed: str) -> Component:
     found = [] if study.comparison is None else [_best(study)]
     if study.problem is not None:
         found = [html.P(study.problem, className="problem")]
-    top = [html.Span(study.name, className="name"), html.Span(changed, className="when")]
+    top = [html.Span([study.name, tags_of(study.note)], className="name"), html.Span(changed, className="when")]
     question = html.Div(study.record.get("question") or study.name, className="question")
     state = [html.Span(words.progress(study)), html.Span(short, className=f"activity activity-{kind}")]
     return dcc.Link(

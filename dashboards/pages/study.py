@@ -15,7 +15,9 @@ from archlab.dashboards import figures, table, theme, words
 from archlab.dashboards.library import Library, Study
 from archlab.dashboards.lines import leading
 from archlab.dashboards.optuna_mount import pages_of
+from archlab.dashboards.pages.actions import action_bar
 from archlab.dashboards.pages.curves import NAMES, Zoom, draw_curves, remember_zoom
+from archlab.dashboards.pages.notes import note_box
 from archlab.dashboards.pages.run import tracker
 from archlab.dashboards.pages.shell import (
     CURVES,
@@ -104,6 +106,8 @@ def _page(study: Study, view: View, notices: list[str], root: str) -> Component:
         dcc.Store(id="curves-zoom", data={}),
         *pulse("study", study, OVERVIEW, notices),
         html.Div(_head(study), id="study-head"),
+        action_bar(study),
+        note_box(study.note, study=study.name),
         section(
             "Results",
             html.Div(found["first"], id="table-first", className="notes", style={"marginBottom": 24}),

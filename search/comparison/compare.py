@@ -34,18 +34,22 @@ if TYPE_CHECKING:
 
 
 def load_comparison(
-    store: Store, study: str, against: str | None = None, contrasts: Sequence[Sequence[str]] | None = None
+    store: Store,
+    study: str,
+    against: str | None = None,
+    contrasts: Sequence[Sequence[str]] | None = None,
+    among: int | None = None,
 ) -> Comparison:
     """Compares a study of a store. Reads the per-document losses of the trials that stand in the table, no others. In
     its `trials` one whose driver is gone is `interrupted`. `against` names a variant in the place of the baseline,
-    `contrasts` pairs of variants in the place of those that it was run with.
+    `contrasts` pairs of variants in the place of those that it was run with, which were chosen `among` so many.
 
     Raises the store's error for an unknown study, DamagedDocuments for a damaged documents file, SpecError for an
     unknown variant.
     """
     trials = store.study_trials(study)
     record = identified(store.study(study), trials, store.spec)
-    record = record if contrasts is None else {**record, "contrasts": contrasts}
+    record = record if contrasts is None else {**record, "contrasts": contrasts, "contrasts_among": among}
     record = record if against is None else with_reference(record, against)
     spent, began = spent_on(store.events(study)), store.began({trial["key"] for trial in trials})
     chosen = {t["key"] for selection in select(record, trials) for t in selection.complete.values()}

@@ -11,7 +11,6 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from archlab.arch_dsl.language.errors import unknown
 from archlab.search.store.lock import holder_of, lock_path
 from archlab.search.store.store import Store, StoreRefused
 from archlab.search.utils.files import read_json, write_whole
@@ -62,6 +61,8 @@ def retry(store: Store, study: str, variants: Collection[str] = ()) -> dict[str,
     names = list(dict.fromkeys(row["variant"] for row in rows))
     for name in variants:
         if name not in names:
+            from archlab.arch_dsl.language.errors import unknown  # whose package imports torch
+
             raise StoreRefused(unknown(name, f"variant of {study}", names))
     counts = {name: store.reset_failed(study, name) for name in names if not variants or name in variants}
     return {name: count for name, count in counts.items() if count}

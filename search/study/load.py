@@ -35,8 +35,10 @@ def load_study(
     overrides: Mapping[str, Any] | None = None,
     allow_plugins: bool = False,
     store: str | Path | None = None,
+    text: str | None = None,
 ) -> Study:
-    """A study from its file, or from the same as nested mappings and lists. `overrides` replaces values by dotted path
+    """A study from its file, or from the same as nested mappings and lists. A `text` stands in the place of what the
+    file holds, and need not be saved there. `overrides` replaces values by dotted path
     (`train.tokens`), as `--set` does.
 
     Of a study with `scales` it is the one at its first, or at the override `scale`; other overrides come after that.
@@ -46,15 +48,18 @@ def load_study(
     """
     overrides = dict(overrides or {})
     scale = overrides.pop("scale", None)
-    text = _text(study) if isinstance(study, Mapping) else ""
-    written = read_text(text, "<study>") if isinstance(study, Mapping) else read(study)
+    own = _text(study) if isinstance(study, Mapping) else ""
+    if isinstance(study, Mapping):
+        written = read_text(own, "<study>")
+    else:
+        written = read(study) if text is None else read_text(text, str(study))
     node = at_scale(written, None if scale is None else Node.of(scale))
     for dotted, value in overrides.items():
         node = _overridden(node, dotted.split("."), Node.of(value), dotted)
     load_listed(node, Path() if isinstance(study, Mapping) else Path(study).parent, allow_plugins)
     if calibrated.is_asked(node):
         node = calibrated.with_calibrated(node, store_root(store), parse_study)
-    return parse_study(node).replace(_written=text)
+    return parse_study(node).replace(_written=own)
 
 
 def _text(study: Mapping[str, Any]) -> str:

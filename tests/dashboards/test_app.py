@@ -15,6 +15,7 @@ from archlab.dashboards.server import listen
 from archlab.search.comparison.compare import load_comparison
 from archlab.search.reporting.report import report
 from archlab.search.results.losses import read_documents
+from archlab.search.store.notes import Note
 from archlab.search.store.store import Store
 from tests.dashboards.generate import Plan, make_store, make_study, planned, rows, run_trial
 
@@ -22,8 +23,8 @@ from tests.dashboards.generate import Plan, make_store, make_study, planned, row
 class Client:
     """Asks an app for pages as the browser does."""
 
-    def __init__(self, root):
-        self.http = make_app(root).server.test_client()
+    def __init__(self, root, **options):
+        self.http = make_app(root, **options).server.test_client()
         self.http.get("/")
         found = [d["output"] for d in self.http.get("/_dash-dependencies").json if "_pages_content" in d["output"]]
         self.output = found[0]
@@ -55,7 +56,7 @@ def test_pages_hold_what_the_store_holds(client):
 
 def test_the_command_that_goes_on_is_the_one_that_was_typed():
     record = {"file": "my studies/a.yaml", "overrides": {"train.tokens": "20k", "tune.lr": [1e-3, 2e-3]}}
-    study = Study("a", "1", record, [], None, None, None, {})
+    study = Study("a", "1", record, [], None, None, None, {}, Note())
     typed = shlex.split(words.command(study, default_store=False, root="/r"))
     assert typed[:3] == ["archlab", "run", "my studies/a.yaml"] and typed[-2:] == ["--store", "/r"]
     assert typed[3:-2] == ["--set", "train.tokens=20k", "--set", "tune.lr=[0.001, 0.002]"]

@@ -19,6 +19,10 @@ LEGEND = (
     "the first less the second; 95% intervals that hold together for all contrasts, by the noise of the table "
     "(Bonferroni), where these were chosen before looking"
 )
+OF_ALL = (
+    "the first less the second; 95% intervals that hold together for all {count} pairs of the table, by its noise "
+    "(Bonferroni), so also where these were chosen after looking"
+)
 
 
 class ToldOfContrasts(Told):
@@ -28,12 +32,13 @@ class ToldOfContrasts(Told):
 
     def frames(self, seen: Seen) -> dict[str, Any]:
         """contrasts: a row per pair, in each cell, with the difference of the TEST losses in `unit`, its interval and a
-        verdict, or why the two do not compare."""
+        verdict, or why the two do not compare. contrasts_among: among how many pairs these could be chosen, None where
+        that was done before looking."""
         import pandas as pd
 
-        pairs = [*_pairs(seen.record)]
-        rows = [_row(seen, one, other, len(pairs)) for one, other in pairs]
-        return {"contrasts": pd.DataFrame(rows, columns=[*COLUMNS])}
+        pairs, among = [*_pairs(seen.record)], seen.record.get("contrasts_among")
+        rows = [_row(seen, one, other, among or len(pairs)) for one, other in pairs]
+        return {"contrasts": pd.DataFrame(rows, columns=[*COLUMNS]), "contrasts_among": among}
 
     def blocks(self, found: Comparison) -> Iterable[Block]:
         if not (rows := records(found.contrasts)):
@@ -53,7 +58,8 @@ class ToldOfContrasts(Told):
             column("95% interval", lambda row: interval(row["low"], row["high"])),
             column("verdict", lambda row: row["verdict"], "l"),
         ]
-        yield Block("Contrasts", columns, LEGEND)
+        among = found.contrasts_among
+        yield Block("Contrasts", columns, OF_ALL.format(count=among) if among else LEGEND)
 
 
 def _pairs(record: Record) -> Iterator[tuple[str, str]]:

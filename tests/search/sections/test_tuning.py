@@ -423,13 +423,14 @@ def test_a_variant_whose_values_all_wait_without_a_loss_has_diverged(tmp_path: P
 
 def test_a_variant_that_is_given_up_is_expected_to_have_no_more_trials(tmp_path: Path) -> None:
     from archlab.dashboards.library import Study
+    from archlab.search.store.notes import Note
 
     made = made_plan(tmp_path, "{lr: {grid: 1-2-5, from: 1e-3, to: 2e-2}}", seeds="seeds: 3")
     table = simulate(made, lambda variant, *_: math.inf if variant == "gated" else 3.0)
-    study = Study("gates", "", made.record(), table, None, None, None, {})
+    study = Study("gates", "", made.record(), table, None, None, None, {}, Note())
     assert study.done == study.expected == len({row["key"] for row in table})
     begun = simulate(made, valley(5e-3), ends=1)
-    assert Study("gates", "", made.record(), begun, None, None, None, {}).expected == made.trials
+    assert Study("gates", "", made.record(), begun, None, None, None, {}, Note()).expected == made.trials
 
 
 # values that one seed cannot tell apart

@@ -1,0 +1,74 @@
+"""The note and the tags of a study or a trial, where a reader writes them: kept as soon as they have been written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dash
+import dash_mantine_components as dmc
+import flask
+from dash import MATCH, Input, Output, html
+from dash.development.base_component import Component
+
+from archlab.dashboards.library import Library
+from archlab.search.store.notes import Note
+from archlab.search.store.store import StoreError
+
+READ_ONLY = "READ_ONLY"
+"""Of a server's settings: whether its pages change nothing."""
+
+
+def register(app: dash.Dash, library: Library) -> None:
+    """Adds what keeps a note when it has been written."""
+    text, tags, said = ({"note": MATCH, "part": part} for part in ("text", "tags", "said"))
+
+    @app.callback(
+        Output(said, "children"),
+        Input(text, "value"),
+        Input(tags, "value"),
+        prevent_initial_call=True,
+    )
+    def keep(text: str | None, tags: list[str] | None) -> Any:
+        if flask.current_app.config[READ_ONLY]:
+            return "This dashboard only reads."
+        kind, _, name = dash.callback_context.outputs_list["id"]["note"].partition(" ")
+        try:
+            library.write(text or "", tags or [], **{kind: name})
+        except (ValueError, StoreError) as error:
+            return html.Span(f"Not kept: {error}", className="problem")
+        return "Kept."
+
+
+def note_box(note: Note, study: str = "", trial: str = "") -> Component:
+    """The note and the tags of a study or a trial, to read and to write."""
+    if flask.current_app.config[READ_ONLY]:
+        text = html.P(note.text, className="note-text") if note.text else None
+        return html.Div([tags_of(note), text] if note else [], className="note")
+    name = f"study {study}" if study else f"trial {trial}"
+    own = {part: {"note": name, "part": part} for part in ("text", "tags", "said")}
+    text = dmc.Textarea(
+        id=own["text"],
+        value=note.text,
+        placeholder="What did you find, what comes next?",
+        autosize=True,
+        minRows=1,
+        maxRows=12,
+        debounce=600,
+        size="sm",
+        **{"aria-label": "Note"},
+    )
+    tags = dmc.TagsInput(
+        id=own["tags"],
+        value=[*note.tags],
+        placeholder="" if note.tags else "Add a tag",
+        size="sm",
+        **{"aria-label": "Tags"},
+    )
+    said = html.Span(id=own["said"], className="muted small", role="status")
+    return html.Div([text, tags, said], className="note")
+
+
+def tags_of(note: Note) -> Component | None:
+    """The tags as badges, None without one."""
+    tags = [html.Span(tag, className="tag") for tag in note.tags]
+    return html.Span(tags, className="tags") if tags else None

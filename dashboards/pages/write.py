@@ -1,0 +1,228 @@
+"""A page to write a study: words that may stand at the cursor, what is wrong, the plan as it would be now, and Run."""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import dash
+import dash_mantine_components as dmc
+import flask
+from dash import Input, Output, State, dcc, html, no_update
+from dash.development.base_component import Component
+
+from archlab.dashboards.drafts import Drafts
+from archlab.dashboards.launch import Started
+from archlab.dashboards.library import Library
+from archlab.dashboards.pages.actions import Actions
+from archlab.dashboards.pages.notes import READ_ONLY
+from archlab.dashboards.pages.shell import crumbs, notice
+from archlab.dashboards.parts import guarded
+from archlab.search.store.store import StoreError
+from archlab.search.study.completion import complete
+from archlab.search.utils.files import write_whole
+
+FILE = re.compile(r"[\w][\w.-]{0,100}\.ya?ml")
+LONGEST = 400_000
+"""Characters of a study's text."""
+TEMPLATE = Path(__file__).parents[2] / "search" / "study" / "template.yaml"
+NEW = "my_study.yaml"
+
+
+class Refused(ValueError):
+    """Why a text was not written."""
+
+
+def register(app: dash.Dash, library: Library) -> None:
+    """Adds the page `/write`, its callbacks, and what completes a word."""
+    dash.register_page("write", path="/write", title="Write a study · archlab", layout=layout)
+    folder = Path.cwd()
+    drafts = Drafts(library.root, folder)
+
+    @app.server.post("/write/complete")
+    def completed() -> flask.Response:
+        asked = flask.request.get_json(silent=True)
+        kinds = {name: type(value) for name, value in asked.items()} if isinstance(asked, dict) else {}
+        if kinds != {"text": str, "position": int}:
+            return flask.Response("a text and a position are asked for\n", 400, mimetype="text/plain")
+        start, found = complete(asked["text"][:LONGEST], asked["position"])
+        return flask.jsonify(start=start, words=[[each.word, each.doc, each.then] for each in found])
+
+    @app.callback(
+        Output("write-found", "children"),
+        Output("write-marks", "children"),
+        Output("write-run", "disabled"),
+        Input("write-text", "value"),
+        State("write-file", "value"),
+        State("write-writer", "data"),
+    )
+    def check(text: str | None, file: str | None, writer: str) -> Any:
+        found = drafts.check((text or "")[:LONGEST], file or NEW, writer)
+        if found is None:
+            return [no_update] * 3
+        lines = sorted({each["line"] for each in found["problems"]})
+        return _found(found), ",".join(map(str, lines)), bool(found["problems"])
+
+    @app.callback(
+        Output("write-said", "children"),
+        Output("write-before", "data"),
+        Input("write-save", "n_clicks"),
+        Input("write-run", "n_clicks"),
+        State("write-text", "value"),
+        State("write-file", "value"),
+        State("write-before", "data"),
+        prevent_initial_call=True,
+    )
+    def keep(_: int, __: int, text: str | None, file: str | None, before: dict[str, str]) -> Any:
+        if flask.current_app.config[READ_ONLY]:
+            return "This dashboard only reads.", no_update
+        try:
+            path = save(folder, file or "", text or "", before)
+        except (Refused, OSError) as error:
+            return html.Span(f"Not saved: {error}", className="problem", role="alert"), no_update
+        now = {"file": path.name, "digest": _digest(text or "")}
+        if dash.ctx.triggered_id == "write-save":
+            return f"Saved as {path}.", now
+        return _begun(drafts, path, text or ""), now
+
+
+def _begun(drafts: Drafts, path: Path, text: str) -> Any:
+    """Starts what was saved, if nothing is wrong with it."""
+    found = drafts.check(text, path.name)
+    if found is None or found["problems"]:
+        return html.Span("Saved, and not run: there are problems.", className="problem", role="alert")
+    actions: Actions = flask.current_app.config["ACTIONS"]
+    started: Started = actions.launcher.run(found["name"], path, path.parent)
+    link = dcc.Link(found["name"], href=f"/study/{found['name']}")
+    return html.Span(["Running as process ", str(started.pid), ": ", link, " shows it as soon as it is planned."])
+
+
+def save(folder: Path, file: str, text: str, before: dict[str, str]) -> Path:
+    """Writes a study's text into a folder. `before` is the file that was opened, and the digest of what it held.
+
+    Raises Refused for a name that is none of a study file, and rather than overwrite what was not opened here.
+    """
+    if not FILE.fullmatch(file):
+        raise Refused(f"{file[:80]!r} is no name of a study file: letters, digits, '.', '_', '-', and .yaml at its end")
+    path = folder / file
+    if path.exists():
+        held = _digest(path.read_text())
+        if held == _digest(text):
+            return path
+        if before.get("file") != file:
+            raise Refused(f"{file} exists: choose another name, or open it first")
+        if before.get("digest") != held:
+            raise Refused(f"{file} has changed on disk since it was opened: open it again, or choose another name")
+    write_whole(path, text)
+    return path
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
+
+
+@guarded
+def layout(library: Library, study: object = "", file: object = "", **_: Any) -> Component:
+    """The page, with a file of the folder, what a stored study was run with, or the template."""
+    name, text, before, said = _opened(library, str(study), str(file))
+    if flask.current_app.config[READ_ONLY]:
+        said = "This dashboard only reads: what you write here is checked, and can be copied, not saved or run."
+    off = flask.current_app.config[READ_ONLY]
+    controls = [
+        dmc.TextInput(id="write-file", value=name, size="sm", className="file-name", **{"aria-label": "File"}),
+        dmc.Button("Save", id="write-save", size="sm", variant="default", disabled=off),
+        dmc.Button("Save and run", id="write-run", size="sm", disabled=True, display="none" if off else None),
+        html.Span(id="write-said", className="small", role="status"),
+    ]
+    text_box = dmc.Textarea(
+        id="write-text", value=text, debounce=350, className="code-input", autosize=False,
+        **{"aria-label": "The study", "aria-describedby": "write-help"},
+    )  # fmt: skip
+    help_ = "Ctrl+Space shows what may stand at the cursor; Enter or Tab takes it, Escape closes the list."
+    editor = html.Div([html.Pre(className="code-lines", **{"aria-hidden": "true"}), text_box], className="code")
+    return html.Div(
+        [
+            crumbs("Write a study"),
+            html.H1("Write a study"),
+            notice(said) if said else None,
+            html.Div(controls, className="controls"),
+            html.Div([html.Div(_starts(library), className="muted small"), html.Span(help_, id="write-help")],
+                     className="write-help muted small"),
+            html.Div(
+                [editor, html.Div("Being checked…", id="write-found", className="found", role="status")],
+                className="write",
+            ),
+            html.Span(id="write-marks", hidden=True),
+            dcc.Store(id="write-before", data=before),
+            dcc.Store(id="write-writer", data=uuid4().hex),
+        ],
+        className="study",
+    )  # fmt: skip
+
+
+def _opened(library: Library, study: str, file: str) -> tuple[str, str, dict[str, str], str]:
+    """(name of the file, text, what was opened, a remark) of what an address asks for."""
+    path = Path.cwd() / file if FILE.fullmatch(file) else None
+    if path is not None and path.is_file():
+        text = path.read_text()
+        return file, text, {"file": file, "digest": _digest(text)}, ""
+    if file:
+        said = f"There is no study file {file[:80]!r} in {Path.cwd()}."
+        return (file if path else NEW), _template(file if path else NEW), {}, said
+    if study:
+        try:
+            with library.open() as store:
+                text, record = store.study_yaml(study), store.study(study)
+        except StoreError as error:
+            return NEW, _template(NEW), {}, str(error)
+        named = Path(record.get("file") or f"{study}.yaml").name
+        own = Path.cwd() / named
+        opened = {"file": named, "digest": _digest(text)} if own.is_file() and own.read_text() == text else {}
+        changed = own.is_file() and not opened
+        said = f"This is what was run; {named} has changed since: open that by ?file={named}." if changed else ""
+        return named, text, opened, said
+    return NEW, _template(NEW), {}, ""
+
+
+def _template(file: str) -> str:
+    """The study that `archlab init` writes."""
+    name = re.sub(r"[^a-z0-9]+", "-", Path(file).stem.lower()).strip("-")[:63] or "my-study"
+    return TEMPLATE.read_text().partition("\n")[2].replace("my-study", name, 1)
+
+
+def _starts(library: Library) -> list[Any]:
+    """Links to what can be opened: the study files of the folder, and what was run."""
+    files = sorted(each.name for each in Path.cwd().glob("*.y*ml") if FILE.fullmatch(each.name) and _is_study(each))
+    shown: list[Any] = ["Start from ", dcc.Link("the template", href="/write")]
+    for each in files[:12]:
+        shown += [" · ", dcc.Link(each, href=f"/write?file={each}")]
+    try:
+        stored = [row["name"] for row in library.listing()][:12]
+    except StoreError:  # the page of studies says what is wrong with the store
+        stored = []
+    for name in stored:
+        shown += [" · ", dcc.Link(f"{name} as it was run", href=f"/write?study={name}")]
+    return shown
+
+
+def _is_study(path: Path) -> bool:
+    try:
+        return re.search(r"^study:", path.read_text()[:LONGEST], re.MULTILINE) is not None
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _found(found: dict[str, Any]) -> list[Component]:
+    """The problems, each with its line, or the plan."""
+    if not found["problems"]:
+        return [html.H2("Plan"), html.Pre(found["plan"], className="log plan")]
+    many = len(found["problems"])
+    items = []
+    for each in found["problems"]:
+        place = {"data-line": str(each["line"]), "data-column": str(each["column"])}
+        where = [html.Button(f"line {each['line']}", className="to-line", **place), " "] if each["line"] else []
+        items.append(html.Li([*where, each["message"]]))
+    return [html.H2(f"{many} problem{'s' * (many > 1)}"), html.Ul(items, className="problems")]
