@@ -91,8 +91,17 @@
 
     area.addEventListener('scroll', () => { follow(); hide(); });
     area.addEventListener('blur', () => setTimeout(hide, 150));
+    /* What is offered while the next answer is on its way: of the list that is there, what still fits. */
+    const narrow = () => {
+      const typed = area.value.slice(start, area.selectionEnd).toLowerCase();
+      words = words.filter(([word]) => word.toLowerCase().includes(typed));
+      chosen = 0;
+      show();
+    };
+
     area.addEventListener('input', event => {
       draw();
+      if (!list.hidden) narrow();
       if (event.inputType === 'insertText' && event.data && /[\w.]/.test(event.data)) complete(false);
       else if (!list.hidden) complete(true);
     });
@@ -108,7 +117,8 @@
           chosen = (chosen + step + words.length) % words.length;
           return show();
         }
-        if (event.key === 'Enter' || event.key === 'Tab') {
+        if (event.key === 'Enter' && words[chosen][0] === area.value.slice(start, area.selectionEnd)) hide();
+        else if (event.key === 'Enter' || event.key === 'Tab') {
           event.preventDefault();
           return take(chosen);
         }

@@ -7,10 +7,14 @@ import pytest
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
+SOON_MS = 60_000
+
+
 def test_a_study_is_written_with_the_keyboard(store, served, visit, tmp_path, monkeypatch):
     shutil.copytree(store, tmp_path / ".archlab")
     monkeypatch.chdir(tmp_path)
     page = visit.page
+    page.set_default_timeout(SOON_MS)
     page.goto(f"{served(tmp_path / '.archlab')}/write")
     page.wait_for_selector("#write-found >> text=nothing was trained")
     page.locator("#write-file").fill("mine.yaml")
@@ -46,6 +50,7 @@ def test_a_study_is_written_with_the_keyboard(store, served, visit, tmp_path, mo
 def test_a_note_is_kept_and_found_again(store, served, visit, tmp_path):
     shutil.copytree(store, tmp_path / ".archlab")
     start, page = served(tmp_path / ".archlab"), visit.page
+    page.set_default_timeout(SOON_MS)
     page.goto(f"{start}/study/gate-position")
     page.get_by_label("Note").fill("It <b>holds</b>.")
     page.locator(".note .mantine-TagsInput-inputField").fill("paper")
@@ -63,6 +68,7 @@ def test_a_note_is_kept_and_found_again(store, served, visit, tmp_path):
 
 def test_rows_are_pinned_hidden_and_compared(address, visit):
     page = visit.page
+    page.set_default_timeout(SOON_MS)
     page.goto(f"{address}/study/gate-position/table")
     page.wait_for_selector("#ablation .ag-row")
     names = "[...document.querySelectorAll('#ablation .ag-pinned-left-cols-container .ag-row')]"
@@ -78,7 +84,7 @@ def test_rows_are_pinned_hidden_and_compared(address, visit):
     page.wait_for_function(f"{ids}.slice(0, 2).join() == 'G2,G4'")
     tick("baseline", "G5")
     page.click("#ablation-hide")
-    page.wait_for_function(f"{names}.length == 4")
+    page.wait_for_function(f"{names}.length == 4 && location.search.endsWith('hide=G5')")
     link = page.url
     page.goto("about:blank")
     page.goto(link)
