@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from archlab.dashboards.curves import CurveFile, stamp_of
+from archlab.dashboards.load import LoadFiles
 from archlab.search.results.selection import is_over, tuned_paths
 from archlab.search.sections.rooms import select
 from archlab.search.store.findings import measured
@@ -111,6 +112,7 @@ class Library:
         self._specs: dict[str, str] = {}
         self._comparisons: dict[str, tuple[str, Comparison | None, str | None]] = {}
         self._studies: dict[str, Study] = {}
+        self.loads = LoadFiles()
 
     def listing(self) -> list[dict[str, Any]]:
         """name, question, created, updated and counts of every study, newest first."""

@@ -14,6 +14,7 @@ from dash.development.base_component import Component
 from archlab.dashboards import figures, theme
 from archlab.dashboards.curves import Line, group, thin
 from archlab.dashboards.library import Library, NotFound
+from archlab.dashboards.load import of_trial
 from archlab.dashboards.pages.notes import note_box
 from archlab.dashboards.pages.runs import span
 from archlab.dashboards.pages.shell import BEFORE_OVERVIEW, RUNS, address, crumbs, notice
@@ -113,6 +114,7 @@ def content(trial: Trial, library: Library) -> list[Component]:
         *([html.P(row["reason"], className="problem")] if row["reason"] else []),
         *_commands(trial, library),
         section("Curves", html.Div(_curves(trial), className="pair"), html.P(_read_on(trial), className="muted small")),
+        section("Machine load", *_load(trial, library)),
         *([section("Error", html.Pre(error, className="log"))] if error else []),
         section("Attempts", _table(_events(trial), "when", "attempt", "what happened", "")),
         section("Output", *_output(trial), aside=html.Code("output.txt")),
@@ -182,6 +184,17 @@ def _read_on(trial: Trial) -> str:
         f"While it trains, validation is read on {curve_of(trial.study, trial.row['variant'])}. So the curve's last "
         "value is not the loss on the whole text."
     )
+
+
+def _load(trial: Trial, library: Library) -> list[Component]:
+    """A small figure for each thing that the trial used of its machine."""
+    samples = library.loads.of(trial.folder)
+    if not samples:
+        return [html.P("There are no samples: they begin a second after a trial does.", className="muted small")]
+    shown = [graph(f"load-{name}", figure, 200) for name, figure in of_trial(samples)]
+    hosts = ", ".join(dict.fromkeys(samples["host"]))
+    told = f"{len(samples['time'])} samples on {hosts}, of the trial's process and its children; times are UTC."
+    return [html.Div(shown, className="pair"), html.P(told, className="muted small")]
 
 
 def _events(trial: Trial) -> list[list[Any]]:

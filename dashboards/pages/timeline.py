@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dash
@@ -15,6 +16,7 @@ from dash.development.base_component import Component
 
 from archlab.dashboards.figures import Figure
 from archlab.dashboards.library import Library, Study
+from archlab.dashboards.load import MOST_FILES, of_machines
 from archlab.dashboards.pages.runs import span
 from archlab.dashboards.pages.shell import GO, TIMELINE, Choice, Chosen, register_tab
 from archlab.dashboards.parts import graph, section, to_trial
@@ -74,7 +76,19 @@ def content(study: Study, chosen: Chosen) -> list[Component]:
     told += f"; {again} trials were continued or tried again" if again else ""
     height = min(max(200, 90 + 30 * len(labels)), 1600)
     note = html.P(f"{told}. A click on a bar leads to its trial.", className="muted small")
-    return [section("Attempts", graph("timeline-figure", figure, height), note)]
+    return [section("Attempts", graph("timeline-figure", figure, height), note), *_machines(served, study, figure)]
+
+
+def _machines(library: Library, study: Study, attempts: Figure) -> list[Component]:
+    """The load of the machines over the same time."""
+    newest = sorted({t["key"]: t for t in study.trials}.values(), key=lambda trial: -trial["updated"])[:MOST_FILES]
+    figure = of_machines(library.loads.of(Path(trial["folder"])) for trial in newest)
+    if figure is None:
+        return []
+    starts = [x for each in attempts["data"] for x in each["x"] if x is not None]
+    figure["layout"]["xaxis"]["range"] = [min(starts), max(starts)]
+    note = html.P("All that runs there counts, also what is not archlab's.", className="muted small")
+    return [section("Machine load", graph("timeline-load", figure, 260), note)]
 
 
 def bars(frame: pd.DataFrame, labels: Sequence[str], named: dict[str, dict[str, Any]], study: str) -> Figure:

@@ -20,6 +20,8 @@ from archlab.search.data.dataset import Dataset
 from archlab.search.executors.executor import named
 from archlab.search.hardware.compiler import cannot_compile
 from archlab.search.hardware.determinism import deterministic
+from archlab.search.hardware.load import FILE as LOAD
+from archlab.search.hardware.load import of_gpu, sampled
 from archlab.search.recipe.curve import rungs, tokens_at
 from archlab.search.recipe.initial_weights import load_start
 from archlab.search.recipe.recipe import Recipe, load_recipe
@@ -76,7 +78,7 @@ def train(
     trial = Trial.from_json((folder / "trial.json").read_text())
     load_kept(trial.model, data_root.parent)
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    with deterministic(device), team_of(gang, device) as team:
+    with deterministic(device), team_of(gang, device) as team, load_of(folder, team):
         found = checkpoint.load_newest(folder) if team.leads else checkpoint.Loaded(None)
         found = checkpoint.Loaded(team.given(found.state), found.discarded)
         started = found.state["step"] if found.state else 0
@@ -93,6 +95,11 @@ def train(
             checkpoint.write_atomically(finished, lambda file: file.write(text))
             checkpoint.remove_older(folder, keep=int(result["state"] == "complete" and told(folder)["final"]))
     return result
+
+
+def load_of(folder: Path, team: Team) -> AbstractContextManager[None]:
+    """Samples how busy the machine is, once for all processes of a trial."""
+    return sampled(folder / LOAD, of_gpu()) if team.leads else nullcontext()
 
 
 @contextmanager
