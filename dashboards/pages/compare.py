@@ -183,7 +183,7 @@ def content(library: Library, study: Study, sides: Sides, places: str, metric: s
         kept = [(path, values) for path, values, differs in rows if differs or places == "all"]
         known = bool(rows) or part != "machine"
         said = "No differences." if known else "Known when trials have ended."
-        shown.append(section(TITLES[part], _places(kept, heads) if kept else html.P(said, className="muted")))
+        shown.append(section(TITLES[part], places_table(kept, heads) if kept else html.P(said, className="muted")))
     view = View(metric=metric)
     groups = lines.groups(study, view, sides.variants) if sides.variants else []
     alone = lines.groups(study, replace(view, trials="all"), keys=sides.trials) if sides.trials else []
@@ -260,7 +260,7 @@ def _trial_spec(library: Library, study: Study, key: str) -> dict[str, Any]:
     return {**made, "machine": result.get("fingerprint")}
 
 
-def _places(rows: Sequence[tuple[str, list[str]]], sides: Sequence[tuple[str, str]]) -> Component:
+def places_table(rows: Sequence[tuple[str, list[str]]], sides: Sequence[tuple[str, str]]) -> Component:
     """A row per place, grouped by what it is a part of; a value that is not the first one's is marked."""
     heads = [html.Th("")]
     for name, colour in sides:

@@ -58,10 +58,10 @@ def layout(library: Library, q: object = "", **_: Any) -> Component:
         className="search",
         **{"aria-label": "Search studies"},
     )
-    write = dcc.Link("Write a study", href="/write", className="button")
+    links = [dcc.Link("Compare studies", href="/compare"), dcc.Link("Write a study", href="/write", className="button")]
     return html.Div(
         [
-            html.Div([html.H1("Studies"), html.Div([search, write], className="title-side")], className="title-row"),
+            html.Div([html.H1("Studies"), html.Div([search, *links], className="title-side")], className="title-row"),
             html.Div(content, id="studies-cards", className="cards"),
             dcc.Store(id="studies-version", data=version),
             dcc.Store(id="studies-query"),

@@ -393,3 +393,12 @@ def test_the_timeline_has_a_bar_for_each_attempt(client, tmp_path):
         make_study(made, QK_NORM, finish=False)
         run_trial(made, QK_NORM, planned(made, QK_NORM)[0])
     assert "1 attempts of 1 trials" in Client(tmp_path).page("/study/qk-norm/timeline")
+
+
+def test_studies_stand_beside_each_other(client):
+    page = client.page("/compare", f"?studies=gate-position,{QK_NORM.name}")
+    assert "The studies have no change in common." in page and "Only in one of them" in page
+    assert "Do verdicts hold?" in page and "do not compare" not in page
+    one = client.page("/compare", "?studies=gate-position,nope")
+    assert "The store has no study 'nope'" in one and "Two studies with results can be compared." in one
+    assert "Choose studies" in client.page("/compare", "?studies=nope")
