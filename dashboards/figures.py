@@ -17,6 +17,8 @@ from archlab.dashboards.marks import Figure, Trace
 from archlab.dashboards.theme import DASHES, INK, MUTED, PALETTE, axis, dashes, layout, translucent
 
 MAXIMUM_LINES = 200
+BUTTONS = 130
+"""Pixels at the upper right that plotly's own buttons take while a figure is pointed at."""
 GRAPH_CONFIG = {
     # plotly.js offers "Share chart", which would send the data to a server of its makers
     "modeBarButtonsToRemove": ["sendChartToCloud", "lasso2d", "select2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
@@ -43,6 +45,7 @@ def curves(
     groups = sorted(groups[:MAXIMUM_LINES], key=lambda each: each.variant == baseline, reverse=True)
     room = MAXIMUM_LINES - len(groups)
     named: set[str] = set()
+    short = marks.brief(group.variant for group in groups)
     thin_lines: list[Trace] = []
     bands, means = [], []
     for group, dash in zip(groups, _styles(groups, baseline), strict=True):
@@ -58,6 +61,7 @@ def curves(
             bands.append(_band(group, colour, name))
         if len(group.x):
             mean = _mean(group, colour, name, dash)
+            mean["name"] = mean["name"].replace(name, escape(short[group.variant]), 1)
             means.append(mean | {"showlegend": mean["name"] not in named})
             named.add(mean["name"])
     traces = [*bands, *thin_lines, *means]
@@ -222,11 +226,12 @@ def forest(
             return empty(f"There are no differences: the variants have {' and '.join(_APART[v] for v in found)}.")
         return empty("Differences appear when the baseline and a variant have a finished trial in common.")
     traces = [_difference(row, place, colours[row["variant"]]) for place, row in enumerate(reversed(shown))]
-    names = [row["variant"] for row in reversed(shown)]
+    short = marks.brief(row["variant"] for row in shown)
+    names = [short[row["variant"]] for row in reversed(shown)]
     y = marks.names_axis(names, showgrid=False, tickfont={"size": 12.5, "color": INK})
     hints = [
-        marks.note(text, x, 1.0, f"{anchor} bottom", xref="paper", yref="paper")
-        for text, x, anchor in ((f"← better than {base}", 0, "left"), ("worse →", 1, "right"))
+        marks.note(text, x, 1.0, f"{anchor} bottom", xref="paper", yref="paper", xshift=shift)
+        for text, x, anchor, shift in ((f"← better than {base}", 0, "left", 0), ("worse →", 1, "right", -BUTTONS))
     ]
     ends = [row[key] for row in shown for key in ("delta", "delta_low", "delta_high") if math.isfinite(row[key])]
     low, high = min([*ends, 0.0]), max([*ends, 0.0])

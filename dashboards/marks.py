@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
@@ -68,6 +69,19 @@ def note(text: str, x: float, y: float, anchors: str, size: float = 11.5, **wher
     font = {"size": size, "color": MUTED}
     at = {"x": x, "y": y, "xanchor": across, "yanchor": down, **where}
     return {"text": escape(text), "showarrow": False, "font": font, **at}
+
+
+def brief(names: Iterable[str]) -> dict[str, str]:
+    """Names of a legend: of cells of a grid, `gated [kv_heads=2, recipe=as is]`, their levels: `gated · 2 · as is`,
+    where these tell all of them apart."""
+    own = list(dict.fromkeys(names))
+    found = {}
+    for name in own:
+        variant, _, cell = name.removesuffix("]").partition(" [")
+        parts = re.split(r", (?=[\w.*]+=)", cell) if name.endswith("]") else []
+        plain = parts and all("=" in part for part in parts)
+        found[name] = " · ".join([variant, *(part.partition("=")[2] for part in parts)]) if plain else name
+    return found if len({*found.values()}) == len(own) else {name: name for name in own}
 
 
 def names_axis(names: Sequence[str], room: float = 0.3, **options: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from archlab.dashboards.view import LINES, METRICS, SCALES, SMOOTHING, TRIALS, V
 from archlab.dashboards.words import curve_of
 from archlab.search.formatting.filters import BadFilter
 from archlab.search.formatting.words import shortest
-from archlab.search.sections.design.frames import factors
+from archlab.search.sections.design.frames import ROW, factors
 
 Zoom = dict[str, list[float]]
 """The part of the curves that a reader looks at: {axis: [from, to]}, [] for an axis that was told to show all."""
@@ -120,6 +120,7 @@ def layout(library: Library, name: object = "", **query: Any) -> Component:
     zoom, wrong = _zoom(query)
     varied = factors(study.record["variants"])
     levels = {name: shortest(name, varied) for name in varied if name != VARIANT}  # each by its last steps
+    levels |= {ROW: "Variant over all cells"} if ROW in levels else {}
     names = {**NAMES, "by": (NAMES["by"][0], NAMES["by"][1] | levels)}
     if (by := str(query.get("by", VARIANT))) in names["by"][1]:
         view = replace(view, by=by)

@@ -29,6 +29,7 @@ from archlab.search.sections.design.frames import (
     WITH,
     always_with,
     effects_frame,
+    factor_name,
     factors,
     interactions_frame,
     level_name,
@@ -58,7 +59,7 @@ def register(app: dash.Dash, library: Library) -> None:
 def choices(study: Study) -> Sequence[Choice]:
     """The components and axes of the study."""
     variants = study.record["variants"]
-    names = {name: name for name in factors(variants)}
+    names = {name: factor_name(name) for name in factors(variants)}
     return [Choice("component", "Component or axis", names, next(iter(paired(variants)), ""))] if names else []
 
 
@@ -85,13 +86,14 @@ def content(study: Study, found: Comparison, chosen: Chosen) -> list[Component]:
         shown += _beside(found, factor, others, pairs)
     crossed = interactions_frame(variants, found)
     if len(crossed):
-        shown.append(_interactions(found, crossed))
+        many = [factor_name(name) for name, levels in factors(variants).items() if len(levels) > 2]
+        shown.append(_interactions(found, crossed, many))
     return shown
 
 
 def _contrast(found: Comparison, factor: str, along: Sequence[str]) -> Component:
     """Why a factor has no effect of its own, and what a fraction of a factorial tells of it all the same."""
-    said = f"No two variants of this study differ in {factor} and in nothing else"
+    said = f"No two variants of this study differ in {factor_name(factor)} and in nothing else"
     with_it = f": {listed(along)} always change{'s' if len(along) == 1 else ''} with it." if along else "."
     told = "All that have it, less all that lack it: {} {} {}. The notes of the table say what that is mixed up with."
     contrasts = [
@@ -144,15 +146,21 @@ def _beside(found: Comparison, factor: str, others: Sequence[str], pairs: pd.Dat
     if not rows:
         return []
     figure = figures_factor.effects(rows, pd.concat(points), found.noise["unit"])
-    return [section(f"{factor} beside the others", graph("beside", figure, 90 + 48 * len(rows)))]
+    return [section(f"{factor_name(factor)} beside the others", graph("beside", figure, 90 + 48 * len(rows)))]
 
 
-def _interactions(found: Comparison, crossed: pd.DataFrame) -> Component:
+def _interactions(found: Comparison, crossed: pd.DataFrame, many: Sequence[str]) -> Component:
+    """Those of components and axes of two levels; the others, which have `many`, are named."""
+    crossed = crossed.assign(**{side: crossed[side].map(factor_name) for side in ("one", "other")})
     names = len({*crossed["one"], *crossed["other"]})
     note = (
         f"By how much the one's difference ({found.noise['unit']}) is larger where the other is there too: below zero "
         "they help each other, above zero they do the same work twice or get into each other's way."
     )
+    if many:
+        note += (
+            f" Drawn are components and axes of two levels; {listed(many)} {'has' if len(many) == 1 else 'have'} more."
+        )
     drawn = graph("interactions", figures_factor.interactions(crossed), 90 + 56 * names)
     drawn = html.Div(drawn, style={"maxWidth": f"{260 + 170 * names}px"})
     return section("Interactions", drawn, html.P(note, className="muted small"))

@@ -273,4 +273,4 @@ def tracker(root: Path) -> list[Any]:
 def _table(rows: list[list[Any]], *heads: str) -> Component:
     head = [html.Thead(html.Tr([html.Th(text) for text in heads]))] if heads else []
     body = html.Tbody([html.Tr([html.Td(str(cell)) for cell in row]) for row in rows])
-    return html.Table([*head, body], className="searched")
+    return html.Div(html.Table([*head, body], className="searched"), className="wide")

@@ -106,7 +106,8 @@ def _text(row: dict[str, Any], note: Note) -> str:
 def _study_card(study: Study, changed: str) -> Component:
     """Name, question, progress, the best variant and what is said of it; the whole card is a link."""
     kind, _ = words.activity(study)
-    short = {"live": "training now", "stopped": "not running", "done": "finished"}[kind]
+    stopped = "not running" if study.done < study.expected else "ended, some trials failed"
+    short = {"live": "training now", "stopped": stopped, "done": "finished"}[kind]
     found = [] if study.comparison is None else [_best(study)]
     if study.problem is not None:
         found = [html.P(study.problem, className="problem")]

@@ -52,6 +52,11 @@ def level_name(factor: str, level: str) -> str:
     return level if factor == ROW else f"{factor}={level}"
 
 
+def factor_name(factor: str) -> str:
+    """A factor as people say it: the row is the variant that a study writes, over all cells of its grid or recipes."""
+    return "variant" if factor == ROW else factor
+
+
 def paired(variants: Variants) -> list[str]:
     """The factors that have pairs: in which some variant at another level differs from one at the first level alone."""
     levels, found = levels_of(variants).values(), []

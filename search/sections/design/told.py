@@ -30,7 +30,6 @@ class ToldOfDesign(Told):
     """Of any study whose components or axes stand in several variants, with a `design:` or without."""
 
     key = "design"
-    paged = True
 
     def frames(self, seen: Seen) -> dict[str, Any]:
         """effects: a row per level of what the study varies more than once, its mean difference over all else; empty
