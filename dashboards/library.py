@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +80,7 @@ class Study:
         waiting = {trial["key"] for trial in self.trials if not is_over(trial)}
         return len({trial["key"] for trial in self.trials} - waiting)
 
-    @property
+    @cached_property
     def expected(self) -> int:
         """Trials in all: those that are known, or what the grid and the seeds add up to while the tuning goes on.
 

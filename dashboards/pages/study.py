@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import dash
-from dash import Input, Output, State, ctx, dcc, html
+import dash_mantine_components as dmc
+from dash import Input, Output, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 
 from archlab.dashboards import figures, table, theme, words
@@ -61,6 +62,17 @@ def register(app: dash.Dash, library: Library) -> None:
     inputs = [Input(f"curves-{key}", "value") for key in CONTROLS]
     register_refresh(app, library, OVERVIEW, "study", _refresh, outputs, inputs, [State("curves-zoom", "data")])
     keep_address(app, OVERVIEW, "study-query")
+
+    @app.callback(
+        Output("study-variants", "children"),
+        Input("study-all", "n_clicks"),
+        State("study-seen", "data"),
+        prevent_initial_call=True,
+    )
+    def every(clicks: int | None, seen: list[str]) -> Any:
+        study = library.study(seen[0])
+        return _variants(study, study.variants) if clicks else no_update
+
     remember_zoom(app, "curves", "curves-zoom")
 
 
@@ -123,7 +135,7 @@ def _page(study: Study, view: View, notices: list[str], root: str) -> Component:
             html.Div(note, id="curves-note", className="muted small"),
             aside=dcc.Link("Filters, scales and single trials", href=more, id="to-curves-below"),
         ),
-        section("Variants", _variants(study, theme.colours(study.variants, study.record["baseline"]))),
+        section("Variants", html.Div(_variants(study, shown), id="study-variants")),
         section(
             "Continue",
             html.P("Trains what is missing, and nothing twice.", className="muted small"),
@@ -209,10 +221,10 @@ def _head(study: Study) -> list[Component]:
     ]
 
 
-def _variants(study: Study, colours: Mapping[str, str]) -> Component:
-    """What each variant changes in the base, as a diff."""
-    rows = []
-    for variant in study.record["variants"]:
+def _variants(study: Study, shown: Collection[str]) -> list[Component]:
+    """What each variant changes in the base, as a diff: of those that the figures draw, until all are asked for."""
+    colours, rows = theme.colours(study.variants, study.record["baseline"]), []
+    for variant in (each for each in study.record["variants"] if each["name"] in shown):
         solved = variant.get("matched") or {}
         changes = [_change(*change) for change in variant.get("changes") or [] if change[0] not in solved]
         matched = [
@@ -224,7 +236,11 @@ def _variants(study: Study, colours: Mapping[str, str]) -> Component:
         name = html.Div([swatch, variant["name"]], className="variant-name")
         body = [*changes, *matched] or [html.Span("the base, unchanged", className="muted")]
         rows.append(html.Div([name, html.Div(body, className="changes")], className="variant"))
-    return html.Div(rows, className="variants")
+    found: list[Component] = [html.Div(rows, className="variants")]
+    if len(rows) < len(study.variants):
+        text = f"Show all {len(study.variants)} variants"
+        found.append(dmc.Button(text, id="study-all", size="compact-sm", variant="default", mt="sm"))
+    return found
 
 
 def _change(path: str, before: Any, after: Any) -> Component:
