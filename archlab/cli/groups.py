@@ -14,7 +14,7 @@ GROUPS = {
     "Write a study": ("init", "plan", "show", "diff", "zoo", "primitives", "check-primitive", "data", "schema"),
     "Run it": ("run", "calibrate", "watch", "status", "stop", "retry"),
     "Read what came out": ("report", "dashboard", "figures", "publish", "note", "eval", "generate"),
-    "Keep what was computed": ("gc", "export", "import", "sync", "move"),
+    "Keep what was computed": ("gc", "delete", "export", "import", "sync", "move"),
     "This machine": ("doctor", "bench"),
 }
 

@@ -1,13 +1,14 @@
-"""The verbs about a store's servers: sync, move."""
+"""The verbs about what a store holds and where: sync, move, delete."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import click
 
 from archlab.cli import completion
-from archlab.cli.kit import JSON, STORE, TRY_AGAIN, fail, store_folder, study_name, verb
+from archlab.cli.kit import JSON, STORE, STUDY_OR_NAME, TRY_AGAIN, fail, store_folder, study_name, verb
 
 
 @click.command()
@@ -48,4 +49,34 @@ def move(store: str | None, as_json: bool) -> None:
     click.echo(json.dumps(moved) if as_json else told)
 
 
-VERBS = (sync, move)
+@click.command()
+@STUDY_OR_NAME
+@STORE
+@click.option("--apply", is_flag=True, help="Remove it. Without this nothing is changed.")
+@JSON
+@verb
+def delete(study: str, store: str | None, apply: bool, as_json: bool) -> None:
+    """List what goes with a study that is deleted: its record, and the trials that no other study has.
+
+    What trackers have of it stays there. A study that runs is left alone.
+    """
+    from archlab.search.formatting.numbers import duration
+    from archlab.search.running import deletion
+    from archlab.search.store.store import Store
+
+    with Store.open(store_folder(store), create=False) as opened:
+        name = study_name(study)
+        going = deletion.delete(opened, name) if apply else deletion.found(opened, name)
+    if as_json:
+        click.echo(json.dumps({"applied": apply, **asdict(going)}))
+        return
+    count = len(going.keys)
+    told = f"{count} trial{'s' * (count != 1)}, {going.complete} of them complete"
+    told += f": {duration(going.train_s)} of training, {going.size / 1e6:,.1f} MB"
+    click.echo(f"{name} is deleted: {told}" if apply else f"with {name} would go: {told}")
+    if going.stay:
+        click.echo(f"{going.stay} more stay, as other studies have them too")
+    click.echo("what trackers have of it stays there" if apply else "nothing was removed: --apply removes it for good")
+
+
+VERBS = (sync, move, delete)

@@ -22,6 +22,8 @@ from archlab.search.utils import temporary as tempfolders
 from archlab.search.utils.files import lock_file
 
 _SHARED = ("stages", "prefixes", "data", "plug-ins", "compiled")  # which a study that is planned may be about to use
+DELETED = "deleted"
+"""Where in a store the trials of a deleted study lie until they are removed."""
 _ABANDONED_S = 3600.0  # a temporary file this old belongs to a process that was killed
 
 
@@ -105,13 +107,13 @@ def summed(found: Iterable[Waste]) -> list[dict[str, Any]]:
 def final_weights(store: Store) -> tuple[int, int]:
     """How many complete trials have their final weights, and the bytes of these: what evaluating needs."""
     folders = [store.trial_folder(each["key"]) for each in store.everything() if each["state"] == "complete"]
-    sizes = [sum(map(_size, folder.glob("checkpoint-*.pt"))) for folder in folders]
+    sizes = [sum(map(size_of, folder.glob("checkpoint-*.pt"))) for folder in folders]
     return sum(size > 0 for size in sizes), sum(sizes)
 
 
 def compiled_layers(store: Store) -> int:
     """The bytes of the layers that this user's trials compiled."""
-    return _size(_layers(store.root))
+    return size_of(_layers(store.root))
 
 
 def _remove_of_trial(store: Store, waste: Waste) -> str:
@@ -165,6 +167,7 @@ def _temporary(root: Path, known: Iterable[_Known]) -> Iterator[Waste]:
     loose = [path for folder in (root, root / "locks", root / "data") for path in folder.glob(".*.tmp")]
     loose += [*(root / "data").glob(".new-*"), *(root / "evaluations").glob("*-*")]
     loose = [path for path in loose if _changed(path) < old]
+    loose += _folders(root / DELETED)
     if left := [*loose, *tempfolders.left_over()]:
         yield _waste("temporary", why, left)
     for each in known:
@@ -215,14 +218,14 @@ def _compiled(own: Path, known: Iterable[_Known]) -> Iterator[Waste]:
 
 
 def _waste(kind: str, why: str, paths: list[Path], trial: tuple[str, str] | None = None) -> Waste:
-    return Waste(kind, why, tuple(sorted(paths)), sum(map(_size, paths)), trial)
+    return Waste(kind, why, tuple(sorted(paths)), sum(map(size_of, paths)), trial)
 
 
-def _size(path: Path) -> int:
+def size_of(path: Path) -> int:
     """Bytes of a file, or of all files in a folder; nothing of what is gone meanwhile."""
     try:
         if path.is_dir() and not path.is_symlink():
-            return sum(_size(child) for child in path.iterdir())
+            return sum(size_of(child) for child in path.iterdir())
         return path.lstat().st_size
     except FileNotFoundError:
         return 0

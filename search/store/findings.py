@@ -38,6 +38,11 @@ def findings(store: Store, keys: Iterable[str]) -> dict[str, list[dict[str, Any]
     return found
 
 
+def places_of(study: str, trials: Iterable[str]) -> list[tuple[str, None]]:
+    """(kind, None) under which a store remembers what was measured of trials, and what was asked for of a study."""
+    return [(_ASKED + study, None), *((kind_of(key), None) for key in trials)]
+
+
 def ask(store: Store, study: str, labels: Iterable[str]) -> None:
     """Keeps in the store which measures somebody has asked for of a study, beside those of its `evaluate:`."""
     for label in labels:

@@ -13,6 +13,7 @@ LONGEST = 20_000
 """Characters of a note."""
 MOST_TAGS = 50
 _KINDS = {"study": "note study", "trial": "note trial"}
+"""Under which kind a store remembers them."""
 
 
 @dataclass(frozen=True)
@@ -62,3 +63,8 @@ def write_note(store: Studies, note: Note, study: str = "", trial: str = "") -> 
     """Keeps the note of a study, by its name, or of a trial, by its key, in place of the one before."""
     kind, name = ("trial", trial) if trial else ("study", study)
     store.remember(_KINDS[kind], name, asdict(note))
+
+
+def places_of(study: str, trials: Iterable[str]) -> list[tuple[str, str]]:
+    """(kind, key) under which a store remembers the notes of a study and of trials."""
+    return [(_KINDS["study"], study), *((_KINDS["trial"], key) for key in trials)]

@@ -285,6 +285,28 @@ class Store(Studies):
 
         return self._write(plan)
 
+    def wanted_elsewhere(self, study: str, keys: Iterable[str]) -> set[str]:
+        """Those of the trials that another study has a row for, also one that it no longer wants."""
+        asked = "SELECT DISTINCT key, study FROM study_trial WHERE key IN"
+        return {row["key"] for row in self._query_many(asked, keys) if row["study"] != study}
+
+    def forget_study(self, study: str, keys: Iterable[str], memories: Iterable[tuple[str, str | None]]) -> None:
+        """Removes a study and the trials of these keys, which must be its own, and what is remembered under these (kind,
+        key; None: all of the kind). What happened to other trials while it ran stays, and so do folders."""
+        own, kept = [(key,) for key in keys], list(memories)
+
+        def forget(db: Changes) -> None:
+            db.execute("DELETE FROM study_trial WHERE study = ?", (study,))
+            db.execute("DELETE FROM decision WHERE place = ?", (study,))
+            db.execute("DELETE FROM event WHERE study = ? AND key IS NULL", (study,))
+            for table in ("event", "trial"):
+                db.many(f"DELETE FROM {table} WHERE key = ?", own)
+            db.many("DELETE FROM memory WHERE place = ?", [(kind,) for kind, key in kept if key is None])
+            db.many("DELETE FROM memory WHERE place = ? AND name = ?", [each for each in kept if each[1] is not None])
+            db.execute("DELETE FROM study WHERE name = ?", (study,))
+
+        self._write(forget)
+
     def orphans(self, study: str) -> list[dict[str, Any]]:
         """key, attempt, folder (Path) of what the study's driver left running; orphans only under its lock."""
         rows = self._query(
