@@ -59,7 +59,7 @@ class Launcher:
             log = logs / f"{study}.txt"
             with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as output:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", *words],
+                    [sys.executable, "-P", "-m", *words],  # -P: a file of the folder may be called like a module
                     cwd=folder,
                     stdin=subprocess.DEVNULL,
                     stdout=output,

@@ -41,9 +41,9 @@ def found(store: Store, study: str) -> Deletion:
 def delete(store: Store, study: str) -> Deletion:
     """Deletes a study and its own trials; what trackers have of it stays there.
 
-    The table comes first, in one transaction, then the folders: out of the way, then removed, so that `archlab gc` finds
-    what a kill leaves. Raises StudyLocked while the study runs, StoreError while another run of the store may be
-    about to want its trials, StoreRefused for an unknown study.
+    The table comes first, in one transaction, then the folders: out of the way, then removed, so that `gc` finds what
+    a kill leaves. Raises StudyLocked while the study runs, StoreError while another run of the store may be about to
+    want its trials, StoreRefused for an unknown study.
     """
     with StudyLock(store.root, study), in_use(store.root, alone=True) as alone:
         if not alone:

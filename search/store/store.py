@@ -291,7 +291,7 @@ class Store(Studies):
         return {row["key"] for row in self._query_many(asked, keys) if row["study"] != study}
 
     def forget_study(self, study: str, keys: Iterable[str], memories: Iterable[tuple[str, str | None]]) -> None:
-        """Removes a study and the trials of these keys, which must be its own, and what is remembered under these (kind,
+        """Removes a study and the trials of these keys, which must be its own, with what is remembered as (kind,
         key; None: all of the kind). What happened to other trials while it ran stays, and so do folders."""
         own, kept = [(key,) for key in keys], list(memories)
 

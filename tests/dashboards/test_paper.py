@@ -241,6 +241,7 @@ def test_counts_are_short(value, text):
     assert counted(value) == text
 
 
+@pytest.mark.slow
 def test_published_studies_are_pages_whose_links_lead_somewhere(store, tmp_path, chromium):
     run = CliRunner().invoke
     site = tmp_path / "site"

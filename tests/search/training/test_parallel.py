@@ -137,6 +137,7 @@ def pairs(tmp_path_factory, root):
     return base, whole, {name: (next(results), next(results)) for name in HALTED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TWO)
 def test_two_processes_train_the_trial_of_one(name, pairs, alone):
     base, whole, _ = pairs
