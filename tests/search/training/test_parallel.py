@@ -147,6 +147,7 @@ def test_two_processes_train_the_trial_of_one(name, pairs, alone):
     assert results[0]["fingerprint"]["parallel"] == f"{name} 2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HALTED)
 def test_a_trial_that_processes_continue_has_the_same_bits(name, pairs):
     base, _, halted = pairs
