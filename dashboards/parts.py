@@ -15,6 +15,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from archlab.dashboards.figures import GRAPH_CONFIG
+from archlab.dashboards.launch import Started
 from archlab.dashboards.library import Library, NotFound, Study
 from archlab.dashboards.marks import Figure
 from archlab.dashboards.words import STATE_WORDS, marked, shown
@@ -99,16 +100,22 @@ def empty_card(root: Path) -> Component:
     return card(
         "No studies yet",
         html.P([said, html.Code(str(root)), "."]),
-        html.P("Run the study that comes with archlab:", className="muted"),
-        command_line("archlab run studies/quickstart.yaml"),
-        html.P("or write one of your own, from a commented template:", className="muted"),
+        html.P([dcc.Link("Write one here", href="/write"), ", from a commented template, and run it by a click. Or:"]),
         command_line("archlab init my_study.yaml"),
+        command_line("archlab run my_study.yaml"),
         kind="empty",
     )
 
 
-def not_found_card(error: NotFound) -> Component:
-    """For an address with a study that does not exist: those that do."""
+def not_found_card(error: NotFound, started: Started | None = None) -> Component:
+    """For an address with a study that does not exist: those that do. One that was `started` here is waited for, or it
+    is told why it ended."""
+    if started is not None and started.code is None:
+        wait = dcc.Interval(id="retry", interval=2000)
+        return card("It begins", html.P([html.Code(error.name), " is being planned; this page shows it then."]), wait)
+    if started is not None:
+        said = html.P([html.Code(error.name), f" has no trial: its run ended with code {started.code}."])
+        return card("It did not begin", said, html.Pre(started.last_lines(), className="log"), kind="error")
     links = [html.Li(dcc.Link(name, href=f"/study/{name}")) for name in error.known[:12]]
     return card(
         "No such study",
@@ -130,11 +137,14 @@ def guarded(layout: Callable[..., Component]) -> Callable[..., Component]:
     @wraps(layout)
     def safe(**query: Any) -> Component:
         library: Library = flask.current_app.config["LIBRARY"]
+        begun = flask.current_app.config["ACTIONS"].launcher.of(str(query.get("name", "")))
         try:
             return layout(library, **query)
         except NotFound as error:
-            return not_found_card(error)
+            return not_found_card(error, begun)
         except StoreError as error:
+            if begun is not None and not (library.root / "store.json").exists():  # which it makes
+                return not_found_card(NotFound(str(query["name"]), []), begun)
             return html.Div([store_card(error, library.root), dcc.Interval(id="retry", interval=3000)])
         except Exception as error:
             return failure_card(error)

@@ -97,7 +97,7 @@ def _begun(drafts: Drafts, path: Path, text: str) -> Any:
     actions: Actions = flask.current_app.config["ACTIONS"]
     started: Started = actions.launcher.run(found["name"], path, path.parent)
     link = dcc.Link(found["name"], href=f"/study/{found['name']}")
-    return html.Span(["Running as process ", str(started.pid), ": ", link, " shows it as soon as it is planned."])
+    return html.Span(["Running as process ", str(started.pid), ": ", link, " shows it."])
 
 
 def save(folder: Path, file: str, text: str, before: dict[str, str]) -> Path:

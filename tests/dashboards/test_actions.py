@@ -5,13 +5,13 @@ import time
 
 import pytest
 
-from archlab.dashboards.launch import Launcher
 from archlab.dashboards.library import Library
 from archlab.dashboards.pages.actions import AT_ONCE, GO_ON, RETRY, STOP, Actions, file_of, offered
 from archlab.dashboards.pages.write import TEMPLATE
 from archlab.search.store.lock import StudyLock, holder_of
 from archlab.search.store.store import Store
 from tests.dashboards.conftest import QK_NORM
+from tests.dashboards.test_app import Client
 
 
 @pytest.fixture
@@ -50,14 +50,17 @@ def test_a_click_goes_on_with_nothing_but_what_was_run(root, monkeypatch):
     assert "has changed" in Actions(library).do(GO_ON, study) and not (root / "drivers").exists()
 
 
-def test_a_run_that_ends_at_once_says_why(tmp_path):
-    launcher = Launcher(tmp_path / ".archlab")
+def test_a_run_that_ends_at_once_says_why(root):
+    client, tmp_path = Client(root), root.parent
+    launcher = client.http.application.config["ACTIONS"].launcher
     (tmp_path / "bad.yaml").write_text("study: bad\n")
     started = launcher.run("bad", tmp_path / "bad.yaml", tmp_path)
+    assert launcher.of("bad").code is not None or "It begins" in client.page("/study/bad")
     while (found := launcher.of("bad")).code is None:
         time.sleep(0.05)
     assert found.pid == started.pid and found.code == 2 and "is missing" in found.last_lines()
-    assert launcher.of("other") is None
+    assert launcher.of("other") is None and "No such study" in client.page("/study/other")
+    assert "It did not begin" in client.page("/study/bad") and "is missing" in client.page("/study/bad")
 
 
 @pytest.mark.slow
