@@ -78,11 +78,14 @@ def marked(legend: str) -> str:
 
 
 def progress(study: Study) -> str:
-    """12 of 21 trials · 2 running · 7 waiting."""
+    """12 of 21 trials · 2 running · 7 waiting; beside that what a plan allows at most, where seeds and rates come by
+    need."""
     counts = study.counts
     shown = ("running", "interrupted", "paused", "failed", "diverged", "pruned")
     extra = [f"{counts[state]} {STATE_WORDS[state]}" for state in shown if counts.get(state)]
-    return " · ".join([f"{study.done} of {study.expected} trials", *extra])
+    most = study.record.get("trials") or 0
+    bound = f" (at most {most})" if most > study.expected and study.done < study.expected else ""
+    return " · ".join([f"{study.done} of {study.expected} trials{bound}", *extra])
 
 
 def activity(study: Study) -> tuple[str, str]:
