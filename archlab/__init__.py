@@ -8,6 +8,7 @@
     archlab.run(study)              # trains what is missing
     archlab.compare(study).table    # the table as a data frame
     print(archlab.report(study))    # the table as `archlab report` prints it
+    archlab.figures(study)          # its figures; a notebook shows them
 
 Models: `Model`, `load`, `patch`, `resolve`, `cost`, `diff`, `identity`, `compile`, `to_python`, `zoo`.
 """
@@ -18,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from archlab.api import calibrate, compare, load_study, plan, report, run
+    from archlab.api import calibrate, compare, figures, load_study, plan, report, run
     from archlab.arch_dsl import (
         Call,
         Model,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
         zoo,
     )
 
-_STUDIES = ("calibrate", "compare", "load_study", "plan", "report", "run")
+_STUDIES = ("calibrate", "compare", "figures", "load_study", "plan", "report", "run")
 _MODELS = (
     "Call",
     "Model",
@@ -62,6 +63,7 @@ __all__ = [
     "cost",
     "diff",
     "dump",
+    "figures",
     "identity",
     "load",
     "load_study",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from archlab.search.calibration.calibrate import calibrate
 from archlab.search.comparison.compare import load_comparison
@@ -18,12 +18,15 @@ from archlab.search.running.ending import Summary
 from archlab.search.running.notebook_progress import NotebookProgress, in_notebook
 from archlab.search.running.progress import make_progress
 from archlab.search.store.addresses import store_root
-from archlab.search.store.store import Store
+from archlab.search.store.store import Store, StoreError
 from archlab.search.study.load import load_study
 from archlab.search.study.study import Study
 from archlab.tables import send
 
-__all__ = ["calibrate", "compare", "load_study", "plan", "report", "run"]
+if TYPE_CHECKING:  # with matplotlib
+    from archlab.dashboards.paper.drawing import Drawings
+
+__all__ = ["calibrate", "compare", "figures", "load_study", "plan", "report", "run"]
 
 
 def plan(study: Study | str | Path, store: str | Path | None = None, *, allow_plugins: bool = False) -> Plan:
@@ -77,3 +80,19 @@ def report(
     """The table of a comparison, or of a stored study, as `archlab.search.reporting.report.report` has it. Raises
     ValueError for an unknown format, StoreError for a study that was never run."""
     return _report(found if isinstance(found, Comparison) else compare(found, store), format, shape, rates)
+
+
+def figures(study: Study | str, store: str | Path | None = None) -> Drawings:
+    """The figures of a stored study by name, as `archlab figures` writes them; a notebook shows them. `rows` of each is
+    a frame of the numbers in it, `files(width_inches)` its PDF, SVG and PNG. Raises StoreError if it was never run."""
+    from archlab.dashboards.library import Library, NotFound
+    from archlab.dashboards.paper.drawing import Drawings
+    from archlab.dashboards.paper.pictures import drawings
+
+    name = study.study if isinstance(study, Study) else study
+    try:
+        found = Library(store_root(store)).study(name)
+    except NotFound as error:
+        told = ", ".join(error.known) or "none"
+        raise StoreError(f"{store_root(store)} has no study {name!r} (known: {told})") from error
+    return Drawings({each.name: each for each in drawings(found)})

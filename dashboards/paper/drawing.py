@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+
+from archlab.dashboards.paper.inline import inline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,6 +90,23 @@ class Drawing:
             for form, file in files.items():
                 figure.savefig(file, format=form, metadata=_NO_DATE[form])
             return {form: file.getvalue() for form, file in files.items()}
+
+    def html(self, mark: str, said: str = "") -> str:
+        """The figure with its caption, after what is `said` of its number; `mark` tells its parts from those of others
+        on the same page."""
+        svg = inline(self.files(WIDTHS[1], ("svg",), "DejaVu Sans")["svg"], mark)
+        return f"<figure>{svg}<figcaption>{said}{escape(self.caption)}</figcaption></figure>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        return self.html(re.sub(r"[^a-z0-9]+", "-", self.name.lower()))
+
+
+class Drawings(dict[str, Drawing]):
+    """The figures of a study by name. A notebook shows all of them."""
+
+    def _repr_html_(self) -> str:
+        return "".join(each._repr_html_() for each in self.values())
 
 
 def in_legend(name: str) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from archlab.dashboards import words
 from archlab.dashboards.library import Study
-from archlab.dashboards.paper.drawing import WIDTHS
 from archlab.dashboards.paper.inline import inline
 from archlab.dashboards.paper.pictures import drawings
 from archlab.search.formatting.tables import IDENTITIES, Block, Page
@@ -85,8 +84,7 @@ def _table(block: Block) -> str:
 def _figures(study: Study) -> Iterator[str]:
     yield "<h2>Figures</h2>"
     for number, drawing in enumerate(drawings(study), 1):
-        svg = inline(drawing.files(WIDTHS[1], ("svg",), "DejaVu Sans")["svg"], f"f{number}")
-        yield f"<figure>{svg}<figcaption>Figure {number}. {escape(drawing.caption)}</figcaption></figure>"
+        yield drawing.html(f"f{number}", f"Figure {number}. ")
 
 
 def _models(study: Study) -> Iterator[str]:

@@ -99,6 +99,13 @@ found.table[columns].round(4)""",
 
 `report` renders them as text, Markdown, LaTeX, CSV or JSON.""",
     """print(archlab.report(found, "md"))""",
+    """## The figures
+
+`figures` draws what `archlab figures` writes. Each has a caption, the numbers in it as `rows`, and its files as PDF, SVG
+and PNG.""",
+    """drawn = archlab.figures(study)
+drawn["differences"]""",
+    """[*drawn], drawn["differences"].rows.columns.tolist()""",
     """## The model behind a row
 
 A plan's variants hold resolved specs; `arch_dsl` compiles them.""",

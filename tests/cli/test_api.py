@@ -74,6 +74,11 @@ def test_a_mapping_is_a_study_as_its_file_is(
     with Store.open(tmp_path / "store") as opened:
         assert archlab.load_study(read_text(opened.study_yaml("gates")).plain(), short) == study
     assert archlab.report(study) == archlab.report("gates") == archlab.report(found)
+    drawn = archlab.figures(study)
+    assert "differences" in drawn and "<svg" in drawn["differences"]._repr_html_()
+    assert drawn._repr_html_().count("<figcaption>") == len(drawn)
+    with pytest.raises(StoreError, match="has no study 'nope' \\(known: gates\\)"):
+        archlab.figures("nope")
     with pytest.raises(SpecError, match="did you mean 'variants'"):
         archlab.load_study({**written, "variant": {}})
 
