@@ -12,7 +12,9 @@ from typing import Any
 
 import yaml
 
+from archlab.dashboards.curves import stamp_of
 from archlab.dashboards.library import Library, Study
+from archlab.dashboards.load import FILE as LOAD
 from archlab.search.comparison.frames import trials_frame
 from archlab.search.formatting.filters import parse_filter
 from archlab.search.formatting.frames import records
@@ -81,7 +83,8 @@ class Trial:
     def version(self) -> str:
         """What changes when the page of it does."""
         file = self.study.curves.get(self.key)
-        return f"{self.state}:{self.row['attempt']}:{self.row['updated']}:{file.stamp if file else None}"
+        told = [stamp_of(self.folder / name) for name in ("output.txt", LOAD)]
+        return f"{self.state}:{self.row['attempt']}:{self.row['updated']}:{file.stamp if file else None}:{told}"
 
     def output(self) -> str:
         """The last lines that its process printed."""

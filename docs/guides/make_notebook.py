@@ -101,8 +101,8 @@ found.table[columns].round(4)""",
     """print(archlab.report(found, "md"))""",
     """## The figures
 
-`figures` draws what `archlab figures` writes. Each has a caption, the numbers in it as `rows`, and its files as PDF, SVG
-and PNG.""",
+`figures` draws what `archlab figures` writes. Each has a caption, the numbers in it as `rows`, and its files as PDF,
+SVG and PNG.""",
     """drawn = archlab.figures(study)
 drawn["differences"]""",
     """[*drawn], drawn["differences"].rows.columns.tolist()""",
