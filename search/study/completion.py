@@ -54,16 +54,31 @@ def complete(text: str, position: int) -> tuple[int, list[Suggestion]]:
         return position, []
     path = [each.key for each in opened[:-1]]
     schema = _at(path, opened)
+    own = _names_of(text, path, key)
     if key is not None:
         found = [*_values(_down(schema, key, opened[-1].known))]
     else:
         item = not opened[-1].known and isinstance(opened[-2].key, int) if len(opened) > 1 else False
         found = [*(_values(schema) if item else ()), *_keys(schema, word, opened[-1].known)]
+    found = [*own, *found]
     low = word.lower()
     ordered = sorted(
         (each for each in found if low in each.word.lower()), key=lambda each: not each.word.lower().startswith(low)
     )
     return position - len(word), ordered[:MOST]
+
+
+def _names_of(text: str, path: Sequence[Step | None], key: str | None) -> list[Suggestion]:
+    """The names that the study itself has given and that may stand there: components of a variant, or variants."""
+    if len(path) > 1 and path[0] == "variants" and isinstance(path[-1], int):
+        section, doc = "components", "A component of this study."
+    elif path[:1] in (["report"], ["match"]) and key in ("baseline", "parameters", "flops", "cache", "step_time"):
+        section, doc = "variants", "A variant of this study."
+    else:
+        return []
+    block = re.search(rf"^{section}:.*\n((?:(?:[ #].*)?\n)*)", text, re.MULTILINE)
+    names = re.findall(r"^  ([\w.+*-]+):", block[1] if block else "", re.MULTILINE)
+    return [Suggestion(name, doc) for name in dict.fromkeys(names)]
 
 
 def _word(line: str) -> str:

@@ -37,6 +37,10 @@ def offered(text):
         ("evaluate: [accuracy, bits|", "bits", ["bits_per_byte"]),
         ("seeds: {mi|", "mi", ["min"]),
         ("tune: {|", "", ["lr"]),
+        ("components:\n  gate: {}\n  # no\n  shift: {}\nvariants:\n  a: {}\n  b: [|", "", ["gate", "shift"]),
+        ("components:\n  gate: {}\nvariants:\n  b:\n    - ga|\n", "ga", ["gate"]),
+        ("report: {baseline: |}\nvariants:\n  base: {}\n  gated: {}\n", "", ["base", "gated"]),
+        ("variants:\n  base: {}\nmatch: {parameters: ba|", "ba", ["base"]),
     ],
 )
 def test_what_may_stand_there_is_offered_the_nearest_first(text, typed, words):
