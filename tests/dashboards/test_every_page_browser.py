@@ -38,12 +38,12 @@ def base(tmp_path_factory, served):
 
 
 OF = {"factor": FACTORIAL, "scaling": LADDER, "search": SEARCH}
-ADDRESSES = ["/", "/nothing", "/study/nope", "/run/0", "/run/KEY"]
+ADDRESSES = ["/", "/write", f"/compare?studies=gate-position,{LADDER}", "/nothing", "/study/nope", "/run/0", "/run/KEY"]
 ADDRESSES += [f"/study/{OF.get(tab.step, 'gate-position')}/{tab.step}".rstrip("/") for tab in TABS]
 
 
 @pytest.mark.parametrize("path", ADDRESSES)
-def test_every_address_is_a_whole_page_in_both_widths(base, visit, path):
+def test_every_address_is_a_whole_page_in_all_widths(base, visit, path):
     """And, as of every visit here, no request leaves the machine and the browser has nothing to complain of."""
     page, (start, key) = visit.page, base
     page.set_viewport_size({"width": 1280, "height": 900})
@@ -52,7 +52,7 @@ def test_every_address_is_a_whole_page_in_both_widths(base, visit, path):
     assert not re.search(r"\b(NaN|undefined|null|None|This page failed)\b", page.inner_text("body"))
     assert not [title for title in page.evaluate(OFFERED) if "share" in title.lower() or "cloud" in title.lower()]
     assert not {kind for kind in page.evaluate(KINDS) if "gl" in kind}
-    for width in (1280, 800):
+    for width in (1280, 800, 400):
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_function(f"document.documentElement.scrollWidth <= {width}")
 
