@@ -17,8 +17,6 @@ from archlab.dashboards.marks import Figure, Trace
 from archlab.dashboards.theme import DASHES, INK, MUTED, PALETTE, axis, dashes, layout, translucent
 
 MAXIMUM_LINES = 200
-BUTTONS = 130
-"""Pixels at the upper right that plotly's own buttons take while a figure is pointed at."""
 GRAPH_CONFIG = {
     # plotly.js offers "Share chart", which would send the data to a server of its makers
     "modeBarButtonsToRemove": ["sendChartToCloud", "lasso2d", "select2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
@@ -229,10 +227,8 @@ def forest(
     short = marks.brief(row["variant"] for row in shown)
     names = [short[row["variant"]] for row in reversed(shown)]
     y = marks.names_axis(names, showgrid=False, tickfont={"size": 12.5, "color": INK})
-    hints = [
-        marks.note(text, x, 1.0, f"{anchor} bottom", xref="paper", yref="paper", xshift=shift)
-        for text, x, anchor, shift in ((f"← better than {base}", 0, "left", 0), ("worse →", 1, "right", -BUTTONS))
-    ]
+    # on the left alone: at the right are plotly's own buttons, and a narrow screen has room for one
+    hints = [marks.note(f"← better than {base}", 0, 1.0, "left bottom", xref="paper", yref="paper")]
     ends = [row[key] for row in shown for key in ("delta", "delta_low", "delta_high") if math.isfinite(row[key])]
     low, high = min([*ends, 0.0]), max([*ends, 0.0])
     room = 0.12 * (high - low) or 0.01
