@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from archlab.dashboards.trials import tail
+
 LOGS = "drivers"
 """Where in a store what such processes print is kept, a file per study."""
-_TAIL_BYTES, _TAIL_LINES = 16 * 1024, 20
+_LAST_LINES = 20
 
 
 @dataclass(frozen=True)
@@ -28,14 +30,7 @@ class Started:
 
     def last_lines(self) -> str:
         """What it printed last."""
-        try:
-            with self.log.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - _TAIL_BYTES))
-                lines = file.read().decode("utf-8", errors="replace").splitlines()
-        except FileNotFoundError:
-            return ""
-        return "\n".join(lines[-_TAIL_LINES:])
+        return tail(self.log, _LAST_LINES)
 
 
 class Launcher:

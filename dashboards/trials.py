@@ -88,11 +88,11 @@ class Trial:
 
     def output(self) -> str:
         """The last lines that its process printed."""
-        return _tail(self.folder / "output.txt")
+        return tail(self.folder / "output.txt")
 
     def traceback(self) -> str:
         """Where the trainer raised, if it did."""
-        return _tail(self.folder / "error.txt") if self.row["state"] == "failed" else ""
+        return tail(self.folder / "error.txt") if self.row["state"] == "failed" else ""
 
     def checkpoints(self) -> list[tuple[int, int, float]]:
         """(optimizer step, bytes, when written in unix s) of each, the newest first."""
@@ -138,8 +138,8 @@ def _yaml(value: Any) -> str:
     return text
 
 
-def _tail(path: Path) -> str:
-    """The end of a text file; nothing of one that isn't there."""
+def tail(path: Path, most: int = _TAIL_LINES) -> str:
+    """The last lines of a text file; nothing of one that isn't there."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -147,4 +147,4 @@ def _tail(path: Path) -> str:
             lines = file.read().decode("utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return ""
-    return "\n".join(lines[-_TAIL_LINES:])
+    return "\n".join(lines[-most:])
