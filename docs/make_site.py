@@ -1,4 +1,5 @@
-"""Builds the documentation as a site: `make site`, then open build/docs/site/index.html.
+"""Builds the documentation as a site: `make site`, then open build/docs/site/index.html. Its search needs a server:
+`python -m http.server --directory build/docs/site`.
 
 The pages are read on GitHub too, where `../../studies/quickstart.yaml` leads to the file. They are copied to
 build/docs/pages first, with the files that they link to under `files/`, links to folders as plain text, and the
@@ -19,6 +20,8 @@ from typing import Any
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 NOTEBOOK = DOCS / "guides" / "python.ipynb"
+ELSEWHERE = re.compile(r'\s*<script src="https?://[^>]*></script>')
+"""What would be loaded from another machine: a shim with which the search works without a server."""
 LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -33,6 +36,8 @@ def build(folder: Path) -> Path:
     stage(folder / "pages")
     shutil.copy(DOCS / "zensical.toml", folder)
     subprocess.run([str(Path(sys.executable).with_name("zensical")), "build", "--strict"], cwd=folder, check=True)
+    for page in (folder / "site").rglob("*.html"):
+        page.write_text(ELSEWHERE.sub("", page.read_text()))
     return folder / "site"
 
 

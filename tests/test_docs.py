@@ -345,6 +345,8 @@ def test_the_site_is_built_and_leads_to_every_page(tmp_path: Path) -> None:
     for page in led:
         assert (site / page).with_suffix(".html").exists(), page
     assert "vocab" in (site / "reference/study/train.html").read_text()
+    loads = re.compile(r"<(?:script|img|iframe)[^>]*src=\"https?:|<link[^>]*stylesheet[^>]*href=\"https?:")
+    assert not [page for page in site.rglob("*.html") if loads.search(page.read_text())], "it is read without a network"
 
 
 MADE = "reference/primitives.md", "reference/zoo/models.md"  # lists of all there is
