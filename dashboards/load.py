@@ -78,9 +78,10 @@ def of_trial(samples: Samples) -> list[tuple[str, Figure]]:
     return found
 
 
-def of_machines(samples: Iterable[Samples]) -> Figure | None:
-    """The load of the machines on which trials ran, in percent of each, over time; None where nothing was sampled."""
-    every = [each for each in samples if each]
+def of_machines(samples: Iterable[Samples], start: float, end: float) -> Figure | None:
+    """The load of the machines on which trials ran, in percent of each, from `start` to `end` (unix s); None where
+    nothing was sampled then. Samples outside, of trials that were reused, would leave few points inside."""
+    every = [found for each in samples if each and (found := _between(each, start, end))]
     hosts = sorted({host for each in every for host in each["host"]})
     if not every:
         return None
@@ -97,6 +98,12 @@ def of_machines(samples: Iterable[Samples]) -> Figure | None:
             told["hovertemplate"] = f"{label}: %{{y:.0f}}%<extra></extra>"
             traces.append(trace("lines", moments(x), [None if v != v else 100 * v for v in y], **told))
     return chart(traces, axis("", type="date"), axis("In use (%)", range=[0, 104]))
+
+
+def _between(samples: Samples, start: float, end: float) -> Samples:
+    """The samples of a span of time (unix s); none where it has none of them."""
+    first, last = np.searchsorted(samples["time"], start), np.searchsorted(samples["time"], end, side="right")
+    return {name: column[first:last] for name, column in samples.items()} if last > first else {}
 
 
 def _of_host(samples: Mapping[str, Any], host: str, key: str) -> tuple[Floats, Floats]:

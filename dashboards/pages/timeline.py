@@ -16,7 +16,7 @@ from dash.development.base_component import Component
 
 from archlab.dashboards.figures import Figure
 from archlab.dashboards.library import Library, Study
-from archlab.dashboards.load import MOST_FILES, of_machines
+from archlab.dashboards.load import MOST_FILES, moments, of_machines
 from archlab.dashboards.pages.runs import span
 from archlab.dashboards.pages.shell import GO, TIMELINE, Choice, Chosen, register_tab
 from archlab.dashboards.parts import graph, section, to_trial
@@ -70,23 +70,26 @@ def content(study: Study, chosen: Chosen) -> list[Component]:
         frame = frame.assign(variant=variants, row=frame["place"])
     figure = bars(frame, labels, named, study.name)
     figure["layout"]["uirevision"] = chosen["rows"]
-    whole, busy = float(frame["end"].max() - frame["start"].min()), float((frame["end"] - frame["start"]).sum())
+    start, end = float(frame["start"].min()), float(frame["end"].max())
+    whole, busy = end - start, float((frame["end"] - frame["start"]).sum())
+    edge = max(0.03 * whole, 1.0)  # s; both figures end beside the bars
+    window = start - edge, end + edge
+    figure["layout"]["xaxis"]["range"] = moments(window)
     again = int((frame.groupby("key").size() > 1).sum())
     told = f"{len(frame)} attempts of {frame['key'].nunique()} trials in {span(whole)}; {span(busy)} of work"
     told += f"; {again} trials were continued or tried again" if again else ""
     height = min(max(200, 90 + 30 * len(labels)), 1600)
     note = html.P(f"{told}. A click on a bar leads to its trial.", className="muted small")
-    return [section("Attempts", graph("timeline-figure", figure, height), note), *_machines(served, study, figure)]
+    return [section("Attempts", graph("timeline-figure", figure, height), note), *_machines(served, study, window)]
 
 
-def _machines(library: Library, study: Study, attempts: Figure) -> list[Component]:
-    """The load of the machines over the same time."""
+def _machines(library: Library, study: Study, window: tuple[float, float]) -> list[Component]:
+    """The load of the machines over the same time (unix s)."""
     newest = sorted({t["key"]: t for t in study.trials}.values(), key=lambda trial: -trial["updated"])[:MOST_FILES]
-    figure = of_machines(library.loads.of(Path(trial["folder"])) for trial in newest)
+    figure = of_machines((library.loads.of(Path(trial["folder"])) for trial in newest), *window)
     if figure is None:
         return []
-    starts = [x for each in attempts["data"] for x in each["x"] if x is not None]
-    figure["layout"]["xaxis"]["range"] = [min(starts), max(starts)]
+    figure["layout"]["xaxis"]["range"] = moments(window)
     note = html.P("All that runs there counts, also what is not archlab's.", className="muted small")
     return [section("Machine load", graph("timeline-load", figure, 260), note)]
 

@@ -21,6 +21,14 @@ def row(time, **more):
     return {"time": time, **usual, **more}
 
 
+def _x_axes(part):
+    """Those of all figures of a page, from its top to its bottom."""
+    if isinstance(part, dict) and "xaxis" in part:
+        return [part["xaxis"]]
+    inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else []
+    return [found for each in inner for found in _x_axes(each)]
+
+
 def test_a_file_is_read_again_when_it_grows_up_to_its_last_whole_line(tmp_path):
     files, folder = LoadFiles(), tmp_path / "t"
     assert files.of(folder) == {}
@@ -48,17 +56,26 @@ def test_trials_beside_each_other_are_one_machine_and_hosts_are_told_apart(tmp_p
     files = LoadFiles()
     one = files.of(write(tmp_path / "1", [row(float(t), machine_cpu=0.4) for t in range(10)]))
     other = files.of(write(tmp_path / "2", [row(float(t), machine_cpu=0.6) for t in range(10)]))
-    figure = of_machines([one, {}, other])
+    figure = of_machines([one, {}, other], 0.0, 10.0)
     assert [each["name"] for each in figure["data"]] == ["CPU", "memory"]
     assert np.allclose(figure["data"][0]["y"], 50.0) and len(figure["data"][0]["y"]) == 10
     there = files.of(write(tmp_path / "3", [row(0.0, host="b")]))
-    assert {each["name"] for each in of_machines([one, there])["data"]} == {
+    assert {each["name"] for each in of_machines([one, there], 0.0, 10.0)["data"]} == {
         "CPU, a",
         "memory, a",
         "CPU, b",
         "memory, b",
     }
-    assert of_machines([{}]) is None
+    assert of_machines([{}], 0.0, 10.0) is None
+
+
+def test_a_trial_that_was_reused_takes_no_points_from_the_time_that_is_shown(tmp_path):
+    files, week = LoadFiles(), 7 * 86400
+    own = files.of(write(tmp_path / "own", [row(float(week + t), machine_cpu=0.4) for t in range(100)]))
+    reused = files.of(write(tmp_path / "reused", [row(float(t), machine_cpu=0.8) for t in range(100)]))
+    alone, both = (of_machines(each, week, week + 100.0) for each in ([own], [reused, own]))
+    assert alone == both and len(both["data"][0]["x"]) == 100
+    assert of_machines([reused], week, week + 100.0) is None
 
 
 def test_a_line_ends_where_nothing_ran():
@@ -69,12 +86,15 @@ def test_a_line_ends_where_nothing_ran():
 
 
 def test_pages_show_it(store, tmp_path):
-
     root = tmp_path / ".archlab"
     shutil.copytree(store, root)
     with Store.open(root, create=False) as opened:
         key = opened.study_trials("gate-position")[0]["key"]
-        write(opened.trial_folder(key), [row(1.0), row(2.0)])
+        ran = [event["time"] for event in opened.events("gate-position") if event["key"] == key]
+        write(opened.trial_folder(key), [row(min(ran)), row(max(ran))])
     client = Client(root)
     assert "load-cores" in client.page(f"/run/{key}") and "2 samples on a" in client.page(f"/run/{key}")
-    assert "timeline-load" in client.page("/study/gate-position/timeline")
+    page = client.page("/study/gate-position/timeline")
+    assert "timeline-load" in page
+    ranges = [found["range"] for found in _x_axes(json.loads(page))]
+    assert len(ranges) == 2 and ranges[0] == ranges[1], "both figures are of the same time"
