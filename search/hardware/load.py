@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import repeat
@@ -21,15 +21,18 @@ FILE = "load.jsonl"
 _CLOSE, _CLOSE_S, _USUAL_S, _EACH = 10, 1.0, 5.0, 500
 
 Sample = dict[str, Any]
+Device = Mapping[str, Callable[[], float]]
+"""What is asked of a device for each sample, by the name that the sample has for it."""
 
 
 @contextmanager
-def sampled(path: Path, device: Callable[[], Sample] | None = None) -> Iterator[None]:
+def sampled(path: Path, device: Device | None = None) -> Iterator[None]:
     """Appends samples to a file while the body runs, by a thread that touches nothing else.
 
     A sample has time (unix s), host, cores (how many this process and its children kept busy since the last one),
-    memory_bytes (resident, of all of them), machine_cpu and machine_memory (shares of the machine's, 0 to 1), and what
-    `device` returns. Whatever goes wrong with it ends the samples, which the trial's output tells, never the trial.
+    memory_bytes (resident, of all of them), machine_cpu and machine_memory (shares of the machine's, 0 to 1), and the
+    fields of `device`. One of those that fails is left out from then on. Whatever else goes wrong ends the samples.
+    The trial's output tells either once, and the trial goes on.
     """
     done = threading.Event()
     thread = threading.Thread(target=_write, args=(path, device, done.wait), name="load", daemon=True)
@@ -41,7 +44,7 @@ def sampled(path: Path, device: Callable[[], Sample] | None = None) -> Iterator[
         thread.join()
 
 
-def of_gpu() -> Callable[[], Sample] | None:
+def of_gpu() -> Device | None:
     """Samples the current CUDA device: gpu (the share of time in which it computes, 0 to 1) and gpu_memory_bytes (of
     all that use it), as NVML says them. None without a device or the extra `gpu`."""
     import torch
@@ -49,12 +52,11 @@ def of_gpu() -> Callable[[], Sample] | None:
     if not torch.cuda.is_available() or find_spec("pynvml") is None:
         return None
     device = torch.cuda.current_device()
-
-    def look() -> Sample:  # NVML asks the driver, so that a stream which is being captured as a graph is left alone
-        used = torch.cuda.device_memory_used(device)
-        return {"gpu": torch.cuda.utilization(device) / 100, "gpu_memory_bytes": used}
-
-    return look
+    # NVML asks the driver, so that a stream which is being captured as a graph is left alone
+    return {
+        "gpu": lambda: torch.cuda.utilization(device) / 100,
+        "gpu_memory_bytes": lambda: torch.cuda.device_memory_used(device),
+    }
 
 
 def gaps() -> Iterator[float]:
@@ -66,7 +68,7 @@ def gaps() -> Iterator[float]:
         gap *= 2
 
 
-def _write(path: Path, device: Callable[[], Sample] | None, wait: Callable[[float], bool]) -> None:
+def _write(path: Path, device: Device | None, wait: Callable[[float], bool]) -> None:
     try:
         look = Load(device)
         for gap in gaps():
@@ -82,8 +84,8 @@ def _write(path: Path, device: Callable[[], Sample] | None, wait: Callable[[floa
 class Load:
     """What this process and its machine have done since it was asked last, by the thread that made it."""
 
-    def __init__(self, device: Callable[[], Sample] | None = None) -> None:
-        self._process, self._device, self._host = psutil.Process(), device, socket.gethostname()
+    def __init__(self, device: Device | None = None) -> None:
+        self._process, self._device, self._host = psutil.Process(), dict(device or {}), socket.gethostname()
         self._time, self._cpu_s = time.monotonic(), self._used()[0]
         psutil.cpu_percent()  # from now on
 
@@ -99,8 +101,19 @@ class Load:
             "memory_bytes": memory,
             "machine_cpu": round(psutil.cpu_percent() / 100, 3),
             "machine_memory": round(psutil.virtual_memory().percent / 100, 3),
-            **(self._device() if self._device else {}),
+            **self._of_device(),
         }
+
+    def _of_device(self) -> Sample:
+        """What the device answers. A part of a GPU, for one, has memory of its own and no utilisation."""
+        found = {}
+        for name, ask in [*self._device.items()]:
+            try:
+                found[name] = ask()
+            except Exception as error:  # of torch or NVML, which are not imported here
+                del self._device[name]
+                print(f"samples go on without {name}: {type(error).__name__}: {error}", file=sys.stderr)
+        return found
 
     def _used(self) -> tuple[float, int]:
         """(processor seconds so far, resident bytes) of the process and its children; those that have ended count with
