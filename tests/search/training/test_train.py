@@ -1,9 +1,11 @@
 """Training one trial: continuing gives the same bits, a divergence is a result, the clock changes nothing."""
 
 import hashlib
+import itertools
 import json
 import math
 import resource
+import threading
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from torch import nn
 from archlab.arch_dsl import canonical, compile, load, resolve
 from archlab.search.data.dataset import Dataset, write
 from archlab.search.data.tokenizers.family import Bytes
+from archlab.search.hardware import load as machine_load
 from archlab.search.recipe.curve import curve_points
 from archlab.search.recipe.recipe import load_recipe
 from archlab.search.training.loop import Loop
@@ -127,9 +130,17 @@ def measures(folder):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, data_root):
-    """A trial that was never interrupted."""
+    """A trial that was never interrupted, with samples of the machine's load as often as they come."""
     folder = make(tmp_path_factory.mktemp("trials") / "whole")
-    run(folder, data_root)
+
+    def once_sampled():
+        while not (folder / machine_load.FILE).exists():
+            threading.Event().wait(0.01)
+        return False
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine_load, "gaps", lambda: itertools.repeat(0.01))
+        run(folder, data_root, should_stop=once_sampled)
     return folder
 
 
@@ -159,9 +170,11 @@ def test_a_trial_leaves_its_result_its_lines_and_its_weights(whole, data_root):
         "nll": "float64", "tokens": "int64", "bytes": "int64"
     }  # fmt: skip
     assert sorted(entry.name for entry in whole.iterdir()) == [
-        "checkpoint-12.pt", "checkpoint-12.pt.sha256", "metrics.jsonl", "result.json", "test_documents.npz",
-        "trial.json", "windows-0.f32",
+        "checkpoint-12.pt", "checkpoint-12.pt.sha256", "load.jsonl", "metrics.jsonl", "result.json",
+        "test_documents.npz", "trial.json", "windows-0.f32",
     ]  # fmt: skip
+    sampled = [json.loads(line) for line in (whole / machine_load.FILE).read_text().splitlines()]
+    assert all(each["memory_bytes"] > 10_000_000 and 0 <= each["machine_cpu"] <= 1 for each in sampled) and sampled
 
 
 @pytest.mark.parametrize("stops", [[1], [5], [11], [3, 1, 4]], ids=str)
