@@ -71,7 +71,8 @@ def of_trial(samples: Samples) -> list[tuple[str, Figure]]:
     found = []
     for key, title, unit in drawn:
         if key in samples:
-            line = trace("lines", x, [None if v != v else v for v in samples[key][keep] / unit], line={"width": 1.8})
+            mode = "lines" if len(x) > 1 else "markers"  # a line through one point can't be seen
+            line = trace(mode, x, [None if v != v else v for v in samples[key][keep] / unit], line={"width": 1.8})
             line["line"]["color"], line["hovertemplate"] = PALETTE[0], "%{y:.2f}<extra></extra>"
             y = axis(title, rangemode="tozero")
             found.append((key, chart([line], axis("", type="date"), y, showlegend=False)))

@@ -190,7 +190,12 @@ def _load(trial: Trial, library: Library) -> list[Component]:
     """A small figure for each thing that the trial used of its machine."""
     samples = library.loads.of(trial.folder)
     if not samples:
-        return [html.P("There are no samples: they begin a second after a trial does.", className="muted small")]
+        return [
+            html.P(
+                "There are no samples: the first is taken after a second, and an older archlab took none.",
+                className="muted small",
+            )
+        ]
     shown = [graph(f"load-{name}", figure, 200) for name, figure in of_trial(samples)]
     hosts = ", ".join(dict.fromkeys(samples["host"]))
     told = f"{len(samples['time'])} samples on {hosts}, of the trial's process and its children; times are UTC."

@@ -49,6 +49,7 @@ def test_a_trial_has_a_figure_for_each_thing_that_was_sampled(tmp_path):
     assert figures["cores"]["data"][0]["y"] == [1.5, 2.0] and figures["memory_bytes"]["data"][0]["y"] == [1.0, 1.0]
     assert figures["cores"]["data"][0]["x"][1] == "1970-01-01 00:00:05.000000"
     with_gpu = dict(of_trial(files.of(write(tmp_path / "u", [row(0.0, gpu=0.9, gpu_memory_bytes=2**31)]))))
+    assert with_gpu["gpu"]["data"][0]["mode"] == "markers" and figures["cores"]["data"][0]["mode"] == "lines"
     assert with_gpu["gpu"]["data"][0]["y"] == [90.0] and with_gpu["gpu_memory_bytes"]["data"][0]["y"] == [2.0]
 
 
