@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Iterator
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
 from archlab.cli import completion
 from archlab.cli.kit import JSON, STORE, STUDY_OR_NAME, TRY_AGAIN, fail, store_folder, study_name, verb
+from archlab.cli.lifecycle import megabytes
+
+if TYPE_CHECKING:
+    from archlab.search.running.deletion import Deletion
+
+_LISTED = 10  # trials that a deletion names
 
 
 @click.command()
@@ -60,23 +69,44 @@ def delete(study: str, store: str | None, apply: bool, as_json: bool) -> None:
 
     What trackers have of it stays there. A study that runs is left alone.
     """
-    from archlab.search.formatting.numbers import duration
     from archlab.search.running import deletion
     from archlab.search.store.store import Store
 
     with Store.open(store_folder(store), create=False) as opened:
         name = study_name(study)
         going = deletion.delete(opened, name) if apply else deletion.found(opened, name)
+        holder = None if apply else opened.holder(name)
     if as_json:
         click.echo(json.dumps({"applied": apply, **asdict(going)}))
         return
-    count = len(going.keys)
-    told = f"{count} trial{'s' * (count != 1)}, {going.complete} of them complete"
-    told += f": {duration(going.train_s)} of training, {going.size / 1e6:,.1f} MB"
-    click.echo(f"{name} is deleted: {told}" if apply else f"with {name} would go: {told}")
+    click.echo("\n".join(_deletion_lines(going)))
+    if apply:
+        click.echo(f"{name} is deleted")
+        return
+    click.echo(f"nothing was removed: archlab delete {shlex.quote(study)} --apply removes it for good")
+    if holder is not None:
+        click.echo(f"{name} is running: it can't be deleted until that ends")
+
+
+def _deletion_lines(going: Deletion) -> Iterator[str]:
+    """What goes, and what stays."""
+    from archlab.search.formatting.numbers import duration
+
+    own = f"{_many(going.rows, 'row')} of the trial table, {_many(going.events, 'event')}"
+    yield f"record    {own}, {_many(going.decisions, 'decision')}"
+    took = f"{going.complete:,} complete, {duration(going.train_s)} of training, {megabytes(going.size)}"
+    yield f"trials    {_many(len(going.trials), 'trial')} that no other study has: {took}"
+    for each in going.trials[:_LISTED]:
+        yield f"          {each.folder}  {each.state}, {megabytes(each.size)}"
+    if len(going.trials) > _LISTED:
+        yield f"          and {len(going.trials) - _LISTED:,} more, which --json lists"
     if going.stay:
-        click.echo(f"{going.stay} more stay, as other studies have them too")
-    click.echo("what trackers have of it stays there" if apply else "nothing was removed: --apply removes it for good")
+        yield f"stay      {_many(going.stay, 'trial')} that other studies have too"
+    yield "trackers  copies in MLflow, Optuna, Weights & Biases and TensorBoard stay"
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 VERBS = (sync, move, delete)

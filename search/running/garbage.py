@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from archlab.arch_dsl.language import plugins
+from archlab.search.running import deletion
 from archlab.search.store import plugins as plugin_files
 from archlab.search.store.lock import in_use
 from archlab.search.store.store import Store
@@ -19,11 +20,9 @@ from archlab.search.training import shared_beginnings as shared
 from archlab.search.trial.kept_weights import WEIGHTS, union
 from archlab.search.trial.trial import Trial
 from archlab.search.utils import temporary as tempfolders
-from archlab.search.utils.files import lock_file
+from archlab.search.utils.files import lock_file, size_of
 
-_SHARED = ("stages", "prefixes", "data", "plug-ins", "compiled")  # which a study that is planned may be about to use
-DELETED = "deleted"
-"""Where in a store the trials of a deleted study lie until they are removed."""
+_SHARED = ("stages", "prefixes", "data", "plug-ins", "compiled", "deleted")  # which a study may be about to use
 _ABANDONED_S = 3600.0  # a temporary file this old belongs to a process that was killed
 
 
@@ -69,6 +68,8 @@ def find(store: Store) -> list[Waste]:
     found += _data(store.root / "data", wanted)
     found += _plugins(store.root / plugin_files.FOLDER, [each.trial for each in known])
     found += _compiled(_layers(store.root), known)
+    if left := deletion.left_over(store):
+        found.append(_waste("deleted", "of deleted studies, whose deletion was killed", left))
     return found
 
 
@@ -85,6 +86,8 @@ def remove(store: Store) -> tuple[list[Waste], list[tuple[Waste, str]]]:
             reason = "" if alone or waste.kind not in _SHARED else "a run of this store is under way"
             if not reason and waste.trial is not None:
                 reason = _remove_of_trial(store, waste)
+            elif not reason and waste.kind == "deleted":
+                deletion.finish(store)
             elif not reason:
                 _remove(waste.paths)
             if reason:
@@ -167,7 +170,6 @@ def _temporary(root: Path, known: Iterable[_Known]) -> Iterator[Waste]:
     loose = [path for folder in (root, root / "locks", root / "data") for path in folder.glob(".*.tmp")]
     loose += [*(root / "data").glob(".new-*"), *(root / "evaluations").glob("*-*")]
     loose = [path for path in loose if _changed(path) < old]
-    loose += _folders(root / DELETED)
     if left := [*loose, *tempfolders.left_over()]:
         yield _waste("temporary", why, left)
     for each in known:
@@ -219,16 +221,6 @@ def _compiled(own: Path, known: Iterable[_Known]) -> Iterator[Waste]:
 
 def _waste(kind: str, why: str, paths: list[Path], trial: tuple[str, str] | None = None) -> Waste:
     return Waste(kind, why, tuple(sorted(paths)), sum(map(size_of, paths)), trial)
-
-
-def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files in a folder; nothing of what is gone meanwhile."""
-    try:
-        if path.is_dir() and not path.is_symlink():
-            return sum(size_of(child) for child in path.iterdir())
-        return path.lstat().st_size
-    except FileNotFoundError:
-        return 0
 
 
 def _changed(path: Path) -> float:

@@ -80,6 +80,17 @@ class Studies:
             raise StoreRefused(f"{self.database.name} has no study '{name}'; {hint} (known: {told})")
         return rows[0]
 
+    def extent(self, study: str, keys: Iterable[str]) -> dict[str, int]:
+        """How many rows, decisions and events are a study's own, those of its own trials (`keys`) among them."""
+        counted = "SELECT count(*) AS n FROM"
+        alone = f"{counted} event WHERE study = ? AND key IS NULL"
+        of_trials = self._query_many("SELECT count(*) AS n FROM event WHERE key IN", keys)
+        return {
+            "rows": self._query(f"{counted} study_trial WHERE study = ?", (study,))[0]["n"],
+            "decisions": self._query(f"{counted} decision WHERE place = ?", (study,))[0]["n"],
+            "events": self._query(alone, (study,))[0]["n"] + sum(row["n"] for row in of_trials),
+        }
+
     # decisions, memory, events
 
     def decide(self, study: str, name: str, compute: Callable[[], Any]) -> Any:

@@ -39,6 +39,16 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return found
 
 
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder; nothing of what is gone meanwhile."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            return sum(size_of(child) for child in path.iterdir())
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 @contextmanager
 def lock_file(path: Path, mode: int = 0o600) -> Iterator[Callable[..., bool]]:
     """Opens a file, made if need be, whose lock ends with the block or with the process.

@@ -1,18 +1,21 @@
 """Deleting a study: what goes is its own alone, and nothing goes by itself."""
 
-import os
+import json
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from archlab.cli.main import main
 from archlab.search.running import deletion
-from archlab.search.running.garbage import DELETED, find, remove
+from archlab.search.running.deletion import DELETED
+from archlab.search.running.garbage import find, remove
 from archlab.search.store.addresses import DATABASE
 from archlab.search.store.findings import kind_of
 from archlab.search.store.lock import StudyLock, StudyLocked, in_use
 from archlab.search.store.notes import Note, read_notes, write_note
 from archlab.search.store.store import Store, StoreError, StoreRefused
+from archlab.search.utils.files import lock_file
 from tests.search.study_kit import make_store, rows_of, toy
 
 OWN, SHARED = toy(1), toy(2)
@@ -39,13 +42,14 @@ def store(request, tmp_path, monkeypatch):
 
 def test_what_would_go_is_told_and_stays(store):
     going = deletion.found(store, "s")
-    assert (going.keys, going.complete, going.train_s, going.stay) == ((OWN.key,), 1, 60.0, 1)
+    assert (going.keys, going.complete, going.train_s, going.stay) == ([OWN.key], 1, 60.0, 1)
+    assert (going.rows, going.events, going.decisions) == (2, 2, 1)
     assert going.size > 0 and len(store.studies()) == 2 and len(store.study_trials("s")) == 2
 
 
 def test_a_study_goes_with_its_own_trials_and_nothing_of_another(store):
     before = store.study_trials("t")
-    assert deletion.delete(store, "s").keys == (OWN.key,)
+    assert deletion.delete(store, "s").keys == [OWN.key]
     assert [each["name"] for each in store.studies()] == ["t"] and store.study_trials("t") == before
     assert not store.trial_folder(OWN.key).exists() and (store.trial_folder(SHARED.key) / "result.json").exists()
     assert store.known([OWN.key, SHARED.key]).keys() == {SHARED.key} and store.events(key=SHARED.key)
@@ -67,30 +71,95 @@ def test_nothing_goes_while_a_study_runs(store):
     assert len(store.studies()) == 2
 
 
-def test_what_a_kill_leaves_is_found_by_gc(store, monkeypatch):
-    def killed(_):
-        raise KeyboardInterrupt
+class Killed(BaseException):
+    """What ends a deletion in the middle."""
 
-    monkeypatch.setattr(deletion.shutil, "rmtree", killed)
-    with pytest.raises(KeyboardInterrupt):
+
+def killed(*_):
+    raise Killed
+
+
+MOMENTS = {
+    "before the table": (Store, "forget_study", killed),
+    "before the folders": (deletion, "os", SimpleNamespace(replace=killed)),
+    "among the folders": (deletion, "shutil", SimpleNamespace(rmtree=killed)),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_what_a_kill_leaves_is_whole_and_found_by_gc(store, monkeypatch, moment):
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(*MOMENTS[moment])
         deletion.delete(store, "s")
-    monkeypatch.undo()
-    assert os.listdir(store.root / DELETED) == [OWN.key]
-    assert any(store.root / DELETED / OWN.key in waste.paths for waste in find(store))
+    assert [each for each in find(store) if each.kind == "deleted"], "gc finds it"
+    began = moment != "before the table"
+    assert (store.known([OWN.key]) == {}) == began
+    with in_use(store.root):
+        _, stayed = remove(store)
+    assert "deleted" in {waste.kind for waste, _ in stayed}, "a run may be about to want it"
     remove(store)
-    assert os.listdir(store.root / DELETED) == []
+    assert store.trial_folder(OWN.key).exists() != began
+    assert store.trial_folder(SHARED.key).exists()
+    assert not (store.root / DELETED).exists() and not [each for each in find(store) if each.kind == "deleted"]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_study_that_is_run_and_deleted_again_after_a_kill_goes(store, monkeypatch, moment):
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(*MOMENTS[moment])
+        deletion.delete(store, "s")
+    store.save_study("s", {"study": "s"}, "study: s")
+    store.add_trials("s", rows_of(OWN, SHARED))
+    store.claim(OWN.key, "s")
+    assert deletion.delete(store, "s").keys == [OWN.key]
+    assert not store.trial_folder(OWN.key).exists() and not (store.root / DELETED).exists()
+
+
+def test_a_folder_that_the_table_lacks_for_another_reason_stays(store):
+    lost = store.trial_folder(toy(3).key)
+    lost.mkdir(parents=True)
+    deletion.delete(store, "s")
+    remove(store)
+    assert lost.exists(), "the table may be an older copy that was put back"
+
+
+def test_a_trial_that_its_driver_left_behind_keeps_its_folder(store):
+    with lock_file(store.trial_folder(OWN.key) / "writer.lock") as take:
+        assert take()
+        with pytest.raises(StoreError, match="a process still trains it"):
+            deletion.delete(store, "s")
+    assert len(store.studies()) == 2 and store.trial_folder(OWN.key).exists()
 
 
 def test_the_command_lists_and_removes(tmp_path):
     root = tmp_path / "store"
-    make_store(root, rows=rows_of(OWN)).close()
+    store = make_store(root, rows=rows_of(OWN))
+    store.claim(OWN.key, "s")
+    store.close()
 
-    def archlab(*words):
-        return CliRunner().invoke(main, ["delete", "s", "--store", str(root), *words])
+    def archlab(*words, study="s"):
+        return CliRunner().invoke(main, ["delete", study, "--store", str(root), *words])
 
-    assert "with s would go: 1 trial, 0 of them complete" in archlab().output
-    assert '"applied": false' in archlab("--json").output
+    told = archlab().output
+    assert "1 row of the trial table, 1 event, 0 decisions" in told
+    assert f"1 trial that no other study has: 0 complete, 0s of training, 0.0 MB\n          {root}/trials/" in told
+    assert "copies in MLflow, Optuna, Weights & Biases and TensorBoard stay" in told
+    assert "nothing was removed: archlab delete s --apply" in told and "is running" not in told
+    found = json.loads(archlab("--json").output)
+    assert found["applied"] is False and [each["key"] for each in found["trials"]] == [OWN.key]
+    with StudyLock(root, "s"):
+        refused = archlab("--apply")
+        assert refused.exit_code == 3 and "is already being run" in refused.output
+        assert "s is running: it can't be deleted until that ends" in archlab().output
+    assert archlab("--apply", study="S t u d y").exit_code == 2
     assert "s is deleted" in archlab("--apply").output
     assert archlab().exit_code == 2
     with Store.open(root, create=False) as opened:
         assert opened.studies() == []
+
+
+def test_many_trials_are_not_all_named(tmp_path):
+    root = tmp_path / "store"
+    make_store(root, rows=rows_of(*(toy(x) for x in range(12)))).close()
+    told = CliRunner().invoke(main, ["delete", "s", "--store", str(root)]).output
+    assert told.count("/trials/") == 10 and "and 2 more, which --json lists" in told
