@@ -16,7 +16,7 @@ def studies(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[
 
 def files(_ctx: click.Context, _parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """Study files of the folder that is being typed, and the folders in it."""
-    from archlab.cli.groups import studies_in
+    from archlab.search.study.files import studies_in
 
     given = Path(typed)
     folder = given if typed.endswith("/") else given.parent

@@ -40,6 +40,8 @@ def first_sentence(command: click.Command) -> str:
 
 def next_steps(folder: Path, root: Path) -> str:
     """What to type next: to write a study where there is none, else a line for every study of a folder or its store."""
+    from archlab.search.study.files import studies_in
+
     found = {str(path): name for path, name in studies_in(folder).items()}
     stored = _stored(root)
     lines = [step for path, name in found.items() for step in _steps(shlex.quote(path), stored.pop(name, None))]
@@ -55,21 +57,6 @@ def next_steps(folder: Path, root: Path) -> str:
     lines.append(("archlab --help", "all commands"))
     width = max(len(command) for command, _ in lines)
     return "\n".join(f"  {command:<{width}}  {why}" for command, why in lines)
-
-
-def studies_in(folder: Path) -> dict[Path, str]:
-    """The study files in a folder, with the names of their studies. A file that can't be read is none."""
-    import re
-
-    found = {}
-    for path in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")]):
-        try:
-            named = re.search(r"^study: *[\"']?([\w-]+)", path.read_text(), re.MULTILINE)
-        except (OSError, UnicodeDecodeError):
-            continue
-        if named:
-            found[path.relative_to(folder)] = named[1]
-    return found
 
 
 def _stored(root: Path) -> dict[str, dict[str, Any]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -65,17 +63,13 @@ def main(context: click.Context) -> None:
 @verb
 def init(path: str) -> None:
     """Write a commented study to start from."""
-    template = (Path(__file__).parents[1] / "search" / "study" / "template.yaml").read_text()
+    from archlab.search.study.files import new_study
+
     if Path(path).exists():
         fail(f"{path} exists; a study is never overwritten", INVALID)
     if not Path(path).parent.is_dir():
         fail(f"{Path(path).parent} is no folder", INVALID)
-    name = re.sub(r"[^a-z0-9]+", "-", Path(path).stem.lower()).strip("-")[:63].rstrip("-") or "my-study"
-    from archlab.search.study.completion import schema_file
-
-    schema = os.path.relpath(schema_file(), Path(path).parent)
-    text = template.replace("=study.schema.json", f"={schema}", 1).replace("my-study", name, 1)
-    Path(path).write_text(text)
+    Path(path).write_text(new_study(Path(path)))
     shown = shlex.quote(path)
     click.echo(f"wrote {path}\n\n  archlab plan {shown}\n  archlab run {shown}\n  archlab report {shown}")
 

@@ -6,7 +6,6 @@ study, under its own recipe, on its own batches.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,13 +24,12 @@ _OPEN = ("equivalent", "within noise", "undecided")
 
 @dataclass(frozen=True)
 class Finding:
-    """What one study found of a change: its row's test perplexity, and the difference to its own baseline in `unit`."""
+    """What one study found of a change: the difference of a row to its own baseline, in `unit`."""
 
     study: str
     variant: str
     cell: str
     n: int
-    perplexity: float
     delta: float
     low: float
     high: float
@@ -128,7 +126,6 @@ def _finding(study: str, row: Mapping[Any, Any], unit: str) -> Finding:
         variant=row["variant"],
         cell=row["variant"].partition(" [")[2].removesuffix("]"),
         n=row["n"],
-        perplexity=float(row["perplexity_mean"]),
         delta=float(row["delta"]),
         low=float(row["delta_low"]),
         high=float(row["delta_high"]),
@@ -153,13 +150,8 @@ def _made_of(record: Record) -> Record:
     kept = ("tune", "match", "sequential", "prune", "screen", "recipes", "ladder")
     compared = {name: record[name] for name in kept if record.get(name)}
     counted = {"seeds": len(record["seeds"]), "variants": len(record["variants"]), "baseline": record["baseline"]}
-    data = {name: value for name, value in record["data"].items() if not _is_nan(value)}
     sizes = {name: base[name] for name in ("parameters", "flops_per_token") if name in base}
     return {
         "model": {**spec_of(base), **sizes},
-        "recipe": {**record.get("recipe", {}), **compared, **counted, "prepared": data},
+        "recipe": {**record.get("recipe", {}), **compared, **counted, "prepared": record["data"]},
     }
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)

@@ -60,9 +60,7 @@ def main_block(comparison: Comparison, shape: Shape = USUAL) -> Block:
     for key in shape.columns or ():
         known_column(key, every)
     shown = usual if shape.columns is None else [key for key in every if key == "variant" or key in shape.columns]
-    kept = kept_rows(comparison, shape.where)[0]
-    if shape.variants is not None:
-        kept = [keep and row["variant"] in shape.variants for row, keep in zip(rows, kept, strict=True)]
+    kept = _shown(comparison, shape)
     columns = [_only(every[key], kept) for key in shown]
     return Block("", columns, _legend(comparison, rows, error))
 
@@ -80,10 +78,16 @@ def table_page(comparison: Comparison, shape: Shape) -> Page:
     return replace(page, lines=[*([f"Rows: {where}."] if where else []), *page.lines])
 
 
-def narrowed(comparison: Comparison, where: str) -> Comparison:
+def narrowed(comparison: Comparison, shape: Shape) -> Comparison:
     """The comparison with those rows of its table alone; what was compared stays as it was. Raises BadFilter."""
-    kept, _ = kept_rows(comparison, where)
-    return replace(comparison, table=comparison.table[kept].reset_index(drop=True)) if where.strip() else comparison
+    return replace(comparison, table=comparison.table[_shown(comparison, shape)].reset_index(drop=True))
+
+
+def _shown(comparison: Comparison, shape: Shape) -> list[bool]:
+    """Which rows of the table a shape has. Raises BadFilter."""
+    kept, _ = kept_rows(comparison, shape.where)
+    names = comparison.table["variant"]
+    return [keep and (shape.variants is None or name in shape.variants) for name, keep in zip(names, kept, strict=True)]
 
 
 def kept_rows(comparison: Comparison, where: str) -> tuple[list[bool], list[bool]]:

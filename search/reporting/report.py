@@ -45,7 +45,7 @@ def report(comparison: Comparison, format: str = "text", shape: Shape | None = N
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise ValueError(f"'{format}' is not a report format{hint} ({', '.join(FORMATS)})")
     if format in PLAIN:
-        return PLAIN[format](comparison if shape is None else narrowed(comparison, shape.where))
+        return PLAIN[format](comparison if shape is None else narrowed(comparison, shape))
     if shape is not None:
         return PAGES[format](table_page(comparison, shape))
     page = build_page(comparison)

@@ -7,7 +7,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from archlab.arch_dsl.language.errors import SpecError
+from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.search.data import DataError
 from archlab.search.executors.executor import ResourcesError
 from archlab.search.planning.estimate import refuse_too_little
@@ -43,7 +43,7 @@ def draft(text: str, file: str, root: Path) -> dict[str, Any]:
     return {"name": study.study, "problems": [], "plan": page.getvalue()}
 
 
-def _told(problem: Any) -> dict[str, Any]:
+def _told(problem: Problem) -> dict[str, Any]:
     line, column = (problem.mark.line, problem.mark.column) if problem.mark else (0, 0)
     message = f"{problem.path}: {problem.message}" if problem.path else problem.message
     return {"line": line, "column": column, "message": message}

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
+
+from archlab.search.study.files import schema_file
 
 Schema = dict[str, Any]
 Step = str | int
@@ -35,13 +36,6 @@ class _Open:
     indent: int | None
     key: Step | None = None
     known: dict[str, str] = field(default_factory=dict)  # its keys so far, with their values where these are words
-
-
-def schema_file() -> Path:
-    """The JSON Schema of studies, beside the installed package or in the checkout."""
-    package = Path(__file__).parents[2]
-    folders = (package, package / "docs", package.parent / "docs")  # `search` lies in the package or is linked there
-    return next((f for each in folders if (f := each / "study.schema.json").exists()), folders[1] / "study.schema.json")
 
 
 def complete(text: str, position: int) -> tuple[int, list[Suggestion]]:
@@ -91,7 +85,7 @@ def _word(line: str) -> str:
 def _opened(text: str) -> tuple[list[_Open] | None, str | None]:
     """(the mappings and lists that are open at the end of the text, the key whose value is awaited there or None). No
     list at all inside of a comment or a quoted text."""
-    stack, pending = [_Open(0)], ""
+    stack = [_Open(0)]
     lines = text.split("\n")
     for number, line in enumerate(lines):
         last = number == len(lines) - 1
@@ -101,8 +95,7 @@ def _opened(text: str) -> tuple[list[_Open] | None, str | None]:
             if not last and (not body or body.startswith("#")):
                 continue
             rest = _begin_line(stack, line)
-        pending = ""
-        place = 0
+        pending, place = "", 0
         for token in _TOKEN.finditer(rest):
             if token.lastgroup != "mark":
                 if last and (token["comment"] or (token.end() == len(rest) and len(token[0]) < 2)):
@@ -116,8 +109,8 @@ def _opened(text: str) -> tuple[list[_Open] | None, str | None]:
             place = token.end()
             pending = _mark(stack, token[0], pending)
         pending += rest[place:]
-        if stack[-1].indent is not None or not last:
-            _end_value(stack, pending, whole=not last)
+        if not last:
+            _end_value(stack, pending)
     return stack, _awaited(stack)
 
 
@@ -125,15 +118,13 @@ def _begin_line(stack: list[_Open], line: str) -> str:
     """Closes what is indented as far as a line of block style or further, opens its items, and returns the rest."""
     rest = line.lstrip(" ")
     indent = len(line) - len(rest)
-    items = 0
     while rest.startswith("- ") or rest == "-":
-        _close(stack, indent + items)
-        if not (isinstance(stack[-1].key, int) and stack[-1].indent == indent + items):
-            stack.append(_Open(indent + items, _ITEM))
-        items += 2
-        rest = rest[2:]
-        stack.append(_Open(indent + items))
-        indent, items = indent + items, 0
+        _close(stack, indent)
+        if not (isinstance(stack[-1].key, int) and stack[-1].indent == indent):
+            stack.append(_Open(indent, _ITEM))
+        inner = rest[1:].lstrip(" ")
+        indent, rest = indent + max(2, len(rest) - len(inner)), inner
+        stack.append(_Open(indent))
     _close(stack, indent, keep=True)
     if stack[-1].indent is not None and stack[-1].indent < indent and stack[-1].key is not None:
         stack.append(_Open(indent))
@@ -168,20 +159,18 @@ def _mark(stack: list[_Open], mark: str, pending: str) -> str:
         top.key = top.key if isinstance(top.key, int) else None
     else:
         stack.pop()
-        if stack[-1].indent is None and not isinstance(stack[-1].key, int):
-            stack[-1].known.setdefault(str(stack[-1].key), "")
     return ""
 
 
-def _end_value(stack: list[_Open], pending: str, whole: bool = True) -> None:
+def _end_value(stack: list[_Open], pending: str) -> None:
     """Remembers the word that stands behind a key."""
     top = stack[-1]
-    if whole and isinstance(top.key, str) and pending.strip():
+    if isinstance(top.key, str) and pending.strip():
         top.known[top.key] = pending.strip().strip("\"'")
 
 
 def _awaited(stack: list[_Open]) -> str | None:
-    """The key whose value stands next; of a list, whose items are values too, None with the list's own step taken."""
+    """The key whose value stands next, None where a key does. In a list, whose items are values, it is empty."""
     top = stack[-1]
     if isinstance(top.key, int):
         stack.append(_Open(None))
@@ -237,9 +226,8 @@ def _expanded(schemas: Sequence[Schema]) -> Iterator[Schema]:
 
 def _fitting(schemas: Sequence[Schema], known: dict[str, str]) -> list[Schema]:
     """The alternatives that the mapping's own `type` leaves."""
-    every = [*_expanded(schemas)]
-    kind = known.get("type")
-    return [e for e in every if kind is None or kind in _types(e, kind)] if kind else every
+    every, kind = [*_expanded(schemas)], known.get("type")
+    return [each for each in every if kind in _types(each, kind)] if kind else every
 
 
 def _types(schema: Schema, usual: str) -> Sequence[str]:

@@ -66,7 +66,7 @@ def test_what_was_solved_to_match_and_what_the_baseline_has_too_are_no_change():
     ],
 )
 def test_a_verdict_holds_only_where_all_that_are_known_agree(verdicts, kind):
-    found = [Finding(f"s{i}", "v", "", 3, 9.0, 0.1, 0.0, 0.2, "nats", v) for i, v in enumerate(verdicts)]
+    found = [Finding(f"s{i}", "v", "", 3, 0.1, 0.0, 0.2, "nats", v) for i, v in enumerate(verdicts)]
     assert Change("v", tuple(found)).kind == kind
     assert all(f"s{i}" in Change("v", tuple(found)).sentence() for i in range(len(verdicts))) or len({*verdicts}) == 1
 
