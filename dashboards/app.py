@@ -14,8 +14,7 @@ from dash import Input, html
 from archlab.dashboards import downloads, pages, theme
 from archlab.dashboards.library import Library
 from archlab.dashboards.optuna_mount import Mount
-from archlab.dashboards.pages.notes import READ_ONLY
-from archlab.dashboards.parts import card, frame
+from archlab.dashboards.parts import READ_ONLY, card, frame
 
 POLICY = "; ".join(
     [

@@ -17,35 +17,40 @@ PATIENCE_S = 120.0
 
 
 class Drafts:
-    """Checks the text of a study as it stands. Of texts that come while one is being checked only the newest is."""
+    """Checks the text of a study as it stands, one at a time."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self._root, self._folder = root, folder
         self._worker: tuple[BaseProcess, Connection] | None = None
         self._checking, self._counting = threading.Lock(), threading.Lock()
-        self._newest: dict[str, int] = {}
+        self._sent: dict[str, int] = {}  # how many texts each writer has sent
 
-    def check(self, text: str, file: str, writer: str = "") -> dict[str, Any] | None:
-        """What `archlab.search.running.draft.draft` says of a text; None where the same `writer` has sent another one
-        meanwhile."""
+    def newest(self, text: str, file: str, writer: str) -> dict[str, Any] | None:
+        """As `check`; None where the same `writer` has sent another text before this one's turn came."""
         with self._counting:
-            mine = self._newest[writer] = self._newest.get(writer, 0) + 1
+            mine = self._sent[writer] = self._sent.get(writer, 0) + 1
         with self._checking:
-            if self._newest[writer] != mine:
-                return None
-            if self._worker is None:
-                self._worker = self._start()
-            _, ours = self._worker
-            try:
-                ours.send((text, file))
-                if ours.poll(PATIENCE_S):
-                    found: dict[str, Any] = ours.recv()
-                    return found
-                said = f"The plan takes longer than {PATIENCE_S:.0f} s here: archlab plan {file} makes it."
-            except (EOFError, OSError):
-                said = "The process that checks studies has died; the next letter starts another."
-            self.close()
-            return {"name": None, "problems": [{"line": 0, "column": 0, "message": said}], "plan": None}
+            return self._answer(text, file) if self._sent[writer] == mine else None
+
+    def check(self, text: str, file: str) -> dict[str, Any]:
+        """What `archlab.search.running.draft.draft` says of a text."""
+        with self._checking:
+            return self._answer(text, file)
+
+    def _answer(self, text: str, file: str) -> dict[str, Any]:
+        if self._worker is None:
+            self._worker = self._start()
+        _, ours = self._worker
+        try:
+            ours.send((text, file))
+            if ours.poll(PATIENCE_S):
+                found: dict[str, Any] = ours.recv()
+                return found
+            said = f"The plan takes longer than {PATIENCE_S:.0f} s here: archlab plan {file} makes it."
+        except (EOFError, OSError):
+            said = "The process that checks studies has died; the next letter starts another."
+        self.close()
+        return {"name": None, "problems": [{"line": 0, "column": 0, "message": said}], "plan": None}
 
     def close(self) -> None:
         """Ends the process, whatever it does."""

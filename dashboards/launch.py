@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from archlab.dashboards.trials import tail
@@ -20,9 +20,8 @@ _LAST_LINES = 20
 
 @dataclass(frozen=True)
 class Started:
-    """A process that was started here: the words of its command, when (unix s), and its exit code once it has one."""
+    """A process that was started here: where it prints to, when it began (unix s), its exit code once it has one."""
 
-    words: tuple[str, ...]
     log: Path
     since: float
     pid: int
@@ -41,14 +40,14 @@ class Launcher:
         self._lock = threading.Lock()
         self._started: dict[str, tuple[subprocess.Popen[bytes], Started]] = {}
 
-    def run(self, study: str, file: Path, folder: Path, more: Sequence[str] = ()) -> Started:
-        """Starts `archlab run` of a study's file, with `more` options, in a folder; one that still goes on is returned
-        as it is. Raises OSError."""
+    def run(self, study: str, file: str, folder: Path, more: Sequence[str] = ()) -> Started:
+        """Starts `archlab run` of a study's file, with `more` options, in a folder, from which paths in the file may
+        lead on; one that still goes on is returned as it is. Raises OSError."""
         with self._lock:
             before = self._now(study)
             if before is not None and before.code is None:
                 return before
-            words = ("archlab", "run", str(file), "--store", str(self._root), *more)
+            words = ("archlab", "run", file, "--store", str(self._root), *more)
             logs = self._root / LOGS
             logs.mkdir(mode=0o700, parents=True, exist_ok=True)
             log = logs / f"{study}.txt"
@@ -61,7 +60,7 @@ class Launcher:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C here, or the end of this process, is none of its business
                 )
-            started = Started(words, log, time.time(), process.pid, None)
+            started = Started(log, time.time(), process.pid, None)
             self._started[study] = process, started
             return started
 
@@ -74,4 +73,4 @@ class Launcher:
         if study not in self._started:
             return None
         process, told = self._started[study]
-        return Started(told.words, told.log, told.since, told.pid, process.poll())
+        return replace(told, code=process.poll())

@@ -6,7 +6,7 @@ import math
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -111,6 +111,7 @@ class Library:
         self._events: dict[str, list[dict[str, Any]]] = {}
         self._specs: dict[str, str] = {}
         self._comparisons: dict[str, tuple[str, Comparison | None, str | None]] = {}
+        self._contrasts: dict[str, tuple[object, Comparison]] = {}
         self._studies: dict[str, Study] = {}
         self.loads = LoadFiles()
 
@@ -162,12 +163,31 @@ class Library:
             self._refresh()
             return self._notes
 
-    def write(self, text: str, tags: Iterable[str], study: str = "", trial: str = "") -> Note:
-        """Keeps a note and tags of a study or a trial. Raises ValueError for what is none."""
-        note = checked(text, tags)
-        with self.open() as store:
+    def write(self, text: str | None, tags: Iterable[str] | None, study: str = "", trial: str = "") -> None:
+        """Keeps the text and the tags of a study's or a trial's note; None leaves either as it is by now. Raises
+        ValueError for what is none."""
+        with self._lock, self.open() as store:
+            notes = read_notes(store)
+            now = (notes.trials if trial else notes.studies).get(trial or study, Note())
+            note = checked(now.text if text is None else text, now.tags if tags is None else tags)
             write_note(store, note, study, trial)
-        return note
+
+    def contrasts(self, study: Study, first: str, others: Sequence[str]) -> Comparison:
+        """The comparison with the differences of the `others` to the `first` as its contrasts, among all pairs of the
+        table. It is made again when a result changes, not with each curve."""
+        # with pandas and scipy, which a server starts without
+        from archlab.search.comparison.compare import load_comparison
+
+        asked = study.version.partition(":")[0], first, *others
+        with self._lock:
+            known = self._contrasts.get(study.name)
+            if known is None or known[0] != asked:
+                rows = len(study.record["variants"])
+                pairs = [(other, first) for other in others]
+                with self.open() as store:
+                    found = load_comparison(store, study.name, contrasts=pairs, among=rows * (rows - 1) // 2)
+                known = self._contrasts[study.name] = asked, found
+            return known[1]
 
     def spec(self, key: str) -> str:
         """The content of a trial's trial.json, which never changes."""

@@ -14,8 +14,8 @@ import numpy as np
 from archlab.dashboards.curves import Floats, stamp_of, thin
 from archlab.dashboards.marks import Figure, chart, trace
 from archlab.dashboards.theme import PALETTE, axis
+from archlab.search.hardware.load import FILE
 
-FILE = "load.jsonl"
 GIB = 2**30
 BINS = 300
 """Points of the machine's curves: samples of trials that run beside each other are averaged."""

@@ -23,6 +23,8 @@ from archlab.search.formatting.tables import Block
 from archlab.search.store.store import StoreError
 
 log = logging.getLogger("archlab.dashboard")
+READ_ONLY = "READ_ONLY"
+"""Of a server's settings: whether its pages change nothing."""
 _ROOM = 60  # characters of the choices of a control that stand in a row
 
 
@@ -187,6 +189,11 @@ def here() -> list[str]:
     """The words that name the store that is shown to a command; none for the usual one."""
     root = str(flask.current_app.config["LIBRARY"].root)
     return [] if root.endswith("/.archlab") else ["--store", root]
+
+
+def reads_only() -> bool:
+    """Whether the dashboard that is asked changes nothing and starts nothing."""
+    return bool(flask.current_app.config[READ_ONLY])
 
 
 def measuring(study: Study, *measures: str) -> str | None:

@@ -14,10 +14,10 @@ import yaml
 
 from archlab.dashboards.curves import stamp_of
 from archlab.dashboards.library import Library, Study
-from archlab.dashboards.load import FILE as LOAD
 from archlab.search.comparison.frames import trials_frame
 from archlab.search.formatting.filters import parse_filter
 from archlab.search.formatting.frames import records
+from archlab.search.hardware.load import FILE as LOAD
 from archlab.search.reporting.main_table import OF_TRIAL, row_values, trial_values
 from archlab.search.sections.rooms import select
 from archlab.search.store.notes import Note

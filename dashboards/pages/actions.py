@@ -14,8 +14,8 @@ from dash.development.base_component import Component
 
 from archlab.dashboards.launch import Launcher, Started
 from archlab.dashboards.library import Library, NotFound, Study
-from archlab.dashboards.pages.notes import READ_ONLY
 from archlab.dashboards.pages.studies import REFRESH_MS
+from archlab.dashboards.parts import reads_only
 from archlab.search.store.store import StoreError
 
 STOP, AT_ONCE, GO_ON, RETRY = "stop", "stop at once", "go on", "retry"
@@ -52,26 +52,26 @@ class Actions:
             with self.library.open() as store:
                 count = sum(retry(store, study.name).values())
             return f"{count} trial{'s' * (count != 1)} planned again."
-        file, why_not = file_of(study, self.library)
-        if file is None:
-            return why_not
+        folder, told = file_of(study, self.library)
+        if folder is None:
+            return told
         more = [f"--set={path}={_yaml(value)}" for path, value in study.record.get("overrides", {}).items()]
-        self.launcher.run(study.name, file, file.parent, more)
+        self.launcher.run(study.name, told, folder, more)
         return ""
 
 
 def file_of(study: Study, library: Library) -> tuple[Path | None, str]:
-    """The study's file, or why there is none that a click could go on with."""
+    """(the folder in which the study's file was run, what it is called there), or None and why a click can't go on."""
     if own := study.record.get("command"):
         return None, f"Its own command goes on with it: {own}"
     told = study.record.get("file") or f"{study.name}.yaml"
-    file = next((f for folder in (Path.cwd(), library.root.parent) if (f := folder / told).is_file()), None)
-    if file is None:
+    folder = next((each for each in (Path.cwd(), library.root.parent) if (each / told).is_file()), None)
+    if folder is None:
         return None, f"Its file {told} is not here: the command below goes on with it where it is."
     with library.open() as store:
-        if file.read_text() != store.study_yaml(study.name):
-            return None, f"{told} has changed since it was run: look at its plan, and run it from there."
-    return file.absolute(), ""
+        if (folder / told).read_text(errors="replace") != store.study_yaml(study.name):
+            return None, f"{told} has changed since it was run: Write a study, on the first page, shows its plan."
+    return folder, told
 
 
 def _yaml(value: Any) -> str:
@@ -103,14 +103,14 @@ def register(app: dash.Dash, library: Library) -> None:
 
     @app.callback(Output("actions", "children"), Input({"action": ALL}, "n_clicks"), *told, prevent_initial_call=True)
     def clicked(clicks: list[int | None], name: str, before: str) -> Any:
-        if not any(clicks) or flask.current_app.config[READ_ONLY]:  # buttons that have just been drawn
+        if not any(clicks) or reads_only():  # buttons that have just been drawn
             return no_update
         return answer(name, before, ctx.triggered_id["action"])
 
 
 def action_bar(study: Study) -> Component | None:
     """The buttons of a study, None where its pages change nothing."""
-    if flask.current_app.config[READ_ONLY]:
+    if reads_only():
         return None
     actions: Actions = flask.current_app.config["ACTIONS"]
     tick = dcc.Interval(id="actions-tick", interval=REFRESH_MS)

@@ -227,19 +227,9 @@ def _differences(library: Library, study: Study, names: Sequence[str]) -> list[C
     pairs of the table."""
     if study.comparison is None or len(names) < 2:
         return []
-    from archlab.search.comparison.compare import load_comparison  # with pandas, which a server starts without
-
     first, *others = names
-    rows = len(study.comparison.table)
-    with library.open() as store:
-        pairs = [(other, first) for other in others]
-        found = load_comparison(store, study.name, contrasts=pairs, among=rows * (rows - 1) // 2)
-    return [
-        section(
-            f"Differences to {first}",
-            *(block_table(replace(each, title="")) for each in Told.known["contrasts"].blocks(found)),
-        )
-    ]
+    blocks = Told.known["contrasts"].blocks(library.contrasts(study, first, others))
+    return [section(f"Differences to {first}", *(block_table(replace(each, title="")) for each in blocks))]
 
 
 def _variant_spec(library: Library, study: Study, variant: str) -> dict[str, Any]:

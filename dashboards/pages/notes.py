@@ -6,16 +6,13 @@ from typing import Any
 
 import dash
 import dash_mantine_components as dmc
-import flask
 from dash import MATCH, Input, Output, html
 from dash.development.base_component import Component
 
 from archlab.dashboards.library import Library
+from archlab.dashboards.parts import reads_only
 from archlab.search.store.notes import Note
 from archlab.search.store.store import StoreError
-
-READ_ONLY = "READ_ONLY"
-"""Of a server's settings: whether its pages change nothing."""
 
 
 def register(app: dash.Dash, library: Library) -> None:
@@ -29,11 +26,14 @@ def register(app: dash.Dash, library: Library) -> None:
         prevent_initial_call=True,
     )
     def keep(text: str | None, tags: list[str] | None) -> Any:
-        if flask.current_app.config[READ_ONLY]:
+        if reads_only():
             return "This dashboard only reads."
-        kind, _, name = dash.callback_context.outputs_list["id"]["note"].partition(" ")
+        kind, _, name = dash.ctx.outputs_list["id"]["note"].partition(" ")
+        changed = {each["part"] for each in dash.ctx.triggered_prop_ids.values()}
         try:
-            library.write(text or "", tags or [], **{kind: name})
+            library.write(
+                text or "" if "text" in changed else None, tags or [] if "tags" in changed else None, **{kind: name}
+            )
         except (ValueError, StoreError) as error:
             return html.Span(f"Not kept: {error}", className="problem")
         return "Kept."
@@ -41,7 +41,7 @@ def register(app: dash.Dash, library: Library) -> None:
 
 def note_box(note: Note, study: str = "", trial: str = "") -> Component:
     """The note and the tags of a study or a trial, to read and to write."""
-    if flask.current_app.config[READ_ONLY]:
+    if reads_only():
         text = html.P(note.text, className="note-text") if note.text else None
         return html.Div([tags_of(note), text] if note else [], className="note")
     name = f"study {study}" if study else f"trial {trial}"

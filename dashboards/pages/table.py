@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlencode
@@ -80,14 +80,14 @@ def wanted(query: Mapping[str, object], study: Study) -> tuple[Wanted, list[str]
         rows[key] = tuple(each for each in study.variants if each in asked_for)
         lost = [each for each in asked_for if each and each not in study.variants]
         wrong += [f"{key} {str(each)[:40]!r} is no variant" for each in lost]
+    shape = replace(shape, variants=_besides(study, rows["hide"]))
     asked = Wanted(shape, given["sort"], rows["open"], rows["pin"], rows["hide"])
-    return without(study, asked, rows["hide"]), [f"The address asks for what is not there: {each}." for each in wrong]
+    return asked, [f"The address asks for what is not there: {each}." for each in wrong]
 
 
-def without(study: Study, asked: Wanted, hidden: tuple[str, ...]) -> Wanted:
-    """The same with these rows hidden, and no others."""
-    shown = tuple(each for each in study.variants if each not in hidden) if hidden else None
-    return replace(asked, hidden=hidden, shape=replace(asked.shape, variants=shown))
+def _besides(study: Study, hidden: Collection[str]) -> tuple[str, ...] | None:
+    """The variants that are not hidden, None where none is."""
+    return tuple(each for each in study.variants if each not in hidden) if hidden else None
 
 
 def register(app: dash.Dash, library: Library) -> None:
@@ -147,8 +147,8 @@ def _refresh(
     usual = [key for key, (_, standard) in column_names(study.comparison).items() if standard]
     chosen = None if columns == usual else tuple(columns)
     rows = _set(rows, str(ctx.triggered_id).removeprefix("ablation-"), _names(ticked))
-    asked = Wanted(Shape(error, chosen, where or ""), sort or "", tuple(opened), tuple(rows["pin"]))
-    asked = without(study, asked, tuple(rows["hide"]))
+    shape = Shape(error, chosen, where or "", _besides(study, rows["hide"]))
+    asked = Wanted(shape, sort or "", tuple(opened), tuple(rows["pin"]), tuple(rows["hide"]))
     found: dict[str, Any] = {"open": opened, "set": rows, "hidden": _hidden(asked)}
     if ctx.triggered_id in ("ablation-pin", "ablation-hide"):
         found["ticked"] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,8 +103,7 @@ def bars(frame: pd.DataFrame, labels: Sequence[str], named: dict[str, dict[str, 
             if trial is not None:
                 what = f"{what} · seed {trial['seed']} {' '.join(terse(trial['settings']))}"
             text = f"<b>{escape(what)}</b><br>attempt {row['attempt']}: {span(row['end'] - row['start'])}, {ended}"
-            for end in ("start", "end"):
-                moment = datetime.fromtimestamp(row[end], UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+            for moment in moments([row["start"], row["end"]]):
                 points.append((moment, row["row"], text, to_trial(row["key"], study)))
             points.append((None,) * 4)
         colour = COLOURS[str(ended)]

@@ -15,20 +15,16 @@ from dash import Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
 from archlab.dashboards.drafts import Drafts
-from archlab.dashboards.launch import Started
+from archlab.dashboards.launch import Launcher
 from archlab.dashboards.library import Library
-from archlab.dashboards.pages.actions import Actions
-from archlab.dashboards.pages.notes import READ_ONLY
 from archlab.dashboards.pages.shell import crumbs, notice
-from archlab.dashboards.parts import guarded
+from archlab.dashboards.parts import guarded, reads_only
 from archlab.search.store.store import StoreError
 from archlab.search.study.completion import complete
+from archlab.search.study.files import new_study, studies_in
 from archlab.search.utils.files import write_whole
 
 FILE = re.compile(r"[\w][\w.-]{0,100}\.ya?ml")
-LONGEST = 400_000
-"""Characters of a study's text."""
-TEMPLATE = Path(__file__).parents[2] / "search" / "study" / "template.yaml"
 NEW = "my_study.yaml"
 
 
@@ -48,7 +44,7 @@ def register(app: dash.Dash, library: Library) -> None:
         kinds = {name: type(value) for name, value in asked.items()} if isinstance(asked, dict) else {}
         if kinds != {"text": str, "position": int}:
             return flask.Response("a text and a position are asked for\n", 400, mimetype="text/plain")
-        start, found = complete(asked["text"][:LONGEST], asked["position"])
+        start, found = complete(asked["text"], asked["position"])
         return flask.jsonify(start=start, words=[[each.word, each.doc, each.then] for each in found])
 
     @app.callback(
@@ -60,7 +56,7 @@ def register(app: dash.Dash, library: Library) -> None:
         State("write-writer", "data"),
     )
     def check(text: str | None, file: str | None, writer: str) -> Any:
-        found = drafts.check((text or "")[:LONGEST], file or NEW, writer)
+        found = drafts.newest(text or "", file or NEW, writer)
         if found is None:
             return [no_update] * 3
         lines = sorted({each["line"] for each in found["problems"]})
@@ -77,7 +73,7 @@ def register(app: dash.Dash, library: Library) -> None:
         prevent_initial_call=True,
     )
     def keep(_: int, __: int, text: str | None, file: str | None, before: dict[str, str]) -> Any:
-        if flask.current_app.config[READ_ONLY]:
+        if reads_only():
             return "This dashboard only reads.", no_update
         try:
             path = save(folder, file or "", text or "", before)
@@ -92,10 +88,14 @@ def register(app: dash.Dash, library: Library) -> None:
 def _begun(drafts: Drafts, path: Path, text: str) -> Any:
     """Starts what was saved, if nothing is wrong with it."""
     found = drafts.check(text, path.name)
-    if found is None or found["problems"]:
+    if found["problems"]:
         return html.Span("Saved, and not run: there are problems.", className="problem", role="alert")
-    actions: Actions = flask.current_app.config["ACTIONS"]
-    started: Started = actions.launcher.run(found["name"], path, path.parent)
+    launcher: Launcher = flask.current_app.config["ACTIONS"].launcher
+    before = launcher.of(found["name"])
+    if before is not None and before.code is None:
+        said = f"Saved, and not run: {found['name']} still runs as it was before. Stop it on its page first."
+        return html.Span(said, className="problem", role="alert")
+    started = launcher.run(found["name"], path.name, path.parent)
     link = dcc.Link(found["name"], href=f"/study/{found['name']}")
     return html.Span(["Running as process ", str(started.pid), ": ", link, " shows it."])
 
@@ -128,9 +128,8 @@ def _digest(text: str) -> str:
 def layout(library: Library, study: object = "", file: object = "", **_: Any) -> Component:
     """The page, with a file of the folder, what a stored study was run with, or the template."""
     name, text, before, said = _opened(library, str(study), str(file))
-    if flask.current_app.config[READ_ONLY]:
+    if off := reads_only():
         said = "This dashboard only reads: what you write here is checked, and can be copied, not saved or run."
-    off = flask.current_app.config[READ_ONLY]
     controls = [
         dmc.TextInput(id="write-file", value=name, size="sm", className="file-name", **{"aria-label": "File"}),
         dmc.Button("Save", id="write-save", size="sm", variant="default", disabled=off),
@@ -171,31 +170,26 @@ def _opened(library: Library, study: str, file: str) -> tuple[str, str, dict[str
         return file, text, {"file": file, "digest": _digest(text)}, ""
     if file:
         said = f"There is no study file {file[:80]!r} in {Path.cwd()}."
-        return (file if path else NEW), _template(file if path else NEW), {}, said
+        named = file if path else NEW
+        return named, new_study(Path.cwd() / named), {}, said
     if study:
         try:
             with library.open() as store:
                 text, record = store.study_yaml(study), store.study(study)
         except StoreError as error:
-            return NEW, _template(NEW), {}, str(error)
+            return NEW, new_study(Path.cwd() / NEW), {}, str(error)
         named = Path(record.get("file") or f"{study}.yaml").name
         own = Path.cwd() / named
         opened = {"file": named, "digest": _digest(text)} if own.is_file() and own.read_text() == text else {}
         changed = own.is_file() and not opened
         said = f"This is what was run; {named} has changed since: open that by ?file={named}." if changed else ""
         return named, text, opened, said
-    return NEW, _template(NEW), {}, ""
-
-
-def _template(file: str) -> str:
-    """The study that `archlab init` writes."""
-    name = re.sub(r"[^a-z0-9]+", "-", Path(file).stem.lower()).strip("-")[:63] or "my-study"
-    return TEMPLATE.read_text().partition("\n")[2].replace("my-study", name, 1)
+    return NEW, new_study(Path.cwd() / NEW), {}, ""
 
 
 def _starts(library: Library) -> list[Any]:
     """Links to what can be opened: the study files of the folder, and what was run."""
-    files = sorted(each.name for each in Path.cwd().glob("*.y*ml") if FILE.fullmatch(each.name) and _is_study(each))
+    files = [name for each in studies_in(Path.cwd()) if FILE.fullmatch(name := str(each))]
     shown: list[Any] = ["Start from ", dcc.Link("the template", href="/write")]
     for each in files[:12]:
         shown += [" · ", dcc.Link(each, href=f"/write?file={each}")]
@@ -206,13 +200,6 @@ def _starts(library: Library) -> list[Any]:
     for name in stored:
         shown += [" · ", dcc.Link(f"{name} as it was run", href=f"/write?study={name}")]
     return shown
-
-
-def _is_study(path: Path) -> bool:
-    try:
-        return re.search(r"^study:", path.read_text()[:LONGEST], re.MULTILINE) is not None
-    except (OSError, UnicodeDecodeError):
-        return False
 
 
 def _found(found: dict[str, Any]) -> list[Component]:

@@ -7,9 +7,9 @@ import pytest
 
 from archlab.dashboards.library import Library
 from archlab.dashboards.pages.actions import AT_ONCE, GO_ON, RETRY, STOP, Actions, file_of, offered
-from archlab.dashboards.pages.write import TEMPLATE
 from archlab.search.store.lock import StudyLock, holder_of
 from archlab.search.store.store import Store
+from archlab.search.study.files import TEMPLATE
 from tests.dashboards.conftest import QK_NORM
 from tests.dashboards.test_app import Client
 
@@ -44,7 +44,7 @@ def test_a_click_goes_on_with_nothing_but_what_was_run(root, monkeypatch):
         text = store.study_yaml(study.name)
     file = root.parent / "qk-norm.yaml"
     file.write_text(text)
-    assert file_of(study, library) == (file, "")
+    assert file_of(study, library) == (root.parent, "qk-norm.yaml"), "where it was run, as it was called"
     file.write_text(text + "\n# changed\n")
     assert "has changed since it was run" in file_of(study, library)[1]
     assert "has changed" in Actions(library).do(GO_ON, study) and not (root / "drivers").exists()
@@ -54,7 +54,7 @@ def test_a_run_that_ends_at_once_says_why(root):
     client, tmp_path = Client(root), root.parent
     launcher = client.http.application.config["ACTIONS"].launcher
     (tmp_path / "bad.yaml").write_text("study: bad\n")
-    started = launcher.run("bad", tmp_path / "bad.yaml", tmp_path)
+    started = launcher.run("bad", "bad.yaml", tmp_path)
     assert launcher.of("bad").code is not None or "It begins" in client.page("/study/bad")
     while (found := launcher.of("bad")).code is None:
         time.sleep(0.05)
@@ -72,8 +72,8 @@ def test_a_run_is_started_stopped_by_a_click_and_goes_on(tmp_path, monkeypatch):
     file.write_text(text)
     library = Library(root)
     actions = Actions(library)
-    first = actions.launcher.run("my-study", file, tmp_path)
-    assert actions.launcher.run("my-study", file, tmp_path) == first, "a second click starts nothing"
+    first = actions.launcher.run("my-study", "my_study.yaml", tmp_path)
+    assert actions.launcher.run("my-study", "my_study.yaml", tmp_path) == first, "a second click starts nothing"
 
     def wait(what):
         while not what():

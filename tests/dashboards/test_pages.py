@@ -91,6 +91,10 @@ def test_downloads_of_the_table_have_its_rows_and_columns(client):
     query = "?q=verdict=better&cols=n,delta"
     rows = list(csv.DictReader(io.StringIO(client.http.get(f"/download/gate-position/table.csv{query}").text)))
     assert [row["variant"] for row in rows] == ["G1", "G2"]
+    hidden = "?hide=G1&hide=baseline"
+    rows = list(csv.DictReader(io.StringIO(client.http.get(f"/download/gate-position/table.csv{hidden}").text)))
+    told = client.http.get(f"/download/gate-position/table.json{hidden}").json["table"]
+    assert [row["variant"] for row in rows] == [row["variant"] for row in told] == ["G2", "G3", "G4", "G5"]
     tex = client.http.get(f"/download/gate-position/table.tex{query}").text
     assert tex.count(r"\begin{tabular}{lrr}") == 1 and tex.count(r"\end{table}") == 1 and "verdict=better" in tex
     assert "G3" not in tex.split(r"\bottomrule")[0] and "torch 2.13.0" in tex

@@ -6,7 +6,11 @@ import shutil
 import pytest
 
 from archlab.dashboards.drafts import Drafts
-from archlab.dashboards.pages.write import TEMPLATE, Refused, _digest, save
+from archlab.dashboards.library import Library
+from archlab.dashboards.pages.write import Refused, _digest, save
+from archlab.search.store.notes import Note, write_note
+from archlab.search.store.store import Store
+from archlab.search.study.files import TEMPLATE
 from tests.dashboards.test_app import Client
 
 
@@ -59,6 +63,17 @@ def test_words_are_offered_to_a_page_of_ours(client):
     assert client.http.post("/write/complete", json={"text": "stu", "position": "x"}).status_code == 400
 
 
+def test_a_page_that_keeps_a_note_leaves_the_tags_that_came_meanwhile(folder):
+    library = Library(folder / ".archlab")
+    library.write("first", ["a"], study="gate-position")
+    with Store.open(folder / ".archlab") as store:  # somebody at the command line
+        write_note(store, Note("first", ("a", "b")), study="gate-position")
+    library.write("second", None, study="gate-position")
+    assert library.study("gate-position").note == Note("second", ("a", "b"))
+    library.write(None, [], study="gate-position")
+    assert library.study("gate-position").note == Note("second")
+
+
 @pytest.mark.slow  # another process, which loads torch
 def test_a_draft_has_its_problems_with_their_lines_or_its_plan(tmp_path):
     drafts = Drafts(tmp_path / ".archlab", tmp_path)
@@ -74,6 +89,7 @@ def test_a_draft_has_its_problems_with_their_lines_or_its_plan(tmp_path):
         (tmp_path / "evil.py").write_text("raise SystemExit('it was run')\n")
         told = drafts.check(text + "plugins: [evil.py]\n", "my_study.yaml")["problems"]
         assert told and "--allow-plugins" in told[0]["message"]
+        assert drafts.newest(text, "my_study.yaml", "a writer")["name"] == "my-study"
         drafts._worker[0].kill()
         assert "has died" in drafts.check(text, "my_study.yaml")["problems"][0]["message"]
         assert drafts.check(text, "my_study.yaml")["problems"] == []

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from archlab.search.study.completion import complete
+from archlab.search.study.files import TEMPLATE
 
 MODEL = "study: x\nmodel:\n  d_model: 64\n  block:\n"
 
@@ -57,8 +58,6 @@ def test_keys_that_are_there_already_and_other_places_offer_nothing_of_it():
 
 def test_every_place_of_the_template_can_be_asked():
     """Whatever is half written, an answer comes."""
-    from archlab.dashboards.pages.write import TEMPLATE
-
     text = TEMPLATE.read_text()
     for place in range(0, len(text), 7):
         start, found = complete(text[:place], place)
