@@ -81,10 +81,35 @@ def read_text(text: str, name: str = "<text>") -> Node:
     return _Composer(text, name).compose()
 
 
+def written(node: Node) -> str:
+    """The YAML of a tree, which reads as the same values."""
+    return yaml.dump(
+        node.plain(), Dumper=_Writer, sort_keys=False, default_flow_style=None, allow_unicode=True, width=110
+    )
+
+
+class _Writer(yaml.SafeDumper):
+    """Quotes a text that would be read as something else, here and in YAML 1.1."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(writer: _Writer, text: str) -> yaml.Node:
+    style = None if isinstance(_plain(text), str) else '"'
+    return writer.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Writer.add_representer(str, _represent_text)
+
+
 def _scalar(event: yaml.ScalarEvent) -> Scalar:
     text: str = event.value
-    if not event.implicit[0]:
-        return text
+    return _plain(text) if event.implicit[0] else text
+
+
+def _plain(text: str) -> Scalar:
+    """What a text without quotes is."""
     if _NULL.match(text):
         return None
     if _BOOL.match(text):
@@ -180,7 +205,7 @@ class _Composer:
             if event.anchor not in self.anchors:
                 raise self.refuse(f"nothing is anchored as '{event.anchor}' above this line", event.start_mark)
             node = self.anchors[event.anchor]
-            self._count(_size(node), event.start_mark)
+            self._count(nodes_in(node), event.start_mark)
             return node
         self._refuse_tag(event)
         self._count(1, event.start_mark)
@@ -222,7 +247,7 @@ class _Composer:
                 parent.key_marks[key] = mark
 
 
-def _size(node: Node) -> int:
+def nodes_in(node: Node) -> int:
     """Nodes in a tree; stops counting past the limit."""
     total, stack = 0, [node]
     while stack and total <= MAX_NODES:

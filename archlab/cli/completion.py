@@ -44,13 +44,13 @@ def trials(ctx: click.Context, _parameter: click.Parameter, typed: str) -> list[
 def variants(ctx: click.Context, _parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """The variants that the study's file writes, or that the store has of it."""
     from archlab.arch_dsl.language.errors import SpecError
-    from archlab.arch_dsl.language.source import read
+    from archlab.arch_dsl.language.include import read_whole
     from archlab.search.store.store import Store, StoreError
 
     study = str(ctx.params.get("study") or next(iter(ctx.args), ""))  # the latter while an option has no value yet
     try:
         if study.endswith((".yaml", ".yml")):
-            written = read(Path(study)).plain().get("variants") or {}
+            written = read_whole(study).plain().get("variants") or {}
             return _starting(typed, map(str, written))
         with Store.open(_root(ctx), create=False) as store:
             return _starting(typed, (variant["name"] for variant in store.study(study)["variants"]))

@@ -87,7 +87,8 @@ def eval_(
 def _asked(store: Store, target: str, named: tuple[str, ...]) -> tuple[str | None, list[dict[str, Any]], Measures]:
     """The study if it is one, the finished trials, and the measures. Raises SpecError for what means nothing."""
     from archlab.arch_dsl import SpecError
-    from archlab.arch_dsl.language.source import Node, read, read_text
+    from archlab.arch_dsl.language.include import read_whole
+    from archlab.arch_dsl.language.source import Node, read_text
     from archlab.search.evaluation.measures import ALL
     from archlab.search.models.weights import folder_of
     from archlab.search.sections.evaluate.wanted import about_of, standing
@@ -101,7 +102,7 @@ def _asked(store: Store, target: str, named: tuple[str, ...]) -> tuple[str | Non
         record = store.study(name)
         trials = standing(record, store.study_trials(name))
         asked = Node.of(record.get("evaluate") or [ALL])
-        if is_file and isinstance(written := read(Path(target)).value, dict):
+        if is_file and isinstance(written := read_whole(target).value, dict):
             asked = written.get("evaluate", asked)
         if not trials:
             raise SpecError.of(target, "has no finished trial in its table yet")

@@ -110,10 +110,10 @@ def study_name(given: str) -> str:
     path = Path(given)
     if path.suffix not in (".yaml", ".yml"):
         return given
-    from archlab.arch_dsl.language.source import read
+    from archlab.arch_dsl.language.include import read_whole
     from archlab.search.study.scales import at_scale
 
-    value = at_scale(read(path)).value
+    value = at_scale(read_whole(path)).value
     node = value.get("study") if isinstance(value, dict) else None
     return str(node.value) if node else path.stem
 

@@ -51,6 +51,7 @@ def report(
     With --where, --error or --columns it is the table alone, in that shape; the filter is that of the dashboard. With
     --html FILE a page holds the table with figures, diagrams, method and provenance, and opens without a network.
     """
+    from archlab.arch_dsl.language.include import whole_text
     from archlab.search.comparison.compare import load_comparison
     from archlab.search.reporting.report import FORMATS
     from archlab.search.reporting.report import report as render
@@ -74,7 +75,7 @@ def report(
         raise click.UsageError(f"{form} has every column with exact numbers: it goes with --where alone")
     with Store.open(store_folder(store), create=False) as opened:
         name = study_name(study)
-        changed = Path(study).is_file() and Path(study).read_text() != opened.study_yaml(name)
+        changed = Path(study).is_file() and whole_text(study) != opened.study_yaml(name)
         pairs = _asked_contrasts(Path(study), opened, name) if changed else None
         text = "" if html else _rendered(render, load_comparison(opened, name, against, pairs), form, asked, rates)
         if changed and pairs is None:
@@ -89,12 +90,14 @@ def _asked_contrasts(file: Path, store: Store, name: str) -> list[list[str]] | N
     """The contrasts that a study's file asks for now, if these are all that has changed in it since it was run. Raises
     SpecError for a variant that there is not."""
     from archlab.arch_dsl.language.errors import SpecError
+    from archlab.arch_dsl.language.include import INCLUDE, read_whole
     from archlab.arch_dsl.language.parse import parse
-    from archlab.arch_dsl.language.source import Node, read, read_text
+    from archlab.arch_dsl.language.source import Node, read_text
     from archlab.search.sections.contrasts.spec import Contrasts
 
-    now, before = read(file), read_text(store.study_yaml(name))
+    now, before = read_whole(file), read_text(store.study_yaml(name))
     told, other = now.plain(), before.plain()
+    told.pop(INCLUDE, None)
     for each in (told, other):
         (each.get("report") or {}).pop("contrasts", None)
         if not each.get("report"):

@@ -69,9 +69,20 @@ def file_of(study: Study, library: Library) -> tuple[Path | None, str]:
     if folder is None:
         return None, f"Its file {told} is not here: the command below goes on with it where it is."
     with library.open() as store:
-        if (folder / told).read_text(errors="replace") != store.study_yaml(study.name):
+        if not is_what_was_run(folder / told, store.study_yaml(study.name)):
             return None, f"{told} has changed since it was run: Write a study, on the first page, shows its plan."
     return folder, told
+
+
+def is_what_was_run(file: Path, text: str) -> bool:
+    """Whether a file, with what it includes, says what a store keeps as the text of a study."""
+    from archlab.arch_dsl.language.errors import SpecError
+    from archlab.arch_dsl.language.include import whole_text  # whose package imports torch
+
+    try:
+        return file.read_text(errors="replace") == text or whole_text(file) == text
+    except (SpecError, OSError):
+        return False  # what it includes is gone, or means nothing any more
 
 
 def _yaml(value: Any) -> str:

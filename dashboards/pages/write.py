@@ -17,6 +17,7 @@ from dash.development.base_component import Component
 from archlab.dashboards.drafts import Drafts
 from archlab.dashboards.launch import Launcher
 from archlab.dashboards.library import Library
+from archlab.dashboards.pages.actions import is_what_was_run
 from archlab.dashboards.pages.shell import crumbs, notice
 from archlab.dashboards.parts import guarded, reads_only
 from archlab.search.store.store import StoreError
@@ -180,7 +181,9 @@ def _opened(library: Library, study: str, file: str) -> tuple[str, str, dict[str
             return NEW, new_study(Path.cwd() / NEW), {}, str(error)
         named = Path(record.get("file") or f"{study}.yaml").name
         own = Path.cwd() / named
-        opened = {"file": named, "digest": _digest(text)} if own.is_file() and own.read_text() == text else {}
+        same = own.is_file() and is_what_was_run(own, text)
+        text = own.read_text() if same else text  # what it includes stays in files of its own
+        opened = {"file": named, "digest": _digest(text)} if same else {}
         changed = own.is_file() and not opened
         said = f"This is what was run; {named} has changed since: open that by ?file={named}." if changed else ""
         return named, text, opened, said

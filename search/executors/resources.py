@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from archlab.arch_dsl.language.errors import Mark, Problem, SpecError
+from archlab.arch_dsl.language.include import read_whole
 from archlab.arch_dsl.language.parse import INVALID, parse_value
-from archlab.arch_dsl.language.source import read
 from archlab.arch_dsl.language.spec import Count, NotNegative, Spec
 from archlab.search.executors.executor import ResourcesError
 from archlab.search.executors.process_group import Parallel
@@ -104,7 +104,7 @@ class Resources(Spec):
 
 def resources_in(file: str) -> Resources:
     """What a study's file asks for, whatever else it says. Raises SpecError."""
-    value = read(file).value
+    value = read_whole(file).value
     node = value.get("resources") if isinstance(value, dict) else None
     problems: list[Problem] = []
     found = parse_value(Resources, node, "resources", problems) if node is not None else Resources()

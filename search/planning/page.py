@@ -58,6 +58,8 @@ def print_plan(planned: Plan, root: Path, slots: int | None = None) -> None:
     """A row per variant, then what would be trained and how long that takes with so many trials at once."""
     console = plain_console()
     console.print(Text.assemble((planned.study.study, "bold"), f"  {planned.study.question}"))
+    if planned.study.include:
+        console.print(Text(f"includes {', '.join(planned.study.include)}"))
     if others := [name for name in planned.study.scales if name != planned.study.scale]:
         console.print(Text(f"scale {planned.study.scale}; `--set scale=NAME` for {', '.join(others)}"))
     for line in chain(_print_variants(console, planned), _lines(planned, root, slots)):

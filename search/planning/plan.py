@@ -118,6 +118,7 @@ class Plan:
             "recipe": first.recipe.told(),
             "data": first.dataset.record(),
             "file": str(study.file) if study.file else None,
+            **({"include": list(study.include)} if study.include else {}),
             **({"scale": study.scale} if study.scale else {}),
             **({"plugins": used} if used else {}),
             **({"foreseen": rough} if rough else {}),

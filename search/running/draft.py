@@ -37,13 +37,16 @@ def draft(text: str, file: str, root: Path) -> dict[str, Any]:
         with redirect_stdout(io.StringIO()) as page:
             print_plan(planned, root, slots)
     except SpecError as error:
-        return {"name": None, "problems": [_told(problem) for problem in error.problems], "plan": None}
+        return {"name": None, "problems": [_told(problem, file) for problem in error.problems], "plan": None}
     except (DataError, ResourcesError, StoreError, OSError) as error:
         return {"name": None, "problems": [{"line": 0, "column": 0, "message": str(error)}], "plan": None}
     return {"name": study.study, "problems": [], "plan": page.getvalue()}
 
 
-def _told(problem: Problem) -> dict[str, Any]:
-    line, column = (problem.mark.line, problem.mark.column) if problem.mark else (0, 0)
+def _told(problem: Problem, file: str) -> dict[str, Any]:
+    """A problem with its place in the text that is written; one of an included file says its place itself."""
+    here = problem.mark is not None and problem.mark.file == file
+    line, column = (problem.mark.line, problem.mark.column) if problem.mark and here else (0, 0)
     message = f"{problem.path}: {problem.message}" if problem.path else problem.message
+    message = f"{problem.mark}: {message}" if problem.mark and not here else message
     return {"line": line, "column": column, "message": message}

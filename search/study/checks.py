@@ -28,11 +28,7 @@ def problems_in(study: Study) -> Iterator[Problem]:
         names = ", ".join(measure.label for measure in study.evaluate.evaluated)
         message = f"must be true for what `evaluate` measures of the final weights: {names}"
         yield Problem("keep.final", message, study.keep.mark("final"))
-    for name, variant in study.variants.items():
-        for setting in variant.settings:
-            if not setting.path and setting.source not in study.components:
-                message = unknown(setting.source, "component", study.components)
-                yield Problem(f"variants.{name}", message, setting.mark)
+    yield from unknown_components(study)
     for name, component in study.components.items():
         if component.components:
             message = "a component is a mapping of paths, not of other components"
@@ -42,6 +38,15 @@ def problems_in(study: Study) -> Iterator[Problem]:
     yield from _check_grid(study)
     for section in study.sections:
         yield from section.problems(study)
+
+
+def unknown_components(study: Study) -> Iterator[Problem]:
+    """Components that variants name and that there are not."""
+    for name, variant in study.variants.items():
+        for setting in variant.settings:
+            if not setting.path and setting.source not in study.components:
+                message = unknown(setting.source, "component", study.components)
+                yield Problem(f"variants.{name}", message, setting.mark)
 
 
 def _quoted(name: str) -> str:

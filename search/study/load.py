@@ -10,8 +10,9 @@ from typing import Any
 import yaml
 
 from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.language.include import INCLUDE, read_whole, text_of, with_included
 from archlab.arch_dsl.language.parse import INVALID, parse_value
-from archlab.arch_dsl.language.source import Node, read, read_text
+from archlab.arch_dsl.language.source import Node, read_text
 from archlab.search.sections.design.written_out import with_base, written_out
 from archlab.search.sections.ladder.rungs import written_sizes
 from archlab.search.sections.ladder.spec import below, filled
@@ -21,7 +22,7 @@ from archlab.search.store.plugins import load_listed
 from archlab.search.study import calibrated
 from archlab.search.study.asked import asked_variants
 from archlab.search.study.changes import changed
-from archlab.search.study.checks import problems_in
+from archlab.search.study.checks import problems_in, unknown_components
 from archlab.search.study.scales import at_scale
 from archlab.search.study.study import Study, other_sections
 from archlab.search.variants.mistakes import Mistakes
@@ -38,8 +39,8 @@ def load_study(
     text: str | None = None,
 ) -> Study:
     """A study from its file, or from the same as nested mappings and lists. A `text` stands in the place of what the
-    file holds, and need not be saved there. `overrides` replaces values by dotted path
-    (`train.tokens`), as `--set` does.
+    file holds, and need not be saved there. What it includes is merged first. `overrides` replaces values by dotted
+    path (`train.tokens`), as `--set` does.
 
     Of a study with `scales` it is the one at its first, or at the override `scale`; other overrides come after that.
     A calibrated recipe is taken from the `store`. The Python files that it lists under `plugins` are executed if
@@ -50,10 +51,13 @@ def load_study(
     scale = overrides.pop("scale", None)
     own = _text(study) if isinstance(study, Mapping) else ""
     if isinstance(study, Mapping):
-        written = read_text(own, "<study>")
+        written = with_included(read_text(own, "<study>"), Path())
     else:
-        written = read(study) if text is None else read_text(text, str(study))
+        written = read_whole(study, text)
+    own = text_of(written) or own
     node = at_scale(written, None if scale is None else Node.of(scale))
+    if INCLUDE in {path.partition(".")[0] for path in overrides}:
+        raise SpecError.of(INCLUDE, "can't be set for one command: it is read with the file, before anything is set")
     for dotted, value in overrides.items():
         node = _overridden(node, dotted.split("."), Node.of(value), dotted)
     load_listed(node, Path() if isinstance(study, Mapping) else Path(study).parent, allow_plugins)
@@ -134,6 +138,8 @@ def _model_mistakes(node: Node, known: list[Problem]) -> list[Problem]:
     study, problems = written_out(study)
     if problems:
         return []
+    if wrong := list(unknown_components(study)):
+        return wrong
     asked = asked_variants(study)
     mistakes = Mistakes(len(asked))
     for item in asked:

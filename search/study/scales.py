@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from archlab.arch_dsl.language.errors import Problem, SpecError, unknown
+from archlab.arch_dsl.language.include import INCLUDE, KINDS
 from archlab.arch_dsl.language.source import Node
-
-_KINDS = ("type", "zoo")  # keys that name another member: what was said of the one before is not said of it
 
 
 def at_scale(node: Node, scale: Node | None = None) -> Node:
@@ -41,7 +40,7 @@ def merged(node: Node, change: Node) -> Node:
     none = Node(None)
     if not isinstance(node.value, dict) or not isinstance(change.value, dict):
         return change
-    if any(key in change.value and change.value[key].value != node.value.get(key, none).value for key in _KINDS):
+    if any(key in change.value and change.value[key].value != node.value.get(key, none).value for key in KINDS):
         return change
     for key, new in change.value.items():
         if new.value is None and key not in node.value:
@@ -63,7 +62,7 @@ def _problems(scales: Node) -> Iterator[Problem]:
         if not isinstance(change.value, dict | None):
             yield Problem(f"scales.{name}", f"must be a mapping of what it changes, found {change.kind}", change.mark)
             continue
-        for key in ("study", "scale", "scales"):
+        for key in ("study", "scale", "scales", INCLUDE):
             if change.value and key in change.value:
                 mark = change.key_marks.get(key, change.mark)
                 yield Problem(f"scales.{name}.{key}", "is the same at every scale; leave it out", mark)

@@ -9,6 +9,7 @@ from typing import Any
 
 from archlab.arch_dsl import zoo
 from archlab.arch_dsl.catalogue.schema import PATH_STEP, UNIT, Schema, Writer, either
+from archlab.arch_dsl.language.include import INCLUDE
 from archlab.arch_dsl.language.spec import Count, Family, Positive, fields_of
 from archlab.arch_dsl.model.model import DecoderModel, EncoderDecoderModel, Model
 from archlab.search.data.cleaning.stages import CleaningStage
@@ -69,17 +70,26 @@ def study_schema() -> dict[str, Any]:
     root["properties"] |= {key: writer.of(kind) for key, kind in other_sections().items()}
     for name in ("components", "variants"):
         root["properties"][name]["additionalProperties"] = writer.of(Patch)
-    root["required"].remove("model")
-    root["anyOf"] = [{"required": ["model"]}, {"required": ["ablate"]}]
+    keys = [name for name in root["required"] if name not in ("study", "model")]
+    whole: Schema = {"required": keys, "anyOf": [{"required": ["model"]}, {"required": ["ablate"]}]}
+    root["required"] = ["study"]
+    root["properties"][INCLUDE] = _include()
     root["properties"]["grid"] |= {"propertyNames": {"pattern": path_pattern()}}
     sizes = writer.definitions["ladder"]["properties"]["sizes"]
     sizes |= {"propertyNames": {"pattern": rf"^{PARAMETERS}$|{path_pattern()}"}, "minProperties": 1}
     needed = {"anyOf": writer.definitions["recipe"].pop("anyOf")}  # unless a ladder or a scale says it
     said = {"anyOf": [{"required": ["ladder"]}, {"required": ["scales"]}]}
-    root |= {"if": {"not": said}, "then": {"properties": {"train": needed}}}
+    whole |= {"if": {"not": said}, "then": {"properties": {"train": needed}}}
+    root |= {"if": {"not": {"required": [INCLUDE]}}, "then": whole}  # which may have all the rest
     text = json.dumps({"$schema": DRAFT, "title": "An archlab study", **root, "$defs": writer.definitions})
     found: dict[str, Any] = json.loads(text.replace("#/$defs/", "#/definitions/").replace('"$defs"', '"definitions"'))
     return found
+
+
+def _include() -> Schema:
+    file = {"type": "string", "pattern": r"\.ya?ml$"}
+    told = "Files with parts of this study, relative to this one; what it says itself comes over them."
+    return {"description": told, **either([file, {"type": "array", "items": file, "minItems": 1}])}
 
 
 def schema_text() -> str:
@@ -115,7 +125,7 @@ def _patch(writer: Writer) -> Schema:
 
 
 def _scale(_: Writer) -> Schema:
-    keys = [name for name in fields_of(Study) if name not in ("study", "scale", "scales")]
+    keys = [name for name in fields_of(Study) if name not in ("study", "scale", "scales", INCLUDE)]
     told = "Keys of the study to what changes there: mappings key by key, `null` takes a key out."
     return {"type": ["object", "null"], "description": told, "propertyNames": {"enum": keys}}
 

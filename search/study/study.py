@@ -52,6 +52,7 @@ class Study(Spec):
     title: ClassVar[str] = "study"
     study: str
     question: str = ""
+    include: tuple[str, ...] = ()
     plugins: tuple[str, ...] = ()
     scale: str | None = None
     scales: dict[str, AtScale] = field(default_factory=dict)
@@ -77,7 +78,7 @@ class Study(Spec):
     report: ReportOptions = ReportOptions()
     resources: Resources = Resources()
     _others: tuple[Section, ...] = ()  # those of `other_sections` that it has
-    _written: str = ""  # the YAML of a study that has no file
+    _written: str = ""  # the YAML of a study that has no file, or that includes others
     other_keys: ClassVar[tuple[str, ...]] = ()  # their keys, which an error lists
 
     @property
