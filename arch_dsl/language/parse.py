@@ -188,7 +188,8 @@ def parse_member(kinds: tuple[type[Family], ...], node: Node, path: str, problem
         fields = Node({}, node.mark)
     else:
         names = ", ".join([*members, *aliases_of(kinds)])
-        return refuse(problems, path, f"must be a {noun}, found {node.kind} ({names})", node.mark)
+        article = "an" if noun[:1] in "aeio" else "a"
+        return refuse(problems, path, f"must be {article} {noun}, found {node.kind} ({names})", node.mark)
     name = name_node.value
     if isinstance(name, str) and (meant := aliases_of(kinds).get(name)):
         name, defaults = meant

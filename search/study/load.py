@@ -23,6 +23,7 @@ from archlab.search.study import calibrated
 from archlab.search.study.asked import asked_variants
 from archlab.search.study.changes import changed
 from archlab.search.study.checks import problems_in, unknown_components
+from archlab.search.study.overrides import explained, overridden
 from archlab.search.study.scales import at_scale
 from archlab.search.study.study import Study, other_sections
 from archlab.search.variants.mistakes import Mistakes
@@ -47,23 +48,35 @@ def load_study(
     `allow_plugins`, and refused otherwise. Raises
     SpecError with everything that is wrong with it, each with line and column.
     """
-    overrides = dict(overrides or {})
-    scale = overrides.pop("scale", None)
     own = _text(study) if isinstance(study, Mapping) else ""
     if isinstance(study, Mapping):
         written = with_included(read_text(own, "<study>"), Path())
     else:
         written = read_whole(study, text)
     own = text_of(written) or own
-    node = at_scale(written, None if scale is None else Node.of(scale))
-    if INCLUDE in {path.partition(".")[0] for path in overrides}:
-        raise SpecError.of(INCLUDE, "can't be set for one command: it is read with the file, before anything is set")
+    try:
+        node = _said(written, overrides or {})
+        load_listed(node, Path() if isinstance(study, Mapping) else Path(study).parent, allow_plugins)
+        if calibrated.is_asked(node):
+            node = calibrated.with_calibrated(node, store_root(store), parse_study)
+        return parse_study(node).replace(_written=own)
+    except SpecError as error:
+        if not overrides:
+            raise
+        searched = isinstance(written.value, dict) and "search" in written.value
+        raise SpecError(explained(error.problems, overrides, searched)) from error
+
+
+def _said(written: Node, overrides: Mapping[str, Any]) -> Node:
+    """A study's tree at the scale that is asked for, with the values that are set for one command. Raises SpecError."""
+    node = at_scale(written, Node.of(overrides["scale"]) if "scale" in overrides else None)
     for dotted, value in overrides.items():
-        node = _overridden(node, dotted.split("."), Node.of(value), dotted)
-    load_listed(node, Path() if isinstance(study, Mapping) else Path(study).parent, allow_plugins)
-    if calibrated.is_asked(node):
-        node = calibrated.with_calibrated(node, store_root(store), parse_study)
-    return parse_study(node).replace(_written=own)
+        if dotted.partition(".")[0] == INCLUDE:
+            message = "can't be set for one command: it is read with the file, before anything is set"
+            raise SpecError.of(INCLUDE, message)
+        if dotted != "scale":
+            node = overridden(node, dotted, Node.of(value))
+    return node
 
 
 def _text(study: Mapping[str, Any]) -> str:
@@ -153,16 +166,3 @@ def _model_mistakes(node: Node, known: list[Problem]) -> list[Problem]:
             continue
         mistakes.add(model.replace(max_positions=model.max_positions or 1).check(), item.name)  # the recipe's, later
     return list(mistakes.problems())
-
-
-def _overridden(node: Node, steps: list[str], value: Node, dotted: str) -> Node:
-    if not steps:
-        return value
-    if not isinstance(node.value, dict):
-        raise SpecError.of(dotted, "leads into a value that has no parts", node.mark)
-    # a path is itself a key: `grid.train.batch`, `model.block.attention.heads` where the model is one of the zoo
-    if (rest := ".".join(steps)) in node.value or ("zoo" in node.value and steps[0] not in node.value):
-        steps = [rest]
-    child = node.value.get(steps[0], Node({}, node.mark))
-    new = {**node.value, steps[0]: _overridden(child, steps[1:], value, dotted)}
-    return Node(new, node.mark, {k: v for k, v in node.key_marks.items() if k != steps[0]})

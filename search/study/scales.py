@@ -24,6 +24,9 @@ def at_scale(node: Node, scale: Node | None = None) -> Node:
         raise SpecError(problems)
     assert isinstance(scales.value, dict)
     asked = scale or node.value.get("scale") or Node(next(iter(scales.value)), scales.mark)
+    if isinstance(asked.value, dict | list):
+        message = f"must be the name of one scale, found {asked.kind} ({', '.join(scales.value)})"
+        raise SpecError.of("scale", message, asked.mark)
     if asked.value not in scales.value:
         raise SpecError.of("scale", unknown(asked.plain(), "scale", scales.value), asked.mark)
     change = scales.value[str(asked.value)]

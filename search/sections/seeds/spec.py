@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from archlab.arch_dsl.language.errors import Problem
-from archlab.arch_dsl.language.parse import INVALID, parse_record, parse_value
+from archlab.arch_dsl.language.errors import Problem, shorten
+from archlab.arch_dsl.language.parse import INVALID, parse_record, parse_value, refuse
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import Positive, Range, Spec
 
@@ -33,6 +33,11 @@ class _Seeds:
 
     def parse_node(self, node: Node, path: str, problems: list[Problem]) -> Any:
         """An int or a Sequential."""
+        if isinstance(node.value, list) or (isinstance(node.value, str) and "," in node.value):
+            message = (
+                f"must be how many seeds, not which: 2 trains with the seeds 0 and 1; found {shorten(node.plain())}"
+            )
+            return refuse(problems, path, message, node.mark)
         if not isinstance(node.value, dict):
             return parse_value(Annotated[int, Range(min=1, max=MAX_SEEDS)], node, path, problems)
         found = parse_record(Sequential, node, path, problems)
