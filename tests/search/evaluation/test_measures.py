@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,14 +20,17 @@ from archlab.arch_dsl.language.parse import parse
 from archlab.arch_dsl.language.source import read_text
 from archlab.arch_dsl.tree.identity import canonical
 from archlab.search.data import Mixture, prepare
+from archlab.search.data.batches import IGNORE
 from archlab.search.data.dataset import Dataset, write
 from archlab.search.data.tokenizers.family import Bytes
 from archlab.search.evaluation.measures import About, Measure, Measures, Subject
 from archlab.search.evaluation.measures.loss_by_position import LossByPosition
 from archlab.search.evaluation.measures.perplexity import Perplexity
 from archlab.search.evaluation.measures.perplexity_by_domain import PerplexityByDomain
+from archlab.search.evaluation.sample import sample
 from archlab.search.recipe.recipe import load_recipe
 from archlab.search.training.held_out import evaluate
+from tests.docs_kit import ROOT, blocks
 
 CONTEXT = 16
 WORDS = [
@@ -264,3 +270,28 @@ def test_every_measure_says_what_it_is_and_where_from(name: str) -> None:
     member = Measure.members[name]
     assert "arXiv:" in (member.__doc__ or ""), "a definition has a source"
     assert name in (Path(__file__).parents[3] / "docs" / "reference" / "evaluate" / "measures.md").read_text()
+
+
+def test_the_measure_of_the_page_measures(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "reference" / "evaluate" / "index.md").read_text()
+    (text,) = [block.text for block in blocks(page) if block.language == "python"]
+    monkeypatch.setattr(Measure, "members", dict(Measure.members))  # it is gone after this test
+    made = ModuleType("confidence_of_the_page")
+    monkeypatch.setitem(sys.modules, made.__name__, made)  # where annotations are looked up
+    exec(text, made.__dict__)
+    (asked,) = re.findall(r"`evaluate: (\[confidence.*?\])`", page)
+    usual, more = named(asked)
+    assert (usual.label, more.label) == ("confidence", "confidence_windows_64")
+    assert usual.digest("data") != more.digest("data")
+    of = subject(about(dataset), scale=4.0)
+    assert usual.refusal(of.about) is None
+    read = sample(of.about, False, 8)
+    with torch.no_grad():
+        sure = [
+            float(of.model(torch.from_numpy(row)[None])[0].double().softmax(-1)[place].max())
+            for row, targets in zip(read.tokens.astype(np.int64), read.targets, strict=True)
+            for place in np.flatnonzero(targets != IGNORE)
+        ]
+    assert len(sure) == 8 * CONTEXT and max(sure) - min(sure) > 0.01
+    assert usual.compute(of).values == {"confidence": pytest.approx(100 * sum(sure) / len(sure), rel=1e-5)}
+    assert more.compute(of).values.keys() == {"confidence_windows_64"}
