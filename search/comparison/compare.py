@@ -26,7 +26,7 @@ from archlab.search.statistics.contrast import MINIMUM_SEEDS, Contrast
 from archlab.search.statistics.intervals import Analysis
 from archlab.search.store.findings import findings_of
 from archlab.search.store.lock import states_of
-from archlab.search.trial.rough_start import read_signs
+from archlab.search.trial.rough_start import signs_of
 from archlab.search.utils.canonical import canonical_json
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ def load_comparison(
         trial["state"] = states[trial["key"]]
         trial["measures"] = found.get(trial["key"], [])
         trial["documents"] = documents.get(trial["key"])
-        trial["signs"] = read_signs(store.trial_folder(trial["key"])) if trial["key"] in chosen else ()
+        folder, result = store.trial_folder(trial["key"]), trial["result"]
+        trial["signs"] = signs_of(folder, result) if trial["key"] in chosen and result else ()
         trial["spent"] = spent.get(trial["key"], None if trial["owner"] == study else 0)
         trial["began"] = began.get(trial["key"])
     comparison = compare(record, trials, [each for told in told_of(record) for each in told.others(store, record)])

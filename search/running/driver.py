@@ -35,7 +35,7 @@ from archlab.search.store.store import StaleAttempt, Store, StoreFull
 from archlab.search.trial.kept_weights import Keep, tell
 from archlab.search.trial.metrics import Watch, validation_history
 from archlab.search.trial.outcome_files import read_result
-from archlab.search.trial.rough_start import read_signs
+from archlab.search.trial.rough_start import signs_of
 from archlab.search.variants.asks import Events, NextRows
 
 TICK_S = 0.5
@@ -225,7 +225,7 @@ class _Driver:
         """running -> terminal, told to the trackers and to whoever watches."""
         self.store.finish(key, running.attempt, state, result, reason, self.spent(key, running))
         self.shipping.notice(key)
-        told = list(read_signs(running.folder)) if state == "complete" else []
+        told = list(signs_of(running.folder, result)) if result and state == "complete" else []
         self.emit("finished", key=key, attempt=running.attempt, state=state, reason=reason, result=result, signs=told)
 
     def release(self, key: str, running: Running, reason: str) -> None:

@@ -37,6 +37,7 @@ from archlab.search.training.team import ALONE, Team
 from archlab.search.trial import checkpoint
 from archlab.search.trial.journal import Journal, events, note_event
 from archlab.search.trial.kept_weights import told
+from archlab.search.trial.rough_start import read_signs
 from archlab.search.trial.trial import Trial
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ def train(
                 return team.given(run.paused() if team.leads else {})
             journal.sync()
         if team.leads:
+            if result["state"] == "complete":
+                result["signs"] = list(read_signs(folder))
             text = json.dumps(result, indent=1, allow_nan=False).encode()
             checkpoint.write_atomically(finished, lambda file: file.write(text))
             checkpoint.remove_older(folder, keep=int(result["state"] == "complete" and told(folder)["final"]))

@@ -46,6 +46,11 @@ def signs(lines: Sequence[dict[str, Any]], clip: float | None, cools: bool = Fal
         yield f"the validation loss still fell by {fall:.2f} in the last tenth of the steps"
 
 
+def signs_of(folder: Path, result: dict[str, Any]) -> tuple[str, ...]:
+    """The signs of a trial that has ended with a result, in a folder."""
+    return tuple(result["signs"]) if "signs" in result else read_signs(folder)  # results of before did not have them
+
+
 @lru_cache(maxsize=4096)
 def read_signs(folder: Path) -> tuple[str, ...]:
     """The signs of a trial that has ended, from the files in its folder; none where these are gone."""

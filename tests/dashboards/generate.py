@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from archlab.search.store.store import Row, Store
+from archlab.search.trial.rough_start import read_signs
 from archlab.search.trial.trial import Trial
 
 TOKENS, CONTEXT, BATCH = 1_500_000, 256, 16
@@ -192,6 +193,8 @@ def run_trial(store, plan, key, fraction=1.0):
         store.finish(key, attempt, "failed", None, "RuntimeError: out of memory")
         return attempt
     result = _result(plan, folder, name, lr, seed, bad)
+    if not bad:
+        result["signs"] = list(read_signs(folder))
     (folder / "result.json").write_text(json.dumps(result))
     store.finish(key, attempt, result["state"], result, result["reason"])
     return attempt

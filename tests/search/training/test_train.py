@@ -22,6 +22,7 @@ from archlab.search.training.loop import Loop
 from archlab.search.training.module import seeds_of, split_seed
 from archlab.search.training.train import Interrupted, train
 from archlab.search.trial import checkpoint
+from archlab.search.trial.rough_start import read_signs
 from archlab.search.trial.trial import Trial
 
 RECIPE = {
@@ -157,6 +158,7 @@ def test_a_trial_leaves_its_result_its_lines_and_its_weights(whole, data_root):
     assert result["peak_memory_bytes"] > 10_000_000
     assert {"torch", "python", "threads", "cpu", "device", "platform", "archlab"} <= result["fingerprint"].keys()
     assert (result["bit_exact"], result["resumed_from"], result["discarded_checkpoints"]) == (True, [], [])
+    assert result["signs"] == list(read_signs(whole)) == []
     training = [line for line in lines(whole) if "loss" in line]
     assert [line["step"] for line in training] == list(range(1, STEPS + 1))
     assert all(line.keys() == {"step", "tokens", "loss", "lr", "grad_norm"} for line in training)

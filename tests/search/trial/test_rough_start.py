@@ -12,7 +12,7 @@ from archlab.search.comparison.compare import compare
 from archlab.search.planning.foreseen import foreseen
 from archlab.search.planning.plan import plan
 from archlab.search.study.load import load_study
-from archlab.search.trial.rough_start import read_signs, signs
+from archlab.search.trial.rough_start import read_signs, signs, signs_of
 from tests.search.compare_kit import make_study, pick
 from tests.search.study_files import write_study
 
@@ -69,7 +69,9 @@ def test_a_trial_is_read_from_its_folder(tmp_path: Path) -> None:
     (folder / "trial.json").write_text(json.dumps({"recipe": {"clip": 1.0}}))
     lines = journal(loss={20: 6.0})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert read_signs(folder) == ("the loss jumped up in the first tenth of the steps",)
+    jumped = ("the loss jumped up in the first tenth of the steps",)
+    assert read_signs(folder) == signs_of(folder, {"state": "complete"}) == jumped
+    assert signs_of(folder, {"signs": ["as it was told at its end"]}) == ("as it was told at its end",)
 
 
 def test_a_table_says_whose_recipe_its_verdicts_may_be() -> None:
