@@ -3,6 +3,7 @@
     import archlab
 
     study = archlab.load_study("study.yaml")
+    archlab.show(study, "gated")    # a variant as a tree, with parameters and FLOPs; also a model alone
     archlab.plan(study).frame()     # what would run: a row for each variant; trains nothing
     archlab.calibrate(study)        # finds the recipe that suits its model, text and time
     archlab.run(study)              # trains what is missing
@@ -19,7 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from archlab.api import calibrate, compare, figures, load_study, plan, report, run
+    from archlab.api import calibrate, compare, figures, load_study, plan, report, run, show
     from archlab.arch_dsl import (
         Call,
         Model,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
         zoo,
     )
 
-_STUDIES = ("calibrate", "compare", "figures", "load_study", "plan", "report", "run")
+_STUDIES = ("calibrate", "compare", "figures", "load_study", "plan", "report", "run", "show")
 _MODELS = (
     "Call",
     "Model",
@@ -72,6 +73,7 @@ __all__ = [
     "report",
     "resolve",
     "run",
+    "show",
     "to_python",
     "zoo",
 ]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from archlab.arch_dsl import Model, load
 from archlab.search.calibration.calibrate import calibrate
 from archlab.search.comparison.compare import load_comparison
+from archlab.search.models.find import model_alone
+from archlab.search.models.print_model import Shown, variant_of
 from archlab.search.planning.plan import Plan
 from archlab.search.planning.plan import plan as _plan
 from archlab.search.reporting.report import report as _report
@@ -26,7 +30,7 @@ from archlab.tables import send
 if TYPE_CHECKING:  # with matplotlib
     from archlab.dashboards.paper.drawing import Drawings
 
-__all__ = ["calibrate", "compare", "figures", "load_study", "plan", "report", "run"]
+__all__ = ["calibrate", "compare", "figures", "load_study", "plan", "report", "run", "show"]
 
 
 def plan(study: Study | str | Path, store: str | Path | None = None, *, allow_plugins: bool = False) -> Plan:
@@ -60,6 +64,22 @@ def run(study: Study | str | Path, store: str | Path | None = None, *, quiet: bo
     if options.get("track", True) and summary.exit_code in (0, 1, 3):  # it came to its end
         send(store_root(store).absolute(), name)
     return summary
+
+
+def show(
+    model: Model | Study | Mapping[str, Any] | str | Path, variant: str | None = None, store: str | Path | None = None
+) -> Shown:
+    """A model as a tree with shapes, parameters and FLOPs, which a notebook shows: a `Model`, the same as a mapping, a
+    file, or a name of the zoo (`gpt2/medium`); of a study a `variant`, or its baseline. Raises SpecError."""
+    if isinstance(model, str | Path) and (found := model_alone(str(model))):
+        return found
+    if isinstance(model, Mapping) and "study" not in model:
+        model = load(model)
+    if isinstance(model, Model):
+        return Shown.alone("model", model)
+    planned = plan(model if isinstance(model, Study) else load_study(model, store=store), store)
+    wanted = variant_of(planned, variant)
+    return Shown.of(wanted, variant_of(planned, wanted.baseline))
 
 
 def compare(study: Study | str, store: str | Path | None = None) -> Comparison:

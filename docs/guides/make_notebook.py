@@ -73,6 +73,8 @@ except SpecError as error:
 `plan` makes the study concrete: it prepares the data and solves the widths, and trains nothing.""",
     """plan = archlab.plan(study)
 plan""",
+    """`show` draws a variant with what each part costs; it takes a model alone too: a mapping, `gpt2/medium`.""",
+    """archlab.show(study, "G1")""",
     """## A run
 
 `run` trains what is missing, and shows how far it is below the cell. Without `executor="inline"` each trial gets a

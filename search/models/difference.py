@@ -13,7 +13,8 @@ from archlab.arch_dsl.language.errors import shorten
 from archlab.arch_dsl.model.model import Model, cost, resolve
 from archlab.arch_dsl.tree.identity import Change, brief_text, diff, identity
 from archlab.search.formatting.numbers import count, plain_console
-from archlab.search.models.find import EXAMPLE, Found
+from archlab.search.models.find import Found
+from archlab.search.models.print_model import EXAMPLE
 
 _WIDEST = 48  # characters of a value in the table
 

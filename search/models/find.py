@@ -14,7 +14,6 @@ from archlab.search.models.print_model import Shown, variant_of
 from archlab.search.planning.plan import plan
 from archlab.search.study.load import load_study
 
-EXAMPLE = {"vocab": 256, "max_positions": 1024}  # sizes that no one says
 _SHOWN = 12  # names of the zoo that an error lists
 
 
@@ -57,9 +56,7 @@ def model_alone(text: str) -> Shown | None:
         raise SpecError.of("", _no_model(text, name))
     if _is_study(text) if Path(text).is_file() else name not in zoo.names():
         return None
-    found = find_model(text, Path())
-    sizes = {name: getattr(found.model, name) or size for name, size in EXAMPLE.items()}
-    return Shown(text, arch_dsl.resolve(found.model.replace(**sizes)), sizes["max_positions"])
+    return Shown.alone(text, find_model(text, Path()).model)
 
 
 def _is_study(file: str) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from html import escape
 from typing import Any, Self
 
 import torch
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
@@ -26,6 +29,8 @@ from archlab.search.models.graphs import kernels_of
 from archlab.search.planning.plan import Plan
 from archlab.search.variants.variant import Variant
 
+EXAMPLE = {"vocab": 256, "max_positions": 1024}  # sizes that no one says
+_WIDTH = 140  # columns of what is no terminal
 LEGEND = "B batch, T time, D d_model, V vocabulary; FLOPs forward per token, mask-aware"
 COST_LEGEND = (
     "below block: one layer; FLOPs forward per token, mask-aware; for a sequence of {context} tokens in float32 what\n"
@@ -42,7 +47,7 @@ def variant_of(planned: Plan, name: str | None) -> Variant:
     return next((variant for variant in planned.variants if variant.name == wanted), planned.variants[0])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Shown:
     """A resolved model as it is shown: over how many tokens its costs are counted, which paths it changes in a base."""
 
@@ -59,6 +64,25 @@ class Shown:
         changed = frozenset(change.path for change in variant.changes)
         other = None if baseline is None or baseline.name == variant.name else baseline.model
         return cls(variant.name, variant.model, variant.recipe.context, changed, variant.recipe.precision, other)
+
+    @classmethod
+    def alone(cls, name: str, model: Model) -> Self:
+        """A model without a study, with examples of the sizes that it leaves open."""
+        sizes = {name: getattr(model, name) or size for name, size in EXAMPLE.items()}
+        return cls(name, arch_dsl.resolve(model.replace(**sizes)), sizes["max_positions"])
+
+    def __repr__(self) -> str:
+        """The tree, as `archlab show` prints it."""
+        told = io.StringIO()
+        console = Console(
+            file=told, width=_WIDTH, force_terminal=False, force_jupyter=False, color_system=None, highlight=False
+        )
+        _print_tree(console, self, tree(self.model, self.context))
+        return told.getvalue().rstrip()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        return f"<p><b>{escape(self.name)}</b></p><pre>{escape(repr(self))}</pre>"
 
 
 def print_tree(shown: Shown, as_json: bool, costs: bool = False) -> None:
@@ -77,14 +101,17 @@ def print_tree(shown: Shown, as_json: bool, costs: bool = False) -> None:
             )
         )
         return
-    console = plain_console()
+    _print_tree(plain_console(), shown, lines, costs)
+
+
+def _print_tree(console: Console, shown: Shown, lines: list[Line], costs: bool = False) -> None:
     if costs:
-        console.print(cost_table(lines, context))
-        console.print(COST_LEGEND.format(context=context))
+        console.print(cost_table(lines, shown.context))
+        console.print(COST_LEGEND.format(context=shown.context))
     else:
-        console.print(drawn(lines, context, shown.changed))
-        console.print(f"{LEGEND}{'; changes in yellow' if shown.changed else ''}")
-    console.print(summary(lines[0].cost, context))
+        console.print(drawn(lines, shown.context, shown.changed))
+        console.print(f"{LEGEND}{'; changes in yellow' if shown.changed and console.is_terminal else ''}")
+    console.print(summary(lines[0].cost, shown.context))
     console.print(f"identity {arch_dsl.identity(shown.model)}")
 
 

@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import archlab
 from archlab.arch_dsl.language.errors import SpecError
 from archlab.arch_dsl.language.source import read, read_text
+from archlab.cli.main import main
 from archlab.search.store.store import Store, StoreError
 from tests.search.study_files import write_study
 
@@ -49,6 +51,23 @@ def test_study_is_planned_run_compared_and_reported(tmp_path: Path) -> None:
     assert comparison.table["n"].tolist() == [2, 2]
     assert comparison.table["parameters"].tolist() == frame["parameters"].tolist()
     assert "gated" in archlab.report(comparison, "md")
+
+
+def test_a_model_is_shown_as_the_command_shows_it(tmp_path: Path) -> None:
+    file = write_study(tmp_path)
+    gated = archlab.show(file, "gated", tmp_path / "store")
+    told = (
+        CliRunner().invoke(main, ["show", str(file), "--variant", "gated", "--store", str(tmp_path / "store")]).output
+    )
+    assert repr(gated) == told.rstrip() and "sdpa" in told
+    assert repr(archlab.show(archlab.load_study(file), store=tmp_path / "store")) != repr(gated)
+    mapping = {"d_model": 16, "n_layers": 1, "block": {"attention": {"heads": 2}, "ffn": "<b>"}}
+    with pytest.raises(SpecError, match=r"block\.ffn"):
+        archlab.show(mapping)
+    mapping["block"] = {"attention": {"heads": 2}, "ffn": "swiglu"}
+    assert repr(archlab.show(mapping)) == repr(archlab.show(archlab.load(mapping)))
+    assert "<pre>model  d_model 16" in archlab.show(mapping)._repr_html_()
+    assert "gpt2" in archlab.show("gpt2")._repr_html_()
 
 
 def test_a_mapping_is_a_study_as_its_file_is(
