@@ -44,15 +44,15 @@ def next_steps(folder: Path, root: Path) -> str:
 
     found = {str(path): name for path, name in studies_in(folder).items()}
     stored = _stored(root)
-    lines = [step for path, name in found.items() for step in _steps(shlex.quote(path), stored.pop(name, None))]
-    elsewhere = [*stored.items()][:_STORED]  # their files are not in this folder
-    lines += [step for name, row in elsewhere for step in _steps(name, row, file=False)]
+    lines = [step for path, name in found.items() for step in _steps(shlex.quote(path), stored.get(name))]
+    elsewhere = [name for name in stored if name not in found.values()]  # their files are not in this folder
+    lines += [step for name in elsewhere[:_STORED] for step in _steps(name, stored[name], file=False)]
     if not lines:
         lines = [
             ("archlab init my_study.yaml", "write a commented study to start from"),
             ("archlab run my_study.yaml", "train it"),
         ]
-    elif stored or any(row.startswith("archlab report") for row, _ in lines):
+    elif stored:
         lines.append(("archlab dashboard", "all studies in a browser"))
     lines.append(("archlab --help", "all commands"))
     width = max(len(command) for command, _ in lines)

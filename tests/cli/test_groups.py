@@ -22,6 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("folder")
     write_study(place, **TINY)
     write_study(place, "other.yaml", study="study: other", **TINY)
+    write_study(place, "a_copy.yaml", **TINY)  # under the name of the one that is run
     (place / "notes.yaml").write_bytes(b"study: \xff")
     (place / "below").mkdir()
     with pytest.MonkeyPatch.context() as patch:
@@ -55,6 +56,7 @@ def test_an_empty_folder_is_told_to_write_a_study(tmp_path: Path, monkeypatch: p
 def test_a_folder_is_told_what_to_do_with_each_of_its_studies(here: Path) -> None:
     lines = [line.split("  ")[1] for line in archlab().stdout.splitlines() if line.startswith("  ")]
     assert lines == [
+        "archlab report a_copy.yaml",
         "archlab plan other.yaml",
         "archlab run other.yaml",
         "archlab report study.yaml",
@@ -84,7 +86,7 @@ def test_the_nearest_store_above_is_used(here: Path, monkeypatch: pytest.MonkeyP
     ("words", "typed", "expected"),
     [
         (["plan"], "st", ["study.yaml"]),
-        (["plan"], "", ["below/", "other.yaml", "study.yaml"]),
+        (["plan"], "", ["a_copy.yaml", "below/", "other.yaml", "study.yaml"]),
         (["report"], "ga", ["gates"]),
         (["report"], "o", ["other.yaml"]),
         (["show", "study.yaml", "--variant"], "g", ["gated"]),
