@@ -120,7 +120,7 @@ def test_it_goes_the_whole_way_as_one_study(study: Path, tmp_path: Path) -> None
     assert package.report(load_study(study)) == package.report("gates")
 
     library = Library(tmp_path / ".archlab")
-    assert file_of(library.study("gates"), library) == (study, "")
+    assert file_of(library.study("gates"), library) == (tmp_path, "study.yaml")
     assert _opened(library, "gates", "")[:2] == ("study.yaml", STUDY), "the file itself is what one goes on writing"
     (tmp_path / "common.yaml").write_text((tmp_path / "common.yaml").read_text().replace("batch: 4", "batch: 8"))
     assert "has changed since it was run" in archlab("report", "study.yaml").output
