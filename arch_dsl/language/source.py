@@ -162,11 +162,14 @@ class _Composer:
 
     def _indented(self, place: Any) -> str:
         """What is wrong where a key stands in which none may begin: its column, or a colon inside of a value."""
-        before = next((n for n in range(place.line - 1, -1, -1) if self.lines[n].split("#")[0].strip()), None)
-        own, above = (_indent(self.lines[n]) if n is not None else 0 for n in (place.line, before))
-        if before is None or own == above:
+        here = min(place.line, len(self.lines))  # the end of a text is below its last line
+        before = next((n for n in range(here - 1, -1, -1) if self.lines[n].split("#")[0].strip()), None)
+        own = _indent(self.lines[here]) if here < len(self.lines) else 0
+        above = 0 if before is None else _indent(self.lines[before])
+        no_key = before is not None and ":" not in self.lines[before]
+        if before is None or (own == above and (own > 0 or not no_key)):  # a value that goes on is indented
             return "a ': ' inside of a value, which then needs quotes"
-        if ":" not in self.lines[before]:
+        if no_key:
             return f"line {before + 1} has a key without its ':'"
         columns = f"this line is indented by {own} spaces, line {before + 1} by {above}"
         return f"{columns}: the keys of one mapping begin in the same column"

@@ -42,7 +42,8 @@ class ForkServer:
         self.address = str(self.folder / "socket")
         count = str(threads)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "archlab.search.executors.forkserver", self.address, entry.partition(":")[0]],
+            # -P: a file of the folder may be called like a module
+            [sys.executable, "-P", "-m", "archlab.search.executors.forkserver", self.address, entry.partition(":")[0]],
             stdin=subprocess.PIPE,  # its end of file is how the server learns that we died
             start_new_session=True,  # Ctrl-C in a terminal is for the driver, which asks for checkpoints
             env={

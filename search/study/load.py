@@ -23,7 +23,7 @@ from archlab.search.study import calibrated
 from archlab.search.study.asked import asked_variants
 from archlab.search.study.changes import changed
 from archlab.search.study.checks import problems_in, unknown_components
-from archlab.search.study.overrides import explained, overridden
+from archlab.search.study.overrides import explained, overridden, without_effect
 from archlab.search.study.scales import at_scale
 from archlab.search.study.study import Study, other_sections
 from archlab.search.variants.mistakes import Mistakes
@@ -76,6 +76,8 @@ def _said(written: Node, overrides: Mapping[str, Any]) -> Node:
             raise SpecError.of(INCLUDE, message)
         if dotted != "scale":
             node = overridden(node, dotted, Node.of(value))
+    if problems := [*without_effect(node, overrides)]:
+        raise SpecError(problems)
     return node
 
 

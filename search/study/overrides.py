@@ -46,6 +46,18 @@ def _set(node: Node, steps: list[str], value: Node, dotted: str, until: int) -> 
     return Node(new, node.mark, {k: v for k, v in node.key_marks.items() if k != steps[0]})
 
 
+def without_effect(node: Node, overrides: Mapping[str, Any]) -> Iterator[Problem]:
+    """The values that were set for what the study tunes, which its tuned values replace."""
+    tuned = node.value.get("tune") if isinstance(node.value, dict) else None
+    if tuned is None or not isinstance(tuned.value, dict):
+        return
+    for path, value in overrides.items():
+        own = path.removeprefix("train.")
+        if path != own and own in tuned.value:
+            more = f"this study tunes it, so {value} would be ignored; set what is tuned: --set 'tune.{own}=[{value}]'"
+            yield Problem(path, more)
+
+
 def explained(problems: Iterable[Problem], overrides: Mapping[str, Any], search: bool = False) -> list[Problem]:
     """The problems, of which those with a value that was set say where it belongs: to another path, or, if there are
     several, into a section that tries each. `search`: whether a search makes the variants."""

@@ -63,7 +63,7 @@ class ShipperProcess:
         arguments = [str(self._root), self._study, str(os.getpid()), str(NICEST if nice else 0)]
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "archlab.search.trackers.shipper_process", *arguments],
+                [sys.executable, "-P", "-m", "archlab.search.trackers.shipper_process", *arguments],
                 stdin=subprocess.PIPE,  # a line is a notice, its end of file that the trials are done
                 stdout=subprocess.DEVNULL,  # standard output is the command's
                 start_new_session=True,  # Ctrl-C in a terminal is for the driver

@@ -34,9 +34,9 @@ class _Seeds:
     def parse_node(self, node: Node, path: str, problems: list[Problem]) -> Any:
         """An int or a Sequential."""
         if isinstance(node.value, list) or (isinstance(node.value, str) and "," in node.value):
-            message = (
-                f"must be how many seeds, not which: 2 trains with the seeds 0 and 1; found {shorten(node.plain())}"
-            )
+            count = len(node.value if isinstance(node.value, list) else node.value.split(","))
+            told = f"{count} trains with the first {count}, from 0"
+            message = f"must be how many seeds, not which: {told}; found {shorten(node.plain())}"
             return refuse(problems, path, message, node.mark)
         if not isinstance(node.value, dict):
             return parse_value(Annotated[int, Range(min=1, max=MAX_SEEDS)], node, path, problems)

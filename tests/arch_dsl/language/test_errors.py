@@ -10,7 +10,7 @@ import pytest
 
 from archlab import arch_dsl
 from archlab.arch_dsl import SpecError
-from archlab.arch_dsl.language.source import MAX_BYTES
+from archlab.arch_dsl.language.source import MAX_BYTES, read_text
 from archlab.arch_dsl.patching.knobs import KNOBS
 from tests.arch_dsl.specs import told
 
@@ -199,3 +199,9 @@ def test_short_forms_are_named_where_they_may_stand():
     for knob in KNOBS:
         assert knob.name in knob.holder.short_forms
     assert {name for knob in KNOBS for name in knob.holder.short_forms} == {knob.name for knob in KNOBS}
+
+
+@pytest.mark.parametrize("text", ["d_model: 64\nblo", "d_model: 64\nblo\nn_layers: 2\n"])
+def test_a_key_that_is_half_typed_is_told_by_its_line(text: str) -> None:
+    with pytest.raises(SpecError, match=r"this is not YAML: line 2 has a key without its ':'"):
+        read_text(text)

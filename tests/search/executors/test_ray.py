@@ -300,6 +300,17 @@ def test_a_trainer_that_cannot_be_imported_is_the_trials_failure(tmp_path):
     server.stop()
 
 
+def test_a_file_of_the_folder_is_no_module_of_a_trial(tmp_path, monkeypatch):
+    """A user's queue.py beside the study is neither run nor in the way."""
+    store = make_store(tmp_path)
+    (tmp_path / "queue.py").write_text("open('was_run', 'w')\nraise ImportError")
+    monkeypatch.chdir(tmp_path)
+    server = ForkServer(ENTRY, 1)
+    assert ask(server.address, [job_of(store, toy(), tmp_path)])["outcome"]["state"] == "complete"
+    server.stop()
+    assert not (tmp_path / "was_run").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["trials", "gangs"])
 def test_a_machine_of_a_cluster_that_dies_costs_its_trials_nothing(tmp_path, what):

@@ -65,8 +65,8 @@ def test_a_path_into_what_has_no_parts_is_refused() -> None:
 
 
 SEVERAL = {
-    "seeds=[0,1]": "seeds: must be how many seeds, not which: 2 trains with the seeds 0 and 1; found [0, 1]",
-    "seeds=0,1": "seeds: must be how many seeds, not which: 2 trains with the seeds 0 and 1; found 0,1",
+    "seeds=[0,1]": "seeds: must be how many seeds, not which: 2 trains with the first 2, from 0; found [0, 1]",
+    "seeds=0,1": "seeds: must be how many seeds, not which: 2 trains with the first 2, from 0; found 0,1",
     "train.batch=8,16": "train.batch: must be an integer, found '8,16'; several values are "
     "`grid: {train.batch: [8, 16]}`, which trains every variant with each "
     "(for one command: --set 'grid.train.batch=[8, 16]')",
@@ -94,6 +94,15 @@ def test_several_values_for_one_are_told_where_they_belong(said: str, tmp_path: 
     result = CliRunner().invoke(main, ["plan", str(file), "--store", str(tmp_path / "store"), "--set", said])
     assert result.exit_code == 2
     assert SEVERAL[said] in result.output
+
+
+def test_what_a_study_tunes_is_not_set_beside_it(tmp_path: Path) -> None:
+    file = write_study(tmp_path, tune="tune: {lr: [1e-3, 3e-3]}")
+    with pytest.raises(SpecError, match=r"train\.lr: this study tunes it, so 0\.002 would be ignored") as refused:
+        load_study(file, {"train.lr": 0.002})
+    assert "--set 'tune.lr=[0.002]'" in str(refused.value)
+    assert load_study(file, {"train.lr": 0.002, "tune": None}).train.lr == 0.002
+    assert load_study(file, {"tune.lr": [0.002]}).tune is not None
 
 
 AS_EVER = [
