@@ -301,9 +301,9 @@ def test_a_trainer_that_cannot_be_imported_is_the_trials_failure(tmp_path):
 
 
 def test_a_file_of_the_folder_is_no_module_of_a_trial(tmp_path, monkeypatch):
-    """A user's queue.py beside the study is neither run nor in the way."""
+    """A user's selectors.py beside the study is neither run nor in the way."""
     store = make_store(tmp_path)
-    (tmp_path / "queue.py").write_text("open('was_run', 'w')\nraise ImportError")
+    (tmp_path / "selectors.py").write_text("open('was_run', 'w')\nraise ImportError")
     monkeypatch.chdir(tmp_path)
     server = ForkServer(ENTRY, 1)
     assert ask(server.address, [job_of(store, toy(), tmp_path)])["outcome"]["state"] == "complete"
