@@ -59,7 +59,10 @@ def load_study(
         load_listed(node, Path() if isinstance(study, Mapping) else Path(study).parent, allow_plugins)
         if calibrated.is_asked(node):
             node = calibrated.with_calibrated(node, store_root(store), parse_study)
-        return parse_study(node).replace(_written=own)
+        parsed = parse_study(node)
+        if problems := [*without_effect(node, overrides or {})]:
+            raise SpecError(problems)
+        return parsed.replace(_written=own)
     except SpecError as error:
         if not overrides:
             raise
@@ -76,8 +79,6 @@ def _said(written: Node, overrides: Mapping[str, Any]) -> Node:
             raise SpecError.of(INCLUDE, message)
         if dotted != "scale":
             node = overridden(node, dotted, Node.of(value))
-    if problems := [*without_effect(node, overrides)]:
-        raise SpecError(problems)
     return node
 
 
