@@ -19,9 +19,10 @@
 
   const draw = async place => {
     near.unobserve(place);
-    const plotly = await load(), asked = waiting.get(place);
+    const plotly = await load().catch(error => (place.textContent = `${error.message}: load the page again.`, null));
+    const asked = waiting.get(place);
     waiting.delete(place);
-    if (!asked || !place.isConnected) return;
+    if (!plotly || !asked || !place.isConnected) return;
     await plotly.react(place, asked.figure);
     for (const [event, listener] of asked.listeners) place.on(event, listener);
   };

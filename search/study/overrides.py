@@ -47,15 +47,18 @@ def _set(node: Node, steps: list[str], value: Node, dotted: str, until: int) -> 
 
 
 def without_effect(node: Node, overrides: Mapping[str, Any]) -> Iterator[Problem]:
-    """The values that were set for what the study tunes, which its tuned values replace."""
-    tuned = node.value.get("tune") if isinstance(node.value, dict) else None
-    if tuned is None or not isinstance(tuned.value, dict):
-        return
+    """The values that were set in `train` or `model` where every variant has those of the study's `tune` or `grid`."""
+    sections = node.value if isinstance(node.value, dict) else {}
     for path, value in overrides.items():
-        own = path.removeprefix("train.")
-        if path != own and own in tuned.value:
-            more = f"this study tunes it, so {value} would be ignored; set what is tuned: --set 'tune.{own}=[{value}]'"
-            yield Problem(path, more)
+        names = {"lr", path} if path == "train.lr" else {path, path.removeprefix("model.")}
+        for section in ("tune", "grid"):
+            tried = sections[section].value if section in sections else None
+            for name in names.intersection(tried if isinstance(tried, dict) else ()):
+                told = f"{section}.{name}"
+                more = (
+                    f"would be ignored: every variant has the values of `{told}`; set these: --set '{told}=[{value}]'"
+                )
+                yield Problem(path, more)
 
 
 def explained(problems: Iterable[Problem], overrides: Mapping[str, Any], search: bool = False) -> list[Problem]:

@@ -15,18 +15,11 @@ from click.testing import CliRunner, Result
 
 from archlab.cli.main import main
 from archlab.search.store.lock import StudyLock
-from tests.search.study_files import write_study
+from tests.search.study_files import TINY_MODEL, write_study
 
 ROOT = Path(__file__).parents[2]
 TINY = {
-    "model": """\
-model:
-  d_model: 16
-  n_layers: 1
-  block:
-    norm: rmsnorm
-    attention: {heads: 2, positional: rope}
-    ffn: {type: glu, activation: silu}""",
+    "model": TINY_MODEL,
     "train": "train: {data: {text: corpus.txt}, tokens: 256, context: 16, batch: 4, lr: 1e-2}",
 }
 

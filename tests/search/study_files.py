@@ -32,6 +32,15 @@ train:
     "seeds": "seeds: 2",
 }
 
+TINY_MODEL = """\
+model:
+  d_model: 16
+  n_layers: 1
+  block:
+    norm: rmsnorm
+    attention: {heads: 2, positional: rope}
+    ffn: {type: glu, activation: silu}"""
+
 
 def study_text(**sections: str | None) -> str:
     """The study with these sections replaced, left out (None) or added at the end."""

@@ -289,6 +289,7 @@ def test_when_the_starter_of_a_fork_server_dies_its_trials_die(tmp_path):
     starter.kill()
     starter.wait()
     until(lambda: not alive(pid))
+    assert not (store.trial_folder(trial.key) / "result.json").exists()
 
 
 def test_a_trainer_that_cannot_be_imported_is_the_trials_failure(tmp_path):

@@ -13,18 +13,10 @@ from archlab.arch_dsl.language import plugins
 from archlab.cli.main import main
 from archlab.search.store.store import Store
 from tests.arch_dsl.language.test_plugins import GAIN
-from tests.search.study_files import write_study
+from tests.search.study_files import TINY_MODEL, write_study
 
-MODEL = """\
-model:
-  d_model: 16
-  n_layers: 1
-  block:
-    norm: rmsnorm
-    attention: {heads: 2, positional: rope}
-    ffn: {type: glu, activation: silu}"""
 STUDY = {
-    "model": MODEL,
+    "model": TINY_MODEL,
     "variants": "variants:\n  baseline: {}\n  mine: {block.attention.gate: {position: sdpa, type: tanh_gain}}",
     "train": "train: {data: {text: corpus.txt}, tokens: 256, context: 16, batch: 4, lr: 1e-2}",
     "seeds": "seeds: 1",

@@ -27,19 +27,11 @@ from archlab.search.study.schema import study_schema
 from tests.arch_dsl.language.test_plugins import GAIN
 from tests.cli.test_cli import archlab
 from tests.docs_kit import ROOT, blocks, examine
-from tests.search.study_files import study_text, write_study
+from tests.search.study_files import TINY_MODEL, study_text, write_study
 
 STUDY = "study: gates\ninclude: common.yaml\nvariants:\n  gated: [gate]\ntrain: {tokens: 2k}\n"
-MODEL = """\
-model:
-  d_model: 16
-  n_layers: 1
-  block:
-    norm: rmsnorm
-    attention: {heads: 2, positional: rope}
-    ffn: {type: glu, activation: silu}"""
 TRAIN = "train: {data: {text: corpus.txt}, tokens: 1k, context: 16, batch: 4, lr: 1e-2}"
-COMMON = {"study": "study: common", "variants": "variants:\n  baseline: {}", "model": MODEL, "train": TRAIN}
+COMMON = {"study": "study: common", "variants": "variants:\n  baseline: {}", "model": TINY_MODEL, "train": TRAIN}
 
 
 @pytest.fixture

@@ -96,13 +96,18 @@ def test_several_values_for_one_are_told_where_they_belong(said: str, tmp_path: 
     assert SEVERAL[said] in result.output
 
 
-def test_what_a_study_tunes_is_not_set_beside_it(tmp_path: Path) -> None:
+def test_what_a_study_tries_is_not_set_beside_it(tmp_path: Path) -> None:
     file = write_study(tmp_path, tune="tune: {lr: [1e-3, 3e-3]}")
-    with pytest.raises(SpecError, match=r"train\.lr: this study tunes it, so 0\.002 would be ignored") as refused:
+    with pytest.raises(SpecError, match=r"train\.lr: would be ignored: every variant has .* `tune\.lr`") as refused:
         load_study(file, {"train.lr": 0.002})
     assert "--set 'tune.lr=[0.002]'" in str(refused.value)
     assert load_study(file, {"train.lr": 0.002, "tune": None}).train.lr == 0.002
     assert load_study(file, {"tune.lr": [0.002]}).tune is not None
+    crossed = write_study(tmp_path, grid="grid: {train.batch: [4, 8], block.ffn.width: [32, 64]}")
+    for path, own in {"train.batch": "train.batch", "model.block.ffn.width": "block.ffn.width"}.items():
+        with pytest.raises(SpecError, match=rf"would be ignored: every variant has the values of `grid\.{own}`"):
+            load_study(crossed, {path: 16})
+    assert load_study(crossed, {"train.tokens": 2000}).train.tokens == 2000
 
 
 AS_EVER = [
