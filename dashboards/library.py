@@ -163,6 +163,11 @@ class Library:
             self._refresh()
             return self._notes
 
+    def tags(self, study: str = "", trial: str = "") -> list[str]:
+        """The tags of a study or a trial as they are kept."""
+        notes = self.notes()
+        return [*(notes.trials if trial else notes.studies).get(trial or study, Note()).tags]
+
     def write(self, text: str | None, tags: Iterable[str] | None, study: str = "", trial: str = "") -> None:
         """Keeps the text and the tags of a study's or a trial's note; None leaves either as it is by now. Raises
         ValueError for what is none."""

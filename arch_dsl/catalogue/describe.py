@@ -86,9 +86,16 @@ def allowed(annotation: Any) -> str:
     elif len(options) == 1 and options[0] is not annotation:
         text = allowed(options[0])
     else:
-        names = {int: "an integer", float: "a number", bool: "true | false", str: "a word"}
-        text = " or ".join(names.get(option, getattr(option, "__name__", str(option)).lower()) for option in options)
+        text = " or ".join(_kind(option) for option in options)
     return f"{text}, or {'none' if kinds else 'null'}" if optional else text
+
+
+def _kind(option: Any) -> str:
+    """What a value of a type is called."""
+    if (isinstance(option, type) and issubclass(option, Spec)) or typing.get_origin(option) is dict:
+        return "a mapping"
+    names = {int: "an integer", float: "a number", bool: "true | false", str: "a word"}
+    return names.get(option, getattr(option, "__name__", str(option)).lower())
 
 
 def _limits(limit: Range) -> str:

@@ -150,7 +150,7 @@ class Writer:
         if item.required:
             return {"description": " ".join(said), **self.of(item.annotation)}
         default = canonical(item.default, brief=True)
-        said.insert(1, f"Default: {brief_text(default)}.")
+        said.insert(1, f"Default: {brief_text(default) or repr(default)}.")
         return {"description": " ".join(said), "default": default, **self.of(item.annotation)}
 
     def knob(self, knob: Knob) -> Schema:
@@ -229,9 +229,10 @@ def _noun(cls: type[Family]) -> str:
 
 
 def _sentences(cls: type[Spec], name: str) -> list[str]:
-    """The sentences of a docstring that speak of a field."""
+    """The sentences of a docstring that speak of a field, of `field: what it is.` the second part."""
     text = " ".join((cls.__doc__ or "").split())
-    return [sentence for sentence in re.split(r"(?<=[.;])\s+", text) if re.search(rf"`{name}(`|:)", sentence)]
+    found = [sentence for sentence in re.split(r"(?<=[.;])\s+", text) if re.search(rf"`{name}(`|:)", sentence)]
+    return [re.sub(rf"^`{name}`: (.)", lambda match: match[1].upper(), sentence) for sentence in found]
 
 
 # blocks

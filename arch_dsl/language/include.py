@@ -176,8 +176,9 @@ def _absent(name: str, file: Path, includer: Path | None) -> str:
     if not file.parent.is_dir():
         return f"'{shorten(name)}' is in no folder that there is: {file.parent}"
     there = sorted(each.name for each in file.parent.glob("*.y*ml") if each.is_file() and each != includer)
-    meant = nearest(file.name, there)
-    hint = f"; did you mean '{Path(name).parent / meant}'?" if meant else ""
+    stems = {Path(each).stem: each for each in there}  # what every name ends with makes none of them alike
+    meant = nearest(file.stem, stems, alike=0.6)
+    hint = f"; did you mean '{Path(name).parent / stems[meant]}'?" if meant else ""
     more = ", …" if len(there) > _LISTED else ""
     return f"there is no file '{shorten(name)}'{hint} ({', '.join(there[:_LISTED]) or 'there is none'}{more})"
 

@@ -59,10 +59,10 @@ def main(context: click.Context) -> None:
 
 
 @main.command()
-@click.argument("path", type=click.Path(dir_okay=False, writable=True))
+@click.argument("path", metavar="[FILE]", type=click.Path(dir_okay=False, writable=True), default="my_study.yaml")
 @verb
 def init(path: str) -> None:
-    """Write a commented study to start from."""
+    """Write a commented study to start from: my_study.yaml, unless you name another file."""
     from archlab.search.study.files import new_study
 
     if Path(path).exists():

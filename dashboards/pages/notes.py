@@ -6,7 +6,7 @@ from typing import Any
 
 import dash
 import dash_mantine_components as dmc
-from dash import MATCH, Input, Output, html
+from dash import MATCH, Input, Output, html, no_update
 from dash.development.base_component import Component
 
 from archlab.dashboards.library import Library
@@ -21,22 +21,24 @@ def register(app: dash.Dash, library: Library) -> None:
 
     @app.callback(
         Output(said, "children"),
+        Output(tags, "value"),
         Input(text, "value"),
         Input(tags, "value"),
         prevent_initial_call=True,
     )
     def keep(text: str | None, tags: list[str] | None) -> Any:
         if reads_only():
-            return "This dashboard only reads."
-        kind, _, name = dash.ctx.outputs_list["id"]["note"].partition(" ")
+            return "This dashboard only reads.", no_update
+        kind, _, name = dash.ctx.outputs_list[0]["id"]["note"].partition(" ")
         changed = {each["part"] for each in dash.ctx.triggered_prop_ids.values()}
         try:
             library.write(
                 text or "" if "text" in changed else None, tags or [] if "tags" in changed else None, **{kind: name}
             )
         except (ValueError, StoreError) as error:
-            return html.Span(f"Not kept: {error}", className="problem")
-        return "Kept."
+            refused = html.Span(f"Not kept: {error}", className="problem")
+            return refused, library.tags(**{kind: name}) if "tags" in changed else no_update
+        return "Kept.", no_update
 
 
 def note_box(note: Note, study: str = "", trial: str = "") -> Component:

@@ -206,7 +206,11 @@ def _events(trial: Trial) -> list[list[Any]]:
     found = []
     for event in trial.events:
         detail = {**event["detail"], **event["detail"].get("spent", {})}
-        said = "; ".join(f"{name} {value}" for name, value in detail.items() if not isinstance(value, dict | list))
+        said = "; ".join(
+            f"{name} {value}"
+            for name, value in detail.items()
+            if not isinstance(value, dict | list) and (name, value) != ("gpu_s", 0.0)
+        )
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
         found.append([when, event["attempt"] or "", event["kind"], said])
     return found

@@ -25,7 +25,8 @@ from archlab.search.study.completion import complete
 from archlab.search.study.files import new_study, studies_in
 from archlab.search.utils.files import write_whole
 
-FILE = re.compile(r"[\w][\w.-]{0,100}\.ya?ml")
+FILE = re.compile(r"(\w[\w.-]{0,100}/){0,4}\w[\w.-]{0,100}\.ya?ml")
+"""A study's file in this folder, or in folders of it."""
 NEW = "my_study.yaml"
 
 
@@ -80,15 +81,23 @@ def register(app: dash.Dash, library: Library) -> None:
             path = save(folder, file or "", text or "", before)
         except (Refused, OSError) as error:
             return html.Span(f"Not saved: {error}", className="problem", role="alert"), no_update
-        now = {"file": path.name, "digest": _digest(text or "")}
+        now = {"file": file, "digest": _digest(text or "")}
         if dash.ctx.triggered_id == "write-save":
             return f"Saved as {path}.", now
-        return _begun(drafts, path, text or ""), now
+        return _begun(drafts, file or "", text or ""), now
+
+    app.clientside_callback(
+        "() => ''",
+        Output("write-said", "children", allow_duplicate=True),
+        Input("write-text", "value"),
+        Input("write-file", "value"),
+        prevent_initial_call=True,
+    )  # what was said was said of another text or name
 
 
-def _begun(drafts: Drafts, path: Path, text: str) -> Any:
+def _begun(drafts: Drafts, file: str, text: str) -> Any:
     """Starts what was saved, if nothing is wrong with it."""
-    found = drafts.check(text, path.name)
+    found = drafts.check(text, file)
     if found["problems"]:
         return html.Span("Saved, and not run: there are problems.", className="problem", role="alert")
     launcher: Launcher = flask.current_app.config["ACTIONS"].launcher
@@ -96,7 +105,7 @@ def _begun(drafts: Drafts, path: Path, text: str) -> Any:
     if before is not None and before.code is None:
         said = f"Saved, and not run: {found['name']} still runs as it was before. Stop it on its page first."
         return html.Span(said, className="problem", role="alert")
-    started = launcher.run(found["name"], path.name, path.parent)
+    started = launcher.run(found["name"], file, Path.cwd())
     link = dcc.Link(found["name"], href=f"/study/{found['name']}")
     return html.Span(["Running as process ", str(started.pid), ": ", link, " shows it."])
 
@@ -109,6 +118,9 @@ def save(folder: Path, file: str, text: str, before: dict[str, str]) -> Path:
     if not FILE.fullmatch(file):
         raise Refused(f"{file[:80]!r} is no name of a study file: letters, digits, '.', '_', '-', and .yaml at its end")
     path = folder / file
+    if not path.parent.resolve().is_relative_to(folder.resolve()):
+        raise Refused(f"{file} leads out of this folder by a link")
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         held = _digest(path.read_text())
         if held == _digest(text):
@@ -166,7 +178,7 @@ def layout(library: Library, study: object = "", file: object = "", **_: Any) ->
 def _opened(library: Library, study: str, file: str) -> tuple[str, str, dict[str, str], str]:
     """(name of the file, text, what was opened, a remark) of what an address asks for."""
     path = Path.cwd() / file if FILE.fullmatch(file) else None
-    if path is not None and path.is_file():
+    if path is not None and path.is_file() and path.resolve().is_relative_to(Path.cwd().resolve()):
         text = path.read_text()
         return file, text, {"file": file, "digest": _digest(text)}, ""
     if file:
@@ -179,7 +191,8 @@ def _opened(library: Library, study: str, file: str) -> tuple[str, str, dict[str
                 text, record = store.study_yaml(study), store.study(study)
         except StoreError as error:
             return NEW, new_study(Path.cwd() / NEW), {}, str(error)
-        named = Path(record.get("file") or f"{study}.yaml").name
+        run_as = record.get("file") or f"{study}.yaml"
+        named = run_as if FILE.fullmatch(run_as) else Path(run_as).name
         own = Path.cwd() / named
         same = own.is_file() and is_what_was_run(own, text)
         text = own.read_text() if same else text  # what it includes stays in files of its own
@@ -191,8 +204,8 @@ def _opened(library: Library, study: str, file: str) -> tuple[str, str, dict[str
 
 
 def _starts(library: Library) -> list[Any]:
-    """Links to what can be opened: the study files of the folder, and what was run."""
-    files = [name for each in studies_in(Path.cwd()) if FILE.fullmatch(name := str(each))]
+    """Links to what can be opened: the study files of the folder and of folders in it, and what was run."""
+    files = [name for each in studies_in(Path.cwd(), below=True) if FILE.fullmatch(name := str(each))]
     shown: list[Any] = ["Start from ", dcc.Link("the template", href="/write")]
     for each in files[:12]:
         shown += [" · ", dcc.Link(each, href=f"/write?file={each}")]

@@ -20,6 +20,10 @@ _SHARED = 0.2  # of the test text, from which on a note says that it is in the t
 FINGERPRINT = ("archlab", "torch", "triton", "numpy", "python", "threads", "cpu", "cpu_capability", "device", "gpu")
 
 
+def _called(baseline: str) -> str:
+    return "the baseline" if baseline == "baseline" else f"the baseline {baseline}"
+
+
 def method_sentence(noise: dict[str, Any], analysis: Analysis, undocumented: bool, comparable: bool) -> str:
     """How the intervals were made, if any variant's losses are `comparable`; one sentence without a full stop."""
     if not comparable:
@@ -195,9 +199,9 @@ def _table_notes(record: dict[str, Any], selections: list[Selection], noise: dic
     missing = "there are no differences" if len(names) == 1 else "there are no differences to it"
     for base in (s for s in selections if s.variant in names):
         if base.diverged:
-            yield f"the baseline {base.variant} diverged: {missing}"
+            yield f"{_called(base.variant)} diverged: {missing}"
         elif not base.complete:
-            yield f"the baseline {base.variant} has no complete trial: {missing}"
+            yield f"{_called(base.variant)} has no complete trial: {missing}"
     if len(names) > 1 and record.get("design", {}).get("type") == "both_ends":
         yield "what lacks one component is compared with the variant that has all, the others with the baseline"
     elif len(names) > 1:

@@ -126,11 +126,15 @@ def _training_flops(variant: Variant) -> float:
     return 3.0 * variant.flops_per_token * variant.recipe.all_tokens
 
 
+def _about(seconds: float) -> str:
+    return f"about {seconds:.0f} s" if seconds >= 0.5 else "less than a second"
+
+
 def _precision(seconds: float, width: int, units: str | None) -> tuple[str, str]:
     if units is None:
         return "fp32", "no bfloat16 units are known where trials run"
     if seconds < SHORT_S:
-        return "fp32", f"a trial takes about {seconds:.0f} s in float32, too short for bfloat16 to matter"
+        return "fp32", f"a trial takes {_about(seconds)} in float32, too short for bfloat16 to matter"
     if width < NARROW:
         return "fp32", f"at d_model {width} casts cost what bfloat16 products save"
     return "bf16", f"{units}, and a step is mostly matrix products"
@@ -140,7 +144,7 @@ def _compile(seconds: float, layers: int, gpu: bool, resources: Resources) -> tu
     from archlab.search.hardware.compiler import cannot_compile
 
     distinct = f"{layers} distinct layers" if layers > 1 else "its layer"
-    cost = f"a trial takes about {seconds:.0f} s, compiling {distinct} {COMPILE_S * layers:.0f} s"
+    cost = f"a trial takes {_about(seconds)}, compiling {distinct} {COMPILE_S * layers:.0f} s"
     if gpu:
         return "off", "not measured on a GPU"
     if resources.world > 1:

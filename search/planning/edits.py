@@ -6,7 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from archlab.arch_dsl.language.errors import shorten
+from archlab.arch_dsl.tree.identity import brief_text
 from archlab.search.planning.plan import Plan
+from archlab.search.recipe.schedules import AUTO
 from archlab.search.store.store import Store
 from archlab.search.variants.section import Section
 
@@ -19,10 +22,11 @@ def edits(planned: Plan, store: Store) -> list[str]:
     if name not in {each["name"] for each in store.studies()}:
         return []
     trials = store.study_trials(name)
-    return [*_changed(store.study(name), planned.record()), *_left_out(planned, trials)]
+    follows = planned.study.train.schedule.warmup == AUTO
+    return [*_changed(store.study(name), planned.record(), follows), *_left_out(planned, trials)]
 
 
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any], warmup_follows: bool) -> Iterator[str]:
     for part in ("question", "baseline"):
         if before.get(part) and before[part] != now[part]:
             yield f"the {part} was '{before[part]}', now it is '{now[part]}'"
@@ -30,10 +34,22 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]
         yield f"the data was {was}, now it is {now['data']['identity']}"
     old, new = before.get("recipe", {}), now["recipe"]
     fields = [field for field in {**old, **new} if old and old.get(field) != new.get(field)]
-    if told := [field for field in fields if field not in ("data", "tokenizer")]:
-        yield f"the recipe has another {', '.join(told)} than before"
+    own = [field for field in fields if field not in ("data", "tokenizer")]
+    if len(own) > 1 and warmup_follows and _one_but_for_warmup(old.get("schedule"), new.get("schedule")):
+        own.remove("schedule")
+    if told := [f"{field} (was {_short(old.get(field))}, now {_short(new.get(field))})" for field in own]:
+        yield f"the recipe has another {', '.join(told)}"
     for key, section in Section.known.items() if before else ():
         yield from section.edited(before.get(key), now.get(key))
+
+
+def _one_but_for_warmup(was: Any, now: Any) -> bool:
+    """Whether two schedules differ in their warm-up alone."""
+    return isinstance(was, dict) and isinstance(now, dict) and was != now and {**was, "warmup": now["warmup"]} == now
+
+
+def _short(value: Any) -> str:
+    return shorten(brief_text(value), 40)
 
 
 def _left_out(planned: Plan, trials: list[dict[str, Any]]) -> Iterator[str]:

@@ -98,8 +98,9 @@ class Resolution:
             return few if self.seeds else "nothing: the budget has no trial of every variant"
         if self.noise is None or self.difference is None:
             return (
-                f"{seeds} resolve differences of {self.factor:.2g} times the noise of one trial's seed, which no study "
-                f"of this store has told yet at this scale and data; this one will, on {self.df} degrees of freedom"
+                f"with {seeds} a difference is told from zero where it is {self.factor:.2g} times as large as the "
+                "spread of one variant's seeds; what that is in nats this study measures "
+                f"(on {self.df} degrees of freedom), as no other of this store has at this scale and data"
             )
         count = len(self.noise.studies)
         return (

@@ -71,7 +71,7 @@ def _lines(planned: Plan, root: Path, slots: int | None) -> Iterator[str]:
     done, left = known.done, planned.left(known.done)
     told = f"; {done} of them have a result, {left} are left, as far as is known" if done else ""
     if done and not left:
-        told = f"; all that are wanted have a result ({done})"
+        told = f"; all that are wanted have a result ({done}): the study is complete"
     yield _trials_line(planned) + told
     for section in planned.study.sections:
         yield from section.lines(planned)
@@ -80,10 +80,11 @@ def _lines(planned: Plan, root: Path, slots: int | None) -> Iterator[str]:
     yield from _data_lines(planned.variants[0])
     if planned.absent:
         yield f"not downloaded yet: {'; '.join(planned.absent)}; `archlab run` does that first"
-    guess = known.guess(planned, root, slots)
-    core = f"{duration(guess.core_s)} of one core; from {guess.source}"
-    yield f"about {duration(guess.wall_s)} on {guess.slots} cores ({core})"
-    yield f"{size(guess.memory_bytes)} of memory for the tensors of the largest trial, or somewhat more"
+    if left or not done:
+        guess = known.guess(planned, root, slots)
+        core = f"{duration(guess.core_s)} of one core; from {guess.source}"
+        yield f"about {duration(guess.wall_s)} on {guess.slots} cores ({core})"
+        yield f"{size(guess.memory_bytes)} of memory for the tensors of the largest trial, or somewhat more"
     if known.resolution:
         yield str(known.resolution)
     recipes = [variant.recipe for variant in planned.variants]

@@ -135,6 +135,8 @@ def _drive(
         next_rows = section.run_rows(next_rows, planned, store, workers.slots, tell)
     plugin_files.keep(store.root)
     record = planned.record() | ({"overrides": dict(said)} if said else {})
+    if study.file and study.file.resolve().is_relative_to(store.root.resolve().parent):  # from wherever it was run
+        record["file"] = str(study.file.resolve().relative_to(store.root.resolve().parent))
     record |= {"command": options.command} if options.command else {}
     if planned.builder.settled:
         settled.keep(store, study.study, planned.builder.settled)

@@ -18,7 +18,7 @@ _FLAT = "the loss does not fall with compute by more than its scatter, so that n
 @dataclass(frozen=True)
 class Gain:
     """A compute-equivalent gain, common to all rungs; `trend` is by what power of the compute it grows, and `rungs`
-    what it is at each of them: how far along the baseline's curve their losses are."""
+    what it is at each of them: how far along the common curve the two losses of a rung are apart."""
 
     gain: Estimate
     trend: Estimate
@@ -27,7 +27,7 @@ class Gain:
 
 def gain(base_compute: Floats, base_loss: Floats, compute: Floats, loss: Floats) -> Gain:
     """The factor of compute that a baseline needs for the losses of a variant (arXiv:2312.07413, section 2: the
-    compute-equivalent gain): above 1 where the variant is better.
+    compute-equivalent gain): above 1 where the variant is better. Both have the same rungs, in one order.
 
     One curve, log L = u - b z + c z^2, c where there are three computes: z is log C of the baseline, and log C + log
     gain of the variant. A straight curve makes it the relative potency of a parallel-line assay. For the trend the gain
@@ -48,7 +48,9 @@ def gain(base_compute: Floats, base_loss: Floats, compute: Floats, loss: Floats)
     if len(x) > 4 + bent:
         with suppress(Unidentified):
             trend = _shifted(x, y, [of_ours, x * of_ours], bent)[1][1]
-    rungs = (_place(fit.solution, loss) - at for loss, at in zip(y[ours], x[ours], strict=True))
+    ahead = [_place(fit.solution, loss) - at for loss, at in zip(y, x, strict=True)]
+    many = len(base_compute)  # a rung's own baseline: what both share of its scatter (seed, batches) is no gain
+    rungs = (mine - theirs for mine, theirs in zip(ahead[many:], ahead[:many], strict=True))
     return Gain(found.exp(), trend, tuple(exp(each) for each in rungs))
 
 

@@ -25,7 +25,7 @@ def store_root(given: str | Path | None = None) -> Path:
     here, home = Path.cwd(), Path.home()
     for folder in (here, *here.parents):
         if (folder / STORE / "store.json").exists():
-            return Path(os.path.relpath(folder / STORE))
+            return Path(STORE) if folder == here else folder / STORE
         if folder == home:
             break
     return Path(STORE)

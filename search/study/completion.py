@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -50,14 +50,17 @@ def complete(text: str, position: int) -> tuple[int, list[Suggestion]]:
     schema = _at(path, opened)
     own = _names_of(text, path, key)
     if key is not None:
-        found = [*_values(_down(schema, key, opened[-1].known))]
+        below = _down(schema, key, opened[-1].known)
+        # a mapping alone may stand there: its keys, in braces
+        found = [*_values(below)] or [replace(each, word="{" + each.word) for each in _keys(below, word, {})]
     else:
         item = not opened[-1].known and isinstance(opened[-2].key, int) if len(opened) > 1 else False
         found = [*(_values(schema) if item else ()), *_keys(schema, word, opened[-1].known)]
     found = [*own, *found]
     low = word.lower()
     ordered = sorted(
-        (each for each in found if low in each.word.lower()), key=lambda each: not each.word.lower().startswith(low)
+        (each for each in found if low in each.word.lower()),
+        key=lambda each: not each.word.lower().lstrip("{").startswith(low),
     )
     return position - len(word), ordered[:MOST]
 

@@ -23,10 +23,12 @@ def new_study(path: Path) -> str:
     return TEMPLATE.read_text().replace("=study.schema.json", f"={schema}", 1).replace("my-study", name, 1)
 
 
-def studies_in(folder: Path) -> dict[Path, str]:
-    """The study files in a folder, with the names of their studies. A file that can't be read is none."""
+def studies_in(folder: Path, below: bool = False) -> dict[Path, str]:
+    """The study files in a folder, with `below` also those in the folders in it, with the names of their studies. A
+    file that can't be read is none."""
+    inside = [each for each in sorted(folder.iterdir()) if below and not each.name.startswith(".") and each.is_dir()]
     found = {}
-    for path in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")]):
+    for path in (path for each in [folder, *inside] for path in sorted([*each.glob("*.yaml"), *each.glob("*.yml")])):
         try:
             named = re.search(r"^study: *[\"']?([\w-]+)", path.read_text(), re.MULTILINE)
         except (OSError, UnicodeDecodeError):

@@ -47,7 +47,22 @@ class ReportOptions(Spec):
 
 
 class Study(Spec):
-    """A question and everything that answering it takes."""
+    """A question and everything that answering it takes.
+
+    `study`: the name under which results are stored. `question`: one sentence, printed above the table.
+    `plugins`: Python files with primitives of your own. `scale`: which size of several to run, by default the first.
+    `scales`: several sizes of one study in one file. `model`: the base model that every variant changes.
+    `ablate`: two models, every difference of which becomes a component. `components`: named changes that several
+    variants share. `design`: makes variants from the components, such as all combinations. `variants`: the rows of the
+    table, as changes of the model. `grid`: trains every variant with each combination of values. `recipes`: trains all
+    variants under each of several recipes. `ladder`: runs every variant at several model sizes. `match`: gives all
+    variants equal parameters, FLOPs, cache or step time. `train`: the recipe, as data, tokens, batch, optimizer and
+    learning rate. `tune`: chooses a learning rate, or other values, for each variant. `seeds`: repeats of each variant,
+    of which an interval needs at least three. `evaluate`: measures of finished trials. `search`: lets Optuna propose
+    variants. `space`: what the search may vary. `screen`: ranks variants with a cheap recipe first. `prune`: ends bad
+    trials early. `keep`: which weights stay on disk after a trial. `budget`: a limit on time or trials. `report`: the
+    baseline of the table, and a paper's table beside it. `resources`: the cores and devices of one trial.
+    """
 
     title: ClassVar[str] = "study"
     study: str

@@ -51,7 +51,7 @@ def test_a_text_is_saved_and_nothing_that_was_not_opened_here_is_overwritten(tmp
     assert save(tmp_path, "a.yaml", "study: b\n", opened).read_text() == "study: b\n"
     with pytest.raises(Refused, match="has changed on disk"):
         save(tmp_path, "a.yaml", "study: c\n", opened)
-    for name in ("", "a", "../a.yaml", "/tmp/a.yaml", ".a.yaml", "a.py", "a/b.yaml", "a.yaml\n"):
+    for name in ("", "a", "../a.yaml", "a/../../b.yaml", "/tmp/a.yaml", ".a.yaml", ".a/b.yaml", "a.py", "a.yaml\n"):
         with pytest.raises(Refused, match="no name of a study file"):
             save(tmp_path, name, "study: a\n", {})
 

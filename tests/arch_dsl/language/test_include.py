@@ -120,6 +120,7 @@ def test_plugins_are_named_from_the_file_that_lists_them(tmp_path: Path, monkeyp
 WRONG = {
     "include: comon.yaml": "include: there is no file 'comon.yaml'; did you mean 'common.yaml'? (common.yaml,",
     "include: [common.yaml, sub/comon.yml]": "include.1: there is no file 'sub/comon.yml'; did you mean 'sub/common",
+    "include: recipe.yaml": "include: there is no file 'recipe.yaml' (common.yaml,",
     "include: nowhere/common.yaml": "include: 'nowhere/common.yaml' is in no folder that there is: ",
     "include: folder.yaml": "include: there is no file 'folder.yaml'",
     "include: secret.txt": "include: 'secret.txt' is no study file: its name ends in .yaml or .yml",

@@ -64,8 +64,16 @@ CASES = [
     ),
     pytest.param(
         {"train": train(("tokens: 1k", "tokens: 2k"), ("lr: 1e-3", "lr: 2e-3"))},
-        ["the recipe has another tokens, lr than before", LEFT_OUT.format(4, "2 of baseline, 2 of gated")],
+        [
+            "the recipe has another tokens (was 1000, now 2000), lr (was 0.001, now 0.002)",
+            LEFT_OUT.format(4, "2 of baseline, 2 of gated"),
+        ],
         id="another recipe",
+    ),
+    pytest.param(
+        {"train": train(("batch: 4", "batch: 2"))},
+        ["the recipe has another batch (was 4, now 2)", LEFT_OUT.format(4, "2 of baseline, 2 of gated")],
+        id="another batch, which the warm-up follows",
     ),
 ]  # fmt: skip
 
@@ -103,7 +111,8 @@ def test_a_finished_study_has_nothing_left_though_fewer_seeds_were_needed_than_i
     assert run(path, root, executor="inline", track=False).counts["complete"] == 6
     print_plan(plan(load_study(path), root / "data"), root)
     told = capsys.readouterr().out
-    assert "at most 8 trials" in told and "all that are wanted have a result (6)" in told
+    assert "at most 8 trials" in told and "all that are wanted have a result (6): the study is complete" in told
+    assert "of one core" not in told
     file = io.StringIO()
     follow(root, "gates", LineProgress(file))
     assert "gates: 6/6 trials" in file.getvalue() and " left" not in file.getvalue()

@@ -35,7 +35,7 @@ def made(folder, tokens, *lines, **sections):
 
 NARROW = {"model": SECTIONS["model"].replace("d_model: 64", "d_model: 32")}
 PLAN = [
-    pytest.param("1k", (), {}, ("fp32", "off"), "about 0 s in float32, too short", id="short"),
+    pytest.param("1k", (), {}, ("fp32", "off"), "less than a second in float32, too short", id="short"),
     pytest.param("30M", (), {}, ("bf16", "off"), "compiling its layer 25 s", id="minutes"),
     pytest.param("1B", (), {}, ("bf16", "blocks"), "AVX512_BF16, and a step", id="hours"),
     pytest.param("1B", (), NARROW, ("fp32", "blocks"), "at d_model 32 casts cost", id="narrow"),
@@ -98,7 +98,7 @@ def test_a_study_keeps_what_was_settled_when_it_was_first_run(tmp_path, monkeypa
     path, root, events = write_study(tmp_path, seeds="seeds: 1"), tmp_path / "store", []
     run(path, root, executor="inline", track=False, on_event=events.append)
     (told,) = (event["message"] for event in events if event["event"] == "settled")
-    assert told.startswith("precision fp32: a trial takes about 0 s") and "compile off" in told
+    assert told.startswith("precision fp32: a trial takes less than a second") and "compile off" in told
     planned = made(tmp_path, "1B")
     assert {variant.recipe.precision for variant in planned.variants} == {"fp32"}
     assert plan_json(planned, root)["settled"]["precision"] == "fp32"

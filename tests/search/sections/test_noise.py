@@ -104,7 +104,7 @@ def test_a_plan_says_what_its_seeds_resolve_before_and_after_something_is_known(
     before = resolution(made, None)
     assert before is not None and before.factor is not None and before.difference is None
     assert before.factor == pytest.approx(dunnett_critical(2, expected_df(3, 1, 3)) * math.sqrt(2 / 3))
-    assert "no study of this store has told yet" in str(before) and "on 4 degrees of freedom" in str(before)
+    assert "this study measures" in str(before) and "on 4 degrees of freedom" in str(before)
     run(load_study(tmp_path / "study.yaml"), tmp_path / "store", executor="inline", track=False)
     with Store.open(tmp_path / "store", create=False) as store:
         after = resolution(made, store)

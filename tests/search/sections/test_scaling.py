@@ -124,6 +124,14 @@ def test_a_planted_gain_is_within_its_interval(factor: float) -> None:
     assert np.median(found.rungs) == pytest.approx(factor, rel=0.2)
 
 
+def test_the_gain_of_a_rung_is_on_the_side_of_its_difference() -> None:
+    """A baseline that lies off the common curve at a rung says nothing of the variant that was trained beside it."""
+    x, off = 1e12 * 4.0 ** np.arange(4), np.array([0.02, -0.01, -0.02, 0.01])
+    ours = np.array([-0.004, 0.004, -0.004, 0.004])
+    found = gain(x, 9 * x**-0.05 * np.exp(off), x, 9 * x**-0.05 * np.exp(off + ours))
+    assert [each > 1 for each in found.rungs] == [True, False, True, False]
+
+
 def test_a_gain_that_grows_with_compute_says_so() -> None:
     x = 1e12 * 4.0 ** np.arange(6)
     found = gain(x, 9 * x**-0.05, x, 9 * (x * 1.2 * (x / x[0]) ** 0.1) ** -0.05)

@@ -38,6 +38,8 @@ def offered(text):
         ("evaluate: [accuracy, bits|", "bits", ["bits_per_byte"]),
         ("seeds: {mi|", "mi", ["min"]),
         ("tune: {|", "", ["lr"]),
+        ("tune: |", "", ["{lr"]),
+        ("report: ba|", "ba", ["{baseline"]),
         ("components:\n  gate: {}\n  # no\n  shift: {}\nvariants:\n  a: {}\n  b: [|", "", ["gate", "shift"]),
         ("components:\n  gate: {}\nvariants:\n  b:\n    - ga|\n", "ga", ["gate"]),
         ("report: {baseline: |}\nvariants:\n  base: {}\n  gated: {}\n", "", ["base", "gated"]),

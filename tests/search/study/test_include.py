@@ -17,7 +17,7 @@ from archlab.cli.completion import variants as complete_variants
 from archlab.cli.main import main
 from archlab.dashboards.library import Library
 from archlab.dashboards.pages.actions import file_of
-from archlab.dashboards.pages.write import _opened
+from archlab.dashboards.pages.write import _opened, _starts
 from archlab.search.executors.resources import resources_in
 from archlab.search.planning.plan import plan
 from archlab.search.running.draft import draft
@@ -120,6 +120,24 @@ def test_it_goes_the_whole_way_as_one_study(study: Path, tmp_path: Path) -> None
     assert _opened(library, "gates", "")[1] == text
     (tmp_path / "common.yaml").unlink()
     assert "study.yaml has changed since it was run" in file_of(library.study("gates"), library)[1]
+
+
+def test_a_study_that_was_run_in_a_folder_below_its_store_is_found_from_above(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, below = [*tmp_path.iterdir()], tmp_path / "mine"
+    below.mkdir()
+    for each in files:
+        each.rename(below / each.name)
+    monkeypatch.chdir(below)
+    few = ("--inline", "--no-track", "--set", "train.tokens=256", "--store", "../.archlab")
+    assert archlab("run", "study.yaml", *few).exit_code == 0
+    monkeypatch.chdir(tmp_path)
+    library = Library(tmp_path / ".archlab")
+    assert file_of(library.study("gates"), library) == (tmp_path, "mine/study.yaml")
+    assert _opened(library, "gates", "")[:2] == ("mine/study.yaml", STUDY)
+    assert _opened(library, "", "mine/study.yaml")[:2] == ("mine/study.yaml", STUDY)
+    assert "mine/study.yaml" in str(_starts(library))
 
 
 def test_contrasts_that_were_added_are_all_that_changed(study: Path) -> None:
