@@ -216,6 +216,9 @@ def with_trials(
     return shown
 
 
+_EDGE_MOVES = ("firstDataRendered", "gridSizeChanged", "displayedColumnsWidthChanged", "bodyScroll")
+"""Events of AG Grid after which other columns may lie beyond the right edge."""
+
 TICKS = {
     "rowSelection": {
         "mode": "multiRow",
@@ -267,5 +270,6 @@ def grid(
         style={"height": None if whole else "720px", "width": "100%"},
         className="paper-table",
         **({"selectedRows": {"ids": list(ticked)}} if ticked else {}),
-        eventListeners={} if name == "table" else {"sortChanged": [f"tellSort(params, '{name}-sort')"]},
+        eventListeners={each: [f"tellEdge(params, '{name}')"] for each in _EDGE_MOVES}
+        | ({} if name == "table" else {"sortChanged": [f"tellSort(params, '{name}-sort')"]}),
     )

@@ -93,7 +93,8 @@ def activity(study: Study) -> tuple[str, str]:
     counts = study.counts
     if study.holder is not None:
         who = f" by process {study.holder['pid']} on {study.holder['host']}" if study.holder else ""
-        return "live", f"training now{who}"
+        doing = "measuring what is trained" if study.done == study.expected else "training now"
+        return "live", f"{doing}{who}"
     if counts.get("running"):
         return "live", "another study trains its trials now"
     if study.done < study.expected:

@@ -69,7 +69,7 @@ _FILL = textwrap.TextWrapper(118, initial_indent="    ", subsequent_indent="    
 
 @dataclass(frozen=True)
 class Mark:
-    """A place in a source file. `line` and `column` count from 1; `text` is the whole line."""
+    """A place in a source file. `line` and `column` count from 1 (0: in no line of it); `text` is the whole line."""
 
     file: str
     line: int
@@ -77,7 +77,7 @@ class Mark:
     text: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}"
+        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
 
 
 @dataclass(frozen=True)

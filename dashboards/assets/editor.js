@@ -3,7 +3,7 @@
   const escape = text => text.replace(/[&<>]/g, sign => ({ '&': '&amp;', '<': '&lt;', '>': '&gt;' })[sign]);
 
   /* A line in colours: a comment, the keys, quoted texts. */
-  const PART = /((?:^|\s)#.*$)|("(?:[^"\\]|\\.)*"|'[^']*')|([\w.*+-]+)(?=\s*:(?:\s|$))/g;
+  const PART = /((?:^|\s)#.*$)|("(?:[^"\\]|\\.)*"|'[^']*')|([\w.*+-]+(?: [\w.*+-]+)*)(?=\s*:(?:\s|$))/g;
   const coloured = line => {
     let shown = '', from = 0;
     for (const found of line.matchAll(PART)) {

@@ -34,6 +34,12 @@
     window.dash_clientside.set_props(store, { data: told });
   };
 
+  /* A shadow at the right edge while columns lie beyond it: many systems show no scroll bar until one scrolls. */
+  functions.tellEdge = (params, id) => {
+    const table = document.getElementById(id), seen = table?.querySelector('.ag-center-cols-viewport');
+    if (seen) table.classList.toggle('goes-on', seen.scrollLeft + seen.clientWidth < seen.scrollWidth - 1);
+  };
+
   /* To another page of ours, without loading it all again. */
   const visit = (window.archlabVisit = href => {
     window.history.pushState({}, '', href);

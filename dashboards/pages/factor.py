@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -44,9 +45,10 @@ if TYPE_CHECKING:  # which a server starts without
 
 NOTE = (
     "Large: the mean over cells with its 95% interval, filled where that leaves zero out; the variance is the table's, "
-    "pooled over all variants, and not corrected for how many effects are looked at. Small: each pair and seed; a "
-    "click shows the two beside each other, on a large one the curves of the levels."
+    "pooled over all variants, and not corrected for how many effects are looked at. "
 )
+NO_INTERVAL = "Large: the mean over cells, without an interval, for which the table has too few seeds. "
+SMALL = "Small: each pair and seed; a click shows the two beside each other, on a large one the curves of the levels."
 
 
 def register(app: dash.Dash, library: Library) -> None:
@@ -124,7 +126,8 @@ def _effect(study: Study, found: Comparison, factor: str, pairs: pd.DataFrame) -
     ]
     table = [block_table(Block(f"Against {printable(against)}, all else equal", columns))] if rows else []
     drawn = graph("effect", figure, 110 + 70 * len(rows) if rows else 120)
-    return section("Effect", drawn, html.P(NOTE, className="muted small"), *table)
+    note = NOTE if any(math.isfinite(row["low"]) for row in rows) else NO_INTERVAL
+    return section("Effect", drawn, html.P(note + SMALL, className="muted small"), *table)
 
 
 def _place(factor: str, level: str) -> str:

@@ -28,6 +28,7 @@ from archlab.search.utils.files import write_whole
 FILE = re.compile(r"(\w[\w.-]{0,100}/){0,4}\w[\w.-]{0,100}\.ya?ml")
 """A study's file in this folder, or in folders of it."""
 NEW = "my_study.yaml"
+_FEW = 6  # files that are listed without a click
 
 
 class Refused(ValueError):
@@ -207,21 +208,37 @@ def _starts(library: Library) -> list[Any]:
     """Links to what can be opened: the study files of the folder and of folders in it, and what was run."""
     files = [name for each in studies_in(Path.cwd(), below=True) if FILE.fullmatch(name := str(each))]
     shown: list[Any] = ["Start from ", dcc.Link("the template", href="/write")]
-    for each in files[:12]:
-        shown += [" · ", dcc.Link(each, href=f"/write?file={each}")]
     try:
         stored = [row["name"] for row in library.listing()][:12]
     except StoreError:  # the page of studies says what is wrong with the store
         stored = []
     for name in stored:
         shown += [" · ", dcc.Link(f"{name} as it was run", href=f"/write?study={name}")]
-    return shown
+    links = [dcc.Link(each, href=f"/write?file={each}") for each in files]
+    if len(links) <= _FEW:
+        return [*shown, *(part for link in links for part in (" · ", link))]
+    summary = html.Summary(f"or from one of {len(links)} files here")
+    return [*shown, html.Details([summary, html.Div(links, className="files")], className="more")]
+
+
+def _plan(plan: dict[str, Any]) -> list[Component]:
+    """What is said of the trials, then a row per variant, its changes below its name."""
+    heads = ["variant", "parameters", plan["more"], "FLOPs/token"]
+    rows = []
+    for row in plan["variants"]:
+        changes = [html.Div(each, className="change-line") for each in row["changes"]]
+        numbers = [html.Td(row[each], className="to-r") for each in ("parameters", "more", "flops")]
+        rows.append(html.Tr([html.Td([row["name"], *changes]), *numbers]))
+    head = html.Tr([html.Th(each, className="to-r" if i else None) for i, each in enumerate(heads)])
+    table = html.Table([html.Thead(head), html.Tbody(rows)], className="searched plan-table")
+    lines = html.Ul([html.Li(each, className="inner" if each[:1] == " " else None) for each in plan["lines"]])
+    return [html.Div(lines, className="plan-lines"), *([table] if rows else [])]
 
 
 def _found(found: dict[str, Any]) -> list[Component]:
     """The problems, each with its line, or the plan."""
     if not found["problems"]:
-        return [html.H2("Plan"), html.Pre(found["plan"], className="log plan")]
+        return [html.H2("Plan"), *_plan(found["plan"])]
     many = len(found["problems"])
     items = []
     for each in found["problems"]:

@@ -1,8 +1,8 @@
-"""What `archlab plan` prints: a row per variant, then what would be trained and how long that takes."""
+"""What `archlab plan` prints, and an editor shows: a row per variant, what would be trained, how long that takes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -58,12 +58,41 @@ def print_plan(planned: Plan, root: Path, slots: int | None = None) -> None:
     """A row per variant, then what would be trained and how long that takes with so many trials at once."""
     console = plain_console()
     console.print(Text.assemble((planned.study.study, "bold"), f"  {planned.study.question}"))
-    if planned.study.include:
-        console.print(Text(f"includes {', '.join(planned.study.include)}"))
-    if others := [name for name in planned.study.scales if name != planned.study.scale]:
-        console.print(Text(f"scale {planned.study.scale}; `--set scale=NAME` for {', '.join(others)}"))
-    for line in chain(_print_variants(console, planned), _lines(planned, root, slots)):
+    for line in chain(_head(planned), _print_variants(console, planned), _lines(planned, root, slots)):
         console.print(Text(line))
+
+
+def plan_sentences(planned: Plan, root: Path, slots: int | None = None) -> dict[str, Any]:
+    """The same for a page: `lines`, and of the first variants `variants`, each with its name, `changes` and numbers."""
+    added = planned.added()
+    rows = [
+        {
+            "name": variant.name,
+            "changes": list(map(str, variant.changes)),
+            "parameters": f"{variant.parameters:,}",
+            "more": _more(planned, variant, added),
+            "flops": count(variant.flops_per_token),
+        }
+        for variant in planned.variants[:_ROWS]
+    ]
+    lines = [*_head(planned), *_below(planned, []), *_lines(planned, root, slots)]
+    return {"more": _more_of(planned), "variants": rows, "lines": lines}
+
+
+def _head(planned: Plan) -> Iterator[str]:
+    if planned.study.include:
+        yield f"includes {', '.join(planned.study.include)}"
+    if others := [name for name in planned.study.scales if name != planned.study.scale]:
+        yield f"scale {planned.study.scale}; `--set scale=NAME` for {', '.join(others)}"
+
+
+def _more_of(planned: Plan) -> str:
+    """What the column beside the parameters holds."""
+    return "mismatch" if planned.study.match else "added"
+
+
+def _more(planned: Plan, variant: Variant, added: Mapping[str, int]) -> str:
+    return f"{variant.mismatch:+.2%}" if planned.study.match else signed(added[variant.name])
 
 
 def _lines(planned: Plan, root: Path, slots: int | None) -> Iterator[str]:
@@ -100,7 +129,6 @@ def _lines(planned: Plan, root: Path, slots: int | None) -> Iterator[str]:
 def _print_variants(console: Console, planned: Plan) -> Iterator[str]:
     """Prints a row per variant, with its components or changes and its sizes; then says what the columns mean."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    matched = bool(planned.study.match)
     shown = list(planned.variants[0].components)
     if not planned.study.design and len(shown) < 2:
         shown = []  # a column for one component says no more than the variant's name
@@ -115,21 +143,27 @@ def _print_variants(console: Console, planned: Plan) -> Iterator[str]:
     sparse = any(variant.figures["active_parameters"] < variant.parameters for variant in planned.variants)
     if sparse:
         table.add_column("active", justify="right")
-    table.add_column("mismatch" if matched else "added", justify="right")
+    table.add_column(_more_of(planned), justify="right")
     table.add_column("FLOPs/token", justify="right")
     added = planned.added()
     for variant in planned.variants[:_ROWS]:
         said = "\n".join(map(str, variant.changes)) or "none"
         cells = [Text("✓" if variant.components[name] else "") for name in shown] or [Text(said)]
-        more = f"{variant.mismatch:+.2%}" if matched else signed(added[variant.name])
         flops = count(variant.flops_per_token)
         sizes = [variant.parameters, *([variant.figures["active_parameters"]] if sparse else [])]
-        table.add_row(Text(variant.name), *cells, *(f"{size:,}" for size in sizes), more, flops)
+        table.add_row(
+            Text(variant.name), *cells, *(f"{size:,}" for size in sizes), _more(planned, variant, added), flops
+        )
     console.print(table)
-    if len(planned.variants) > _ROWS:
-        yield f"… and {len(planned.variants) - _ROWS:,} more variants (--json shows all)"
     if numbered:
         yield "columns: " + ", ".join(f"{index} {name}" for index, name in enumerate(shown, 1))
+    yield from _below(planned, shown)
+
+
+def _below(planned: Plan, shown: list[str]) -> Iterator[str]:
+    """What must be known to read the rows, of which those `shown` have a column for each component."""
+    if len(planned.variants) > _ROWS:
+        yield f"… and {len(planned.variants) - _ROWS:,} more variants (--json shows all)"
     yield from _component_lines(planned, shown)
     for variant in planned.variants:
         if variant.start:

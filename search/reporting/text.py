@@ -5,8 +5,9 @@ from __future__ import annotations
 import textwrap
 import unicodedata
 from collections.abc import Iterator
+from dataclasses import replace
 
-from archlab.search.formatting.tables import Block, Column, Page
+from archlab.search.formatting.tables import Block, Cell, Column, Page
 
 WIDTH = 110
 GAP = 2
@@ -37,7 +38,7 @@ def text(page: Page) -> str:
 def _block(block: Block) -> Iterator[str]:
     """The table, in as many parts as its width needs (each repeats the first column), and its legend."""
     kept = _kept(block.columns)
-    first, *others = [_fitted(column) for column in kept]
+    first, *others = [_fitted(column) for column in _wrapped(kept)]
     while others:
         count = len(others)
         while count > 1 and _width([first, *others[:count]]) > WIDTH:
@@ -58,6 +59,20 @@ def _kept(columns: list[Column]) -> list[Column]:
         if _width([_fitted(column) for column in more]) <= WIDTH:
             kept = more
     return kept
+
+
+def _wrapped(columns: list[Column]) -> list[Column]:
+    """The columns, where the last has little room and words with rows more for what goes on below."""
+    last = columns[-1]
+    if not last.room or last.align != "l" or len(columns) == 1:
+        return columns
+    parts = [textwrap.wrap(cell.text, last.room) or [""] for cell in last.cells]
+    found = []
+    for column in columns[:-1]:
+        cells = [(cell, *([Cell("")] * (len(own) - 1))) for cell, own in zip(column.cells, parts, strict=True)]
+        found.append(replace(column, cells=[each for row in cells for each in row]))
+    wrapped = [Cell(part, cell.strong) for cell, own in zip(last.cells, parts, strict=True) for part in own]
+    return [*found, replace(last, cells=wrapped)]
 
 
 def _fitted(column: Column) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.search.data import DataError
 from archlab.search.executors.executor import ResourcesError
 from archlab.search.planning.estimate import refuse_too_little
-from archlab.search.planning.page import print_plan
+from archlab.search.planning.page import plan_sentences
 from archlab.search.planning.plan import plan
 from archlab.search.running.run import slots_at
 from archlab.search.running.smoke import decided
@@ -21,26 +19,25 @@ from archlab.search.study.load import load_study
 
 def draft(text: str, file: str, root: Path) -> dict[str, Any]:
     """name (of the study), problems (each with line, column and message; line 0: of no place) and plan, what
-    `archlab plan` prints of a text without problems that would be saved as `file`. Trains nothing, and executes no
-    plug-in.
+    `archlab plan` says of a text without problems that would be saved as `file` (`plan_sentences`). Trains nothing,
+    and executes no plug-in.
 
     A study that is matched by the time of a step has no plan here: making one would time steps at every letter.
     """
     try:
         study = load_study(file, text=text, store=root)
         if study.match is not None and study.match.kind == "step_time":
-            told = f"It is matched by the time of a step, which is measured: archlab plan {file} shows its plan."
-            return {"name": study.study, "problems": [], "plan": told}
+            line = f"It is matched by the time of a step, which is measured: archlab plan {file} shows its plan."
+            return {"name": study.study, "problems": [], "plan": {"more": "", "variants": [], "lines": [line]}}
         slots = slots_at(None, root, study.resources)
         planned = plan(study, root / "data", decided(root, study.study))
         refuse_too_little(planned)
-        with redirect_stdout(io.StringIO()) as page:
-            print_plan(planned, root, slots)
+        told = plan_sentences(planned, root, slots)
     except SpecError as error:
         return {"name": None, "problems": [_told(problem, file) for problem in error.problems], "plan": None}
     except (DataError, ResourcesError, StoreError, OSError) as error:
         return {"name": None, "problems": [{"line": 0, "column": 0, "message": str(error)}], "plan": None}
-    return {"name": study.study, "problems": [], "plan": page.getvalue()}
+    return {"name": study.study, "problems": [], "plan": told}
 
 
 def _told(problem: Problem, file: str) -> dict[str, Any]:

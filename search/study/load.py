@@ -23,7 +23,7 @@ from archlab.search.study import calibrated
 from archlab.search.study.asked import asked_variants
 from archlab.search.study.changes import changed
 from archlab.search.study.checks import problems_in, unknown_components
-from archlab.search.study.overrides import explained, overridden, without_effect
+from archlab.search.study.overrides import explained, overridden, place_of, without_effect
 from archlab.search.study.scales import at_scale
 from archlab.search.study.study import Study, other_sections
 from archlab.search.variants.mistakes import Mistakes
@@ -78,7 +78,7 @@ def _said(written: Node, overrides: Mapping[str, Any]) -> Node:
             message = "can't be set for one command: it is read with the file, before anything is set"
             raise SpecError.of(INCLUDE, message)
         if dotted != "scale":
-            node = overridden(node, dotted, Node.of(value))
+            node = overridden(node, dotted, Node.of(value, place_of(dotted)))
     return node
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.language.errors import Mark, Problem, SpecError
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import fields_of
 from archlab.arch_dsl.model.model import DecoderModel, EncoderDecoderModel
@@ -61,6 +61,11 @@ def without_effect(node: Node, overrides: Mapping[str, Any]) -> Iterator[Problem
                 yield Problem(path, more)
 
 
+def place_of(dotted: str) -> Mark:
+    """Where a value stands that was set for one command: in no line of a file."""
+    return Mark(f"<--set {dotted}>", 0, 0, "")
+
+
 def explained(problems: Iterable[Problem], overrides: Mapping[str, Any], search: bool = False) -> list[Problem]:
     """The problems, of which those with a value that was set say where it belongs: to another path, or, if there are
     several, into a section that tries each. `search`: whether a search makes the variants."""
@@ -77,6 +82,8 @@ def _explained(problem: Problem, overrides: Mapping[str, Any], search: bool) -> 
         if problem.path == path and (more := _several(path, value, search)):
             said = problem.message.partition("; `tune:")[0]  # which is told with the values here
             return dataclasses.replace(problem, message=said + more)
+        if problem.path == path and problem.mark == place_of(path):
+            return dataclasses.replace(problem, mark=None)  # the path says it
     return problem
 
 

@@ -149,7 +149,8 @@ class Ladder(Section):
 
     def lines(self, planned: Planned) -> Iterator[str]:
         """How it trains the baseline, rung by rung, and what transfers."""
-        yield "ladder, as it trains the baseline:"
+        counted = "without" if self.count == "non_embedding" else "with"
+        yield f"ladder, as it trains the baseline (size: its parameters {counted} embeddings):"
         for variant in planned.variants:
             if variant.base == planned.study.report.baseline:
                 recipe, stack = variant.recipe, [*variant.model.stacks().values()][-1]

@@ -83,9 +83,9 @@ def _rungs(comparison: Comparison) -> Block:
     ]
     named = "with embeddings" if used == "parameters" else "without embeddings"
     legend = (
-        f"N {named} is the one that rules and fits take; C: training, three forward passes, mask-aware; loss on test "
-        "in nats/token; gain: the factor of compute that the baseline needs for this loss, above 1 where the variant "
-        "is better"
+        f"N {named} is the one that names, rules and fits take; C: training, three forward passes, mask-aware; loss on "
+        "test in nats/token; gain: the factor of compute that the baseline needs for this loss, above 1 where the "
+        "variant is better"
     )
     return Block("Ladder", columns, legend)
 

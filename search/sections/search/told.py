@@ -52,6 +52,11 @@ class ToldOfSearch(Told):
         drawn, most = summary["trials"] + summary["senseless"], summary["most"]
         if summary["proposals"] >= most and drawn < summary["asked"]:
             yield f"search: {drawn} of {summary['asked']} trials: of {most} proposals no more were feasible"
+        if len(found.search) and any("train.lr" in settings for settings in found.search["settings"]):
+            yield (
+                "search: what it found has a learning rate of its own, the baseline that of the recipe, so that a part "
+                "of the difference may be the rate's: a study of both with `tune: {lr: …}` separates them"
+            )
 
     def blocks(self, found: Comparison) -> Iterable[Block]:
         if len(found.search):

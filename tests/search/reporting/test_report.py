@@ -258,11 +258,24 @@ def test_settings_of_a_search_are_short_and_whole() -> None:
     block = text.split("Search, validation (1 trials)")[1]
     assert block.splitlines()[3].endswith(f"  {shown}")
     assert f"found is trial 7 ({shown})" in " ".join(block.split())
+    assert "- search: what it found has a learning rate of its own, the baseline that of the recipe" in text
     assert f"found is trial 7 ({shown.replace('_', chr(92) + '_')})" in report(compare(record, trials), "md")
     record["search"]["minimize"] = ["perplexity", "flops_per_token"]
     for variant in record["variants"]:
         variant["components"] = {f"component_{place}": True for place in range(9)}
     assert "FLOPs/token" in report(compare(record, trials)).split("Search, validation")[0].split("left out")[0]
+
+
+def test_long_settings_go_on_below_and_lose_nothing() -> None:
+    record, _ = make_study({"base": 0.0}, seeds=1, rates=())
+    settings = {f"block.attention.{name}": f"some_long_value_{name}" for name in "abcdef"}
+    trials = [make_trial("base", "search", settings | {"f": place}, 0, 0.01 * place) for place in range(2)]
+    printed = report(compare(record, trials))
+    first, second, *_ = printed.split("Search, validation (2 trials)")[1].splitlines()[3:]
+    assert first.split()[0] == "0" and second.startswith(" " * first.index("a=")) and "…" not in printed
+    assert "- search: what it found has a learning rate" not in printed
+    whole = " ".join(printed.split())
+    assert ", ".join(f"{name}=some_long_value_{name}" for name in "abcde") in whole
 
 
 def test_settings_are_named_by_the_fewest_steps_that_tell_them_apart() -> None:
