@@ -39,7 +39,7 @@ def failures() -> Iterator[None]:
     except OSError as error:
         fail(f"{error.filename or 'system'}: {error.strerror or error}", TRY_AGAIN)
     except ValueError as error:
-        if type(error).__name__ not in ("SpecError", "DataError", "DamagedDocuments"):
+        if type(error).__name__ not in ("SpecError", "DataError", "DamagedData", "DamagedDocuments"):
             raise
         fail(str(error) + _verdict(len(getattr(error, "problems", ()))), INVALID)
 

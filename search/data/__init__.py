@@ -4,7 +4,8 @@
 # isort: off
 from archlab.search.data.batches import IGNORE, batch, windows
 from archlab.search.data.cleaning.stages import Cleaner, CleaningStage
-from archlab.search.data.dataset import DataError, Dataset, Documents
+from archlab.search.data.checksums import DamagedData, DataError
+from archlab.search.data.dataset import Dataset, Documents
 from archlab.search.data.documents.document import Document
 from archlab.search.data.cleaning.duplicates import MinHash, Paragraphs, Spans
 from archlab.search.data.sources.given_tokens import TokenFiles
@@ -31,6 +32,7 @@ __all__ = [
     "Cleaner",
     "CleaningStage",
     "Codec",
+    "DamagedData",
     "DataError",
     "Dataset",
     "Document",

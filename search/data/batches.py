@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from archlab.search.data.checksums import Stream
 from archlab.search.data.documents.draws import Bools, Ints
 from archlab.search.data.tokenizers.family import Tokens
 
@@ -81,7 +82,7 @@ class Batch:
         return moved.pop("tokens"), moved.pop("targets"), Call(**moved)
 
 
-def batch(tokens: Tokens, seed: int, first: int, count: int, context: int) -> Ints:
+def batch(tokens: Tokens | Stream, seed: int, first: int, count: int, context: int) -> Ints:
     """Windows `first` to `first + count`, int64 `[count, context + 1]`: inputs `[:, :-1]`, targets `[:, 1:]`.
 
     The stream ends with the token it starts with, so it is read as a ring of `len(tokens) - 1` places. An epoch cuts
@@ -92,19 +93,18 @@ def batch(tokens: Tokens, seed: int, first: int, count: int, context: int) -> In
     ring = len(tokens) - 1
     if ring < context:
         raise ValueError(f"a stream of {len(tokens)} tokens has no window of {context} + 1 tokens")
-    stream = np.asarray(tokens)
     out = np.empty((count, context + 1), dtype=np.int64)
     for row, start in zip(out, _starts(seed, first, count, context, ring), strict=True):
         head = ring - start
         if head > context:
-            row[:] = stream[start : start + context + 1]
+            row[:] = tokens[start : start + context + 1]
         else:
-            row[:head] = stream[start:ring]
-            row[head:] = stream[: context + 1 - head]
+            row[:head] = tokens[start:ring]
+            row[head:] = tokens[: context + 1 - head]
     return out
 
 
-def windows(tokens: Tokens, context: int) -> tuple[Ints, Ints]:
+def windows(tokens: Tokens | Stream, context: int) -> tuple[Ints, Ints]:
     """Inputs and targets `[windows, context]` that score every token of the stream but the first exactly once.
 
     Target `[i, j]` is the token at place `i * context + j + 1`. What the last window lacks is filled with token 0 as

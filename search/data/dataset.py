@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from archlab.arch_dsl.language.parse import parse
+from archlab.search.data.checksums import DAMAGED, SUMS, Checksums, DamagedData, DataError, Stream, seal
 from archlab.search.data.documents.document import GIVEN
 from archlab.search.data.sources.given_tokens import ANSWER
 from archlab.search.data.sources.splits import NAMES
@@ -25,10 +26,6 @@ HELD_OUT = ("validation", "test")
 OVERLAP = "overlap.json"  # beside the data; made after it, where it is missing
 _STATE = "tokenizer.json"
 _LENGTHS = "token_bytes.npy"
-
-
-class DataError(ValueError):
-    """A prepared data set that is missing or damaged."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +63,14 @@ class Dataset:
     def open(cls, root: Path, identity: str) -> Dataset:
         """The data set of this identity. Raises DataError when it is missing, damaged or of another format."""
         folder = root / identity
+        if (folder / DAMAGED).exists():
+            raise DamagedData((folder / DAMAGED).read_text(errors="replace").strip())
         try:
+            Checksums(folder).check(HEADER)
             header = json.loads((folder / HEADER).read_text())
         except FileNotFoundError as error:
             raise DataError(f"data {identity} is not in {root}") from error
-        except ValueError as error:
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise DataError(f"data {identity} is damaged: {HEADER} is not JSON") from error
         found = header.get("format") if isinstance(header, dict) else None
         if found != FORMAT:
@@ -83,6 +83,18 @@ class Dataset:
             if held != size:
                 raise DataError(f"data {identity} is damaged: {name} holds {held} bytes instead of {size}")
         return cls(folder, header)
+
+    @cached_property
+    def checksums(self) -> Checksums:
+        """What its files held when they were written."""
+        return Checksums(self.folder)
+
+    def sealed(self) -> Dataset:
+        """The same, with checksums of what it holds now where it was made before there were any."""
+        if (self.folder / SUMS).exists():
+            return self
+        seal(self.folder, [*self.header["files"], HEADER])
+        return replace(self)
 
     @property
     def identity(self) -> str:
@@ -128,7 +140,7 @@ class Dataset:
             return None
         return {name: counts for name, counts in held.items() if name in HELD_OUT}
 
-    def streams(self) -> tuple[tuple[float, Tokens], ...]:
+    def streams(self) -> tuple[tuple[float, Stream], ...]:
         """Share and training stream of each domain, each again `[eod] doc … [eod]`; without domains the only one."""
         tokens = self.split("train")
         if not self.domains:
@@ -138,7 +150,7 @@ class Dataset:
         for domain in self.domains:
             first, last = domain.documents["train"][0], domain.documents["train"][1] - 1
             start, end = int(index.starts[first]) - 1, int(index.starts[last] + index.tokens[last])
-            found.append((domain.share, tokens[start:end]))
+            found.append((domain.share, tokens.part(start, end)))
         return tuple(found)
 
     def bytes_per_token(self, split: str = "train") -> float | None:
@@ -165,29 +177,30 @@ class Dataset:
         shared = {name: round(c["ngrams_shared"] / max(c["ngrams"], 1), 4) for name, c in (self.overlap or {}).items()}
         return found | ({"overlap": shared} if shared else {})
 
-    def split(self, name: str) -> np.memmap[Any, np.dtype[Any]]:
-        """The stream of `train`, `validation` or `test`: unsigned tokens `[tokens]`."""
-        dtype = np.dtype(self.header["dtype"])
-        return np.memmap(self.folder / f"{name}.bin", dtype=dtype, mode="r", shape=(self.tokens[name],))
+    def split(self, name: str) -> Stream:
+        """The stream of `train`, `validation` or `test`: unsigned tokens `[tokens]`. Reading raises DamagedData."""
+        file, dtype = f"{name}.bin", np.dtype(self.header["dtype"])
+        held = np.memmap(self.folder / file, dtype=dtype, mode="r", shape=(self.tokens[name],))
+        return Stream(held, self.checksums, file)
+
+    def _array(self, name: str, mapped: bool = False) -> npt.NDArray[Any]:
+        """An array in a file of its own, checked whole. Raises DamagedData."""
+        self.checksums.check(name)
+        found: npt.NDArray[Any] = np.load(self.folder / name, mmap_mode="r" if mapped else None)
+        return found
 
     def documents(self, name: str) -> Documents:
         """The documents of a split."""
-        starts, tokens, lengths = np.load(self.folder / f"{name}.documents.npy")
+        starts, tokens, lengths = self._array(f"{name}.documents.npy")
         return Documents(starts, tokens, lengths)
 
     def inputs(self, name: str) -> npt.NDArray[np.int64] | None:
         """How many tokens at the start of each document of a split are given, `[documents]`; None without examples."""
-        found: npt.NDArray[np.int64] | None = None
-        if self.header.get("examples"):
-            found = np.load(self.folder / f"{name}.inputs.npy")
-        return found
+        return self._array(f"{name}.inputs.npy") if self.header.get("examples") else None
 
     def answers(self, name: str) -> npt.NDArray[np.bool_] | None:
         """Which tokens of a split's stream are answers, `[tokens]`, memory-mapped; None without answers."""
-        found: npt.NDArray[np.bool_] | None = None
-        if self.header.get("answers"):
-            found = np.load(self.folder / f"{name}.answers.npy", mmap_mode="r")
-        return found
+        return self._array(f"{name}.answers.npy", mapped=True) if self.header.get("answers") else None
 
     def document(self, name: str, index: int) -> bytes:
         """The text of one document."""
@@ -198,22 +211,27 @@ class Dataset:
     @cached_property
     def token_bytes(self) -> npt.NDArray[np.int32]:
         """Bytes of text that each token stands for, `[vocab]`; 0 for the end of a document."""
-        lengths: npt.NDArray[np.int32] = np.load(self.folder / _LENGTHS)
-        return lengths
+        return self._array(_LENGTHS)
 
     @cached_property
     def lossy(self) -> str | None:
         """Which tokenizer cut the text, if that does not keep all of it: the hash of its state. None for the others."""
         if not self.has_text or self.codec.lossless:
             return None
-        return hashlib.sha256((self.folder / _STATE).read_bytes()).hexdigest()[:16]
+        return hashlib.sha256(self._state.encode()).hexdigest()[:16]
 
     @cached_property
     def codec(self) -> Codec:
         """The trained tokenizer. Raises DataError for a source of tokens."""
         if not self.has_text:
             raise DataError(f"data {self.identity} was given as tokens: its text is not known")
-        return parse(Tokenizer, self.header["tokenizer"]).load((self.folder / _STATE).read_text())
+        return parse(Tokenizer, self.header["tokenizer"]).load(self._state)
+
+    @property
+    def _state(self) -> str:
+        """The trained tokenizer as text."""
+        self.checksums.check(_STATE)
+        return (self.folder / _STATE).read_text()
 
 
 def write(folder: Path, codec: Codec, splits: Mapping[str, Sequence[bytes]], facts: dict[str, Any]) -> None:
@@ -230,6 +248,7 @@ def write(folder: Path, codec: Codec, splits: Mapping[str, Sequence[bytes]], fac
     header = {"format": FORMAT, "vocab": vocab, "dtype": dtype.str, "splits": counts, "files": sizes, **facts}
     header |= {"eod": codec.eod} if codec.eod != vocab - 1 else {}
     (folder / HEADER).write_text(json.dumps(header, indent=1))
+    seal(folder, [*sizes, HEADER])
 
 
 def _write_split(

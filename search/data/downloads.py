@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from archlab.search.data.dataset import DataError
+from archlab.search.data.checksums import DataError
 
 _CHUNK = 1 << 20
 _TIMEOUT_S = 60

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from archlab.search.data.batches import IGNORE, epoch_order
-from archlab.search.data.dataset import DataError, Dataset
+from archlab.search.data.checksums import DataError
+from archlab.search.data.dataset import Dataset
 from archlab.search.data.documents.draws import Bools, Ints
 from archlab.search.data.sources.given_tokens import ANSWER
 

@@ -9,6 +9,7 @@ from itertools import accumulate
 import numpy as np
 
 from archlab.search.data.batches import batch
+from archlab.search.data.checksums import Stream
 from archlab.search.data.documents.draws import Ints
 from archlab.search.data.tokenizers.family import Tokens
 
@@ -16,7 +17,7 @@ _TURN = 2**64
 _STEP = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: i * _STEP mod 2^64 spreads evenly over any stretch of rows
 
 
-def rows(streams: Sequence[tuple[float, Tokens]], seed: int, first: int, count: int, context: int) -> Ints:
+def rows(streams: Sequence[tuple[float, Tokens | Stream]], seed: int, first: int, count: int, context: int) -> Ints:
     """Rows `first` to `first + count` of training, int64 `[count, context + 1]`, from streams with their shares.
 
     One stream is read as `batch` does. Of several, row i is from the domain in whose part of the circle the point

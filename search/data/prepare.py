@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from archlab.arch_dsl.language.errors import Mark, SpecError
+from archlab.search.data.checksums import DataError
 from archlab.search.data.cleaning.stages import Cleaner
-from archlab.search.data.dataset import FORMAT, DataError, Dataset, write
+from archlab.search.data.dataset import FORMAT, Dataset, write
 from archlab.search.data.documents.notation import plain
 from archlab.search.data.documents.spool import Spool
 from archlab.search.data.overlap import measure
@@ -63,7 +64,7 @@ def prepare(
     seen = _hash([[str(file), stat.st_size, stat.st_mtime_ns] for file in read for stat in (file.stat(),)])
     known = _read_index(root).get(asked, {})
     if known.get("files") == seen and (found := _intact(root, known.get("identity", ""))):
-        return found
+        return found.sealed()
     root.mkdir(parents=True, exist_ok=True)
     _sweep(root)
     made = _unfinished(root)
@@ -80,7 +81,7 @@ def prepare(
     finally:
         shutil.rmtree(made, ignore_errors=True)
     _remember(root, asked, {"files": seen, "identity": identity})
-    return dataset
+    return dataset.sealed()
 
 
 class Read(NamedTuple):

@@ -76,7 +76,7 @@ def _train(
     except (Exception, SystemExit) as error:
         if kind := _kind(error):
             first = str(error).splitlines()[0][:_MESSAGE_CHARACTERS]
-            return Failure(kind, f"{LOST}: {first}" if kind == "crash" else f"{first}{_limit()}")
+            return Failure(kind, {"crash": f"{LOST}: {first}", "oom": f"{first}{_limit()}"}.get(kind, first))
         return _user_failure(folder, f"{type(error).__name__}: {error}", rank)
     finally:
         if rank == 0:
@@ -90,13 +90,14 @@ def _limit() -> str:
 
 
 def _kind(error: BaseException) -> FailureKind | None:
-    """What torch's own errors are, by name, as torch must not be imported here: no memory, or a neighbour was lost."""
+    """What errors are by name, as torch and the data must not be imported here: no memory, a neighbour that was lost,
+    data that a disk did not keep."""
     name, text = type(error).__name__, str(error)
     if name == "OutOfMemoryError" or (name == "RuntimeError" and any(each in text for each in _NO_MEMORY)):
         return "oom"
     if name in _LOST or (name == "RuntimeError" and any(each in text for each in _LOST_GLOO)):
         return "crash"
-    return None
+    return "disk" if name == "DamagedData" else None
 
 
 @contextmanager
@@ -138,7 +139,7 @@ def _user_failure(folder: Path, message: str, rank: int = 0) -> Failure:
 
 def _os_failure(error: OSError, folder: Path, rank: int = 0) -> Failure:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return Failure("disk", f"no space left for {folder}: {error}")
+        return Failure("disk", f"no space left for {folder}: {error}; free some")
     if isinstance(error, TimeoutError) and error.errno == errno.ETIMEDOUT:
         return Failure("crash", str(error))
     return _user_failure(folder, f"{type(error).__name__}: {error}", rank)

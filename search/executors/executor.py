@@ -15,8 +15,8 @@ LOST = "lost another process of the trial"  # how the message begins of one that
 class Failure:
     """Why an attempt ended without a result.
 
-    user: the trainer raised. crash, oom: its process died. disk: no space left. interrupted: it was asked to stop
-    and left a checkpoint. cancelled: it was killed on request. node, infra: not the trial's fault.
+    user: the trainer raised. crash, oom: its process died. disk: no space left, or damaged data. interrupted: it was
+    asked to stop and left a checkpoint. cancelled: it was killed on request. node, infra: not the trial's fault.
     """
 
     kind: FailureKind

@@ -252,7 +252,7 @@ class _Driver:
         if kind in ("interrupted", "cancelled", "node", "disk"):
             self.release(key, running, message)
             if kind == "disk":
-                self.ask_stop(EXIT_TRY_AGAIN, f"{message}; free some and run the same command again")
+                self.ask_stop(EXIT_TRY_AGAIN, f"{message}; run the same command again")
         elif self.charged[key, kind] <= RETRIES[kind]:  # it goes on from its checkpoint
             self.release(key, running, f"{kind}: {message}")
             self.emit("retry", key=key, attempt=attempt, kind=kind, message=message)

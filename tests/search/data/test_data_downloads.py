@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from archlab.search.data.dataset import DataError
+from archlab.search.data.checksums import DataError
 from archlab.search.data.downloads import CORPORA, Download, get
 
 CONTENT = random.Random(0).randbytes(300_000)

@@ -136,7 +136,7 @@ def test_a_data_set_of_tokens_has_its_own_end_and_no_text(tmp_path: Path) -> Non
     source = TokenFiles(files=(str(tmp_path / "a.bin"),), vocab=1000, eod=EOD, test_tokens=9)
     data = prepare(source, Bytes(), tmp_path / "data")
     assert (data.vocab, data.eod, data.has_text) == (1000, EOD, False)
-    train = data.split("train")
+    train = data.split("train")[:]
     assert train.dtype == np.uint16 and train[0] == train[-1] == EOD
     index = data.documents("test")
     assert (index.tokens - 1).sum() <= 9 and index.bytes.sum() == 0

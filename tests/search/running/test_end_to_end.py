@@ -268,6 +268,21 @@ def test_a_bad_study_leaves_nothing_in_the_store(study, tmp_path, before, after,
     assert not list(tmp_path.glob("trials/*"))
 
 
+def test_data_that_a_disk_did_not_keep_train_nothing_and_the_same_command_ends_with_the_same_table(
+    study, whole, tmp_path
+):
+    assert cli("plan", study, "--store", tmp_path)[0] == 0
+    (tokens,) = tmp_path.glob("data/*/train.bin")
+    held = bytearray(tokens.read_bytes())
+    held[1234] ^= 1
+    tokens.write_bytes(held)
+    code, out = cli("run", study, "--store", tmp_path, "--inline", "--no-track")
+    assert code == 75 and "train.bin are not those that were written" in out and "run the same command again" in out
+    assert {state for state, _ in states(tmp_path).values()} == {"planned"}
+    assert run(study, tmp_path, executor="inline", track=False).exit_code == 0
+    assert same(tmp_path, whole)
+
+
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_ends_with_the_same_table(study, whole, tmp_path, start):
     first = start(study, tmp_path, "--inline")
