@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from archlab.search.utils.untrusted import open_regular
+
 Floats = NDArray[np.float64]
 
 SERIES = ("validation_loss", "loss", "grad_norm", "lr", "tokens_per_s")
@@ -55,7 +57,13 @@ class CurveFile:
         if self.stamp is None:
             self._reset()
             return
-        with self.path.open("rb") as file:
+        try:
+            opened = open_regular(self.path, folders=2)  # the trial's
+        except OSError:  # a link, or no file: shown as damaged
+            self._reset()
+            self.unreadable = 1
+            return
+        with opened as file:
             start = self._position - len(self._tail)
             if self.stamp[1] < self._position or os.pread(file.fileno(), len(self._tail), start) != self._tail:
                 self._reset()

@@ -21,8 +21,10 @@ from archlab.search.hardware.load import FILE as LOAD
 from archlab.search.reporting.main_table import OF_TRIAL, row_values, trial_values
 from archlab.search.sections.rooms import select
 from archlab.search.store.notes import Note
+from archlab.search.store.store import KEY
+from archlab.search.utils.untrusted import open_regular
 
-KEY = re.compile(r"[0-9a-f]{8,64}")
+_OF_TRIAL = 2  # folders of a trial, which are no links
 _TAIL_BYTES, _TAIL_LINES = 64 * 1024, 200
 
 
@@ -88,16 +90,16 @@ class Trial:
 
     def output(self) -> str:
         """The last lines that its process printed."""
-        return tail(self.folder / "output.txt")
+        return tail(self.folder / "output.txt", folders=_OF_TRIAL)
 
     def traceback(self) -> str:
         """Where the trainer raised, if it did."""
-        return tail(self.folder / "error.txt") if self.row["state"] == "failed" else ""
+        return tail(self.folder / "error.txt", folders=_OF_TRIAL) if self.row["state"] == "failed" else ""
 
     def checkpoints(self) -> list[tuple[int, int, float]]:
         """(optimizer step, bytes, when written in unix s) of each, the newest first."""
         named = [(re.fullmatch(r"checkpoint-(\d+)\.pt", file.name), file) for file in self.folder.glob("checkpoint-*")]
-        found = [(int(match[1]), file.stat()) for match, file in named if match]
+        found = [(int(match[1]), file.lstat()) for match, file in named if match and not file.is_symlink()]
         return sorted(((step, stat.st_size, stat.st_mtime) for step, stat in found), reverse=True)
 
     def model_yaml(self) -> str:
@@ -138,13 +140,15 @@ def _yaml(value: Any) -> str:
     return text
 
 
-def tail(path: Path, most: int = _TAIL_LINES) -> str:
-    """The last lines of a text file; nothing of one that isn't there."""
+def tail(path: Path, most: int = _TAIL_LINES, folders: int = 0) -> str:
+    """The last lines of a text file; nothing of one that isn't there. No link is followed, `open_regular` says how."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path, folders) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _TAIL_BYTES))
             lines = file.read().decode("utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return ""
+    except OSError as error:
+        return f"{path.name} can't be shown: {error.strerror}"
     return "\n".join(lines[-most:])

@@ -3,6 +3,7 @@
 import ast
 import os
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from archlab.cli.main import main
+from archlab.dashboards.trials import tail
 from archlab.search.store.lock import lock_path
 from archlab.search.store.store import Store
 from tests.cli.test_cli import TINY
@@ -53,6 +55,77 @@ def test_no_verb_follows_a_name_out_of_the_store(tmp_path, verb):
     result = archlab(verb, "../../x", "--store", store)
     assert result.exit_code == 2 and "no study" in result.output, result.output
     assert everything_below(tmp_path) == before and (tmp_path / "x.lock").read_text() == "theirs"
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    """A folder beside the store, of somebody else: what looks like a stage that no trial wants, and a secret."""
+    folder = tmp_path / "theirs"
+    (folder / f"{'0' * 32}-0123").mkdir(parents=True)
+    (folder / f"{'0' * 32}-0123" / "checkpoint-4.pt").write_text("theirs")
+    (folder / "secret.txt").write_text("a secret\n")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["stages", "prefixes", "data", "stages/link", "trials"])
+def test_nothing_is_deleted_through_a_link(tmp_path, theirs, name):
+    root = tmp_path / "store"
+    make_store(root, rows=rows_of(toy())).close()
+    before = everything_below(theirs)
+    (root / name).parent.mkdir(exist_ok=True)
+    if (root / name).is_dir():
+        (root / name).rename(root / "away")
+    (root / name).symlink_to(theirs if "/" not in name else theirs / f"{'0' * 32}-0123")
+    result = archlab("gc", "--apply", "--store", root)
+    assert result.exit_code == 0 and everything_below(theirs) == before, result.output
+    if name == "stages":
+        assert "a link leads there" in result.output
+
+
+@pytest.mark.parametrize("verb", ["gc", "status", "report", "run"])
+def test_no_key_of_the_table_leads_out_of_the_store(tmp_path, theirs, verb):
+    """A row of ../theirs is no trial: its checkpoints would be deleted, its files read, its results written."""
+    study = write_study(tmp_path, **TINY, seeds="seeds: 1")
+    root, before = tmp_path / "store", everything_below(theirs)
+    assert archlab("run", study, "--inline", "--no-track", "--store", root).exit_code == 0
+    with sqlite3.connect(root / "trials.db") as db:
+        (key,) = db.execute("SELECT key FROM trial LIMIT 1").fetchone()
+        for table in ("trial", "study_trial"):
+            db.execute(f"UPDATE {table} SET key = '../../theirs' WHERE key = ?", (key,))
+    words = {"gc": ["gc", "--apply"], "status": ["status", "gates"], "report": ["report", "gates"]}
+    result = archlab(*words.get(verb, ["run", study, "--inline", "--no-track"]), "--store", root)
+    assert everything_below(theirs) == before
+    if verb in ("gc", "report"):  # the others go on without its folder
+        assert result.exit_code == 2 and "'../../theirs', which is no trial's key" in result.output, result.output
+    else:
+        assert result.exit_code == 0, result.output
+
+
+def test_the_dashboard_shows_no_file_that_a_link_leads_to(tmp_path, theirs):
+    root = tmp_path / "store"
+    store = make_store(root, rows=rows_of(toy()))
+    folder = store.trial_folder(toy().key)
+    store.close()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "output.txt").symlink_to(theirs / "secret.txt")
+    assert "secret" not in tail(folder / "output.txt", folders=2)
+    os.mkfifo(folder / "pipe.txt")
+    assert "is no regular file" in tail(folder / "pipe.txt", folders=2)
+    (folder / "output.txt").unlink()
+    (folder / "output.txt").write_text("ours\n")
+    assert tail(folder / "output.txt", folders=2) == "ours"
+    folder.rename(theirs / folder.name)
+    folder.symlink_to(theirs / folder.name)
+    assert "ours" not in tail(folder / "output.txt", folders=2)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_study_that_is_no_file_is_refused_at_once(tmp_path, kind):
+    path = tmp_path / "study.yaml"
+    {"pipe": os.mkfifo, "device": lambda path: os.symlink("/dev/zero", path)}[kind](path)
+    result = archlab("plan", path)
+    said = f"cannot read {path}: it is no regular file\n\nnothing was trained\n"
+    assert (result.exit_code, result.output) == (2, said)
 
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path):

@@ -5,7 +5,10 @@ Built from the parser's events without recursion, so that a hostile file is refu
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,14 +69,25 @@ def read(path: str | Path) -> Node:
     """The node tree of a file. Raises SpecError when it is missing, too large, not UTF-8 or not YAML."""
     file = Path(path)
     try:
-        if file.stat().st_size > MAX_BYTES:
+        data = _read_regular(file)
+        if len(data) > MAX_BYTES:
             raise SpecError.of("", f"{file} is larger than {MAX_BYTES:,} bytes; a study is a small text file")
-        text = file.read_bytes().decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except OSError as error:
         raise SpecError.of("", f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise SpecError.of("", f"{file} is not UTF-8 text (byte {error.start})") from error
     return read_text(text, str(file))
+
+
+def _read_regular(file: Path) -> bytes:
+    """What a file holds, of more than is allowed one byte more. Raises OSError, also for what is no regular file: a
+    pipe would wait for ever, a device never end."""
+    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
+        mode = os.fstat(opened.fileno()).st_mode
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "Is a directory" if stat.S_ISDIR(mode) else "it is no regular file", str(file))
+        return opened.read(MAX_BYTES + 1)
 
 
 def read_text(text: str, name: str = "<text>") -> Node:

@@ -21,6 +21,7 @@ from archlab.search.trial.kept_weights import WEIGHTS, union
 from archlab.search.trial.trial import Trial
 from archlab.search.utils import temporary as tempfolders
 from archlab.search.utils.files import lock_file, size_of
+from archlab.search.utils.untrusted import has_link
 
 _SHARED = ("stages", "prefixes", "data", "plug-ins", "compiled", "deleted")  # which a study may be about to use
 _ABANDONED_S = 3600.0  # a temporary file this old belongs to a process that was killed
@@ -84,6 +85,10 @@ def remove(store: Store) -> tuple[list[Waste], list[tuple[Waste, str]]]:
     with in_use(store.root, alone=True) as alone:
         for waste in find(store):
             reason = "" if alone or waste.kind not in _SHARED else "a run of this store is under way"
+            if not reason and any(
+                each.is_relative_to(store.root) and has_link(each, store.root) for each in waste.paths
+            ):
+                reason = "a link leads there, and what is behind it may belong to something else"
             if not reason and waste.trial is not None:
                 reason = _remove_of_trial(store, waste)
             elif not reason and waste.kind == "deleted":
@@ -231,4 +236,5 @@ def _changed(path: Path) -> float:
 
 
 def _folders(root: Path) -> list[Path]:
-    return [path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")] if root.is_dir() else []
+    own = root.iterdir() if root.is_dir() else ()
+    return [path for path in own if path.is_dir() and not path.is_symlink() and not path.name.startswith(".")]

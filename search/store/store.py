@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
@@ -16,8 +17,10 @@ from archlab.search.trial.trial import Trial
 from archlab.search.utils.canonical import canonical_json
 from archlab.search.utils.files import write_whole
 
-__all__ = ["TERMINAL", "Row", "StaleAttempt", "Store", "StoreAway", "StoreError", "StoreFull", "StoreRefused"]
+__all__ = ["KEY", "TERMINAL", "Row", "StaleAttempt", "Store", "StoreAway", "StoreError", "StoreFull", "StoreRefused"]
 
+KEY = re.compile(r"[0-9a-f]{8,64}")
+"""A trial's key, or so much of its beginning as names it."""
 TERMINAL = ("complete", "pruned", "failed", "diverged")
 
 
@@ -317,7 +320,10 @@ class Store(Studies):
     # files and connections
 
     def trial_folder(self, key: str) -> Path:
-        """trials/<first two digits>/<key>."""
+        """trials/<first two digits>/<key>. Raises StoreRefused for what is no key: it could name another folder."""
+        if not KEY.fullmatch(key):
+            told = f"the trial table has a row of {key[:80]!r}, which is no trial's key"
+            raise StoreRefused(f"{told}: it was damaged, or made by somebody else")
         return self.root / "trials" / key[:2] / key
 
     def _write_trial_json(self, key: str, text: str) -> None:
