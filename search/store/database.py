@@ -57,6 +57,10 @@ class Database(Protocol):
         """Closes the connections of all threads."""
 
 
+class StoreDamaged(StoreError):
+    """A database file that SQLite can't read."""
+
+
 class Sqlite:
     """A table in a file. It waits up to a minute for other writers.
 
@@ -148,7 +152,7 @@ def sqlite_errors(path: Path) -> Iterator[None]:
     except sqlite3.IntegrityError:
         raise
     except sqlite3.DatabaseError as error:
-        raise StoreError(
+        raise StoreDamaged(
             f"{path} is damaged ({error}): move it away or restore a copy; "
             "finished trials lie in the trials/ folder beside it"
         ) from error

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from archlab.search.store.addresses import server_of
-from archlab.search.store.database import Database, Sqlite
+from archlab.search.store.database import Database, Sqlite, StoreDamaged
 from archlab.search.trackers.tracked import START, Position, Tracked, new_lines, values_of
 from archlab.search.utils.canonical import canonical_json
+
+log = logging.getLogger(__name__)
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS shipped (
@@ -57,6 +60,21 @@ def pending_of(unsent: Sequence[tuple[Tracked, Shipped]]) -> int:
     )
 
 
+def _opened(path: Path) -> Sqlite:
+    """The table in a file, made if need be. Raises StoreDamaged for a file that SQLite finds anything wrong with."""
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    database = Sqlite(path, version=0)
+    try:
+        database.query("PRAGMA journal_mode = WAL")
+        database.write(lambda db: db.execute(_SCHEMA))
+        if (found := database.query("PRAGMA quick_check")) != [{"quick_check": "ok"}]:
+            raise StoreDamaged(f"{path} is damaged ({next(iter(found[0].values()))})")
+    except StoreDamaged:
+        database.close()
+        raise
+    return database
+
+
 class Spool:
     """A small table per store; `target` names a tracker, so that another one starts from nothing.
 
@@ -70,10 +88,14 @@ class Spool:
             self._db: Database = Postgres(url)
             return
         path = Path(store_root) / "shipped.db"
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-        self._db = Sqlite(path, version=0)
-        self._db.query("PRAGMA journal_mode = WAL")
-        self._db.write(lambda db: db.execute(_SCHEMA))
+        try:
+            self._db = _opened(path)
+        except StoreDamaged:
+            log.warning("%s is damaged: it is set aside, and everything is sent to the trackers again", path)
+            for end in ("", "-wal", "-shm"):
+                if (old := path.with_name(f"{path.name}{end}")).exists():
+                    os.replace(old, path.with_name(f"{path.name}.damaged{end}"))
+            self._db = _opened(path)
 
     def all(self, target: str, study: str) -> dict[str, Shipped]:
         """Key to what was acknowledged."""

@@ -121,7 +121,8 @@ class Line(NamedTuple):
 
 
 def new_lines(path: Path, position: Position) -> Iterator[Line]:
-    """The whole lines after a position whose steps were not sent. A last line without its newline waits.
+    """The whole lines after a position whose steps were not sent. A last line without its newline waits; one that was
+    damaged is left out, as a tracker has but a copy.
 
     When a trial goes on from its checkpoint, its file was cut there and steps are written again, to the same bits.
     The file is then read from its start, and a step that was sent once is not sent again with a later time.
@@ -137,13 +138,16 @@ def new_lines(path: Path, position: Position) -> Iterator[Line]:
         for text in file:
             if not text.endswith(b"\n"):
                 return
-            record = json.loads(text)
+            record = _record(text)
+            if record is None:
+                position = position._replace(offset=position.offset + len(text), tail=_ascii(text))
+                continue
             kind = "validation" if "validation_loss" in record else "training"
             sent = getattr(position, kind)
             step = record["step"]
             position = Position(
                 offset=position.offset + len(text),
-                tail=text[-_TAIL:].decode("ascii", "replace"),
+                tail=_ascii(text),
                 training=max(step, position.training) if kind == "training" else position.training,
                 validation=max(step, position.validation) if kind == "validation" else position.validation,
             )
@@ -151,10 +155,25 @@ def new_lines(path: Path, position: Position) -> Iterator[Line]:
                 yield Line(record, position)
 
 
+def _ascii(text: bytes) -> str:
+    return text[-_TAIL:].decode("ascii", "replace")
+
+
+def _record(text: bytes) -> dict[str, Any] | None:
+    """What a line says; None of one that a trial never wrote so."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    whole = isinstance(found, dict) and type(found.get("step")) is int and type(found.get("time")) in (int, float)
+    return found if whole else None
+
+
 def values_of(record: dict[str, Any]) -> dict[str, float]:
     """The numbers of a line by name; what was written as null was not finite and is NaN."""
     fixed = ("step", "time", "attempt")
-    named = {name: value for name, value in record.items() if name not in fixed}
+    numbers = (int, float, type(None))
+    named = {name: value for name, value in record.items() if name not in fixed and type(value) in numbers}
     return {
         name: float(value) if value is not None and math.isfinite(value) else math.nan for name, value in named.items()
     }
@@ -163,7 +182,7 @@ def values_of(record: dict[str, Any]) -> dict[str, float]:
 def validation_history(path: Path) -> dict[int, float]:
     """Step to validation loss of a trial so far."""
     lines = (line.record for line in new_lines(path, START))
-    return {each["step"]: values_of(each)["validation_loss"] for each in lines if "validation_loss" in each}
+    return {each["step"]: values_of(each)["validation_loss"] for each in lines if "validation_loss" in values_of(each)}
 
 
 def span_s(path: Path) -> tuple[float, float] | None:

@@ -27,7 +27,7 @@ from archlab.search.trackers.acknowledged import Shipped, Spool, news_of
 from archlab.search.trackers.database import create_whole, open_optuna
 from archlab.search.trackers.shipper import Shipper, _one_shipper, sync, unsent
 from archlab.search.trackers.shipper_process import NICEST, ShipperProcess
-from archlab.search.trackers.tracked import START, Line, Position, new_lines, tracked
+from archlab.search.trackers.tracked import START, Line, Position, new_lines, tracked, values_of
 from archlab.search.trial.trial import Trial
 from tests.search.processes import alive
 from tests.search.study_kit import until
@@ -213,7 +213,7 @@ def test_trials_that_have_not_started_hold_nobody_up(store: Store) -> None:
     assert only.distributions["lr"].high == 4e-3  # of all that will come
 
 
-@pytest.mark.parametrize("lost", ["everything", "the last note", "the database of notes"])
+@pytest.mark.parametrize("lost", ["everything", "the last note", "the database of notes", "the start of that database"])
 def test_sending_twice_changes_nothing(store: Store, lost: str) -> None:
     """A kill between sending and noting the answer, at any point, is a replay."""
     key = finished(store, row())
@@ -231,6 +231,9 @@ def test_sending_twice_changes_nothing(store: Store, lost: str) -> None:
     if lost == "the database of notes":
         for path in store.root.glob("shipped.db*"):
             path.unlink()
+    if lost == "the start of that database":
+        with open(store.root / "shipped.db", "r+b") as file:
+            file.write(b"x" * 5000)
     assert unsent(store.root, "gates") > 0
     assert sync(store.root) == {"gates": 0}
     assert points(store) == before
@@ -274,6 +277,27 @@ def test_requests_hold_whole_lines_and_no_more_than_mlflow_takes() -> None:
     assert all(finite for _, _, finite in requests)
     assert [metric.step for metrics, _, _ in requests for metric in metrics][::300] == [1, 2, 3, 4, 5]
     assert list(mlflow_sink._batches(iter(()))) == []
+
+
+DAMAGE = [b"\xff\xfe{", b"[]", b"7", b'{"step": "4"}', b'{"step": 4, "time": null}', b"[" * 100_000, b""]
+
+
+@pytest.mark.parametrize("wrong", DAMAGE, ids=lambda each: repr(each[:20]))
+def test_a_damaged_line_is_left_out_and_all_others_arrive(store: Store, wrong: bytes) -> None:
+    """Of a finished trial, whose file a disk damaged: trackers are copies, and the run itself goes on."""
+    key = finished(store, row())
+    path = store.trial_folder(key) / "metrics.jsonl"
+    told = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*told[:3], wrong + b"\n", *told[4:]]))
+    gone = json.loads(told[3])
+    assert sync(store.root) == {"gates": 0}
+    names = {"validation_loss"} if "validation_loss" in gone else gone.keys() - {"step", "time", "attempt"}
+    known = {*lines(1, 1)[0], "validation_loss"}
+    assert len([each for each in points(store) if each[0] in known]) == POINTS - len(names)
+    assert runs(store)[key].info.status == "FINISHED"
+    with open(path, "ab") as file:
+        file.write(b'{"step": 99, "time": 1.5, "attempt": 1, "loss": "high", "lr": [1], "grad_norm": 2.0}\n')
+    assert [values_of(line.record) for line in new_lines(path, START)][-1] == {"grad_norm": 2.0}
 
 
 def test_a_line_that_is_being_written_waits(store: Store) -> None:
