@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+from typing import Any
 
 import dash
 import dash_mantine_components as dmc
@@ -28,6 +30,8 @@ POLICY = "; ".join(
     ]
 )
 """The browser itself refuses what is not from here; Dash needs inline scripts."""
+MOST_BYTES = 8_000_000
+"""Of what is sent to it: more than the largest study, or the rows of the largest table."""
 LOCAL = {
     "Content-Security-Policy": POLICY,
     "Referrer-Policy": "no-referrer",
@@ -68,9 +72,48 @@ def make_app(store_root: Path, read_only: bool = False) -> dash.Dash:
     app.layout = dmc.MantineProvider(framed, theme=theme.MANTINE, defaultColorScheme="auto")
     app.clientside_callback("() => window.location.reload()", Input("retry", "n_intervals"), prevent_initial_call=True)
     downloads.register(app.server, library)
+    app.server.config["MAX_CONTENT_LENGTH"] = MOST_BYTES
+    app.server.before_request(partial(_refuse_malformed, app))
     app.server.after_request(_stay_local)
     app.server.wsgi_app = Mount(app.server.wsgi_app, library.root, LOCAL)  # type: ignore[method-assign]
     return app
+
+
+def _refuse_malformed(app: dash.Dash) -> flask.Response | None:
+    """An answer to what calls itself a callback and can be none, which Dash would not survive."""
+    if flask.request.path != "/_dash-update-component":
+        return None
+    try:
+        asked = flask.request.get_json(silent=True)
+    except RecursionError:  # nested so deeply that no page of ours has sent it
+        asked = None
+    if _is_callback(app, asked):
+        return None
+    return flask.Response("this is no callback of these pages\n", 400, mimetype="text/plain")
+
+
+def _is_callback(app: dash.Dash, asked: Any) -> bool:
+    if not isinstance(asked, dict) or not isinstance(asked.get("output"), str):
+        return False
+    known = app.callback_map.get(asked["output"])
+    if known is None:
+        return False
+    outputs, own = asked.get("outputs"), known["output"]
+    parts = [(asked.get(name, []), known[name]) for name in ("inputs", "state")]
+    parts.append((outputs, own) if isinstance(own, list | tuple) else ([outputs], [own]))
+    changed = asked.get("changedPropIds")
+    return (
+        all(isinstance(told, list) and len(told) == len(own) and _is_named(told) for told, own in parts)
+        and isinstance(changed, list)
+        and all(isinstance(each, str) for each in changed)
+    )
+
+
+def _is_named(part: Any) -> bool:
+    """Whether a property, or each of a list of them, says its component and its name."""
+    if isinstance(part, list):
+        return all(map(_is_named, part))
+    return isinstance(part, dict) and isinstance(part.get("id"), str | dict) and isinstance(part.get("property"), str)
 
 
 def _no_page(**_: object) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 import socket
 from collections.abc import Iterable
 from html import escape
@@ -69,7 +70,7 @@ class Door:
         """Sets the cookie and goes on from a page of ours: a redirect of a foreign link would not bring it along."""
         if not self._is_token(given):
             return self._ask(to, "That is not the token.")
-        to = escape(to if to.startswith("/") and not to.startswith(("//", "/\\")) else "/")
+        to = escape(to if _PATH.fullmatch(to) else "/")
         page = f'<!doctype html><meta http-equiv="refresh" content="0;url={to}"><a href="{to}">Go on</a>'
         response = _answer(page, 200)
         limits = {"secure": request.is_secure, "httponly": True, "samesite": "Strict"}
@@ -123,8 +124,15 @@ def _answer(text: str, status: int) -> Response:
 def _from_us(request: Request, asked: str) -> bool:
     """Whether what is sent comes from a page of this server, or from no page at all: a program."""
     if request.origin is not None:
-        return urlsplit(request.origin).netloc.lower() == asked
+        try:
+            return urlsplit(request.origin).netloc.lower() == asked
+        except ValueError:  # it is no address at all
+            return False
     return request.headers.get("Sec-Fetch-Site", "same-origin") in ("same-origin", "none")
+
+
+_PATH = re.compile(r"/([^/\\\x00-\x20\x7f][^\x00-\x20\x7f]*)?")
+"""A path of this server: browsers leave out tabs and line ends, and take two slashes for another server."""
 
 
 def _name(request: Request) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from archlab.dashboards.library import Study
 from archlab.dashboards.paper.pictures import drawings
+from archlab.search.formatting.frames import inert
 from archlab.search.reporting.report import report, to_plain
 
 TABLES = {"md": "md", "tex": "latex", "csv": "csv", "json": "json"}
@@ -26,7 +27,7 @@ def write(study: Study, out: Path, width: float, command: str) -> list[Path]:
     made, contents = drawings(study), {}
     for drawing in made:
         name = re.sub(r"[^\w.-]+", "-", drawing.name).strip("-.") or "figure"
-        contents[f"{name}.csv"] = drawing.rows.to_csv(index=False).encode()
+        contents[f"{name}.csv"] = drawing.rows.map(inert).to_csv(index=False).encode()
         contents |= {f"{name}.{form}": data for form, data in drawing.files(width).items()}
     contents |= {f"table.{ending}": report(study.comparison, form).encode() for ending, form in TABLES.items()}
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}

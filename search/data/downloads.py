@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from archlab.search.data.checksums import DataError
+from archlab.search.utils.files import make_private
 
 _CHUNK = 1 << 20
 _TIMEOUT_S = 60
@@ -91,7 +92,7 @@ def get(download: Download, folder: Path, tell: Callable[[int, int], None] = lam
     found = [folder / name for name in download.names]
     if all(file.is_file() for file in found):
         return found
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     part = folder / f"{download.url.rpartition('/')[2]}.part"
     with part.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # another process downloads the same: it is waited for

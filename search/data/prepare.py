@@ -25,7 +25,7 @@ from archlab.search.data.sources.given_tokens import TokenCodec
 from archlab.search.data.sources.mixture import Mixture, corpora_of
 from archlab.search.data.sources.splits import Kept, Splits, split_all
 from archlab.search.data.tokenizers.family import Bytes, Codec, Tokenizer
-from archlab.search.utils.files import alone
+from archlab.search.utils.files import alone, make_private
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def prepare(
     known = _read_index(root).get(asked, {})
     if known.get("files") == seen and (found := _intact(root, known.get("identity", ""))):
         return found.sealed()
-    root.mkdir(parents=True, exist_ok=True)
+    make_private(root)
     _sweep(root)
     made = _unfinished(root)
     made.mkdir()

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from archlab.search.formatting.frames import records
+from archlab.search.formatting.frames import inert, records
 from archlab.search.formatting.tables import Block, Cell, Column, Page, number, printable
 from archlab.search.reporting.latex import latex
 from archlab.search.reporting.main_table import main_block, narrowed, table_page
@@ -102,11 +102,11 @@ def _csv(comparison: Comparison) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     more = {name: values for told in sections_of(comparison) for name, values in told.csv(comparison).items()}
-    writer.writerow([*plain, *(f"component.{name}" for name in names), *more])
+    writer.writerow(map(inert, [*plain, *(f"component.{name}" for name in names), *more]))
     for row in rows:
         has = [bool(row["components"].get(name)) for name in names]
         told = [values.get(row["variant"]) for values in more.values()]
-        writer.writerow(_plain([*(row[column] for column in plain), *has, *told]))
+        writer.writerow(map(inert, _plain([*(row[column] for column in plain), *has, *told])))
     return out.getvalue()
 
 

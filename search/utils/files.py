@@ -30,6 +30,12 @@ def write_whole(path: Path, text: str, durable: bool = True) -> None:
         raise
 
 
+def make_private(folder: Path) -> None:
+    """Makes a folder, and those above it that are missing, for their owner alone. Raises OSError."""
+    for each in [*reversed(folder.parents), folder]:
+        each.mkdir(mode=0o700, exist_ok=True)
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """The mapping that a file of JSON holds; None without a file, and where a power cut left no JSON in it."""
     try:

@@ -70,6 +70,39 @@ def test_a_wrong_study_is_a_card_that_names_the_right_ones(client, name):
     assert "Content-Disposition" not in client.http.get(f"/download/{name}.md").headers
 
 
+JSON = "application/json"
+MALFORMED = {
+    "nothing": b"",
+    "half": b"{",
+    "a list": b"[]",
+    "no output": b"{}",
+    "an output that is none": b'{"output": []}',
+    "of no page": b'{"output": "a.b", "outputs": {"id": "a", "property": "b"}, "inputs": [], "changedPropIds": []}',
+    "deep": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
+def test_what_is_no_callback_is_refused(client, body):
+    answer = client.http.post("/_dash-update-component", data=body, content_type=JSON)
+    assert answer.status_code == 400
+
+
+@pytest.mark.parametrize("part", ["outputs", "inputs", "changedPropIds", "output"])
+@pytest.mark.parametrize("value", [None, 7, "x", [], [7], [{"id": 1}], {}, [[]]], ids=repr)
+def test_a_callback_with_a_wrong_part_is_refused(client, part, value):
+    inputs = [{"id": "_pages_location", "property": each, "value": "/"} for each in ("pathname", "search")]
+    outputs = [{"id": i, "property": p} for i, p in (("_pages_content", "children"), ("_pages_store", "data"))]
+    body = {"output": client.output, "outputs": outputs, "inputs": inputs, "changedPropIds": ["_pages_location.search"]}
+    assert client.http.post("/_dash-update-component", json=body).status_code == 200
+    answer = client.http.post("/_dash-update-component", json=body | {part: value})
+    assert answer.status_code == (200 if (part, value) == ("changedPropIds", []) else 400)
+
+
+def test_what_is_far_too_long_is_refused(client):
+    assert client.http.post("/_dash-update-component", data=b" " * 9_000_000, content_type=JSON).status_code == 413
+
+
 def test_a_wrong_address_is_a_card(client):
     assert "No such page" in client.page("/nothing/here")
 

@@ -70,6 +70,7 @@ def test_only_requests_that_are_meant_for_it_are_answered(listening, asked, stat
         ({"Origin": "https://evil.example"}, 403),
         ({"Origin": "http://127.0.0.1:1"}, 403),
         ({"Origin": "null"}, 403),
+        ({"Origin": "http://["}, 403),
         ({"Sec_Fetch_Site": "cross-site"}, 403),
         ({"Sec_Fetch_Site": "same-origin"}, 200),
     ],
@@ -109,7 +110,17 @@ def test_the_token_opens_by_a_cookie_that_is_not_the_token(how):
 
 
 @pytest.mark.parametrize(
-    "to", ["https://evil.example", "//evil.example", "/%5Cevil.example", "javascript:evil", "%22%3E%3Cscript%3E"]
+    "to",
+    [
+        "https://evil.example",
+        "//evil.example",
+        "/%5Cevil.example",
+        "/%09/evil.example",
+        "/%0D%0A/evil.example",
+        "%09//evil.example",
+        "javascript:evil",
+        "%22%3E%3Cscript%3E",
+    ],
 )
 def test_no_login_leads_elsewhere(to):
     _, _, text = ask("/login", "POST", f"token={TOKEN}&to={to}".encode(), token=TOKEN)

@@ -80,7 +80,13 @@ def test_a_draft_has_its_problems_with_their_lines_or_its_plan(tmp_path):
     try:
         text = TEMPLATE.read_text()
         found = drafts.check(text, "my_study.yaml")
-        assert found["name"] == "my-study" and found["problems"] == [] and "nothing was trained" in found["plan"]
+        assert (
+            found["name"] == "my-study"
+            and found["problems"] == []
+            and found["plan"]["lines"][-1] == "nothing was trained"
+        )
+        assert [row["name"] for row in found["plan"]["variants"]] == ["baseline", "gated", "shifted"]
+        assert "block.ffn.width: 176 → 155" in found["plan"]["variants"][1]["changes"]
         (problem,) = drafts.check(text.replace("type: rmsnorm", "type: rmsnrm"), "my_study.yaml")["problems"]
         line = next(i for i, each in enumerate(text.splitlines(), 1) if "type: rmsnorm" in each)
         assert problem["line"] == line and "did you mean 'rmsnorm'" in problem["message"]

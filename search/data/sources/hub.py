@@ -18,7 +18,7 @@ from archlab.search.data.documents.document import Document
 from archlab.search.data.documents.text_files import find_files
 from archlab.search.data.sources.family import Corpus, Source
 from archlab.search.data.sources.records import Jsonl, capped
-from archlab.search.utils.files import alone
+from archlab.search.utils.files import alone, make_private
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Hub(Corpus):
 
     def _fetched(self, folder: Path, files: list[Path], path: str) -> list[Path]:
         """The parts in a folder, after adding those that are not there."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         with alone(folder):  # one process downloads; another one waits for it
             state = _read_state(folder)
             if not state["done"]:

@@ -175,6 +175,14 @@ def test_csv_is_the_table_with_exact_numbers(comparison: Comparison) -> None:
     assert [row["component.sdpa_gate"] for row in rows] == ["False", "True", "False", "False"]
 
 
+def test_no_cell_of_a_csv_is_a_formula() -> None:
+    names = ["=cmd|'/c calc'!A1", "+1", "-pos", "@x"]
+    text = report(compare(*make_study(dict.fromkeys(["base", *names], -0.01))), "csv")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [row["variant"] for row in rows] == ["base", *(f"'{name}" for name in names)]
+    assert all(float(row["delta"]) < 1 for row in rows[1:]), "numbers stay numbers, below zero too"
+
+
 def test_markdown_rows_have_equal_cells_and_name_components(comparison: Comparison) -> None:
     table = [line for line in report(comparison, "md").splitlines() if line.startswith("| ")]
     heads = [i for i, line in enumerate(table) if line.startswith("| variant")]
