@@ -150,6 +150,8 @@ class RayExecutor:
         now = time.monotonic()
         if now >= self._slots_until:
             nodes = [node["Resources"] for node in self._ready().nodes() if node["Alive"]]
+            if not nodes:  # it ends as it begins: no trial asks for too much
+                raise ExecutorError("Ray has no machine left")
             rooms = [Room(node.get("CPU", 0), node.get("GPU", 0), node.get("memory", 0)) for node in nodes]
             try:
                 self._slots, self._slots_until = self._wants.slots(rooms), now + _NODES_S

@@ -98,9 +98,9 @@ class Resolution:
             return few if self.seeds else "nothing: the budget has no trial of every variant"
         if self.noise is None or self.difference is None:
             return (
-                f"with {seeds} a difference is told from zero where it is {self.factor:.2g} times as large as the "
-                "spread of one variant's seeds; what that is in nats this study measures "
-                f"(on {self.df} degrees of freedom), as no other of this store has at this scale and data"
+                f"{seeds} resolve differences of {self.factor:.2g} times the spread of a variant's seeds; what that "
+                f"is in nats this study measures, on {self.df} degrees of freedom: no study of this store has yet, at "
+                "this scale and data"
             )
         count = len(self.noise.studies)
         return (
@@ -113,7 +113,8 @@ class Resolution:
 def resolution(planned: Plan, store: Store | None) -> Resolution | None:
     """What a plan can resolve with the seeds that its budget allows; None where it compares nothing in pairs.
 
-    With sequential seeds it is the half-width at the most seeds. Where a grid has several scales, the first variant's.
+    With sequential seeds it is the half-width at the most seeds. Where a grid or a ladder has several scales, it is
+    that of the scale whose seeds differ most, once all are known.
     """
     from archlab.search.statistics.contrast import MINIMUM_SEEDS, simultaneous_critical
     from archlab.search.statistics.dunnett import dunnett_critical
@@ -127,7 +128,7 @@ def resolution(planned: Plan, store: Store | None) -> Resolution | None:
         return None
     seeds = _affordable(planned)
     rows = len(variants) - len(groups)
-    noise = known_noise(store, noise_key(variants[0].record())) if store else None
+    noise = _largest_noise(store, planned) if store else None
     fixed = isinstance(planned.study.seeds, int)
     if seeds < (MINIMUM_SEEDS if fixed else 2):
         critical = math.inf
@@ -141,6 +142,14 @@ def resolution(planned: Plan, store: Store | None) -> Resolution | None:
     parts = 2 * noise.variance / seeds, noise.documents
     both = float(simultaneous_critical(*parts, critical, 10_000 if noise.documents else 0, comparisons))
     return Resolution(seeds, df, factor, both * math.sqrt(sum(parts)), noise)
+
+
+def _largest_noise(store: Store, planned: Plan) -> Noise | None:
+    """That of the scale whose seeds differ most; None as long as it isn't known of each."""
+    keys = dict.fromkeys(noise_key(variant.record()) for variant in planned.variants)
+    found = [known_noise(store, key) for key in keys]
+    known = [noise for noise in found if noise is not None]
+    return max(known, key=lambda noise: noise.variance) if len(known) == len(found) else None
 
 
 def _affordable(planned: Plan) -> int:

@@ -201,11 +201,12 @@ def _down(schemas: Sequence[Schema], key: Step | None, known: dict[str, str], pa
     if key == "" or key is None:
         return [*schemas]
     found: list[Schema] = []
-    for each in _fitting(schemas, known):
+    fitting = [*_fitting(schemas, known)]
+    if named := [each["properties"][key] for each in fitting if key in each.get("properties", {})]:
+        return named  # a key by its own name, before what any name may stand for
+    for each in fitting:
         if isinstance(key, int):
             found += [each["items"]] if isinstance(each.get("items"), dict) else []
-        elif key in each.get("properties", {}):
-            found.append(each["properties"][key])
         elif own := [s for pattern, s in each.get("patternProperties", {}).items() if re.search(pattern, key)]:
             found += own
         elif paths and _by_path(each):
@@ -298,9 +299,6 @@ def _values(schemas: Sequence[Schema]) -> Iterator[Suggestion]:
         for word in words:
             text = word if isinstance(word, str) else json.dumps(word)
             found.setdefault(text, Suggestion(text, _doc([each])))
-        kind = each.get("properties", {}).get("type", {})
-        for word in kind.get("enum", ()):
-            found.setdefault(word, Suggestion(word, _doc([each])))
     yield from found.values()
 
 

@@ -143,12 +143,13 @@ def _of_ablate(problems: Iterable[Problem], has_model: bool) -> Iterator[Problem
 def _model_mistakes(node: Node, known: list[Problem]) -> list[Problem]:
     """What is wrong with the models of a study whose file has other mistakes already, so that all are said at once."""
     assert isinstance(node.value, dict)
-    sections = ("study", "model", "ablate", "components", "design", "variants", "grid")
+    sections = ("model", "ablate", "components", "design", "variants", "grid")
     if any(problem.path.split(".")[0] in sections for problem in known):
         return []
     kept = {name: node.value[name] for name in sections if name in node.value}
     recipe = Node.of({"tokens": 1, "lr": 1.0})
-    study = parse_value(Study, Node({**kept, "train": recipe}, node.mark, node.key_marks), "", [])
+    named = {"study": Node("named"), "train": recipe}  # its own name may be one of the mistakes
+    study = parse_value(Study, Node({**kept, **named}, node.mark, node.key_marks), "", [])
     if study is INVALID:
         return []
     study, problems = written_out(study)

@@ -13,13 +13,14 @@ import pytest
 from archlab.search.planning.known import resolution
 from archlab.search.planning.plan import Plan, plan
 from archlab.search.running.run import run
-from archlab.search.sections.seeds.noise import known_noise, noise_key, remember_noise
+from archlab.search.sections.seeds.noise import KIND, known_noise, noise_key, remember_noise
 from archlab.search.statistics.dunnett import dunnett_critical
 from archlab.search.statistics.moderated import expected_df
 from archlab.search.store.store import Store
 from archlab.search.study.load import load_study
 from tests.search.compare_kit import make_study
 from tests.search.study_files import SECTIONS, write_study
+from tests.search.study_kit import make_store
 
 
 class Told:
@@ -117,6 +118,19 @@ def test_a_plan_says_what_its_seeds_resolve_before_and_after_something_is_known(
     assert after.noise.documents > 0
     assert after.difference > before.factor * math.sqrt(after.noise.variance)
     assert f"3 seeds resolve {after.difference:.2g} nats/token; from 9 trials of 1 study" in str(after)
+
+
+def test_of_several_scales_the_one_counts_whose_seeds_differ_most(tmp_path: Path) -> None:
+    made = planned(tmp_path, seeds="seeds: 3", grid="grid: {train.tokens: [1k, 2k]}")
+    keys = list(dict.fromkeys(noise_key(variant.record()) for variant in made.variants))
+    assert len(keys) == 2
+    with make_store(tmp_path / "store") as store:
+        for key, variance in zip(keys, (1e-4, 4e-4), strict=True):
+            assert (found := resolution(made, store)) is not None and found.difference is None
+            told = {"variance": variance, "df": 4, "documents": None, "trials": 6, "keys": [key]}
+            store.amend(KIND, key, "another", told)
+        found = resolution(made, store)
+    assert found is not None and found.noise is not None and found.noise.variance == 4e-4
 
 
 @pytest.mark.parametrize(

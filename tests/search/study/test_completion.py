@@ -39,6 +39,7 @@ def offered(text):
         ("seeds: {mi|", "mi", ["min"]),
         ("tune: {|", "", ["lr"]),
         ("tune: |", "", ["{lr"]),
+        ("variants:\n  a: {block.attention.gate: |", "", ["query", "key", "value", "sdpa", "dense", "none"]),
         ("report: ba|", "ba", ["{baseline"]),
         ("components:\n  gate: {}\n  # no\n  shift: {}\nvariants:\n  a: {}\n  b: [|", "", ["gate", "shift"]),
         ("components:\n  gate: {}\nvariants:\n  b:\n    - ga|\n", "ga", ["gate"]),
