@@ -89,7 +89,8 @@ class Problem:
     mark: Mark | None = None
 
     def __str__(self) -> str:
-        where = f"{self.mark}: " if self.mark else ""
+        said = self.mark is not None and not self.mark.line and self.mark.file.endswith(f" {self.path}>")
+        where = f"{self.mark}: " if self.mark and not said else ""  # not twice: `--set train.lr`, and train.lr
         head = in_lines(f"{where}{self.path}: {self.message}" if self.path else f"{where}{self.message}")
         if self.mark is None or not self.mark.text.strip() or self.mark.column > _WIDEST:
             return head
@@ -104,8 +105,10 @@ def in_lines(message: str) -> str:
 
 
 def _line(problem: Problem) -> tuple[bool, str, int]:
-    """From the top of a file to its end; what has no place comes last."""
-    return (False, problem.mark.file, problem.mark.line) if problem.mark else (True, "", 0)
+    """What was set for one command, then from the top of a file to its end; what has no place comes last."""
+    if problem.mark is None:
+        return True, "", 0
+    return False, problem.mark.file if problem.mark.line else "", problem.mark.line
 
 
 class SpecError(ValueError):

@@ -28,6 +28,25 @@
     area.setAttribute('aria-controls', list.id);
     let words = [], start = 0, chosen = 0, asked = 0;
 
+    /* What is typed and not saved is kept by the browser, by the address of the page, until it is saved or dropped. */
+    const key = `archlab-draft:${location.pathname}${location.search}`, opened = area.value;
+    const name = document.getElementById('write-file'), draft = document.querySelector('.draft');
+    const keep = () => {
+      if (area.value === opened) localStorage.removeItem(key);
+      else localStorage.setItem(key, JSON.stringify({ text: area.value, file: name.value }));
+    };
+    const restore = () => {
+      const kept = JSON.parse(localStorage.getItem(key) || 'null');
+      if (!kept || kept.text === opened) return;
+      window.dash_clientside.set_props('write-text', { value: kept.text });
+      window.dash_clientside.set_props('write-file', { value: kept.file });
+      draft.hidden = false;
+    };
+    draft.querySelector('button').addEventListener('click', () => {
+      localStorage.removeItem(key);
+      location.reload();
+    });
+
     const marked = () => new Set((document.getElementById('write-marks')?.textContent || '').split(','));
     const draw = () => {
       const wrong = marked();
@@ -100,6 +119,7 @@
     };
 
     area.addEventListener('input', event => {
+      keep();
       draw();
       if (!list.hidden) narrow();
       if (event.inputType === 'insertText' && event.data && /[\w.]/.test(event.data)) complete(false);
@@ -139,8 +159,16 @@
       event.preventDefault();
       if (option) take([...list.children].indexOf(option));
     });
-    new MutationObserver(draw).observe(document.getElementById('write-marks'), { childList: true, characterData: true, subtree: true });
+    const changes = { childList: true, characterData: true, subtree: true };
+    new MutationObserver(draw).observe(document.getElementById('write-marks'), changes);
+    const said = document.getElementById('write-said');
+    new MutationObserver(() => {
+      if (!/^(Saved|Running)/.test(said.textContent)) return;
+      localStorage.removeItem(key);
+      draft.hidden = true;
+    }).observe(said, changes);
     draw();
+    restore();
   };
 
   /* A problem leads to its line. */

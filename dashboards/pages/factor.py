@@ -47,7 +47,10 @@ NOTE = (
     "Large: the mean over cells with its 95% interval, filled where that leaves zero out; the variance is the table's, "
     "pooled over all variants, and not corrected for how many effects are looked at. "
 )
-NO_INTERVAL = "Large: the mean over cells, without an interval, for which the table has too few seeds. "
+NO_INTERVAL = (
+    "Large: the mean over cells. It has no interval: there is none with too few seeds, with seeds that come by need, "
+    "or where what is compared saw other batches. The table has the interval of each difference. "
+)
 SMALL = "Small: each pair and seed; a click shows the two beside each other, on a large one the curves of the levels."
 
 

@@ -161,6 +161,10 @@ def layout(library: Library, study: object = "", file: object = "", **_: Any) ->
             crumbs("Write a study"),
             html.H1("Write a study"),
             notice(said) if said else None,
+            html.Div(
+                ["Your text, which was not saved yet. ", html.Button("Drop it", className="linked")],
+                className="notice draft", hidden=True, role="status",
+            ),
             html.Div(controls, className="controls"),
             html.Div([html.Div(_starts(library), className="muted small"), html.Span(help_, id="write-help")],
                      className="write-help muted small"),

@@ -47,6 +47,7 @@ STYLE: dict[str, Any] = {
     "savefig.dpi": 300,
 }
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
+_LEGEND_ROW = 0.16  # inches
 _NO_DATE: dict[str, dict[str, Any]] = {
     "pdf": {"CreationDate": None, "Producer": "archlab", "Creator": "archlab"},
     "svg": {"Date": None, "Creator": "archlab"},
@@ -125,12 +126,15 @@ def line_plot(axes: Axes, rows: pd.DataFrame, x: str, look: Look, **options: Any
 
 
 def finish(figure: Figure, axes: Axes, **properties: Any) -> None:
-    """Sets titles and other properties of the axes, and the legend below them, in as few rows as its width gives."""
+    """Sets titles and other properties of the axes, and the legend below them, in as few rows as its width gives. Many
+    rows make the figure higher, and leave the axes their room."""
     axes.set(**properties)
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         longest = max(map(len, labels))
         columns = max(1, min(6, len(labels), int(figure.get_figwidth() / (0.35 + 0.055 * longest))))
+        rows = math.ceil(len(labels) / columns)
+        figure.set_figheight(figure.get_figheight() + _LEGEND_ROW * max(rows - 2, 0))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 

@@ -150,7 +150,8 @@ def _forest(found: Comparison, look: Look) -> Drawing | None:
         axes.axvline(0, color=theme.GREY, linewidth=0.8)
         axes.set_yticks(range(len(rows)), rows["variant"].tolist()[::-1])
         axes.grid(axis="y", visible=False)
-        axes.set(ylim=(-0.6, len(rows) - 0.4), xlabel=f"Difference in test loss ({unit})")
+        axes.set(ylim=(-0.6, len(rows) - 0.4))
+        figure.supxlabel(f"Difference in test loss ({unit})", fontsize=axes.xaxis.label.get_size())  # beside long names
 
     caption = (
         f"Differences in test loss to the baseline ({unit}) and, with enough seeds, their 95% intervals, which hold "

@@ -258,8 +258,11 @@ def _variant_notes(selection: Selection) -> Iterable[str]:
             yield f"seed {trial['seed']} was pruned{_how(trial)}"
     yield from tuning_notes(selection)
     if selection.missing_seeds and not selection.diverged:
-        seeds = ", ".join(str(s) for s in selection.missing_seeds)
-        yield f"not run: seed{'s' if len(selection.missing_seeds) > 1 else ''} {seeds}"
+        going = {trial["seed"] for trial in selection.trials if trial["state"] == "running"}
+        under_way = [seed for seed in selection.missing_seeds if seed in going]
+        for said, seeds in (("in training", under_way), ("not run", sorted({*selection.missing_seeds} - going))):
+            if seeds:
+                yield f"{said}: seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
     if sentence := edge(selection)[1]:
         yield sentence
 

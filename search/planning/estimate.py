@@ -24,10 +24,11 @@ _START_S = 3.0  # a trial's process: its imports, its model
 
 @dataclass(frozen=True)
 class Estimate:
-    """`core_s` of training and evaluation, `wall_s` on `slots` cores, where the rate comes from, the memory of the
-    largest trial."""
+    """`core_s` of training and evaluation, `evaluate_s` of the latter alone, `wall_s` on `slots` cores, where the rate
+    comes from, the memory of the largest trial."""
 
     core_s: float
+    evaluate_s: float
     wall_s: float
     slots: int
     source: str
@@ -53,7 +54,7 @@ def estimate(plan: Plan, root: Path, slots: int, done: int = 0) -> Estimate:
         train_s = (flops + probes) / rate
     evaluate_s = sum(v.flops_per_token * _held_out_tokens(v) for v in plan.variants) * per_variant / rate
     core_s = (train_s + evaluate_s + _START_S * plan.trials) * left
-    return Estimate(core_s, core_s / slots, slots, source, max(map(memory_bytes, plan.variants)))
+    return Estimate(core_s, evaluate_s * left, core_s / slots, slots, source, max(map(memory_bytes, plan.variants)))
 
 
 def _held_out_tokens(variant: Variant) -> int:

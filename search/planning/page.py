@@ -111,7 +111,8 @@ def _lines(planned: Plan, root: Path, slots: int | None) -> Iterator[str]:
         yield f"not downloaded yet: {'; '.join(planned.absent)}; `archlab run` does that first"
     if left or not done:
         guess = known.guess(planned, root, slots)
-        core = f"{duration(guess.core_s)} of one core; from {guess.source}"
+        evaluated = f", {duration(guess.evaluate_s)} of them to evaluate" if guess.evaluate_s > guess.core_s / 4 else ""
+        core = f"{duration(guess.core_s)} of one core{evaluated}; from {guess.source}"
         yield f"about {duration(guess.wall_s)} on {guess.slots} cores ({core})"
         yield f"{size(guess.memory_bytes)} of memory for the tensors of the largest trial, or somewhat more"
     if known.resolution:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from archlab.search.results.comparison import Comparison
 from archlab.search.results.told import sections_of
 
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")  # as JSON has it
 EXTRA = ("loss", "memory", "cache", "trials")
 """Columns that a report prints only where it is asked for them; so are what varies and what was measured."""
 OF_ROW = {
@@ -118,12 +121,20 @@ def row_values(comparison: Comparison, rows: Iterable[Row]) -> list[Row]:
     for each in comparison.measures.to_dict("records"):
         measured.setdefault(each["variant"], {})[each["name"]] = each["mean"]
     return [
-        {name: row[column] for name, column in OF_ROW.items()}
+        _cell(row["variant"])
+        | {name: row[column] for name, column in OF_ROW.items()}
         | {name: bool(has) for name, has in row["components"].items()}
         | row["varied"]
         | measured.get(row["variant"], {})
         for row in rows
     ]
+
+
+def _cell(variant: str) -> Row:
+    """What stands in the brackets of a variant's name: its values on the axes of a grid, its recipe, its rung."""
+    told = re.search(r" \[(.*)\]$", variant)
+    parts = [part.partition("=") for part in told[1].split(", ")] if told else []
+    return {name: json.loads(value) if _NUMBER.fullmatch(value) else value for name, _, value in parts if value}
 
 
 def trial_values(trial: Mapping[Any, Any]) -> Row:

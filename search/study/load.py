@@ -96,6 +96,9 @@ def parse_study(node: Node) -> Study:
         raise SpecError.of(
             "", f"a study is a mapping with `study`, `model`, `variants`, `train`; found {node.kind}", node.mark
         )
+    if "grid" in node.value and node.value["grid"].value is None:  # as `tune: null` has none of its own
+        node = Node({name: child for name, child in node.value.items() if name != "grid"}, node.mark, node.key_marks)
+    assert isinstance(node.value, dict)
     problems: list[Problem] = []
     given = set(node.value)
     others, node = _others(with_sizes(with_base(node, problems)), problems)

@@ -82,8 +82,6 @@ def _explained(problem: Problem, overrides: Mapping[str, Any], search: bool) -> 
         if problem.path == path and (more := _several(path, value, search)):
             said = problem.message.partition("; `tune:")[0]  # which is told with the values here
             return dataclasses.replace(problem, message=said + more)
-        if problem.path == path and problem.mark == place_of(path):
-            return dataclasses.replace(problem, mark=None)  # the path says it
     return problem
 
 

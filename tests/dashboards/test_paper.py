@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.request import url2pathname
 from xml.etree import ElementTree
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,7 +19,7 @@ from matplotlib.figure import Figure
 from archlab.arch_dsl.language.errors import SpecError
 from archlab.cli.main import main
 from archlab.dashboards.library import Library
-from archlab.dashboards.paper.drawing import Look, counted
+from archlab.dashboards.paper.drawing import STYLE, Look, counted
 from archlab.dashboards.paper.files import write
 from archlab.dashboards.paper.inline import inline
 from archlab.dashboards.paper.more import fronts
@@ -118,6 +119,23 @@ def test_everything_that_is_measured_is_drawn(tmp_path):
     assert b"$x_1$" in made["training"].files(3.25, ("svg",))["svg"]  # a name is no formula
     for name in ("training", "probes", "loss-by-position-512"):
         assert b"_old" in made[name].files(3.25, ("svg",))["svg"], name
+
+
+def test_a_dozen_long_names_leave_the_axes_their_room(tmp_path):
+    """In a column of a page; that axes collapse is a warning, and here an error."""
+    cells = [f"norm={norm}, size={size}" for norm in ("rmsnorm", "layernorm") for size in ("12.6k", "101k")]
+    names = [f"{gate} gate [{cell}]" for gate in ("query", "key", "value") for cell in cells]
+    plan = Plan(rates=(), effects={"baseline": 0.0, **dict.fromkeys(names, -0.01)})
+    root = tmp_path / ".archlab"
+    with make_store(root) as made:
+        make_study(made, plan)
+    for drawing in drawings(Library(root).study(plan.name)):
+        with matplotlib.rc_context(STYLE):
+            figure = Figure(figsize=(3.25, drawing.height))
+            drawing.draw(figure)
+            figure.draw_without_rendering()
+        (axes,) = figure.axes
+        assert axes.get_position().height * figure.get_figheight() > 0.9, drawing.name
 
 
 @pytest.mark.slow

@@ -47,6 +47,39 @@ def test_a_study_is_written_with_the_keyboard(store, served, visit, tmp_path, mo
     assert (tmp_path / "mine.yaml").read_text() == "study: another hand\n"
 
 
+def test_what_was_typed_and_not_saved_is_there_again(store, served, visit, tmp_path, monkeypatch):
+    shutil.copytree(store, tmp_path / ".archlab")
+    monkeypatch.chdir(tmp_path)
+    page = visit.page
+    page.set_default_timeout(SOON_MS)
+    start = served(tmp_path / ".archlab")
+    page.goto(f"{start}/write")
+    area = page.locator(".code textarea")
+    page.wait_for_selector("#write-found >> text=nothing was trained")
+    assert page.locator(".draft").is_hidden()
+    template = area.input_value()
+    page.locator("#write-file").fill("mine.yaml")
+    area.fill("study: mine\n")
+    page.wait_for_selector("#write-found >> text=problem")
+    page.click("text=Studies")
+    page.wait_for_selector("text=Where should attention be gated?")
+    page.go_back()
+    page.wait_for_selector("text=which was not saved yet")
+    assert area.input_value() == "study: mine\n" and page.locator("#write-file").input_value() == "mine.yaml"
+    page.wait_for_selector("#write-found >> text=problem")
+    page.click("#write-save")
+    page.wait_for_selector("#write-said >> text=Saved as")
+    page.reload()
+    page.wait_for_selector("#write-found >> text=nothing was trained")
+    assert area.input_value() == template, "what was saved is no draft"
+    area.fill("study: other\n")
+    page.reload()
+    page.wait_for_selector("text=which was not saved yet")
+    page.click("text=Drop it")
+    page.wait_for_selector("#write-found >> text=nothing was trained")
+    assert area.input_value() == template
+
+
 def test_a_note_is_kept_and_found_again(store, served, visit, tmp_path):
     shutil.copytree(store, tmp_path / ".archlab")
     start, page = served(tmp_path / ".archlab"), visit.page

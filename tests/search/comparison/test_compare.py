@@ -203,7 +203,7 @@ def test_planned_trials_are_missing_and_a_partial_choice_is_provisional() -> Non
     comparison = compare(record, trials)
     assert list(comparison.table["missing"]) == [0, 1, 1, 0]
     assert "sdpa: not run: 1 of 3 learning rates (0.002); the choice is provisional" in comparison.notes
-    assert "value: not run: seed 1" in comparison.notes
+    assert "value: in training: seed 1" in comparison.notes
 
 
 @pytest.mark.parametrize("state", ["planned", "diverged"])

@@ -10,7 +10,9 @@ from click.testing import CliRunner
 
 from archlab.arch_dsl.language.errors import SpecError
 from archlab.arch_dsl.language.source import Node, read_text
+from archlab.cli.kit import parsed
 from archlab.cli.main import main
+from archlab.search.planning.plan import plan
 from archlab.search.study.load import load_study
 from archlab.search.study.overrides import overridden
 from tests.search.study_files import write_study
@@ -129,6 +131,30 @@ def test_other_mistakes_are_told_as_ever(said: str, tmp_path: Path) -> None:
         assert "several" not in str(error) and "a command takes" not in str(error)
     else:
         assert path == "question"
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "variants.baseline.block.attention.heads=3",
+            "<--set variants.baseline.block.attention.heads>: block.attention.heads",
+        ),
+        ("model.block.attention.heads=3", "<--set model.block.attention.heads>: block.attention.heads: 3 heads"),
+        ("train.lr=fast", "train.lr: must be a number, found 'fast'"),
+    ],
+)
+def test_a_value_that_was_set_is_wrong_where_it_was_set(said: str, told: str, tmp_path: Path) -> None:
+    """And not on the line of the file that it took the place of."""
+    with pytest.raises(SpecError) as caught:
+        plan(load_study(write_study(tmp_path), parsed((said,))), tmp_path / "data")
+    assert str(caught.value).startswith(told) and "study.yaml" not in str(caught.value)
+
+
+def test_no_grid_is_set_by_null(tmp_path: Path) -> None:
+    path = write_study(tmp_path, grid="grid: {block.norm: [rmsnorm, layernorm]}")
+    assert len(plan(load_study(path), tmp_path / "data").variants) == 4
+    assert len(plan(load_study(path, parsed(("grid=null",))), tmp_path / "data").variants) == 2
 
 
 def test_several_values_of_a_search_are_an_axis_of_it(tmp_path: Path) -> None:
