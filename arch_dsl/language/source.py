@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from archlab.arch_dsl.language.errors import Mark, SpecError
+from archlab.arch_dsl.language.errors import Mark, SpecError, nearest
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 64
@@ -74,10 +74,19 @@ def read(path: str | Path) -> Node:
             raise SpecError.of("", f"{file} is larger than {MAX_BYTES:,} bytes; a study is a small text file")
         text = data.decode("utf-8-sig")
     except OSError as error:
-        raise SpecError.of("", f"cannot read {file}: {error.strerror}") from error
+        raise SpecError.of("", f"cannot read {file}: {error.strerror}{_meant(file)}") from error
     except UnicodeDecodeError as error:
         raise SpecError.of("", f"{file} is not UTF-8 text (byte {error.start})") from error
     return read_text(text, str(file))
+
+
+def _meant(file: Path) -> str:
+    """Which file beside one that is missing may be meant."""
+    if file.exists() or not file.parent.is_dir():
+        return ""
+    stems = {each.stem: each.name for each in file.parent.glob("*.y*ml")}
+    found = nearest(file.stem, stems, alike=0.6)
+    return f"; did you mean '{file.parent / stems[found]}'?" if found else ""
 
 
 def _read_regular(file: Path) -> bytes:

@@ -26,7 +26,7 @@ def edits(planned: Plan, store: Store) -> list[str]:
     return [*_changed(store.study(name), planned.record(), follows), *_left_out(planned, trials)]
 
 
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any], warmup_follows: bool) -> Iterator[str]:
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any], warmup_follows: bool = False) -> Iterator[str]:
     for part in ("question", "baseline"):
         if before.get(part) and before[part] != now[part]:
             yield f"the {part} was '{before[part]}', now it is '{now[part]}'"

@@ -17,7 +17,7 @@ from archlab.search.evaluation.measures import About
 from archlab.search.planning.builder import Builder
 from archlab.search.planning.foreseen import foreseen
 from archlab.search.planning.tuning_noise import tuning_noise
-from archlab.search.planning.variant_set import variant_set
+from archlab.search.planning.variant_set import in_order, variant_set
 from archlab.search.results.selection import group, is_over
 from archlab.search.sections.ladder.width_transfer import Coordinates
 from archlab.search.sections.seeds.decide import wanted_seeds
@@ -141,8 +141,8 @@ class Plan:
         """The trials that should exist, given those that do: the values that are tuned first, then the repeats; before
         them those of its sections, which say what else there is.
 
-        In both the longest ones first, as far as they are known to differ; under a pruner that compares with the
-        baseline, the baselines' before all others.
+        In both the cell with the longest ones first, and of each its baseline, without which nothing compares; under a
+        pruner that compares with the baseline, all baselines before all others.
         """
         known = group(trials)
         if self.parts:
@@ -229,13 +229,7 @@ class Plan:
         """The variants as their rows are wanted; sorted anew only when a search has added one."""
         if len(self._ordered) == len(self.variants):
             return self._ordered
-        paired = self.study.prune and self.study.prune.paired
-        first = {variant.baseline for variant in self.variants} if paired else set()
-
-        def place(variant: Variant) -> tuple[bool, float]:
-            return variant.name not in first, -variant.flops_per_token * float(variant.recipe.all_tokens)
-
-        self._ordered = sorted(self.variants, key=place)
+        self._ordered = in_order(self.variants, bool(self.study.prune and self.study.prune.paired))
         return self._ordered
 
     def _kept_record(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -201,3 +201,18 @@ def _refusals(study: Study, settings: Iterable[Setting]) -> tuple[Problem, ...]:
     except SpecError as error:
         return error.problems
     return ()
+
+
+def in_order(variants: Sequence[Variant], baselines_first: bool) -> list[Variant]:
+    """Variants as they are trained: the cell with the longest trials first, and of each its baseline, without which
+    nothing compares; with `baselines_first` all baselines before all others."""
+    takes = {each.name: each.flops_per_token * float(each.recipe.all_tokens) for each in variants}
+    cells: dict[str, float] = {}
+    for each in variants:
+        cells[each.baseline] = max(cells.get(each.baseline, 0.0), takes[each.name])
+
+    def place(variant: Variant) -> tuple[bool, float, bool, float]:
+        other = variant.name not in cells
+        return baselines_first and other, -cells[variant.baseline], other, -takes[variant.name]
+
+    return sorted(variants, key=place)

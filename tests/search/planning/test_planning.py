@@ -227,10 +227,17 @@ def test_seeds_and_rates_change_the_key(tmp_path: Path) -> None:
 # rows
 
 
-def test_without_tuning_all_seeds_are_repeats_of_the_longest_trials_first(tmp_path: Path) -> None:
+def test_the_cell_with_the_longest_trials_comes_first_and_in_it_the_baseline(tmp_path: Path) -> None:
+    made = planned(tmp_path, seeds="seeds: 1", grid="grid: {block.ffn.width: [64, 256]}")
+    assert [row.variant for row in made.rows([])] == [
+        "baseline [width=256]", "gated [width=256]", "baseline [width=64]", "gated [width=64]",
+    ]  # fmt: skip
+
+
+def test_without_tuning_all_seeds_are_repeats(tmp_path: Path) -> None:
     rows = planned(tmp_path).rows([])
     assert [(row.variant, row.role, row.settings, row.seed) for row in rows] == [
-        (variant, "repeat", {"lr": 1e-3}, seed) for variant in ("gated", "baseline") for seed in (0, 1)
+        (variant, "repeat", {"lr": 1e-3}, seed) for variant in ("baseline", "gated") for seed in (0, 1)
     ]
     assert planned(tmp_path).trials == len({row.trial.key for row in rows}) == 4
 
@@ -259,7 +266,7 @@ def test_repeats_run_at_the_rate_with_the_lowest_validation_loss(
     rows = made.rows(ended(made, ends))
     tuning, repeats = rows[:6], rows[6:]
     assert [(row.variant, row.role, row.settings["lr"], row.seed) for row in tuning] == [
-        (variant, "tune", lr, 0) for variant in ("gated", "baseline") for lr in (1e-3, 2e-3, 4e-3)
+        (variant, "tune", lr, 0) for variant in ("baseline", "gated") for lr in (1e-3, 2e-3, 4e-3)
     ]
     expected = [] if best is None else [("gated", "repeat", best, 0), ("gated", "repeat", best, 1)]
     assert [(row.variant, row.role, row.settings["lr"], row.seed) for row in repeats] == expected
