@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from archlab.search.utils.files import NO_JSON
 from archlab.search.utils.untrusted import open_regular
 
 Floats = NDArray[np.float64]
@@ -84,7 +85,7 @@ class CurveFile:
         """Adds lines. All at once where each is JSON, which is most of the time and several times as fast."""
         try:
             found = json.loads(b"[" + b",".join(lines) + b"]")
-        except ValueError:
+        except NO_JSON:
             found = []
         if len(found) != len(lines):
             found = [_loaded(line) for line in lines]
@@ -135,7 +136,7 @@ class CurveFile:
 def _loaded(line: bytes) -> Any:
     try:
         return json.loads(line)
-    except ValueError:
+    except NO_JSON:
         return None
 
 

@@ -15,6 +15,7 @@ from archlab.dashboards.curves import Floats, stamp_of, thin
 from archlab.dashboards.marks import Figure, chart, trace
 from archlab.dashboards.theme import PALETTE, axis
 from archlab.search.hardware.load import FILE
+from archlab.search.utils.files import NO_JSON
 from archlab.search.utils.untrusted import open_regular
 
 GIB = 2**30
@@ -58,7 +59,7 @@ def _read(path: Path) -> Samples:
     for line in lines:
         try:
             row = json.loads(line) if line.endswith(b"\n") else None
-        except ValueError:  # a disk that was full has left a part of a line
+        except NO_JSON:  # a disk that was full has left a part of a line
             continue
         if isinstance(row, dict) and isinstance(row.get("time"), int | float):
             rows.append(row)

@@ -94,6 +94,8 @@ def _compiled(node: ast.AST) -> Callable[[Any], Any]:
         combine, left, right = _BINARY[type(node.op)], _compiled(node.left), _compiled(node.right)
         if isinstance(node.op, ast.Pow) and not isinstance(node.right, ast.Constant):
             raise ValueError("a power needs a number as its exponent")
+        if isinstance(node.op, ast.Div) and not has_x(node.right) and right(None) == 0:
+            raise ValueError("divides by zero")
         if not has_x(node):
             value = _number(node, lambda: combine(left(None), right(None)))
             return lambda x: value

@@ -19,6 +19,7 @@ from archlab.search.data.documents.document import GIVEN
 from archlab.search.data.sources.given_tokens import ANSWER
 from archlab.search.data.sources.splits import NAMES
 from archlab.search.data.tokenizers.family import Codec, Tokenizer, Tokens
+from archlab.search.utils.files import read_json
 
 FORMAT = 1  # raised when the files, the splits or the cutting of documents change; part of the identity
 HEADER = "data.json"
@@ -134,11 +135,8 @@ class Dataset:
     @property
     def overlap(self) -> dict[str, dict[str, int]] | None:
         """Per held-out split its n-grams and those that the training split has, if they were counted."""
-        try:
-            held: dict[str, Any] = json.loads((self.folder / OVERLAP).read_text())
-        except (FileNotFoundError, ValueError):
-            return None
-        return {name: counts for name, counts in held.items() if name in HELD_OUT}
+        held = read_json(self.folder / OVERLAP)
+        return None if held is None else {name: counts for name, counts in held.items() if name in HELD_OUT}
 
     def streams(self) -> tuple[tuple[float, Stream], ...]:
         """Share and training stream of each domain, each again `[eod] doc … [eod]`; without domains the only one."""

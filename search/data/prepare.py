@@ -25,7 +25,7 @@ from archlab.search.data.sources.given_tokens import TokenCodec
 from archlab.search.data.sources.mixture import Mixture, corpora_of
 from archlab.search.data.sources.splits import Kept, Splits, split_all
 from archlab.search.data.tokenizers.family import Bytes, Codec, Tokenizer
-from archlab.search.utils.files import alone, make_private
+from archlab.search.utils.files import alone, make_private, read_json
 
 log = logging.getLogger(__name__)
 
@@ -239,11 +239,7 @@ def _sweep(root: Path) -> None:
 
 def _read_index(root: Path) -> dict[str, dict[str, str]]:
     """What was prepared from which files. It only saves reading them: one that is damaged is as good as none."""
-    try:
-        index = json.loads((root / _INDEX).read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return index if isinstance(index, dict) else {}
+    return {asked: entry for asked, entry in (read_json(root / _INDEX) or {}).items() if isinstance(entry, dict)}
 
 
 def _remember(root: Path, asked: str, entry: dict[str, str]) -> None:

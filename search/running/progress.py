@@ -293,7 +293,7 @@ _LINES = {
     "plugin": "plug-in   {event[message]}",
     "edited": "edited    {event[message]}",
     "settled": "{event[message]}",
-    "shipping": "sending to the trackers what is left (Ctrl-C leaves it to the next run)",
+    "shipping": "sending what is left to the trackers, MLflow among them (Ctrl-C leaves it to the next run)",
     "stop": "stopping: {event[message]} (trials write a checkpoint first; Ctrl-C stops at once)",
 }
 

@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+NO_JSON = (ValueError, RecursionError)
+"""What `json.loads` raises for what is none, or is nested so deeply that it can't be read."""
+
 
 def write_whole(path: Path, text: str, durable: bool = True) -> None:
     """Writes a file of mode 0600 so that readers see the old text or the new one. Raises OSError.
@@ -37,12 +40,12 @@ def make_private(folder: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The mapping that a file of JSON holds; None without a file, and where a power cut left no JSON in it."""
+    """The mapping that a file of JSON holds; None without a file, and where a power cut left none in it."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
+        found = json.loads(path.read_text())
+    except (FileNotFoundError, *NO_JSON):
         return None
-    return found
+    return found if isinstance(found, dict) else None
 
 
 def size_of(path: Path) -> int:
@@ -91,7 +94,7 @@ def whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     texts = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
     try:
         told = json.loads(f"[{','.join(texts)}]")  # at once, which is twice as fast
-    except ValueError:
+    except NO_JSON:
         told = []
     if len(told) == len(texts):
         return list(zip(texts, told, strict=True))
@@ -99,6 +102,6 @@ def whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     for line in texts:
         try:
             lines.append((line, json.loads(line)))
-        except ValueError:
+        except NO_JSON:
             break
     return lines

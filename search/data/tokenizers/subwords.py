@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Model
 
 COVERAGE = 0.9995  # of the characters of the training text have a token: SentencePiece's `character_coverage`
+_MOST = 10_000_000  # tokens of a vocabulary: for far more its table alone is too large for any memory
 _BYTES = [f"<0x{byte:02X}>" for byte in range(BYTE_VALUES)]
 _SPACE = "▁"
 _UNKNOWN = "[UNK]"
@@ -100,7 +101,7 @@ class BytePairs(Subwords):
 
     exhausted: ClassVar[str] = "the training text has no more pairs to merge"
 
-    vocab: Annotated[int, Range(min=BYTE_VALUES + END_OF_DOCUMENT)] = 4096
+    vocab: Annotated[int, Range(min=BYTE_VALUES + END_OF_DOCUMENT, max=_MOST)] = 4096
     byte_fallback: bool = added(default=False)
 
     def train(self, documents: Sequence[bytes], path: str, base: Path | None = None) -> Codec:
@@ -129,7 +130,7 @@ class WordPiece(Subwords):
     its NFKC form first.
     """
 
-    vocab: Annotated[int, Range(min=3)] = 4096
+    vocab: Annotated[int, Range(min=3, max=_MOST)] = 4096
 
     def train(self, documents: Sequence[bytes], path: str, base: Path | None = None) -> Codec:
         """Learns the pieces; the same text gives the same ones. Raises SpecError if it has too few for `vocab`."""
@@ -157,7 +158,7 @@ class Unigram(Subwords):
     T5 does.
     """
 
-    vocab: Annotated[int, Range(min=3)] = 4096
+    vocab: Annotated[int, Range(min=3, max=_MOST)] = 4096
     byte_fallback: bool = True
 
     def train(self, documents: Sequence[bytes], path: str, base: Path | None = None) -> Codec:

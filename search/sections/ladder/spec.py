@@ -156,8 +156,9 @@ class Ladder(Section):
                 recipe, stack = variant.recipe, [*variant.model.stacks().values()][-1]
                 flops = count(float(variant.figures["training_flops_per_token"] * recipe.tokens))
                 steps = f"{recipe.steps} steps of {recipe.sequences} x {recipe.context}, lr {recipe.lr:g}"
-                sizes = f"{stack.n_layers} layers of {variant.model.d_model}"
-                yield f"  {variant.rung}: {sizes}, {count(recipe.tokens)} tokens ({steps}), {flops} FLOPs"
+                sizes = f"{stack.n_layers} layer{'s' * (stack.n_layers != 1)} of {variant.model.d_model}"
+                cell = variant.name.partition(" [")[2].removesuffix("]") or variant.rung  # a grid's values too
+                yield f"  {cell}: {sizes}, {count(recipe.tokens)} tokens ({steps}), {flops} FLOPs"
         for name, found in planned.coordinates.items():
             site, power = next(iter(found.powers.items()))
             widths = ", ".join(map(str, found.widths))
