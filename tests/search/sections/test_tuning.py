@@ -232,10 +232,14 @@ def test_ties_go_to_the_lower_rate(tmp_path: Path) -> None:
 
 def test_a_variant_whose_repeat_is_pruned_begins_no_other(tmp_path: Path) -> None:
     made = made_plan(tmp_path, "{lr: [1e-3, 2e-3]}", seeds="seeds: 4")
-    trials = simulate(made, valley(1e-3), ends=5)
-    for trial in trials:
-        if trial["role"] == "repeat" and trial["variant"] == "gated" and trial["seed"] == 1:
-            trial |= {"state": "pruned", "result": None, "reason": "behind"}
+    under_way = (simulate(made, valley(1e-3), ends=ends) for ends in range(4, 12))
+    trials, second = next(
+        (trials, trial)
+        for trials in under_way
+        for trial in trials
+        if (trial["role"], trial["variant"], trial["seed"], trial["state"]) == ("repeat", "gated", 1, "planned")
+    )
+    second |= {"state": "pruned", "result": None, "reason": "behind"}
     done = simulate(made, valley(1e-3), trials)
     rows = {(t["seed"], t["state"]) for t in done if t["variant"] == "gated" and t["role"] == "repeat"}
     assert (1, "pruned") in rows and not any(state == "planned" for _, state in rows)
