@@ -80,7 +80,7 @@ def make_app(store_root: Path, read_only: bool = False) -> dash.Dash:
 
 
 def _refuse_malformed(app: dash.Dash) -> flask.Response | None:
-    """An answer to what calls itself a callback and can be none, which Dash would not survive."""
+    """An answer to what calls itself a callback and can be none, at which Dash would stumble."""
     if flask.request.path != "/_dash-update-component":
         return None
     try:
@@ -93,27 +93,35 @@ def _refuse_malformed(app: dash.Dash) -> flask.Response | None:
 
 
 def _is_callback(app: dash.Dash, asked: Any) -> bool:
+    """Whether it is one of a page of ours, with all of its parts. What values they have, the callback itself sees."""
     if not isinstance(asked, dict) or not isinstance(asked.get("output"), str):
         return False
-    known = app.callback_map.get(asked["output"])
-    if known is None:
+    known, changed = app.callback_map.get(asked["output"]), asked.get("changedPropIds")
+    if known is None or "callback" not in known:  # the latter: one that runs in the browser
         return False
-    outputs, own = asked.get("outputs"), known["output"]
-    parts = [(asked.get(name, []), known[name]) for name in ("inputs", "state")]
-    parts.append((outputs, own) if isinstance(own, list | tuple) else ([outputs], [own]))
-    changed = asked.get("changedPropIds")
+    outputs = known["output"] if isinstance(known["output"], list | tuple) else [known["output"]]
+    given = asked.get("outputs") if isinstance(known["output"], list | tuple) else [asked.get("outputs")]
+    own = [{"id": each.component_id_str(), "property": each.component_property} for each in outputs]
+    parts = [(given, own), *((asked.get(name, []), known[name]) for name in ("inputs", "state"))]
     return (
-        all(isinstance(told, list) and len(told) == len(own) and _is_named(told) for told, own in parts)
+        all(isinstance(told, list) and len(told) == len(named) for told, named in parts)
+        and all(_is_part(each, of) for told, named in parts for each, of in zip(told, named, strict=True))
         and isinstance(changed, list)
         and all(isinstance(each, str) for each in changed)
     )
 
 
-def _is_named(part: Any) -> bool:
-    """Whether a property, or each of a list of them, says its component and its name."""
-    if isinstance(part, list):
-        return all(map(_is_named, part))
-    return isinstance(part, dict) and isinstance(part.get("id"), str | dict) and isinstance(part.get("property"), str)
+def _is_part(told: Any, of: dict[str, str]) -> bool:
+    """Whether that names a component's property; of a pattern of ids each of those that it fits."""
+    if of["id"].startswith("{"):
+        each = told if isinstance(told, list) else [told]
+        return all(isinstance(one, dict) and isinstance(one.get("id"), dict) and "property" in one for one in each)
+    # of an output that several callbacks have, a browser's property ends in @ and a hash
+    return isinstance(told, dict) and told.get("id") == of["id"] and _plain(told.get("property")) == of["property"]
+
+
+def _plain(name: Any) -> str:
+    return str(name).partition("@")[0]
 
 
 def _no_page(**_: object) -> object:

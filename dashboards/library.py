@@ -22,6 +22,7 @@ from archlab.search.store.findings import measured
 from archlab.search.store.lock import STUDY_NAME, holder_of, states_of
 from archlab.search.store.notes import Note, Notes, checked, read_notes, write_note
 from archlab.search.store.store import Store, StoreError
+from archlab.search.study.files import from_here
 
 if TYPE_CHECKING:
     from archlab.search.results.comparison import Comparison
@@ -45,7 +46,7 @@ class Study:
 
     `holder` says who runs it now ({} if unknown, None if nobody), `problem` why there is no comparison. The state of a
     trial that runs in the table and whose driver is gone is `interrupted`. `note` is what people wrote beside it; a
-    trial's `note` has what they wrote beside that.
+    trial's `note` has what they wrote beside that. `file` is what its file is called from the current folder.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Study:
     problem: str | None
     curves: dict[str, CurveFile]
     note: Note
+    file: str = ""
 
     @property
     def variants(self) -> list[str]:
@@ -226,7 +228,8 @@ class Library:
         if name not in self._comparisons or self._comparisons[name][0] != results:
             self._comparisons[name] = (results, *self._compare(name))
         _, comparison, problem = self._comparisons[name]
-        return Study(name, version, record, trials, holder, comparison, problem, curves, note)
+        file = from_here(record.get("file") or f"{name}.yaml", self.root)
+        return Study(name, version, record, trials, holder, comparison, problem, curves, note, file)
 
     def reading(self) -> AbstractContextManager[Any]:
         """Holds the curves still while a figure is made of them."""

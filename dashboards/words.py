@@ -118,14 +118,14 @@ def command_elsewhere(study: Study) -> str:
     """What to type on any machine to go on with the study: no folder of this one."""
     own = Path(study.record.get("file") or f"{study.name}.yaml")
     file = own.name if own.is_absolute() else str(own)
-    return command(replace(study, record={**study.record, "file": file}), True, "")
+    return command(replace(study, file=file), True, "")
 
 
 def command(study: Study, default_store: bool, root: str) -> str:
     """What to type to go on with the study."""
     if own := study.record.get("command"):
         return own if default_store else f"{own} --store {shlex.quote(root)}"
-    words = ["archlab", "run", study.record.get("file") or f"{study.name}.yaml"]
+    words = ["archlab", "run", study.file or study.record.get("file") or f"{study.name}.yaml"]
     for path, value in study.record.get("overrides", {}).items():
         words += ["--set", f"{path}={value if isinstance(value, str) else json.dumps(value)}"]
     return shlex.join(words if default_store else [*words, "--store", root])

@@ -30,16 +30,19 @@
 
     /* What is typed and not saved is kept by the browser, by the address of the page, until it is saved or dropped. */
     const key = `archlab-draft:${location.pathname}${location.search}`, opened = area.value;
+    const openedAs = document.getElementById('write-opened');
     const name = document.getElementById('write-file'), draft = document.querySelector('.draft');
     const keep = () => {
       if (area.value === opened) localStorage.removeItem(key);
-      else localStorage.setItem(key, JSON.stringify({ text: area.value, file: name.value }));
+      else localStorage.setItem(key, JSON.stringify({ text: area.value, file: name.value, before: openedAs.textContent }));
     };
     const restore = () => {
       const kept = JSON.parse(localStorage.getItem(key) || 'null');
       if (!kept || kept.text === opened) return;
       window.dash_clientside.set_props('write-text', { value: kept.text });
       window.dash_clientside.set_props('write-file', { value: kept.file });
+      openedAs.textContent = kept.before; // saving refuses what has changed since the draft was begun
+      window.dash_clientside.set_props('write-before', { data: JSON.parse(kept.before || '{}') });
       draft.hidden = false;
     };
     draft.querySelector('button').addEventListener('click', () => {

@@ -64,7 +64,7 @@ def file_of(study: Study, library: Library) -> tuple[Path | None, str]:
     """(the folder in which the study's file was run, what it is called there), or None and why a click can't go on."""
     if own := study.record.get("command"):
         return None, f"Its own command goes on with it: {own}"
-    told = study.record.get("file") or f"{study.name}.yaml"
+    told = study.file
     folder = next((each for each in (Path.cwd(), library.root.parent) if (each / told).is_file()), None)
     if folder is None:
         return None, f"Its file {told} is not here: the command below goes on with it where it is."

@@ -233,6 +233,5 @@ def _cells(row: Mapping[str, Any], against: str | None) -> list[Component]:
 
 
 def _command(study: Study, chosen: Chosen) -> str:
-    file = study.record.get("file") or f"{study.name}.yaml"
-    words = ["archlab", "show", file, "--variant", chosen["variant"], "--dot", *here()]
+    words = ["archlab", "show", study.file, "--variant", chosen["variant"], "--dot", *here()]
     return f"{shlex.join(words)} | dot -Tpdf > model.pdf"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from hashlib import sha256
 from pathlib import Path
@@ -22,7 +23,7 @@ from archlab.dashboards.pages.shell import crumbs, notice
 from archlab.dashboards.parts import guarded, reads_only
 from archlab.search.store.store import StoreError
 from archlab.search.study.completion import complete
-from archlab.search.study.files import new_study, studies_in
+from archlab.search.study.files import from_here, new_study, studies_in
 from archlab.search.utils.files import write_whole
 
 FILE = re.compile(r"(\w[\w.-]{0,100}/){0,4}\w[\w.-]{0,100}\.ya?ml")
@@ -68,6 +69,7 @@ def register(app: dash.Dash, library: Library) -> None:
     @app.callback(
         Output("write-said", "children"),
         Output("write-before", "data"),
+        Output("write-opened", "children"),
         Input("write-save", "n_clicks"),
         Input("write-run", "n_clicks"),
         State("write-text", "value"),
@@ -77,15 +79,15 @@ def register(app: dash.Dash, library: Library) -> None:
     )
     def keep(_: int, __: int, text: str | None, file: str | None, before: dict[str, str]) -> Any:
         if reads_only():
-            return "This dashboard only reads.", no_update
+            return "This dashboard only reads.", no_update, no_update
         try:
             path = save(folder, file or "", text or "", before)
         except (Refused, OSError) as error:
-            return html.Span(f"Not saved: {error}", className="problem", role="alert"), no_update
+            return html.Span(f"Not saved: {error}", className="problem", role="alert"), no_update, no_update
         now = {"file": file, "digest": _digest(text or "")}
         if dash.ctx.triggered_id == "write-save":
-            return f"Saved as {path}.", now
-        return _begun(drafts, file or "", text or ""), now
+            return f"Saved as {path}.", now, json.dumps(now)
+        return _begun(drafts, file or "", text or ""), now, json.dumps(now)
 
     app.clientside_callback(
         "() => ''",
@@ -174,6 +176,7 @@ def layout(library: Library, study: object = "", file: object = "", **_: Any) ->
             ),
             html.Span(id="write-marks", hidden=True),
             dcc.Store(id="write-before", data=before),
+            html.Span(json.dumps(before), id="write-opened", hidden=True),  # the same, where a draft finds it
             dcc.Store(id="write-writer", data=uuid4().hex),
         ],
         className="study",
@@ -196,7 +199,7 @@ def _opened(library: Library, study: str, file: str) -> tuple[str, str, dict[str
                 text, record = store.study_yaml(study), store.study(study)
         except StoreError as error:
             return NEW, new_study(Path.cwd() / NEW), {}, str(error)
-        run_as = record.get("file") or f"{study}.yaml"
+        run_as = from_here(record.get("file") or f"{study}.yaml", library.root)
         named = run_as if FILE.fullmatch(run_as) else Path(run_as).name
         own = Path.cwd() / named
         same = own.is_file() and is_what_was_run(own, text)

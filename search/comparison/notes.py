@@ -258,7 +258,8 @@ def _variant_notes(selection: Selection) -> Iterable[str]:
             yield f"seed {trial['seed']} was pruned{_how(trial)}"
     yield from tuning_notes(selection)
     if selection.missing_seeds and not selection.diverged:
-        going = {trial["seed"] for trial in selection.trials if trial["state"] == "running"}
+        repeats = [trial for trial in selection.trials if "repeat" in trial["role"].split("+")]
+        going = {trial["seed"] for trial in repeats if trial["state"] == "running"}
         under_way = [seed for seed in selection.missing_seeds if seed in going]
         for said, seeds in (("in training", under_way), ("not run", sorted({*selection.missing_seeds} - going))):
             if seeds:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import Any, BinaryIO, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from archlab.search.utils.files import write_whole
+from archlab.search.utils.files import NO_JSON, write_whole
 
 log = logging.getLogger(__name__)
 
@@ -42,24 +43,31 @@ class Checksums:
 
     def __init__(self, folder: Path) -> None:
         """Raises DamagedData."""
-        self._folder = folder
+        self._folder, self._size = folder, BLOCK_BYTES
         self._sums: dict[str, list[int]] | None = None
-        self._checked: dict[str, bytearray] = {}
+        self._checked: dict[str, bytearray] = {}  # of each file a 1 for every block that was found whole
         if not (folder / SUMS).exists():
             return
         try:
             held = json.loads((folder / SUMS).read_text())
+            self._size = int(held["block_bytes"])
             self._sums = {str(name): [int(each) for each in own] for name, own in held["files"].items()}
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise self._damaged(SUMS, 0, len((folder / SUMS).read_bytes())) from error
+        except (*NO_JSON, TypeError, KeyError, AttributeError) as error:
+            raise self._damaged(SUMS, 0, (folder / SUMS).stat().st_size) from error
+        if self._size < 1:
+            raise self._damaged(SUMS, 0, (folder / SUMS).stat().st_size)
 
     def check(self, name: str) -> None:
-        """Reads a whole file, unless it was read. Raises DamagedData."""
-        if self._sums is not None and name not in self._checked:
-            data = (self._folder / name).read_bytes()
-            if len(self._sums.get(name, [])) != -(-len(data) // BLOCK_BYTES):
-                raise self._damaged(name, 0, len(data))
-            self.check_bytes(name, memoryview(data), 0, len(data))
+        """Reads a whole file, block by block, unless it was read. Raises DamagedData."""
+        if self._sums is None or (name in self._checked and all(self._checked[name])):
+            return
+        with (self._folder / name).open("rb") as file:
+            found = list(_sums_in(file, self._size))
+            held = self._sums.get(name, [])
+            if found != held:
+                block = next((i for i, (a, b) in enumerate(zip(found, held, strict=False)) if a != b), len(held))
+                raise self._damaged(name, block * self._size, min((block + 1) * self._size, file.tell()))
+        self._checked[name] = bytearray(b"\1" * len(held))
 
     def check_bytes(self, name: str, data: memoryview, start: int, end: int) -> None:
         """Checks the blocks in which bytes `start` to `end` of a file lie, each once. Raises DamagedData."""
@@ -67,13 +75,13 @@ class Checksums:
             return
         sums = self._sums.get(name, [])
         checked = self._checked.setdefault(name, bytearray(len(sums)))
-        first, last = start // BLOCK_BYTES, (end - 1) // BLOCK_BYTES
+        first, last = start // self._size, (end - 1) // self._size
         if checked.find(0, first, last + 1) < 0 and last < len(sums):
             return
         for block in range(first, last + 1):
-            place = block * BLOCK_BYTES
-            if block >= len(sums) or zlib.crc32(data[place : place + BLOCK_BYTES]) != sums[block]:
-                raise self._damaged(name, place, min(place + BLOCK_BYTES, len(data)))
+            place = block * self._size
+            if block >= len(sums) or zlib.crc32(data[place : place + self._size]) != sums[block]:
+                raise self._damaged(name, place, min(place + self._size, len(data)))
             checked[block] = 1
 
     def _damaged(self, name: str, start: int, end: int) -> DamagedData:
@@ -128,4 +136,9 @@ class Stream:
 
 def _sums_of(file: Path) -> list[int]:
     with file.open("rb") as opened:
-        return [zlib.crc32(block) for block in iter(lambda: opened.read(BLOCK_BYTES), b"")]
+        return list(_sums_in(opened, BLOCK_BYTES))
+
+
+def _sums_in(file: BinaryIO, size: int) -> Iterator[int]:
+    """The checksum of each block of so many bytes."""
+    return (zlib.crc32(block) for block in iter(lambda: file.read(size), b""))

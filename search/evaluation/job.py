@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from archlab.arch_dsl.language.parse import parse
+from archlab.search.data.checksums import DamagedData
 from archlab.search.evaluation.measures import About, Measure, Subject
 from archlab.search.hardware.determinism import deterministic
 from archlab.search.store.plugins import load_kept
@@ -76,7 +77,7 @@ def evaluate(
                 if not found["found"]:
                     raise
                 break
-            except OSError:
+            except (OSError, DamagedData):
                 raise
             except Exception as error:  # the other measures are not to blame for what this one makes of the model
                 found["wrong"][measure.label] = f"{type(error).__name__}: {error}"

@@ -26,9 +26,9 @@ class Cell:
 class Column:
     """`align` is "l", "r" or "c"; of a table too wide for its medium, the highest `keep` is kept first (0 always).
 
-    `room`: from so many characters on a terminal leaves out the middle of a text, or lets the last column go on
-    below. Of the first table's columns `key` is
-    the name in filters and addresses, and `values` what the cells show (None: nothing), to sort by.
+    `room`: from so many characters on a terminal leaves out the middle of a text, or lets a last column of words
+    go on below. Of the first table's columns `key` is the name in filters and addresses, and `values` what the cells
+    show (None: nothing), to sort by.
     """
 
     header: str

@@ -145,8 +145,8 @@ def resolution(planned: Plan, store: Store | None) -> Resolution | None:
 
 
 def _largest_noise(store: Store, planned: Plan) -> Noise | None:
-    """That of the scale whose seeds differ most; None as long as it isn't known of each."""
-    keys = dict.fromkeys(noise_key(variant.record()) for variant in planned.variants)
+    """That of the scale whose seeds differ most, of those of a baseline; None where one of these isn't known."""
+    keys = dict.fromkeys(noise_key(each.record()) for each in planned.variants if each.name == each.baseline)
     found = [known_noise(store, key) for key in keys]
     known = [noise for noise in found if noise is not None]
     return max(known, key=lambda noise: noise.variance) if len(known) == len(found) else None

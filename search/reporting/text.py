@@ -38,7 +38,10 @@ def text(page: Page) -> str:
 def _block(block: Block) -> Iterator[str]:
     """The table, in as many parts as its width needs (each repeats the first column), and its legend."""
     kept = _kept(block.columns)
-    first, *others = [_fitted(column) for column in _wrapped(kept)]
+    fitted = [_fitted(column) for column in _wrapped(kept)]
+    if _width(fitted) > WIDTH:  # in several parts, which would have empty rows
+        fitted = [_fitted(column) for column in kept]
+    first, *others = fitted
     while others:
         count = len(others)
         while count > 1 and _width([first, *others[:count]]) > WIDTH:

@@ -27,6 +27,7 @@ from archlab.search.store import plugins as plugin_files
 from archlab.search.store.addresses import store_root
 from archlab.search.store.lock import StudyLock, in_use
 from archlab.search.store.store import Store
+from archlab.search.study.files import beside_store
 from archlab.search.study.load import load_study
 from archlab.search.study.study import Study
 from archlab.search.trackers.shipper import Shipper
@@ -135,8 +136,8 @@ def _drive(
         next_rows = section.run_rows(next_rows, planned, store, workers.slots, tell)
     plugin_files.keep(store.root)
     record = planned.record() | ({"overrides": dict(said)} if said else {})
-    if study.file and study.file.resolve().is_relative_to(store.root.resolve().parent):  # from wherever it was run
-        record["file"] = str(study.file.resolve().relative_to(store.root.resolve().parent))
+    if study.file:
+        record["file"] = beside_store(study.file, store.root)
     record |= {"command": options.command} if options.command else {}
     if planned.builder.settled:
         settled.keep(store, study.study, planned.builder.settled)

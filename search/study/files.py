@@ -6,6 +6,9 @@ import os
 import re
 from pathlib import Path
 
+from archlab.search.utils.untrusted import open_regular
+
+_MOST_BYTES = 1_000_000  # of a file, in which its study's name is looked for
 TEMPLATE = Path(__file__).with_name("template.yaml")
 
 
@@ -23,6 +26,18 @@ def new_study(path: Path) -> str:
     return TEMPLATE.read_text().replace("=study.schema.json", f"={schema}", 1).replace("my-study", name, 1)
 
 
+def beside_store(file: Path, root: Path) -> str:
+    """What a study's file is called from the folder of the store, whatever folder it is run in; one elsewhere stays."""
+    at, home = Path(os.path.abspath(file)), Path(os.path.abspath(root)).parent
+    return str(at.relative_to(home)) if at.is_relative_to(home) else str(file)
+
+
+def from_here(told: str, root: Path) -> str:
+    """What a file is called from the current folder, of which a record has what `beside_store` told."""
+    at = Path(os.path.abspath(root)).parent / told
+    return os.path.relpath(at) if at.is_file() else told
+
+
 def studies_in(folder: Path, below: bool = False) -> dict[Path, str]:
     """The study files in a folder, with `below` also those in the folders in it, with the names of their studies. A
     file that can't be read is none."""
@@ -30,9 +45,11 @@ def studies_in(folder: Path, below: bool = False) -> dict[Path, str]:
     found = {}
     for path in (path for each in [folder, *inside] for path in sorted([*each.glob("*.yaml"), *each.glob("*.yml")])):
         try:
-            named = re.search(r"^study: *[\"']?([\w-]+)", path.read_text(), re.MULTILINE)
-        except (OSError, UnicodeDecodeError):
+            with open_regular(path, follow=True) as file:
+                text = file.read(_MOST_BYTES).decode(errors="replace")
+        except OSError:
             continue
+        named = re.search(r"^study: *[\"']?([\w-]+)", text, re.MULTILINE)
         if named:
             found[path.relative_to(folder)] = named[1]
     return found

@@ -111,6 +111,7 @@ class Position(NamedTuple):
 
 
 START = Position()
+_LARGEST = 2**63  # of a step, of a time in seconds and of a whole number
 
 
 class Line(NamedTuple):
@@ -165,15 +166,19 @@ def _record(text: bytes) -> dict[str, Any] | None:
         found = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    whole = isinstance(found, dict) and type(found.get("step")) is int and type(found.get("time")) in (int, float)
-    return found if whole else None
+    if not isinstance(found, dict) or type(found.get("step")) is not int or type(found.get("time")) not in (int, float):
+        return None
+    return found if 0 <= found["step"] < _LARGEST and 0 <= found["time"] < _LARGEST else None  # NaN is neither
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or type(value) is float or (type(value) is int and abs(value) < _LARGEST)
 
 
 def values_of(record: dict[str, Any]) -> dict[str, float]:
     """The numbers of a line by name; what was written as null was not finite and is NaN."""
     fixed = ("step", "time", "attempt")
-    numbers = (int, float, type(None))
-    named = {name: value for name, value in record.items() if name not in fixed and type(value) in numbers}
+    named = {name: value for name, value in record.items() if name not in fixed and _is_number(value)}
     return {
         name: float(value) if value is not None and math.isfinite(value) else math.nan for name, value in named.items()
     }

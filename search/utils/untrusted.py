@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 
-def open_regular(path: Path, folders: int = 0) -> BinaryIO:
-    """Opens a file for reading, without following a link: neither at its end nor at the last `folders` folders above
-    it. Raises OSError, also for what is no regular file: a pipe would wait for ever, a device never end."""
+def open_regular(path: Path, folders: int = 0, follow: bool = False) -> BinaryIO:
+    """Opens a file for reading, without following a link (with `follow` one at its end): neither there nor at the last
+    `folders` folders above it. Raises OSError, also for what is no regular file: a pipe would wait for ever, a device
+    never end."""
     at = os.open(path.parents[folders], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in path.parts[len(path.parts) - folders - 1 : -1]:
             inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
             os.close(at)
             at = inner
-        file = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+        last = 0 if follow else os.O_NOFOLLOW
+        file = os.open(path.name, os.O_RDONLY | last | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
     finally:
         os.close(at)
     if not stat.S_ISREG(os.fstat(file).st_mode):

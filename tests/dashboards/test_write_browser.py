@@ -72,6 +72,17 @@ def test_what_was_typed_and_not_saved_is_there_again(store, served, visit, tmp_p
     page.reload()
     page.wait_for_selector("#write-found >> text=nothing was trained")
     assert area.input_value() == template, "what was saved is no draft"
+    page.goto(f"{start}/write?file=mine.yaml")
+    page.wait_for_selector("#write-found >> text=problem")
+    area.fill("study: mine\n# more\n")
+    (tmp_path / "mine.yaml").write_text("study: another hand\n")
+    page.reload()
+    page.wait_for_selector("text=which was not saved yet")
+    page.click("#write-save")
+    page.wait_for_selector("#write-said >> text=has changed on disk")
+    assert (tmp_path / "mine.yaml").read_text() == "study: another hand\n"
+    page.goto(f"{start}/write")
+    page.wait_for_selector("#write-found >> text=nothing was trained")
     area.fill("study: other\n")
     page.reload()
     page.wait_for_selector("text=which was not saved yet")

@@ -204,6 +204,10 @@ def test_planned_trials_are_missing_and_a_partial_choice_is_provisional() -> Non
     assert list(comparison.table["missing"]) == [0, 1, 1, 0]
     assert "sdpa: not run: 1 of 3 learning rates (0.002); the choice is provisional" in comparison.notes
     assert "value: in training: seed 1" in comparison.notes
+    end_as(pick(trials, "value", role="repeat", seed=1), "planned")
+    end_as(pick(trials, "value", role="tune", lr=2e-3), "running")
+    (note,) = (note for note in compare(record, trials).notes if note.startswith("value: ") and "seed" in note)
+    assert note == "value: not run: seed 1", "what is in training is another rate"
 
 
 @pytest.mark.parametrize("state", ["planned", "diverged"])

@@ -12,9 +12,10 @@ import unicodedata
 import pytest
 
 from archlab.search.comparison.compare import compare
-from archlab.search.formatting.tables import DASH, short_count
+from archlab.search.formatting.tables import DASH, Block, Cell, Column, short_count
 from archlab.search.formatting.words import terse
 from archlab.search.reporting.report import FORMATS, build_page, report, to_plain
+from archlab.search.reporting.text import _block
 from archlab.search.results.comparison import Comparison
 from tests.search.compare_kit import end_as, make_study, make_trial, pick
 
@@ -284,6 +285,13 @@ def test_long_settings_go_on_below_and_lose_nothing() -> None:
     assert "- search: what it found has a learning rate" not in printed
     whole = " ".join(printed.split())
     assert ", ".join(f"{name}=some_long_value_{name}" for name in "abcde") in whole
+
+
+def test_a_table_in_several_parts_has_no_empty_rows() -> None:
+    wide = [Column(f"{'x' * 24}{i}", [Cell("1"), Cell("2")]) for i in range(6)]
+    words = Column("settings", [Cell("word " * 20), Cell("few words")], "l")
+    lines = list(_block(Block("", [Column("name", [Cell("a"), Cell("b")], "l"), *wide, words])))
+    assert all(line.strip() for line in lines) and "…" in "".join(lines)
 
 
 def test_settings_are_named_by_the_fewest_steps_that_tell_them_apart() -> None:

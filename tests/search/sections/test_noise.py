@@ -133,6 +133,17 @@ def test_of_several_scales_the_one_counts_whose_seeds_differ_most(tmp_path: Path
     assert found is not None and found.noise is not None and found.noise.variance == 4e-4
 
 
+def test_a_variant_of_another_size_does_not_hide_what_is_known_of_the_baseline(tmp_path: Path) -> None:
+    variants = "variants:\n  baseline: {}\n  gated: [gate]\n  wide: {block.ffn.width: 512}"
+    made = planned(tmp_path, seeds="seeds: 3", variants=variants)
+    base, _, wide = (noise_key(variant.record()) for variant in made.variants)
+    assert base != wide, "alone at its size, it tells nothing of the noise there"
+    with make_store(tmp_path / "store") as store:
+        store.amend(KIND, base, "another", {"variance": 1e-4, "df": 4, "documents": None, "trials": 6, "keys": ["a"]})
+        found = resolution(made, store)
+    assert found is not None and found.difference is not None
+
+
 @pytest.mark.parametrize(
     ("sections", "seeds"),
     [

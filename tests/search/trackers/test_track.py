@@ -279,7 +279,11 @@ def test_requests_hold_whole_lines_and_no_more_than_mlflow_takes() -> None:
     assert list(mlflow_sink._batches(iter(()))) == []
 
 
-DAMAGE = [b"\xff\xfe{", b"[]", b"7", b'{"step": "4"}', b'{"step": 4, "time": null}', b"[" * 100_000, b""]
+DAMAGE = [
+    b"\xff\xfe{", b"[]", b"7", b'{"step": "4"}', b'{"step": 4, "time": null}', b"[" * 100_000, b"",
+    b'{"step": 4, "time": NaN, "loss": 1}', b'{"step": 4, "time": 1e999, "loss": 1}', b'{"step": -1, "time": 1.0}',
+    b'{"step": ' + b"9" * 400 + b', "time": 1.0}',
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("wrong", DAMAGE, ids=lambda each: repr(each[:20]))
@@ -296,7 +300,11 @@ def test_a_damaged_line_is_left_out_and_all_others_arrive(store: Store, wrong: b
     assert len([each for each in points(store) if each[0] in known]) == POINTS - len(names)
     assert runs(store)[key].info.status == "FINISHED"
     with open(path, "ab") as file:
-        file.write(b'{"step": 99, "time": 1.5, "attempt": 1, "loss": "high", "lr": [1], "grad_norm": 2.0}\n')
+        file.write(
+            b'{"step": 99, "time": 1.5, "attempt": 1, "loss": "high", "lr": [1], "grad_norm": 2.0, "tokens": '
+            + b"9" * 400
+            + b"}\n"
+        )
     assert [values_of(line.record) for line in new_lines(path, START)][-1] == {"grad_norm": 2.0}
 
 
