@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,6 +21,8 @@ from archlab.search.data.sources.given_tokens import ANSWER
 from archlab.search.data.sources.splits import NAMES
 from archlab.search.data.tokenizers.family import Codec, Tokenizer, Tokens
 from archlab.search.utils.files import read_json
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1  # raised when the files, the splits or the cutting of documents change; part of the identity
 HEADER = "data.json"
@@ -91,10 +94,14 @@ class Dataset:
         return Checksums(self.folder)
 
     def sealed(self) -> Dataset:
-        """The same, with checksums of what it holds now where it was made before there were any."""
+        """The same, with checksums of what it holds now where it was made before there were any; without them where
+        nothing can be written."""
         if (self.folder / SUMS).exists():
             return self
-        seal(self.folder, [*self.header["files"], HEADER])
+        try:
+            seal(self.folder, [*self.header["files"], HEADER])
+        except OSError as error:
+            log.warning("data %s gets no checksums: %s", self.identity, error)
         return replace(self)
 
     @property

@@ -41,7 +41,8 @@ def from_here(told: str, root: Path) -> str:
 def studies_in(folder: Path, below: bool = False) -> dict[Path, str]:
     """The study files in a folder, with `below` also those in the folders in it, with the names of their studies. A
     file that can't be read is none."""
-    inside = [each for each in sorted(folder.iterdir()) if below and not each.name.startswith(".") and each.is_dir()]
+    own = sorted(folder.iterdir()) if below else []
+    inside = [each for each in own if not each.name.startswith(".") and each.is_dir()]
     found = {}
     for path in (path for each in [folder, *inside] for path in sorted([*each.glob("*.yaml"), *each.glob("*.yml")])):
         try:
