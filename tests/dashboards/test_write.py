@@ -116,9 +116,10 @@ def test_a_dashboard_that_only_reads_changes_nothing(folder, monkeypatch):
     before = sorted(os.listdir(folder))
     values = {"write-text": "study: new\n", "write-file": "new.yaml"}
     states = [{"id": name, "property": "value", "value": value} for name, value in values.items()]
+    given = [("write-said", "children"), ("write-before", "data"), ("write-opened", "children")]
     body = {
-        "output": "..write-said.children...write-before.data..",
-        "outputs": [{"id": "write-said", "property": "children"}, {"id": "write-before", "property": "data"}],
+        "output": "..write-said.children...write-before.data...write-opened.children..",
+        "outputs": [{"id": name, "property": what} for name, what in given],
         "inputs": [{"id": f"write-{key}", "property": "n_clicks", "value": 1} for key in ("save", "run")],
         "state": [*states, {"id": "write-before", "property": "data", "value": {}}],
         "changedPropIds": ["write-save.n_clicks"],
