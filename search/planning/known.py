@@ -114,7 +114,7 @@ def resolution(planned: Plan, store: Store | None) -> Resolution | None:
     """What a plan can resolve with the seeds that its budget allows; None where it compares nothing in pairs.
 
     With sequential seeds it is the half-width at the most seeds. Where a grid or a ladder has several scales, it is
-    that of the scale whose seeds differ most, once all are known.
+    that of the baseline whose seeds differ most, once this is known of each.
     """
     from archlab.search.statistics.contrast import MINIMUM_SEEDS, simultaneous_critical
     from archlab.search.statistics.dunnett import dunnett_critical
@@ -145,7 +145,7 @@ def resolution(planned: Plan, store: Store | None) -> Resolution | None:
 
 
 def _largest_noise(store: Store, planned: Plan) -> Noise | None:
-    """That of the scale whose seeds differ most, of those of a baseline; None where one of these isn't known."""
+    """That of the baseline whose seeds differ most; None where it isn't known of each."""
     keys = dict.fromkeys(noise_key(each.record()) for each in planned.variants if each.name == each.baseline)
     found = [known_noise(store, key) for key in keys]
     known = [noise for noise in found if noise is not None]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from archlab.search.store.findings import findings, measured
 from archlab.search.store.store import TERMINAL, Store
 from archlab.search.trial.trial import Trial
+from archlab.search.utils.files import NO_JSON
 
 _TAIL = 160  # bytes before an offset that are remembered, to see that a file is still the one that was read
 
@@ -164,7 +165,7 @@ def _record(text: bytes) -> dict[str, Any] | None:
     """What a line says; None of one that a trial never wrote so."""
     try:
         found = json.loads(text)
-    except (ValueError, RecursionError):
+    except NO_JSON:
         return None
     if not isinstance(found, dict) or type(found.get("step")) is not int or type(found.get("time")) not in (int, float):
         return None
