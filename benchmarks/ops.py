@@ -7,9 +7,10 @@
 
 Ceilings come first (a large copy, a large product), then each op is held to its cases in float64, and only one that
 passes is timed: of another the row and the table say what is wrong, and show no time. Ours and the rivals take turns; a
-ratio above 1 says that ours is faster. Rivals: the formula as torch computes it (eager), `torch.compile` of the formula
-(recurrences in stretches, `formulas.py`), PyTorch's own function where there is one, FlexAttention and
-flash-linear-attention on a card that has them.
+ratio above 1 says that ours is faster. On a card times are the device's, and `host_us` is what launching ours takes.
+Rivals: the formula as torch computes it (eager), `torch.compile` of the formula (recurrences in stretches,
+`formulas.py`), PyTorch's own function where there is one, FlexAttention and flash-linear-attention on a card that has
+them.
 """
 
 from __future__ import annotations
@@ -125,6 +126,8 @@ def measure(
     for mode, run in modes.items():
         if mode == "full" and not both:
             continue
+        if device.kind == "cuda":
+            row[f"{mode}_host_us"] = round(bench.host_seconds(lambda run=run: run(own)) * 1e6, 1)
         timed = {name: (lambda f=f, run=run: run(f)) for name, f in calls.items()}
         took = bench.in_turns(timed, device, rounds)
         row[f"{mode}_ms"] = round(took["ours"] * 1e3, 4)

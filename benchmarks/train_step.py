@@ -2,6 +2,7 @@
 
     python benchmarks/train_step.py            # all rows; some minutes
     python benchmarks/train_step.py --quick    # eager rows alone, a smoke test of the benchmark itself
+    python benchmarks/train_step.py --device cuda  # a model of 134M parameters, 8 x 1024 tokens a step
 
 Same shape, batch, dtype and compile mode; the contestants take turns within one run and each figure is the median of
 the per-round ratios peer / ours, so a drift of the machine's speed cancels out. Above 1: ours is faster.
@@ -23,6 +24,8 @@ from torch import Tensor, nn
 from archlab import arch_dsl
 
 D_MODEL, N_LAYERS, HEADS, CONTEXT, VOCAB, BATCH, WIDTH = 256, 4, 8, 256, 4096, 4, 688
+ON_CUDA = {"D_MODEL": 768, "N_LAYERS": 12, "HEADS": 12, "CONTEXT": 1024, "VOCAB": 32_000, "BATCH": 8, "WIDTH": 2048}
+DEVICE = "cpu"
 
 
 class PlainBlock(nn.Module):
@@ -140,13 +143,14 @@ class XTransformers(nn.Module):
 
 def stepper(model: nn.Module, dtype: torch.dtype, compiled: bool) -> Callable[[], float]:
     """One optimizer step on fixed random tokens; returns its loss."""
+    model.to(DEVICE)
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, VOCAB, (BATCH, CONTEXT + 1), generator=generator)
+    tokens = torch.randint(0, VOCAB, (BATCH, CONTEXT + 1), generator=generator).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     call = torch.compile(model) if compiled else model
 
     def step() -> float:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
             loss = call(tokens[:, :-1], tokens[:, 1:])
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -196,14 +200,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--out", type=Path, help="append the rows as JSON lines")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    on = "CPU"
+    if options.device == "cuda":
+        globals().update(ON_CUDA, DEVICE="cuda")
+        on = torch.cuda.get_device_name()
     modes = ["eager"] if options.quick else ["eager", "compiled"]
     for mode in modes:
-        for dtype in (torch.float32, torch.bfloat16):
+        for dtype in (torch.bfloat16,) if options.device == "cuda" else (torch.float32, torch.bfloat16):
             found = row(mode, dtype, 3 if options.quick else options.rounds)
-            found |= {"torch": torch.__version__, "threads": options.threads, "python": sys.version.split()[0]}
+            found |= {
+                "device": on,
+                "torch": torch.__version__,
+                "threads": options.threads,
+                "python": sys.version.split()[0],
+            }
             print(json.dumps(found), flush=True)
             if options.out:
                 with options.out.open("a") as file:

@@ -311,7 +311,7 @@ class Loop:
             return
         self.team.load_optimizer(self.optimizer, state["optimizer"])
         torch.set_rng_state(state["random"])
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and state["random_cuda"] is not None:  # None: it was begun on a CPU
             torch.cuda.set_rng_state(state["random_cuda"], self.device)
         self.pending, self._line_s = state["pending"], state["line_s"]
         self.loss_sum = state["loss_sum"].to(self.device)

@@ -9,7 +9,7 @@ import torch
 from calls import DEVICES, IN_MAKE_TEST, Call, calls
 from torch import Tensor
 
-from archlab.kernels import ACTIVATIONS, OPS, Case, Op
+from archlab.kernels import ACTIVATIONS, OPS, Case, Op, bench
 from archlab.kernels.bench import inputs as made
 
 LAID_OUT = (
@@ -97,7 +97,7 @@ def test_outputs_and_gradients_match_float64(call: Call) -> None:
     states = range(1, len(got) - len(inputs)) if call.op.wide is None else call.op.wide
     wide = torch.promote_types(call.dtype, torch.float32)
     assert [x.dtype for x in got] == [wide if i in states else call.dtype for i in range(len(got))]
-    assert_close(got, want, call.op.tolerances[call.dtype])
+    assert_close(got, want, bench.tolerance(call.op, call.implementation, call.dtype))
 
 
 def _reversed_strides(x: Tensor) -> Tensor:
