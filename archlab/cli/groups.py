@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from archlab.cli.arguments import print_escapes, refuse_bytes
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -14,7 +16,7 @@ GROUPS = {
     "Write a study": ("init", "plan", "show", "diff", "zoo", "primitives", "check-primitive", "data", "schema"),
     "Run it": ("run", "calibrate", "watch", "status", "stop", "retry"),
     "Read what came out": ("report", "dashboard", "figures", "publish", "note", "eval", "generate"),
-    "Keep what was computed": ("gc", "delete", "export", "import", "sync", "move"),
+    "Keep what was computed": ("check", "gc", "delete", "export", "import", "sync", "move"),
     "This machine": ("doctor", "bench"),
 }
 
@@ -24,6 +26,13 @@ _STORED = 5  # studies of the store whose files are elsewhere, the newest
 
 class Grouped(click.Group):
     """A group whose help lists its commands by what they are for, each with its whole first sentence."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuses what is no text, before any command reads it."""
+        if not ctx.resilient_parsing:  # as a shell does that completes
+            print_escapes()
+            refuse_bytes(args)
+        return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the groups of commands."""

@@ -1,4 +1,4 @@
-"""The verbs about what a store holds and where: sync, move, delete."""
+"""The verbs about what a store holds and where: sync, move, delete, check."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from archlab.cli.kit import JSON, STORE, STUDY_OR_NAME, TRY_AGAIN, fail, store_f
 from archlab.cli.lifecycle import megabytes
 
 if TYPE_CHECKING:
+    from archlab.search.running.damage import Damage
     from archlab.search.running.deletion import Deletion
 
 _LISTED = 10  # trials that a deletion names
@@ -105,8 +106,57 @@ def _deletion_lines(going: Deletion) -> Iterator[str]:
     yield "trackers  copies in MLflow, Optuna, Weights & Biases and TensorBoard stay"
 
 
+@click.command()
+@STORE
+@click.option("--repair", is_flag=True, help="Mend what can be. Without this nothing is changed.")
+@JSON
+@verb
+def check(store: str | None, repair: bool, as_json: bool) -> None:
+    """Read the whole store, and say what in it is damaged and what depends on that.
+
+    No code of the store runs and no link in it is followed, so it may be somebody else's. With --repair damaged trials
+    are planned again, and what is replaced is kept in the store's folder `damaged`. Exits with 1 where damage is left.
+    """
+    from archlab.search.running import damage
+    from archlab.search.running import repair as mending
+    from archlab.search.store.store import Store
+
+    root = store_folder(store)
+    with Store.open(root, create=False) as opened:
+        found, looked = damage.look(opened)
+        mended, aside = mending.repair(opened, found) if repair and found else ([], None)
+    left = [each for each in found if each not in mended]
+    if as_json:
+        click.echo(
+            json.dumps({"looked": asdict(looked), "damaged": [asdict(each) for each in found], "left": len(left)})
+        )
+    else:
+        click.echo("\n".join(_damage_lines(found)))
+        read = f"{_many(looked.rows, 'trial')}, {_many(looked.data_sets, 'data set')}, {megabytes(looked.bytes)} read"
+        click.echo(f"{read}: {_many(len(found), 'thing')} damaged" if found else f"{read}: nothing is damaged")
+        if mended:
+            click.echo(f"{_many(len(mended), 'thing')} mended; what was replaced is in {aside}")
+        elif any(each.mend for each in found):
+            mendable = sum(each.mend is not None for each in found)
+            click.echo(f"archlab check --repair mends {mendable} of them, and trains nothing")
+    if left:
+        raise click.exceptions.Exit(1)
+
+
+def _damage_lines(found: list[Damage]) -> Iterator[str]:
+    """Each thing, what is wrong with it, what is done about it, and who needs it."""
+    from archlab.search.formatting.numbers import duration
+
+    for each in found:
+        yield f"{each.place}: {each.fault}"
+        cost = f" ({duration(each.train_s)} of training, if it begins anew)" if each.train_s else ""
+        yield f"    {each.then}{cost}"
+        if each.studies:
+            yield f"    wanted by {', '.join(each.studies)}"
+
+
 def _many(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-VERBS = (sync, move, delete)
+VERBS = (sync, move, delete, check)

@@ -41,9 +41,9 @@ def seal(folder: Path, names: list[str]) -> None:
 class Checksums:
     """What the files of a data set held when they were written. One that was made without them is not checked."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises DamagedData."""
-        self._folder, self._size = folder, BLOCK_BYTES
+    def __init__(self, folder: Path, mark: bool = True) -> None:
+        """With `mark` a data set that is found damaged is made again when it is prepared next. Raises DamagedData."""
+        self._folder, self._size, self._mark = folder, BLOCK_BYTES, mark
         self._sums: dict[str, list[int]] | None = None
         self._checked: dict[str, bytearray] = {}  # of each file a 1 for every block that was found whole
         if not (folder / SUMS).exists():
@@ -89,10 +89,11 @@ class Checksums:
             f"data {self._folder.name} is damaged: bytes {start:,} to {end:,} of {self._folder / name} are not those "
             "that were written; the next run makes it again from its source"
         )
-        try:
-            write_whole(self._folder / DAMAGED, message + "\n")
-        except OSError as error:
-            log.warning("%s can't be marked as damaged: %s", self._folder, error)
+        if self._mark:
+            try:
+                write_whole(self._folder / DAMAGED, message + "\n")
+            except OSError as error:
+                log.warning("%s can't be marked as damaged: %s", self._folder, error)
         return DamagedData(message)
 
 

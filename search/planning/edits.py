@@ -19,11 +19,11 @@ _NAMED = 6  # variants that a line lists
 def edits(planned: Plan, store: Store) -> list[str]:
     """A line about each part of a stored study that this plan does not share; none for a study that is new."""
     name = planned.study.study
-    if name not in {each["name"] for each in store.studies()}:
+    if (before := store.records().get(name)) is None:
         return []
     trials = store.study_trials(name)
     follows = planned.study.train.schedule.warmup == AUTO
-    return [*_changed(store.study(name), planned.record(), follows), *_left_out(planned, trials)]
+    return [*_changed(before, planned.record(), follows), *_left_out(planned, trials)]
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any], warmup_follows: bool = False) -> Iterator[str]:

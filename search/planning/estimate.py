@@ -6,6 +6,7 @@ import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from archlab.arch_dsl.language.errors import SpecError
 from archlab.search.hardware.facts import usable_gpus
@@ -94,15 +95,16 @@ def _rate(root: Path) -> tuple[float, str]:
     """FLOP/s of one core, and how it is known."""
     if (root / "store.json").exists():
         with Store.open(root, create=False) as store:
-            measured = [rate for row in store.studies() for rate in _measured(store, row["name"])]
+            records = store.records().items()
+            measured = [rate for name, record in records for rate in _measured(store, name, record)]
         if measured:
             return statistics.median(measured), f"the median of {len(measured)} finished trials in this store"
     return _SHARE * _product_rate(), f"{_SHARE:.0%} of a matrix product timed now; finished trials will make it better"
 
 
-def _measured(store: Store, study: str) -> list[float]:
+def _measured(store: Store, study: str, record: dict[str, Any]) -> list[float]:
     """FLOP/s of each complete trial of a variant, one that has two roles once."""
-    flops = {variant["name"]: variant["flops_per_token"] for variant in store.study(study)["variants"]}
+    flops = {variant["name"]: variant["flops_per_token"] for variant in record["variants"]}
     rows = {row["key"]: row for row in store.study_trials(study) if row["role"] != ROLE}
     return [
         3 * flops[row["variant"]] * row["result"]["tokens_per_s"]

@@ -50,19 +50,26 @@ class _Known:
 
 
 def find(store: Store) -> list[Waste]:
-    """What can go, as the store stands now. Looks at every trial's folder, and changes nothing."""
-    records = {each["name"]: store.study(each["name"]).get("keep") for each in store.studies()}
+    """What can go, as the store stands now. Looks at every trial's folder, and changes nothing.
+
+    While the store has damaged rows, what is shared stays: they may want it.
+    """
+    records, everything = store.records(), store.everything()
+    unsure = len(records) < len(store.studies()) or any(each["spec"] is None for each in everything)
     known = [
         _Known(
             each["key"],
             each["state"],
             Trial.from_json(each["spec"]),
             store.trial_folder(each["key"]),
-            tuple(records.get(study) for study in each["studies"]),
+            tuple(records[study].get("keep") for study in each["studies"]),
         )
-        for each in store.everything()
+        for each in everything
+        if each["spec"] is not None and records.keys() >= set(each["studies"])
     ]
     found = [*_checkpoints(known), *_temporary(store.root, known)]
+    if unsure:
+        return found
     wanted = [each.trial for each in known if each.wishes]
     found += _stages(store.root / "stages", wanted)
     found += _prefixes(store.root / shared.FOLDER, wanted)

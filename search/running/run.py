@@ -185,6 +185,5 @@ def tokens_left(store: Store) -> Callable[[str, int | None], int]:
 
 
 def _earlier(store: Store, name: str) -> dict[str, Any]:
-    """The record of the study's last run, {} where there was none."""
-    known = {each["name"] for each in store.studies()}
-    return store.study(name) if name in known else {}
+    """The record of the study's last run, {} where there was none, or it is damaged and about to be replaced."""
+    return store.records().get(name, {})

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from archlab.search.store.database import StoreRefused
+from archlab.search.utils.files import NO_JSON
 
 DATABASE, MLFLOW = "ARCHLAB_DATABASE", "ARCHLAB_MLFLOW"
 TENSORBOARD, WANDB = "ARCHLAB_TENSORBOARD", "ARCHLAB_WANDB"  # a folder; a project
@@ -72,7 +73,7 @@ def kind_of(root: Path) -> str:
     """Where a store's trial table is, as store.json says: "sqlite" or "postgresql"."""
     try:
         said = json.loads((root / "store.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, *NO_JSON):
         return "sqlite"
     return str(said.get("database", "sqlite")) if isinstance(said, dict) else "sqlite"
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from archlab.search.store.addresses import server_of, shown
 from archlab.search.store.database import Database, StoreError
-from archlab.search.utils.files import lock_file
+from archlab.search.utils.files import NO_JSON, lock_file
 
 if TYPE_CHECKING:
     from archlab.search.store.postgres import PostgresLock
@@ -207,6 +207,6 @@ def _read(descriptor: int) -> dict[str, Any]:
     """The holder as written in the file; {} when it has not been written yet or is not ours."""
     try:
         holder = json.loads(os.pread(descriptor, 4096, 0))
-    except ValueError:
+    except NO_JSON:
         return {}
     return holder if isinstance(holder, dict) and {"host", "pid", "since"} <= holder.keys() else {}

@@ -16,7 +16,7 @@ from archlab.search.store import database
 from archlab.search.store.addresses import DATABASE, address, server_of
 from archlab.search.store.database import Changes, Database, Sqlite, StoreError, StoreFull, StoreRefused, sqlite_errors
 from archlab.search.store.lock import holder_of, name_of
-from archlab.search.utils.files import write_whole
+from archlab.search.utils.files import NO_JSON, write_whole
 
 VERSION = 3
 
@@ -218,7 +218,7 @@ def _version(marker: Path) -> int:
     """What the marker says. Raises StoreError where that is no version that can be read."""
     try:
         found = json.loads(marker.read_text())["version"]
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (*NO_JSON, KeyError, TypeError, OSError) as error:
         raise StoreError(f'{marker} can\'t be read ({error}): it should say {{"version": {VERSION}}}') from error
     if not isinstance(found, int) or found < 1:
         raise StoreError(f"{marker} says version {found!r}: it should be a whole number from 1 to {VERSION}")

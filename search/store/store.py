@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
@@ -12,16 +11,13 @@ from typing import Any, NamedTuple
 
 from archlab.search.store.database import Changes, Found, StoreAway, StoreError, StoreFull, StoreRefused
 from archlab.search.store.opening import open_database
+from archlab.search.store.rows import KEY, TERMINAL, faults_of, is_key, is_spec_of, keyed, sound_spec, trial_row
 from archlab.search.store.studies import Studies, log_event
 from archlab.search.trial.trial import Trial
 from archlab.search.utils.canonical import canonical_json
 from archlab.search.utils.files import write_whole
 
 __all__ = ["KEY", "TERMINAL", "Row", "StaleAttempt", "Store", "StoreAway", "StoreError", "StoreFull", "StoreRefused"]
-
-KEY = re.compile(r"[0-9a-f]{8,64}")
-"""A trial's key, or so much of its beginning as names it."""
-TERMINAL = ("complete", "pruned", "failed", "diverged")
 
 
 class Row(NamedTuple):
@@ -137,7 +133,7 @@ class Store(Studies):
 
         Keys: key, variant, role, settings, seed, until, state, attempt, reused (finished by another study's run),
         reason, result (what result.json holds; where a trial paused last, also while it goes on; or None), folder
-        (str), owner (the study whose driver ran it last), updated.
+        (str), owner (the study whose driver ran it last), updated. A damaged row is that of a failed trial.
         """
         rows = self._query(
             "SELECT key, variant, role, settings, seed, until, state, attempt, reason, result, owner, trial.updated, "
@@ -146,31 +142,41 @@ class Store(Studies):
             (study, int(orphaned)),
         )
         trials = self.root / "trials"
-        return [_row_dict(row, f"{trials}/{row['key'][:2]}/{row['key']}") for row in rows]
+        return [trial_row(row, f"{trials}/{row['key'][:2]}/{row['key']}") for row in keyed(rows)]
 
     def known(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """key -> {state, result} of those trials that exist, whichever study made them."""
+        """key -> {state, result} of those trials that exist, whichever study made them; a damaged one has failed."""
+        rows = self._query_many("SELECT key, state, result FROM trial WHERE key IN", keys)
         return {
-            row["key"]: {"state": row["state"], "result": json.loads(row["result"]) if row["result"] else None}
-            for row in self._query_many("SELECT key, state, result FROM trial WHERE key IN", keys)
+            row["key"]: {"state": "failed", "result": None}
+            if faults_of(row)
+            else {"state": row["state"], "result": json.loads(row["result"]) if row["result"] else None}
+            for row in rows
         }
 
     def keys_from(self, start: str) -> list[str]:
         """The keys that start so, whichever study made their trials."""
         rows = self._query("SELECT key FROM trial WHERE substr(key, 1, ?) = ? ORDER BY key", (len(start), start))
-        return [row["key"] for row in rows]
+        return [row["key"] for row in keyed(rows)]
 
     def everything(self) -> list[dict[str, Any]]:
-        """key, state, spec (the text of trial.json) and studies (those that want it) of every trial of the store."""
+        """key, state, spec (the text of trial.json; None where it is damaged) and studies (those that want it) of every
+        trial of the store."""
         wanted: dict[str, list[str]] = {}
         for row in self._query("SELECT DISTINCT key, study FROM study_trial WHERE orphaned = 0 ORDER BY key, study"):
             wanted.setdefault(row["key"], []).append(row["study"])
         rows = self._query("SELECT key, state, spec FROM trial ORDER BY key")
-        return [{**dict(row), "studies": wanted.get(row["key"], [])} for row in rows]
+        specs = {row["key"]: row["spec"] if is_spec_of(row["spec"], row["key"]) else None for row in keyed(rows)}
+        return [
+            {**row, "spec": specs[row["key"]], "studies": wanted.get(row["key"], [])}
+            for row in rows
+            if row["key"] in specs
+        ]
 
     def spec(self, key: str) -> str:
-        """The text of a trial's trial.json, which is there from its first launch on."""
-        return str(self._query("SELECT spec FROM trial WHERE key = ?", (key,))[0]["spec"])
+        """The text of a trial's trial.json, which is there from its first launch on. Raises StoreRefused where it is
+        damaged: its sha256 is not the key."""
+        return sound_spec(key, self._query("SELECT spec FROM trial WHERE key = ?", (key,))[0]["spec"])
 
     # transitions
 
@@ -187,7 +193,7 @@ class Store(Studies):
                 (study, time.time(), key),
             )
             for row in rows:
-                self._write_trial_json(key, row["spec"])  # before anybody sees that it runs
+                self._write_trial_json(key, sound_spec(key, row["spec"]))  # before anybody sees that it runs
                 log_event(db, "running", study, key, row["attempt"], {"gpus": gpus} if gpus else {})
             return rows
 
@@ -315,13 +321,16 @@ class Store(Studies):
         rows = self._query(
             "SELECT key, attempt FROM trial WHERE state = 'running' AND owner = ? ORDER BY key", (study,)
         )
-        return [{"key": row["key"], "attempt": row["attempt"], "folder": self.trial_folder(row["key"])} for row in rows]
+        return [
+            {"key": row["key"], "attempt": row["attempt"], "folder": self.trial_folder(row["key"])}
+            for row in keyed(rows)
+        ]
 
     # files and connections
 
     def trial_folder(self, key: str) -> Path:
         """trials/<first two digits>/<key>. Raises StoreRefused for what is no key: it could name another folder."""
-        if not KEY.fullmatch(key):
+        if not is_key(key):
             told = f"the trial table has a row of {key[:80]!r}, which is no trial's key"
             raise StoreRefused(f"{told}: it was damaged, or made by somebody else")
         return self.root / "trials" / key[:2] / key
@@ -335,13 +344,3 @@ class Store(Studies):
         for each in (folder.parent, folder):
             each.mkdir(mode=0o700, exist_ok=True)
         write_whole(path, text, durable=False)
-
-
-def _row_dict(row: dict[str, Any], folder: str) -> dict[str, Any]:
-    found = dict(row)
-    study = found.pop("study")
-    found["settings"] = json.loads(found["settings"])
-    found["result"] = json.loads(found["result"]) if found["result"] else None
-    found["reused"] = found["state"] in TERMINAL and found["owner"] != study
-    found["folder"] = folder
-    return found

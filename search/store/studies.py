@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from archlab.search.store.database import Changes, Database, Found, StoreRefused
-from archlab.search.store.lock import holder_of
+from archlab.search.store.lock import holder_of, is_study_name
+from archlab.search.store.rows import fault_in, json_of
 
 T = TypeVar("T")
 MANY = 500  # values in one question
@@ -40,7 +41,8 @@ class Studies:
         )
 
     def studies(self) -> list[dict[str, Any]]:
-        """name, question, created, updated (unix s) and counts {state: wanted trials} per study, newest first."""
+        """name, question, created, updated (unix s) and counts {state: wanted trials} per study, newest first. A
+        name that none may have is left out: it could lead elsewhere."""
         counts: dict[str, dict[str, int]] = {}
         for each in self._query(
             "SELECT study, state, count(DISTINCT key) AS n FROM study_trial JOIN trial USING (key) "
@@ -50,15 +52,23 @@ class Studies:
         return [
             {
                 **{name: row[name] for name in ("name", "created", "updated")},
-                "question": json.loads(row["record"]).get("question"),
+                "question": _question(row["record"]),
                 "counts": counts.get(row["name"], {}),
             }
             for row in self._query("SELECT name, record, created, updated FROM study ORDER BY updated DESC, name")
+            if is_study_name(row["name"])
         ]
 
     def study(self, name: str) -> dict[str, Any]:
-        """The record stored with a study. Raises StoreError naming the known studies."""
-        return dict(json.loads(self._study_row(name)["record"]))
+        """The record stored with a study. Raises StoreRefused, naming the known studies or what is damaged."""
+        record: dict[str, Any] = json_of(self._study_row(name)["record"], dict, f"the record of study '{name}'")
+        return record
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        """name -> record of every study whose record is sound, newest first."""
+        rows = self._query("SELECT name, record FROM study ORDER BY updated DESC, name")
+        sound = (row for row in rows if is_study_name(row["name"]) and not fault_in(row["record"], dict))
+        return {row["name"]: json.loads(row["record"]) for row in sound}
 
     def study_yaml(self, name: str) -> str:
         """The study file's text as it was run."""
@@ -125,7 +135,10 @@ class Studies:
 
         def change(db: Changes) -> None:
             rows = db.execute("SELECT value FROM memory WHERE place = ? AND name = ?", (kind, key))
-            whole = {**(json.loads(rows[0]["value"]) if rows else {}), name: value}
+            whole = {
+                **(json_of(rows[0]["value"], dict, f"what is kept as '{kind} {key}'") if rows else {}),
+                name: value,
+            }
             db.execute(_REMEMBER, (kind, key, json.dumps(whole), time.time()))
 
         self._write(change)
@@ -135,9 +148,12 @@ class Studies:
         return self._remembered("updated", kinds)
 
     def recall_all(self, kinds: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """kind -> {key: value} of all that is remembered under these kinds."""
+        """kind -> {key: value} of all that is remembered under these kinds, but for what is damaged."""
         found = self._remembered("value", kinds)
-        return {kind: {key: json.loads(text) for key, text in kept.items()} for kind, kept in found.items()}
+        return {
+            kind: {key: json.loads(text) for key, text in kept.items() if not fault_in(text, object)}
+            for kind, kept in found.items()
+        }
 
     def _remembered(self, column: str, kinds: Iterable[str]) -> dict[str, dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}
@@ -149,7 +165,7 @@ class Studies:
 
     def _values(self, table: str, place: str, name: str) -> list[Any]:
         rows = self._query(f"SELECT value FROM {table} WHERE place = ? AND name = ?", (place, name))
-        return [json.loads(row["value"]) for row in rows]
+        return [json_of(row["value"], object, f"what is kept as '{place} {name}'") for row in rows]
 
     def add_event(
         self, kind: str, study: str | None = None, key: str | None = None, attempt: int | None = None, **detail: Any
@@ -158,11 +174,12 @@ class Studies:
         self._write(lambda db: log_event(db, kind, study, key, attempt, detail))
 
     def events(self, study: str | None = None, key: str | None = None) -> list[dict[str, Any]]:
-        """id, time (unix s), study, key, attempt, kind, detail; oldest first, of one study or trial if given."""
+        """id, time (unix s), study, key, attempt, kind, detail; oldest first, of one study or trial if given. A damaged
+        detail is empty."""
         asked = [(name, value) for name, value in (("study", study), ("key", key)) if value is not None]
         where = " AND ".join(["id > 0", *(f"{name} = ?" for name, _ in asked)])
         rows = self._query(f"SELECT * FROM event WHERE {where} ORDER BY id", [value for _, value in asked])
-        return [{**row, "detail": json.loads(row["detail"])} for row in rows]
+        return [{**row, "detail": {} if fault_in(row["detail"], dict) else json.loads(row["detail"])} for row in rows]
 
     def began(self, keys: Iterable[str]) -> dict[str, float]:
         """When the trials of these keys were first started (unix s), by whichever study; those that were."""
@@ -196,3 +213,11 @@ def log_event(
         "INSERT INTO event (time, study, key, attempt, kind, detail) VALUES (?, ?, ?, ?, ?, ?)",
         (time.time(), study, key, attempt, kind, json.dumps(detail or {})),
     )
+
+
+def _question(record: Any) -> str | None:
+    """The question of a study's record; of a damaged one, that it is."""
+    if fault := fault_in(record, dict):
+        return f"its record is damaged: {fault}"
+    question = json.loads(record).get("question")
+    return None if question is None else str(question)

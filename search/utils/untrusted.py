@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 
-def open_regular(path: Path, folders: int = 0, follow: bool = False) -> BinaryIO:
+def open_regular(path: Path, folders: int = 0, follow: bool = False) -> BufferedReader:
     """Opens a file for reading, without following a link (with `follow` one at its end): neither there nor at the last
     `folders` folders above it. Raises OSError, also for what is no regular file: a pipe would wait for ever, a device
     never end."""

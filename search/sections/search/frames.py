@@ -159,7 +159,7 @@ def rivals_of(store: Store, record: Mapping[str, Any]) -> list[dict[str, Any]]:
     recipe, for the same goals under the same constraints; [] for a study that searches nothing."""
     if "base" not in (mine := record.get("search") or {}):
         return []
-    others = (store.study(each["name"]) for each in store.studies() if each["name"] != record["study"])
+    others = (other for name, other in store.records().items() if name != record["study"])
     theirs = ((other, other.get("search") or {}) for other in others)
     return [other for other, search in theirs if all(search.get(name) == mine.get(name) for name in _SAME)]
 

@@ -1,0 +1,115 @@
+"""Rows of the trial table as they may be: a bad block, an editor or somebody else may have left what no run writes.
+
+A trial with a damaged row is read as a failed one whose reason says so, and the others go on. What can be done is the
+matter of `archlab check`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from types import NoneType
+from typing import Any
+
+from archlab.search.store.database import StoreRefused
+from archlab.search.utils.files import NO_JSON
+
+KEY = re.compile(r"[0-9a-f]{8,64}")
+"""A trial's key, or so much of its beginning as names it."""
+STATES = ("planned", "running", "paused", "complete", "pruned", "failed", "diverged")
+TERMINAL = ("complete", "pruned", "failed", "diverged")
+WHAT_NOW = "archlab check says what can be done"
+
+# of each column the types it may have, and what stands for a value that has none of them
+_COLUMNS: dict[str, tuple[tuple[type, ...], Any]] = {
+    "variant": ((str,), "?"),
+    "role": ((str,), "repeat"),
+    "seed": ((int,), 0),
+    "until": ((int, NoneType), None),
+    "state": ((str,), "failed"),
+    "attempt": ((int,), 0),
+    "reason": ((str, NoneType), None),
+    "owner": ((str, NoneType), None),
+    "updated": ((int, float), 0.0),
+}
+
+
+def fault_in(text: Any, kind: type) -> str | None:
+    """What is wrong with a text that should be the JSON of a `kind`; None where nothing is."""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        return f"it is no JSON from character {error.pos} on"
+    except (*NO_JSON, TypeError) as error:
+        return "it is nested too deeply" if isinstance(error, RecursionError) else "it is no text"
+    wanted = {dict: "a mapping", list: "a list", object: "anything"}[kind]
+    return None if isinstance(found, kind) else f"it is not {wanted}"
+
+
+def json_of(text: Any, kind: type, whose: str) -> Any:
+    """The value that a column's JSON holds. Raises StoreRefused, which says `whose` it is and where it is damaged."""
+    if fault := fault_in(text, kind):
+        raise StoreRefused(f"{whose} is damaged in the trial table: {fault}; {WHAT_NOW}")
+    return json.loads(text)
+
+
+def is_key(found: Any) -> bool:
+    """Whether it can be a trial's key: anything else could name a folder elsewhere."""
+    return isinstance(found, str) and KEY.fullmatch(found) is not None
+
+
+def keyed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that have a trial's key."""
+    return [row for row in rows if is_key(row["key"])]
+
+
+def is_spec_of(text: Any, key: str) -> bool:
+    """Whether a text is the `trial.json` of a trial: its sha256 is the key."""
+    return isinstance(text, str) and hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest() == key
+
+
+def sound_spec(key: str, spec: Any) -> str:
+    """The text, if it is that of the trial. Raises StoreRefused."""
+    if not is_spec_of(spec, key):
+        raise StoreRefused(f"the spec of trial {key[:12]} is damaged in the trial table; {WHAT_NOW}")
+    return str(spec)
+
+
+def faults_of(row: dict[str, Any]) -> dict[str, str]:
+    """column -> what is wrong with it, of those that the row of a trial has."""
+    faults = {
+        name: f"it is {str(row[name])[:40]!r}"
+        for name, (types, _) in _COLUMNS.items()
+        if name in row and not isinstance(row[name], types)
+    }
+    if "state" in row and "state" not in faults and row["state"] not in STATES:
+        faults["state"] = f"it is {row['state'][:40]!r}"
+    for name in ("settings", "result"):
+        fault = fault_in(row[name], dict) if row.get(name) is not None else None
+        if fault:
+            faults[name] = fault
+    return faults
+
+
+def trial_row(row: dict[str, Any], folder: str) -> dict[str, Any]:
+    """A row as `Store.study_trials` gives it; a damaged one as that of a failed trial, which is never trained."""
+    found = dict(row)
+    study = found.pop("study")
+    faults = faults_of(found)
+    for name in faults.keys() & _COLUMNS.keys():
+        found[name] = _COLUMNS[name][1]
+    found["settings"] = {} if "settings" in faults else json.loads(found["settings"])
+    found["result"] = json.loads(found["result"]) if found["result"] is not None and not faults else None
+    found["reused"] = found["state"] in TERMINAL and found["owner"] != study
+    found["folder"] = folder
+    if faults:
+        found |= {"state": "failed", "reason": reason_of(faults)}
+    return found
+
+
+def reason_of(faults: dict[str, str]) -> str:
+    """Why a trial with these damaged columns counts as failed."""
+    name, fault = next(iter(faults.items()))
+    more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
+    return f"its row in the trial table is damaged ({name}: {fault}{more}); {WHAT_NOW}"

@@ -1,0 +1,182 @@
+"""A store that something has damaged: commands go on, `check` says where, `check --repair` leads back to the table."""
+
+import hashlib
+import json
+import os
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from archlab.cli.main import main
+from archlab.search.running import damage, repair
+from archlab.search.store.lock import in_use
+from archlab.search.store.store import Store, StoreError
+from tests.cli.test_cli import TINY
+from tests.search.study_files import write_study
+
+FIRST = "key = (SELECT min(key) FROM trial)"
+
+
+def archlab(*arguments):
+    """A command that ends, well or with its own error."""
+    result = CliRunner().invoke(main, list(map(str, arguments)))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def undamaged(tmp_path_factory):
+    """A finished study of two variants and one seed: its folder, its store beside it."""
+    folder = tmp_path_factory.mktemp("undamaged")
+    write_study(folder, **TINY, seeds="seeds: 1")
+    ended = archlab("run", folder / "study.yaml", "--inline", "--no-track", "--store", folder / "store")
+    assert ended.exit_code == 0, ended.output
+    return folder
+
+
+@pytest.fixture
+def study(undamaged, tmp_path):
+    """A copy that may be damaged. Its text is the other's, so that its trials are the same."""
+    shutil.copytree(undamaged / "store", tmp_path / "store")
+    return tmp_path
+
+
+def statement(sql):
+    def damaged(store):
+        with closing(sqlite3.connect(store / "trials.db")) as table:
+            table.execute("PRAGMA foreign_keys = OFF")
+            for each in sql.split(";"):
+                assert table.execute(each).rowcount > 0
+            table.commit()
+
+    return damaged
+
+
+def flipped(pattern, place=0):
+    """The low bit of a byte of a file of the first trial."""
+
+    def damaged(store):
+        path = sorted(store.glob(pattern))[0]
+        held = bytearray(path.read_bytes())
+        held[place] ^= 1
+        path.write_bytes(held)
+
+    return damaged
+
+
+# of each: what does it, and where `check` says that it is
+CASES = {
+    "cut_result": (statement(f"UPDATE trial SET result = substr(result, 1, 40) WHERE {FIRST}"), "result"),
+    "foreign_key": (
+        statement(
+            f"UPDATE study_trial SET key = '../../x' WHERE {FIRST}; UPDATE trial SET key = '../../x' WHERE {FIRST}"
+        ),
+        "'../../x'",
+    ),
+    "spec": (statement(f"UPDATE trial SET spec = '{{}}' WHERE {FIRST}"), "spec"),
+    "checkpoint": (flipped("trials/*/*/checkpoint-*.pt", 100), ".pt"),
+    "deep_result": (
+        statement(f"UPDATE trial SET result = replace(hex(zeroblob(9999)), '0', '[') WHERE {FIRST}"), "result"
+    ),
+    "another_result": (
+        statement(f"UPDATE trial SET result = replace(result, '\"tokens\": ', '\"tokens\": 1') WHERE {FIRST}"),
+        "result.json",
+    ),
+    "attempt": (statement(f"UPDATE trial SET attempt = 'many' WHERE {FIRST}"), "attempt"),
+    "settings": (statement(f"UPDATE study_trial SET settings = '[]' WHERE {FIRST}"), "settings"),
+    "seed": (statement(f"UPDATE study_trial SET seed = 'x' WHERE {FIRST}"), "seed"),
+    "record": (statement("UPDATE study SET record = '[]'"), "record"),
+    "name": (
+        statement("UPDATE study SET name = '../../x'; UPDATE study_trial SET study = '../../x'"), "no study's name"
+    ),
+    "decision": (statement("UPDATE decision SET value = '{'"), "decision"),
+    "trial_json": (flipped("trials/*/*/trial.json", 9), "trial.json"),
+    "result_json": (flipped("trials/*/*/result.json"), "result.json"),
+    "documents": (flipped("trials/*/*/test_documents.npz", 60), "test_documents.npz"),
+    "data": (flipped("data/*/train.bin", 500), "data/"),
+}  # fmt: skip
+SOON = {"cut_result", "foreign_key", "spec"}
+
+
+def results(store):
+    """What the trials found, without what is a timing."""
+    with Store.open(store, create=False) as opened:
+        rows = opened.study_trials("gates")
+    kept = ("state", "tokens", "test", "validation", "step")
+    return {row["key"]: {name: (row["result"] or {}).get(name) for name in kept} for row in rows}
+
+
+def held(folder):
+    """The digest of every file, but for what SQLite writes beside a table that is read."""
+    return {
+        path: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.endswith(("-wal", "-shm"))
+    }
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in SOON else [pytest.mark.slow]) for n in CASES])
+def test_a_damaged_store_is_read_told_and_mended(undamaged, study, name):
+    harm, place = CASES[name]
+    store, wanted = study / "store", results(undamaged / "store")
+    harm(store)
+    for command in (["status"], ["report", undamaged / "study.yaml"], ["gc"]):
+        assert archlab(*command, "--store", store).exit_code in (0, 1, 2), command
+    before = held(store)
+    told = archlab("check", "--store", store)
+    assert (told.exit_code, held(store)) == (1, before)
+    assert any(place in line for line in told.output.splitlines() if not line.startswith(" ")), told.output
+
+    mended = archlab("check", "--repair", "--store", store)
+    run = ["run", undamaged / "study.yaml", "--inline", "--no-track", "--store", store]
+    assert mended.exit_code == (1 if name == "record" else 0), mended.output  # which the next run stores anew
+    assert archlab(*run).exit_code == 0
+    assert results(store) == wanted
+    assert archlab("check", "--store", store).output.endswith("nothing is damaged\n")
+
+
+def test_what_is_replaced_is_kept(study):
+    store = study / "store"
+    flipped("trials/*/*/checkpoint-*.pt", 100)(store)
+    statement(f"UPDATE trial SET result = '{{' WHERE {FIRST}")(store)
+    damaged = sorted(store.glob("trials/*/*/checkpoint-*.pt"))[0]
+    was = damaged.read_bytes()
+    told = json.loads(archlab("check", "--repair", "--json", "--store", store).stdout)
+    assert {each["mend"] for each in told["damaged"]} == {"aside", "result"}
+    (aside,) = (store / "damaged").iterdir()
+    assert (aside / damaged.relative_to(store)).read_bytes() == was
+    assert [json.loads(line)["result"] for line in (aside / "rows.jsonl").read_text().splitlines()] == ["{"]
+
+
+def test_nothing_is_mended_while_a_study_runs(study):
+    store = study / "store"
+    statement(f"UPDATE trial SET result = '{{' WHERE {FIRST}")(store)
+    before = held(store)
+    with Store.open(store, create=False) as opened, in_use(store):
+        found, _ = damage.look(opened)
+        with pytest.raises(StoreError, match="under way"):
+            repair.repair(opened, found)
+    assert held(store) == before
+
+
+def test_a_strangers_store_is_looked_at_without_following_it(study):
+    """A link instead of a trial's folder, a pipe instead of a journal, a table with a trigger."""
+    store = study / "store"
+    folders = sorted(path for path in store.glob("trials/*/*") if path.is_dir())
+    secret = study / "secret"
+    shutil.move(folders[0], secret)
+    folders[0].symlink_to(secret)
+    (folders[1] / "metrics.jsonl").unlink()
+    os.mkfifo(folders[1] / "metrics.jsonl")
+    with closing(sqlite3.connect(store / "trials.db")) as table:
+        table.execute("CREATE TRIGGER t AFTER UPDATE ON trial BEGIN DELETE FROM study; END")
+    told = archlab("check", "--store", store)
+    lines = [line for line in told.output.splitlines() if not line.startswith(" ")]
+    assert told.exit_code == 1
+    assert "trials.db: 't' is in it, which archlab does not make" in lines
+    assert f"trials/{folders[0].parent.name}/{folders[0].name}: a link leads there" in lines
+    assert any(Path(line.partition(":")[0]).name == "metrics.jsonl" and "no regular file" in line for line in lines)
