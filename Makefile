@@ -13,7 +13,7 @@ BASE := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help study dashboard docs site golden test test-slow storm check bench venv venv-dev
+.PHONY: help study dashboard docs site lock audit golden test test-slow storm check bench venv venv-dev
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,14 @@ docs: $(DEV) ## write the pages that are made from the code
 
 site: $(DEV) ## build the documentation as a site: build/docs/site/index.html
 	$(BIN)/python docs/make_site.py
+
+lock: ## choose the versions of .ci/locked.txt anew (needs uv)
+	{ sed -n 1p .ci/locked.txt; echo "torch; sys_platform == 'never'" | uv pip compile pyproject.toml --override - --upgrade \
+	    --generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-header --no-annotate --quiet; } \
+	    > .ci/locked.new && mv .ci/locked.new .ci/locked.txt
+
+audit: ## known vulnerabilities of these versions (needs pip-audit, and the network)
+	pip-audit --requirement .ci/locked.txt --no-deps --disable-pip
 
 golden: $(DEV) ## write what the variants of every study are, and the list of studies
 	$(BIN)/python -m tests.golden

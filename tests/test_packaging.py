@@ -106,3 +106,17 @@ def test_wheel_has_every_file_of_the_packages(tmp_path):
     assert {name if name.startswith("archlab/") else f"archlab/{name}" for name in files} <= packed
     assert {name.partition("/")[0] for name in packed} == {"archlab"}
     assert {"archlab/py.typed", "archlab/study.schema.json"} <= packed
+
+
+def test_the_locked_versions_are_allowed_and_all_have_hashes():
+    """Of what archlab declares; what that needs in turn was chosen with it. torch is installed before."""
+    entries = (ROOT / ".ci" / "locked.txt").read_text().replace("\\\n", " ").splitlines()
+    locked = {}
+    for entry in (line for line in entries if not line.startswith("#")):
+        name, _, version = entry.split(maxsplit=1)[0].partition("==")
+        assert "--hash=sha256:" in entry, entry
+        locked[canonicalize_name(name)] = version
+    for text in PROJECT["dependencies"]:
+        wanted = Requirement(text)
+        if wanted.name != "torch":
+            assert locked[canonicalize_name(wanted.name)] in wanted.specifier, text

@@ -17,6 +17,7 @@ from archlab.search.utils.files import NO_JSON
 
 KEY = re.compile(r"[0-9a-f]{8,64}")
 """A trial's key, or so much of its beginning as names it."""
+_JSON = {"settings", "result"}
 STATES = ("planned", "running", "paused", "complete", "pruned", "failed", "diverged")
 TERMINAL = ("complete", "pruned", "failed", "diverged")
 WHAT_NOW = "archlab check says what can be done"
@@ -35,23 +36,30 @@ _COLUMNS: dict[str, tuple[tuple[type, ...], Any]] = {
 }
 
 
-def fault_in(text: Any, kind: type) -> str | None:
-    """What is wrong with a text that should be the JSON of a `kind`; None where nothing is."""
+def parsed(text: Any, kind: type) -> tuple[Any, str | None]:
+    """The value of a text that should be the JSON of a `kind`, and what is wrong with it (None: nothing is)."""
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
-        return f"it is no JSON from character {error.pos} on"
+        return None, f"it is no JSON from character {error.pos} on"
     except (*NO_JSON, TypeError) as error:
-        return "it is nested too deeply" if isinstance(error, RecursionError) else "it is no text"
-    wanted = {dict: "a mapping", list: "a list", object: "anything"}[kind]
-    return None if isinstance(found, kind) else f"it is not {wanted}"
+        return None, "it is nested too deeply" if isinstance(error, RecursionError) else "it is no text"
+    if isinstance(found, kind):
+        return found, None
+    return None, "it is not a mapping"
+
+
+def fault_in(text: Any, kind: type) -> str | None:
+    """What is wrong with a text that should be the JSON of a `kind`; None where nothing is."""
+    return parsed(text, kind)[1]
 
 
 def json_of(text: Any, kind: type, whose: str) -> Any:
     """The value that a column's JSON holds. Raises StoreRefused, which says `whose` it is and where it is damaged."""
-    if fault := fault_in(text, kind):
+    found, fault = parsed(text, kind)
+    if fault:
         raise StoreRefused(f"{whose} is damaged in the trial table: {fault}; {WHAT_NOW}")
-    return json.loads(text)
+    return found
 
 
 def is_key(found: Any) -> bool:
@@ -78,17 +86,18 @@ def sound_spec(key: str, spec: Any) -> str:
 
 def faults_of(row: dict[str, Any]) -> dict[str, str]:
     """column -> what is wrong with it, of those that the row of a trial has."""
-    faults = {
-        name: f"it is {str(row[name])[:40]!r}"
-        for name, (types, _) in _COLUMNS.items()
-        if name in row and not isinstance(row[name], types)
-    }
-    if "state" in row and "state" not in faults and row["state"] not in STATES:
-        faults["state"] = f"it is {row['state'][:40]!r}"
-    for name in ("settings", "result"):
-        fault = fault_in(row[name], dict) if row.get(name) is not None else None
-        if fault:
+    faults = _wrong_types(row)
+    for name in _JSON & row.keys():
+        if row[name] is not None and (fault := fault_in(row[name], dict)):
             faults[name] = fault
+    return faults
+
+
+def _wrong_types(row: dict[str, Any]) -> dict[str, str]:
+    faults = {}
+    for name, (types, _) in _COLUMNS.items():
+        if name in row and (not isinstance(row[name], types) or (name == "state" and row[name] not in STATES)):
+            faults[name] = f"it is {str(row[name])[:40]!r}"
     return faults
 
 
@@ -96,16 +105,25 @@ def trial_row(row: dict[str, Any], folder: str) -> dict[str, Any]:
     """A row as `Store.study_trials` gives it; a damaged one as that of a failed trial, which is never trained."""
     found = dict(row)
     study = found.pop("study")
-    faults = faults_of(found)
-    for name in faults.keys() & _COLUMNS.keys():
+    faults = _wrong_types(found)
+    for name in faults:
         found[name] = _COLUMNS[name][1]
-    found["settings"] = {} if "settings" in faults else json.loads(found["settings"])
-    found["result"] = json.loads(found["result"]) if found["result"] is not None and not faults else None
+    for name, instead in (("settings", {}), ("result", None)):
+        if found[name] is not None:
+            value, fault = parsed(found[name], dict)
+            found[name] = value if fault is None else instead
+            faults |= {name: fault} if fault else {}
     found["reused"] = found["state"] in TERMINAL and found["owner"] != study
     found["folder"] = folder
     if faults:
-        found |= {"state": "failed", "reason": reason_of(faults)}
+        found |= {"state": "failed", "result": None, "reason": reason_of(faults)}
     return found
+
+
+def state_and_result(row: dict[str, Any]) -> dict[str, Any]:
+    """The two of a trial's row; a damaged one has failed."""
+    result, fault = parsed(row["result"], dict) if row["result"] is not None else (None, None)
+    return {"state": row["state"], "result": result} if not fault else {"state": "failed", "result": None}
 
 
 def reason_of(faults: dict[str, str]) -> str:

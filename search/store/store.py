@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from archlab.search.store.database import Changes, Found, StoreAway, StoreError, StoreFull, StoreRefused
 from archlab.search.store.opening import open_database
-from archlab.search.store.rows import KEY, TERMINAL, faults_of, is_key, is_spec_of, keyed, sound_spec, trial_row
+from archlab.search.store.rows import KEY, TERMINAL, is_key, is_spec_of, keyed, sound_spec, state_and_result, trial_row
 from archlab.search.store.studies import Studies, log_event
 from archlab.search.trial.trial import Trial
 from archlab.search.utils.canonical import canonical_json
@@ -147,12 +147,7 @@ class Store(Studies):
     def known(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
         """key -> {state, result} of those trials that exist, whichever study made them; a damaged one has failed."""
         rows = self._query_many("SELECT key, state, result FROM trial WHERE key IN", keys)
-        return {
-            row["key"]: {"state": "failed", "result": None}
-            if faults_of(row)
-            else {"state": row["state"], "result": json.loads(row["result"]) if row["result"] else None}
-            for row in rows
-        }
+        return {row["key"]: state_and_result(row) for row in rows}
 
     def keys_from(self, start: str) -> list[str]:
         """The keys that start so, whichever study made their trials."""

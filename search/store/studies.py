@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from archlab.search.store.database import Changes, Database, Found, StoreRefused
 from archlab.search.store.lock import holder_of, is_study_name
-from archlab.search.store.rows import fault_in, json_of
+from archlab.search.store.rows import json_of, parsed
 
 T = TypeVar("T")
 MANY = 500  # values in one question
@@ -67,8 +67,8 @@ class Studies:
     def records(self) -> dict[str, dict[str, Any]]:
         """name -> record of every study whose record is sound, newest first."""
         rows = self._query("SELECT name, record FROM study ORDER BY updated DESC, name")
-        sound = (row for row in rows if is_study_name(row["name"]) and not fault_in(row["record"], dict))
-        return {row["name"]: json.loads(row["record"]) for row in sound}
+        found = {row["name"]: parsed(row["record"], dict) for row in rows if is_study_name(row["name"])}
+        return {name: record for name, (record, fault) in found.items() if not fault}
 
     def study_yaml(self, name: str) -> str:
         """The study file's text as it was run."""
@@ -150,10 +150,8 @@ class Studies:
     def recall_all(self, kinds: Iterable[str]) -> dict[str, dict[str, Any]]:
         """kind -> {key: value} of all that is remembered under these kinds, but for what is damaged."""
         found = self._remembered("value", kinds)
-        return {
-            kind: {key: json.loads(text) for key, text in kept.items() if not fault_in(text, object)}
-            for kind, kept in found.items()
-        }
+        texts = {kind: {key: parsed(text, object) for key, text in kept.items()} for kind, kept in found.items()}
+        return {kind: {k: value for k, (value, fault) in kept.items() if not fault} for kind, kept in texts.items()}
 
     def _remembered(self, column: str, kinds: Iterable[str]) -> dict[str, dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}
@@ -179,7 +177,7 @@ class Studies:
         asked = [(name, value) for name, value in (("study", study), ("key", key)) if value is not None]
         where = " AND ".join(["id > 0", *(f"{name} = ?" for name, _ in asked)])
         rows = self._query(f"SELECT * FROM event WHERE {where} ORDER BY id", [value for _, value in asked])
-        return [{**row, "detail": {} if fault_in(row["detail"], dict) else json.loads(row["detail"])} for row in rows]
+        return [{**row, "detail": parsed(row["detail"], dict)[0] or {}} for row in rows]
 
     def began(self, keys: Iterable[str]) -> dict[str, float]:
         """When the trials of these keys were first started (unix s), by whichever study; those that were."""
@@ -217,7 +215,6 @@ def log_event(
 
 def _question(record: Any) -> str | None:
     """The question of a study's record; of a damaged one, that it is."""
-    if fault := fault_in(record, dict):
-        return f"its record is damaged: {fault}"
-    question = json.loads(record).get("question")
+    found, fault = parsed(record, dict)
+    question = f"its record is damaged: {fault}" if fault else found.get("question")
     return None if question is None else str(question)
