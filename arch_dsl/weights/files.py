@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ MODEL = "model.safetensors"  # the name in a folder
 _SPEC = "archlab.model"  # the key of our spec among a file's metadata
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WHOLE = (MODEL, "pytorch_model.bin")
+_EMPTY = "is empty: it holds no weights"
+_ZIP = b"PK\3\4"  # how a file of torch begins
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
@@ -63,19 +67,19 @@ def read_weights(path: Path) -> tuple[Model, dict[str, Tensor]]:
 def read_spec(path: Path) -> Model:
     """The spec of the model that a file of ours is of. Raises SpecError."""
     file = _own_file(path)
-    try:
-        with safe_open(file, "pt") as opened:
-            text = (opened.metadata() or {}).get(_SPEC)
-    except (SafetensorError, OSError) as error:
-        raise SpecError.of(str(file), f"is no safetensors file: {error}") from None
+    with _told(file), safe_open(file, "pt") as opened:
+        text = (opened.metadata() or {}).get(_SPEC)
     if text is None:
         raise SpecError.of(str(file), "does not say which model it is of; `archlab import` makes a file that does")
-    return parse(Model, json.loads(text))
+    try:
+        return parse(Model, json.loads(text))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise SpecError.of(str(file), f"does not say in JSON which model it is of: {error}") from None
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of the tensors in a safetensors file, none of which is read."""
-    with safe_open(path, "pt") as opened:
+    """The names and shapes of the tensors in a safetensors file, none of which is read. Raises SpecError."""
+    with _told(path), safe_open(path, "pt") as opened:
         names: list[str] = opened.keys()
         return {name: tuple(opened.get_slice(name).get_shape()) for name in names}
 
@@ -111,8 +115,8 @@ def _files(path: Path) -> list[Path]:
 def _shards(index: Path) -> list[Path]:
     """The files that an index names, all beside it."""
     try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
+        names = sorted({str(name) for name in json.loads(index.read_text())["weight_map"].values()})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise SpecError.of(str(index), "is no index of shards: it has no `weight_map` of names and files") from None
     for name in names:
         if Path(name).name != name:
@@ -123,17 +127,43 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
-    try:
-        if path.suffix == ".safetensors":
+    if path.suffix == ".safetensors":
+        with _told(path):
             return load_file(path)
+    try:
         loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except SafetensorError as error:
-        raise SpecError.of(str(path), f"is no safetensors file: {error}") from None
     except Exception as error:  # torch raises whatever its readers do
-        raise SpecError.of(str(path), f"torch can't read it as weights: {str(error).splitlines()[0]}") from error
+        raise SpecError.of(str(path), _why_not(path, error)) from error
     for name in ("model", "state_dict"):
         if isinstance(loaded, dict) and isinstance(loaded.get(name), dict):
             loaded = loaded[name]
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise SpecError.of(str(path), "holds no mapping of names to tensors")
     return loaded
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What is wrong with a safetensors file is a SpecError that names it."""
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        empty = path.is_file() and path.stat().st_size == 0
+        raise SpecError.of(
+            str(path), _EMPTY if empty else f"is no safetensors file, or not all of one: {error}"
+        ) from None
+
+
+def _why_not(path: Path, error: Exception) -> str:
+    """Why torch can't read a file. Its own words for one that is empty or cut off say nothing of that."""
+    start = None
+    with suppress(OSError), path.open("rb") as file:
+        start = file.read(len(_ZIP))
+    if start == b"":
+        return _EMPTY
+    if start == _ZIP and not zipfile.is_zipfile(path):
+        return "is cut off: the list of what it holds, at the end of a file of torch, is missing"
+    if isinstance(error, IndexError | EOFError | KeyError):  # of its reader of pickles
+        return "torch can't read it as weights: it is cut off, or no file of torch"
+    first = next(iter(str(error).splitlines()), "")
+    return f"torch can't read it as weights: {first or type(error).__name__}"

@@ -80,7 +80,7 @@ def calibrate(
     with leaving_early(), make_progress(as_json=as_json) as progress:
         found = find(
             study,
-            store,
+            store_folder(store),
             trials=trials,
             against=against,
             overrides=parsed(overrides),

@@ -14,6 +14,7 @@ from archlab.search.executors.executor import ResourcesError
 from archlab.search.hardware.facts import GIB, Finding, machine, version_of
 from archlab.search.store.opening import VERSION as STORE_VERSION
 from archlab.search.store.servers import servers
+from archlab.search.utils.files import NO_JSON
 
 if TYPE_CHECKING:
     from archlab.search.executors.resources import Resources
@@ -136,7 +137,7 @@ def _store(root: Path) -> Finding:
         version = json.loads((root / "store.json").read_text())["version"]
     except FileNotFoundError:
         return Finding("store", "warn", f"{root} has no store.json", "the folder holds no store yet")
-    except (NotADirectoryError, ValueError, KeyError, TypeError) as error:
+    except (*NO_JSON, NotADirectoryError, KeyError, TypeError) as error:
         return Finding("store", "fail", f"{root}: store.json cannot be read ({error})", "no study can use this store")
     if not isinstance(version, int) or version > STORE_VERSION:
         meaning = f"written by a newer archlab; this one reads up to version {STORE_VERSION}"

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from archlab.cli import completion
+from archlab.cli.arguments import escaped, is_text
 from archlab.search.utils.exits import leave
 
 INVALID, REFUSED, TRY_AGAIN, INTERRUPTED = 2, 3, 75, 130
@@ -53,7 +54,7 @@ def _verdict(problems: int) -> str:
 
 def fail(message: str, code: int) -> NoReturn:
     """Ends the process with a message on stderr and an exit code."""
-    click.echo(message, err=True)
+    click.echo(escaped(message), err=True)
     leave(code)
 
 
@@ -102,7 +103,10 @@ def store_folder(given: str | None) -> Path:
     """The store folder, imported when it is asked for: a verb without a store starts faster."""
     from archlab.search.store.addresses import store_root
 
-    return store_root(given)
+    found = store_root(given)
+    if not is_text(str(found.absolute())):
+        fail(f"{escaped(str(found.absolute()))} is not UTF-8 text: name a store folder that is, with --store", INVALID)
+    return found
 
 
 def study_name(given: str) -> str:

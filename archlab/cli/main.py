@@ -139,6 +139,7 @@ def run(
     from archlab.search.running.run import run as run_study
     from archlab.tables import send
 
+    root = store_folder(store)
     name = shown = study  # what the commands that read a store find it by: a scale has a name of its own
 
     def begin(planned: Plan) -> None:
@@ -150,7 +151,7 @@ def run(
     with leaving_early(), make_progress(as_json=as_json) as progress:
         summary = run_study(
             study,
-            store,
+            root,
             overrides=parsed(overrides),
             executor="inline" if inline else "ray",
             address=address,
@@ -161,11 +162,11 @@ def run(
             smoke=smoke,
         )
         if not no_track and summary.exit_code in (0, 1, 3):  # it came to its end
-            send(store_folder(store).absolute(), name)
+            send(root.absolute(), name)
     if not as_json:
         from archlab.cli.printing import print_summary
 
-        print_summary(summary, shown, store_folder(store))
+        print_summary(summary, shown, root)
     leave(summary.exit_code)
 
 

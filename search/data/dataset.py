@@ -20,7 +20,7 @@ from archlab.search.data.documents.document import GIVEN
 from archlab.search.data.sources.given_tokens import ANSWER
 from archlab.search.data.sources.splits import NAMES
 from archlab.search.data.tokenizers.family import Codec, Tokenizer, Tokens
-from archlab.search.utils.files import read_json
+from archlab.search.utils.files import NO_JSON, read_json
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +74,10 @@ class Dataset:
             header = json.loads((folder / HEADER).read_text())
         except FileNotFoundError as error:
             raise DataError(f"data {identity} is not in {root}") from error
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise DataError(f"data {identity} is damaged: {HEADER} is not JSON") from error
+        except DataError:
+            raise
+        except NO_JSON as error:
+            raise DataError(f"data {identity} is damaged: {folder / HEADER} is not JSON") from error
         found = header.get("format") if isinstance(header, dict) else None
         if found != FORMAT:
             raise DataError(f"data {identity} has format {found}, this archlab reads {FORMAT}")

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 FailureKind = Literal["user", "crash", "oom", "hang", "disk", "interrupted", "cancelled", "node", "infra"]
 LOST = "lost another process of the trial"  # how the message begins of one that was not the first to die
+SERVERLESS = "lost its fork server"  # how the message begins of one that had none to start it, or whose server died
 
 
 @dataclass(frozen=True)

@@ -40,30 +40,39 @@ class ForkServer:
     def __init__(self, entry: str, threads: int) -> None:
         self.folder = private_folder("fork")
         self.address = str(self.folder / "socket")
-        count = str(threads)
-        self._process = subprocess.Popen(
+        self._entry, self._threads = entry, str(threads)
+        self._process = self._launched()
+
+    def _launched(self) -> subprocess.Popen[bytes]:
+        module = self._entry.partition(":")[0]
+        return subprocess.Popen(
             # -P: a file of the folder may be called like a module
-            [sys.executable, "-P", "-m", "archlab.search.executors.forkserver", self.address, entry.partition(":")[0]],
+            [sys.executable, "-P", "-m", "archlab.search.executors.forkserver", self.address, module],
             stdin=subprocess.PIPE,  # its end of file is how the server learns that we died
             start_new_session=True,  # Ctrl-C in a terminal is for the driver, which asks for checkpoints
             env={
                 **HEAP,
                 **os.environ,
                 "PYTHONPATH": python_path(),
-                **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), count),
+                **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), self._threads),
                 "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking whether there is a GPU must not initialise it
             },
         )
 
-    def alive(self) -> bool:
-        """False once the server has ended."""
-        return self._process.poll() is None
+    def revive(self) -> None:
+        """Starts the server again where it has died, at the same address: who connects meanwhile waits for it."""
+        if self._process.poll() is not None:
+            self._end()
+            self._process = self._launched()
 
-    def stop(self) -> None:
+    def _end(self) -> None:
         self._process.kill()
         self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
+
+    def stop(self) -> None:
+        self._end()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -94,6 +103,7 @@ class _Server:
     def __init__(self, address: str) -> None:
         self.selector = selectors.DefaultSelector()
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        Path(address).unlink(missing_ok=True)  # of a server that died
         self.listener.bind(address)
         self.listener.listen(64)
         self.selector.register(self.listener, selectors.EVENT_READ, self.accept)

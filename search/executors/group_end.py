@@ -94,10 +94,14 @@ def _read(connection: Any, said: bytearray, address: str) -> Answer | None:
 
 
 def _hang_up(connection: Any) -> None:
-    """Has the server kill a rank, and waits until that is done: then it closes the connection."""
-    connection.shutdown(socket.SHUT_WR)
-    while connection.recv(65536):
-        pass
+    """Has the server kill a rank, and waits until that is done: then it closes the connection.
+
+    Where the server has died, its ranks have died with it.
+    """
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(65536):
+            pass
 
 
 def free_port() -> int:

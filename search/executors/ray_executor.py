@@ -8,12 +8,20 @@ import shutil
 import signal
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from archlab.search.executors.executor import ExecutorError, Failure, FailureKind, Finished, ResourcesError
+from archlab.search.executors.executor import (
+    SERVERLESS,
+    ExecutorError,
+    Failure,
+    FailureKind,
+    Finished,
+    ResourcesError,
+)
 from archlab.search.executors.forkserver import ForkServer
 from archlab.search.executors.group_end import Ends
 from archlab.search.executors.ray_cluster import blame_machines, check_machines, launch_gang, of_all
@@ -34,6 +42,7 @@ from archlab.search.utils.temporary import private_folder
 _SHUTDOWN_S = 10.0
 _OBJECT_STORE_BYTES = 80 * 2**20  # Ray's least: jobs and results are a few kilobytes
 _NODES_S = 5.0  # how long the number of slots of a cluster is believed
+_SERVERS = 5  # that may die under one trial; then none would live
 _one_ray = threading.Lock()  # a process has one Ray at a time
 
 
@@ -72,6 +81,7 @@ class RayExecutor:
         self._slots, self._slots_until = 0, 0.0
         self._running: dict[Any, _Launched] = {}  # by task
         self._cancelled: set[str] = set()
+        self._serverless: Counter[str] = Counter()  # by key, how often its fork server died
 
     def start(self) -> None:
         """Begins to start Ray and to import the trainer, both in the background. Raises ResourcesError at once."""
@@ -179,6 +189,7 @@ class RayExecutor:
         if self._cluster and self._wants.world > 1:
             group, tasks = launch_gang(ray, self._task, job, self._options, self._wants.world)
         else:
+            self._revive()
             address, options = self._server.address if self._server else "", of_all(self._options, self._wants.world)
             group, tasks = None, {self._task.options(**options).remote(job, address): 0}
         self._cancelled.discard(key)
@@ -189,6 +200,7 @@ class RayExecutor:
         """What ended, as soon as something did or after `timeout` seconds."""
         if not self._running:
             return []
+        self._revive()
         ray, tasks = self._ready(), list(self._running)
         ready, _ = ray.wait(tasks, num_returns=1, timeout=timeout)
         if ready:
@@ -198,6 +210,14 @@ class RayExecutor:
             launched = self._running.pop(task)
             launched.ends.add(launched.tasks.pop(task), self._answer(ray, task, launched))
         return [self._collect(ray, launched) for launched in known.values() if launched.ends.over()]
+
+    def _revive(self) -> None:
+        """Starts the fork server again where something has killed it; a task may be waiting for it by now."""
+        try:
+            if self._server is not None:
+                self._server.revive()
+        except OSError as error:
+            raise ExecutorError(f"the fork server has died, and no other one can be started: {error}") from error
 
     def _answer(self, ray: Any, task: Any, launched: _Launched) -> dict[str, Any]:
         """What a task returned, or what became of it, in the same form."""
@@ -219,6 +239,9 @@ class RayExecutor:
             ray.util.remove_placement_group(launched.group)
         if answer.get("failure") == "node":
             self._slots_until = 0.0
+            self._serverless[launched.key] += SERVERLESS in answer["message"]
+            if self._serverless[launched.key] >= _SERVERS:
+                answer = {**answer, "failure": "infra"}
         if "outcome" in answer:
             return Finished(launched.key, launched.attempt, answer["outcome"])
         return Finished(launched.key, launched.attempt, Failure(answer["failure"], answer["message"]))

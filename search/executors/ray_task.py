@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from archlab.search.executors import shipping
+from archlab.search.executors.executor import SERVERLESS
 from archlab.search.executors.forkserver import ForkServer
 from archlab.search.executors.group_end import ask, free_port
 
@@ -31,18 +32,18 @@ def run_attempt(job: dict[str, Any], address: str, meeting: str = "", rank: int 
 
     On other machines each Ray worker has a fork server of its own, which dies with it. The worker itself imports
     neither torch nor the trainer, and so stays clean for the next trial. With `rank` this is one process of those
-    that `meet`; without it all of them are on this machine.
+    that `meet`; without it all of them are on this machine. A fork server that dies is no fault of its trials.
     """
     if wrong := shipping.differs(job.get("ours")):
         return {"failure": "infra", "message": wrong}
     jobs = _jobs(job, meeting, rank)
     try:
         if address:
-            with suppress(ConnectionRefusedError):  # it died: a server of our own does as well
+            with suppress(ConnectionRefusedError):  # none came up: a server of our own does as well
                 return ask(address, jobs)
         return ask(_own_server(job).address, jobs)
     except ConnectionError as error:
-        return {"failure": "crash", "message": str(error)}
+        return {"failure": "node", "message": f"{SERVERLESS}: {error}"}
 
 
 def _jobs(job: dict[str, Any], meeting: str, rank: int | None) -> list[dict[str, Any]]:
@@ -63,10 +64,9 @@ def _jobs(job: dict[str, Any], meeting: str, rank: int | None) -> list[dict[str,
 
 def _own_server(job: dict[str, Any]) -> ForkServer:
     global _own
-    if _own is None or not _own.alive():
-        if _own is not None:
-            _own.stop()
+    if _own is None:
         _own = ForkServer(job["entry"], job["cpus"])
+    _own.revive()
     return _own
 
 

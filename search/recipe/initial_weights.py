@@ -89,7 +89,7 @@ class Started:
 
 
 def keep_weights(start: Start, base: Path | None, data_root: Path, path: str = "train.init") -> Start:
-    """A start with its digest, its file kept in the store. Raises SpecError where there is no such file."""
+    """A start with its digest, its file kept in the store. Raises SpecError where there is no such file of weights."""
     if start.file is None:
         assert start.sha256 is not None
         if not kept(data_root, start.sha256).is_file():
@@ -102,6 +102,7 @@ def keep_weights(start: Start, base: Path | None, data_root: Path, path: str = "
         raise SpecError.of(f"{path}.sha256", message, start.mark("sha256"))
     place = kept(data_root, digest)
     if not place.is_file():
+        read_shapes(file)  # or it is none
         place.parent.mkdir(parents=True, exist_ok=True)
         scrap = place.with_name(f".new-{os.getpid()}-{secrets.token_hex(4)}")
         try:

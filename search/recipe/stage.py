@@ -16,6 +16,7 @@ from archlab.search.data.sources.family import Source
 from archlab.search.objectives import Objective
 from archlab.search.recipe.optimizers import Optimizer
 from archlab.search.recipe.schedules import Schedule
+from archlab.search.utils.files import NO_JSON
 
 
 class Changes(Mapping[str, Any]):
@@ -49,7 +50,7 @@ class Changes(Mapping[str, Any]):
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
         """From a mapping of paths, or from the `text` of one."""
         if isinstance(node.value, str):
-            with suppress(ValueError):
+            with suppress(*NO_JSON):
                 node = Node.of(json.loads(node.value), node.mark)
         if node.value is None:
             return cls()

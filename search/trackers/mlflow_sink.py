@@ -171,6 +171,8 @@ class MlflowSink:
 
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
+        # It logs each error of its database with a traceback, and raises it: it is told in a line by who catches it.
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
         if self._uri.endswith(str(self._local)):
             create_whole(self._local, _make_mlflow)
         client = MlflowClient(tracking_uri=self._uri)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from archlab.search.store.addresses import TENSORBOARD, WANDB, server_of
 from archlab.search.store.lock import lock_path
-from archlab.search.store.store import Store, StoreAway
+from archlab.search.store.store import Store, StoreAway, StoreError
 from archlab.search.trackers.acknowledged import Spool
 from archlab.search.trackers.mlflow_sink import MlflowSink
 from archlab.search.trackers.optuna_sink import OptunaSink
@@ -85,14 +85,15 @@ class Shipper:
         self._closing.set()
         self._woken.set()
 
-    def close(self, timeout: float = CLOSE_S) -> int:
-        """Sends what is left, for at most `timeout` seconds. Returns how many points and news are left for `sync`."""
+    def close(self, timeout: float = CLOSE_S) -> int | None:
+        """Sends what is left, for at most `timeout` seconds. Returns how many points and news are left for `sync`;
+        None where the store can't say, as on a full disk."""
         deadline = time.monotonic() + timeout
         self._closing.set()
         self._woken.set()
         if self._thread.ident is not None:
             self._thread.join(max(0.0, deadline - time.monotonic()))
-        return unsent(self._root, self._study)
+        return left_for_sync(self._root, self._study)
 
     def _run(self) -> None:
         """Ships to the end. Where the store is away, or another process still ships the study, it tries again."""
@@ -199,6 +200,14 @@ def unsent(store_root: Path, study: str) -> int:
     with Store.open(store_root, create=False) as store, Spool(store_root) as spool:
         trials = tracked(store, study, closing=True)
         return sum(sink.pending(trials) for sink in _sinks(store_root, study, spool, {}))
+
+
+def left_for_sync(store_root: Path, study: str) -> int | None:
+    """What `unsent` counts; None where the store can't say, which whoever runs the study has been told."""
+    try:
+        return unsent(store_root, study)
+    except (StoreError, OSError):
+        return None
 
 
 def shows_tables() -> bool:

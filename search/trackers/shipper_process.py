@@ -13,7 +13,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from archlab.search.trackers.shipper import CLOSE_S, Shipper, unsent
+from archlab.search.trackers.shipper import CLOSE_S, Shipper, left_for_sync
 from archlab.search.utils.children import die_with, python_path
 
 NICEST = 19
@@ -40,15 +40,15 @@ class ShipperProcess:
             with suppress(OSError):  # it ended, or has notices enough that it has not read
                 os.write(self._process.stdin.fileno(), b"\n")
 
-    def close(self, timeout: float = CLOSE_S) -> int:
+    def close(self, timeout: float = CLOSE_S) -> int | None:
         """Sends what is left, for `timeout` seconds, and a few more where these are many. Returns how many points and
-        news are left for `sync`."""
+        news are left for `sync`; None where the store can't say, as on a full disk."""
         if not self._ends_well(min(timeout, _GIVES_WAY_S)) and timeout > _GIVES_WAY_S:
             self.leave()
             self._process = self._launched(nice=False)
             self._ends_well(timeout)
         self.leave()
-        return unsent(self._root, self._study)
+        return left_for_sync(self._root, self._study)
 
     def leave(self) -> None:
         """Ends it at once; the next run ships what is left."""

@@ -326,3 +326,48 @@ main(["run", "study.yaml", "--inline", "--no-track"])
 
 def test_version_works_in_a_checkout() -> None:
     assert archlab("--version").stdout.startswith("archlab")
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["as-it-is", "strict"])
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            [b"plan", b"study.yaml", b"--set", b"train.tokens=\xff"],
+            r"'train.tokens=\xff' after --set is not UTF-8 text",
+        ),
+        ([b"run", b"study.yaml", b"--set=\xff=1"], r"'--set=\xff=1' is not UTF-8 text"),
+        ([b"plan", b"\xff.yaml"], r"'\xff.yaml' is not UTF-8 text"),
+        ([b"run", b"\xff.yaml"], r"'\xff.yaml' is not UTF-8 text"),
+        ([b"run", b"study.yaml", b"--store", b"a\xff"], r"'a\xff' after --store is not UTF-8 text"),
+        ([b"report", b"study", b"--store", b"a\xff"], r"'a\xff' after --store is not UTF-8 text"),
+    ],
+    ids=["value", "path", "plan", "run", "store", "report"],
+)
+def test_bytes_that_are_no_text_are_refused_by_argument(
+    folder: Path, arguments: list[bytes], told: str, strict: bool
+) -> None:
+    environment = {**os.environ, **({"PYTHONIOENCODING": "utf-8:strict"} if strict else {})}
+    command = [sys.executable, "-c", "from archlab.cli.main import main; main()", *arguments]
+    found = subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, env=environment | {"PYTHONPATH": str(ROOT)}
+    )
+    assert found.returncode == 2, found.stderr
+    assert told in found.stderr and "Traceback" not in found.stderr
+    assert not (folder / ".archlab").exists()
+
+
+@pytest.mark.parametrize("verb", [("run", "study.yaml", "--inline"), ("calibrate", "study.yaml"), ("status",), ()])
+def test_a_store_that_is_no_text_is_refused_wherever_it_was_named(folder: Path, monkeypatch, verb) -> None:
+    monkeypatch.setenv("ARCHLAB_STORE", "a\udcff")
+    refused = archlab(*verb)
+    assert refused.exit_code == 2, refused.output
+    assert refused.stderr == f"{folder}/a\\xff is not UTF-8 text: name a store folder that is, with --store\n"
+
+
+def test_names_of_files_that_are_no_text_are_printed_with_escapes(folder: Path) -> None:
+    (folder / "study.yaml").rename(folder / "\udcff.yaml")
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", "from archlab.cli.main import main; main()"]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=strict)
+    assert (found.returncode, r"archlab plan '\udcff.yaml'" in found.stdout) == (0, True), found.stderr

@@ -90,6 +90,7 @@ def test_doctor_imports_none_of_the_services():
         pytest.param({}, "fail", "cannot be read", id="no-version"),
         pytest.param([], "fail", "cannot be read", id="not-a-mapping"),
         pytest.param("{", "fail", "cannot be read", id="broken-json"),
+        pytest.param("[" * 100_000, "fail", "cannot be read", id="too-deep"),
         pytest.param(None, "warn", "no store.json", id="not-a-store"),
     ],
 )

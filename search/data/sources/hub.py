@@ -18,7 +18,7 @@ from archlab.search.data.documents.document import Document
 from archlab.search.data.documents.text_files import find_files
 from archlab.search.data.sources.family import Corpus, Source
 from archlab.search.data.sources.records import Jsonl, capped
-from archlab.search.utils.files import alone, make_private
+from archlab.search.utils.files import alone, make_private, read_json
 
 log = logging.getLogger(__name__)
 
@@ -135,12 +135,9 @@ def _part(folder: Path, number: int) -> Path:
 
 
 def _read_state(folder: Path) -> dict[str, Any]:
-    """How far it came: whole parts, their bytes of text, the place in the stream after them."""
-    try:
-        state: dict[str, Any] = json.loads((folder / _STATE).read_text())
-    except FileNotFoundError:
-        return {"parts": 0, "bytes": 0, "place": None, "done": False}
-    return state
+    """How far it came: whole parts, their bytes of text, the place in the stream after them. Without it: nowhere."""
+    found = read_json(folder / _STATE)
+    return {"parts": 0, "bytes": 0, "place": None, "done": False} if found is None else found
 
 
 def _write_part(

@@ -17,6 +17,7 @@ from archlab.arch_dsl.language.spec import Count, added
 from archlab.search.data.documents.document import GIVEN, Document
 from archlab.search.data.documents.text_files import find_files
 from archlab.search.data.sources.family import Corpus, Source
+from archlab.search.utils.files import NO_JSON
 
 Raw = bytes  # what a class with a field of that name cannot say
 _ROWS = 1_000  # of Parquet at a time
@@ -82,7 +83,7 @@ class Jsonl(Records):
     def _text(self, line: Raw, where: str, path: str, mark: Mark | None) -> Raw:
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except NO_JSON as error:
             raise SpecError.of(path, f"{where} is not JSON: {error}", mark) from error
         if not isinstance(record, dict):
             raise SpecError.of(path, f"{where} is no JSON object", mark)

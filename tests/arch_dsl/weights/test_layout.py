@@ -12,7 +12,14 @@ from archlab.arch_dsl import SpecError, zoo
 from archlab.arch_dsl.compiler.shapes import shapes_of
 from archlab.arch_dsl.language.parse import parse
 from archlab.arch_dsl.weights.conversion import export_tensors, import_tensors
-from archlab.arch_dsl.weights.files import read_checkpoint, read_spec, read_weights, write_tensors, write_weights
+from archlab.arch_dsl.weights.files import (
+    read_checkpoint,
+    read_shapes,
+    read_spec,
+    read_weights,
+    write_tensors,
+    write_weights,
+)
 from archlab.arch_dsl.weights.layout import Layout, Stored, layout_of, layouts, load_layout
 from archlab.arch_dsl.weights.moves import Move, moves
 
@@ -263,3 +270,36 @@ def test_files_that_are_no_weights_are_refused_and_run_no_code(tmp_path, capsys)
         with pytest.raises(SpecError, match=message):
             read_checkpoint(tmp_path / name)
     assert "harm" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["new.pt", "old.pt", "whole.safetensors"])
+def test_files_that_are_empty_or_cut_off_are_refused_by_name(tmp_path, name):
+    file, tensors = tmp_path / name, {"a": torch.ones(100, 100), "b": torch.ones(3)}
+    if file.suffix == ".pt":
+        torch.save(tensors, file, _use_new_zipfile_serialization=name == "new.pt")
+    else:
+        write_tensors(file, tensors, {})
+    whole = file.read_bytes()
+    for size in (0, 1, 4, 8, 20, 300, len(whole) // 2, len(whole) - 30, len(whole) - 1):
+        file.write_bytes(whole[:size])
+        for read in [read_checkpoint] if file.suffix == ".pt" else [read_checkpoint, read_spec, read_shapes]:
+            with pytest.raises(SpecError) as told:
+                read(file)
+            why = str(told.value).removeprefix(f"{file}: ")
+            assert len(why) > 20 and ("is empty" in why) == (size == 0), (size, why)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"weight_map": {"a": 1}}', '{"weight_map": {"a": "\\ud800"}}', ""], ids=repr
+)
+def test_an_index_that_is_none_is_refused(tmp_path, text):
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(SpecError, match=r"which is missing|is no index of shards"):
+        read_checkpoint(tmp_path)
+
+
+def test_a_spec_of_our_file_that_is_no_json_is_told(tmp_path):
+    for text in ("[" * 100_000, "{"):
+        write_tensors(tmp_path / "ours.safetensors", {"a": torch.ones(1)}, {"archlab.model": text})
+        with pytest.raises(SpecError, match=r"ours\.safetensors: does not say in JSON which model it is of"):
+            read_spec(tmp_path / "ours.safetensors")

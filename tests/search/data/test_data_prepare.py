@@ -253,6 +253,21 @@ def test_opening_what_is_not_there_or_of_another_format_says_so(corpus: Text, tm
     assert str(newer.value) == f"data {data.identity} has format 99, this archlab reads 1"
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "\udcff"], ids=["too deep", "torn", "no text"])
+def test_a_header_or_checksums_that_are_no_json_are_damage_that_names_the_file(
+    corpus: Text, text, tmp_path: Path
+) -> None:
+    data = prepare(corpus, Bytes(), tmp_path / "data")
+    header, sums = data.folder / "data.json", data.folder / "checksums.json"
+    header.write_text(text, errors="surrogateescape")
+    seal(data.folder, ["data.json"])
+    with pytest.raises(DataError, match=rf"is damaged: {header} is not JSON"):
+        Dataset.open(tmp_path / "data", data.identity)
+    sums.write_text(text, errors="surrogateescape")
+    with pytest.raises(DamagedData, match=rf"of {sums} are not those"):
+        Dataset.open(tmp_path / "data", data.identity)
+
+
 def test_a_failure_leaves_nothing_behind(corpus: Text, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"train\.tokenizer\.vocab: must be at most \d+, found 60000"):
         prepare(corpus, BytePairs(vocab=60_000), tmp_path / "data")

@@ -53,6 +53,7 @@ def test_rows_of_parquet_are_documents(tmp_path: Path) -> None:
 
 BROKEN: dict[str, tuple[bytes, str]] = {
     "no JSON": (b'{"text": "a"}\n{"text": \n', r"files: .*a\.jsonl:2 is not JSON: "),
+    "too deep": (b'{"text": "a"}\n' + b"[" * 100_000 + b"\n", r"files: .*a\.jsonl:2 is not JSON: "),
     "no object": (b"[1]\n", r"files: .*a\.jsonl:1 is no JSON object"),
     "no field": (b'{"txt": "a", "id": 1}\n', r"field: .*:1 has no 'text'; did you mean 'txt'\? \(txt, id\)"),
     "no text": (b'{"text": 1}\n', r"files: .*a\.jsonl:1: 'text' is no text"),

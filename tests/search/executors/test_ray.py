@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from archlab.search.executors.executor import ExecutorError, Failure, ResourcesError
+from archlab.search.executors.executor import ExecutorError, Failure, Finished, ResourcesError
 from archlab.search.executors.forkserver import ForkServer
-from archlab.search.executors.group_end import ask
+from archlab.search.executors.group_end import Ends, ask
 from archlab.search.executors.inline import InlineExecutor
 from archlab.search.executors.process_group import Parallel
-from archlab.search.executors.ray_executor import RayExecutor
+from archlab.search.executors.ray_executor import RayExecutor, _Launched
 from archlab.search.executors.resources import Resources
 from archlab.search.hardware.cores import pin
 from archlab.search.hardware.facts import usable_cores
@@ -142,6 +142,43 @@ def test_a_killed_trial_goes_on_as_attempt_two(executor, tmp_path, kill):
     steps, starts = steps_run(executor._data_root)
     assert starts["1/0"] == 2
     assert sum(steps.values()) <= 9  # at most the step that had no checkpoint yet ran twice
+
+
+def test_a_fork_server_that_dies_is_started_again_and_costs_its_trial_nothing(executor, tmp_path):
+    """Three times, which as crashes of the trial would be one too many. The third one dies before it serves."""
+    store, trial = make_store(tmp_path), toy(1, steps=8, step_s=0.1, holds=[3, 6])
+
+    def killer():
+        for attempt, held in ((1, 3), (2, 6)):
+            until(lambda held=held: steps_run(executor._data_root)[0]["1/0", held - 1])
+            server, first = executor._server._process, read_attempt(store.trial_folder(trial.key))
+            assert first["attempt"] == attempt
+            os.kill(server.pid, signal.SIGKILL)
+            until(lambda first=first: not alive(first["pid"]))
+            go(executor._data_root, held)
+            until(lambda server=server: executor._server._process is not server)
+        os.kill(executor._server._process.pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=killer)
+    thread.start()
+    assert run(executor, store, trial, toy(2)).exit_code == 0
+    thread.join()
+    assert [row["state"] for row in store.study_trials("s")] == ["complete", "complete"]
+    reasons = [event["detail"]["reason"] for event in store.events("s", trial.key) if event["kind"] == "planned"]
+    assert len(reasons) >= 2
+    assert all(reason.startswith("lost its fork server: ") for reason in reasons), reasons
+    steps, _ = steps_run(executor._data_root)
+    assert sum(steps["1/0", step] for step in range(8)) <= 8 + len(reasons)  # each went on from its checkpoint
+
+
+@pytest.mark.parametrize(("deaths", "kind"), [(1, "node"), (4, "node"), (5, "infra")])
+def test_a_trial_under_which_every_fork_server_dies_ends_the_run_as_nothing_else_would(tmp_path, deaths, kind):
+    executor, answer = RayExecutor(ENTRY, tmp_path), {"failure": "node", "message": "lost its fork server: gone"}
+    for attempt in range(1, deaths + 1):
+        launched = _Launched("key", attempt, {}, Ends(1))
+        launched.ends.add(0, answer)
+        finished = executor._collect(None, launched)
+    assert finished == Finished("key", deaths, Failure(kind, answer["message"]))
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
@@ -79,6 +80,30 @@ def test_mistakes_are_told_and_nothing_is_written(here, arguments, message):
     before = {path: path.stat().st_mtime_ns for path in here.rglob("*")}
     assert message in archlab(*arguments, code=2)
     assert {path: path.stat().st_mtime_ns for path in here.rglob("*")} == before
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_checkpoint_that_is_empty_or_cut_off_is_told(here, name, size):
+    tensors = read_checkpoint(here / "theirs")
+    (here / "theirs" / "model.safetensors").unlink()
+    if name.endswith(".bin"):
+        torch.save(tensors, here / "theirs" / name)
+    else:
+        write_tensors(here / "theirs" / name, tensors, {})
+    os.truncate(here / "theirs" / name, size)
+    for given in ("theirs", f"theirs/{name}"):
+        told = archlab("import", given, "--zoo", "llama/tiny", "-o", "ours", code=2)
+        assert f"theirs/{name}: is " in told and ("is empty" in told) == (size == 0)
+    assert not (here / "ours").exists()
+
+
+def test_a_start_that_is_empty_is_told_and_not_kept(here):
+    (here / "empty.safetensors").touch()
+    study = write_study(here)
+    told = archlab("plan", str(study), "--set", "train.init={from: empty.safetensors}", code=2)
+    assert "empty.safetensors: is empty" in told
+    assert not list(here.rglob(".archlab/data/weights/*"))
 
 
 def test_trained_weights_are_exported_by_study_by_key_and_by_file(here):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import signal
 import socket
 import sqlite3
@@ -548,6 +549,30 @@ def test_without_a_process_to_give_a_run_goes_on_and_the_points_wait(
     shipper.notice()
     assert shipper.close(240) == POINTS + 2
     assert [each.args[1] for each in caplog.records] == ["the end of the run", "the next run, or `archlab sync`,"]
+
+
+@pytest.mark.parametrize("most", [4_000, 40_000], ids=["none", "little"])
+def test_a_full_disk_is_said_in_a_line_and_what_did_not_fit_is_sent_later(
+    store: Store, most: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No file may grow past `most` bytes: neither that of acknowledgements, or but MLflow's and Optuna's."""
+    finished(store, row())
+    assert sync(store.root) == {"gates": 0}
+    for seed in range(1, 4):
+        finished(store, row(seed=seed))
+    capfd.readouterr()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    shipper = ShipperProcess(store.root, "gates")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+    try:
+        shipper.start()
+        assert shipper.close(240) != 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1 and ("sent later" in said or "sent to the trackers for now" in said), said
+    assert sync(store.root) == {"gates": 0}
+    assert len(points(store, "loss")) == 4 * STEPS
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells a child of its parent's death on Linux alone")
