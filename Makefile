@@ -13,7 +13,7 @@ BASE := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help study dashboard docs site lock audit golden test test-slow storm check bench venv venv-dev
+.PHONY: help study dashboard docs site lock audit golden test test-slow storm fuzz check bench venv venv-dev
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test-slow: $(DEV) ## run the slow tests
 
 storm: $(DEV) ## kill whatever runs a study, at random moments, in twenty studies (STORM_ARGS="--seeds 2")
 	$(BIN)/python -m tests.search.storm $(STORM_ARGS)
+
+fuzz: $(DEV) ## 3,000 inputs that nobody wrote for each test that takes any: hours
+	ARCHLAB_FUZZ=3000 $(BIN)/python -m pytest -q tests/fuzz $(PYTEST_ARGS)
 
 check: $(DEV) ## format, lint, types, and which way imports point
 	$(BIN)/ruff format --check .

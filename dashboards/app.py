@@ -12,11 +12,13 @@ import dash
 import dash_mantine_components as dmc
 import flask
 from dash import Input, html
+from dash.exceptions import DependencyException
 
 from archlab.dashboards import downloads, pages, theme
 from archlab.dashboards.library import Library
 from archlab.dashboards.optuna_mount import Mount
 from archlab.dashboards.parts import READ_ONLY, card, frame
+from archlab.dashboards.sent import is_sendable, sent_json
 
 POLICY = "; ".join(
     [
@@ -74,6 +76,7 @@ def make_app(store_root: Path, read_only: bool = False) -> dash.Dash:
     downloads.register(app.server, library)
     app.server.config["MAX_CONTENT_LENGTH"] = MOST_BYTES
     app.server.before_request(partial(_refuse_malformed, app))
+    app.server.register_error_handler(DependencyException, _no_script)
     app.server.after_request(_stay_local)
     app.server.wsgi_app = Mount(app.server.wsgi_app, library.root, LOCAL)  # type: ignore[method-assign]
     return app
@@ -83,17 +86,13 @@ def _refuse_malformed(app: dash.Dash) -> flask.Response | None:
     """An answer to what calls itself a callback and can be none, at which Dash would stumble."""
     if flask.request.path != "/_dash-update-component":
         return None
-    try:
-        asked = flask.request.get_json(silent=True)
-    except RecursionError:  # nested so deeply that no page of ours has sent it
-        asked = None
-    if _is_callback(app, asked):
+    if _is_callback(app, sent_json()):
         return None
     return flask.Response("this is no callback of these pages\n", 400, mimetype="text/plain")
 
 
 def _is_callback(app: dash.Dash, asked: Any) -> bool:
-    """Whether it is one of a page of ours, with all of its parts. What values they have, the callback itself sees."""
+    """Whether it is one of a page of ours, with all of its parts, and values that such a page can send."""
     if not isinstance(asked, dict) or not isinstance(asked.get("output"), str):
         return False
     known, changed = app.callback_map.get(asked["output"]), asked.get("changedPropIds")
@@ -106,6 +105,7 @@ def _is_callback(app: dash.Dash, asked: Any) -> bool:
     return (
         all(isinstance(told, list) and len(told) == len(named) for told, named in parts)
         and all(_is_part(each, of) for told, named in parts for each, of in zip(told, named, strict=True))
+        and all(_is_sendable(each, of) for told, named in parts[1:] for each, of in zip(told, named, strict=True))
         and isinstance(changed, list)
         and all(isinstance(each, str) for each in changed)
     )
@@ -120,6 +120,12 @@ def _is_part(told: Any, of: dict[str, str]) -> bool:
     return isinstance(told, dict) and told.get("id") == of["id"] and _plain(told.get("property")) == of["property"]
 
 
+def _is_sendable(told: Any, of: dict[str, str]) -> bool:
+    """Whether its value, or that of each that fits a pattern, is one that a page can send."""
+    each = told if isinstance(told, list) else [told]
+    return all(is_sendable(of["id"], of["property"], one.get("value")) for one in each)
+
+
 def _plain(name: Any) -> str:
     return str(name).partition("@")[0]
 
@@ -127,6 +133,11 @@ def _plain(name: Any) -> str:
 def _no_page(**_: object) -> object:
     said = html.P(["There are the ", dash.dcc.Link("studies", href="/"), " and a page for each."])
     return card("No such page", said, kind="missing")
+
+
+def _no_script(_: Exception) -> flask.Response:
+    """In place of a script that no component has."""
+    return flask.Response("there is no such script\n", 404, mimetype="text/plain")
 
 
 def _stay_local(response: flask.Response) -> flask.Response:

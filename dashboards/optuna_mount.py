@@ -35,9 +35,9 @@ class Mount:
         if path != PAGES and not path.startswith(PATHS):
             return self._application(environ, start)
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-            return _refusal("archlab shows Optuna's dashboard to read, not to write", 405)(environ, start)
+            return self._refusal("archlab shows Optuna's dashboard to read, not to write", 405)(environ, start)
         if (why := absent(self._root)) is not None:
-            return _refusal(why, 404)(environ, start)
+            return self._refusal(why, 404)(environ, start)
 
         def answer(status: str, headers: list[tuple[str, str]], *error: Any) -> Any:
             return start(status, [*headers, *self._headers.items()], *error)
@@ -45,6 +45,9 @@ class Mount:
         environ.setdefault("HTTP_ACCEPT_ENCODING", "")  # which it takes for granted
         file = self._root / "optuna.db"
         return _application(file, file.stat().st_ino)(environ, answer)
+
+    def _refusal(self, why: str, status: int) -> Response:
+        return Response(f"{why}\n", status, self._headers, mimetype="text/plain")
 
 
 @lru_cache(maxsize=4)
@@ -80,7 +83,3 @@ def pages_of(root: Path, study: str) -> dict[str, str]:
     except sqlite3.Error:  # a copy that is being made, or locked: the page itself says what is wrong
         return {}
     return {name: f"{PAGES}/studies/{number}" for name, number in rows}
-
-
-def _refusal(why: str, status: int) -> Response:
-    return Response(f"{why}\n", status, {"X-Content-Type-Options": "nosniff"}, mimetype="text/plain")

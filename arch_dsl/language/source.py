@@ -21,6 +21,9 @@ from archlab.arch_dsl.language.errors import Mark, SpecError, nearest
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 64
 MAX_NODES = 100_000
+MAX_DIGITS = 399
+"""Of an integer; a longer one stays text."""
+_SHOWN = 3  # keys of a path that is nested too deeply
 
 _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NULL = re.compile(r"(?:~|null|Null|NULL|)$")
@@ -40,14 +43,21 @@ class Node:
     key_marks: dict[str, Mark] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, data: Any, mark: Mark | None = None) -> Node:
-        """Wraps plain Python data (mappings, sequences, scalars) that has no place in a file."""
+    def of(cls, data: Any, mark: Mark | None = None, above: tuple[str, ...] = ()) -> Node:
+        """Wraps plain Python data (mappings, sequences, scalars) that has no place in a file, below the keys `above`.
+
+        Raises SpecError for what is nested too deeply, and for an integer with more digits than a file may hold.
+        """
         if isinstance(data, Node):
             return data
+        if len(above) > MAX_DEPTH:
+            raise SpecError.of(f"{'.'.join(above[:_SHOWN])}…", f"nested deeper than {MAX_DEPTH} levels", mark)
         if isinstance(data, Mapping):
-            return cls({str(key): cls.of(value, mark) for key, value in data.items()}, mark)
-        if isinstance(data, Sequence) and not isinstance(data, str):
-            return cls([cls.of(value, mark) for value in data], mark)
+            return cls({str(key): cls.of(value, mark, (*above, str(key))) for key, value in data.items()}, mark)
+        if isinstance(data, Sequence) and not isinstance(data, str | bytes):
+            return cls([cls.of(value, mark, (*above, str(index))) for index, value in enumerate(data)], mark)
+        if isinstance(data, int) and abs(data) >= 10**MAX_DIGITS:
+            raise SpecError.of(".".join(above), f"is an integer of more than {MAX_DIGITS} digits", mark)
         return cls(data, mark)
 
     def plain(self) -> Any:
@@ -138,7 +148,7 @@ def _plain(text: str) -> Scalar:
     if _BOOL.match(text):
         return text.lower() == "true"
     if _INT.match(text):
-        return int(text) if len(text) < 400 else text
+        return int(text) if len(text) <= MAX_DIGITS else text
     return float(text) if _FLOAT.match(text) else text
 
 
@@ -182,6 +192,10 @@ class _Composer:
             before = self.text[: self.text.index(chr(error.character))].split("\n")
             mark = Mark(self.name, len(before), len(before[-1]) + 1, "")
             raise SpecError.of("", f"this is not YAML: {str(error).splitlines()[0]}", mark) from error
+        except UnicodeEncodeError as error:  # a text that comes from no file
+            before = self.text[: error.start].split("\n")
+            mark = Mark(self.name, len(before), len(before[-1]) + 1, "")
+            raise SpecError.of("", "this is not YAML: half of a surrogate pair is no character", mark) from error
 
     def _indented(self, place: Any) -> str:
         """What is wrong where a key stands in which none may begin: its column, or a colon inside of a value."""

@@ -13,7 +13,7 @@ from dash import Input, Output, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 
 from archlab.dashboards import figures, table, theme, words
-from archlab.dashboards.library import Library, Study
+from archlab.dashboards.library import Library, NotFound, Study
 from archlab.dashboards.lines import leading
 from archlab.dashboards.optuna_mount import pages_of
 from archlab.dashboards.pages.actions import action_bar
@@ -37,6 +37,7 @@ from archlab.search.reporting.findings import findings
 from archlab.search.reporting.main_table import main_block, table_page
 from archlab.search.reporting.shape import Shape
 from archlab.search.results.told import sections_of
+from archlab.search.store.store import StoreError
 
 CONTROLS = ("metric", "x", "smooth", "trials")
 """What can be chosen of the curves here, by its key in the address."""
@@ -70,7 +71,10 @@ def register(app: dash.Dash, library: Library) -> None:
         prevent_initial_call=True,
     )
     def every(clicks: int | None, seen: list[str]) -> Any:
-        study = library.study(seen[0])
+        try:
+            study = library.study(seen[0])
+        except (StoreError, NotFound):  # which the next tick says
+            return no_update
         return _variants(study, study.variants) if clicks else no_update
 
     remember_zoom(app, "curves", "curves-zoom")

@@ -21,6 +21,7 @@ from archlab.dashboards.library import Library
 from archlab.dashboards.pages.actions import is_what_was_run
 from archlab.dashboards.pages.shell import crumbs, notice
 from archlab.dashboards.parts import guarded, reads_only
+from archlab.dashboards.sent import sent_json
 from archlab.search.store.store import StoreError
 from archlab.search.study.completion import complete
 from archlab.search.study.files import from_here, new_study, studies_in
@@ -44,7 +45,7 @@ def register(app: dash.Dash, library: Library) -> None:
 
     @app.server.post("/write/complete")
     def completed() -> flask.Response:
-        asked = flask.request.get_json(silent=True)
+        asked = sent_json()
         kinds = {name: type(value) for name, value in asked.items()} if isinstance(asked, dict) else {}
         if kinds != {"text": str, "position": int}:
             return flask.Response("a text and a position are asked for\n", 400, mimetype="text/plain")
@@ -123,9 +124,14 @@ def save(folder: Path, file: str, text: str, before: dict[str, str]) -> Path:
     path = folder / file
     if not path.parent.resolve().is_relative_to(folder.resolve()):
         raise Refused(f"{file} leads out of this folder by a link")
+    if not _is_utf8(text):
+        raise Refused("half of a surrogate pair is no character")
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
-        held = _digest(path.read_text())
+        try:
+            held = _digest(path.read_text())
+        except UnicodeDecodeError as error:
+            raise Refused(f"{file} is not UTF-8 text: choose another name") from error
         if held == _digest(text):
             return path
         if before.get("file") != file:
@@ -134,6 +140,13 @@ def save(folder: Path, file: str, text: str, before: dict[str, str]) -> Path:
             raise Refused(f"{file} has changed on disk since it was opened: open it again, or choose another name")
     write_whole(path, text)
     return path
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        return text.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def _digest(text: str) -> str:
@@ -186,11 +199,14 @@ def layout(library: Library, study: object = "", file: object = "", **_: Any) ->
 def _opened(library: Library, study: str, file: str) -> tuple[str, str, dict[str, str], str]:
     """(name of the file, text, what was opened, a remark) of what an address asks for."""
     path = Path.cwd() / file if FILE.fullmatch(file) else None
+    said = f"There is no study file {file[:80]!r} in {Path.cwd()}."
     if path is not None and path.is_file() and path.resolve().is_relative_to(Path.cwd().resolve()):
-        text = path.read_text()
-        return file, text, {"file": file, "digest": _digest(text)}, ""
+        try:
+            text = path.read_text()
+            return file, text, {"file": file, "digest": _digest(text)}, ""
+        except UnicodeDecodeError:
+            said = f"{file} is not UTF-8 text."
     if file:
-        said = f"There is no study file {file[:80]!r} in {Path.cwd()}."
         named = file if path else NEW
         return named, new_study(Path.cwd() / named), {}, said
     if study:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from archlab.arch_dsl.language.errors import Problem, SpecError
+from archlab.arch_dsl.language.errors import Problem, SpecError, shorten
 from archlab.arch_dsl.language.include import INCLUDE, read_whole, text_of, with_included
 from archlab.arch_dsl.language.parse import INVALID, parse_value
 from archlab.arch_dsl.language.source import Node, read_text
@@ -30,6 +31,8 @@ from archlab.search.variants.mistakes import Mistakes
 from archlab.search.variants.patches import Patch
 from archlab.search.variants.section import Section
 from archlab.search.variants.zoo import with_sizes
+
+_WRITABLE = (dict, list, str, int, float, bool, type(None), datetime.date, datetime.datetime)
 
 
 def load_study(
@@ -84,10 +87,20 @@ def _said(written: Node, overrides: Mapping[str, Any]) -> Node:
 
 def _text(study: Mapping[str, Any]) -> str:
     """The YAML of a mapping. Raises SpecError for a value that a file could not hold."""
-    try:
-        return str(yaml.safe_dump(dict(study), sort_keys=False))
-    except yaml.YAMLError as error:
-        raise SpecError.of("", f"a study holds mappings, lists, texts and numbers: {error.args}") from error
+    node = Node.of(study)
+    if problems := [*_unwritable(node, "")]:
+        raise SpecError(problems)
+    return str(yaml.safe_dump(node.plain(), sort_keys=False))
+
+
+def _unwritable(node: Node, path: str) -> Iterator[Problem]:
+    """The values of a mapping that no file can hold."""
+    inner = node.value if isinstance(node.value, dict | list) else {}
+    for key, child in inner.items() if isinstance(inner, dict) else enumerate(inner):
+        yield from _unwritable(child, f"{path}.{key}" if path else str(key))
+    if type(node.value) not in _WRITABLE:
+        found = shorten(repr(node.value))
+        yield Problem(path, f"a study holds mappings, lists, texts and numbers; found {found}", node.mark)
 
 
 def parse_study(node: Node) -> Study:

@@ -251,8 +251,9 @@ def _grid(full: str, node: Node, path: str, problems: list[Problem]) -> Any:
         if name not in node.value:
             refuse(problems, f"{path}.{name}", f"is missing: a grid of {what}s needs it", node.mark)
     kind = node.value.get("grid")
-    if kind and kind.value not in GRIDS:
-        refuse(problems, f"{path}.grid", unknown(kind.value, "grid", GRIDS), kind.mark)
+    if kind and (not isinstance(kind.value, str) or kind.value not in GRIDS):
+        named = kind.value if isinstance(kind.value, str | int | float) else kind.kind
+        refuse(problems, f"{path}.grid", unknown(named, "grid", GRIDS), kind.mark)
     ends = [
         parse_value(Positive, node.value[name], f"{path}.{name}", problems) for name in keys[1:] if name in node.value
     ]
