@@ -23,7 +23,7 @@ from archlab.dashboards.sent import is_sendable, sent_json
 POLICY = "; ".join(
     [
         "default-src 'self'",
-        "script-src 'self' 'unsafe-inline' 'unsafe-eval'",
+        "script-src 'self' 'unsafe-eval'",
         "style-src 'self' 'unsafe-inline'",
         "img-src 'self' data: blob:",
         "font-src 'self' data:",
@@ -31,7 +31,7 @@ POLICY = "; ".join(
         "frame-ancestors 'self'",
     ]
 )
-"""The browser itself refuses what is not from here; Dash needs inline scripts."""
+"""The browser itself refuses what is not from here. A page names the scripts that Dash writes into it, by hashes."""
 MOST_BYTES = 8_000_000
 """Of what is sent to it: more than the largest study, or the rows of the largest table."""
 LOCAL = {
@@ -77,7 +77,7 @@ def make_app(store_root: Path, read_only: bool = False) -> dash.Dash:
     app.server.config["MAX_CONTENT_LENGTH"] = MOST_BYTES
     app.server.before_request(partial(_refuse_malformed, app))
     app.server.register_error_handler(DependencyException, _no_script)
-    app.server.after_request(_stay_local)
+    app.server.after_request(partial(_stay_local, app))
     app.server.wsgi_app = Mount(app.server.wsgi_app, library.root, LOCAL)  # type: ignore[method-assign]
     return app
 
@@ -140,7 +140,10 @@ def _no_script(_: Exception) -> flask.Response:
     return flask.Response("there is no such script\n", 404, mimetype="text/plain")
 
 
-def _stay_local(response: flask.Response) -> flask.Response:
+def _stay_local(app: dash.Dash, response: flask.Response) -> flask.Response:
+    if response.mimetype == "text/html":
+        own = " ".join(["script-src 'self'", *app.csp_hashes()])
+        response.headers.setdefault("Content-Security-Policy", POLICY.replace("script-src 'self'", own))
     for name, value in LOCAL.items():
         response.headers.setdefault(name, value)
     if flask.request.path.startswith("/study/"):

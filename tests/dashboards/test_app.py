@@ -1,10 +1,13 @@
 """The application without a browser: pages and downloads for every state a store can be in."""
 
 import json
+import re
 import shlex
 import sqlite3
 import subprocess
 import sys
+from base64 import b64encode
+from hashlib import sha256
 
 import pytest
 
@@ -339,3 +342,14 @@ def test_scripts_that_a_study_asks_to_load_early_exist(client):
     for link in client.http.get("/study/gate-position").headers["Link"].split(", "):
         path = link[1 : link.index(">")]
         assert client.http.get(path).mimetype.endswith("javascript")
+
+
+def test_a_page_runs_the_scripts_that_it_was_sent_with_and_no_others(client):
+    answer = client.http.get("/")
+    policy = answer.headers["Content-Security-Policy"]
+    (allowed,) = [part.split() for part in policy.split("; ") if part.startswith("script-src")]
+    text = re.sub(r"<!--.*?-->", "", answer.text, flags=re.DOTALL)
+    inline = re.findall(r"<script(?![^>]*(?:src=|json))[^>]*>(.*?)</script>", text, re.DOTALL)
+    hashes = [f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in inline]
+    assert len(hashes) > 1
+    assert {"'self'", "'unsafe-eval'", *hashes} == set(allowed[1:])
