@@ -69,11 +69,15 @@ def _seconds(call: Callable[[], object], device: Device) -> float:
 def _device_seconds(call: Callable[[], object], times: int = 5) -> float:
     """The median of calls whose launches all wait for the device, which sleeps meanwhile: what the host needs for them
     is no part of it, as long as it is less than the sleep."""
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    call()
+    cycles = max(SLEEP_CYCLES, int(4e9 * (time.perf_counter() - begun)))  # twice what launching takes, at 2 GHz
     scratch = torch.empty(2**26, dtype=torch.float32, device="cuda")  # several times the cache
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(times)]
     for start, end in events:
         scratch.zero_()
-        torch.cuda._sleep(SLEEP_CYCLES)
+        torch.cuda._sleep(cycles)
         start.record()
         call()
         end.record()

@@ -99,7 +99,8 @@ def test_no_key_of_the_table_leads_out_of_the_store(tmp_path, theirs, verb):
         for table in ("trial", "study_trial"):
             db.execute(f"UPDATE {table} SET key = '../../theirs' WHERE key = ?", (key,))
     result = archlab(*{"gc": ["gc", "--apply"], "report": ["report", "gates"]}[verb], "--store", root)
-    assert result.exit_code == 2 and "'../../theirs', which is no trial's key" in result.output, result.output
+    assert result.exit_code == 0, result.output
+    assert "rows of the trial table are damaged" in result.output or "incomplete" in result.output
     assert everything_below(theirs) == before
 
 

@@ -124,11 +124,12 @@ def retry(study: str, store: str | None, failed: bool, variants: tuple[str, ...]
 def gc(store: str | None, apply: bool, as_json: bool) -> None:
     """List what a store could do without, and how much that frees. Results and journals always stay."""
     from archlab.search.running.garbage import compiled_layers, final_weights, find, remove, summed
+    from archlab.search.running.table_damage import is_whole
     from archlab.search.store.store import Store
 
     with Store.open(store_folder(store), create=False) as opened:
         going, stayed = remove(opened) if apply else (find(opened), [])
-        (trials, held), layers = final_weights(opened), compiled_layers(opened)
+        (trials, held), layers, whole = final_weights(opened), compiled_layers(opened), is_whole(opened)
     if as_json:
         kept = [{"files": list(map(str, waste.paths)), "reason": reason} for waste, reason in stayed]
         weights = {"trials": trials, "bytes": held}
@@ -140,6 +141,9 @@ def gc(store: str | None, apply: bool, as_json: bool) -> None:
     ]
     total = sum(waste.size for waste in going)
     click.echo("\n".join(lines) if lines else "nothing can go")
+    if not whole:
+        click.echo("left: what trials keep or share, as rows of the trial table are damaged, or were mended and their")
+        click.echo("  study has not run since; archlab check says which")
     for waste, reason in stayed:
         click.echo(f"left: {waste.paths[0]}{' and more' if len(waste.paths) > 1 else ''}: {reason}")
     if apply and lines:

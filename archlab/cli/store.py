@@ -15,8 +15,8 @@ from archlab.cli.kit import JSON, STORE, STUDY_OR_NAME, TRY_AGAIN, fail, store_f
 from archlab.cli.lifecycle import megabytes
 
 if TYPE_CHECKING:
-    from archlab.search.running.damage import Damage
     from archlab.search.running.deletion import Deletion
+    from archlab.search.running.table_damage import Damage
 
 _LISTED = 10  # trials that a deletion names
 
@@ -123,12 +123,16 @@ def check(store: str | None, repair: bool, as_json: bool) -> None:
 
     root = store_folder(store)
     with Store.open(root, create=False) as opened:
-        found, looked = damage.look(opened)
-        mended, aside = mending.repair(opened, found) if repair and found else ([], None)
+        if repair:
+            found, looked, mended, aside = mending.repair(opened)
+        else:
+            (found, looked), mended, aside = damage.look(opened), [], None
     left = [each for each in found if each not in mended]
     if as_json:
         click.echo(
-            json.dumps({"looked": asdict(looked), "damaged": [asdict(each) for each in found], "left": len(left)})
+            json.dumps(
+                {"looked": asdict(looked), "damaged": [asdict(each) for each in found], "left": len(left)}, default=repr
+            )
         )
     else:
         click.echo("\n".join(_damage_lines(found)))

@@ -7,18 +7,19 @@ import hashlib
 import json
 import sqlite3
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from archlab.arch_dsl.language import plugins
-from archlab.search.data.checksums import Checksums, DamagedData
+from archlab.search.data.checksums import SUMS, Checksums, DamagedData
 from archlab.search.data.dataset import HEADER
+from archlab.search.running.table_damage import Damage, key_of, of_kept, of_members, of_studies
 from archlab.search.store import plugins as plugin_files
-from archlab.search.store.lock import is_study_name
-from archlab.search.store.rows import fault_in, faults_of, is_key, is_spec_of
+from archlab.search.store.rows import fault_in, faults_of, is_key, is_spec_of, parsed
 from archlab.search.store.store import Store
 from archlab.search.utils.files import NO_JSON
 from archlab.search.utils.untrusted import has_link, open_regular
@@ -26,40 +27,6 @@ from archlab.search.utils.untrusted import has_link, open_regular
 MOST_BYTES = 2**28  # of a file that is read as a whole, such as a journal
 COPIES = ("mlflow.db", "optuna.db", "shipped.db")
 _TABLES = {"study", "trial", "study_trial", "study_trial_key", "event", "event_study", "decision", "memory"}
-
-
-Mend = Literal[
-    "study",
-    "member",
-    "forget",
-    "decision",
-    "memory",
-    "spec",
-    "trial.json",
-    "result",
-    "result.json",
-    "plan",
-    "aside",
-    "data",
-]
-
-
-@dataclass(frozen=True)
-class Damage:
-    """Something damaged: a file, whose `place` is its path in the store, or a column of the trial table.
-
-    `mend` names what repairing does about it (None: nothing), `then` says it. `row` are the values by which a row of
-    the table is found: the key of a trial, study and key of what a study wants, place and name of what is kept.
-    `studies` depend on it, and `train_s` is what training it again costs, in seconds, where that is known.
-    """
-
-    place: str
-    fault: str
-    then: str
-    mend: Mend | None = None
-    row: tuple[str, ...] = ()
-    studies: tuple[str, ...] = ()
-    train_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -82,6 +49,7 @@ class Look:
         self.wanted: dict[str, set[str]] = {}
         for row in store.database.query("SELECT DISTINCT key, study FROM study_trial WHERE orphaned = 0"):
             self.wanted.setdefault(str(row["key"]), set()).add(str(row["study"]))
+        self.keys = {row["key"] for row in self.rows}
 
     def looked(self) -> Looked:
         """So far."""
@@ -90,70 +58,45 @@ class Look:
     def damage(self) -> Iterator[Damage]:
         """All of it, what others depend on first."""
         yield from self._databases()
-        yield from self._studies()
-        yield from self._members()
+        yield from of_studies(self.store)
+        yield from of_members(self.store)
         for row in self.rows:
-            yield from self._trial(row)
-        yield from self._kept()
-        yield from self._data()
-        yield from self._plugins()
+            yield from _told(f"trials/{str(row['key'])[:2]}/{row['key']}", self._trial(row))
+        yield from of_kept(self.store)
+        for folder in self._inside("data"):
+            yield from _told(f"data/{folder.name}", self._data(folder))
+        for path in self._inside(plugin_files.FOLDER):
+            yield from _told(f"{plugin_files.FOLDER}/{path.name}", self._plugin(path))
+
+    def _inside(self, name: str) -> list[Path]:
+        """What lies in a folder of the store, links left out."""
+        root = self.store.root / name
+        there = root.is_dir() and not root.is_symlink()
+        return sorted(path for path in root.iterdir() if not path.is_symlink()) if there else []
 
     # the table
 
     def _databases(self) -> Iterator[Damage]:
         for name in ("trials.db", *COPIES):
             path = self.store.root / name
-            if not path.is_file():
+            if not path.is_file() or path.is_symlink():
                 continue
             self.bytes += path.stat().st_size
             again = "remove it: the next `archlab sync` writes it again"
             if fault := _sqlite_fault(path, _TABLES if name == "trials.db" else None):
                 yield Damage(name, fault, again if name in COPIES else "restore it from a copy")
 
-    def _studies(self) -> Iterator[Damage]:
-        for row in self.store.database.query("SELECT name, record FROM study ORDER BY name"):
-            if not is_study_name(row["name"]):
-                then = "its rows go; the next run of its file stores it anew, and finds its trials"
-                place = f"trials.db study {str(row['name'])[:40]!r}"
-                yield Damage(place, "it is no study's name", then, "study", (row["name"],))
-            elif fault := fault_in(row["record"], dict):
-                then = "run its file again, which stores it anew; no trial is trained again"
-                yield Damage(f"trials.db study '{row['name']}' record", fault, then, studies=(str(row["name"]),))
-
-    def _members(self) -> Iterator[Damage]:
-        for row in self.store.database.query(
-            "SELECT study, key, variant, role, settings, seed, until FROM study_trial"
-        ):
-            if not is_study_name(row["study"]):
-                continue
-            faults = faults_of(row)
-            if not is_key(row["key"]):
-                faults["key"] = "it is no trial's key"
-            for column, fault in faults.items():
-                place = f"trials.db study_trial {str(row['key'])[:12]!r} {column}"
-                then = "the row goes; the next run of the study plans it again and finds its result"
-                yield Damage(place, fault, then, "member", (row["study"], row["key"]), (str(row["study"]),))
-
-    def _kept(self) -> Iterator[Damage]:
-        tables: tuple[Mend, ...] = ("decision", "memory")
-        for table in tables:
-            for row in self.store.database.query(f"SELECT place, name, value FROM {table}"):
-                if fault := fault_in(row["value"], object):
-                    place = f"trials.db {table} '{row['place']}' '{row['name']}'"
-                    yield Damage(
-                        place,
-                        fault,
-                        "it goes, and is found anew when it is asked for",
-                        table,
-                        (row["place"], row["name"]),
-                    )
-
     # a trial
 
     def _trial(self, row: dict[str, Any]) -> Iterator[Damage]:
         key, of = str(row["key"]), tuple(sorted(self.wanted.get(str(row["key"]), ())))
         if not is_key(row["key"]):
-            yield Damage(f"trials.db trial {key[:12]!r}", "it is no trial's key", "the row goes", "forget", (key,), of)
+            true = key_of(row["spec"])
+            found = true is not None and true not in self.keys and self.store.trial_folder(true).is_dir()
+            then = "it is restored from its spec" if found else "the row goes"
+            values = (row["key"], true) if found else (row["key"],)
+            place = f"trials.db trial {key[:12]!r}"
+            yield Damage(place, "it is no trial's key", then, "key" if found else "drop", values, of)
             return
         folder, at = self.store.trial_folder(key), f"trials/{key[:2]}/{key}"
         if folder.exists() and has_link(folder / "any", self.store.root):
@@ -161,13 +104,13 @@ class Look:
             return
         files = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
         self.folders += bool(files)
-        text = self._read(folder / "trial.json") if "trial.json" in files else None
+        text = self._bytes(folder / "trial.json") if "trial.json" in files else None
         whole = text is not None and hashlib.sha256(text).hexdigest() == key
         if not is_spec_of(row["spec"], key):
-            back = "its spec is taken from its trial.json" if whole else "the row goes; the next run plans it again"
+            back = "it is taken from its trial.json" if whole else "the next run of its study writes it again"
             fault = "its sha256 is not the key"
-            yield Damage(f"trials.db trial {key[:12]} spec", fault, back, "spec" if whole else "forget", (key,), of)
-        elif text is not None and not whole:
+            yield Damage(f"trials.db trial {key[:12]} spec", fault, back, "spec" if whole else "members", (key,), of)
+        elif "trial.json" in files and not whole:
             yield Damage(
                 f"{at}/trial.json", "its sha256 is not the key", "it is written again", "trial.json", (key,), of
             )
@@ -180,35 +123,35 @@ class Look:
     ) -> Iterator[Damage]:
         """The result in the row against that in the folder, which is the same but for what was measured later."""
         key, faults = row["key"], faults_of(row)
-        file = self._json(folder / "result.json") if "result.json" in files else None
-        if "result" in faults:
-            place, fault = f"trials.db trial {key[:12]} result", faults.pop("result")
-            if isinstance(file, dict) and file.get("state") == row["state"]:
-                yield Damage(place, fault, "it is taken from its result.json", "result", (key,), of)
-            else:
-                yield self._again(place, fault, key, of, {})
+        found = self._json(folder / "result.json") if "result.json" in files else None
+        file: dict[str, Any] | None = found if isinstance(found, dict) else None
+        held = _mapping(row["result"])
         for column, fault in faults.items():
-            yield self._again(f"trials.db trial {key[:12]} {column}", fault, key, of, {})
-        if (
-            faults
-            or row["result"] is None
-            or fault_in(row["result"], dict)
-            or row["state"] not in ("complete", "diverged")
-        ):
+            place = f"trials.db trial {key[:12]} {column}"
+            known = file is not None and held is not None and _apart(file) == _apart(held)
+            if column == "result" and file is not None and file.get("state") == row["state"]:
+                yield Damage(place, fault, "it is taken from its result.json", "result", (key,), of)
+            elif column == "result" or (column == "state" and not known):
+                yield self._again(place, fault, key, of, held or file or {})
+            else:
+                yield Damage(place, fault, "it is set anew; its result stays", "columns", (key,), of)
+        if "state" in faults or held is None or row["state"] not in ("complete", "diverged"):
             return
-        held: dict[str, Any] = json.loads(row["result"])
         if "result.json" not in files:
             if files:
                 yield Damage(
                     f"{at}/result.json", "it is missing", "it is written from the table", "result.json", (key,), of
                 )
-        elif not isinstance(file, dict):
+        elif file is None:
             yield Damage(
                 f"{at}/result.json", "it is no JSON", "it is written from the table", "result.json", (key,), of
             )
         elif _apart(held) != _apart(file):
-            differ = next(iter(sorted(k for k in _apart(held).keys() | _apart(file) if held.get(k) != file.get(k))))
-            fault = f"it says {differ} = {str(file.get(differ))[:40]}, the trial table {str(held.get(differ))[:40]}"
+            absent = "nothing"
+            names = sorted(_apart(held).keys() | _apart(file))
+            differ = next(name for name in names if held.get(name, absent) != file.get(name, absent))
+            one, other = (str(each.get(differ, absent))[:40] for each in (file, held))
+            fault = f"it says {differ} = {one}, the trial table {other}"
             yield self._again(f"{at}/result.json", fault, key, of, held)
 
     def _again(self, place: str, fault: str, key: str, of: tuple[str, ...], held: dict[str, Any]) -> Damage:
@@ -229,7 +172,7 @@ class Look:
                 if fault := self._journal(folder / name):
                     yield Damage(f"{at}/{name}", fault, "it is left out of curves", None, (key,), of)
             elif name == "test_documents.npz" and (fault := self._documents(folder / name)):
-                yield self._again(f"{at}/{name}", fault, key, of, json.loads(row["result"] or "{}"))
+                yield self._again(f"{at}/{name}", fault, key, of, _mapping(row["result"]) or {})
 
     def _checkpoint(self, folder: Path, name: str) -> str | None:
         try:
@@ -254,37 +197,35 @@ class Look:
             with open_regular(path) as file, zipfile.ZipFile(file) as packed:
                 damaged = packed.testzip() if all(each.file_size < MOST_BYTES for each in packed.infolist()) else None
                 self.bytes += path.stat().st_size
-        except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
+        except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
             return f"it can't be read: {getattr(error, 'strerror', None) or error}"
         return f"{damaged} in it is damaged" if damaged else None
 
     # what trials share
 
-    def _data(self) -> Iterator[Damage]:
-        root = self.store.root / "data"
-        for folder in sorted(root.iterdir()) if root.is_dir() else ():
-            if folder.is_symlink() or not (folder / HEADER).is_file():
-                continue
-            self.data_sets += 1
-            of = self._studies_with(folder.name)
-            try:
-                sums = Checksums(folder, mark=False)
-                for name in (HEADER, *json.loads(self._read(folder / HEADER))["files"]):
-                    if Path(name).name != name or (folder / name).is_symlink():
-                        raise DamagedData(f"{name!r} leads out of it")
-                    sums.check(name)
-                    self.bytes += (folder / name).stat().st_size
-            except (*NO_JSON, OSError, KeyError, TypeError) as error:
-                then = "the next run makes it again from its source"
-                yield Damage(f"data/{folder.name}", str(error), then, "data", studies=of)
+    def _data(self, folder: Path) -> Iterator[Damage]:
+        if not (folder / HEADER).exists():
+            return
+        self.data_sets += 1
+        try:
+            for name in (HEADER, SUMS):
+                if (folder / name).is_symlink():
+                    raise DamagedData(f"{name} is a link")
+            sums = Checksums(folder, mark=False)
+            for name in (HEADER, *json.loads(self._read(folder / HEADER))["files"]):
+                path = folder / name
+                if Path(name).name != name or path.is_symlink() or not path.is_file():
+                    raise DamagedData(f"{name!r} is no file of it")
+                sums.check(name)
+                self.bytes += path.stat().st_size
+        except (*NO_JSON, OSError, KeyError, TypeError) as error:
+            then = "the next run makes it again from its source"
+            yield Damage(f"data/{folder.name}", str(error), then, "data", studies=self._studies_with(folder.name))
 
-    def _plugins(self) -> Iterator[Damage]:
-        root = self.store.root / plugin_files.FOLDER
-        for path in sorted(root.glob("*-*.py")) if root.is_dir() else ():
-            digest = path.stem.rpartition("-")[2]
-            if plugins.digest_of(self._read(path)) != digest:
-                then = "its studies ask for it as it was; run one with its own copy, which puts it there"
-                yield Damage(f"{plugin_files.FOLDER}/{path.name}", "its source is not that of its name", then, "aside")
+    def _plugin(self, path: Path) -> Iterator[Damage]:
+        if path.suffix == ".py" and plugins.digest_of(self._read(path)) != path.stem.rpartition("-")[2]:
+            then = "its studies ask for it as it was; run one with its own copy, which puts it there"
+            yield Damage(f"{plugin_files.FOLDER}/{path.name}", "its source is not that of its name", then, "aside")
 
     def _studies_with(self, data: str) -> tuple[str, ...]:
         own = f'"data":"{data}"'
@@ -300,11 +241,30 @@ class Look:
         self.bytes += len(found)
         return found
 
+    def _bytes(self, path: Path) -> bytes | None:
+        try:
+            return self._read(path)
+        except (OSError, ValueError):
+            return None
+
     def _json(self, path: Path) -> Any:
         try:
             return json.loads(self._read(path))
         except (OSError, *NO_JSON):
             return None
+
+
+def _told(place: str, found: Iterator[Damage]) -> Iterator[Damage]:
+    """What was found; what could not be read at all is damage too, and the rest is looked at."""
+    try:
+        yield from found
+    except Exception as error:
+        yield Damage(place, f"it can't be read: {str(error) or type(error).__name__}", "it is left as it is")
+
+
+def _mapping(text: Any) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = parsed(text, dict)[0] if text is not None else None
+    return found
 
 
 def _apart(result: dict[str, Any]) -> dict[str, Any]:

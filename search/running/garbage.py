@@ -12,6 +12,7 @@ from typing import Any
 
 from archlab.arch_dsl.language import plugins
 from archlab.search.running import deletion
+from archlab.search.running.table_damage import is_whole
 from archlab.search.store import plugins as plugin_files
 from archlab.search.store.lock import in_use
 from archlab.search.store.store import Store
@@ -52,10 +53,9 @@ class _Known:
 def find(store: Store) -> list[Waste]:
     """What can go, as the store stands now. Looks at every trial's folder, and changes nothing.
 
-    While the store has damaged rows, what is shared stays: they may want it.
+    While a row of the table is damaged only leftovers of killed processes go: nobody knows what it wants.
     """
     records, everything = store.records(), store.everything()
-    unsure = len(records) < len(store.studies()) or any(each["spec"] is None for each in everything)
     known = [
         _Known(
             each["key"],
@@ -67,9 +67,10 @@ def find(store: Store) -> list[Waste]:
         for each in everything
         if each["spec"] is not None and records.keys() >= set(each["studies"])
     ]
-    found = [*_checkpoints(known), *_temporary(store.root, known)]
-    if unsure:
+    found = [*_temporary(store.root, known)]
+    if not is_whole(store):
         return found
+    found = [*_checkpoints(known), *found]
     wanted = [each.trial for each in known if each.wishes]
     found += _stages(store.root / "stages", wanted)
     found += _prefixes(store.root / shared.FOLDER, wanted)

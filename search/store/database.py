@@ -110,6 +110,13 @@ class _SqliteChanges:
         self._connection = connection
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> Found:
+        try:
+            return [dict(row) for row in self._connection.execute(sql, values).fetchall()]
+        except sqlite3.OperationalError as error:
+            if "decode" not in str(error) or not sql.startswith("SELECT"):
+                raise
+        # a damaged row of a sound table: what is no UTF-8 is read as escapes, and the row fails its own checks
+        self._connection.text_factory = lambda raw: raw.decode(errors="backslashreplace")
         return [dict(row) for row in self._connection.execute(sql, values).fetchall()]
 
     def many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:

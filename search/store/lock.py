@@ -45,9 +45,9 @@ def name_of(holder: dict[str, Any]) -> str:
     return f"process {holder['pid']} on {holder['host']} since {holder['since']}" if holder else "another process"
 
 
-def is_study_name(text: str) -> bool:
+def is_study_name(text: object) -> bool:
     """Whether a study may be called so; nothing else becomes a part of a path."""
-    return bool(STUDY_NAME.fullmatch(text)) and ".." not in text
+    return isinstance(text, str) and bool(STUDY_NAME.fullmatch(text)) and ".." not in text
 
 
 def lock_path(root: Path, study: str) -> Path:

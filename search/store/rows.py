@@ -22,12 +22,15 @@ STATES = ("planned", "running", "paused", "complete", "pruned", "failed", "diver
 TERMINAL = ("complete", "pruned", "failed", "diverged")
 WHAT_NOW = "archlab check says what can be done"
 
+_ALLOWED: dict[str, tuple[Any, ...]] = {"state": STATES, "orphaned": (0, 1)}
 # of each column the types it may have, and what stands for a value that has none of them
 _COLUMNS: dict[str, tuple[tuple[type, ...], Any]] = {
     "variant": ((str,), "?"),
     "role": ((str,), "repeat"),
     "seed": ((int,), 0),
     "until": ((int, NoneType), None),
+    "position": ((int,), 0),
+    "orphaned": ((int,), 0),
     "state": ((str,), "failed"),
     "attempt": ((int,), 0),
     "reason": ((str, NoneType), None),
@@ -96,7 +99,7 @@ def faults_of(row: dict[str, Any]) -> dict[str, str]:
 def _wrong_types(row: dict[str, Any]) -> dict[str, str]:
     faults = {}
     for name, (types, _) in _COLUMNS.items():
-        if name in row and (not isinstance(row[name], types) or (name == "state" and row[name] not in STATES)):
+        if name in row and (not isinstance(row[name], types) or row[name] not in _ALLOWED.get(name, (row[name],))):
             faults[name] = f"it is {str(row[name])[:40]!r}"
     return faults
 

@@ -93,7 +93,8 @@ class Store(Studies):
 
         def add(db: Changes) -> None:
             db.many(
-                "INSERT INTO trial (key, spec, state, updated) VALUES (?, ?, 'planned', ?) ON CONFLICT DO NOTHING",
+                "INSERT INTO trial (key, spec, state, updated) VALUES (?, ?, 'planned', ?) ON CONFLICT (key) "
+                "DO UPDATE SET spec = excluded.spec WHERE trial.spec <> excluded.spec",
                 ((key, spec, made) for key, spec in specs),
             )
             db.many(
@@ -334,7 +335,7 @@ class Store(Studies):
         """Written when a trial starts, as most of thousands may never. Not synced; so it is compared, not trusted."""
         folder = self.trial_folder(key)
         path = folder / "trial.json"
-        if path.exists() and path.read_text() == text:
+        if path.exists() and path.read_bytes() == text.encode():
             return
         for each in (folder.parent, folder):
             each.mkdir(mode=0o700, exist_ok=True)
