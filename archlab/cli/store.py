@@ -135,7 +135,8 @@ def check(store: str | None, repair: bool, as_json: bool) -> None:
             )
         )
     else:
-        click.echo("\n".join(_damage_lines(found)))
+        for line in _damage_lines(found):
+            click.echo(line)
         read = f"{_many(looked.rows, 'trial')}, {_many(looked.data_sets, 'data set')}, {megabytes(looked.bytes)} read"
         click.echo(f"{read}: {_many(len(found), 'thing')} damaged" if found else f"{read}: nothing is damaged")
         if mended:

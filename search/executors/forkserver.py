@@ -59,11 +59,13 @@ class ForkServer:
             },
         )
 
-    def revive(self) -> None:
+    def revive(self) -> bool:
         """Starts the server again where it has died, at the same address: who connects meanwhile waits for it."""
-        if self._process.poll() is not None:
-            self._end()
-            self._process = self._launched()
+        if self._process.poll() is None:
+            return False
+        self._end()
+        self._process = self._launched()
+        return True
 
     def _end(self) -> None:
         self._process.kill()

@@ -43,6 +43,7 @@ _SHUTDOWN_S = 10.0
 _OBJECT_STORE_BYTES = 80 * 2**20  # Ray's least: jobs and results are a few kilobytes
 _NODES_S = 5.0  # how long the number of slots of a cluster is believed
 _SERVERS = 5  # that may die under one trial; then none would live
+_REVIVED = 100  # times that a fork server is started again in a run; then none would live
 _one_ray = threading.Lock()  # a process has one Ray at a time
 
 
@@ -81,6 +82,7 @@ class RayExecutor:
         self._slots, self._slots_until = 0, 0.0
         self._running: dict[Any, _Launched] = {}  # by task
         self._cancelled: set[str] = set()
+        self._revived = 0
         self._serverless: Counter[str] = Counter()  # by key, how often its fork server died
 
     def start(self) -> None:
@@ -214,10 +216,11 @@ class RayExecutor:
     def _revive(self) -> None:
         """Starts the fork server again where something has killed it; a task may be waiting for it by now."""
         try:
-            if self._server is not None:
-                self._server.revive()
+            self._revived += self._server is not None and self._server.revive()
         except OSError as error:
             raise ExecutorError(f"the fork server has died, and no other one can be started: {error}") from error
+        if self._revived > _REVIVED:
+            raise ExecutorError(f"the fork server has died {self._revived:,} times: what kills it?")
 
     def _answer(self, ray: Any, task: Any, launched: _Launched) -> dict[str, Any]:
         """What a task returned, or what became of it, in the same form."""

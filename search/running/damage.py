@@ -95,7 +95,7 @@ class Look:
             found = true is not None and true not in self.keys and self.store.trial_folder(true).is_dir()
             then = "it is restored from its spec" if found else "the row goes"
             values = (row["key"], true) if found else (row["key"],)
-            place = f"trials.db trial {key[:12]!r}"
+            place = f"trial table: trial {key[:12]!r}"
             yield Damage(place, "it is no trial's key", then, "key" if found else "drop", values, of)
             return
         folder, at = self.store.trial_folder(key), f"trials/{key[:2]}/{key}"
@@ -109,7 +109,7 @@ class Look:
         if not is_spec_of(row["spec"], key):
             back = "it is taken from its trial.json" if whole else "the next run of its study writes it again"
             fault = "its sha256 is not the key"
-            yield Damage(f"trials.db trial {key[:12]} spec", fault, back, "spec" if whole else "members", (key,), of)
+            yield Damage(f"trial table: trial {key[:12]} spec", fault, back, "spec" if whole else "members", (key,), of)
         elif "trial.json" in files and not whole:
             yield Damage(
                 f"{at}/trial.json", "its sha256 is not the key", "it is written again", "trial.json", (key,), of
@@ -127,7 +127,7 @@ class Look:
         file: dict[str, Any] | None = found if isinstance(found, dict) else None
         held = _mapping(row["result"])
         for column, fault in faults.items():
-            place = f"trials.db trial {key[:12]} {column}"
+            place = f"trial table: trial {key[:12]} {column}"
             known = file is not None and held is not None and _apart(file) == _apart(held)
             if column == "result" and file is not None and file.get("state") == row["state"]:
                 yield Damage(place, fault, "it is taken from its result.json", "result", (key,), of)

@@ -42,11 +42,11 @@ def of_studies(store: Store) -> Iterator[Damage]:
     for row in store.database.query("SELECT name, record FROM study ORDER BY name"):
         if not is_study_name(row["name"]):
             then = "its rows go; the next run of its file stores it anew, and finds its trials"
-            place = f"trials.db study {str(row['name'])[:40]!r}"
+            place = f"trial table: study {str(row['name'])[:40]!r}"
             yield Damage(place, "it is no study's name", then, "study", (row["name"],))
         elif fault := fault_in(row["record"], dict):
             then = "run its file again, which stores it anew; no trial is trained again"
-            yield Damage(f"trials.db study '{row['name']}' record", fault, then, studies=(row["name"],))
+            yield Damage(f"trial table: study '{row['name']}' record", fault, then, studies=(row["name"],))
 
 
 def of_members(store: Store) -> Iterator[Damage]:
@@ -68,7 +68,7 @@ def of_members(store: Store) -> Iterator[Damage]:
 
 
 def _member(row: dict[str, Any], column: str, fault: str, whole: bool) -> Damage:
-    place = f"trials.db study_trial {str(row['key'])[:12]!r} {column}"
+    place = f"trial table: study_trial {str(row['key'])[:12]!r} {column}"
     values = tuple(row[name] for name in ("study", "key", "variant", "role"))
     then = "the next run of the study sets it right" if whole else "the row goes; the next run of the study adds it"
     return Damage(place, fault, then, "relist" if whole else "unlist", values, (str(row["study"]),))
@@ -81,7 +81,7 @@ def of_kept(store: Store) -> Iterator[Damage]:
     for table in tables:
         for row in store.database.query(f"SELECT place, name, value FROM {table}"):
             if fault := fault_in(row["value"], object):
-                place = f"trials.db {table} '{row['place']}' '{row['name']}'"
+                place = f"trial table: {table} '{row['place']}' '{row['name']}'"
                 yield Damage(place, fault, then, table, (row["place"], row["name"]))
 
 
