@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
+from functools import cache
 from types import NoneType
 from typing import Any
 
 from archlab.search.store.database import StoreRefused
 from archlab.search.utils.files import NO_JSON
+
+log = logging.getLogger(__name__)
 
 KEY = re.compile(r"[0-9a-f]{8,64}")
 """A trial's key, or so much of its beginning as names it."""
@@ -71,8 +75,17 @@ def is_key(found: Any) -> bool:
 
 
 def keyed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that have a trial's key."""
-    return [row for row in rows if is_key(row["key"])]
+    """Those that have a trial's key; that there are others is told."""
+    found = [row for row in rows if is_key(row["key"])]
+    if len(found) < len(rows):
+        tell_left_out("a row whose key is no trial's")
+    return found
+
+
+@cache
+def tell_left_out(what: str) -> None:
+    """Warns that something damaged is left out, once in a process."""
+    log.warning("the trial table has %s: it is left out; %s", what, WHAT_NOW)
 
 
 def is_spec_of(text: Any, key: str) -> bool:

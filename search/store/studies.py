@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from archlab.search.store.database import Changes, Database, Found, StoreRefused
 from archlab.search.store.lock import holder_of, is_study_name
-from archlab.search.store.rows import json_of, parsed
+from archlab.search.store.rows import json_of, parsed, tell_left_out
 
 T = TypeVar("T")
 MANY = 500  # values in one question
@@ -55,9 +55,16 @@ class Studies:
                 "question": _question(row["record"]),
                 "counts": counts.get(row["name"], {}),
             }
-            for row in self._query("SELECT name, record, created, updated FROM study ORDER BY updated DESC, name")
-            if is_study_name(row["name"])
+            for row in self._studies()
         ]
+
+    def _studies(self) -> Found:
+        """The rows of the studies that have a study's name, newest first; that there are others is told."""
+        rows = self._query("SELECT name, record, created, updated FROM study ORDER BY updated DESC, name")
+        found = [row for row in rows if is_study_name(row["name"])]
+        if len(found) < len(rows):
+            tell_left_out("a study whose name is none")
+        return found
 
     def study(self, name: str) -> dict[str, Any]:
         """The record stored with a study. Raises StoreRefused, naming the known studies or what is damaged."""
@@ -66,8 +73,9 @@ class Studies:
 
     def records(self) -> dict[str, dict[str, Any]]:
         """name -> record of every study whose record is sound, newest first."""
-        rows = self._query("SELECT name, record FROM study ORDER BY updated DESC, name")
-        found = {row["name"]: parsed(row["record"], dict) for row in rows if is_study_name(row["name"])}
+        found = {row["name"]: parsed(row["record"], dict) for row in self._studies()}
+        for name in (name for name, (_, fault) in found.items() if fault):
+            tell_left_out(f"a damaged record of study '{name}'")
         return {name: record for name, (record, fault) in found.items() if not fault}
 
     def study_yaml(self, name: str) -> str:
@@ -151,6 +159,8 @@ class Studies:
         """kind -> {key: value} of all that is remembered under these kinds, but for what is damaged."""
         found = self._remembered("value", kinds)
         texts = {kind: {key: parsed(text, object) for key, text in kept.items()} for kind, kept in found.items()}
+        for kind, name in ((k, n) for k, kept in texts.items() for n, (_, fault) in kept.items() if fault):
+            tell_left_out(f"a damaged value of '{kind} {name}'")
         return {kind: {k: value for k, (value, fault) in kept.items() if not fault} for kind, kept in texts.items()}
 
     def _remembered(self, column: str, kinds: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from archlab.cli.main import main
 from archlab.search.running import garbage, repair
 from archlab.search.store.lock import in_use
+from archlab.search.store.rows import keyed, tell_left_out
 from archlab.search.store.store import Store, StoreError
 from tests.cli.test_cli import TINY
 from tests.search.study_files import write_study
@@ -237,3 +238,12 @@ def test_a_strangers_store_is_looked_at_without_following_it(study):
     assert "trials.db: 't' is in it, which archlab does not make" in lines
     assert f"trials/{folders[0].parent.name}/{folders[0].name}: a link leads there" in lines
     assert any(Path(line.partition(":")[0]).name == "metrics.jsonl" and "no regular file" in line for line in lines)
+
+
+def test_what_is_left_out_is_told_once(caplog):
+    tell_left_out.cache_clear()
+    for _ in range(2):
+        assert keyed([{"key": "../x"}, {"key": "ab" * 32}]) == [{"key": "ab" * 32}]
+    assert [record.getMessage() for record in caplog.records] == [
+        "the trial table has a row whose key is no trial's: it is left out; archlab check says what can be done"
+    ]
