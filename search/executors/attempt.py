@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from archlab.search.executors.executor import LOST, Failure, FailureKind, named, stop_flag
-from archlab.search.trial.outcome_files import read_result
+from archlab.search.executors.executor import LOST, Failure, FailureKind, named, request_stop, stop_flag
+from archlab.search.trial.outcome_files import read_attempt, read_result
 from archlab.search.utils.files import lock_file, write_whole
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def run_trial(
     try:
         if gang is not None and not gang.leads:
             return read_result(folder) or _train(entry, folder, data_root, attempt, options)
-        with _only_writer(folder):
+        with _only_writer(folder, attempt):
             found = read_result(folder)
             if found is not None:
                 return found
@@ -101,11 +101,14 @@ def _kind(error: BaseException) -> FailureKind | None:
 
 
 @contextmanager
-def _only_writer(folder: Path) -> Iterator[None]:
-    """Holds the folder for this process; waits for the process of an earlier attempt to be gone. Raises OSError."""
+def _only_writer(folder: Path, attempt: int) -> Iterator[None]:
+    """Holds the folder for this process. The process of an earlier attempt is waited for: it may still train, on a
+    machine that only Ray has lost, and then ends with a checkpoint. Raises OSError."""
     with lock_file(folder / "writer.lock") as take:
         deadline = time.monotonic() + _WRITER_WAIT_S
         while not take():
+            if (earlier := read_attempt(folder).get("attempt", attempt)) < attempt:
+                request_stop(folder, earlier)
             if time.monotonic() > deadline:
                 raise TimeoutError(errno.ETIMEDOUT, f"another process still writes to {folder}")
             time.sleep(0.05)

@@ -28,6 +28,7 @@ from archlab.search.executors.ray_cluster import blame_machines, check_machines,
 from archlab.search.executors.ray_start import (
     head_is_dead,
     only_what_trials_need,
+    say_nothing,
     set_environment,
     signals_as_they_are,
     started_at,
@@ -134,6 +135,7 @@ class RayExecutor:
                     )
             else:
                 ours()  # of what is sent now
+                say_nothing()
                 ray.init(address=self._cluster, runtime_env=runtime_environment(), **quiet)
                 self._wants = self._wants.with_gpus(ray.cluster_resources().get("GPU", 0))
                 check_machines(ray, self._data_root.parent)

@@ -74,6 +74,16 @@ def only_what_trials_need() -> Iterator[None]:
             setattr(node, name, method)
 
 
+def say_nothing() -> None:
+    """Keeps Ray from printing what happens to the cluster: a page of its stack for each machine that leaves.
+
+    What it means for trials is told by how they end. There is no public switch; a Ray without this function prints.
+    """
+    worker = importlib.import_module("ray._private.worker")
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda *_, **__: None
+
+
 @contextmanager
 def signals_as_they_are() -> Iterator[None]:
     """Puts back what SIGINT and SIGTERM do, which Ray's native part replaces by printing a stack trace and dying.

@@ -249,7 +249,10 @@ class _Driver:
             self.running[key] = running
             raise ExecutorError(message)
         self.charged[key, kind] += 1
-        if kind in ("interrupted", "cancelled", "node", "disk"):
+        if kind == "node":  # elsewhere, from its checkpoint
+            self.release(key, running, f"{kind}: {message}")
+            self.emit("retry", key=key, attempt=attempt, kind=kind, message=message)
+        elif kind in ("interrupted", "cancelled", "disk"):
             self.release(key, running, message)
             if kind == "disk":
                 self.ask_stop(EXIT_TRY_AGAIN, f"{message}; run the same command again")

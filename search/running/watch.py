@@ -100,5 +100,5 @@ def _change(row: dict[str, Any], state: str, was: str) -> Iterator[dict[str, Any
         yield {"event": "finished", **detail, "state": state, "reason": reason, "result": row["result"]}
     elif state == "paused":
         yield {"event": "paused", **detail, "result": row["result"]}
-    elif was == "running" and (kind := (reason or "").partition(":")[0]) in RETRIES:
+    elif was == "running" and (kind := (reason or "").partition(":")[0]) in (*RETRIES, "node"):
         yield {"event": "retry", **detail, "kind": kind, "message": (reason or "").partition(": ")[2]}

@@ -11,7 +11,7 @@ from archlab.search.executors.executor import Failure, Finished
 from archlab.search.running.driver import drive
 from archlab.search.running.retries import Breaker
 from archlab.search.store.store import StoreFull
-from tests.search.study_kit import ENTRY, ROOT, ByHand, drive_inline, make_store, rows_of, steps_run, toy
+from tests.search.study_kit import ENTRY, ROOT, ByHand, drive_inline, make_store, rows_of, steps_run, toy, until
 
 
 def test_a_failing_trial_is_a_failed_row_with_a_traceback_and_the_others_go_on(tmp_path):
@@ -66,6 +66,22 @@ def test_a_trial_out_of_memory_says_what_it_was_allowed(tmp_path):
 def test_a_trial_whose_folder_is_gone_fails_by_what_was_wrong(tmp_path):
     failure = run_trial(ENTRY, tmp_path / "gone", tmp_path, 1)
     assert failure.kind == "user" and "gone" in failure.message and "error.txt can't be written" in failure.message
+
+
+def test_an_earlier_attempt_that_still_trains_on_a_lost_machine_stops_with_a_checkpoint(tmp_path):
+    trial = toy(steps=6, holds=[2])
+    store = make_store(tmp_path, rows=rows_of(trial))
+    folder = store.trial_folder(trial.key)
+    code = "import sys; from pathlib import Path; from archlab.search.executors.attempt import run_trial\n"
+    code += "print(run_trial(sys.argv[1], *map(Path, sys.argv[2:]), 1).kind)"
+    store.claim(trial.key, "s")
+    command = [sys.executable, "-c", code, ENTRY, folder, tmp_path]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as lost:
+        until(lambda: steps_run(tmp_path)[0]["1/0", 1])
+        result = run_trial(ENTRY, folder, tmp_path, 2)
+        assert lost.communicate()[0] == "interrupted\n"
+    assert result["state"] == "complete"
+    assert steps_run(tmp_path)[0] == {("1/0", step): 1 for step in range(6)}
 
 
 def test_a_full_disk_stops_the_study_with_what_it_has(tmp_path):
