@@ -84,9 +84,10 @@ def _optuna_storage(url: str) -> RDBStorage:
 def _storage_on_server(url: str, schema: str) -> RDBStorage:
     """The address with its password goes to the driver alone: what Optuna knows of it, it may repeat in an error."""
     from optuna.storages import RDBStorage
-    from psycopg.conninfo import conninfo_to_dict
 
-    address = conninfo_to_dict(url)
+    from archlab.search.store.postgres import options_of
+
+    address = options_of(url)
     address["options"] = f"{address.get('options') or ''} -c search_path={schema}".strip()
     return RDBStorage("postgresql+psycopg://", engine_kwargs={"connect_args": address, "pool_pre_ping": True})
 

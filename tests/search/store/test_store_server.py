@@ -99,6 +99,8 @@ def test_an_address_in_a_file_is_read_only_where_nobody_else_can(tmp_path, postg
     [
         ("postgresql://u:p@h:1/d?password=q&sslmode=require", "postgresql://u:***@h:1/d"),
         ("postgresql:///d?host=/run", "postgresql:///d"),
+        ("postgresql://u:p@one:1,two:2/d?target_session_attrs=read-write", "postgresql://u:***@one:1,two:2/d"),
+        ("postgresql://u:p@one:1,two:x/d", "a URL that can't be read"),
         ("http://token@h/x#p", "http://token@h/x"),
         ("postgresql://u:p@[::1/d", "a URL that can't be read"),
         ("postgresql://u:12/34@h/d", "a URL that can't be read"),
