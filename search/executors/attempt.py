@@ -49,8 +49,14 @@ def run_trial(
             who = {"attempt": attempt, "pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
             write_whole(folder / "attempt.json", json.dumps(who), durable=False)
             return _train(entry, folder, data_root, attempt, options)
+    except _StillWritten as error:
+        return Failure("node", str(error))
     except OSError as error:
         return _os_failure(error, folder)
+
+
+class _StillWritten(Exception):
+    """The process of an earlier attempt neither trains nor ends: its machine is to blame."""
 
 
 def _train(
@@ -103,14 +109,15 @@ def _kind(error: BaseException) -> FailureKind | None:
 @contextmanager
 def _only_writer(folder: Path, attempt: int) -> Iterator[None]:
     """Holds the folder for this process. The process of an earlier attempt is waited for: it may still train, on a
-    machine that only Ray has lost, and then ends with a checkpoint. Raises OSError."""
+    machine that only Ray has lost, and then ends with a checkpoint. Raises OSError, _StillWritten where it does not."""
     with lock_file(folder / "writer.lock") as take:
         deadline = time.monotonic() + _WRITER_WAIT_S
         while not take():
-            if (earlier := read_attempt(folder).get("attempt", attempt)) < attempt:
-                request_stop(folder, earlier)
+            earlier = read_attempt(folder)
+            if earlier.get("attempt", attempt) < attempt:
+                request_stop(folder, earlier["attempt"])
             if time.monotonic() > deadline:
-                raise TimeoutError(errno.ETIMEDOUT, f"another process still writes to {folder}")
+                raise _StillWritten(f"process {earlier.get('pid')} on {earlier.get('host')} still writes to {folder}")
             time.sleep(0.05)
         yield
 
@@ -143,6 +150,4 @@ def _user_failure(folder: Path, message: str, rank: int = 0) -> Failure:
 def _os_failure(error: OSError, folder: Path, rank: int = 0) -> Failure:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Failure("disk", f"no space left for {folder}: {error}; free some")
-    if isinstance(error, TimeoutError) and error.errno == errno.ETIMEDOUT:
-        return Failure("crash", str(error))
     return _user_failure(folder, f"{type(error).__name__}: {error}", rank)

@@ -6,11 +6,13 @@ import sys
 
 import pytest
 
+from archlab.search.executors import attempt
 from archlab.search.executors.attempt import run_trial
-from archlab.search.executors.executor import Failure, Finished
+from archlab.search.executors.executor import Failure, Finished, stop_flag
 from archlab.search.running.driver import drive
 from archlab.search.running.retries import Breaker
 from archlab.search.store.store import StoreFull
+from archlab.search.utils.files import lock_file, write_whole
 from tests.search.study_kit import ENTRY, ROOT, ByHand, drive_inline, make_store, rows_of, steps_run, toy, until
 
 
@@ -82,6 +84,19 @@ def test_an_earlier_attempt_that_still_trains_on_a_lost_machine_stops_with_a_che
         assert lost.communicate()[0] == "interrupted\n"
     assert result["state"] == "complete"
     assert steps_run(tmp_path)[0] == {("1/0", step): 1 for step in range(6)}
+
+
+def test_an_earlier_attempt_that_neither_trains_nor_ends_is_no_fault_of_the_trial(tmp_path, monkeypatch):
+    store = make_store(tmp_path, rows=rows_of(toy()))
+    folder = store.trial_folder(toy().key)
+    store.claim(toy().key, "s")
+    write_whole(folder / "attempt.json", json.dumps({"attempt": 1, "pid": 7, "host": "frozen"}))
+    monkeypatch.setattr(attempt, "_WRITER_WAIT_S", 0.0)
+    with lock_file(folder / "writer.lock") as take:
+        assert take()
+        failure = run_trial(ENTRY, folder, tmp_path, 2)
+    assert failure == Failure("node", f"process 7 on frozen still writes to {folder}")
+    assert stop_flag(folder, 1).exists()
 
 
 def test_a_full_disk_stops_the_study_with_what_it_has(tmp_path):
