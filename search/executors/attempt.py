@@ -30,13 +30,19 @@ _MESSAGE_CHARACTERS = 500  # the whole of it is in error.txt
 
 
 def run_trial(
-    entry: str, folder: Path, data_root: Path, attempt: int, until: int | None = None, gang: Gang | None = None
+    entry: str,
+    folder: Path,
+    data_root: Path,
+    attempt: int,
+    until: int | None = None,
+    gang: Gang | None = None,
+    node: str = "",
 ) -> dict[str, Any] | Failure:
     """Trains one attempt with `entry` ("module:function") and returns its result or why there is none. Never raises.
 
     With `until` it pauses after that step, and what it returns says so. The folder is locked while it is written to,
     so that two attempts never write into one another. A result that is already there is returned as it is. Of a
-    `gang`, whose processes all call this, rank 0 is the one that writes.
+    `gang`, whose processes all call this, rank 0 is the one that writes. `node` is Ray's number for the machine.
     """
     options = {name: value for name, value in (("until", until), ("gang", gang)) if value is not None}
     try:
@@ -47,6 +53,8 @@ def run_trial(
             if found is not None:
                 return found
             who = {"attempt": attempt, "pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
+            if node:
+                who["node"] = node
             write_whole(folder / "attempt.json", json.dumps(who), durable=False)
             return _train(entry, folder, data_root, attempt, options)
     except _StillWritten as error:

@@ -242,7 +242,8 @@ def _run(job: dict[str, Any], write: int, server: int) -> None:
         from archlab.search.executors.process_group import Gang
 
         gang = Gang.of(job["gang"])
-    found = run_trial(job["entry"], folder, Path(job["data_root"]), job["attempt"], job.get("until"), gang)
+    where = {"gang": gang, "node": job.get("node", "")}
+    found = run_trial(job["entry"], folder, Path(job["data_root"]), job["attempt"], job.get("until"), **where)
     answer = {"failure": found.kind, "message": found.message} if isinstance(found, Failure) else {"outcome": found}
     with open(write, "w") as pipe:
         pipe.write(json.dumps(answer))

@@ -10,6 +10,7 @@ from typing import Any
 from archlab.search.executors.executor import ExecutorError
 from archlab.search.executors.ray_task import meeting_point
 from archlab.search.executors.shipping import examine, ours
+from archlab.search.trial.outcome_files import read_attempt
 
 _STRATEGIES = "ray.util.scheduling_strategies"
 _EXAMINED_S = 120.0  # our code is sent to every machine first
@@ -47,9 +48,22 @@ def blame_machines(ray: Any, answer: dict[str, Any], group: Any) -> dict[str, An
     """The answer of a gang; a failure is no trial's fault where a machine that had one of its ranks is gone."""
     if "outcome" in answer or answer["failure"] not in ("crash", "user", "infra"):
         return answer
-    placed = set(ray.util.placement_group_table(group).get("bundles_to_node_id", {}).values())
+    placed = machines_of(ray, group, Path(), 0)
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     return {**answer, "failure": "node"} if placed - alive else answer
+
+
+def dead_machines(ray: Any) -> dict[str, str]:
+    """The address of each machine that has left the cluster, by Ray's number for it."""
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if not node["Alive"]}
+
+
+def machines_of(ray: Any, group: Any, folder: Path, attempt: int) -> set[str]:
+    """Where an attempt is, as far as that is known: by its placement group, or by what it said when it began."""
+    if group is not None:
+        return set(ray.util.placement_group_table(group).get("bundles_to_node_id", {}).values())
+    said = read_attempt(folder)
+    return {said["node"]} if said.get("attempt") == attempt and "node" in said else set()
 
 
 def check_machines(ray: Any, store: Path) -> None:

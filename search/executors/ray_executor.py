@@ -24,7 +24,14 @@ from archlab.search.executors.executor import (
 )
 from archlab.search.executors.forkserver import ForkServer
 from archlab.search.executors.group_end import Ends
-from archlab.search.executors.ray_cluster import blame_machines, check_machines, launch_gang, of_all
+from archlab.search.executors.ray_cluster import (
+    blame_machines,
+    check_machines,
+    dead_machines,
+    launch_gang,
+    machines_of,
+    of_all,
+)
 from archlab.search.executors.ray_start import (
     head_is_dead,
     only_what_trials_need,
@@ -42,7 +49,7 @@ from archlab.search.utils.temporary import private_folder
 
 _SHUTDOWN_S = 10.0
 _OBJECT_STORE_BYTES = 80 * 2**20  # Ray's least: jobs and results are a few kilobytes
-_NODES_S = 5.0  # how long the number of slots of a cluster is believed
+_NODES_S = 5.0  # how long is believed what machines a cluster has
 _SERVERS = 5  # that may die under one trial; then none would live
 _REVIVED = 100  # times that a fork server is started again in a run; then none would live
 _one_ray = threading.Lock()  # a process has one Ray at a time
@@ -54,6 +61,7 @@ class _Launched:
 
     key: str
     attempt: int
+    folder: Path
     tasks: dict[Any, int]
     ends: Ends
     group: Any = None
@@ -80,7 +88,7 @@ class RayExecutor:
         self._ray: Any = None
         self._options: dict[str, Any] = {}
         self._task: Any = None
-        self._slots, self._slots_until = 0, 0.0
+        self._slots, self._slots_until, self._dead_until = 0, 0.0, 0.0
         self._running: dict[Any, _Launched] = {}  # by task
         self._cancelled: set[str] = set()
         self._revived = 0
@@ -197,7 +205,7 @@ class RayExecutor:
             address, options = self._server.address if self._server else "", of_all(self._options, self._wants.world)
             group, tasks = None, {self._task.options(**options).remote(job, address): 0}
         self._cancelled.discard(key)
-        launched = _Launched(key, attempt, tasks, Ends(len(tasks)), group)
+        launched = _Launched(key, attempt, folder, tasks, Ends(len(tasks)), group)
         self._running.update(dict.fromkeys(tasks, launched))
 
     def wait(self, timeout: float) -> list[Finished]:
@@ -213,7 +221,21 @@ class RayExecutor:
         for task in ready:
             launched = self._running.pop(task)
             launched.ends.add(launched.tasks.pop(task), self._answer(ray, task, launched))
+        if self._cluster and time.monotonic() >= self._dead_until:
+            self._dead_until = time.monotonic() + _NODES_S
+            self._give_up(ray, list(known.values()))
         return [self._collect(ray, launched) for launched in known.values() if launched.ends.over()]
+
+    def _give_up(self, ray: Any, launched: list[_Launched]) -> None:
+        """Ends attempts on machines that have left. Where a cable was cut, Ray waits six minutes for their answers."""
+        dead = dead_machines(ray)
+        for each in launched if dead else ():
+            lost = machines_of(ray, each.group, each.folder, each.attempt) & dead.keys()
+            for task in list(each.tasks) if lost else ():
+                self._running.pop(task)
+                ray.cancel(task, force=True)
+                message = f"the machine {dead[min(lost)]} has left the cluster"
+                each.ends.add(each.tasks.pop(task), {"failure": "node", "message": message})
 
     def _revive(self) -> None:
         """Starts the fork server again where something has killed it; a task may be waiting for it by now."""

@@ -81,7 +81,7 @@ def say_nothing() -> None:
     """
     worker = importlib.import_module("ray._private.worker")
     if hasattr(worker, "print_to_stdstream"):
-        worker.print_to_stdstream = lambda *_, **__: None
+        setattr(worker, "print_to_stdstream", lambda *_, **__: None)  # noqa: B010 - mypy knows no such function
 
 
 @contextmanager

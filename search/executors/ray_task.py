@@ -49,6 +49,8 @@ def run_attempt(job: dict[str, Any], address: str, meeting: str = "", rank: int 
 def _jobs(job: dict[str, Any], meeting: str, rank: int | None) -> list[dict[str, Any]]:
     """What each process of the trial on this machine is asked to do, and with which GPUs."""
     world, devices = math.prod(job["parallel"].values()), _devices(job["gpus"])
+    if job["ours"]:
+        job = {**job, "node": _node()}
     if world == 1:
         return [{**job, "environment": _environment(devices)}]
     alone = rank is None  # on this machine, where nobody else needs to reach them
@@ -68,6 +70,13 @@ def _own_server(job: dict[str, Any]) -> ForkServer:
         _own = ForkServer(job["entry"], job["cpus"])
     _own.revive()
     return _own
+
+
+def _node() -> str:
+    """Ray's number for this machine."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
 
 
 def _devices(gpus: float) -> list[str]:

@@ -15,5 +15,8 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 
 
 def read_attempt(folder: Path) -> dict[str, Any]:
-    """attempt, pid, host, started (unix s) of the newest attempt that got as far as starting; {} when none did."""
+    """attempt, pid, host, started (unix s) of the newest attempt that got as far as starting; {} when none did.
+
+    On a cluster also `node`, Ray's number for the machine.
+    """
     return read_json(folder / "attempt.json") or {}

@@ -149,10 +149,9 @@ def test_a_fork_server_that_dies_is_started_again_and_costs_its_trial_nothing(ex
     store, trial = make_store(tmp_path), toy(1, steps=8, step_s=0.1, holds=[3, 6])
 
     def killer():
-        for attempt, held in ((1, 3), (2, 6)):
+        for held in (3, 6):
             until(lambda held=held: steps_run(executor._data_root)[0]["1/0", held - 1])
             server, first = executor._server._process, read_attempt(store.trial_folder(trial.key))
-            assert first["attempt"] == attempt
             os.kill(server.pid, signal.SIGKILL)
             until(lambda first=first: not alive(first["pid"]))
             go(executor._data_root, held)
@@ -166,7 +165,7 @@ def test_a_fork_server_that_dies_is_started_again_and_costs_its_trial_nothing(ex
     assert [row["state"] for row in store.study_trials("s")] == ["complete", "complete"]
     reasons = [event["detail"]["reason"] for event in store.events("s", trial.key) if event["kind"] == "planned"]
     assert len(reasons) >= 2
-    assert all(reason.startswith("lost its fork server: ") for reason in reasons), reasons
+    assert all(reason.startswith("node: lost its fork server: ") for reason in reasons), reasons
     steps, _ = steps_run(executor._data_root)
     assert sum(steps["1/0", step] for step in range(8)) <= 8 + len(reasons)  # each went on from its checkpoint
 
@@ -175,10 +174,28 @@ def test_a_fork_server_that_dies_is_started_again_and_costs_its_trial_nothing(ex
 def test_a_trial_under_which_every_fork_server_dies_ends_the_run_as_nothing_else_would(tmp_path, deaths, kind):
     executor, answer = RayExecutor(ENTRY, tmp_path), {"failure": "node", "message": "lost its fork server: gone"}
     for attempt in range(1, deaths + 1):
-        launched = _Launched("key", attempt, {}, Ends(1))
+        launched = _Launched("key", attempt, tmp_path, {}, Ends(1))
         launched.ends.add(0, answer)
         finished = executor._collect(None, launched)
     assert finished == Finished("key", deaths, Failure(kind, answer["message"]))
+
+
+@pytest.mark.parametrize(("attempt", "node"), [(2, "gone"), (2, "here"), (1, "gone")])
+def test_only_an_attempt_whose_machine_has_left_is_given_up(tmp_path, attempt, node):
+    class Ray:  # Ray itself would say so six minutes later, where a cable was cut
+        nodes = staticmethod(lambda: [{"NodeID": "gone", "NodeManagerAddress": "10.0.0.2", "Alive": False}])
+        cancel = staticmethod(lambda task, force: None)
+
+    executor = RayExecutor(ENTRY, tmp_path, address="10.0.0.1:6379")
+    launched = _Launched("key", 2, tmp_path, {"task": 0}, Ends(1))
+    executor._running["task"] = launched
+    (tmp_path / "attempt.json").write_text(json.dumps({"attempt": attempt, "node": node}))
+    executor._give_up(Ray, [launched])
+    given_up = (attempt, node) == (2, "gone")
+    assert (not executor._running, launched.ends.over()) == (given_up, given_up)
+    if given_up:
+        answer = {"failure": "node", "message": "the machine 10.0.0.2 has left the cluster"}
+        assert launched.ends.answer() == answer
 
 
 @pytest.mark.slow
