@@ -13,10 +13,10 @@ BASE := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help study dashboard docs site lock audit golden test test-slow storm fuzz check bench venv venv-dev
+.PHONY: help study dashboard docs site lock audit golden test test-slow storm partitions fuzz check bench venv venv-dev
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 study: $(BASE) ## train the first study and print its table (STUDY=studies/other.yaml)
 	$(BIN)/archlab run $(STUDY)
@@ -34,8 +34,11 @@ test-slow: $(DEV) ## run the slow tests
 storm: $(DEV) ## kill whatever runs a study, at random moments, in twenty studies (STORM_ARGS="--seeds 2")
 	$(BIN)/python -m tests.search.storm $(STORM_ARGS)
 
+partitions: $(DEV) ## take a cluster apart while it runs a study, fifty times (root, Linux; PARTITIONS_ARGS="--seeds 2")
+	$(BIN)/python -m tests.search.partitions $(PARTITIONS_ARGS)
+
 fuzz: $(DEV) ## 3,000 inputs that nobody wrote for each test that takes any: hours
-	ARCHLAB_FUZZ=3000 $(BIN)/python -m pytest -q tests/fuzz $(PYTEST_ARGS)
+	ARCHLAB_FUZZ=3000 $(BIN)/python -m pytest -q tests/fuzz --timeout 0 $(PYTEST_ARGS)
 
 check: $(DEV) ## format, lint, types, and which way imports point
 	$(BIN)/ruff format --check .

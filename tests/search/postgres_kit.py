@@ -27,18 +27,25 @@ class Cluster:
 
     PASSWORD = "open%3Asesame"
 
-    def __init__(self, folder):
-        self.folder, self.bin, self.process = Path(folder), programs(), None
+    def __init__(self, folder, host="127.0.0.1"):
+        self.folder, self.bin, self.process, self.host = Path(folder), programs(), None, host
         self._databases = 0
         os.chmod(folder, 0o755)
         if os.geteuid() == 0:
             shutil.chown(folder, self._owner())
-        (self.folder / "password").write_text("open:sesame\n")
-        self._run("initdb", "-D", "data", "-U", "lab", "-A", "scram-sha-256", "--pwfile=password", "-E", "UTF8")
         self.port = free_port()
-        settings = f"listen_addresses = '127.0.0.1'\nport = {self.port}\nunix_socket_directories = ''\nfsync = off\n"
+        self._make()
+        settings = f"listen_addresses = '{host}'\nport = {self.port}\nunix_socket_directories = ''\nfsync = off\n"
         with open(self.folder / "data" / "postgresql.conf", "a") as file:
             file.write(settings)
+
+    def _make(self):
+        (self.folder / "password").write_text("open:sesame\n")
+        self._run("initdb", "-D", "data", "-U", "lab", "-A", "scram-sha-256", "--pwfile=password", "-E", "UTF8")
+
+    def _around(self, command):
+        """The command line that runs a program where the server is."""
+        return command
 
     @staticmethod
     def _owner():
@@ -53,7 +60,7 @@ class Cluster:
 
     def _run(self, name, *arguments):
         subprocess.run(
-            [self.bin / name, *arguments],
+            self._around([self.bin / name, *arguments]),
             cwd=self.folder,
             check=True,
             stdout=subprocess.PIPE,
@@ -66,7 +73,7 @@ class Cluster:
         """Starts the server and waits until it answers."""
         with open(self.folder / "log", "a") as log:
             self.process = subprocess.Popen(
-                [self.bin / "postgres", "-D", "data"],
+                self._around([self.bin / "postgres", "-D", "data"]),
                 cwd=self.folder,
                 stdout=log,
                 stderr=log,
@@ -97,9 +104,14 @@ class Cluster:
                 (self.folder / "data" / "postmaster.pid").unlink(missing_ok=True)
             self.process = None
 
+    def close(self):
+        """Ends it and removes what it had."""
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     def url(self, database, password=PASSWORD):
         """The address of one of its databases."""
-        return f"postgresql://lab:{password}@127.0.0.1:{self.port}/{database}"
+        return f"postgresql://lab:{password}@{self.host}:{self.port}/{database}"
 
     def emptied(self, database="lab"):
         """The address of a database that holds nothing any more; quicker than a new one."""

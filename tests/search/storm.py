@@ -1,6 +1,6 @@
 """Kills whatever runs a study, at random moments, until it is done, and holds the result against an undisturbed run.
 
-`python -m tests.search.storm --seeds 20` prints the table of docs/concepts/reliability.md. A fault is SIGKILL of the
+`python -m tests.search.storm --seeds 20` prints the table of docs/concepts/storms.md. A fault is SIGKILL of the
 driver, of a trial's process, of Ray's raylet or GCS, of MLflow's server, or of PostgreSQL's.
 """
 
@@ -289,14 +289,14 @@ class _environment:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def write_corpus(folder: Path) -> Path:
+def write_corpus(folder: Path, study: str = STUDY) -> Path:
     """The study and 70 kB of made-up words."""
     chance = random.Random(0)
     words = ["".join(chance.choices("bcdfglmnprst", k=2)) + chance.choice("aeiou") for _ in range(300)]
     weights = [1 / (rank + 1) for rank in range(len(words))]
     documents = [" ".join(chance.choices(words, weights, k=150)) for _ in range(120)]
     (folder / "corpus.txt").write_text("\n\n".join(documents) + "\n")
-    (folder / "tiny.yaml").write_text(STUDY)
+    (folder / "tiny.yaml").write_text(study)
     return folder / "tiny.yaml"
 
 

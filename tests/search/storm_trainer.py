@@ -1,4 +1,7 @@
-"""The real trainer, with a checkpoint after every step, which leaves a line per step that it has really trained."""
+"""The real trainer, with a checkpoint after every step, which leaves a line per step that it has really trained.
+
+STORM_STEP_S is what a step takes longer than it has to.
+"""
 
 import os
 import time
@@ -16,12 +19,15 @@ def train(folder, data_root, attempt, should_stop, **options):
     done, total = max(steps_in(folder), default=0), total_steps(folder)
     log = os.open(data_root.parent / "steps.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
+    slow_s = float(os.environ.get("STORM_STEP_S", "0"))
+
     def note(what, step):
         os.write(log, f"{folder.name} {attempt} {what} {step} {time.time()}\n".encode())
 
     def counted():
         nonlocal done
         done += 1
+        time.sleep(slow_s)
         if done <= total:  # it is asked after every step, and again while evaluating
             note("step", done)
         return should_stop()
