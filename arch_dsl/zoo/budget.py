@@ -11,6 +11,7 @@ from archlab.arch_dsl.language.errors import SpecError
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import Count, Positive, Spec
 from archlab.arch_dsl.model.model import Model, cost, resolve
+from archlab.arch_dsl.model.stack import Stack
 from archlab.arch_dsl.patching.patch import Setting, apply
 from archlab.arch_dsl.primitives.feedforward import FeedForward
 from archlab.arch_dsl.primitives.heads import MultiHead
@@ -18,6 +19,7 @@ from archlab.arch_dsl.primitives.linear_attention import LinearAttention
 from archlab.arch_dsl.primitives.moe import MoE
 from archlab.arch_dsl.primitives.parallel import Parallel
 from archlab.arch_dsl.tree.block import Block
+from archlab.arch_dsl.tree.overrides import layers_of
 
 FEWEST_HEADS, NARROWEST_HEAD, FEWEST_LAYERS = 4, 16, 2
 MOST_OFF = 0.25  # of the parameters asked for
@@ -53,8 +55,9 @@ def solve(model: Model, budget: Budget, parameters: int) -> list[Setting]:
     """The changes that bring a model nearest to so many parameters, embeddings not counted.
 
     d_model is a multiple of the head size, which is halved until there are four heads; n_layers is d_model / aspect,
-    rounded, or one more or less. Key/value heads and written widths keep their share of heads and d_model. Of all these
-    the one whose count is nearest (by its ratio) is taken, of equals the narrower. Raises SpecError when it is far off.
+    rounded, or one more or less, and at least as many as the overrides name. Key/value heads and written widths keep
+    their share of heads and d_model. Of all these the one whose count is nearest (by its ratio) is taken, of equals the
+    narrower. Raises SpecError when it is far off.
     """
 
     def counted(changes: dict[str, Any]) -> int:
@@ -96,11 +99,17 @@ def _candidates(model: Model, budget: Budget, widths: Iterable[Width]) -> Iterat
             deepest = list(stacks.values())[-1].n_layers
             for name, stack in stacks.items():
                 prefix = f"{name}." if name else ""
-                changes[f"{prefix}n_layers"] = max(round(n_layers * stack.n_layers / deepest), 1)
+                changes[f"{prefix}n_layers"] = max(round(n_layers * stack.n_layers / deepest), fewest_layers(stack))
                 place = (model.d_model, d_model, head_dim, budget)
                 block = _inside(stack.block, "block", *place)
                 changes |= {f"{prefix}{path}": value for path, value in block.items()}
             yield changes
+
+
+def fewest_layers(stack: Stack) -> int:
+    """The fewest layers of which each slice of a stack's overrides names one."""
+    depths = range(1, stack.n_layers + 1)
+    return next(depth for depth in depths if all(layers_of(layers, depth) for layers in stack.overrides))
 
 
 def _widths(head_dim: int) -> Iterator[Width]:
@@ -128,9 +137,11 @@ def _inside(block: Block, path: str, before: int, d_model: int, head_dim: int, b
                 found[f"{where}.head_dim"] = head_dim
             if branch.kv_heads is not None:
                 found[f"{where}.kv_heads"] = _groups(heads, branch.kv_heads, branch.heads)
-        elif isinstance(branch, FeedForward | MoE) and branch.width is not None:
-            share = branch.width * d_model / before
-            found[f"{where}.width"] = max(round(share / budget.multiple_of), 1) * budget.multiple_of
+        elif isinstance(branch, FeedForward | MoE):
+            for field in ("width", "shared"):
+                if width := getattr(branch, field, None):
+                    share = width * d_model / before
+                    found[f"{where}.{field}"] = max(round(share / budget.multiple_of), 1) * budget.multiple_of
         elif isinstance(branch, LinearAttention):
             found |= {f"{where}.{name}": size for name, size in _linear(branch, before, d_model, head_dim, budget)}
     return found
@@ -141,7 +152,10 @@ def _linear(
 ) -> Iterator[tuple[str, int]]:
     """Sizes of linear attention whose unit was the head size of the budget: channels keep their ratio to it."""
     if isinstance(branch.heads, int):
-        yield "heads", max(round(branch.heads * d_model * budget.head_dim / (before * head_dim)), 1)
+        heads = max(round(branch.heads * d_model * budget.head_dim / (before * head_dim)), 1)
+        yield "heads", heads
+        if branch.key_heads is not None:
+            yield "key_heads", _groups(heads, branch.key_heads, branch.heads)
         if isinstance(branch.head_dim, int):
             yield "head_dim", max(branch.head_dim * head_dim // budget.head_dim, 1)
     if isinstance(branch.value_dim, int):
@@ -149,8 +163,8 @@ def _linear(
 
 
 def _groups(heads: int, kv_heads: int, of_heads: int) -> int:
-    """Key/value heads for so many heads: one stays one, else a divisor with the nearest share."""
+    """Key/value heads, or those of keys, for so many heads: one stays one, else a divisor with the nearest share."""
     if kv_heads == 1 or kv_heads == of_heads:
         return 1 if kv_heads == 1 else heads
-    divisors = [count for count in range(1, heads) if heads % count == 0]
+    divisors = [count for count in range(1, heads) if heads % count == 0] or [1]
     return min(divisors, key=lambda count: abs(math.log(count * of_heads / (heads * kv_heads))))

@@ -22,6 +22,7 @@ from archlab.arch_dsl.zoo.budget import Budget, solve
 
 FOLDER = Path(__file__).parent
 _UNITS = {"k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_PRINTED = ("parameters", "active")  # what a size says that changes nothing
 _NOTED = re.compile(r"not published|not said|UNSURE|UNKNOWN|arithmetic|[Ee]rrat(um|a)\b")
 
 
@@ -39,15 +40,20 @@ class Card(Spec):
     optimizer: str | None
     counted: Literal["all parameters", "all but the input table"] = "all parameters"
     source: str
+    introduced: str
 
 
 @dataclass(frozen=True)
 class Size:
-    """A published size: its number of parameters as printed, and what it changes in the model as written."""
+    """A published size: its numbers of parameters as printed, and what it changes in the model as written.
+
+    `active` are those that a token meets; None where all are, or the publication does not say.
+    """
 
     name: str
     published: str | None
     node: Node
+    active: str | None = None
 
     @property
     def parameters(self) -> float | None:
@@ -56,11 +62,7 @@ class Size:
 
     def agrees(self, count: int) -> bool | None:
         """Whether a count is the published number, rounded up, down or to the nearest; None where there is none."""
-        if self.published is None or self.parameters is None:
-            return None
-        number = re.sub(r"[kMBT]$", "", self.published)
-        unit = _number(f"1{self.published[len(number) :]}") / 10.0 ** len(number.partition(".")[2])
-        return abs(count - round(self.parameters)) < round(unit)
+        return None if self.published is None else rounds_to(count, self.published)
 
 
 @dataclass(frozen=True)
@@ -164,9 +166,16 @@ def _table(node: Node) -> Iterator[tuple[str, Node]]:
 
 def _size(name: str, node: Node) -> Size:
     assert isinstance(node.value, dict)
-    changes = {path: child for path, child in node.value.items() if path != "parameters"}
-    published = node.value.get("parameters")
-    return Size(name, None if published is None else str(published.value), Node(changes, node.mark))
+    changes = {path: child for path, child in node.value.items() if path not in _PRINTED}
+    published, active = (str(node.value[key].value) if key in node.value else None for key in _PRINTED)
+    return Size(name, published, Node(changes, node.mark), active)
+
+
+def rounds_to(count: int, printed: str) -> bool:
+    """Whether a count is a printed number such as 6.7B, rounded up, down or to the nearest."""
+    number = re.sub(r"[kMBT]$", "", printed)
+    unit = _number(f"1{printed[len(number) :]}") / 10.0 ** len(number.partition(".")[2])
+    return abs(count - round(_number(printed))) < round(unit)
 
 
 def _number(text: str | float) -> float:

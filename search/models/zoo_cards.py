@@ -16,11 +16,17 @@ from archlab.arch_dsl.inspection.text_tree import tree
 from archlab.search.formatting.numbers import count, plain_console
 from archlab.search.models.print_model import LEGEND, drawn, node_of, summary
 
-_NAMED = 6  # sizes that the list of models names
+_HEADINGS = {
+    "decoder": "decoders",
+    "mixture of experts": "mixtures of experts",
+    "recurrent or hybrid": "recurrent, hybrid",
+    "encoder-decoder": "encoder-decoders",
+    "encoder": "encoders",
+}
 
 
 def print_zoo(as_json: bool, sizes: bool = False) -> None:
-    """A row per model with the range of its `sizes`, or a row for each of them."""
+    """A row per model with the range of its sizes, by kind and release, or a row for each of the `sizes`."""
     listed = list(zoo.rows())
     if as_json:
         print(json.dumps([asdict(row) for row in listed]))
@@ -31,19 +37,20 @@ def print_zoo(as_json: bool, sizes: bool = False) -> None:
 
 
 def _print_models(listed: list[zoo.Row]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("model", "sizes", "parameters", "release", "names of sizes"):
-        table.add_column(name, justify="right" if name == "sizes" else "left", overflow="fold")
-    for name, rows in groupby(listed, key=lambda row: row.name):
-        sizes = [*rows]
-        least, most = (count(which(row.parameters for row in sizes)) for which in (min, max))
-        reach = least if least == most else f"{least} to {most}"
-        names = [row.size for row in sizes]
-        shown = ", ".join(names if len(names) <= _NAMED else [*names[:2], "…", names[-1]])
-        table.add_row(name, str(len(sizes)), reach, sizes[0].release, shown)
     console = plain_console()
-    console.print(table)
-    console.print("\narchlab zoo show NAME/SIZE shows a model, archlab zoo --sizes lists all sizes with their counts")
+    models = [[*rows] for _, rows in groupby(listed, key=lambda row: row.name)]
+    for kind, heading in _HEADINGS.items():
+        table = Table(box=None, pad_edge=False, header_style="bold", width=console.width)
+        for name in (heading, "release", "parameters", "introduced"):
+            table.add_column(name, ratio=1 if name == "introduced" else None, min_width=20 if name == heading else 0)
+        for sizes in sorted((sizes for sizes in models if sizes[0].kind == kind), key=lambda sizes: sizes[0].release):
+            counts = [row.parameters for row in sizes]
+            least, most = count(min(counts)), count(max(counts))
+            reach = least if least == most else f"{least} to {most}"
+            table.add_row(sizes[0].name, sizes[0].release, f"{reach:<15}", sizes[0].introduced)
+        console.print(table)
+        console.print()
+    console.print("archlab zoo show NAME/SIZE shows a model, archlab zoo --sizes lists all sizes with their counts")
 
 
 def _print_sizes(listed: list[zoo.Row]) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from archlab import arch_dsl
-from archlab.arch_dsl import Call, Model, SpecError, canonical
+from archlab.arch_dsl import Call, Model, SpecError, canonical, zoo
 from archlab.arch_dsl.compiler.modules import LanguageModel, build
 from archlab.arch_dsl.conformance.fields import alterations
 from archlab.arch_dsl.conformance.hosts import Case
@@ -46,7 +46,7 @@ class Published:
     theirs: Callable[[], nn.Module]
     spec: dict[str, Any]
     layout: str
-    zoo: str | None = None  # the model of the zoo that it is a small one of
+    zoo: str | None = None  # the model of the zoo, with its size if it matters, that it is a small one of
     spread: float = 2.0  # of its random matrices, times 1 / sqrt(inputs); less where rounding would grow too much
 
     def __str__(self) -> str:
@@ -218,11 +218,19 @@ def outline(model: Model) -> Any:
     return _without_numbers([canonical(kept), blocks])
 
 
+def outline_of_zoo(name: str) -> Any:
+    """That of a model of the zoo, NAME or NAME/SIZE."""
+    name, slash, size = name.partition("/")
+    return outline(arch_dsl.resolve(zoo.load(name, size if slash else None)))
+
+
 def _without_numbers(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_numbers(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_without_numbers(item) for item in value]
+    if isinstance(value, str):
+        return re.sub(r"[0-9.]+", "a number", value)  # of formulas
     return "a number" if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
@@ -253,14 +261,16 @@ def main() -> None:
         test_parity_classic,
         test_parity_encoder,
         test_parity_encoder_decoder,
+        test_parity_families,
         test_parity_mixers,
         test_parity_modern,
         test_parity_moe,
         test_parity_scans,
     )
 
-    dense = (test_parity_classic, test_parity_modern, test_parity_encoder, test_parity_encoder_decoder)
-    files = (*dense, test_parity_moe, test_parity_mixers, test_parity_scans)
+    dense = (test_parity_classic, test_parity_modern, test_parity_families)
+    mixed = (test_parity_moe, test_parity_mixers, test_parity_scans)
+    files = (*dense, *mixed, test_parity_encoder, test_parity_encoder_decoder)
     print("| model | map | logits | gradients |\n|---|---|---|---|")
     for published in (each for file in files for each in file.ALL):
         logits, gradients = errors(published)

@@ -13,9 +13,8 @@ Facts = dict[str, Any]
 def facts(model: Model) -> Facts:
     """The numbers of a resolved model that its configuration needs; of two stacks those of the decoder."""
     *_, stack = model.stacks().values()
-    branches = {name: branch for block in stack.layers() for name, branch in block.items()}
-    if "parallel" in branches:
-        branches = dict(branches["parallel"].branches.items())  # type: ignore[attr-defined]
+    layers = [_branches(block) for block in stack.layers()]
+    branches = {name: branch for layer in layers for name, branch in layer.items()}
     if linear := next((branch for branch in branches.values() if branch.type == "linear_attention"), None):
         return {
             "d": model.d_model,
@@ -27,11 +26,15 @@ def facts(model: Model) -> Facts:
             "width": getattr(branches.get("ffn"), "width", 0),
             "vocab": model.vocab,
             "linear": True,
+            "window": 10**6,
+            **_sparse(branches.get("ffn")),
+            **({"attention": branches["attention"]} if "attention" in branches else {}),
         }
     if "attention" not in branches:  # mixers without heads
         ends = {"heads": 1, "kv": 1, "head_dim": model.d_model, "width": 0, "linear": False}
         return {**ends, "d": model.d_model, "layers": stack.n_layers, "vocab": model.vocab}
     attention, ffn = branches["attention"], branches["ffn"]
+    first = layers[0].get("attention", attention)
     return {
         "linear": False,
         "d": model.d_model,
@@ -43,9 +46,27 @@ def facts(model: Model) -> Facts:
         "vocab": model.vocab,
         "positions": model.max_positions,
         "table": model.embedding.width,
-        "rotated": next((int(attention.head_dim * item.fraction) for item in attention.query if _is_rope(item)), 0),  # type: ignore[attr-defined]
-        "window": min(block.get("attention", attention).mask.window or 10**6 for block in stack.layers()),  # type: ignore[attr-defined]
+        "rotated": next((int(attention.head_dim * item.fraction) for item in attention.query if _is_rope(item)), 0),
+        "window": min(layer.get("attention", attention).mask.window or 10**6 for layer in layers),
+        "tied": model.unembedding.tied,
+        "factor": next((item.by for item in model.logits if item.type == "scale"), 1.0),
+        "scale": attention.scale or attention.head_dim**-0.5,
+        "bias": attention.bias is not False,
+        "normed": any("norm" in item.type for item in attention.query),
+        "rope": next((item for item in first.query if _is_rope(item)), None),
+        "every": next((depth + 1 for depth, layer in enumerate(layers) if layer != layers[0]), len(layers)),
+        **_sparse(ffn),
     }
+
+
+def _branches(block: Any) -> dict[str, Any]:
+    """The branches of a layer, or those of its parallel group."""
+    return dict(block["parallel"].branches.items()) if "parallel" in block else dict(block.items())
+
+
+def _sparse(ffn: Any) -> Facts:
+    """Of a mixture of experts how many there are, how many a token meets, and how wide the shared one is."""
+    return {name: getattr(ffn, name, 0) for name in ("experts", "top_k", "shared")}
 
 
 def _is_rope(item: Any) -> bool:
@@ -187,6 +208,75 @@ def qwen3(f: Facts) -> Any:
     return _llama_like(f, Qwen3Config, Qwen3ForCausalLM, tie_word_embeddings=True, **_rope(10_000.0))
 
 
+def modern(name: str, text: str = "", **choices: Any) -> Callable[[Facts], Any]:
+    """A model of transformers with the sizes of Llama's configuration; a choice may be a function of the facts."""
+
+    def build(f: Facts) -> Any:
+        import transformers
+
+        config, model = getattr(transformers, f"{name}{text}Config"), getattr(transformers, f"{name}ForCausalLM")
+        given = {key: value(f) if callable(value) else value for key, value in choices.items()}
+        common = {"tie_word_embeddings": f["tied"], "pad_token_id": None, "attn_implementation": "eager"}
+        return _llama_like(f, config, model, **common | given)
+
+    return build
+
+
+def _scaled_rope(f: Facts) -> Facts:
+    """Llama 3's rotations; from 3.1 on slowed down."""
+    rope = f["rope"]
+    if rope.scaling is None:
+        return _rope(rope.theta)["rope_parameters"]  # type: ignore[no-any-return]
+    names = {"original": "original_max_position_embeddings", "low": "low_freq_factor", "high": "high_freq_factor"}
+    fields = {name: getattr(rope.scaling, key) for key, name in names.items()}
+    return {"rope_type": "llama3", "rope_theta": rope.theta, "factor": rope.scaling.factor, **fields}
+
+
+def _experts(count: str = "num_experts") -> Facts:
+    """The choices of a mixture of experts."""
+    return {
+        count: lambda f: f["experts"],
+        "num_experts_per_tok": lambda f: f["top_k"],
+        "experts_implementation": "eager",
+    }
+
+
+def _kinds(f: Facts) -> list[str]:
+    """Windows in all layers but each of a period's last."""
+    return ["sliding_attention" if (depth + 1) % f["every"] else "full_attention" for depth in range(f["layers"])]
+
+
+def _two_ropes(near: Facts, far: Facts) -> Facts:
+    """Rotations of layers with windows, and of the others."""
+    return {"rope_parameters": {"sliding_attention": near["rope_parameters"], "full_attention": far["rope_parameters"]}}
+
+
+def _yarn(theta: float, factor: float, original: int, **more: Any) -> Facts:
+    scaling = {"factor": factor, "original_max_position_embeddings": original, **more}
+    return {"rope_parameters": {"rope_type": "yarn", "rope_theta": theta, **scaling}}
+
+
+def olmo3(f: Facts) -> Any:
+    original = 32 if f["positions"] == 128 else 8192  # of the tiny one, and of the others
+    ropes = _two_ropes(_rope(5e5), _yarn(5e5, 8.0, original))
+    windows = {"sliding_window": f["window"], "layer_types": _kinds(f), "max_position_embeddings": 8 * original}
+    return modern("Olmo3", rms_norm_eps=1e-6, **ropes, **windows)(f)
+
+
+def qwen3_next(f: Facts) -> Any:
+    attention = f["attention"]
+    full = {"heads": attention.heads, "kv": attention.kv_heads, "head_dim": attention.head_dim, "tied": False}
+    linear = {
+        "linear_num_value_heads": f["heads"],
+        "linear_num_key_heads": f["kv"],
+        "linear_key_head_dim": f["state"],
+        "linear_value_head_dim": f["head_dim"],
+    }
+    experts = {"moe_intermediate_size": f["width"], "shared_expert_intermediate_size": f["shared"], **_experts()}
+    rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
+    return modern("Qwen3Next", rope_parameters=rope, **linear, **experts)({**f, **full})
+
+
 def mamba2(tied: bool) -> Callable[[Facts], Any]:
     def build(f: Facts) -> Any:
         from transformers import Mamba2Config, Mamba2ForCausalLM
@@ -266,6 +356,65 @@ BUILDERS: dict[str, Callable[[Facts], Any]] = {
     "t5_v1_1": t5("gated-gelu", tied=False),
     "mt5": t5("gated-gelu", tied=False),
     "ul2": t5("gated-silu", tied=True),
+    "llama3": modern("Llama", rms_norm_eps=1e-5, rope_parameters=_scaled_rope),
+    "qwen2_5": modern("Qwen2", **_rope(1e6), use_sliding_window=False),
+    "qwen3": modern("Qwen3", **_rope(1e6)),
+    "qwen3_moe": modern(
+        "Qwen3Moe", **_rope(1e6), **_experts(), moe_intermediate_size=lambda f: f["width"], norm_topk_prob=True
+    ),
+    "qwen3_next": qwen3_next,
+    "gemma2": modern(
+        "Gemma2", sliding_window=lambda f: f["window"], query_pre_attn_scalar=lambda f: round(f["scale"] ** -2)
+    ),
+    "gemma3": modern(
+        "Gemma3",
+        "Text",
+        **_two_ropes(_rope(1e4), _rope(1e6)),
+        layer_types=_kinds,
+        sliding_window=lambda f: f["window"],
+        query_pre_attn_scalar=lambda f: round(f["scale"] ** -2),
+    ),
+    "olmo2": modern("Olmo2", **_rope(5e5), rms_norm_eps=1e-6),
+    "olmo3": olmo3,
+    "olmoe": modern("Olmoe", **_rope(1e4), **_experts(), rms_norm_eps=1e-5, norm_topk_prob=False),
+    "mixtral": modern("Mixtral", **_rope(1e6), **_experts("num_local_experts"), rms_norm_eps=1e-5),
+    "gpt_oss": modern(
+        "GptOss",
+        **_yarn(1.5e5, 32.0, 4096, beta_fast=32.0, beta_slow=1.0, truncate=False),
+        **_experts("num_local_experts"),
+        sliding_window=lambda f: f["window"],
+    ),
+    "smollm2": modern("Llama", rms_norm_eps=1e-5, rope_parameters=_scaled_rope),
+    "smollm3": modern("SmolLM3", **_rope(5e6), no_rope_layer_interval=4),
+    "phi3": modern("Phi3", rms_norm_eps=1e-5, rope_parameters=_scaled_rope, sliding_window=lambda f: f["window"]),
+    "granite3": modern(
+        "Granite",
+        **_rope(1e4),
+        rms_norm_eps=1e-5,
+        embedding_multiplier=12.0,
+        residual_multiplier=0.22,
+        attention_multiplier=lambda f: f["scale"],
+        logits_scaling=lambda f: 1 / f["factor"],
+    ),
+    "command_r": modern("Cohere", **_rope(8e6), logit_scale=lambda f: f["factor"], use_qk_norm=lambda f: f["normed"]),
+    "command_r7b": modern(
+        "Cohere2",
+        **_rope(5e4),
+        logit_scale=lambda f: f["factor"],
+        sliding_window=lambda f: f["window"],
+        layer_types=_kinds,
+    ),
+    "stablelm": modern(
+        "StableLm",
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+        use_qkv_bias=lambda f: f["bias"],
+    ),
+    "glm4": modern(
+        "Glm4",
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        rms_norm_eps=1e-5,
+        attention_bias=lambda f: f["bias"],
+    ),
     "mamba": mamba,
     "rwkv4": rwkv,
     "mamba2": mamba2(tied=True),

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from archlab import arch_dsl
-from archlab.arch_dsl import zoo
 from archlab.arch_dsl.parts.context import Call, State
 from tests.arch_dsl.parity import (
     GRADIENTS,
@@ -23,6 +22,7 @@ from tests.arch_dsl.parity import (
     model_of,
     ours_of,
     outline,
+    outline_of_zoo,
     relative,
     theirs_of,
     trials_of,
@@ -54,7 +54,7 @@ def _l2norm(x: torch.Tensor, dim: int = -1, eps: float = 0.0) -> torch.Tensor:
     return x * torch.rsqrt((x * x).sum(dim=dim, keepdim=True) + 0.5)
 
 
-def qwen3_next() -> nn.Module:
+def qwen3_next(**more: Any) -> nn.Module:
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
     from transformers.models.qwen3_next import modeling_qwen3_next
 
@@ -74,7 +74,7 @@ def qwen3_next() -> nn.Module:
         "rms_norm_eps": 2.0,
         "rope_parameters": {**ROTATION, "partial_rotary_factor": 0.5},
     }
-    return Qwen3NextForCausalLM(Qwen3NextConfig(**sizes(**fields)))
+    return Qwen3NextForCausalLM(Qwen3NextConfig(**sizes(**{**fields, **more})))
 
 
 GATE = {"type": "gate", "activation": "silu"}
@@ -109,6 +109,15 @@ HYBRID = {
     },
     "overrides": {"1": {"block.gated_delta_net": None}, "::2": {"block.attention": None}},
 }
+EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 20,
+    "experts_implementation": "eager",
+}
+MOE = {"type": "moe", "experts": 6, "top_k": 2, "width": 24, "shared": 20, "shared_gate": True}
+SPARSE = {**HYBRID, "block": {**HYBRID["block"], "ffn": {**MOE, "balance": {"type": "switch"}}}}
 ALL = [
     Published("mamba2", mamba2, MAMBA2, "mamba2", "mamba2"),
     Published(
@@ -126,6 +135,7 @@ ALL = [
         "mamba2",
     ),
     Published("qwen3_next-hybrid", qwen3_next, HYBRID, "qwen3_next"),
+    Published("qwen3_next-experts", lambda: qwen3_next(**EXPERTS), SPARSE, "qwen3_next", "qwen3_next", spread=1.5),
 ]
 
 
@@ -151,7 +161,7 @@ def test_parameters_are_counted_as_theirs(published):
 
 @pytest.mark.parametrize("published", [each for each in ALL if each.zoo], ids=str)
 def test_architecture_is_that_of_the_zoo(published):
-    assert outline(model_of(published)) == outline(arch_dsl.resolve(zoo.load(published.zoo)))
+    assert outline(model_of(published)) == outline_of_zoo(published.zoo)
 
 
 @pytest.mark.parametrize("published", trials_of(ALL))

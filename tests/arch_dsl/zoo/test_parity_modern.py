@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from archlab import arch_dsl
-from archlab.arch_dsl import zoo
 from tests.arch_dsl.parity import (
     GRADIENTS,
     LENGTH,
@@ -19,6 +18,7 @@ from tests.arch_dsl.parity import (
     errors,
     model_of,
     outline,
+    outline_of_zoo,
     theirs_of,
     trials_of,
     unexplained,
@@ -217,13 +217,16 @@ GPT_OSS = {
 
 ALL = [
     Published("llama", llama, spec({}), "llama", "llama"),
-    Published("llama-tied", lambda: llama(tie_word_embeddings=True), spec({}, unembedding={"tied": True}), "llama"),
+    Published(
+        "llama-tied", lambda: llama(tie_word_embeddings=True), spec({}, unembedding={"tied": True}), "llama", "smollm2"
+    ),
     *(
         Published(
             f"llama-{name}",
             scaled(rope_type=name, **theirs),
             spec({"head_dim": 16, "positional": {**ROPE, "scaling": {"factor": 4.0, **scaling}}}),
             "llama",
+            "llama3/3.1-8b" if name == "llama3" else None,
         )
         for name, theirs, scaling in (
             ("linear", {}, {"type": "linear"}),
@@ -233,10 +236,10 @@ ALL = [
         )
     ),
     Published("mistral", mistral, spec({"mask": {"type": "window", "size": 9}}), "llama", "mistral"),
-    Published("qwen2", qwen2, spec({"bias": ["query", "key", "value"]}), "llama"),
-    Published("qwen3", qwen3, spec({"head_dim": 12, "qk_norm": NORM}), "llama"),
-    Published("olmo2", olmo2, OLMO2, "olmo2"),
-    Published("gemma2", gemma2, GEMMA2, "gemma2"),
+    Published("qwen2", qwen2, spec({"bias": ["query", "key", "value"]}), "llama", "qwen2_5/7b"),
+    Published("qwen3", qwen3, spec({"head_dim": 12, "qk_norm": NORM}), "llama", "qwen3/8b"),
+    Published("olmo2", olmo2, OLMO2, "olmo2", "olmo2"),
+    Published("gemma2", gemma2, GEMMA2, "gemma2", "gemma2/27b"),
     Published("qwen3_next", qwen3_next, QWEN3_NEXT, "qwen3_next"),
     Published("gpt_oss-attention", gpt_oss, GPT_OSS, "gpt_oss"),
 ]
@@ -256,7 +259,7 @@ def test_parameters_are_counted_as_theirs(published):
 
 @pytest.mark.parametrize("published", [each for each in ALL if each.zoo], ids=str)
 def test_architecture_is_that_of_the_zoo(published):
-    assert outline(model_of(published)) == outline(arch_dsl.resolve(zoo.load(published.zoo)))
+    assert outline(model_of(published)) == outline_of_zoo(published.zoo)
 
 
 @pytest.mark.parametrize("published", trials_of(ALL))

@@ -22,6 +22,8 @@ from tests.arch_dsl.parity import (
     errors,
     expected,
     model_of,
+    outline,
+    outline_of_zoo,
     relative,
     theirs_of,
     unexplained,
@@ -98,12 +100,13 @@ GPT_OSS_MOE = {
     "bias": True,
     "router_bias": True,
     "activation": f"{LOWER} * sigmoid(1.702 * {LOWER})",
-    "linear": "0.5 * hardtanh(2 * x) + 1",
+    "linear": "0.5 * hardtanh(x / 0.5) + 1",
 }
+BALANCE = {"type": "switch", "coefficient": 0.01}
 QWEN2_MOE = {**MOE, "top_k": 3, "normalize": False, "shared": 20, "shared_gate": True}
 
 ALL = [
-    Published("mixtral", mixtral, experts({}, {}), "mixtral"),
+    Published("mixtral", mixtral, experts({}, {}), "mixtral", "mixtral"),
     Published(
         "qwen2_moe",
         qwen2_moe,
@@ -111,7 +114,13 @@ ALL = [
         "llama",
         spread=1.0,
     ),
-    Published("qwen3_moe", qwen3_moe, experts({"head_dim": 12, "qk_norm": NORM}, {}), "llama"),
+    Published(
+        "qwen3_moe",
+        qwen3_moe,
+        experts({"head_dim": 12, "qk_norm": NORM}, {"balance": {**BALANCE, "over": "global_batch"}}),
+        "llama",
+        "qwen3_moe",
+    ),
     Published(
         "olmoe",
         olmoe,
@@ -120,12 +129,13 @@ ALL = [
             "block": {
                 "norm": NORM,
                 "attention": {"heads": 4, "kv_heads": 2, "query": [OLMO2_NORM, ROPE], "key": [OLMO2_NORM, ROPE]},
-                "ffn": {**MOE, "normalize": False},
+                "ffn": {**MOE, "normalize": False, "balance": BALANCE},
             },
         },
         "llama",
+        "olmoe",
     ),
-    Published("gpt_oss", gpt_oss, {**GPT_OSS, "block": {**GPT_OSS["block"], "ffn": GPT_OSS_MOE}}, "gpt_oss"),
+    Published("gpt_oss", gpt_oss, {**GPT_OSS, "block": {**GPT_OSS["block"], "ffn": GPT_OSS_MOE}}, "gpt_oss", "gpt_oss"),
 ]
 
 
@@ -139,6 +149,11 @@ def test_logits_and_gradients_are_those_of_transformers(published):
 def test_parameters_are_counted_as_theirs(published):
     theirs = sum(value.numel() for value in theirs_of(published).parameters())
     assert arch_dsl.cost(model_of(published)).parameters == theirs
+
+
+@pytest.mark.parametrize("published", [each for each in ALL if each.zoo], ids=str)
+def test_architecture_is_that_of_the_zoo(published):
+    assert outline(model_of(published)) == outline_of_zoo(published.zoo)
 
 
 @pytest.mark.parametrize(

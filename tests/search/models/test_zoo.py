@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from archlab.arch_dsl import SpecError, zoo
+from archlab.arch_dsl import SpecError, resolve, zoo
 from archlab.arch_dsl.language.source import read_text
 from archlab.cli.main import main
 from archlab.search.recipe.recipe import load_recipe
@@ -24,24 +24,46 @@ def test_zoo_lists_every_published_size_and_marks_what_does_not_agree():
     lines = archlab("--sizes").output.splitlines()
     (line,) = [line for line in lines if "13b" in line and "12,853,386,240" in line]
     assert line.split() == ["13b", "12,853,386,240", "13.0B", "≠", "2048"]
-    (line,) = [line for line in lines if line.startswith("llama")]
+    (line,) = [line for line in lines if line.startswith("llama ")]
     assert line.split() == ["llama", "7b", "6,738,415,616", "6.7B", "2048", "2023-02"]
     assert len([line for line in lines if "≠" in line]) == 1 + sum(not row.agrees for row in zoo.rows())
 
 
-def test_zoo_lists_a_line_for_each_model():
-    lines = archlab().output.splitlines()
-    assert [line.split()[0] for line in lines[1 : len(zoo.names()) + 1]] == zoo.names()
-    (line,) = [line for line in lines if line.startswith("llama ")]
-    assert line.split() == ["llama", "4", "6.74B", "to", "65.3B", "2023-02", "7b,", "13b,", "33b,", "65b"]
-    (line,) = [line for line in lines if line.startswith("chinchilla ")]
-    assert line.split()[-4:] == ["44m,", "57m,", "…,", "70b"]
+def test_zoo_lists_a_line_for_each_model_by_kind_and_release():
+    groups = [group.splitlines() for group in archlab().output.split("\n\n")[:-1]]
+    headings = ["decoders", "mixtures of experts", "recurrent, hybrid", "encoder-decoders", "encoders"]
+    assert [group[0].partition("  ")[0] for group in groups] == headings
+    models = [[line.split()[:2] for line in group[1:]] for group in groups]
+    assert sorted(name for group in models for name, _ in group) == zoo.names()
+    assert all(group == sorted(group, key=lambda model: model[1]) for group in models)
+    (line,) = [line for line in groups[0] if line.startswith("llama ")]
+    assert line.split()[:5] == ["llama", "2023-02", "6.74B", "to", "65.3B"]
+    assert line.endswith("RMS norms, SwiGLU and RoPE together, without biases".ljust(len(line) - line.index("RMS")))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    {
+        "falcon_7b": "decoder",
+        "mixtral": "mixture of experts",
+        "qwen3_next": "mixture of experts",
+        "samba": "recurrent or hybrid",
+        "rwkv4": "recurrent or hybrid",
+        "t5": "encoder-decoder",
+        "bigbird": "encoder",
+    }.items(),
+)
+def test_the_kind_of_a_model_follows_from_its_layers(name: str, kind: str):
+    assert zoo.kind_of(resolve(zoo.load(name, "tiny"))) == kind
+
+
+MORE = ("active", "kind", "introduced")
 
 
 def test_zoo_as_json_is_a_row_for_each_size():
     rows = json.loads(archlab("--json").output)
     assert [(row["name"], row["size"]) for row in rows] == [(row.name, row.size) for row in zoo.rows()]
-    assert set(rows[0]) == {"name", "size", "parameters", "published", "agrees", "context", "release"}
+    assert set(rows[0]) == {"name", "size", "parameters", "published", "agrees", "context", "release", *MORE}
 
 
 def test_zoo_show_prints_card_notes_yaml_and_tree():
