@@ -59,6 +59,8 @@ def normal_form(text: str) -> str:
         if isinstance(node, ast.Constant) and isinstance(node.value, float) and node.value.is_integer():
             node.value = int(node.value) if node.value < 2**53 else node.value  # 2.0 is spelt 2
     spelled = ast.unparse(tree)
+    if len(spelled) > _LONGEST:  # which could not be read again
+        raise ValueError(f"it has {len(spelled)} characters once it is written out; at most {_LONGEST}")
     return next((name for name in ACTIVATIONS if spelled == f"{name}(x)"), spelled)
 
 

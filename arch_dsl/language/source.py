@@ -6,6 +6,7 @@ Built from the parser's events without recursion, so that a hostile file is refu
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import stat
@@ -133,7 +134,14 @@ def _represent_text(writer: _Writer, text: str) -> yaml.Node:
     return writer.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
+def _represent_number(writer: _Writer, number: float) -> yaml.Node:
+    if math.isinf(number):  # YAML's own `.inf` is a text here
+        return writer.represent_scalar("tag:yaml.org,2002:float", "1.0e+999" if number > 0 else "-1.0e+999")
+    return writer.represent_float(number)
+
+
 _Writer.add_representer(str, _represent_text)
+_Writer.add_representer(float, _represent_number)
 
 
 def _scalar(event: yaml.ScalarEvent) -> Scalar:

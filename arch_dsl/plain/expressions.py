@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, TypeVar
@@ -218,21 +219,23 @@ def _written_function(known: FunctionType, frame: Frame) -> ast.expr:
     formula = getattr(known, "formula", None)
     if formula is None:
         return literal(known)
-    tree = _Formula().visit(ast.parse(formula, mode="eval")).body
+    tree = _Formula(frame).visit(ast.parse(formula, mode="eval")).body
     arguments = ast.arguments([], [ast.arg("x", name("Tensor"))], None, [], [], None, [])
     return load(frame.program.add(ast.FunctionDef("activation", arguments, [ast.Return(tree)], [], name("Tensor"))))
 
 
 class _Formula(ast.NodeTransformer):
-    """A formula in x as Python: functions by their names in torch, whole numbers as the floats that they are."""
+    """A formula in x as Python: functions by their names in torch, or written out, whole numbers as the floats that
+    they are."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.program = frame.program
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         if node.id == "x":
             return node
-        found = torch_name(FUNCTIONS[node.id])
-        if found is None:
-            raise Unexportable(f"{node.id} is no function of torch")
-        return name(found)
+        function = FUNCTIONS[node.id]
+        return name(torch_name(function) or self.program.add(_definition(function)))
 
     def visit_Constant(self, node: ast.Constant) -> ast.expr:
         return ast.Constant(float(node.value))  # type: ignore[arg-type]
@@ -240,3 +243,12 @@ class _Formula(ast.NodeTransformer):
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
         sign = ast.Constant(-1.0 if isinstance(node.op, ast.USub) else 1.0)
         return ast.BinOp(sign, ast.Mult(), self.visit(node.operand))
+
+
+def _definition(function: Callable[..., Any]) -> ast.FunctionDef:
+    """One of our activations as its source says it, without its docstring. Raises Unexportable."""
+    node = ast.parse(inspect.getsource(function)).body[0]
+    if not isinstance(node, ast.FunctionDef):
+        raise Unexportable(f"{function.__name__} is not written as a function of its own")
+    node.body = node.body[1:]
+    return node

@@ -123,25 +123,24 @@ def retry(study: str, store: str | None, failed: bool, variants: tuple[str, ...]
 @verb
 def gc(store: str | None, apply: bool, as_json: bool) -> None:
     """List what a store could do without, and how much that frees. Results and journals always stay."""
-    from archlab.search.running.garbage import compiled_layers, final_weights, find, remove, summed
-    from archlab.search.running.table_damage import is_whole
+    from archlab.search.running.garbage import clean, compiled_layers, final_weights, look, summed
     from archlab.search.store.store import Store
 
     with Store.open(store_folder(store), create=False) as opened:
-        going, stayed = remove(opened) if apply else (find(opened), [])
-        (trials, held), layers, whole = final_weights(opened), compiled_layers(opened), is_whole(opened)
+        found, stayed = clean(opened) if apply else (look(opened), [])
+        (trials, held), layers, going = final_weights(opened), compiled_layers(opened), found.waste
     if as_json:
         kept = [{"files": list(map(str, waste.paths)), "reason": reason} for waste, reason in stayed]
         weights = {"trials": trials, "bytes": held}
-        found = {"applied": apply, "what": summed(going), "kept": kept}
-        click.echo(json.dumps({**found, "final_weights": weights, "compiled_layers": {"bytes": layers}}))
+        told = {"applied": apply, "what": summed(going), "kept": kept}
+        click.echo(json.dumps({**told, "final_weights": weights, "compiled_layers": {"bytes": layers}}))
         return
     lines = [
         f"{each['kind']:<12} {megabytes(each['bytes']):>10}  {each['files']:,} {each['why']}" for each in summed(going)
     ]
     total = sum(waste.size for waste in going)
     click.echo("\n".join(lines) if lines else "nothing can go")
-    if not whole:
+    if not found.whole:
         click.echo("left: what trials keep or share, as rows of the trial table are damaged, or were mended and their")
         click.echo("  study has not run since; archlab check says which")
     for waste, reason in stayed:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from archlab.search.utils.files import NO_JSON, write_whole
+from archlab.search.utils.untrusted import NoRegularFile, open_regular, read_regular
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +50,10 @@ class Checksums:
         if not (folder / SUMS).exists():
             return
         try:
-            held = json.loads((folder / SUMS).read_text())
+            held = json.loads(read_regular(folder / SUMS))
             self._size = int(held["block_bytes"])
             self._sums = {str(name): [int(each) for each in own] for name, own in held["files"].items()}
-        except (*NO_JSON, TypeError, KeyError, AttributeError) as error:
+        except (*NO_JSON, TypeError, KeyError, AttributeError, NoRegularFile) as error:
             raise self._damaged(SUMS, 0, (folder / SUMS).stat().st_size) from error
         if self._size < 1:
             raise self._damaged(SUMS, 0, (folder / SUMS).stat().st_size)
@@ -61,7 +62,7 @@ class Checksums:
         """Reads a whole file, block by block, unless it was read. Raises DamagedData."""
         if self._sums is None or (name in self._checked and all(self._checked[name])):
             return
-        with (self._folder / name).open("rb") as file:
+        with open_regular(self._folder / name, follow=True) as file:
             found = list(_sums_in(file, self._size))
             held = self._sums.get(name, [])
             if found != held:

@@ -21,6 +21,7 @@ from archlab.search.data.sources.given_tokens import ANSWER
 from archlab.search.data.sources.splits import NAMES
 from archlab.search.data.tokenizers.family import Codec, Tokenizer, Tokens
 from archlab.search.utils.files import NO_JSON, read_json
+from archlab.search.utils.untrusted import NoRegularFile, read_regular
 
 log = logging.getLogger(__name__)
 
@@ -68,15 +69,15 @@ class Dataset:
         """The data set of this identity. Raises DataError when it is missing, damaged or of another format."""
         folder = root / identity
         if (folder / DAMAGED).exists():
-            raise DamagedData((folder / DAMAGED).read_text(errors="replace").strip())
+            raise DamagedData(_told(folder))
         try:
             Checksums(folder).check(HEADER)
-            header = json.loads((folder / HEADER).read_text())
+            header = json.loads(read_regular(folder / HEADER))
         except FileNotFoundError as error:
             raise DataError(f"data {identity} is not in {root}") from error
         except DataError:
             raise
-        except NO_JSON as error:
+        except (*NO_JSON, NoRegularFile) as error:
             raise DataError(f"data {identity} is damaged: {folder / HEADER} is not JSON") from error
         found = header.get("format") if isinstance(header, dict) else None
         if found != FORMAT:
@@ -144,8 +145,10 @@ class Dataset:
     @property
     def overlap(self) -> dict[str, dict[str, int]] | None:
         """Per held-out split its n-grams and those that the training split has, if they were counted."""
-        held = read_json(self.folder / OVERLAP)
-        return None if held is None else {name: counts for name, counts in held.items() if name in HELD_OUT}
+        held = read_json(self.folder / OVERLAP) or {}
+        found = {name: held.get(name) for name in HELD_OUT}
+        counted = all(isinstance(each, dict) and {"ngrams", "ngrams_shared"} <= each.keys() for each in found.values())
+        return {name: dict(counts) for name, counts in found.items() if counts} if counted else None
 
     def streams(self) -> tuple[tuple[float, Stream], ...]:
         """Share and training stream of each domain, each again `[eod] doc … [eod]`; without domains the only one."""
@@ -239,6 +242,14 @@ class Dataset:
         """The trained tokenizer as text."""
         self.checksums.check(_STATE)
         return (self.folder / _STATE).read_text()
+
+
+def _told(folder: Path) -> str:
+    """What whoever found a data set damaged wrote down."""
+    try:
+        return read_regular(folder / DAMAGED).decode(errors="replace").strip()
+    except NoRegularFile:
+        return f"data {folder.name} is damaged: {DAMAGED} in it is no file"
 
 
 def write(folder: Path, codec: Codec, splits: Mapping[str, Sequence[bytes]], facts: dict[str, Any]) -> None:

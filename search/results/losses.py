@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
+import zlib
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from archlab.search.results.comparable import is_one_tokenizer, lossy_of, tested
 from archlab.search.results.selection import Selection
 from archlab.search.statistics.contrast import Floats, document_variance
 from archlab.search.statistics.intervals import Keys
+from archlab.search.utils.untrusted import NoRegularFile, open_regular
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,9 @@ def read_documents(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+        with open_regular(path, follow=True) as raw, np.load(raw, allow_pickle=False) as file:
             return {name: file[name] for name in ("nll", "tokens", "bytes", *(["domain"] if "domain" in file else []))}
-    except (zipfile.BadZipFile, KeyError, EOFError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, NoRegularFile, KeyError, EOFError, ValueError) as error:
         raise DamagedDocuments(f"{path} is damaged ({error}); remove it, and the comparison does without it") from error
 
 
@@ -62,11 +64,11 @@ def lay_out(record: dict[str, Any], selections: list[Selection]) -> Layout:
     unit = "nats/token" if one_tokenizer else "bits/byte"
     losses = np.full((len(selections), len(seeds)), np.nan)
     keys = np.full(losses.shape, None, object)
+    places = {seed: place for place, seed in enumerate(seeds)}
     for row, selection in enumerate(selections):
-        for seed, trial in selection.complete.items():
-            if not selection.has_no_mean:
-                losses[row, seeds.index(seed)] = trial["result"]["test"][_MEASURE[unit]]
-                keys[row, seeds.index(seed)] = trial["key"]
+        for seed, trial in selection.complete.items() if not selection.has_no_mean else ():
+            losses[row, places[seed]] = trial["result"]["test"][_MEASURE[unit]]
+            keys[row, places[seed]] = trial["key"]
     documents: list[tuple[float, int] | None] = []
     undocumented = []
     for row, (selection, base) in enumerate(zip(selections, bases, strict=True)):

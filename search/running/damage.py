@@ -16,7 +16,7 @@ from typing import Any
 
 from archlab.arch_dsl.language import plugins
 from archlab.search.data.checksums import SUMS, Checksums, DamagedData
-from archlab.search.data.dataset import HEADER
+from archlab.search.data.dataset import HEADER, OVERLAP
 from archlab.search.running.table_damage import Damage, key_of, of_kept, of_members, of_studies
 from archlab.search.store import plugins as plugin_files
 from archlab.search.store.rows import fault_in, faults_of, is_key, is_spec_of, parsed
@@ -25,6 +25,9 @@ from archlab.search.utils.files import NO_JSON
 from archlab.search.utils.untrusted import has_link, open_regular
 
 MOST_BYTES = 2**28  # of a file that is read as a whole, such as a journal
+DISPUTED = "disputed"
+"""A file of a trial whose result is being taken back, until its row is planned again."""
+DOCUMENTS = "test_documents.npz"
 COPIES = ("mlflow.db", "optuna.db", "shipped.db")
 _TABLES = {"study", "trial", "study_trial", "study_trial_key", "event", "event_study", "decision", "memory"}
 
@@ -65,6 +68,9 @@ class Look:
         yield from of_kept(self.store)
         for folder in self._inside("data"):
             yield from _told(f"data/{folder.name}", self._data(folder))
+        for name in ("stages", "prefixes"):
+            for folder in self._inside(name):
+                yield from _told(f"{name}/{folder.name}", self._beginnings(folder))
         for path in self._inside(plugin_files.FOLDER):
             yield from _told(f"{plugin_files.FOLDER}/{path.name}", self._plugin(path))
 
@@ -110,19 +116,25 @@ class Look:
             back = "it is taken from its trial.json" if whole else "the next run of its study writes it again"
             fault = "its sha256 is not the key"
             yield Damage(f"trial table: trial {key[:12]} spec", fault, back, "spec" if whole else "members", (key,), of)
-        elif "trial.json" in files and not whole:
-            yield Damage(
-                f"{at}/trial.json", "its sha256 is not the key", "it is written again", "trial.json", (key,), of
-            )
+        elif files - {"writer.lock"} and not whole:
+            fault = "its sha256 is not the key" if "trial.json" in files else "it is missing"
+            yield Damage(f"{at}/trial.json", fault, "it is written again", "trial.json", (key,), of)
         if row["state"] != "running":  # whose files change meanwhile
             yield from self._result(row, at, folder, files, of)
             yield from self._files(row, at, folder, files, of)
+            return
+        for column, fault in faults_of(row).items():
+            yield Damage(f"trial table: trial {key[:12]} {column}", fault, "it is planned again", "columns", (key,), of)
 
     def _result(
         self, row: dict[str, Any], at: str, folder: Path, files: set[str], of: tuple[str, ...]
     ) -> Iterator[Damage]:
         """The result in the row against that in the folder, which is the same but for what was measured later."""
         key, faults = row["key"], faults_of(row)
+        if DISPUTED in files:
+            fault = "a repair was ended that takes its result back"
+            yield self._again(f"{at}/{DISPUTED}", fault, key, of, _mapping(row["result"]) or {})
+            return
         found = self._json(folder / "result.json") if "result.json" in files else None
         file: dict[str, Any] | None = found if isinstance(found, dict) else None
         held = _mapping(row["result"])
@@ -137,6 +149,11 @@ class Look:
                 yield Damage(place, fault, "it is set anew; its result stays", "columns", (key,), of)
         if "state" in faults or held is None or row["state"] not in ("complete", "diverged"):
             return
+        if "reason" not in faults and row["reason"] != held.get("reason"):
+            fault = f"it says {str(row['reason'])[:40]!r}, its result {str(held.get('reason'))[:40]!r}"
+            yield Damage(
+                f"trial table: trial {key[:12]} reason", fault, "it is taken from its result", "columns", (key,), of
+            )
         if "result.json" not in files:
             if files:
                 yield Damage(
@@ -171,8 +188,11 @@ class Look:
             elif name == "metrics.jsonl":
                 if fault := self._journal(folder / name):
                     yield Damage(f"{at}/{name}", fault, "it is left out of curves", None, (key,), of)
-            elif name == "test_documents.npz" and (fault := self._documents(folder / name)):
+            elif name == DOCUMENTS and (fault := self._documents(folder / name)):
                 yield self._again(f"{at}/{name}", fault, key, of, _mapping(row["result"]) or {})
+        evaluated = row["state"] == "complete" and any(name.endswith(".pt") for name in files)
+        if evaluated and DOCUMENTS not in files and (_mapping(row["result"]) or {}).get("test"):
+            yield self._again(f"{at}/{DOCUMENTS}", "it is missing", key, of, _mapping(row["result"]) or {})
 
     def _checkpoint(self, folder: Path, name: str) -> str | None:
         try:
@@ -218,9 +238,20 @@ class Look:
                     raise DamagedData(f"{name!r} is no file of it")
                 sums.check(name)
                 self.bytes += path.stat().st_size
+            if (folder / OVERLAP).exists() and fault_in(self._read(folder / OVERLAP), dict):
+                raise DamagedData(f"{OVERLAP} is no JSON")
         except (*NO_JSON, OSError, KeyError, TypeError) as error:
             then = "the next run makes it again from its source"
             yield Damage(f"data/{folder.name}", str(error), then, "data", studies=self._studies_with(folder.name))
+
+    def _beginnings(self, folder: Path) -> Iterator[Damage]:
+        """Weights at the end of a stage, or the states of one kind from which longer trials go on."""
+        inside = sorted(folder.iterdir()) if folder.is_dir() else []
+        for each in [folder, *(path for path in inside if path.is_dir() and not path.is_symlink())]:
+            for path in sorted(each.glob("checkpoint-*.pt")):
+                if fault := self._checkpoint(each, path.name):
+                    then = "it is put aside; trials that begin with it train it again"
+                    yield Damage(str(path.relative_to(self.store.root)), fault, then, "aside")
 
     def _plugin(self, path: Path) -> Iterator[Damage]:
         if path.suffix == ".py" and plugins.digest_of(self._read(path)) != path.stem.rpartition("-")[2]:

@@ -50,7 +50,15 @@ class _Known:
     wishes: tuple[dict[str, Any] | None, ...]
 
 
-def find(store: Store) -> list[Waste]:
+@dataclass(frozen=True)
+class Found:
+    """What can go; and whether that is all, or the table is damaged and only leftovers of killed processes go."""
+
+    waste: list[Waste]
+    whole: bool
+
+
+def look(store: Store) -> Found:
     """What can go, as the store stands now. Looks at every trial's folder, and changes nothing.
 
     While a row of the table is damaged only leftovers of killed processes go: nobody knows what it wants.
@@ -69,7 +77,7 @@ def find(store: Store) -> list[Waste]:
     ]
     found = [*_temporary(store.root, known)]
     if not is_whole(store):
-        return found
+        return Found(found, whole=False)
     found = [*_checkpoints(known), *found]
     wanted = [each.trial for each in known if each.wishes]
     found += _stages(store.root / "stages", wanted)
@@ -79,11 +87,22 @@ def find(store: Store) -> list[Waste]:
     found += _compiled(_layers(store.root), known)
     if left := deletion.left_over(store):
         found.append(_waste("deleted", "of deleted studies, whose deletion was killed", left))
-    return found
+    return Found(found, whole=True)
+
+
+def find(store: Store) -> list[Waste]:
+    """What can go, as `look` says."""
+    return look(store).waste
 
 
 def remove(store: Store) -> tuple[list[Waste], list[tuple[Waste, str]]]:
-    """Removes what can go. Returns what went, and what stayed with the reason.
+    """Removes what can go. Returns what went, and what stayed with the reason."""
+    found, stayed = clean(store)
+    return found.waste, stayed
+
+
+def clean(store: Store) -> tuple[Found, list[tuple[Waste, str]]]:
+    """Removes what can go. Returns what went, as `look` does, and what stayed with the reason.
 
     A trial is looked at again under the lock of its folder, which a process that trains it holds. What studies share
     goes only while no run of the store is under way, and none begins meanwhile.
@@ -91,7 +110,8 @@ def remove(store: Store) -> tuple[list[Waste], list[tuple[Waste, str]]]:
     gone: list[Waste] = []
     stayed: list[tuple[Waste, str]] = []
     with in_use(store.root, alone=True) as alone:
-        for waste in find(store):
+        found = look(store)
+        for waste in found.waste:
             reason = "" if alone or waste.kind not in _SHARED else "a run of this store is under way"
             if not reason and any(
                 each.is_relative_to(store.root) and has_link(each, store.root) for each in waste.paths
@@ -107,7 +127,7 @@ def remove(store: Store) -> tuple[list[Waste], list[tuple[Waste, str]]]:
                 stayed.append((waste, reason))
             else:
                 gone.append(waste)
-    return gone, stayed
+    return Found(gone, found.whole), stayed
 
 
 def summed(found: Iterable[Waste]) -> list[dict[str, Any]]:

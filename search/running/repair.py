@@ -7,15 +7,16 @@ import os
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from archlab.search.data.checksums import DAMAGED
-from archlab.search.running.damage import Looked, look
+from archlab.search.running.damage import DISPUTED, DOCUMENTS, Looked, look
 from archlab.search.running.table_damage import REPAIRED, Damage
 from archlab.search.store.database import Changes, StoreError
 from archlab.search.store.lock import in_use, is_study_name
-from archlab.search.store.rows import faults_of
+from archlab.search.store.rows import SPEC_DAMAGED, faults_of, parsed
 from archlab.search.store.store import Store
 from archlab.search.store.studies import log_event
 from archlab.search.utils.files import lock_file, make_private, write_whole
@@ -31,8 +32,9 @@ _GOES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "decision": (("decision", "place = ? AND name = ?"),),
     "memory": (("memory", "place = ? AND name = ?"),),
 }
+_START_AGAIN = "UPDATE trial SET state = 'planned', reason = NULL WHERE key = ? AND reason = ?"
 _NEUTRAL = {"settings": "{}", "seed": 0, "until": None, "position": 0, "orphaned": 0}
-_OF_RESULT = ("result.json", "test_documents.npz")
+_OF_RESULT = ("result.json", DOCUMENTS)
 
 
 def repair(store: Store) -> tuple[list[Damage], Looked, list[Damage], Path]:
@@ -58,7 +60,9 @@ class _Mending:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.aside = store.root / ASIDE / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S")
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S")
+        places = (store.root / ASIDE / (f"{now}-{number}" if number > 1 else now) for number in count(1))
+        self.aside = next(place for place in places if not place.exists())
 
     def mend(self, damage: Damage) -> None:
         """Raises StoreError, OSError."""
@@ -87,6 +91,7 @@ class _Mending:
             if damage.mend == "aside":
                 self._put_aside(self.store.root / damage.place)
             elif damage.mend == "spec":
+                self._write(_START_AGAIN, (folder.name, SPEC_DAMAGED))
                 self._set(folder.name, "spec = ?", (folder / "trial.json").read_text())
             elif damage.mend == "trial.json":
                 self._put_aside(folder / "trial.json")
@@ -101,16 +106,28 @@ class _Mending:
             elif damage.mend == "columns":
                 self._set_columns(folder, row)
             else:
-                for name in _OF_RESULT:
-                    self._put_aside(folder / name)
-                self._set(folder.name, "state = 'planned', owner = NULL, reason = NULL, result = NULL")
+                self._plan(folder, damage.fault)
+
+    def _plan(self, folder: Path, fault: str) -> None:
+        """Of two results that differ neither stands: while `disputed` is there, `look` finds that this did not end."""
+        write_whole(folder / DISPUTED, f"{fault}\n")
+        for name in _OF_RESULT:
+            self._put_aside(folder / name)
+        self._set(folder.name, "state = 'planned', owner = NULL, reason = NULL, result = NULL")
+        (folder / DISPUTED).unlink()
 
     def _set_columns(self, folder: Path, row: dict[str, Any]) -> None:
-        """Anew what no result depends on, where it is damaged; the state is that of the result."""
+        """Anew what no result depends on, where it is damaged; state and reason are those of the result."""
         faults = faults_of(row)
-        now: dict[str, Any] = {"attempt": 0, "owner": None, "reason": None, "updated": time.time()}
-        if "state" in faults:
-            now["state"] = json.loads(row["result"])["state"]
+        now: dict[str, Any] = {"attempt": 0, "owner": None, "updated": time.time()}
+        if row["state"] == "running":  # which nobody does any more
+            faults |= dict.fromkeys(("state", "owner"), "")
+            now |= {"state": "planned", "reason": None, "result": None}
+        elif held := parsed(row["result"], dict)[0]:
+            now |= {"state": held.get("state", row["state"]), "reason": held.get("reason")}
+            faults |= {"reason": ""} if now["state"] in ("complete", "diverged") else {}
+        else:
+            now["reason"] = None
         wrong = [name for name in now if name in faults]
         if wrong:
             self._set(folder.name, ", ".join(f"{name} = ?" for name in wrong), *(now[name] for name in wrong))
@@ -141,6 +158,8 @@ class _Mending:
         def remove(db: Changes) -> None:
             for table, where in goes:
                 db.execute(f"DELETE FROM {table} WHERE {where}", damage.row)
+            if damage.mend == "members":
+                db.execute(_START_AGAIN, (*damage.row, SPEC_DAMAGED))
 
         self.store.database.write(remove)
 

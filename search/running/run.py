@@ -26,7 +26,7 @@ from archlab.search.sections.seeds.noise import remember_noise
 from archlab.search.store import plugins as plugin_files
 from archlab.search.store.addresses import store_root
 from archlab.search.store.lock import StudyLock, in_use
-from archlab.search.store.store import Store
+from archlab.search.store.store import Store, StoreRefused
 from archlab.search.study.files import beside_store
 from archlab.search.study.load import load_study
 from archlab.search.study.study import Study
@@ -177,7 +177,10 @@ def tokens_left(store: Store) -> Callable[[str, int | None], int]:
     from archlab.search.trial.checkpoint import steps_in
 
     def left(key: str, until: int | None) -> int:
-        recipe, folder = load_recipe(Trial.from_json(store.spec(key)).recipe), store.trial_folder(key)
+        try:
+            recipe, folder = load_recipe(Trial.from_json(store.spec(key)).recipe), store.trial_folder(key)
+        except StoreRefused:
+            return 0  # it is damaged, and will not be started
         done = max(steps_in(folder), default=0) if folder.exists() else 0
         return max(0, tokens_at(recipe, recipe.all_steps if until is None else until) - tokens_at(recipe, done))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from archlab.search.store.lock import is_study_name
-from archlab.search.store.rows import fault_in, faults_of, is_key, is_spec_of
+from archlab.search.store.rows import fault_in, faults_of, is_key, is_spec_of, unsealed
 from archlab.search.store.store import Store
 
 Mend = Literal[
@@ -44,7 +44,7 @@ def of_studies(store: Store) -> Iterator[Damage]:
             then = "its rows go; the next run of its file stores it anew, and finds its trials"
             place = f"trial table: study {str(row['name'])[:40]!r}"
             yield Damage(place, "it is no study's name", then, "study", (row["name"],))
-        elif fault := fault_in(row["record"], dict):
+        elif fault := unsealed(row["record"])[1]:
             then = "run its file again, which stores it anew; no trial is trained again"
             yield Damage(f"trial table: study '{row['name']}' record", fault, then, studies=(row["name"],))
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from archlab.search.store.database import StoreRefused
 from archlab.search.utils.files import NO_JSON
+from archlab.search.utils.untrusted import read_regular
 
 DATABASE, MLFLOW = "ARCHLAB_DATABASE", "ARCHLAB_MLFLOW"
 TENSORBOARD, WANDB = "ARCHLAB_TENSORBOARD", "ARCHLAB_WANDB"  # a folder; a project
@@ -41,7 +42,7 @@ def address(root: Path, variable: str) -> str | None:
         return given
     path = root / _FILES[variable]
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -57,22 +58,28 @@ def address(root: Path, variable: str) -> str | None:
 
 
 def shown(url: str) -> str:
-    """A URL that may be told: user, host and path, never a password nor the query."""
+    """A URL that may be told: user, hosts and path, never a password nor the query.
+
+    PostgreSQL takes several hosts with commas between them, of which one leads.
+    """
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
+        account, _, hosts = parts.netloc.rpartition("@")
+        for host in hosts.split(","):
+            _ = urlsplit(f"//{host}").port  # raises ValueError
     except ValueError:
         return UNREADABLE
     if not parts.scheme or "@" in parts.path + parts.query + parts.fragment:  # of a password with a bare / ? or #
         return UNREADABLE
-    user = f"{parts.username}:***@" if parts.password else f"{parts.username}@" if parts.username else ""
-    return f"{parts.scheme}://{user}{host}{f':{port}' if port else ''}{parts.path}"
+    name, _, password = account.partition(":")
+    user = f"{name}:***@" if password else f"{name}@" if name else ""
+    return f"{parts.scheme}://{user}{hosts.lower()}{parts.path}"
 
 
 def kind_of(root: Path) -> str:
     """Where a store's trial table is, as store.json says: "sqlite" or "postgresql"."""
     try:
-        said = json.loads((root / "store.json").read_text())
+        said = json.loads(read_regular(root / "store.json"))
     except (OSError, *NO_JSON):
         return "sqlite"
     return str(said.get("database", "sqlite")) if isinstance(said, dict) else "sqlite"

@@ -156,8 +156,11 @@ def sqlite_errors(path: Path) -> Iterator[None]:
                 f"{path} can't be written ({text}): free some space and run the same command again"
             ) from error
         raise StoreError(f"{path} can't be used ({text}): check that it is readable and writable for you") from error
-    except sqlite3.IntegrityError:
-        raise
+    except sqlite3.IntegrityError as error:
+        if "CHECK" not in str(error):
+            raise
+        # what archlab writes keeps to the rules that it made
+        raise StoreDamaged(f"{path} is damaged (its rules are not archlab's: {error}): restore a copy") from error
     except sqlite3.DatabaseError as error:
         raise StoreDamaged(
             f"{path} is damaged ({error}): move it away or restore a copy; "

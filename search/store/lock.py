@@ -74,7 +74,7 @@ def holder_of(root: Path, study: str, database: Database | None = None) -> dict[
         with closing(Postgres(url, READ_PATIENCE_S)) as own:
             return holder_in(own, study)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     try:

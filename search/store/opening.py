@@ -17,6 +17,7 @@ from archlab.search.store.addresses import DATABASE, address, server_of
 from archlab.search.store.database import Changes, Database, Sqlite, StoreError, StoreFull, StoreRefused, sqlite_errors
 from archlab.search.store.lock import holder_of, name_of
 from archlab.search.utils.files import NO_JSON, write_whole
+from archlab.search.utils.untrusted import read_regular
 
 VERSION = 3
 
@@ -217,7 +218,7 @@ def _migrate(table: Path) -> None:
 def _version(marker: Path) -> int:
     """What the marker says. Raises StoreError where that is no version that can be read."""
     try:
-        found = json.loads(marker.read_text())["version"]
+        found = json.loads(read_regular(marker))["version"]
     except (*NO_JSON, KeyError, TypeError, OSError) as error:
         raise StoreError(f'{marker} can\'t be read ({error}): it should say {{"version": {VERSION}}}') from error
     if not isinstance(found, int) or found < 1:

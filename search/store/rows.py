@@ -15,16 +15,20 @@ from types import NoneType
 from typing import Any
 
 from archlab.search.store.database import StoreRefused
+from archlab.search.store.lock import is_study_name
 from archlab.search.utils.files import NO_JSON
 
 log = logging.getLogger(__name__)
 
 KEY = re.compile(r"[0-9a-f]{8,64}")
 """A trial's key, or so much of its beginning as names it."""
+_SEAL = "sha256"
 _JSON = {"settings", "result"}
 STATES = ("planned", "running", "paused", "complete", "pruned", "failed", "diverged")
 TERMINAL = ("complete", "pruned", "failed", "diverged")
 WHAT_NOW = "archlab check says what can be done"
+SPEC_DAMAGED = "its spec in the trial table is damaged: `archlab check --repair`, and run its study again"
+"""Why a trial has failed that could not be started."""
 
 _ALLOWED: dict[str, tuple[Any, ...]] = {"state": STATES, "orphaned": (0, 1)}
 # of each column the types it may have, and what stands for a value that has none of them
@@ -67,6 +71,28 @@ def json_of(text: Any, kind: type, whose: str) -> Any:
     if fault:
         raise StoreRefused(f"{whose} is damaged in the trial table: {fault}; {WHAT_NOW}")
     return found
+
+
+def sealed(record: dict[str, Any]) -> str:
+    """The JSON of a study's record, with a digest of it."""
+    return json.dumps({**record, _SEAL: _digest(json.dumps(record))})
+
+
+def unsealed(text: Any) -> tuple[dict[str, Any], str | None]:
+    """The record that a text holds, and what is wrong with it. One of an older archlab has no digest."""
+    found, fault = parsed(text, dict)
+    if fault:
+        return {}, fault
+    seal = found.pop(_SEAL, None)
+    if seal is None and "study" not in found:
+        return {}, "it is no study's record"
+    if seal not in (None, _digest(json.dumps(found))):
+        return {}, "it is not what a run stored there"
+    return found, None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def is_key(found: Any) -> bool:
@@ -114,6 +140,10 @@ def _wrong_types(row: dict[str, Any]) -> dict[str, str]:
     for name, (types, _) in _COLUMNS.items():
         if name in row and (not isinstance(row[name], types) or row[name] not in _ALLOWED.get(name, (row[name],))):
             faults[name] = f"it is {str(row[name])[:40]!r}"
+    if isinstance(row.get("owner"), str) and not is_study_name(row["owner"]):
+        faults["owner"] = f"{row['owner'][:40]!r} is no study's name"
+    if row.get("state") == "running" and row.get("owner", "") is None:
+        faults["owner"] = "it runs, and no study runs it"  # who waits for its end would wait for ever
     return faults
 
 
@@ -121,8 +151,10 @@ def trial_row(row: dict[str, Any], folder: str) -> dict[str, Any]:
     """A row as `Store.study_trials` gives it; a damaged one as that of a failed trial, which is never trained."""
     found = dict(row)
     study = found.pop("study")
-    faults = _wrong_types(found)
-    for name in faults:
+    lost = all(found[name] is None for name in ("state", "attempt", "updated"))
+    faults = {"key": "there is no such trial"} if lost else {}
+    faults |= (wrong := _wrong_types(found))
+    for name in wrong:
         found[name] = _COLUMNS[name][1]
     for name, instead in (("settings", {}), ("result", None)):
         if found[name] is not None:

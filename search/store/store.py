@@ -10,12 +10,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from archlab.search.store.database import Changes, Found, StoreAway, StoreError, StoreFull, StoreRefused
+from archlab.search.store.folders import fault_of, folder_of, write_trial_json
 from archlab.search.store.opening import open_database
-from archlab.search.store.rows import KEY, TERMINAL, is_key, is_spec_of, keyed, sound_spec, state_and_result, trial_row
+from archlab.search.store.rows import (
+    KEY,
+    SPEC_DAMAGED,
+    TERMINAL,
+    is_spec_of,
+    keyed,
+    sound_spec,
+    state_and_result,
+    trial_row,
+)
 from archlab.search.store.studies import Studies, log_event
 from archlab.search.trial.trial import Trial
 from archlab.search.utils.canonical import canonical_json
-from archlab.search.utils.files import write_whole
 
 __all__ = ["KEY", "TERMINAL", "Row", "StaleAttempt", "Store", "StoreAway", "StoreError", "StoreFull", "StoreRefused"]
 
@@ -134,12 +143,13 @@ class Store(Studies):
 
         Keys: key, variant, role, settings, seed, until, state, attempt, reused (finished by another study's run),
         reason, result (what result.json holds; where a trial paused last, also while it goes on; or None), folder
-        (str), owner (the study whose driver ran it last), updated. A damaged row is that of a failed trial.
+        (str), owner (the study whose driver ran it last), updated. A row that is damaged, or whose trial
+        is not in the table, is that of a failed trial.
         """
         rows = self._query(
-            "SELECT key, variant, role, settings, seed, until, state, attempt, reason, result, owner, trial.updated, "
-            "study FROM study_trial JOIN trial USING (key) WHERE study = ? AND orphaned = ? "
-            "ORDER BY position, key, variant, role",
+            "SELECT study_trial.key, variant, role, settings, seed, until, state, attempt, reason, result, owner, "
+            "trial.updated, study FROM study_trial LEFT JOIN trial ON trial.key = study_trial.key "
+            "WHERE study = ? AND orphaned = ? ORDER BY position, study_trial.key, variant, role",
             (study, int(orphaned)),
         )
         trials = self.root / "trials"
@@ -179,18 +189,26 @@ class Store(Studies):
     def claim(self, key: str, study: str, gpus: float = 0.0) -> int | None:
         """planned or paused -> running for the driver of `study`: the attempt number, or None: not ours to start.
 
-        The event about it keeps how many GPUs the trial has.
+        The event about it keeps how many GPUs the trial has. One whose spec is damaged, or whose folder holds what no
+        trial leaves there, becomes failed instead, and the reason says what to do.
         """
 
         def take(db: Changes) -> Found:
+            waiting = db.execute("SELECT spec FROM trial WHERE key = ? AND state IN ('planned', 'paused')", (key,))
+            if not waiting:
+                return []
+            if fault := fault_of(self.trial_folder(key)) if is_spec_of(waiting[0]["spec"], key) else SPEC_DAMAGED:
+                refuse = "UPDATE trial SET state = 'failed', owner = ?, reason = ?, updated = ? WHERE key = ?"
+                db.execute(refuse, (study, fault, time.time(), key))
+                log_event(db, "failed", study, key, detail={"reason": fault})
+                return []
             rows = db.execute(
                 "UPDATE trial SET state = 'running', attempt = attempt + 1, owner = ?, reason = NULL, updated = ? "
-                "WHERE key = ? AND state IN ('planned', 'paused') RETURNING attempt, spec",
+                "WHERE key = ? RETURNING attempt, spec",
                 (study, time.time(), key),
             )
-            for row in rows:
-                self._write_trial_json(key, sound_spec(key, row["spec"]))  # before anybody sees that it runs
-                log_event(db, "running", study, key, row["attempt"], {"gpus": gpus} if gpus else {})
+            write_trial_json(self.trial_folder(key), rows[0]["spec"])  # before anybody sees that it runs
+            log_event(db, "running", study, key, rows[0]["attempt"], {"gpus": gpus} if gpus else {})
             return rows
 
         rows = self._write(take)
@@ -326,17 +344,4 @@ class Store(Studies):
 
     def trial_folder(self, key: str) -> Path:
         """trials/<first two digits>/<key>. Raises StoreRefused for what is no key: it could name another folder."""
-        if not is_key(key):
-            told = f"the trial table has a row of {key[:80]!r}, which is no trial's key"
-            raise StoreRefused(f"{told}: it was damaged, or made by somebody else")
-        return self.root / "trials" / key[:2] / key
-
-    def _write_trial_json(self, key: str, text: str) -> None:
-        """Written when a trial starts, as most of thousands may never. Not synced; so it is compared, not trusted."""
-        folder = self.trial_folder(key)
-        path = folder / "trial.json"
-        if path.exists() and path.read_bytes() == text.encode():
-            return
-        for each in (folder.parent, folder):
-            each.mkdir(mode=0o700, exist_ok=True)
-        write_whole(path, text, durable=False)
+        return folder_of(self.root, key)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from archlab.search.store.database import Changes, Database, Found, StoreRefused
 from archlab.search.store.lock import holder_of, is_study_name
-from archlab.search.store.rows import json_of, parsed, tell_left_out
+from archlab.search.store.rows import STATES, WHAT_NOW, json_of, parsed, sealed, tell_left_out, unsealed
 
 T = TypeVar("T")
 MANY = 500  # values in one question
@@ -36,19 +36,21 @@ class Studies:
             lambda db: db.execute(
                 "INSERT INTO study (name, record, yaml, created, updated) VALUES (?, ?, ?, ?, ?) ON CONFLICT (name) "
                 "DO UPDATE SET record = excluded.record, yaml = excluded.yaml, updated = excluded.updated",
-                (name, json.dumps(record), yaml_text, now, now),
+                (name, sealed(record), yaml_text, now, now),
             )
         )
 
     def studies(self) -> list[dict[str, Any]]:
         """name, question, created, updated (unix s) and counts {state: wanted trials} per study, newest first. A
-        name that none may have is left out: it could lead elsewhere."""
+        name that none may have is left out: it could lead elsewhere. A trial that has no row, or whose row says no
+        state, counts as failed."""
         counts: dict[str, dict[str, int]] = {}
         for each in self._query(
-            "SELECT study, state, count(DISTINCT key) AS n FROM study_trial JOIN trial USING (key) "
-            "WHERE orphaned = 0 GROUP BY study, state"
+            "SELECT study, state, count(DISTINCT study_trial.key) AS n "
+            "FROM study_trial LEFT JOIN trial ON trial.key = study_trial.key WHERE orphaned = 0 GROUP BY study, state"
         ):
-            counts.setdefault(each["study"], {})[each["state"]] = each["n"]
+            own, state = counts.setdefault(each["study"], {}), each["state"] if each["state"] in STATES else "failed"
+            own[state] = own.get(state, 0) + each["n"]
         return [
             {
                 **{name: row[name] for name in ("name", "created", "updated")},
@@ -68,12 +70,14 @@ class Studies:
 
     def study(self, name: str) -> dict[str, Any]:
         """The record stored with a study. Raises StoreRefused, naming the known studies or what is damaged."""
-        record: dict[str, Any] = json_of(self._study_row(name)["record"], dict, f"the record of study '{name}'")
+        record, fault = unsealed(self._study_row(name)["record"])
+        if fault:
+            raise StoreRefused(f"the record of study '{name}' is damaged in the trial table: {fault}; {WHAT_NOW}")
         return record
 
     def records(self) -> dict[str, dict[str, Any]]:
         """name -> record of every study whose record is sound, newest first."""
-        found = {row["name"]: parsed(row["record"], dict) for row in self._studies()}
+        found = {row["name"]: unsealed(row["record"]) for row in self._studies()}
         for name in (name for name, (_, fault) in found.items() if fault):
             tell_left_out(f"a damaged record of study '{name}'")
         return {name: record for name, (record, fault) in found.items() if not fault}
@@ -92,6 +96,7 @@ class Studies:
             from archlab.arch_dsl.language.errors import nearest  # whose package imports torch
 
             known = [row["name"] for row in self._query("SELECT name FROM study ORDER BY name")]
+            known = [each for each in known if is_study_name(each)]
             meant = nearest(name, known)
             hint = f"did you mean '{meant}'?" if meant else "archlab run makes one of a study file"
             told = ", ".join(known) or "none"
@@ -191,8 +196,9 @@ class Studies:
 
     def began(self, keys: Iterable[str]) -> dict[str, float]:
         """When the trials of these keys were first started (unix s), by whichever study; those that were."""
-        first = "SELECT key, min(time) AS time FROM event WHERE kind = 'running' AND key IN"
-        return {row["key"]: float(row["time"]) for row in self._query_many(first, keys, "GROUP BY key")}
+        wanted = set(keys)  # events have no index by key: a question for some of the keys would read them all each time
+        rows = self._query("SELECT key, min(time) AS time FROM event WHERE kind = 'running' GROUP BY key")
+        return {row["key"]: float(row["time"]) for row in rows if row["key"] in wanted}
 
     def _query(self, sql: str, values: Sequence[Any] = ()) -> Found:
         return self.database.query(sql, values)
@@ -225,6 +231,6 @@ def log_event(
 
 def _question(record: Any) -> str | None:
     """The question of a study's record; of a damaged one, that it is."""
-    found, fault = parsed(record, dict)
+    found, fault = unsealed(record)
     question = f"its record is damaged: {fault}" if fault else found.get("question")
     return None if question is None else str(question)

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from archlab.search.utils.untrusted import NoRegularFile, read_regular
+
 NO_JSON = (ValueError, RecursionError)
 """What `json.loads` raises for what is none, or is nested so deeply that it can't be read."""
 
@@ -42,8 +44,8 @@ def make_private(folder: Path) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """The mapping that a file of JSON holds; None without a file, and where a power cut left none in it."""
     try:
-        found = json.loads(path.read_text())
-    except (FileNotFoundError, *NO_JSON):
+        found = json.loads(read_regular(path))
+    except (FileNotFoundError, NotADirectoryError, NoRegularFile, *NO_JSON):
         return None
     return found if isinstance(found, dict) else None
 
@@ -60,11 +62,11 @@ def size_of(path: Path) -> int:
 
 @contextmanager
 def lock_file(path: Path, mode: int = 0o600) -> Iterator[Callable[..., bool]]:
-    """Opens a file, made if need be, whose lock ends with the block or with the process.
+    """Opens a file, made if need be, whose lock ends with the block or with the process. Follows no link.
 
     Yields what takes it: exclusive and without waiting, or as the flags of `flock` say; False while others have it.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
 
     def take(how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> bool:
         try:
@@ -82,16 +84,17 @@ def lock_file(path: Path, mode: int = 0o600) -> Iterator[Callable[..., bool]]:
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Keeps out other processes that do the same with this folder: they wait until this one is done."""
-    with (folder / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # ends with the file, and with the process
+    with lock_file(folder / ".lock", 0o666) as take:
+        take(fcntl.LOCK_EX)
         yield
 
 
 def whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """The lines that were written to their end and are JSON, as text and as said; from a torn one on none."""
-    if not path.exists():
+    try:
+        texts = read_regular(path).decode(errors="replace").split("\n")[:-1]
+    except (FileNotFoundError, NotADirectoryError, NoRegularFile):
         return []
-    texts = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
     try:
         told = json.loads(f"[{','.join(texts)}]")  # at once, which is twice as fast
     except NO_JSON:

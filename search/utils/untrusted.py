@@ -9,9 +9,19 @@ from io import BufferedReader
 from pathlib import Path
 
 
+class NoRegularFile(OSError):
+    """A pipe, a device, a socket or a folder in the place of a file."""
+
+
+def read_regular(path: Path) -> bytes:
+    """What a file holds, which may be reached by a link. Raises OSError, NoRegularFile among them."""
+    with open_regular(path, follow=True) as file:
+        return file.read()
+
+
 def open_regular(path: Path, folders: int = 0, follow: bool = False) -> BufferedReader:
     """Opens a file for reading, without following a link (with `follow` one at its end): neither there nor at the last
-    `folders` folders above it. Raises OSError, also for what is no regular file: a pipe would wait for ever, a device
+    `folders` folders above it. Raises OSError, and NoRegularFile for what is none: a pipe would wait for ever, a device
     never end."""
     at = os.open(path.parents[folders], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -25,7 +35,7 @@ def open_regular(path: Path, folders: int = 0, follow: bool = False) -> Buffered
         os.close(at)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise OSError(errno.EINVAL, "is no regular file", str(path))
+        raise NoRegularFile(errno.EINVAL, "is no regular file", str(path))
     return open(file, "rb")
 
 

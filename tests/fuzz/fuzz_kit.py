@@ -22,6 +22,8 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
+from archlab.arch_dsl.language.errors import SpecError
+
 LONG = "ARCHLAB_FUZZ"
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example]
 
@@ -62,6 +64,15 @@ def bounded_work(most_calls: int) -> Iterator[None]:
         yield
     finally:
         sys.setprofile(before)
+
+
+def says_where(error: SpecError) -> None:
+    """Each problem has its place: a line of a file, a path in the study, or the file that can't be read at all."""
+    assert error.problems
+    for problem in error.problems:
+        assert problem.message
+        named = "study.yaml" in problem.message or "''" in problem.message  # the whole file, or a key without a name
+        assert problem.path or problem.mark or named, str(error)
 
 
 EXTREMES: list[Any] = [

@@ -57,13 +57,19 @@ def words() -> tuple[str, ...]:
 def grafts() -> tuple[Any, ...]:
     """Parts of studies that other studies may be given, those of the studies that are known to be wrong as well."""
     found = [part[key] for tree in (*studies(), *MODELS) for part, key in places(tree)]
-    for section in _SECTION.findall(_WRONG.read_text()):
+    for section in wrong_sections():
         try:
             found.append(read_text(section).plain())
         except SpecError:
             continue
     unique = {repr(each): each for each in found if each is not None}
     return tuple(unique.values())
+
+
+@cache
+def wrong_sections() -> tuple[str, ...]:
+    """Sections of studies that are known to be wrong."""
+    return tuple(_SECTION.findall(_WRONG.read_text()))
 
 
 def places(tree: Any) -> Iterator[tuple[Any, Any]]:
@@ -158,7 +164,7 @@ _CHANGES = {
     "retype": _retype, "scale": _scale, "swap": _swap,
 }  # fmt: skip
 
-_PIECES = [
+PIECES = [
     b"\x00", b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"\t", b"\r", b"\n", b"\n\n", b": ", b":", b"- ", b"#",
     b"{", b"}", b"[", b"]", b",", b"'", b'"', b"&a ", b"*a", b"<<: *a", b"!!int ", b"! ", b"---\n", b"...\n",
     b"%YAML 1.1\n", b"|\n", b">\n", b"? ", b"@", b"`", b"\\", b'"\\x00"', b'"\\ud800"', b"~", b"  ", b"[" * 70,
@@ -174,7 +180,7 @@ def changed_bytes(draw: st.DrawFn) -> bytes:
         at = draw(st.integers(0, len(data)))
         match draw(st.sampled_from(["put", "any", "flip", "delete", "cut", "repeat"])):
             case "put":
-                data[at:at] = draw(st.sampled_from(_PIECES))
+                data[at:at] = draw(st.sampled_from(PIECES))
             case "any":
                 data[at:at] = draw(st.binary(max_size=8))
             case "flip" if at < len(data):

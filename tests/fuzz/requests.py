@@ -135,7 +135,7 @@ def callbacks(draw: st.DrawFn, known: dict[str, Any]) -> dict[str, Any]:
         for one in (each["output"] if several else [each["output"]])
     ]
     inputs, state = ([_part(draw, part) for part in each[name]] for name in ("inputs", "state"))
-    changed = [f"{part['id']}.{part['property']}" for part in each["inputs"]]
+    changed = [f"{_id_text(part['id'])}.{part['property']}" for part in each["inputs"]]
     body = {
         "output": output, "outputs": outputs if several else outputs[0], "inputs": inputs, "state": state,
         "changedPropIds": draw(st.lists(st.sampled_from(changed) | texts, max_size=2)) if changed else [],
@@ -150,7 +150,13 @@ def _own(name: str) -> Any:
     """An id as a browser sends it: of a pattern one that fits."""
     if not name.startswith("{"):
         return name
-    return {key: "study tiny" if isinstance(each, list) else each for key, each in json.loads(name).items()}
+    fits = {"action": "stop", "note": "study tiny"}
+    return {key: fits.get(key, "tiny") if isinstance(each, list) else each for key, each in json.loads(name).items()}
+
+
+def _id_text(name: str) -> str:
+    """An id as it stands in what has changed."""
+    return json.dumps(_own(name), separators=(",", ":")) if name.startswith("{") else name
 
 
 def _part(draw: st.DrawFn, part: dict[str, str]) -> Any:

@@ -17,7 +17,7 @@ from archlab.arch_dsl.language.errors import SpecError
 from archlab.arch_dsl.language.source import MAX_NODES, nodes_in, read_text
 from archlab.search.study.load import load_study
 from archlab.search.study.study import Study
-from tests.fuzz.fuzz_kit import bounded_work, examples, values
+from tests.fuzz.fuzz_kit import bounded_work, examples, says_where, values
 from tests.fuzz.mutations import MODELS, changed_bytes, grafts, mutants, places, studies, text_of, words
 from tests.golden import STUDIES, resolved
 from tests.search.study_files import study_text, write_study
@@ -60,15 +60,6 @@ def _layers(study: Study) -> int:
     for axis in study.axes:
         count *= len(axis)
     return count * (study.ladder.rungs if study.ladder else 1)
-
-
-def says_where(error: SpecError) -> None:
-    """Each problem has its place: a line of a file, a path in the study, or the file that can't be read at all."""
-    assert error.problems
-    for problem in error.problems:
-        assert problem.message
-        named = "study.yaml" in problem.message or "''" in problem.message  # the whole file, or a key without a name
-        assert problem.path or problem.mark or named, str(error)
 
 
 def small(**sections: str) -> dict[str, Any]:

@@ -66,6 +66,7 @@ def test_one_spelling_has_one_identity():
         ("x * (", "was never closed"),
         ("x + 1e999", "is not among numbers, x"),
         ("x +" * 100 + " x", "at most 200"),
+        ("+".join(["x"] * 80), "once it is written out; at most 200"),
         ("sigmoid(x, x)", "sigmoid takes one argument"),
         ("x + 1 / 0", "divides by zero"),
         ("x / (1 - 1)", "divides by zero"),

@@ -203,3 +203,8 @@ def test_a_written_tree_reads_as_the_same_values(value: Any) -> None:
     found = read_text(written(Node.of(data))).plain()
     assert found == data
     assert type(found["value"]) is type(value)
+
+
+def test_what_is_written_reads_as_the_same_numbers():
+    tree = read_text("[1e400, -1e999, 1e16, .5, 1e-320, '1e400', '.inf']")
+    assert read_text(written(tree)).plain() == tree.plain()

@@ -185,6 +185,9 @@ def layered_models() -> dict[str, Model]:
     overrides = {"1::2": {"block.attention.mask": apart}}
     found["some_documents"] = load({**whole_model(), "n_layers": 4, "overrides": overrides})
     found["numbers"] = layered(5, pre=["rmsnorm", "depth_scale"])
+    ours = "x * relu2(x) + ns_sigmoid(x) * gelu_tanh(identity(x))"
+    data = whole_model()
+    found["formula"] = load({**data, "block": {**data["block"], "ffn": {"type": "mlp", "activation": ours}}})
     return found
 
 

@@ -40,8 +40,11 @@ def undamaged(tmp_path_factory):
 
 
 @pytest.fixture
-def study(undamaged, tmp_path):
-    """A copy that may be damaged. Its text is the other's, so that its trials are the same."""
+def study(undamaged, tmp_path, monkeypatch):
+    """A copy that may be damaged, and no private folders of others in sight. Its text is the same, so its trials
+    are too."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
     shutil.copytree(undamaged / "store", tmp_path / "store")
     return tmp_path
 
@@ -108,6 +111,12 @@ CASES = {
     "trial_json": (flipped("trials/*/*/trial.json", 9), "trial.json"),
     "result_json": (flipped("trials/*/*/result.json"), "result.json"),
     "documents": (flipped("trials/*/*/test_documents.npz", 60), "test_documents.npz"),
+    "record_bit": (statement("UPDATE study SET record = replace(record, 'variants', 'variantz')"), "record"),
+    "reason": (statement(f"UPDATE trial SET reason = 'x' WHERE {FIRST}"), "reason"),
+    "owner": (statement(f"UPDATE trial SET owner = '../x' WHERE {FIRST}"), "owner"),
+    "nobody_runs": (statement(f"UPDATE trial SET state = 'running', owner = NULL WHERE {FIRST}"), "owner"),
+    "no_documents": (lambda store: sorted(store.glob("trials/*/*/test_documents.npz"))[0].unlink(), "documents.npz"),
+    "overlap": (lambda store: next(store.glob("data/*/overlap.json")).write_text("["), "data/"),
     "data": (flipped("data/*/train.bin", 500), "data/"),
 }  # fmt: skip
 SOON = {"cut_result", "foreign_key", "spec"}
@@ -144,7 +153,7 @@ def test_a_damaged_store_is_read_told_and_mended(undamaged, study, name):
 
     mended = archlab("check", "--repair", "--store", store)
     run = ["run", undamaged / "study.yaml", "--inline", "--no-track", "--store", store]
-    assert mended.exit_code == (1 if name == "record" else 0), mended.output  # which the next run stores anew
+    assert mended.exit_code == (1 if name.startswith("record") else 0), mended.output  # which the next run stores anew
     assert archlab(*run).exit_code == 0
     assert results(store) == wanted
     if name == "both_specs":  # the table has its spec from the run, the folder from the table
@@ -247,3 +256,145 @@ def test_what_is_left_out_is_told_once(caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "the trial table has a row whose key is no trial's: it is left out; archlab check says what can be done"
     ]
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def killed_at(step, patched):
+    """A repair is killed before the so-and-so-many-th time that it changes something."""
+    done = 0
+
+    def counted(change):
+        def before(*arguments, **options):
+            nonlocal done
+            done += 1
+            if done == step:
+                raise Killed
+            return change(*arguments, **options)
+
+        return before
+
+    patched.setattr(repair, "write_whole", counted(repair.write_whole))
+    patched.setattr(repair.os, "replace", counted(os.replace))
+    for name in ("_set", "_write", "_keep_row", "_remove_rows"):
+        patched.setattr(repair._Mending, name, counted(getattr(repair._Mending, name)))
+
+
+DISPUTES = {
+    "result": CASES["another_result"],
+    "spec": (statement(f"UPDATE trial SET spec = '{{}}', state = 'planned', result = NULL WHERE {FIRST}"), "spec"),
+    "both_specs": CASES["both_specs"],
+    "trial_json": CASES["trial_json"],
+    "documents": CASES["documents"],
+}
+
+
+@pytest.mark.parametrize("name", DISPUTES)
+def test_a_repair_that_is_killed_at_any_step_is_repeated(undamaged, study, name):
+    store, wanted = study / "store", results(undamaged / "store")
+    DISPUTES[name][0](store)
+    shutil.copytree(store, study / "damaged")
+    run = ["run", undamaged / "study.yaml", "--inline", "--no-track", "--store", store]
+    for step in range(1, 20):
+        shutil.rmtree(store)
+        shutil.copytree(study / "damaged", store)
+        with pytest.MonkeyPatch.context() as patched, Store.open(store, create=False) as opened:
+            killed_at(step, patched)
+            try:
+                repair.repair(opened)
+            except Killed:
+                ended = False
+            else:
+                ended = True
+        for _ in range(2):  # what the first run wrote into the table of a spoiled trial goes into its folder
+            assert archlab("check", "--repair", "--store", store).exit_code == 0
+            assert archlab(*run).exit_code == 0
+        assert archlab("check", "--store", store).output.endswith("nothing is damaged\n"), step
+        assert results(store) == wanted, step
+        if ended:
+            assert step > 2
+            return
+    raise AssertionError("it never ended")
+
+
+def test_a_trial_whose_spec_is_damaged_does_not_keep_the_others_from_training(undamaged, study):
+    """It is a failed row that says what to do, and is trained after that."""
+    store, wanted = study / "store", results(undamaged / "store")
+    run = ["run", undamaged / "study.yaml", "--inline", "--no-track", "--store", store]
+    statement("UPDATE trial SET state = 'planned', result = NULL")(store)
+    statement(f"UPDATE trial SET spec = '{{' WHERE {FIRST}")(store)
+    for folder in store.glob("trials/*/*"):
+        shutil.rmtree(folder)
+    assert archlab(*run).exit_code == 1
+    with Store.open(store, create=False) as opened:
+        first, second = sorted(opened.study_trials("gates"), key=lambda row: row["key"])
+    assert (first["state"], second["state"]) == ("failed", "complete")
+    assert "archlab check --repair" in first["reason"]
+    assert archlab("check", "--repair", "--store", store).exit_code == 0
+    assert archlab(*run).exit_code == 0
+    assert results(store) == wanted
+
+
+def link(path, elsewhere):
+    path.symlink_to(elsewhere)
+
+
+def pipe(path, _):
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("put", [link, pipe])
+def test_no_trial_is_trained_where_it_would_write_through_a_link_or_wait_for_a_pipe(undamaged, study, put):
+    store = study / "store"
+    (study / "elsewhere").write_text("mine")
+    statement("UPDATE trial SET state = 'planned', result = NULL")(store)
+    first, second = sorted(path for path in store.glob("trials/*/*") if path.is_dir())
+    for folder in (first, second):
+        (folder / "result.json").unlink()
+    (first / "load.jsonl").unlink(missing_ok=True)
+    put(first / "load.jsonl", study / "elsewhere")
+    ended = archlab("run", undamaged / "study.yaml", "--inline", "--no-track", "--store", store)
+    assert ended.exit_code == 1
+    with Store.open(store, create=False) as opened:
+        rows = {row["key"]: row for row in opened.study_trials("gates")}
+    assert f"{first / 'load.jsonl'} is no regular file" in rows[first.name]["reason"]
+    assert rows[second.name]["state"] == "complete"
+    assert (study / "elsewhere").read_text() == "mine"
+
+
+def test_a_row_whose_trial_is_lost_is_counted_and_told(undamaged, study):
+    store, wanted = study / "store", results(undamaged / "store")
+    statement(f"DELETE FROM trial WHERE {FIRST}")(store)
+    assert "2 trials: 1 complete, 1 failed" in archlab("status", "--store", store).output
+    with Store.open(store, create=False) as opened:
+        (lost,) = (row for row in opened.study_trials("gates") if row["state"] == "failed")
+    assert "key: there is no such trial" in lost["reason"]
+    assert archlab("check", "--repair", "--store", store).exit_code == 0
+    assert archlab("run", undamaged / "study.yaml", "--inline", "--no-track", "--store", store).exit_code == 0
+    assert results(store) == wanted
+
+
+@pytest.mark.parametrize("place", ["stages/ab-cd", "prefixes/ab/4-cd-ef"])
+def test_what_trials_begin_with_is_checked_too(study, place):
+    store = study / "store"
+    shared = store / place
+    shared.mkdir(parents=True)
+    for path in sorted(store.glob("trials/*/*/checkpoint-*.pt*"))[:2]:
+        shutil.copy(path, shared)
+    assert archlab("check", "--store", store).exit_code == 0
+    flipped(f"{place}/checkpoint-*.pt", 100)(store)
+    told = archlab("check", "--store", store)
+    assert told.exit_code == 1 and f"{place}/checkpoint-4.pt: its sha256 is another one" in told.output
+    assert archlab("check", "--repair", "--store", store).exit_code == 0
+    assert archlab("check", "--store", store).exit_code == 0
+    assert len([*store.glob(f"damaged/*/{place}/checkpoint-4.pt")]) == 1
+
+
+@pytest.mark.parametrize("apply", [[], ["--apply"]])
+def test_gc_asks_once_whether_the_table_is_whole(study, apply, monkeypatch):
+    asked = []
+    monkeypatch.setattr(garbage, "is_whole", lambda store: asked.append(store) or True)
+    assert archlab("gc", *apply, "--store", study / "store").exit_code == 0
+    assert len(asked) == 1
