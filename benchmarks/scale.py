@@ -2,7 +2,7 @@
 
     python benchmarks/scale.py                   # 10,000 trials: about five minutes
     python benchmarks/scale.py --trials 2000 --ray 200
-    python benchmarks/scale.py --parts soak --trials 100000   # half an hour; ARCHLAB_DATABASE names a server
+    python benchmarks/scale.py --parts soak --trials 100000   # half an hour; soak.py has more choices
 
 Printed as lines of JSON:
 
@@ -13,10 +13,7 @@ Printed as lines of JSON:
   a line and a result. `per_s` is trials per second over the whole run, `slowest_per_s` over the slowest tenth of it
   (what is sustained), `peak_mb` the peak resident memory.
 * ray: the same with Ray, in which each trial has a process of its own, forked, pinned and ended.
-* soak: a study of a hundred seeds, driven inline, whose driver is killed every `--kill-s` seconds and started again.
-  After `trials` finished trials of the store, `driver_mb` is the driver's resident memory, `per_s` its trials per
-  second over the last thousand, `table_mb` the size of the trial table; `report_s` and `report_mb` what a process of
-  its own needs to compare and print them all.
+* soak: what `soak.py` prints, of so many trials.
 
 Exits with 1 when not every trial has ended exactly once.
 """
@@ -66,6 +63,7 @@ def train(folder: Path, data_root: Path, attempt: int, should_stop: Any, **_: An
     (folder / "metrics.jsonl").write_text(json.dumps(line | {"tokens_per_s": None}) + "\n")
     losses = {"loss": 5.5, "perplexity": 244.7, "bits_per_byte": 7.9}
     result = {"state": "complete", "reason": None, "step": 1, "tokens": 128, "validation": losses, "test": losses}
+    result["signs"] = []
     (folder / "result.json").write_text(json.dumps(result))
     return result
 
@@ -177,107 +175,25 @@ def driven(path: Path, root: Path, kind: str) -> None:
         raise SystemExit(1)
 
 
-def soaked(path: Path, root: Path) -> None:
-    """Drives a study inline from where it stands, and prints a line for every thousand trials that finish."""
-    from archlab.search.executors.inline import InlineExecutor
-    from archlab.search.planning.plan import plan
-    from archlab.search.running.driver import drive
-    from archlab.search.store.store import Store
-    from archlab.search.study.load import load_study
-
-    study = load_study(path)
-    planned = plan(study, root / "data")
-    with Store.open(root) as store:
-        store.save_study(study.study, planned.record(), path.read_text())
-        done = sum(row["counts"].get("complete", 0) for row in store.studies())
-        since = time.monotonic()
-
-        def on_event(event: dict[str, Any]) -> None:
-            nonlocal done, since
-            if event["event"] != "finished":
-                return
-            done += 1
-            if done % 1000 == 0 and done < planned.trials:
-                tell()
-
-        def tell() -> None:
-            nonlocal since
-            took, since = time.monotonic() - since, time.monotonic()
-            told = {"trials": done, "driver_mb": resident_mb(os.getpid()), "per_s": 1000 / took}
-            print(json.dumps({name: round(value, 1) for name, value in told.items()}), flush=True)
-
-        drive(store, study.study, planned.rows, InlineExecutor("scale:train", root / "data"), on_event=on_event)
-        done = sum(row["counts"].get("complete", 0) for row in store.studies())
-        tell()  # a trial that had ended when its driver was killed is no event
-
-
-def reported(root: Path) -> None:
-    """Compares and prints all trials, and says what that took."""
-    from archlab.search.comparison.compare import load_comparison
-    from archlab.search.reporting.report import report
-    from archlab.search.store.store import Store
-
-    began = time.monotonic()
-    with Store.open(root, create=False) as store:
-        report(load_comparison(store, "scale"), "json")
-    table = sum(each.stat().st_size for each in root.glob("trials.db*")) / 1e6
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    found = {"report_s": time.monotonic() - began, "report_mb": peak, "table_mb": table}
-    print(json.dumps({name: round(value, 1) for name, value in found.items()}), flush=True)
-
-
-def soak(path: Path, root: Path, trials: int, kill_s: float) -> bool:
-    """The part of that name; whether every trial ended once, but for those that a kill hit."""
-    kills, told, shown = 0, 0, (1000, 10_000, trials // 2, trials)
-    ended = False
-    while not ended:
-        command = [sys.executable, __file__, "--soaked", str(path), str(root)]
-        process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
-        began = time.monotonic()
-        assert process.stdout is not None
-        for line in process.stdout:
-            found = json.loads(line)
-            told = found["trials"]
-            if told in shown:
-                asked = [sys.executable, __file__, "--reported", str(root)]
-                answer = subprocess.run(asked, env=environment(), check=True, capture_output=True, text=True).stdout
-                print(json.dumps({"part": "soak", "kills": kills, **found, **json.loads(answer)}), flush=True)
-            if time.monotonic() - began > kill_s and told < trials:
-                process.kill()
-                kills += 1
-                break
-        else:
-            ended = process.wait() == 0
-            if not ended:
-                return False
-        process.wait()
-    from archlab.search.store.store import Store
-
-    with Store.open(root, create=False) as store:
-        rows = store.study_trials("scale")
-    attempts = sum(row["attempt"] for row in rows)
-    return all(row["state"] == "complete" for row in rows) and len(rows) == trials and attempts <= trials + kills
-
-
 def main() -> None:
     """Prints a line of JSON per part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--ray", type=int, default=500, metavar="TRIALS", help="of the part with Ray; 0: without it")
     parser.add_argument("--parts", nargs="+", default=["cli", "inline", "ray"], help="and soak")
-    parser.add_argument("--kill-s", type=float, default=120.0, help="after which the soak's driver is killed")
     options = parser.parse_args()
     failed = False
     for part in options.parts:
         trials = options.ray if part == "ray" else options.trials
         if not trials:
             continue
+        if part == "soak":
+            command = [sys.executable, str(Path(__file__).with_name("soak.py")), "--trials", str(trials)]
+            failed |= subprocess.run(command, check=False).returncode != 0
+            continue
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            path = write_study(folder, trials, 100 if part == "soak" else SEEDS)
-            if part == "soak":
-                failed |= not soak(path, folder / "store", trials, options.kill_s)
-                continue
+            path = write_study(folder, trials)
             if part == "cli":
                 found = {key: round(value, 2) for key, value in cli(path, folder / "store").items()}
                 print(json.dumps({"part": part, "trials": trials, **found}), flush=True)
@@ -290,9 +206,5 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--driven"]:
         driven(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
-    elif sys.argv[1:2] == ["--soaked"]:
-        soaked(Path(sys.argv[2]), Path(sys.argv[3]))
-    elif sys.argv[1:2] == ["--reported"]:
-        reported(Path(sys.argv[2]))
     else:
         main()

@@ -6,7 +6,6 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Any
 
 import dash
 import dash_mantine_components as dmc
@@ -14,11 +13,11 @@ import flask
 from dash import Input, html
 from dash.exceptions import DependencyException
 
-from archlab.dashboards import downloads, pages, theme
+from archlab.dashboards import callbacks, downloads, pages, theme
 from archlab.dashboards.library import Library
 from archlab.dashboards.optuna_mount import Mount
 from archlab.dashboards.parts import READ_ONLY, card, frame
-from archlab.dashboards.sent import is_sendable, sent_json
+from archlab.dashboards.sent import sent_json
 
 POLICY = "; ".join(
     [
@@ -84,50 +83,9 @@ def make_app(store_root: Path, read_only: bool = False) -> dash.Dash:
 
 def _refuse_malformed(app: dash.Dash) -> flask.Response | None:
     """An answer to what calls itself a callback and can be none, at which Dash would stumble."""
-    if flask.request.path != "/_dash-update-component":
-        return None
-    if _is_callback(app, sent_json()):
+    if flask.request.path != callbacks.PATH or callbacks.is_callback(app, sent_json()):
         return None
     return flask.Response("this is no callback of these pages\n", 400, mimetype="text/plain")
-
-
-def _is_callback(app: dash.Dash, asked: Any) -> bool:
-    """Whether it is one of a page of ours, with all of its parts, and values that such a page can send."""
-    if not isinstance(asked, dict) or not isinstance(asked.get("output"), str):
-        return False
-    known, changed = app.callback_map.get(asked["output"]), asked.get("changedPropIds")
-    if known is None or "callback" not in known:  # the latter: one that runs in the browser
-        return False
-    outputs = known["output"] if isinstance(known["output"], list | tuple) else [known["output"]]
-    given = asked.get("outputs") if isinstance(known["output"], list | tuple) else [asked.get("outputs")]
-    own = [{"id": each.component_id_str(), "property": each.component_property} for each in outputs]
-    parts = [(given, own), *((asked.get(name, []), known[name]) for name in ("inputs", "state"))]
-    return (
-        all(isinstance(told, list) and len(told) == len(named) for told, named in parts)
-        and all(_is_part(each, of) for told, named in parts for each, of in zip(told, named, strict=True))
-        and all(_is_sendable(each, of) for told, named in parts[1:] for each, of in zip(told, named, strict=True))
-        and isinstance(changed, list)
-        and all(isinstance(each, str) for each in changed)
-    )
-
-
-def _is_part(told: Any, of: dict[str, str]) -> bool:
-    """Whether that names a component's property; of a pattern of ids each of those that it fits."""
-    if of["id"].startswith("{"):
-        each = told if isinstance(told, list) else [told]
-        return all(isinstance(one, dict) and isinstance(one.get("id"), dict) and "property" in one for one in each)
-    # of an output that several callbacks have, a browser's property ends in @ and a hash
-    return isinstance(told, dict) and told.get("id") == of["id"] and _plain(told.get("property")) == of["property"]
-
-
-def _is_sendable(told: Any, of: dict[str, str]) -> bool:
-    """Whether its value, or that of each that fits a pattern, is one that a page can send."""
-    each = told if isinstance(told, list) else [told]
-    return all(is_sendable(of["id"], of["property"], one.get("value")) for one in each)
-
-
-def _plain(name: Any) -> str:
-    return str(name).partition("@")[0]
 
 
 def _no_page(**_: object) -> object:

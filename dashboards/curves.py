@@ -23,6 +23,7 @@ Floats = NDArray[np.float64]
 SERIES = ("validation_loss", "loss", "grad_norm", "lr", "tokens_per_s")
 """What can be drawn; each is a field of some lines of the file."""
 _TAIL_BYTES = 512
+_NOTHING = object()
 NAN = float("nan")
 _NUMBERS = frozenset((int, float))  # what JSON gives for them; a truth value is none
 _KNOWN = _NUMBERS | {type(None)}  # null is a number that is not finite
@@ -40,9 +41,9 @@ class CurveFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.stamp: tuple[int, int, int] | None = None
-        self._parsed: tuple[int, int, int] | None = None
+        self.unreadable = 0  # of the lines that were parsed
+        self._parsed: object = _NOTHING
         self._lock = threading.RLock()
-        self._reset()
 
     def look(self) -> bool:
         """Whether the file changed since the last look, which parses nothing."""
@@ -53,6 +54,10 @@ class CurveFile:
         """Parses up to the last look. A file that isn't there yet is an empty one."""
         if self.stamp == self._parsed:
             return
+        if (
+            self._parsed is _NOTHING
+        ):  # columns are made when they are asked for: most trials' of a large study never are
+            self._reset()
         self._parsed = self.stamp
         self._cache.clear()
         if self.stamp is None:
@@ -76,7 +81,7 @@ class CurveFile:
         self._take(whole.splitlines())
 
     def _reset(self) -> None:
-        self._position, self._tail, self.unreadable = 0, b"", 0  # the last: of the lines that were parsed
+        self._position, self._tail, self.unreadable = 0, b"", 0
         self._step, self._time, self._attempt, self._tokens = (array("d") for _ in range(4))
         self._values = {name: (array("l"), array("d")) for name in SERIES}
         self._cache: dict[str, tuple[Floats, Floats, Floats]] = {}

@@ -7,12 +7,15 @@ import hmac
 import ipaddress
 import re
 import socket
+import time
 from collections.abc import Iterable
 from html import escape
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from werkzeug.wrappers import Request, Response
+
+from archlab.dashboards.rate import REQUESTS, REQUESTS_PER_S, Buckets, Clock, TooOften, Tries, client_of
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -30,15 +33,25 @@ class Door:
     A page of the internet can let its own name lead to this machine and would read the answers as its own, so the name
     that a request asks for must be of loopback or the one listened on, or an address where that is any. A POST must
     come from a page of ours. With a `token` each request needs it: once in the address or in a form, which sets a
-    cookie that scripts can't read and other sites don't send, or as `Authorization: Bearer`.
+    cookie that scripts can't read and other sites don't send, or as `Authorization: Bearer`. An address that asks too
+    often, or has the token wrong too often, has to wait: by the `clock`, which tells seconds.
     """
 
-    def __init__(self, application: WSGIApplication, host: str, token: str | None = None) -> None:
+    def __init__(
+        self, application: WSGIApplication, host: str, token: str | None = None, clock: Clock = time.monotonic
+    ) -> None:
         self._application, self._host = application, host.lower()
         self._token = None if token is None else token.encode()
+        self._requests, self._tries = Buckets(REQUESTS, REQUESTS_PER_S, "too many requests", clock), Tries(clock)
 
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        return (self._refusal(Request(environ)) or self._application)(environ, start)
+        try:
+            self._requests.take(_client(environ))
+            refusal = self._refusal(Request(environ))
+        except TooOften as error:
+            refusal = _answer(f"{error}\n", 429)
+            refusal.headers["Retry-After"] = str(error.wait_s)
+        return (refusal or self._application)(environ, start)
 
     def _refusal(self, request: Request) -> Response | None:
         """What is answered instead; None for a request that may pass."""
@@ -61,14 +74,13 @@ class Door:
             rest = urlencode([(name, value) for name, value in parse_qsl(query) if name != "token"])
             return self._enter(request, given, path + (f"?{rest}" if rest else ""))
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        cookie = request.cookies.get(_name(request), "")
-        if self._is_token(bearer) or hmac.compare_digest(cookie.encode(), self._pass().encode()):
+        if self._is_token(request, bearer) or self._is_pass(request, request.cookies.get(_name(request), "")):
             return None
         return self._ask(path + (f"?{query}" if query else "") if path != LOGIN else "/")
 
     def _enter(self, request: Request, given: str, to: str) -> Response:
         """Sets the cookie and goes on from a page of ours: a redirect of a foreign link would not bring it along."""
-        if not self._is_token(given):
+        if not self._is_token(request, given):
             return self._ask(to, "That is not the token.")
         to = escape(to if _PATH.fullmatch(to) else "/")
         page = f'<!doctype html><meta http-equiv="refresh" content="0;url={to}"><a href="{to}">Go on</a>'
@@ -82,9 +94,20 @@ class Door:
         response.headers["WWW-Authenticate"] = "Bearer"
         return response
 
-    def _is_token(self, given: str) -> bool:
-        assert self._token is not None
-        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token)
+    def _is_token(self, request: Request, given: str) -> bool:
+        return self._is(request, "token", given, self._token or b"")
+
+    def _is_pass(self, request: Request, given: str) -> bool:
+        return self._is(request, "pass", given, self._pass().encode())
+
+    def _is(self, request: Request, kind: str, given: str, right: bytes) -> bool:
+        """Whether that is what is right. Raises TooOften for an address that has been wrong too often."""
+        return self._tries.is_right(
+            _client(request.environ),
+            kind,
+            given,
+            lambda told: hmac.compare_digest(told.encode("utf-8", "surrogateescape"), right),
+        )
 
     def _pass(self) -> str:
         """What the cookie holds: made of the token, which can't be made of it."""
@@ -119,6 +142,11 @@ def _answer(text: str, status: int) -> Response:
         "Content-Security-Policy": _POLICY,
     }
     return Response(text, status, headers, mimetype="text/html" if text.startswith("<!") else "text/plain")
+
+
+def _client(environ: WSGIEnvironment) -> str:
+    """Who asks: never what a header says, which anybody can write."""
+    return client_of(str(environ.get("REMOTE_ADDR", "")))
 
 
 def _from_us(request: Request, asked: str) -> bool:

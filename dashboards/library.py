@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import sha256
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from archlab.dashboards.curves import CurveFile, stamp_of
 from archlab.dashboards.load import LoadFiles
 from archlab.search.results.selection import is_over, tuned_paths
 from archlab.search.sections.rooms import select
+from archlab.search.store.addresses import kind_of
 from archlab.search.store.findings import measured
 from archlab.search.store.lock import STUDY_NAME, holder_of, states_of
 from archlab.search.store.notes import Note, Notes, checked, read_notes, write_note
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from archlab.search.results.comparison import Comparison
 
 STATES = ("complete", "running", "interrupted", "paused", "planned", "failed", "diverged", "pruned")
+_SEEN = "SELECT pg_current_snapshot()::text AS seen"
+_SHOWN = itemgetter("key", "role", "state", "attempt", "reason", "measured")
 _PROBE_S = 1.0  # a page says "locked" rather than wait for a minute, as a run does
 
 
@@ -60,7 +64,7 @@ class Study:
     note: Note
     file: str = ""
 
-    @property
+    @cached_property
     def variants(self) -> list[str]:
         """Names in the order of the study."""
         return [variant["name"] for variant in self.record["variants"]]
@@ -70,13 +74,13 @@ class Study:
         """When a trial last changed its state (unix s), 0 without trials."""
         return max((trial["updated"] for trial in self.trials), default=0.0)
 
-    @property
+    @cached_property
     def counts(self) -> dict[str, int]:
         """Distinct trials by state, in the order in which they are shown; states without a trial are left out."""
         found = Counter({trial["key"]: trial["state"] for trial in self.trials}.values())
         return {state: found[state] for state in STATES if found[state]}
 
-    @property
+    @cached_property
     def done(self) -> int:
         """Trials that have come as far as every row of theirs wants them: to an end, or to where values stop."""
         waiting = {trial["key"] for trial in self.trials if not is_over(trial)}
@@ -115,6 +119,7 @@ class Library:
         self._comparisons: dict[str, tuple[str, Comparison | None, str | None]] = {}
         self._contrasts: dict[str, tuple[object, Comparison]] = {}
         self._studies: dict[str, Study] = {}
+        self._trials: dict[str, tuple[Any, Any, list[dict[str, Any]], str]] = {}
         self.loads = LoadFiles()
 
     def listing(self) -> list[dict[str, Any]]:
@@ -170,6 +175,13 @@ class Library:
         notes = self.notes()
         return [*(notes.trials if trial else notes.studies).get(trial or study, Note()).tags]
 
+    def knows(self, study: str = "", trial: str = "") -> bool:
+        """Whether the store has that study, or that trial by its whole key."""
+        if not trial:
+            return study in [row["name"] for row in self.listing()]
+        with self._lock, self.open() as store:
+            return store.keys_from(trial) == [trial]
+
     def write(self, text: str | None, tags: Iterable[str] | None, study: str = "", trial: str = "") -> None:
         """Keeps the text and the tags of a study's or a trial's note; None leaves either as it is by now. Raises
         ValueError for what is none."""
@@ -209,19 +221,15 @@ class Library:
         if not STUDY_NAME.fullmatch(name) or name not in known:
             raise NotFound(name, known)
         record, rows = self._rows_of(name)
-        states = states_of(rows, partial(holder_of, self.root))
-        noted = self._notes.trials
-        trials = [{**row, "state": states[row["key"]], "note": noted.get(row["key"], Note())} for row in rows]
+        trials, told = self._trials_of(name, rows)
         if curves is None:
-            known = self._studies[name].curves if name in self._studies else {}
-            folders = {trial["key"]: Path(trial["folder"]) for trial in trials}
-            curves = {key: known.get(key) or CurveFile(folder / "metrics.jsonl") for key, folder in folders.items()}
+            files = self._studies[name].curves if name in self._studies else {}
+            curves = {t["key"]: files.get(t["key"]) or CurveFile(Path(t["folder"]) / "metrics.jsonl") for t in trials}
             for file in curves.values():
                 file.look()
         holder = holder_of(self.root, name)
-        shown = ("key", "role", "state", "attempt", "reason", "measured")
         others = self._listing if record.get("search") else []  # which a search is held against
-        results = _digest(record, [tuple(trial[name] for name in shown) for trial in trials], others)
+        results = _digest(record, told, others)
         note = self._notes.studies.get(name, Note())
         said = note, [trial["note"] for trial in trials if trial["note"]]
         version = f"{results}:{_digest([(key, file.stamp) for key, file in curves.items()], holder, said)}"
@@ -230,6 +238,17 @@ class Library:
         _, comparison, problem = self._comparisons[name]
         file = from_here(record.get("file") or f"{name}.yaml", self.root)
         return Study(name, version, record, trials, holder, comparison, problem, curves, note, file)
+
+    def _trials_of(self, name: str, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+        """The trials of a study, and what changes when a result does. They are made again when the rows, a state or a
+        note are others: of very many trials that takes longer than all else."""
+        states, noted = states_of(rows, partial(holder_of, self.root)), self._notes.trials
+        known = self._trials.get(name)
+        if known is None or known[0] is not rows or known[1] != (states, noted):
+            trials = [{**row, "state": states[row["key"]], "note": noted.get(row["key"], Note())} for row in rows]
+            told = _digest([_SHOWN(trial) for trial in trials])
+            known = self._trials[name] = rows, (states, noted), trials, told
+        return known[2], known[3]
 
     def reading(self) -> AbstractContextManager[Any]:
         """Holds the curves still while a figure is made of them."""
@@ -245,13 +264,19 @@ class Library:
             yield store
 
     def _refresh(self) -> None:
-        stamp = [stamp_of(self.root / name) for name in ("store.json", "trials.db", "trials.db-wal")]
-        if stamp == self._stamp and None not in stamp[:2]:
+        """Forgets what the table says no more. Of one on a server that is known by its transactions: where the same
+        ones can be seen, so can the same rows."""
+        on_server = kind_of(self.root) != "sqlite"
+        stamp: list[object] = [stamp_of(self.root / name) for name in ("store.json", "trials.db", "trials.db-wal")]
+        if not on_server and stamp == self._stamp and None not in stamp[:2]:
             return
-        self._rows.clear()
-        self._events.clear()
-        self._stamp = None
         with self.open() as store:
+            stamp += store.database.query(_SEEN) if on_server else []
+            if on_server and stamp == self._stamp:
+                return
+            self._rows.clear()
+            self._events.clear()
+            self._stamp = None
             self._listing, self._notes = store.studies(), read_notes(store)
         self._stamp = stamp
 

@@ -100,7 +100,8 @@ def _trials(study: Study, which: str) -> dict[str, list[dict[str, Any]]]:
     there is. None of them is a probe of a screen, whose losses are of another recipe."""
     own = [trial for trial in study.trials if trial["role"] != "screen"]
     if which != "all":  # what a search proposed has no row in the table
-        own = [trial for trial in own if trial["variant"] in study.variants]
+        known = {*study.variants}
+        own = [trial for trial in own if trial["variant"] in known]
     if which == "tuning":
         own = [trial for trial in own if trial["role"] != "repeat"]
     elif which == "reported":

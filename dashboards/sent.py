@@ -27,6 +27,11 @@ def is_sendable(component: str, name: str, value: Any) -> bool:
     return check is None or check(value)
 
 
+def is_name(key: str, value: Any) -> bool:
+    """Whether a component of ours may have that value at a `key` of its id, where several share a pattern."""
+    return isinstance(value, str) and (key not in _NAMES or _NAMES[key].fullmatch(value) is not None)
+
+
 def _word(value: Any) -> bool:
     return isinstance(value, str)
 
@@ -104,3 +109,5 @@ _OWN: dict[str, Check] = {
     '{"note":["MATCH"],"part":"tags"}': _text_or_texts,
 }  # fmt: skip
 """Lists to choose several of, and what differs from its kind."""
+_NAMES = {"action": re.compile("stop|stop at once|go on|retry"), "note": re.compile("(study|trial) [^ ]+")}
+"""What may stand for a pattern in an id, by its key."""

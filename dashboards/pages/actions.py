@@ -114,7 +114,7 @@ def register(app: dash.Dash, library: Library) -> None:
 
     @app.callback(Output("actions", "children"), Input({"action": ALL}, "n_clicks"), *told, prevent_initial_call=True)
     def clicked(clicks: list[int | None], name: str, before: str) -> Any:
-        if not any(clicks) or reads_only():  # buttons that have just been drawn
+        if not any(clicks) or not ctx.triggered_id or reads_only():  # buttons that have just been drawn
             return no_update
         return answer(name, before, ctx.triggered_id["action"])
 

@@ -31,6 +31,8 @@ def register(app: dash.Dash, library: Library) -> None:
             return "This dashboard only reads.", no_update
         kind, _, name = dash.ctx.outputs_list[0]["id"]["note"].partition(" ")
         changed = {each["part"] for each in dash.ctx.triggered_prop_ids.values()}
+        if not library.knows(**{kind: name}):
+            return html.Span(f"Not kept: there is no {kind} {name!r}.", className="problem"), no_update
         try:
             library.write(
                 text or "" if "text" in changed else None, tags or [] if "tags" in changed else None, **{kind: name}

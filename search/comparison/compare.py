@@ -61,8 +61,8 @@ def load_comparison(
         trial["state"] = states[trial["key"]]
         trial["measures"] = found.get(trial["key"], [])
         trial["documents"] = documents.get(trial["key"])
-        folder, result = store.trial_folder(trial["key"]), trial["result"]
-        trial["signs"] = signs_of(folder, result) if trial["key"] in chosen and result else ()
+        stands = trial["key"] in chosen and trial["result"]
+        trial["signs"] = signs_of(store.trial_folder(trial["key"]), trial["result"]) if stands else ()
         trial["spent"] = spent.get(trial["key"], None if trial["owner"] == study else 0)
         trial["began"] = began.get(trial["key"])
     comparison = compare(record, trials, [each for told in told_of(record) for each in told.others(store, record)])

@@ -42,6 +42,7 @@ from numpy.typing import NDArray
 
 from archlab.search.statistics.contrast import MINIMUM_SEEDS, Contrast, Floats, paired_difference, welch_difference
 from archlab.search.statistics.dunnett import dunnett_critical
+from archlab.search.statistics.layouts import fit
 from archlab.search.statistics.moderated import Layouts, RowNoise, moderate
 from archlab.search.statistics.sequential import always_difference, planned_df
 
@@ -80,24 +81,13 @@ class Analysis:
 
 
 def unbalanced_residual_variance(losses: Floats) -> tuple[float | None, int]:
-    """sigma^2 and df of one layout [variant, seed] with missing cells (NaN), by least squares; None without df.
-
-    The variants' means are projected out of the losses and of the seeds' indicators; what is left is a regression on
-    a handful of columns, however many variants there are.
-    """
+    """sigma^2 and df of one layout [variant, seed] with missing cells (NaN), by least squares; None without df."""
     losses = losses[np.isfinite(losses).any(1)]
-    here = np.isfinite(losses)
     if not losses.size:
         return None, 0
-    centred = np.where(here, losses, 0.0) - np.where(here, losses, 0.0).sum(1, keepdims=True) / here.sum(1)[:, None]
-    variant, seed = np.nonzero(here)
-    indicator = np.eye(losses.shape[1])[seed] - (here / here.sum(1)[:, None])[variant]
-    values = centred[variant, seed]
-    solution, _, rank, _ = np.linalg.lstsq(indicator, values, rcond=None)
-    df = int(len(values) - len(losses) - rank)
-    if df == 0:
-        return None, 0
-    return float(((values - indicator @ solution) ** 2).sum() / df), df
+    found = fit(losses)
+    df = int(found.count.sum() - len(losses) - found.rank)
+    return (float((found.residual**2).sum() / df), df) if df else (None, 0)
 
 
 def pooled_spread(losses: Floats) -> float | None:
@@ -263,6 +253,8 @@ def _smallest_correlation(pairs: NDArray[np.bool_], bases: NDArray[np.intp]) -> 
     Differences to different baselines count as 0, whatever trials they share: independence is the worst case for
     simultaneous two-sided intervals (Sidak 1967, JASA 62, pages 626-633).
     """
+    different = np.unique(np.column_stack([bases, pairs]), axis=0)  # few, however many rows there are
+    bases, pairs = different[:, 0], different[:, 1:].astype(np.bool_)
     shared = pairs.astype(np.float64) @ pairs.T.astype(np.float64)
     counts = np.diag(shared)
     related = bases[:, None] == bases[None, :]

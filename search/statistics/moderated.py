@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archlab.search.statistics.contrast import Floats
+from archlab.search.statistics.layouts import TINY, fit
 
 PRIOR_DF = 1.0
 BASELINE_PRIOR_DF = 0.5
@@ -39,23 +40,33 @@ Layouts = list[tuple[NDArray[np.intp], Floats]]
 
 def row_variances(losses: Floats) -> tuple[Floats, Floats]:
     """s_v^2 and d_v of the rows of one layout [variant, seed]; NaN: a missing cell. No row is empty."""
-    here = np.isfinite(losses)
-    count = here.sum(1)
-    mean = np.where(here, losses, 0.0).sum(1) / count
-    centred = np.where(here, losses - mean[:, None], 0.0)
-    gram = here[:, :, None] * np.eye(losses.shape[1]) - here[:, :, None] * here[:, None, :] / count[:, None, None]
-    inverse = np.linalg.pinv(gram.sum(0), hermitian=True)
-    effect = inverse @ centred.sum(0)
-    residual = np.where(here, centred - effect + (here @ effect / count)[:, None], 0.0)
-    squares = (residual**2).sum(1)
-    projected = gram @ inverse
-    leverage = np.trace(projected, axis1=1, axis2=2)
-    df = count - 1 - leverage
+    found = fit(losses)
+    squares = (found.residual**2).sum(1)
+    leverage = np.trace(found.projection, axis1=1, axis2=2)
+    df = found.count - 1 - leverage[found.kind]
     told = df > 1e-9
     pooled = np.divide(squares, df, out=np.zeros(len(df)), where=told)
-    between = np.einsum("vst,wts->vw", projected, projected) + np.diag(count - 1 - 2 * leverage)
-    own = np.linalg.pinv(between, rcond=1e-9, hermitian=True) @ squares
+    between = np.asarray(np.tensordot(found.projection, found.projection, ([1, 2], [2, 1])), np.float64)
+    alone = np.zeros(len(leverage))
+    alone[found.kind] = found.count - 1 - 2 * leverage[found.kind]
+    own = _solved(between, alone, found.kind, found.rows, squares)
     return np.clip(own, pooled / 2, pooled * 2), np.where(told, df, 0.0)
+
+
+def _solved(between: Floats, alone: Floats, kind: NDArray[np.intp], rows: NDArray[np.intp], squares: Floats) -> Floats:
+    """sigma^2 of E[q] = A sigma^2, where A is `between` the patterns of two rows, plus `alone` of its own pattern on
+    the diagonal; of several solutions the shortest.
+
+    Rows of one pattern differ in `alone` only, so that A falls apart: into their means, and what is left of each row.
+    """
+    size = np.sqrt(rows)
+    whole = between * np.outer(size, size) + np.diag(alone)
+    total = np.bincount(kind, squares)
+    means = np.linalg.pinv(whole, rcond=TINY, hermitian=True) @ (total / size) / size
+    known = np.abs(alone) > TINY * np.linalg.norm(whole, 2)
+    factor = np.divide(1.0, alone, out=np.zeros(len(alone)), where=known)
+    found: Floats = means[kind] + (squares - (total / rows)[kind]) * factor[kind]
+    return found
 
 
 @dataclass(frozen=True)

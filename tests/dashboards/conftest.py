@@ -7,6 +7,9 @@ import pytest
 
 from archlab.dashboards.server import listen
 from tests.dashboards.generate import Plan, make_store, make_study, planned, run_trial
+from tests.search.postgres_kit import postgres
+
+__all__ = ["postgres"]
 
 FLAGS = [
     "--no-sandbox",

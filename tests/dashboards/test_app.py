@@ -353,3 +353,29 @@ def test_a_page_runs_the_scripts_that_it_was_sent_with_and_no_others(client):
     hashes = [f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in inline]
     assert len(hashes) > 1
     assert {"'self'", "'unsafe-eval'", *hashes} == set(allowed[1:])
+
+
+def test_a_table_on_a_server_is_read_again_only_when_somebody_has_written(tmp_path, postgres, monkeypatch):
+    root, plan = tmp_path / ".archlab", Plan(rates=(), effects={"baseline": 0.0, "G1": -0.1}, points=5, steps=5)
+    monkeypatch.setenv("ARCHLAB_DATABASE", postgres.emptied())
+    with make_store(root) as made:
+        make_study(made, plan, finish=False)
+        keys = planned(made, plan)
+        run_trial(made, plan, keys[0])
+        library = Library(root)
+        first, rows = library.study(plan.name), library.rows(plan.name)
+        assert library.study(plan.name) is first and library.rows(plan.name) is rows
+        run_trial(made, plan, keys[1])
+        assert library.study(plan.name).counts["complete"] == 2 and library.rows(plan.name) is not rows
+        library.write("It helps.", [], study=plan.name)
+        assert library.study(plan.name).note.text == "It helps."
+
+
+def test_trials_that_have_not_changed_are_not_made_again(store):
+    library = Library(store)
+    before = library.summary("qk-norm").trials
+    assert library.summary("qk-norm").trials is before
+    library.write("", ["odd"], trial=before[0]["key"])
+    after = library.summary("qk-norm").trials
+    assert after is not before and after[0]["note"].tags == ("odd",)
+    library.write("", [], trial=before[0]["key"])

@@ -569,3 +569,14 @@ def test_a_lossy_tokenizer_is_no_difference(lossy: dict[str, str]) -> None:
     assert sum("NOT COMPARED" in note for note in comparison.notes) == 1
     (perplexity,) = [c for c in build_page(comparison).blocks[0].columns if "perplexity" in c.header]
     assert not perplexity.cells[1].strong, "lower for less text is no better"
+
+
+def test_events_are_read_once_however_many_trials_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have no index by trial: a question for some of the trials at a time would read all of them each time."""
+    with Store.open(tmp_path / "store") as store:
+        asked, query = list[str](), store.database.query
+        monkeypatch.setattr(store.database, "query", lambda sql, values=(): asked.append(sql) or query(sql, values))
+        assert store.began(f"{number:064x}" for number in range(2000)) == {}
+    assert len(asked) == 1

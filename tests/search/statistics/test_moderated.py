@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from scipy import optimize, special, stats
@@ -52,14 +54,28 @@ def test_one_study_analysed_is_the_simulated_one(variants: int, seeds: int) -> N
         np.testing.assert_allclose(widths, half, rtol=0.02)
 
 
-def test_rows_of_a_complete_layout_have_grubbs_estimates() -> None:
+@pytest.mark.parametrize(("rows", "seeds"), [(5, 30), (300, 20)])
+def test_rows_of_a_complete_layout_have_grubbs_estimates(rows: int, seeds: int) -> None:
     """In terms of differences: s_v^2 is the mean of half its pairs' variances, less what the others tell of theirs."""
-    losses = np.random.default_rng(3).normal(size=(5, 30)) * np.array([[1.0], [1.5], [0.9], [1.2], [1.1]])
+    scales = np.resize([1.0, 1.5, 0.9, 1.2, 1.1], rows)[:, None]
+    losses = np.random.default_rng(3).normal(size=(rows, seeds)) * scales
     found, df = row_variances(losses)
     pair = np.array([[np.var(a - b, ddof=1) for b in losses] for a in losses])
-    expected = (pair.sum(1) - pair.sum() / 2 / 4) / 3
+    expected = (pair.sum(1) - pair.sum() / 2 / (rows - 1)) / (rows - 2)
     np.testing.assert_allclose(found, expected, rtol=1e-10)
-    np.testing.assert_allclose(df, 29 * (1 - 1 / 5))
+    np.testing.assert_allclose(df, (seeds - 1) * (1 - 1 / rows))
+
+
+def test_what_a_layout_takes_grows_with_its_rows_and_not_with_their_pairs() -> None:
+    losses = np.random.default_rng(6).normal(size=(20_000, 3))
+    losses[::7, 2] = losses[::11, 1] = np.nan
+    tracemalloc.start()
+    found, df = row_variances(losses)
+    analyse(losses, 0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.mean() == pytest.approx(1, rel=0.05) and df.sum() == unbalanced_residual_variance(losses)[1]
+    assert peak < 2e8, "an array of the pairs of rows has 3.2 GB"
 
 
 def test_estimates_are_unbiased_under_unequal_noise_with_missing_trials() -> None:
