@@ -116,9 +116,9 @@ def _attention(model: Model, base: Model) -> list[Setting]:
             before = theirs.get(steps)
             if not (isinstance(branch, MultiHead) and isinstance(before, MultiHead)):
                 continue
-            assert branch.head_dim and before.head_dim
-            if before.head_dim != branch.head_dim:
-                scale = (before.scale or before.head_dim**-0.5) * before.head_dim / branch.head_dim
+            old, new = before.sizes().head_dim, branch.sizes().head_dim
+            if old != new:
+                scale = (before.scale or old**-0.5) * old / new
                 path = f"{prefix}block.{'.'.join(steps)}.scale"
                 found.append(Setting(path, Node.of(scale), "transfer"))
     return found

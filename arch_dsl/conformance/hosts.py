@@ -37,7 +37,7 @@ CALL = Call(
 Data = dict[str, Any]
 
 # What layers cannot share: it stands once, has parameters from the second layer on, or tells of each layer.
-UNSHARED = ("dual", "value_residual", "lower_bounded", "moe")
+UNSHARED = ("differential_attention", "dual", "value_residual", "lower_bounded", "moe")
 ATTENTION: Data = {"type": "attention", "heads": 4, "kv_heads": 2}
 CROSS: Data = {**ATTENTION, "type": "cross_attention"}
 FFN: Data = {"type": "mlp", "width": 24}

@@ -11,6 +11,7 @@ from archlab.arch_dsl.model.model import Model, cost
 from archlab.arch_dsl.model.stack import Stack
 from archlab.arch_dsl.parts.context import Cost
 from archlab.arch_dsl.primitives.branch import OUTER
+from archlab.arch_dsl.primitives.heads import MultiHead
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.tree.identity import brief_text, canonical
 
@@ -143,12 +144,17 @@ def _shape(branch: Any, part: str) -> str:
     values = getattr(branch, "value_dim", None)  # of linear attention, whose values have heads and a size of their own
     grids = {"query": (heads if values is None else of_keys, head_dim), "key": (of_keys, head_dim)}
     grids |= {"value": (of_keys, head_dim) if values is None else (heads, values), "sdpa": (heads, values or head_dim)}
+    if isinstance(branch, MultiHead) and branch.kv_heads and branch.head_dim:
+        grids |= branch.grids()
+        heads, _ = grids.pop("scores")
     if part in grids:
         return "" if None in grids[part] else f"[B,T,{grids[part][0]},{grids[part][1]}]"
     if part in ("scores", "attend"):
         return f"[B,{heads},T,T]"
     if part in ("activation", "inner") and hasattr(branch, "width"):
         return f"[B,T,{branch.width}]"
+    if part in ("query_inner", "kv_inner"):
+        return f"[B,T,{getattr(branch, part.replace('inner', 'latent'))}]"
     return "" if part.endswith("projection") else "[B,T,D]"
 
 

@@ -245,7 +245,7 @@ def _shared(place: Place) -> Iterator[tuple[str, Any]]:
 
 _FACTS = (  # that a part of a branch is built with
     *("heads", "kv_heads", "key_heads", "head_dim", "value_dim"),
-    *("width", "scale", "mask.documents", "documents"),
+    *("width", "kv_latent", "query_latent", "rotary_dim", "scale", "mask.documents", "documents"),
 )
 
 

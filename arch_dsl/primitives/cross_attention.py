@@ -32,10 +32,9 @@ class CrossAttention(MultiHead):
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         spec, source = self.resolve(ctx), ctx.source_tokens or tokens
-        own, _ = spec.places(ctx)
         widths = spec.widths()
         flops = 4 * widths["query"] * tokens * source
-        kept = spec.kept(own, tokens, source, masks=0)
+        kept = spec.kept(spec.places(ctx)["scores"], tokens, source, masks=0)
         attend = Cost(flops_matmul=flops, flops_model=flops, activations=kept, cache=2 * source * widths["key"])
         parts = spec.parts(ctx, tokens, source, attend)
         parts["query_projection"] = parts["query_projection"].keeping(spec.read(ctx, tokens))
@@ -80,7 +79,7 @@ class _CrossAttention(MultiHeadModule, of=CrossAttention):
         )
         sites = [*self.key.projections(), *self.value.projections()]
         products = iter(self.products(call.source, [self.key_projection, self.value_projection, *sites]))
-        k, v = self.heads_of(next(products)), self.heads_of(next(products))
+        k, v = self.heads_of(next(products)), self.values_of(next(products))
         k_BSKD, v_BSKD = self.key(k, own, products), self.value(v, own, products)
         if call.held is not None:
             call.held[places[0]], call.held[places[1]] = k_BSKD, v_BSKD

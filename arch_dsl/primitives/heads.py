@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
@@ -20,9 +20,19 @@ from archlab.kernels.attention import WIDEST, Pattern
 NAMES = ("query", "key", "value", "output")
 
 
+class Sizes(NamedTuple):
+    """How queries, keys and values meet: heads of queries, of keys and values; channels of a query, of a value."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+
+
 class MultiHead(Headed):
     """Queries, keys and values of several heads, from linear maps, and one output map."""
 
+    maps: ClassVar[int] = 1  # softmaxes of a head, each with queries and keys of its own
     ops: ClassVar[tuple[str, ...]] = ("attention",)
     order: ClassVar[tuple[str, ...]] = (
         "pre", "post", "join", "heads", "kv_heads", "head_dim", "bias", "zero", "scale", "queries", "query", "key",
@@ -37,78 +47,95 @@ class MultiHead(Headed):
     scores: tuple[Score, ...] = ()
 
     def resolve(self, ctx: BuildContext) -> Self:
-        head_dim = self.head_dim or max(ctx.d_model // self.heads, 1)
-        scale = None if self.scale == head_dim**-0.5 else self.scale
-        return self.replace(kv_heads=self.kv_heads or self.heads, head_dim=head_dim, scale=scale)
+        head_dim = self.head_dim or max(ctx.d_model // (self.maps * self.heads), 1)
+        spec = self.replace(kv_heads=self.kv_heads or self.heads, head_dim=head_dim)
+        return spec if spec.scale != spec.sizes().head_dim ** -0.5 else spec.replace(scale=None)
 
     def facts(self) -> dict[str, Any]:
         """What the parts of the branch see of its mask."""
         return {}
 
-    def places(self, ctx: BuildContext) -> tuple[BuildContext, BuildContext]:
-        """The contexts of tensors with query heads and with key/value heads; the spec must be resolved."""
+    def sizes(self) -> Sizes:
+        """How queries, keys and values meet; the spec must be resolved."""
         assert self.kv_heads is not None and self.head_dim is not None
-        scale = self.scale or self.head_dim**-0.5
-        own = ctx.where(heads=self.heads, width=self.head_dim, logit_scale=scale, held=False, **self.facts())
-        return own, own.where(heads=self.kv_heads)
+        return Sizes(self.maps * self.heads, self.maps * self.kv_heads, self.head_dim, self.maps * self.head_dim)
+
+    def grids(self) -> dict[str, tuple[int, int]]:
+        """Heads and channels of the tensors that sites act on; the spec must be resolved."""
+        heads, kv_heads, head_dim, value_dim = self.sizes()
+        values, out = (self.kv_heads or self.heads, value_dim), (self.heads, value_dim)
+        own = heads, head_dim
+        return {"query": own, "key": (kv_heads, head_dim), "value": values, "scores": own, "sdpa": out}
+
+    def places(self, ctx: BuildContext) -> dict[str, BuildContext]:
+        """The contexts of the same tensors."""
+        own = ctx.where(logit_scale=self.scale or self.sizes().head_dim ** -0.5, held=False, **self.facts())
+        return {name: own.where(heads=heads, width=width) for name, (heads, width) in self.grids().items()}
+
+    def inputs(self, d_model: int) -> dict[str, int]:
+        """The widths that the maps of queries, keys and values read."""
+        return dict.fromkeys(("query", "key", "value"), d_model)
 
     def widths(self) -> dict[str, int]:
-        """The widths of queries, keys and values, all heads together."""
-        assert self.kv_heads is not None and self.head_dim is not None
-        own, shared = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return {"query": own, "key": shared, "value": shared}
+        """The widths of queries, keys, values, and of what the output map reads, all heads together."""
+        heads, kv_heads, head_dim, value_dim = self.sizes()
+        assert self.kv_heads is not None
+        values, out = self.kv_heads * value_dim, self.heads * value_dim
+        return {"query": heads * head_dim, "key": kv_heads * head_dim, "value": values, "output": out}
 
     def value_heads(self, d_model: int) -> tuple[int, int]:
-        return self.kv_heads or self.heads, self.head_dim or d_model // self.heads
+        return self.kv_heads or self.heads, self.maps * (self.head_dim or d_model // (self.maps * self.heads))
 
     def parts(self, ctx: BuildContext, queries: int, keys: int, attend: Cost) -> dict[str, Cost]:
         """What the maps, the sites and the attention itself cost, in their order; the spec must be resolved."""
-        own, shared = self.places(ctx)
-        widths, counts = self.widths(), {"query": queries, "key": keys, "value": keys}
-        found = {f"{name}_projection": self.map_cost(name, counts[name], ctx.d_model, widths[name]) for name in widths}
-        for name, place in (("query", own), ("key", shared), ("value", shared)):
-            found[name] = site_cost(getattr(self, name), place, name, counts[name])
-        found["scores"] = site_cost(self.scores, own, "scores", queries)
+        places, widths, inputs = self.places(ctx), self.widths(), self.inputs(ctx.d_model)
+        counts = {"query": queries, "key": keys, "value": keys}
+        found = {f"{name}_projection": self.map_cost(name, counts[name], inputs[name], widths[name]) for name in counts}
+        for name, tokens in counts.items():
+            found[name] = site_cost(getattr(self, name), places[name], name, tokens)
+        found["scores"] = site_cost(self.scores, places["scores"], "scores", queries)
         found["attend"] = attend
-        found["sdpa"] = site_cost(self.sdpa, own.where(held=True), "sdpa", queries)
-        kept = queries * widths["query"] if self.sdpa else 0
-        found["output_projection"] = self.map_cost("output", queries, widths["query"], ctx.d_model, kept)
+        found["sdpa"] = site_cost(self.sdpa, places["sdpa"].where(held=True), "sdpa", queries)
+        kept = queries * widths["output"] if self.sdpa else 0
+        found["output_projection"] = self.map_cost("output", queries, widths["output"], ctx.d_model, kept)
         return found
 
     def kept(self, ctx: BuildContext, queries: int, keys: int, masks: int, pairs: int = 0) -> int:
         """What the attention itself keeps: queries, keys, values, outputs, and what its implementation needs more.
 
         The fused one needs a log-sum-exp per query and a bias as a matrix, or `masks` that say which pairs exist;
-        torch's own with a learned bias keeps the weights, keys and values for every head; plain products keep each of
+        torch's own with a learned bias, or values of another width than keys, keeps the weights, keys and values for
+        every head; plain products keep each of
         their steps for all pairs, or for as many as `pairs` where they compute no more.
         """
-        query, key = (self.widths()[name] for name in ("query", "key"))
+        heads, kv_heads, head_dim, value_dim = self.sizes()
+        out, read = heads * value_dim, keys * kv_heads * (head_dim + value_dim)
         kinds = {item.kind for item in self.scores}
         learned = any(item.kind == "bias" and item.cost(ctx, 1).parameters for item in self.scores)
-        vectors, squares = 2 * queries * query, self.heads
+        vectors, squares = queries * (heads * head_dim + out), heads
         if (plain := kinds - {"bias"}) or pairs:
             squares *= 1 + len(plain)
-            vectors += 2 * keys * key + (queries * (query + 2 * self.heads) if "sinks" in kinds else 0)
-        elif learned:
-            vectors += 2 * keys * query + queries * keys // 4  # the mask is a byte per pair
+            vectors += read + (queries * (out + 2 * heads) if "sinks" in kinds else 0)
+        elif learned or head_dim != value_dim:
+            vectors += keys * heads * (head_dim + value_dim)
+            vectors += queries * keys // 4 if learned else 0  # the mask is a byte per pair
         else:
-            vectors += 2 * keys * key + queries * self.heads
-            squares = self.heads if kinds else masks
+            vectors += read + queries * heads
+            squares = heads if kinds else masks
         return vectors + squares * (pairs or queries * keys)
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
         problems = super().check(ctx, path)
-        if self.head_dim is None and ctx.d_model % self.heads:
-            message = f"{self.heads} heads do not divide d_model {ctx.d_model}; give head_dim or other heads"
+        if self.head_dim is None and ctx.d_model % (self.maps * self.heads):
+            heads = f"{self.heads} heads" if self.maps == 1 else f"{self.heads} heads of {self.maps} queries each"
+            message = f"{heads} do not divide d_model {ctx.d_model}; give head_dim or other heads"
             return [*problems, Problem(f"{path}.heads", message, self.mark("heads"))]  # the rest would only echo it
         spec = self.resolve(ctx)
         assert spec.kv_heads is not None
         if self.heads % spec.kv_heads:
             message = f"{spec.kv_heads} key/value heads do not divide {self.heads} query heads"
             problems.append(Problem(f"{path}.kv_heads", message, self.mark("kv_heads")))
-        own, shared = spec.places(ctx)
-        places = {"query": own, "key": shared, "value": shared, "scores": own, "sdpa": own}
-        problems += check_sites(spec, places, path)
+        problems += check_sites(spec, spec.places(ctx), path)
         raising = [item.type for item in self.scores if item.kind == "bias" and not item.fading]
         for index, item in enumerate(self.scores):
             if getattr(item, "prune", None) is not None and raising:
@@ -126,15 +153,15 @@ class MultiHeadModule(SublayerModule):
     # B batch, T time, S keys, H heads, K key/value heads, D head_dim
     def __init__(self, spec: MultiHead, ctx: BuildContext, pattern: Pattern, **options: bool) -> None:
         super().__init__(spec, ctx)
-        assert spec.head_dim is not None
-        own, shared = spec.places(ctx)
-        self.head_dim, self.scale, self.pattern = spec.head_dim, own.logit_scale, pattern
-        width = spec.widths()
-        self.query_projection = linear(spec, "query", ctx.d_model, width["query"], ctx.std)
-        self.key_projection = linear(spec, "key", ctx.d_model, width["key"], ctx.std)
-        self.value_projection = linear(spec, "value", ctx.d_model, width["value"], ctx.std * ctx.gain)
-        self.output_projection = linear(spec, "output", width["query"], ctx.d_model, ctx.residual_std)
-        self.add_sites(spec, {"query": own, "key": shared, "value": shared, "sdpa": own})
+        places, width, read = spec.places(ctx), spec.widths(), spec.inputs(ctx.d_model)
+        own, wide = places.pop("scores"), max(spec.sizes()[2:])
+        self.head_dim, self.scale, self.pattern = places["query"].width, own.logit_scale, pattern
+        self.value_dim = None if places["value"].width == self.head_dim else places["value"].width
+        self.query_projection = linear(spec, "query", read["query"], width["query"], ctx.std)
+        self.key_projection = linear(spec, "key", read["key"], width["key"], ctx.std)
+        self.value_projection = linear(spec, "value", read["value"], width["value"], ctx.std * ctx.gain)
+        self.output_projection = linear(spec, "output", width["output"], ctx.d_model, ctx.residual_std)
+        self.add_sites(spec, places)
         self.scores = Scores(spec.scores, own)
         dense = getattr(spec, "memory", None) is not None
         ask = {
@@ -142,35 +169,31 @@ class MultiHeadModule(SublayerModule):
             **self.scores.asked(dense),
             "softcap": self.scores.softcap is not None,
             "sinks": self.scores.sinks is not None,
-            "wide": spec.head_dim > WIDEST,
-            "beyond_128": spec.head_dim > 128,
+            "wide": wide > WIDEST,
+            "beyond_128": wide > 128,
             **options,
         }
         self.attend = ctx.select("attention", **ask)
         family = ctx.choices[-1].implementation
         self.apart = family != "reference" and not dense
-        self.opens = family == "triton" and fused.epilogue(self.sdpa, ctx, **ask)
+        self.opens = family == "triton" and spec.maps == 1 and fused.epilogue(self.sdpa, ctx, **ask)
 
     def heads_of(self, product: Tensor) -> Tensor:
-        """`[B, T, H, D]` of what a map gave, `[B, T, H D]`."""
+        """Queries or keys `[B, T, H, D]` of what their map gave, `[B, T, H D]`."""
         return product.unflatten(-1, (-1, self.head_dim))  # type: ignore[no-any-return]
+
+    def values_of(self, product: Tensor) -> Tensor:
+        """Values of what their map gave."""
+        if self.value_dim is None:
+            return self.heads_of(product)
+        return product.unflatten(-1, (-1, self.value_dim))  # type: ignore[no-any-return]
 
     def attention(
         self, q_BTHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, products: Iterator[Tensor], call: Call, **given: Any
     ) -> Tensor:
         """The update `[B, T, d_model]`: the op, asked for what is `given` too, the site `sdpa`, and the output map."""
         gate = self.opening(products, call)
-        o_BHTD = self.attend(
-            q_BTHD.transpose(1, 2),
-            k_BSKD.transpose(1, 2),
-            v_BSKD.transpose(1, 2),
-            pattern=self.pattern,
-            scale=self.scale,
-            softcap=self.scores.softcap,
-            sinks=self.scores.sink_logits(),
-            gate=gate,
-            **given,
-        )
+        o_BHTD = self.weigh(q_BTHD.transpose(1, 2), k_BSKD.transpose(1, 2), v_BSKD.transpose(1, 2), gate, given)
         o_BTHD = o_BHTD.transpose(1, 2)
         if call.watch is not None:
             self.tell(call, q_BTHD, k_BSKD, o_BTHD, given)
@@ -178,6 +201,21 @@ class MultiHeadModule(SublayerModule):
             o_BTHD = self.sdpa(o_BTHD, call, products)
         update: Tensor = self.output_projection(o_BTHD.flatten(-2))
         return update
+
+    def weigh(self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, given: dict[str, Any]) -> Tensor:
+        """Each head's output `[B, H, T, D]`, from queries, keys and values whose heads stand before their times."""
+        out: Tensor = self.attend(
+            q,
+            k,
+            v,
+            pattern=self.pattern,
+            scale=self.scale,
+            softcap=self.scores.softcap,
+            sinks=self.scores.sink_logits(),
+            gate=gate,
+            **given,
+        )
+        return out
 
     def tell(self, call: Call, q_BTHD: Tensor, k_BSKD: Tensor, o_BTHD: Tensor, given: dict[str, Any]) -> None:
         """To who watches, what the attention got and gave."""

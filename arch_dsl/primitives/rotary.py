@@ -34,8 +34,8 @@ class Rope(Rotary):
     ops: ClassVar[tuple[str, ...]] = ("rotary",)
     theta: Positive = 10_000.0
     fraction: Fraction = 1.0
-    pairs: Literal["half", "interleaved"] = added("half")
-    scaling: RopeScaling | None = added(None)
+    pairs: Literal["half", "interleaved"] = added(default="half")
+    scaling: RopeScaling | None = added(default=None)
 
     def dims(self, head_dim: int) -> int:
         """How many channels of a head are rotated."""

@@ -1,0 +1,139 @@
+"""What branches share in which a sequence reads itself: a mask, the attention through it, and what decoding holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
+from archlab.arch_dsl.parts.families import Mask
+from archlab.arch_dsl.parts.state import recent
+from archlab.arch_dsl.primitives.heads import MultiHead, MultiHeadModule
+from archlab.arch_dsl.primitives.masks import Causal
+from archlab.kernels.attention import CAUSAL, FULL, Pattern
+from archlab.kernels.attention.listed import elements, listed
+from archlab.kernels.attention.torch_ops import stretches
+
+
+class SelfAttention(MultiHead):
+    """Attention of a sequence to itself, through a mask. `more` learned keys may stand before those of tokens."""
+
+    mask: Mask = Causal()
+
+    @property
+    def more(self) -> int:
+        """How many learned keys every query reads beside those of tokens."""
+        return 0
+
+    def facts(self) -> dict[str, Any]:
+        ahead = self.mask.looks_ahead or self.mask.reads_prefix
+        return {"documents": self.mask.documents, "window": self.mask.window, "ahead": ahead}
+
+    def cached(self) -> int:
+        """How many numbers decoding holds of a token, beside those of scores; the spec must be resolved."""
+        widths = self.widths()
+        return widths["key"] + widths["value"]
+
+    def attend_cost(self, ctx: BuildContext, tokens: int) -> Cost:
+        """What the attention itself costs; the spec must be resolved."""
+        own, sizes, more = self.places(ctx)["scores"], self.sizes(), self.more
+        pattern = self.mask.pattern(sizes.heads)
+        by_head = pattern.blocks is not None and not pattern.blocks.cover(tokens)
+        drawn = self.drawn(pattern, tokens) if by_head else 0
+        masked = more > 0 or self.mask.documents or pattern not in (CAUSAL, FULL)
+        seen = min(tokens, self.mask.window or tokens)
+        pairs = 0 if more else self.products(pattern, tokens)
+        a_pair = 2 * sizes.heads * (sizes.head_dim + sizes.value_dim)
+        return Cost(
+            flops_matmul=a_pair * tokens * (tokens + more),
+            flops_model=a_pair * (self.mask.pairs(tokens) + tokens * more),
+            activations=self.kept(own, tokens, tokens + more, sizes.heads if by_head else int(masked), pairs) + drawn,
+            cache=seen * (self.cached() + sum(item.per_key(own) for item in self.scores)),
+        )
+
+    def products(self, pattern: Pattern, tokens: int) -> int:
+        """How many pairs plain products compute of a head where they do it some queries at a time (kernels/attention);
+        0 where another implementation is chosen, or all pairs are."""
+        kinds = {item.kind for item in self.scores}
+        if self.mask.documents or self.mask.reads_prefix:
+            return 0
+        if pattern.blocks is not None:
+            return elements(pattern, tokens)[0] if not self.scores and listed(pattern, tokens) else 0
+        if pattern.order == "full":
+            return tokens * tokens if "bias" in kinds else 0
+        if pattern == CAUSAL and kinds <= {"softcap"}:
+            return 0
+        return sum((part.stop - part.start) * (part.last - part.first) for part in stretches(tokens, tokens, pattern))
+
+    def drawn(self, pattern: Pattern, tokens: int) -> int:
+        """What drawing blocks for each head keeps: copies of keys and values and the places that they come from, in
+        integers of 64 bits; or a byte per pair, from which the mask is made. The spec must be resolved."""
+        heads, _, head_dim, value_dim = self.sizes()
+        if self.more or not self.products(pattern, tokens):
+            return heads * tokens * tokens // 4
+        assert pattern.blocks is not None
+        copied = elements(pattern, tokens)[1]
+        return heads * (copied * (head_dim + value_dim) + 2 * (copied // pattern.blocks.size))
+
+    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+        return super().check(ctx, path) + self.mask.check(ctx, f"{path}.mask")
+
+
+class SelfAttentionModule(MultiHeadModule):
+    """The mask, and which keys it hides."""
+
+    # B batch, T time, S keys (those that decoding holds, and T), H heads, K key/value heads, D head_dim
+    def __init__(self, spec: SelfAttention, ctx: BuildContext, pattern: Pattern | None = None) -> None:
+        """`pattern` is what attention is asked for, by default that of the mask."""
+        mask = spec.mask
+        asked = mask.pattern(spec.sizes().heads, ctx.depth) if pattern is None else pattern
+        super().__init__(spec, ctx, asked, documents=mask.documents, prefix=mask.reads_prefix)
+        self.window, self.documents, self.reads_prefix = mask.window, mask.documents, mask.reads_prefix
+        self.looks_ahead = mask.looks_ahead
+
+    def refuse(self, call: Call) -> None:
+        """Raises ValueError for a call that decodes what must be read at once."""
+        if call.held is not None and (self.looks_ahead or (self.documents and call.documents is not None)):
+            what = "a mask that looks ahead reads" if self.looks_ahead else "documents are kept apart by"
+            raise ValueError(f"{self.path}: {what} all tokens at once, and cannot decode them one after another")
+
+    def held(self, name: str, new: Tensor, call: Call) -> Tensor:
+        """`new` `[B, T, …]` after what decoding holds by that name."""
+        return recent(call, f"{self.path}.{name}", new, self.window)
+
+    def masked(self, q_BTHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, products: Iterator[Tensor], call: Call) -> Tensor:
+        """The update `[B, T, d_model]` from queries, keys and values: what the scores and the mask make of them."""
+        prefix = call.prefix if self.reads_prefix else None
+        if call.held is not None and prefix is not None and bool((prefix > k_BSKD.shape[1]).any()):
+            raise ValueError(f"{self.path}: a prefix is read at once, and here its end was not read yet")
+        if self.apart and call.positions is None:
+            given = self.scores.parts(q_BTHD, k_BSKD, call, products)
+        else:
+            given = {"bias": self.scores(q_BTHD, k_BSKD, call, products)}
+        hidden = {
+            "prefix": prefix,
+            "documents": call.documents if self.documents else None,
+            "padding": self.key_padding(q_BTHD, k_BSKD, call),
+        }
+        return self.shown(q_BTHD, k_BSKD, v_BSKD, products, call, given, hidden)
+
+    def shown(
+        self, q: Tensor, k: Tensor, v: Tensor, products: Iterator[Tensor], call: Call, given: dict[str, Any],
+        hidden: dict[str, Any],
+    ) -> Tensor:  # fmt: skip
+        """The update, with the biases that are `given` and what the call has `hidden`."""
+        return self.attention(q, k, v, products, call, **given, **hidden)
+
+    def key_padding(self, own: Tensor, keys: Tensor, call: Call) -> Tensor | None:
+        """Which of all keys `[batch, keys]` nothing may read; `own` `[batch, time, …]` are the queries of this call."""
+        path = f"{self.path}.padding"
+        if call.held is None or (call.padding is None and path not in call.held):
+            return call.padding
+        new = own.new_zeros(own.shape[:2], dtype=torch.bool) if call.padding is None else call.padding
+        whole = recent(call, path, new, self.window)
+        return F.pad(whole, (keys.shape[1] - whole.shape[1], 0))
