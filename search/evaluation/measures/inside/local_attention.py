@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from archlab.arch_dsl.language.spec import Count, added
-from archlab.arch_dsl.primitives.attention import Attention
+from archlab.arch_dsl.primitives.self_attention import SelfAttention
 from archlab.search.evaluation.by_layer import ByLayer
 from archlab.search.evaluation.family import Found, Measure
 from archlab.search.evaluation.sample import Diagnostic, Observer, Weighed
@@ -19,7 +19,7 @@ class LocalAttention(Diagnostic):
     Beside it `local_attention_uniform`, what it would be if every query gave all that it may read the same.
     """
 
-    needs = (Attention,)
+    needs = (SelfAttention,)
     lacks = "no softmax attention over its own tokens"
     main: ClassVar[str] = "width"
     width: Count = added(default=5)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from archlab.arch_dsl.language.spec import Fraction, added
-from archlab.arch_dsl.primitives.attention import Attention
+from archlab.arch_dsl.primitives.self_attention import SelfAttention
 from archlab.search.evaluation.by_layer import ByLayer, grids
 from archlab.search.evaluation.family import Found, Measure
 from archlab.search.evaluation.sample import Diagnostic, Observer, Weighed
@@ -24,7 +24,7 @@ class StrongAttention(Diagnostic):
     beside its attention above 0.5.
     """
 
-    needs = (Attention,)
+    needs = (SelfAttention,)
     lacks = "no softmax attention over its own tokens"
     main: ClassVar[str] = "above"
     above: Fraction = added(default=0.5)
