@@ -261,7 +261,7 @@ def main() -> None:
             print(told, file=sys.stderr, flush=True)
     finally:
         lab.close()
-        print("| fault | scenarios | runs that ended with 75 | interrupted trials | steps repeated |")
+        print("| fault | scenarios | runs started again | interrupted trials | steps repeated |")
         print("|---|---|---|---|---|")
         for kind, counts in total.items():
             cells = [KINDS[kind], *(counts[name] for name in ("tried", "refused", "interrupted", "repeated"))]
