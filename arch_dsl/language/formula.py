@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +34,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sin": torch.sin,
     "cos": torch.cos,
     "atan": torch.atan,
+    "min": lambda a, b: torch.clamp(a, max=b),
+    "max": lambda a, b: torch.clamp(a, min=b),
+    "clamp": torch.clamp,
 }
+ARGUMENTS = {"min": 2, "max": 2, "clamp": 3}
+"""Of functions that take more than one; `clamp(x, low, high)`."""
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -42,6 +48,7 @@ _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Pow: operator.pow,
 }
 _LONGEST = 200  # characters
+_LARGEST = torch.finfo(torch.float16).max
 
 
 def normal_form(text: str) -> str:
@@ -49,7 +56,8 @@ def normal_form(text: str) -> str:
     if len(text) > _LONGEST:
         raise ValueError(f"it has {len(text)} characters; at most {_LONGEST}")
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        with warnings.catch_warnings(action="ignore", category=SyntaxWarning):  # of what is refused below
+            tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(getattr(error, "msg", None) or str(error) or "it cannot be read") from error
     _compiled(tree)
@@ -58,6 +66,8 @@ def normal_form(text: str) -> str:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, float) and node.value.is_integer():
             node.value = int(node.value) if node.value < 2**53 else node.value  # 2.0 is spelt 2
+        if isinstance(node, ast.Call) and node.func.id in ("min", "max") and not has_x(node.args[0]):  # type: ignore[attr-defined]
+            node.args.reverse()  # min(6, x) is spelt min(x, 6)
     spelled = ast.unparse(tree)
     if len(spelled) > _LONGEST:  # which could not be read again
         raise ValueError(f"it has {len(spelled)} characters once it is written out; at most {_LONGEST}")
@@ -105,17 +115,34 @@ def _compiled(node: ast.AST) -> Callable[[Any], Any]:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         if node.func.id not in FUNCTIONS:
             raise ValueError(unknown(node.func.id, "function here", FUNCTIONS))
-        if node.keywords or len(node.args) != 1:
-            raise ValueError(f"{node.func.id} takes one argument")
-        function, argument = FUNCTIONS[node.func.id], _compiled(node.args[0])
-        if not has_x(node.args[0]):
-            raise ValueError(f"{node.func.id} needs an argument with x")
-        return lambda x: function(argument(x))
+        return _called(node, node.func.id)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitXor):
         raise ValueError("a power is written **")
     if isinstance(node, ast.Name):
         raise ValueError(f"'{node.id}' is not x")
-    raise ValueError(f"'{ast.unparse(node)}' is not among numbers, x, + - * / **, and functions of one argument")
+    raise ValueError(f"'{ast.unparse(node)}' is not among numbers, x, + - * / **, and functions")
+
+
+def _called(node: ast.Call, name: str) -> Callable[[Any], Any]:
+    """The closure of a function of what is in its brackets."""
+    takes = ARGUMENTS.get(name, 1)
+    if node.keywords or len(node.args) != takes:
+        raise ValueError(f"{name} takes {('one argument', 'two arguments', 'three arguments')[takes - 1]}")
+    function, arguments = FUNCTIONS[name], [_compiled(argument) for argument in node.args]
+    if not any(map(has_x, node.args)):
+        raise ValueError(f"{name} needs an argument with x")
+    if name == "clamp":
+        if not has_x(node.args[0]) or any(map(has_x, node.args[1:])):
+            raise ValueError("clamp(x, low, high) takes a part with x and two numbers")
+        low, high = (bound(None) for bound in arguments[1:])
+        if low > high:
+            raise ValueError(f"clamp has {low:g} as its lower bound, and {high:g} as its upper")
+    for argument, compute in zip(node.args, arguments, strict=True):
+        if not has_x(argument) and abs(bound := compute(None)) > _LARGEST:
+            raise ValueError(f"{name} is given {bound:g}, and float16 ends at {_LARGEST:g}")
+    if name in ("min", "max") and not has_x(node.args[0]):
+        arguments.reverse()
+    return lambda x: function(*(argument(x) for argument in arguments))
 
 
 def _number(node: ast.AST, compute: Callable[[], Any]) -> float:

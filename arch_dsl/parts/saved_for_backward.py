@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archlab.arch_dsl.language.formula import has_x, normal_form
+from archlab.arch_dsl.language.formula import ARGUMENTS, has_x, normal_form
 
 # Per function which tensors its derivative is made of: its input (i), its result (r), one in between (o).
 _KEPT = {
@@ -64,6 +64,8 @@ def kept_by(call: Callable[..., Any], shapes: Mapping[str, tuple[int, ...]], fix
 
 def _kept(node: ast.AST) -> set[object]:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if node.func.id in ARGUMENTS:
+            return {_value(argument) for argument in node.args if has_x(argument)}
         tensors = {"i": _value(node.args[0]), "r": node, "o": (node, "between")}
         return {tensors[letter] for letter in _KEPT.get(node.func.id, "i")}
     if not isinstance(node, ast.BinOp) or not has_x(node.right):

@@ -237,6 +237,14 @@ class _Formula(ast.NodeTransformer):
         function = FUNCTIONS[node.id]
         return name(torch_name(function) or self.program.add(_definition(function)))
 
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        called = node.func.id  # type: ignore[attr-defined]
+        arguments = [self.visit(argument) for argument in node.args]
+        if called not in ("min", "max"):
+            return ast.Call(self.visit(node.func), arguments, [])
+        bound = ast.keyword({"min": "max", "max": "min"}[called], arguments[1])
+        return ast.Call(name("torch.clamp"), arguments[:1], [bound])
+
     def visit_Constant(self, node: ast.Constant) -> ast.expr:
         return ast.Constant(float(node.value))  # type: ignore[arg-type]
 

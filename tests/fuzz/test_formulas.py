@@ -69,6 +69,8 @@ def _deeper(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         ),
         st.tuples(inner, _numbers).map("({0[0]})**{0[1]}".format),
         st.tuples(st.sampled_from(sorted(FUNCTIONS)), inner).map("{0[0]}({0[1]})".format),
+        st.tuples(st.sampled_from(["min", "max"]), inner, inner).map("{0[0]}({0[1]}, {0[2]})".format),
+        st.tuples(inner, _numbers, _numbers).map("clamp({0[0]}, {0[1]}, {0[2]})".format),
     )
 
 

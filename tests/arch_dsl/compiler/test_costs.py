@@ -135,6 +135,7 @@ def test_of_the_loss_one_chunk_counts(monkeypatch: pytest.MonkeyPatch):
         "softplus(x) * tanh(x)",
         "sqrt(abs(x) + 1)",
         "-x * softsign(x)",
+        "clamp(x * 2, -1, 1) * min(x, 1) + max(x, exp(x))",
     ],
 )
 def test_an_activation_keeps_what_is_said(activation: str):

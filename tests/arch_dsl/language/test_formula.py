@@ -22,6 +22,9 @@ X = torch.linspace(-3, 3, 41, dtype=torch.float64)
         ("+tanh(exp(-abs(x)))", torch.tanh(torch.exp(-X.abs()))),
         ("relu(x)**2", torch.relu(X) ** 2),
         ("x * tanh(softplus(x))", F.mish(X)),
+        ("min(6, x + 3) * max(x, -1)", torch.clamp(X + 3, max=6) * torch.clamp(X, min=-1)),
+        ("clamp(x, -1, 2 / 3)", torch.clamp(X, -1, 2 / 3)),
+        ("max(x, x**2)", torch.maximum(X, X**2)),
         ("ns_sigmoid(x)", 0.5 + 0.5 * torch.sigmoid(X)),
     ],
 )
@@ -43,6 +46,7 @@ def test_one_spelling_has_one_identity():
     assert arch_dsl.identity(model("x*sigmoid( x )")) == arch_dsl.identity(model("x * sigmoid(x)"))
     assert arch_dsl.identity(model("silu(x)")) == arch_dsl.identity(model("silu"))
     assert arch_dsl.identity(model("2.0 * tanh(x)**3.")) == arch_dsl.identity(model("2*tanh(x)**3"))
+    assert arch_dsl.identity(model("min(6, x)")) == arch_dsl.identity(model("min(x, 6.0)"))
     assert arch_dsl.identity(model("x * sigmoid(2 * x)")) != arch_dsl.identity(model("x * sigmoid(x)"))
 
 
@@ -53,7 +57,13 @@ def test_one_spelling_has_one_identity():
         ("x.__class__", "is not among numbers, x"),
         ("eval(x)", "'eval' is not a function here"),
         ("log(x)", "'log' is not a function here; did you mean 'log1p'?"),
-        ("max(x, 0)", "'max' is not a function here"),
+        ("where(x, 0)", "'where' is not a function here"),
+        ("max(x)", "max takes two arguments"),
+        ("clamp(x, 1)", "clamp takes three arguments"),
+        ("clamp(2, x, 3)", "takes a part with x and two numbers"),
+        ("clamp(x, 3, 2)", "clamp has 3 as its lower bound, and 2 as its upper"),
+        ("min(x, 7e4)", "min is given 70000, and float16 ends at 65504"),
+        ("x + min(1, 2)", "min needs an argument with x"),
         ("x * sigmoid(1.7 * y)", "'y' is not x"),
         ("x ^ 2", "a power is written \\*\\*"),
         ("y * x", "'y' is not x"),

@@ -185,7 +185,7 @@ def layered_models() -> dict[str, Model]:
     overrides = {"1::2": {"block.attention.mask": apart}}
     found["some_documents"] = load({**whole_model(), "n_layers": 4, "overrides": overrides})
     found["numbers"] = layered(5, pre=["rmsnorm", "depth_scale"])
-    ours = "x * relu2(x) + ns_sigmoid(x) * gelu_tanh(identity(x))"
+    ours = "relu2(x) + min(ns_sigmoid(x), identity(x)) * max(gelu_tanh(x), 0)"
     data = whole_model()
     found["formula"] = load({**data, "block": {**data["block"], "ffn": {"type": "mlp", "activation": ours}}})
     return found
