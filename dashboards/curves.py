@@ -54,9 +54,7 @@ class CurveFile:
         """Parses up to the last look. A file that isn't there yet is an empty one."""
         if self.stamp == self._parsed:
             return
-        if (
-            self._parsed is _NOTHING
-        ):  # columns are made when they are asked for: most trials' of a large study never are
+        if self._parsed is _NOTHING:  # columns are made when asked for: most trials' of a large study never are
             self._reset()
         self._parsed = self.stamp
         self._cache.clear()

@@ -43,6 +43,7 @@ class Buckets:
         with self._lock:
             left = self._left(address)
             if left < 1:
+                self._keep(address, left)
                 raise TooOften(self._what, (1 - left) / self._per_s)
             self._keep(address, left - 1)
 

@@ -105,8 +105,8 @@ class MultiHead(Headed):
 
         The fused one needs a log-sum-exp per query and a bias as a matrix, or `masks` that say which pairs exist;
         torch's own with a learned bias, or values of another width than keys, keeps the weights, keys and values for
-        every head; plain products keep each of
-        their steps for all pairs, or for as many as `pairs` where they compute no more.
+        every head; plain products keep each of their steps for all pairs, or for as many as `pairs` where they compute
+        no more.
         """
         heads, kv_heads, head_dim, value_dim = self.sizes()
         out, read = heads * value_dim, keys * kv_heads * (head_dim + value_dim)

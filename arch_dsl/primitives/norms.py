@@ -91,10 +91,13 @@ class _HeadNorm(Module):
         self.bias = weights(spec.shape(ctx), 0.0) if getattr(spec, "bias", False) else None
         self.eps, self.per_head, self.joined = spec.eps, spec.per_head, spec.over == "heads"
 
+    def factor(self) -> Tensor | None:
+        """What the normed vector is multiplied by: the weight, and 1 with it where that is asked for."""
+        return self.weight if self.weight is None or not self.offset else self.offset + self.weight
+
     def factors(self) -> Factors:
         """What a kernel needs that computes this norm with its neighbour."""
-        weight = self.weight if self.weight is None or not self.offset else self.offset + self.weight
-        return Factors(self.kind, weight, self.bias, self.eps)
+        return Factors(self.kind, self.factor(), self.bias, self.eps)
 
     def asked(self) -> dict[str, Any]:
         """What such a kernel is asked for."""
@@ -109,7 +112,7 @@ class _RMSNorm(_HeadNorm, of=RMSNorm):
         self.norm: Callable[..., Tensor] = ctx.select("rms_norm", weight=spec.weight and not spec.per_head)
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
-        weight = self.weight if self.weight is None or not self.offset else self.offset + self.weight
+        weight = self.factor()
         if self.per_head:
             return affine(self.norm(x, None, self.eps), weight)
         flat = x.flatten(-2) if self.joined else x
@@ -118,15 +121,22 @@ class _RMSNorm(_HeadNorm, of=RMSNorm):
 
 @Norm.register("layernorm")
 class LayerNorm(HeadNorm):
-    """y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias: layer norm (arXiv:1607.06450, eq. 3)."""
+    """y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias: layer norm (arXiv:1607.06450, eq. 3).
 
-    examples = ({}, {"bias": False}, {"per_head": True}, {"over": "heads"}, {"weight": False, "per_head": True})
+    With `unit_offset` the factor is 1 + weight, and the weight starts at 0 (Nemotron-4, arXiv:2402.16819).
+    """
+
+    examples = (
+        {}, {"bias": False}, {"per_head": True}, {"over": "heads"}, {"unit_offset": True},
+        {"weight": False, "per_head": True},
+    )  # fmt: skip
 
     ops: ClassVar[tuple[str, ...]] = ("layer_norm",)
     statistics: ClassVar[int] = 2
     keeps_normed: ClassVar[bool] = False
     eps: Positive = 1e-5
     weight: bool = added(default=True)
+    unit_offset: bool = added(default=False)
     bias: bool = True
     per_head: bool = added(default=False)
     over: Literal["head", "heads"] = added(default="head")
@@ -141,10 +151,11 @@ class _LayerNorm(_HeadNorm, of=LayerNorm):
         self.norm: Callable[..., Tensor] = ctx.select("layer_norm", **given)
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
+        weight = self.factor()
         if self.per_head:
-            return affine(self.norm(x, None, None, self.eps), self.weight, self.bias)
+            return affine(self.norm(x, None, None, self.eps), weight, self.bias)
         flat = x.flatten(-2) if self.joined else x
-        return self.norm(flat, self.weight, self.bias, self.eps).view_as(x)
+        return self.norm(flat, weight, self.bias, self.eps).view_as(x)
 
 
 Norm.alias("groupnorm", type="layernorm", per_head=True)  # a group per head

@@ -58,13 +58,17 @@ def run_trial(
             write_whole(folder / "attempt.json", json.dumps(who), durable=False)
             return _train(entry, folder, data_root, attempt, options)
     except _StillWritten as error:
-        return Failure("node", str(error))
+        return Failure("busy", str(error))
     except OSError as error:
         return _os_failure(error, folder)
 
 
 class _StillWritten(Exception):
     """The process of an earlier attempt neither trains nor ends: its machine is to blame."""
+
+
+def _who(earlier: dict[str, Any]) -> str:
+    return f"process {earlier['pid']} on {earlier['host']}" if "pid" in earlier else "another process"
 
 
 def _train(
@@ -125,7 +129,7 @@ def _only_writer(folder: Path, attempt: int) -> Iterator[None]:
             if earlier.get("attempt", attempt) < attempt:
                 request_stop(folder, earlier["attempt"])
             if time.monotonic() > deadline:
-                raise _StillWritten(f"process {earlier.get('pid')} on {earlier.get('host')} still writes to {folder}")
+                raise _StillWritten(f"{_who(earlier)} still writes to {folder}")
             time.sleep(0.05)
         yield
 
@@ -158,4 +162,6 @@ def _user_failure(folder: Path, message: str, rank: int = 0) -> Failure:
 def _os_failure(error: OSError, folder: Path, rank: int = 0) -> Failure:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Failure("disk", f"no space left for {folder}: {error}; free some")
+    if isinstance(error, TimeoutError) and error.errno == errno.ETIMEDOUT:  # of a file system on the network
+        return Failure("crash", str(error))
     return _user_failure(folder, f"{type(error).__name__}: {error}", rank)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-FailureKind = Literal["user", "crash", "oom", "hang", "disk", "interrupted", "cancelled", "node", "infra"]
+FailureKind = Literal["user", "crash", "oom", "hang", "disk", "interrupted", "cancelled", "node", "busy", "infra"]
 LOST = "lost another process of the trial"  # how the message begins of one that was not the first to die
 SERVERLESS = "lost its fork server"  # how the message begins of one that had none to start it, or whose server died
 
@@ -17,7 +17,8 @@ class Failure:
     """Why an attempt ended without a result.
 
     user: the trainer raised. crash, oom: its process died. disk: no space left, or damaged data. interrupted: it was
-    asked to stop and left a checkpoint. cancelled: it was killed on request. node, infra: not the trial's fault.
+    asked to stop and left a checkpoint. cancelled: it was killed on request. busy: another process still writes to its
+    folder. node, infra: not the trial's fault.
     """
 
     kind: FailureKind

@@ -16,7 +16,7 @@ from archlab.search.executors.forkserver import connected
 
 Answer = dict[str, Any]
 
-_WORST = ("node", "infra", "oom", "crash", "disk", "user", "cancelled", "interrupted")
+_WORST = ("node", "infra", "oom", "crash", "disk", "busy", "user", "cancelled", "interrupted")
 # From the first failure to the end of all: who lost a neighbour often says so before the neighbour's death is known.
 FAILED_S = 2.0
 LED_S = 5.0  # from the end of rank 0, who had the others do their part, to the end of all

@@ -48,7 +48,7 @@ def blame_machines(ray: Any, answer: dict[str, Any], group: Any) -> dict[str, An
     """The answer of a gang; a failure is no trial's fault where a machine that had one of its ranks is gone."""
     if "outcome" in answer or answer["failure"] not in ("crash", "user", "infra"):
         return answer
-    placed = machines_of(ray, group, Path(), 0)
+    placed = placed_on(ray, group)
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     return {**answer, "failure": "node"} if placed - alive else answer
 
@@ -58,10 +58,13 @@ def dead_machines(ray: Any) -> dict[str, str]:
     return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if not node["Alive"]}
 
 
-def machines_of(ray: Any, group: Any, folder: Path, attempt: int) -> set[str]:
-    """Where an attempt is, as far as that is known: by its placement group, or by what it said when it began."""
-    if group is not None:
-        return set(ray.util.placement_group_table(group).get("bundles_to_node_id", {}).values())
+def placed_on(ray: Any, group: Any) -> set[str]:
+    """The machines of a placement group, by Ray's numbers."""
+    return set(ray.util.placement_group_table(group).get("bundles_to_node_id", {}).values())
+
+
+def trains_on(folder: Path, attempt: int) -> set[str]:
+    """The machine that an attempt said it was on when it began; none before that, while it waits for an earlier one."""
     said = read_attempt(folder)
     return {said["node"]} if said.get("attempt") == attempt and "node" in said else set()
 

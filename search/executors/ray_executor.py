@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +30,9 @@ from archlab.search.executors.ray_cluster import (
     check_machines,
     dead_machines,
     launch_gang,
-    machines_of,
     of_all,
+    placed_on,
+    trains_on,
 )
 from archlab.search.executors.ray_start import (
     head_is_dead,
@@ -83,6 +85,7 @@ class RayExecutor:
         self._keeper: threading.Thread | None = None
         self._up, self._down = threading.Event(), threading.Event()
         self._boot_error: BaseException | None = None
+        self._speak_again: Callable[[], None] = lambda: None
         self._server: ForkServer | None = None
         self._folder: Path | None = None
         self._ray: Any = None
@@ -119,6 +122,7 @@ class RayExecutor:
         self._down.wait()
         if self._ray is not None:
             self._ray.shutdown()
+        self._speak_again()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)  # Ray's processes may still write their logs
         _one_ray.release()
@@ -143,7 +147,7 @@ class RayExecutor:
                     )
             else:
                 ours()  # of what is sent now
-                say_nothing()
+                self._speak_again = say_nothing()
                 ray.init(address=self._cluster, runtime_env=runtime_environment(), **quiet)
                 self._wants = self._wants.with_gpus(ray.cluster_resources().get("GPU", 0))
                 check_machines(ray, self._data_root.parent)
@@ -230,7 +234,8 @@ class RayExecutor:
         """Ends attempts on machines that have left. Where a cable was cut, Ray waits six minutes for their answers."""
         dead = dead_machines(ray)
         for each in launched if dead else ():
-            lost = machines_of(ray, each.group, each.folder, each.attempt) & dead.keys()
+            on = trains_on(each.folder, each.attempt) if each.group is None else placed_on(ray, each.group)
+            lost = on & dead.keys()
             for task in list(each.tasks) if lost else ():
                 self._running.pop(task)
                 ray.cancel(task, force=True)

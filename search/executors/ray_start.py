@@ -8,7 +8,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -74,14 +74,18 @@ def only_what_trials_need() -> Iterator[None]:
             setattr(node, name, method)
 
 
-def say_nothing() -> None:
-    """Keeps Ray from printing what happens to the cluster: a page of its stack for each machine that leaves.
+def say_nothing() -> Callable[[], None]:
+    """Keeps Ray from printing what happens to the cluster, a page of its stack for each machine that leaves, until what
+    is returned is called.
 
     What it means for trials is told by how they end. There is no public switch; a Ray without this function prints.
     """
-    worker = importlib.import_module("ray._private.worker")
-    if hasattr(worker, "print_to_stdstream"):
-        setattr(worker, "print_to_stdstream", lambda *_, **__: None)  # noqa: B010 - mypy knows no such function
+    worker, name = importlib.import_module("ray._private.worker"), "print_to_stdstream"
+    kept = getattr(worker, name, None)
+    if kept is None:
+        return lambda: None
+    setattr(worker, name, lambda *_, **__: None)
+    return lambda: setattr(worker, name, kept)
 
 
 @contextmanager

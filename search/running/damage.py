@@ -19,14 +19,13 @@ from archlab.search.data.checksums import SUMS, Checksums, DamagedData
 from archlab.search.data.dataset import HEADER, OVERLAP
 from archlab.search.running.table_damage import Damage, key_of, of_kept, of_members, of_studies
 from archlab.search.store import plugins as plugin_files
+from archlab.search.store.folders import DISPUTED
 from archlab.search.store.rows import fault_in, faults_of, is_key, is_spec_of, parsed
 from archlab.search.store.store import Store
 from archlab.search.utils.files import NO_JSON
 from archlab.search.utils.untrusted import has_link, open_regular
 
 MOST_BYTES = 2**28  # of a file that is read as a whole, such as a journal
-DISPUTED = "disputed"
-"""A file of a trial whose result is being taken back, until its row is planned again."""
 DOCUMENTS = "test_documents.npz"
 COPIES = ("mlflow.db", "optuna.db", "shipped.db")
 _TABLES = {"study", "trial", "study_trial", "study_trial_key", "event", "event_study", "decision", "memory"}
@@ -53,6 +52,7 @@ class Look:
         for row in store.database.query("SELECT DISTINCT key, study FROM study_trial WHERE orphaned = 0"):
             self.wanted.setdefault(str(row["key"]), set()).add(str(row["study"]))
         self.keys = {row["key"] for row in self.rows}
+        self.runs = any(row["state"] == "running" for row in self.rows)
 
     def looked(self) -> Looked:
         """So far."""
@@ -238,17 +238,19 @@ class Look:
                     raise DamagedData(f"{name!r} is no file of it")
                 sums.check(name)
                 self.bytes += path.stat().st_size
-            if (folder / OVERLAP).exists() and fault_in(self._read(folder / OVERLAP), dict):
-                raise DamagedData(f"{OVERLAP} is no JSON")
         except (*NO_JSON, OSError, KeyError, TypeError) as error:
             then = "the next run makes it again from its source"
             yield Damage(f"data/{folder.name}", str(error), then, "data", studies=self._studies_with(folder.name))
+        if (folder / OVERLAP).exists() and (fault := fault_in(self._read(folder / OVERLAP), dict)):
+            yield Damage(f"data/{folder.name}/{OVERLAP}", fault, "it is put aside; the next run counts again", "aside")
 
     def _beginnings(self, folder: Path) -> Iterator[Damage]:
         """Weights at the end of a stage, or the states of one kind from which longer trials go on."""
         inside = sorted(folder.iterdir()) if folder.is_dir() else []
         for each in [folder, *(path for path in inside if path.is_dir() and not path.is_symlink())]:
             for path in sorted(each.glob("checkpoint-*.pt")):
+                if self.runs and not path.with_name(f"{path.name}.sha256").exists():
+                    continue  # it is being written
                 if fault := self._checkpoint(each, path.name):
                     then = "it is put aside; trials that begin with it train it again"
                     yield Damage(str(path.relative_to(self.store.root)), fault, then, "aside")

@@ -26,10 +26,11 @@ from archlab.search.running.ending import (
 )
 from archlab.search.running.queue import Planner, Running, Table
 from archlab.search.running.recovery import settle, take_over
-from archlab.search.running.retries import RETRIES, Breaker
+from archlab.search.running.retries import MOST_BUSY, NEVER_CHARGED, RETRIES, TOLD, Breaker
 from archlab.search.running.shipping import AnyShipper, Shipping
 from archlab.search.running.stop_and_retry import forget_request, stop_requests
 from archlab.search.sections.budget.spec import Account, Budget, attempt_spent, spent_of
+from archlab.search.store.folders import Unfit
 from archlab.search.store.lock import StudyLock
 from archlab.search.store.store import StaleAttempt, Store, StoreFull
 from archlab.search.trial.kept_weights import Keep, tell
@@ -38,8 +39,7 @@ from archlab.search.trial.outcome_files import read_result
 from archlab.search.trial.rough_start import signs_of
 from archlab.search.variants.asks import Events, NextRows
 
-TICK_S = 0.5
-HANG_S = 300.0
+TICK_S, HANG_S = 0.5, 300.0
 
 ShouldPrune = Callable[[str, int, list[tuple[int, float]]], bool]
 TokensOf = Callable[[str, int | None], int]
@@ -179,7 +179,13 @@ class _Driver:
         """Claims a trial and submits it, unless another study was faster."""
         key, folder = row["key"], Path(row["folder"])
         self.holds()  # planning may have taken long
-        attempt = self.store.claim(key, self.study, self.executor.gpus)
+        shown = {name: row[name] for name in ("variant", "role", "settings", "seed")}
+        try:
+            attempt = self.store.claim(key, self.study, self.executor.gpus)
+        except Unfit as error:
+            attempt = None
+            self.shipping.notice(key)
+            self.emit("finished", key=key, state="failed", reason=str(error), result=None, signs=[], **shown)
         if attempt is None:
             self.table.elsewhere[key], self.planner.changed = None, True
             return
@@ -189,7 +195,6 @@ class _Driver:
         self.take_signals()  # the executor is up by now, and may have taken them
         self.executor.submit(key, folder, attempt, until)
         self.shipping.notice(key)
-        shown = {name: row[name] for name in ("variant", "role", "settings", "seed")}
         self.emit("launched", key=key, attempt=attempt, folder=str(folder), until=until, **shown)
 
     # endings
@@ -228,11 +233,11 @@ class _Driver:
         told = list(signs_of(running.folder, result)) if result and state == "complete" else []
         self.emit("finished", key=key, attempt=running.attempt, state=state, reason=reason, result=result, signs=told)
 
-    def release(self, key: str, running: Running, reason: str) -> None:
-        """running -> planned, or paused: it waits for a place again, if it is still wanted."""
+    def release(self, key: str, running: Running, reason: str, last: bool = False) -> None:
+        """running -> planned, or paused: it waits for a place again, if it is still wanted, as first or last."""
         self.store.release(key, running.attempt, reason, self.spent(key, running))
         if key in self.table.until:
-            self.table.waiting.appendleft(running.row)
+            (self.table.waiting.append if last else self.table.waiting.appendleft)(running.row)
 
     def spent(self, key: str, running: Running) -> dict[str, Any]:
         """What an attempt that ended took, which the account notes."""
@@ -249,16 +254,12 @@ class _Driver:
             self.running[key] = running
             raise ExecutorError(message)
         self.charged[key, kind] += 1
-        if kind == "node":  # elsewhere, from its checkpoint
-            self.release(key, running, f"{kind}: {message}")
-            self.emit("retry", key=key, attempt=attempt, kind=kind, message=message)
-        elif kind in ("interrupted", "cancelled", "disk"):
-            self.release(key, running, message)
-            if kind == "disk":
+        if kind in NEVER_CHARGED or self.charged[key, kind] <= RETRIES[kind]:  # it goes on from its checkpoint
+            self.release(key, running, f"{kind}: {message}" if kind in TOLD else message, last=kind == "busy")
+            if kind in TOLD:
+                self.emit("retry", key=key, attempt=attempt, kind=kind, message=message)
+            if kind == "disk" or self.charged[key, "busy"] >= MOST_BUSY:
                 self.ask_stop(EXIT_TRY_AGAIN, f"{message}; run the same command again")
-        elif self.charged[key, kind] <= RETRIES[kind]:  # it goes on from its checkpoint
-            self.release(key, running, f"{kind}: {message}")
-            self.emit("retry", key=key, attempt=attempt, kind=kind, message=message)
         else:
             self.finish(key, running, "failed", None, f"{kind}: {message}")
             if self.breaker.failure(key):
@@ -336,8 +337,6 @@ class _Driver:
                 with suppress(OSError):
                     request_stop(running.folder, running.attempt)
                     running.asked = True
-
-    # telling
 
     def emit(self, event: str, **detail: Any) -> None:
         if self.on_event is not None:

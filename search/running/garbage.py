@@ -90,17 +90,6 @@ def look(store: Store) -> Found:
     return Found(found, whole=True)
 
 
-def find(store: Store) -> list[Waste]:
-    """What can go, as `look` says."""
-    return look(store).waste
-
-
-def remove(store: Store) -> tuple[list[Waste], list[tuple[Waste, str]]]:
-    """Removes what can go. Returns what went, and what stayed with the reason."""
-    found, stayed = clean(store)
-    return found.waste, stayed
-
-
 def clean(store: Store) -> tuple[Found, list[tuple[Waste, str]]]:
     """Removes what can go. Returns what went, as `look` does, and what stayed with the reason.
 

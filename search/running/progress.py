@@ -151,6 +151,8 @@ class Progress:
     def name_in(self, event: dict[str, Any]) -> str:
         """The name of the running trial that an event is about; "" where it is about none."""
         trial = self.running.get(event.get("key", ""))
+        if trial is None and event["event"] == "finished" and "variant" in event:  # it could not be started
+            return _name(event)
         return trial.name if trial else ""
 
     def _grow(self, row: dict[str, Any]) -> None:
@@ -172,9 +174,7 @@ class Progress:
         """A trial was launched, or was found running since `since` (unix s)."""
         self._grow(event)
         folder = Path(event["folder"])
-        role = event.get("role")
-        said = (event["variant"], "probe" * (role == ROLE), *terse(event["settings"]), f"seed {event['seed']}")
-        name = " ".join(filter(None, said))
+        role, name = event.get("role"), _name(event)
         launched = time.monotonic() - max(0.0, time.time() - event.get("since", time.time()))
         self.running[key] = RunningTrial(name, folder, total_steps(folder), worker(event["variant"], role), launched)
         self.pace.width = max(self.pace.width, len(self.running))
@@ -205,6 +205,12 @@ class Progress:
         parts += [f"{diverged} diverged"] if diverged else []
         left = self.left_s()
         return ", ".join(parts + ([f"about {duration_in_words(left)} left"] if left is not None else []))
+
+
+def _name(event: dict[str, Any]) -> str:
+    """A trial as the study says it: its variant, what differs, its seed."""
+    said = (event["variant"], "probe" * (event.get("role") == ROLE), *terse(event["settings"]), f"seed {event['seed']}")
+    return " ".join(filter(None, said))
 
 
 class LiveProgress(Progress):

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from archlab.search.data.checksums import DAMAGED
-from archlab.search.running.damage import DISPUTED, DOCUMENTS, Looked, look
+from archlab.search.running.damage import DOCUMENTS, Looked, look
 from archlab.search.running.table_damage import REPAIRED, Damage
 from archlab.search.store.database import Changes, StoreError
+from archlab.search.store.folders import DISPUTED
 from archlab.search.store.lock import in_use, is_study_name
 from archlab.search.store.rows import SPEC_DAMAGED, faults_of, parsed
 from archlab.search.store.store import Store

@@ -6,6 +6,11 @@ import time
 from collections.abc import Callable
 
 RETRIES = {"crash": 2, "oom": 1, "hang": 1, "user": 0}
+NEVER_CHARGED = ("interrupted", "cancelled", "disk", "node", "busy")
+TOLD = (*RETRIES, "node", "busy")
+"""Of the kinds that are tried again: what whoever watches is told."""
+MOST_BUSY = 10
+"""How often a trial waits in vain, half a minute each time, for a process that writes to its folder."""
 
 
 class Breaker:

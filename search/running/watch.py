@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from archlab.search.running.ending import EXIT_TRY_AGAIN, Summary, count, summarise
 from archlab.search.running.queue import goes_on
-from archlab.search.running.retries import RETRIES
+from archlab.search.running.retries import TOLD
 from archlab.search.store.lock import is_study_name, states_of
 from archlab.search.store.store import TERMINAL, Store
 from archlab.search.trial.outcome_files import read_attempt
@@ -100,5 +100,5 @@ def _change(row: dict[str, Any], state: str, was: str) -> Iterator[dict[str, Any
         yield {"event": "finished", **detail, "state": state, "reason": reason, "result": row["result"]}
     elif state == "paused":
         yield {"event": "paused", **detail, "result": row["result"]}
-    elif was == "running" and (kind := (reason or "").partition(":")[0]) in (*RETRIES, "node"):
+    elif was == "running" and (kind := (reason or "").partition(":")[0]) in TOLD:
         yield {"event": "retry", **detail, "kind": kind, "message": (reason or "").partition(": ")[2]}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from archlab.search.store.database import Changes, Found, StoreAway, StoreError, StoreFull, StoreRefused
-from archlab.search.store.folders import fault_of, folder_of, write_trial_json
+from archlab.search.store.folders import Unfit, fault_of, folder_of, prepare
 from archlab.search.store.opening import open_database
 from archlab.search.store.rows import (
     KEY,
@@ -143,8 +143,8 @@ class Store(Studies):
 
         Keys: key, variant, role, settings, seed, until, state, attempt, reused (finished by another study's run),
         reason, result (what result.json holds; where a trial paused last, also while it goes on; or None), folder
-        (str), owner (the study whose driver ran it last), updated. A row that is damaged, or whose trial
-        is not in the table, is that of a failed trial.
+        (str), owner (the study whose driver ran it last), updated. A row that is damaged, or whose trial is not in the
+        table, is that of a failed trial.
         """
         rows = self._query(
             "SELECT study_trial.key, variant, role, settings, seed, until, state, attempt, reason, result, owner, "
@@ -190,7 +190,7 @@ class Store(Studies):
         """planned or paused -> running for the driver of `study`: the attempt number, or None: not ours to start.
 
         The event about it keeps how many GPUs the trial has. One whose spec is damaged, or whose folder holds what no
-        trial leaves there, becomes failed instead, and the reason says what to do.
+        trial leaves there, becomes failed instead. Raises Unfit, which says what to do.
         """
 
         def take(db: Changes) -> Found:
@@ -201,17 +201,19 @@ class Store(Studies):
                 refuse = "UPDATE trial SET state = 'failed', owner = ?, reason = ?, updated = ? WHERE key = ?"
                 db.execute(refuse, (study, fault, time.time(), key))
                 log_event(db, "failed", study, key, detail={"reason": fault})
-                return []
+                return [{"unfit": fault}]
             rows = db.execute(
                 "UPDATE trial SET state = 'running', attempt = attempt + 1, owner = ?, reason = NULL, updated = ? "
                 "WHERE key = ? RETURNING attempt, spec",
                 (study, time.time(), key),
             )
-            write_trial_json(self.trial_folder(key), rows[0]["spec"])  # before anybody sees that it runs
+            prepare(self.trial_folder(key), rows[0]["spec"])  # before anybody sees that it runs
             log_event(db, "running", study, key, rows[0]["attempt"], {"gpus": gpus} if gpus else {})
             return rows
 
         rows = self._write(take)
+        if rows and "unfit" in rows[0]:
+            raise Unfit(rows[0]["unfit"])
         return int(rows[0]["attempt"]) if rows else None
 
     def finish(

@@ -196,8 +196,11 @@ class Studies:
 
     def began(self, keys: Iterable[str]) -> dict[str, float]:
         """When the trials of these keys were first started (unix s), by whichever study; those that were."""
-        wanted = set(keys)  # events have no index by key: a question for some of the keys would read them all each time
-        rows = self._query("SELECT key, min(time) AS time FROM event WHERE kind = 'running' GROUP BY key")
+        wanted, first = set(keys), "SELECT key, min(time) AS time FROM event WHERE kind = 'running'"
+        if len(wanted) > MANY:  # events have no index by key: each question for some of them would read all
+            rows = self._query(f"{first} GROUP BY key")
+        else:
+            rows = list(self._query_many(f"{first} AND key IN", wanted, "GROUP BY key"))
         return {row["key"]: float(row["time"]) for row in rows if row["key"] in wanted}
 
     def _query(self, sql: str, values: Sequence[Any] = ()) -> Found:

@@ -409,6 +409,9 @@ BUILDERS: dict[str, Callable[[Facts], Any]] = {
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
         use_qkv_bias=lambda f: f["bias"],
     ),
+    "nemotron": modern(
+        "Nemotron", rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    ),
     "glm4": modern(
         "Glm4",
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},

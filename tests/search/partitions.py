@@ -1,6 +1,6 @@
 """Takes a cluster apart while it runs a study, and holds the result against an undisturbed one.
 
-`python -m tests.search.partitions --seeds 50` prints the table of docs/concepts/storms.md. Three machines with Ray, one
+`python -m tests.search.partitions` prints the table of docs/concepts/storms.md. Three machines with Ray, one
 with PostgreSQL's and MLflow's servers, and one for a standby are namespaces of this one (tests/search/lab.py).
 """
 

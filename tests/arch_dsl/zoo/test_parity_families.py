@@ -91,6 +91,11 @@ GRANITE["block"]["ffn"] = {**GLU, "join": SOFT}
 GRANITE |= {"logits": [{"type": "scale", "by": 0.4}], "unembedding": {"tied": True}}
 STABLELM = spec({"bias": ["query", "key", "value"], "positional": {**ROPE, "fraction": 0.5}})
 STABLELM["block"]["norm"] = {"type": "layernorm", "eps": 0.03}
+NEMOTRON = spec({"head_dim": 12, "positional": {**ROPE, "fraction": 0.5}})
+NEMOTRON["block"] |= {
+    "norm": {"type": "layernorm", "unit_offset": True, "eps": 0.03},
+    "ffn": {"type": "mlp", "width": 40, "activation": "relu2"},
+}
 GLM4 = spec({"head_dim": 12, "bias": ["query", "key", "value"], "positional": {**TURNED, "fraction": 0.5}})
 GLM4["block"]["norm"] = {**NORM, "placement": "sandwich"}
 HALF = {**ROTATION, "partial_rotary_factor": 0.5}
@@ -174,6 +179,14 @@ ALL = [
         STABLELM,
         "llama",
         "stablelm/2-1.6b",
+    ),
+    Published(
+        "nemotron",
+        theirs("Nemotron", head_dim=12, hidden_act="relu2", norm_eps=0.03, rope_parameters=HALF),
+        NEMOTRON,
+        "llama",
+        "nemotron",
+        spread=1.0,
     ),
     Published("glm4", theirs("Glm4", head_dim=12, rope_parameters=HALF), GLM4, "glm4", "glm4"),
 ]

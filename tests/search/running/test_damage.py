@@ -198,12 +198,12 @@ def test_nothing_goes_that_a_damaged_row_may_want(study, sql):
     """Nor what its study has still to ask for again, once it is mended."""
     store = study / "store"
     with Store.open(store, create=False) as opened:
-        assert garbage.find(opened) == []
+        assert garbage.look(opened).waste == []
     statement(f"{sql} WHERE rowid = (SELECT min(rowid) FROM {sql.split()[1]})")(store)
     with Store.open(store, create=False) as opened:
-        assert garbage.find(opened) == []
+        assert garbage.look(opened).waste == []
         repair.repair(opened)
-        assert garbage.find(opened) == []
+        assert garbage.look(opened).waste == []
 
 
 def test_what_has_a_result_is_not_trained_for_the_sake_of_another_column(study):

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from archlab.cli.main import main
 from archlab.search.running import deletion
 from archlab.search.running.deletion import DELETED
-from archlab.search.running.garbage import find, remove
+from archlab.search.running.garbage import clean, look
 from archlab.search.store.addresses import DATABASE
 from archlab.search.store.findings import kind_of
 from archlab.search.store.lock import StudyLock, StudyLocked, in_use
@@ -91,16 +91,16 @@ def test_what_a_kill_leaves_is_whole_and_found_by_gc(store, monkeypatch, moment)
     with monkeypatch.context() as patched, pytest.raises(Killed):
         patched.setattr(*MOMENTS[moment])
         deletion.delete(store, "s")
-    assert [each for each in find(store) if each.kind == "deleted"], "gc finds it"
+    assert [each for each in look(store).waste if each.kind == "deleted"], "gc finds it"
     began = moment != "before the table"
     assert (store.known([OWN.key]) == {}) == began
     with in_use(store.root):
-        _, stayed = remove(store)
+        _, stayed = clean(store)
     assert "deleted" in {waste.kind for waste, _ in stayed}, "a run may be about to want it"
-    remove(store)
+    clean(store)
     assert store.trial_folder(OWN.key).exists() != began
     assert store.trial_folder(SHARED.key).exists()
-    assert not (store.root / DELETED).exists() and not [each for each in find(store) if each.kind == "deleted"]
+    assert not (store.root / DELETED).exists() and not [each for each in look(store).waste if each.kind == "deleted"]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -119,7 +119,7 @@ def test_a_folder_that_the_table_lacks_for_another_reason_stays(store):
     lost = store.trial_folder(toy(3).key)
     lost.mkdir(parents=True)
     deletion.delete(store, "s")
-    remove(store)
+    clean(store)
     assert lost.exists(), "the table may be an older copy that was put back"
 
 

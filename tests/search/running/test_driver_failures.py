@@ -1,5 +1,6 @@
 """What a failure costs with the inline executor: the trial, a retry, or the run."""
 
+import io
 import json
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from archlab.search.executors import attempt
 from archlab.search.executors.attempt import run_trial
 from archlab.search.executors.executor import Failure, Finished, stop_flag
 from archlab.search.running.driver import drive
-from archlab.search.running.retries import Breaker
+from archlab.search.running.progress import LineProgress
+from archlab.search.running.retries import MOST_BUSY, Breaker
 from archlab.search.store.store import StoreFull
 from archlab.search.utils.files import lock_file, write_whole
 from tests.search.study_kit import ENTRY, ROOT, ByHand, drive_inline, make_store, rows_of, steps_run, toy, until
@@ -95,8 +97,35 @@ def test_an_earlier_attempt_that_neither_trains_nor_ends_is_no_fault_of_the_tria
     with lock_file(folder / "writer.lock") as take:
         assert take()
         failure = run_trial(ENTRY, folder, tmp_path, 2)
-    assert failure == Failure("node", f"process 7 on frozen still writes to {folder}")
+    assert failure == Failure("busy", f"process 7 on frozen still writes to {folder}")
     assert stop_flag(folder, 1).exists()
+
+
+def test_a_trial_whose_folder_is_held_lets_the_others_go_first_and_ends_the_run_at_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(attempt, "_WRITER_WAIT_S", 0.0)
+    store = make_store(tmp_path, rows=rows_of(toy(1), toy(2)))
+    folder = store.trial_folder(toy(1).key)
+    folder.mkdir(parents=True)
+    events = []
+    with lock_file(folder / "writer.lock") as take:
+        assert take()
+        summary = drive_inline(store, rows_of(toy(1), toy(2)), on_event=events.append)
+    assert (summary.exit_code, summary.counts) == (75, {"complete": 1, "planned": 1, "reused": 0})
+    assert f"another process still writes to {folder}" in summary.message
+    kinds = [(event["event"], event.get("kind")) for event in events if event["event"] in ("retry", "finished")]
+    assert kinds == [("retry", "busy"), ("finished", None), *[("retry", "busy")] * (MOST_BUSY - 1)]
+    assert drive_inline(store, rows_of(toy(1), toy(2))).exit_code == 0
+
+
+def test_a_trial_that_cannot_be_started_is_told(tmp_path):
+    store = make_store(tmp_path, rows=rows_of(toy(1), toy(2)))
+    folder = store.trial_folder(toy(1).key)
+    folder.mkdir(parents=True)
+    (folder / "events.jsonl").symlink_to(tmp_path / "elsewhere")
+    lines = io.StringIO()
+    progress = LineProgress(lines)
+    assert drive_inline(store, rows_of(toy(1), toy(2)), on_event=progress.event).exit_code == 1
+    assert "v1 seed 0" in lines.getvalue() and "is no regular file: remove it" in lines.getvalue()
 
 
 def test_a_full_disk_stops_the_study_with_what_it_has(tmp_path):

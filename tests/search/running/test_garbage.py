@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from archlab.cli.main import main
-from archlab.search.running.garbage import find, remove
+from archlab.search.running.garbage import clean, look
 from archlab.search.store.lock import in_use
 from archlab.search.store.store import Store
 from archlab.search.trial.checkpoint import steps_in
@@ -87,10 +87,10 @@ def test_weights_that_a_study_keeps_no_more_go_unless_another_one_keeps_them(stu
     run(study)
     run(study, "--set", "keep.final=false")
     with Store.open(study / "store", create=False) as store:
-        assert sum(len(waste.paths) for waste in find(store)) == 4  # two checkpoints with their digests
+        assert sum(len(waste.paths) for waste in look(store).waste) == 4  # two checkpoints with their digests
     run(study, "--set", "study=other")
     with Store.open(study / "store", create=False) as store:
-        assert find(store) == []
+        assert look(store).waste == []
 
 
 def test_prepared_data_goes_when_no_wanted_trial_reads_it_and_no_run_is_under_way(study):
@@ -100,10 +100,10 @@ def test_prepared_data_goes_when_no_wanted_trial_reads_it_and_no_run_is_under_wa
     run(study)
     with Store.open(study / "store", create=False) as store:
         with in_use(store.root):
-            _, stayed = remove(store)
+            _, stayed = clean(store)
             assert [reason for waste, reason in stayed if waste.kind == "data"] == ["a run of this store is under way"]
-        gone, stayed = remove(store)
-    assert (stayed, [path.name for waste in gone for path in waste.paths]) == ([], list(before))
+        gone, stayed = clean(store)
+    assert (stayed, [path.name for waste in gone.waste for path in waste.paths]) == ([], list(before))
     assert json.loads(run(study, "--json").splitlines()[-1])["counts"]["reused"] == 2
 
 
@@ -115,8 +115,8 @@ def test_a_trial_that_someone_writes_to_is_left(tmp_path):
     store.drop_others("s", [])
     with open(store.trial_folder(toy(1).key) / "writer.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        gone, stayed = remove(store)
-    assert [waste.trial[0] for waste in gone if waste.trial] == [toy(2).key]
+        gone, stayed = clean(store)
+    assert [waste.trial[0] for waste in gone.waste if waste.trial] == [toy(2).key]
     assert [(waste.trial[0], reason) for waste, reason in stayed] == [(toy(1).key, "a process writes to it")]
     assert (store.trial_folder(toy(1).key) / "checkpoint-4.pt").exists()
 
@@ -132,7 +132,7 @@ def test_checkpoints_that_a_trial_would_go_on_from_stay(tmp_path, state, goes):
         store.finish(toy().key, attempt, state, None)
     store.trial_folder(toy().key).mkdir(parents=True, exist_ok=True)
     (store.trial_folder(toy().key) / "checkpoint-4.pt").write_text("state")
-    assert any(waste.kind == "checkpoints" for waste in find(store)) == goes
+    assert any(waste.kind == "checkpoints" for waste in look(store).waste) == goes
 
 
 def test_what_killed_processes_left_goes_when_it_is_old(tmp_path, monkeypatch):
@@ -154,7 +154,7 @@ def test_what_killed_processes_left_goes_when_it_is_old(tmp_path, monkeypatch):
     private.mkdir(), ours.mkdir()
     for path in (old, unfinished):
         os.utime(path, (time.time() - 7200,) * 2)
-    remove(store)
+    clean(store)
     assert [path.exists() for path in (old, new, unfinished, private, ours)] == [False, True, False, False, True]
 
 
@@ -169,7 +169,7 @@ def test_plugin_copies_and_stages_go_when_no_trial_names_them(tmp_path):
     for path in (kept / "checkpoint-4.pt", left / "checkpoint-4.pt", copy):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
-    remove(store)
+    clean(store)
     assert (kept.exists(), left.exists(), copy.exists()) == (True, False, False)
 
 
@@ -180,12 +180,12 @@ def test_compiled_layers_go_when_no_trial_is_still_to_run_them(tmp_path):
     for folder in (own, others):
         (folder / "fxgraph").mkdir(parents=True)
         (folder / "fxgraph" / "layer.so").write_bytes(bytes(3_000_000))
-    assert not find(store)
+    assert not look(store).waste
     told = archlab("gc", "--store", tmp_path, "--apply")
     assert told.splitlines() == ["nothing can go", "compiled layers, 3.0 MB, wait for trials that are still to train"]
     store.finish(trial.key, store.claim(trial.key, "s"), "complete", {})
     with in_use(tmp_path):
-        assert [(each.kind, reason) for each, reason in remove(store)[1]] == [
+        assert [(each.kind, reason) for each, reason in clean(store)[1]] == [
             ("compiled", "a run of this store is under way")
         ]
     listed = json.loads(archlab("gc", "--store", tmp_path, "--json"))

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from archlab.search.store.addresses import DATABASE
+from archlab.search.store.folders import DISPUTED, fault_of
 from archlab.search.store.store import TERMINAL, Row, StaleAttempt, Store, StoreError
 from archlab.search.store.studies import MANY
 from tests.search.study_kit import ROOT, make_store, rows_of, toy
@@ -276,3 +277,20 @@ def test_entries_of_a_memory_that_several_set_at_once_all_stand(tmp_path):
         for thread in threads:
             thread.join()
         assert store.recall("noise", "key") == {str(who): 19 for who in range(4)}
+
+
+def test_a_trial_that_starts_again_has_no_disputed_result_any_more(tmp_path):
+    """What a killed repair has left would else take the new result back."""
+    store = make_store(tmp_path, rows=rows_of(toy()))
+    folder = store.trial_folder(toy().key)
+    folder.mkdir(parents=True)
+    (folder / DISPUTED).write_text("two results\n")
+    assert store.claim(toy().key, "s") == 1
+    assert not (folder / DISPUTED).exists()
+
+
+def test_files_that_go_while_a_trial_is_claimed_are_no_fault(tmp_path, monkeypatch):
+    (tmp_path / "kept").touch()
+    listed = [tmp_path / "gone", tmp_path / "kept"]
+    monkeypatch.setattr(type(tmp_path), "iterdir", lambda _: iter(listed))
+    assert fault_of(tmp_path) is None

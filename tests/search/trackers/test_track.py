@@ -570,7 +570,8 @@ def test_a_full_disk_is_said_in_a_line_and_what_did_not_fit_is_sent_later(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     said = capfd.readouterr().err
-    assert said.count("\n") == 1 and ("sent later" in said or "sent to the trackers for now" in said), said
+    (line,) = set(said.splitlines())  # once more where a part of it did fit in between
+    assert "sent later" in line or "sent to the trackers for now" in line
     assert sync(store.root) == {"gates": 0}
     assert len(points(store, "loss")) == 4 * STEPS
 
