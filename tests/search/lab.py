@@ -132,7 +132,7 @@ class Database(Cluster):
                 file.write("host all,replication all samenet scram-sha-256\n")
             return
         follower = self.leader.url("").replace("lab:", "follower:", 1).rstrip("/")
-        self._run("pg_basebackup", "-D", "data", "-R", "-X", "stream", "-d", follower)
+        self._run("pg_basebackup", "-D", "data", "-R", "-X", "stream", "-c", "fast", "-d", follower)
 
     def _around(self, command: list[object]) -> list[str]:
         return self.machine.command(*command, folder=self.folder, owner=self._owner(), apart=False)
