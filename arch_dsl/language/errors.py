@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _WIDEST = 160  # characters of a quoted source line
-# What others call it: names of papers, PyTorch, transformers and other trainers, each with ours.
+# What others call it: names of papers, PyTorch, transformers and other trainers, each with ours; of several the first
+# that may stand at the place.
 SYNONYMS = {
     "rotary": "rope",
     "nope": "none",
@@ -42,10 +43,39 @@ SYNONYMS = {
     "mlp": "ffn",
     "feed_forward": "ffn",
     "swiglu": "glu",
-    "sliding_window": "window",
+    "sliding_window": "window mask",
     "swa": "window",
     "learning_rate": "lr",
     "batch_size": "batch",
+    "tie_word_embeddings": "tied unembedding",
+    "tie_embeddings": "tied unembedding",
+    "rope_theta": "theta positional",
+    "partial_rotary_factor": "fraction positional",
+    "max_position_embeddings": "max_positions",
+    "n_positions": "max_positions",
+    "rms_norm_eps": "eps norm",
+    "layer_norm_eps": "eps norm",
+    "layer_norm_epsilon": "eps norm",
+    "norm_eps": "eps norm",
+    "hidden_act": "activation ffn",
+    "hidden_activation": "activation ffn",
+    "activation_function": "activation ffn",
+    "attention_bias": "bias",
+    "qkv_bias": "bias",
+    "mlp_bias": "bias",
+    "initializer_range": "std init",
+    "final_logit_softcapping": "logits",
+    "attn_logit_softcapping": "scores",
+    "num_experts": "experts",
+    "num_local_experts": "experts",
+    "n_routed_experts": "experts",
+    "num_experts_per_tok": "top_k",
+    "moe_intermediate_size": "width",
+    "kv_lora_rank": "kv_latent",
+    "q_lora_rank": "query_latent",
+    "qk_rope_head_dim": "rotary_dim",
+    "qk_nope_head_dim": "head_dim",
+    "v_head_dim": "value_dim",
     "seq_len": "context",
     "sequence_length": "context",
     "block_size": "context",
@@ -127,8 +157,9 @@ class SpecError(ValueError):
 def nearest(found: str, allowed: Iterable[str], alike: float = 0.5) -> str | None:
     """The allowed name that is meant by `found` elsewhere, or is most like it; None if nothing is so much `alike`."""
     names = list(allowed)
-    if (ours := SYNONYMS.get(found.lower())) in names:
-        return ours
+    for ours in SYNONYMS.get(found.lower(), "").split():
+        if ours in names:
+            return ours
     lowered = {name.lower(): name for name in names}
     close = difflib.get_close_matches(found.lower(), lowered, n=1, cutoff=alike)
     longer = [name for name in lowered if len(found) > 1 and name.startswith(found.lower())]
