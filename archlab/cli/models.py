@@ -17,6 +17,7 @@ from archlab.cli.kit import ALLOW, JSON, PLUGIN, SET, STORE, parsed, store_folde
 )
 @click.option("--cost", "costs", is_flag=True, help="Show a table of parameters, FLOPs and memory per node.")
 @click.option("--kernels", "kernels_", is_flag=True, help="Show which kernel each node gets, and why.")
+@click.option("--parameters", "names", is_flag=True, help="Show the name and shape of every parameter.")
 @click.option("--dot", "as_dot", is_flag=True, help="Print a diagram for Graphviz: | dot -Tpdf > model.pdf")
 @click.option("--device", default=None, metavar="DEVICE", help="cpu, cuda or sm_90; need not be present.")
 @STORE
@@ -30,6 +31,7 @@ def show(
     variant: str | None,
     costs: bool,
     kernels_: bool,
+    names: bool,
     as_dot: bool,
     device: str | None,
     store: str | None,
@@ -44,12 +46,21 @@ def show(
     """
     from archlab.arch_dsl import SpecError
     from archlab.search.models.find import model_alone
-    from archlab.search.models.print_model import Shown, print_dot, print_kernels, print_tree, variant_of
+    from archlab.search.models.print_model import (
+        Shown,
+        print_dot,
+        print_kernels,
+        print_parameters,
+        print_tree,
+        variant_of,
+    )
     from archlab.search.planning.plan import plan as make_plan
     from archlab.search.study.load import load_study
 
-    if as_dot and (as_json or costs or kernels_):
-        raise click.UsageError("--dot prints a diagram alone: it goes with none of --json, --cost and --kernels")
+    if as_dot and (as_json or costs or kernels_ or names):
+        raise click.UsageError(
+            "--dot prints a diagram alone: it goes with none of --json, --cost, --kernels, --parameters"
+        )
     alone = model_alone(study)
     if alone and (variant or overrides):
         raise SpecError.of("", f"{study} is a model, which has no variants and takes no --set")
@@ -63,6 +74,8 @@ def show(
     chosen = alone
     if as_dot:
         print_dot(chosen, device)
+    elif names:
+        print_parameters(chosen, as_json)
     elif kernels_ or device:
         print_kernels(chosen, device, as_json)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +18,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from archlab import arch_dsl, kernels
+from archlab.arch_dsl.compiler.shapes import shapes_of
 from archlab.arch_dsl.inspection.diagram import graph
 from archlab.arch_dsl.inspection.dot import dot
 from archlab.arch_dsl.inspection.text_tree import Line, tree
@@ -138,6 +140,30 @@ def _label(line: Line, context: int, changed: set[str] | frozenset[str], path: s
         flops = count(line.cost.flops_model / context)
         text.append(f"  {line.cost.parameters:,} parameters, {flops} FLOPs", style="dim not bold")
     return text
+
+
+def print_parameters(shown: Shown, as_json: bool) -> None:
+    """The parameters by the names that they have in checkpoints, with their shapes; equal layers on one line."""
+    shapes = shapes_of(shown.model)
+    if as_json:
+        print(json.dumps({"variant": shown.name, "parameters": {name: list(shape) for name, shape in shapes.items()}}))
+        return
+    layers: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    for name, shape in shapes.items():
+        place = _LAYER.fullmatch(name)
+        numbers = layers.setdefault((f"{place[1]}block.*{place[3]}" if place else name, shape), [])
+        numbers.extend([int(place[2])] if place else [])
+    table = Table(box=None, pad_edge=False)
+    for column in ("parameter", "shape", "numbers"):
+        table.add_column(column, justify="left" if column == "parameter" else "right")
+    for (name, shape), numbers in layers.items():
+        which = ranges(numbers)
+        told = name.replace("*", f"{{{which}}}" if len(numbers) > 1 else which)
+        times = f"{len(numbers)} × " if len(numbers) > 1 else ""
+        table.add_row(Text(told), "×".join(map(str, shape)) or "1", f"{times}{math.prod(shape):,}")
+    console = plain_console()
+    console.print(table)
+    console.print(summary(tree(shown.model, shown.context)[0].cost, shown.context))
 
 
 def node_of(line: Line, context: int) -> dict[str, Any]:

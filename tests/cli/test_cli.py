@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from archlab import arch_dsl
+from archlab.arch_dsl import zoo
 from archlab.cli.main import main
 from archlab.search.store.lock import StudyLock
 from tests.search.study_files import TINY_MODEL, write_study
@@ -75,6 +78,8 @@ def test_help_status_and_completion_import_nothing_heavy(folder: Path) -> None:
     code = """
 import sys
 from click.testing import CliRunner
+from archlab import arch_dsl
+from archlab.arch_dsl import zoo
 from archlab.cli.main import main
 for arguments in (["--help"], ["--version"], ["run", "--help"], ["status"]):
     CliRunner().invoke(main, arguments)
@@ -208,6 +213,19 @@ def test_show_names_the_layers_whose_kernels_differ(tmp_path: Path, monkeypatch:
     assert ["block.ffn", "glu"] in rows
 
 
+def test_show_names_the_parameters_as_checkpoints_do_and_equal_layers_once(folder: Path) -> None:
+    model = zoo.load("t5", "tiny")
+    printed = archlab("show", "t5/tiny", "--parameters").stdout.splitlines()
+    rows = [line.split() for line in printed[1:-2]]
+    assert ["encoder.block.{0-1}.ffn.pre.rmsnorm.weight", "32", "2", "×", "32"] in rows
+    bias, shape, count = rows[[row[0].startswith("decoder.block.0.") for row in rows].index(True)]
+    assert (shape, count) == ("32×2", "64") and "t5_buckets" in bias  # the first layer's, which all share
+    counts = [int(row[-1].replace(",", "")) * (int(row[2]) if "×" in row else 1) for row in rows]
+    assert sum(counts) == arch_dsl.cost(arch_dsl.resolve(model)).parameters
+    named = parsed("show", "t5/tiny", "--parameters")["parameters"]
+    assert sum(map(math.prod, named.values())) == sum(counts)
+
+
 def test_show_prints_what_every_node_costs(folder: Path) -> None:
     printed = archlab("show", "study.yaml", "--cost").stdout.splitlines()
     rows = {line.split()[0]: " ".join(line.split()[1:]) for line in printed if line.startswith("  ")}
@@ -307,6 +325,8 @@ def test_interrupted_run_exits_with_130_and_goes_on(folder: Path) -> None:
     code = """
 import os, signal, sys
 import archlab.search.running.driver as driver
+from archlab import arch_dsl
+from archlab.arch_dsl import zoo
 from archlab.cli.main import main
 commit = driver._Driver.commit
 def interrupted(self, finished):
