@@ -10,7 +10,7 @@ from archlab.arch_dsl import canonical
 from archlab.cli.main import main
 from archlab.search.executors.process_group import Parallel
 from archlab.search.recipe.recipe import load_recipe
-from archlab.search.running.garbage import find, remove
+from archlab.search.running.garbage import clean, look
 from archlab.search.store.store import Store
 from archlab.search.training.loop import Loop
 from archlab.search.training.shared_beginnings import beginning, fitting, kind
@@ -312,10 +312,10 @@ def test_a_plan_says_which_trials_go_on(study):
 def test_they_go_when_no_wanted_trial_is_of_their_kind(study):
     command(study, "run", "--set", "train.tokens=512", "--inline", "--no-track")
     with Store.open(study / "store", create=False) as store:
-        assert not [waste for waste in find(store) if waste.kind == "prefixes"]
+        assert not [waste for waste in look(store).waste if waste.kind == "prefixes"]
     command(study, "run", "--set", "train.lr=0.02", "--inline", "--no-track")
     with Store.open(study / "store", create=False) as store:
-        gone, _ = remove(store)
-    (waste,) = (waste for waste in gone if waste.kind == "prefixes")
+        gone, _ = clean(store)
+    (waste,) = (waste for waste in gone.waste if waste.kind == "prefixes")
     assert len(waste.paths) == 2 and waste.size > 1000
     assert len(list((study / "store" / "prefixes").iterdir())) == 2
