@@ -2,7 +2,6 @@
 
     python benchmarks/scale.py                   # 10,000 trials: about five minutes
     python benchmarks/scale.py --trials 2000 --ray 200
-    python benchmarks/scale.py --parts soak --trials 100000   # half an hour; soak.py has more choices
 
 Printed as lines of JSON:
 
@@ -13,7 +12,6 @@ Printed as lines of JSON:
   a line and a result. `per_s` is trials per second over the whole run, `slowest_per_s` over the slowest tenth of it
   (what is sustained), `peak_mb` the peak resident memory.
 * ray: the same with Ray, in which each trial has a process of its own, forked, pinned and ended.
-* soak: what `soak.py` prints, of so many trials.
 
 Exits with 1 when not every trial has ended exactly once.
 """
@@ -180,16 +178,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--ray", type=int, default=500, metavar="TRIALS", help="of the part with Ray; 0: without it")
-    parser.add_argument("--parts", nargs="+", default=["cli", "inline", "ray"], help="and soak")
+    parser.add_argument("--parts", nargs="+", default=["cli", "inline", "ray"])
     options = parser.parse_args()
     failed = False
     for part in options.parts:
         trials = options.ray if part == "ray" else options.trials
         if not trials:
-            continue
-        if part == "soak":
-            command = [sys.executable, str(Path(__file__).with_name("soak.py")), "--trials", str(trials)]
-            failed |= subprocess.run(command, check=False).returncode != 0
             continue
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)

@@ -38,7 +38,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -58,7 +58,7 @@ Told = dict[str, Any]
 class Timed(Store):
     """A store that keeps how many seconds each result took."""
 
-    took: list[float] = []  # noqa: RUF012
+    took: ClassVar[list[float]] = []
 
     def finish(self, *given: Any, **named: Any) -> None:
         """As that of a store."""
@@ -262,7 +262,7 @@ def server(wanted: bool) -> Iterator[None]:
 def main() -> None:
     """Prints a line of JSON per moment."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=100_000, help="a multiple of a thousand")
+    parser.add_argument("--trials", type=int, default=10_000, help="a multiple of a thousand")
     parser.add_argument("--postgres", action="store_true", help="on a server of its own, which needs PostgreSQL")
     parser.add_argument("--kill-s", type=float, default=120.0, help="after which the driver is killed")
     options = parser.parse_args()

@@ -66,7 +66,7 @@ def normal_form(text: str) -> str:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, float) and node.value.is_integer():
             node.value = int(node.value) if node.value < 2**53 else node.value  # 2.0 is spelt 2
-        if isinstance(node, ast.Call) and node.func.id in ("min", "max") and not has_x(node.args[0]):  # type: ignore[attr-defined]
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("min", "max") and not has_x(node.args[0]):
             node.args.reverse()  # min(6, x) is spelt min(x, 6)
     spelled = ast.unparse(tree)
     if len(spelled) > _LONGEST:  # which could not be read again

@@ -238,7 +238,7 @@ class _Formula(ast.NodeTransformer):
         return name(torch_name(function) or self.program.add(_definition(function)))
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        called = node.func.id  # type: ignore[attr-defined]
+        called = ast.unparse(node.func)
         arguments = [self.visit(argument) for argument in node.args]
         if called not in ("min", "max"):
             return ast.Call(self.visit(node.func), arguments, [])

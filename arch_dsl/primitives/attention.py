@@ -85,9 +85,9 @@ class _Attention(SelfAttentionModule):
     def mix(self, query: Tensor, products: Iterator[Tensor], call: Call) -> Tensor:
         """The update `[batch, time, d_model]` from projected queries `[batch, time, H D]` and the other products."""
         self.refuse(call)
-        q, k, v = (self.heads_of(product) for product in (query, next(products), next(products)))
-        if self.value_dim is not None:
-            v = self.values_of(v.flatten(2))
+        q = self.heads_of(query)
+        k = self.heads_of(next(products))
+        v = self.values_of(next(products))
         q_BTHD = self.query(q, call, products)
         k_BSKD = self.held("key", self.key(k, call, products), call)
         v_BSKD = self.held("value", self.value(v, call, products), call)

@@ -11,6 +11,7 @@ from archlab.arch_dsl.parts.context import Cost
 from archlab.arch_dsl.primitives.heads import MultiHead
 from archlab.arch_dsl.primitives.moe import MoE
 from archlab.arch_dsl.primitives.parallel import Parallel
+from archlab.arch_dsl.primitives.self_attention import SelfAttention
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.zoo.entries import Entry, entry, load, names
 
@@ -68,7 +69,8 @@ def kind_of(model: Model) -> Kind:
     (stack,) = model.stacks().values()
     layers = [[*_branches(block)] for block in stack.layers()]
     heads = [[branch for branch in layer if isinstance(branch, MultiHead)] for layer in layers]
-    if any(getattr(branch, "mask", None) and branch.mask.looks_ahead for layer in heads for branch in layer):  # type: ignore[attr-defined]
+    own = [branch for layer in heads for branch in layer if isinstance(branch, SelfAttention)]
+    if any(branch.mask.looks_ahead for branch in own):
         return "encoder"
     if any(isinstance(branch, MoE) for layer in layers for branch in layer):
         return "mixture of experts"

@@ -1,9 +1,12 @@
-"""One small model in the short form and with its sites, as files would say it, and messages that name families."""
+"""One small model in the short form and with its sites, as files would say it; a model in plain PyTorch; and messages that
+name families."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
+
+import torch
 
 from archlab import arch_dsl
 from archlab.arch_dsl import Model
@@ -11,6 +14,8 @@ from archlab.arch_dsl.catalogue.describe import FAMILIES
 from archlab.arch_dsl.language.errors import in_lines
 from archlab.arch_dsl.language.spec import aliases_of, members_of
 from archlab.arch_dsl.patching.knobs import encodings
+from archlab.arch_dsl.plain import to_python
+from tests.arch_dsl.conformance import TOKENS, randomize
 
 KNOBS: dict[str, Any] = {
     "d_model": 64,
@@ -68,3 +73,13 @@ def told(message: str) -> str:
         return f"({', '.join([*members_of(kinds), *aliases_of(kinds)])}{found[2] or ''})"
 
     return in_lines(re.sub(r"\(<([a-z ]+)>(, norm)?\)", names, message))
+
+
+def assert_plain_agrees(model: Model) -> None:
+    """What a model is written as in plain PyTorch computes what the model does, with random parameters."""
+    found: dict[str, type[torch.nn.Module]] = {}
+    exec(to_python(model), found)
+    ours, plain = arch_dsl.compile(model, backend="reference").eval(), found["Model"]().eval()
+    randomize(ours)
+    plain.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(plain(TOKENS), ours(TOKENS))

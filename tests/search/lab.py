@@ -61,6 +61,7 @@ class Machine:
             ["setpriv", "--pdeathsig", "KILL", *unshare, *first], stdout=subprocess.PIPE, text=True
         )
         assert self.process.stdout.readline() == "up\n"
+        self.process.stdout.close()
         (self.pid,) = map(int, Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split())
 
     def command(self, *arguments: object, folder: Path = ROOT, owner: str = "root", apart: bool = True) -> list[str]:
@@ -113,6 +114,10 @@ class Switch:
     def heal(self) -> None:
         for name in self.names:
             self.set(name)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
 
 
 class Database(Cluster):
@@ -192,13 +197,8 @@ class Ray:
 
     def kill(self, machine: Machine) -> None:
         """SIGKILL of everything of Ray on a machine, as if its power had failed."""
-        process = self.running.pop(machine.name, None)
-        if process is None:
-            return
-        for pid in [*descendants(process.pid), process.pid]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
+        if process := self.running.pop(machine.name, None):
+            kill_tree(process)
 
     def look_after(self) -> None:
         """Starts Ray again where it has ended. Where the head has, the others join the new one."""
@@ -289,13 +289,19 @@ class Lab:
         self.ray.stop()
         for each in filter(None, (self.database, self.standby)):
             each.close()
-        for pid in [*descendants(self.mlflow.pid), self.mlflow.pid]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.switch.process.kill()
+        kill_tree(self.mlflow)
+        self.switch.close()
         for machine in self.machines.values():
             machine.process.kill()
             machine.process.wait()
+
+
+def kill_tree(process: subprocess.Popen) -> None:
+    """SIGKILL of a process and of all below it."""
+    for pid in [*descendants(process.pid), process.pid]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
 
 
 def wait_for(what: str, true, most_s: float = 120.0):

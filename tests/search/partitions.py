@@ -20,9 +20,9 @@ from pathlib import Path
 
 from archlab.search.store.store import Store
 from archlab.search.trial.outcome_files import read_attempt
-from tests.search.lab import FAKETIME, Lab, lacks, wait_for
+from tests.search.lab import FAKETIME, Lab, kill_tree, lacks, wait_for
 from tests.search.oracle import assert_sent, assert_whole, journal_points, mlflow_points, whole_of
-from tests.search.storm import STUDY, _environment, undisturbed, write_corpus
+from tests.search.storm import STUDY, environment, undisturbed, write_corpus
 
 KINDS = {
     "seconds": "a machine is cut off for seconds",
@@ -168,7 +168,7 @@ class Scenario:
 
     def see_complete(self) -> None:
         """Remembers what has a result by now; it must not be trained again."""
-        with _environment(self.url), Store.open(self.root, create=False) as store:
+        with environment(self.url), Store.open(self.root, create=False) as store:
             rows = store.study_trials("tiny")
         self.complete = {row["key"]: row["attempt"] for row in rows if row["state"] == "complete"}
 
@@ -177,7 +177,7 @@ class Scenario:
 
     def judge(self, calm: dict) -> Counter:
         """Holds the store against the undisturbed one; counts what it took."""
-        with _environment(self.url):
+        with environment(self.url):
             assert_whole(self.root, calm)
             assert_sent(mlflow_points(self.lab.uri), journal_points(self.root))
             with Store.open(self.root) as store:
@@ -216,7 +216,8 @@ def one(seed: int, study: Path, folder: Path, lab: Lab, calm: dict) -> tuple[Sce
         scenario.run()
         return scenario, scenario.judge(calm)
     finally:
-        scenario.process.kill()
+        if scenario.process is not None:
+            kill_tree(scenario.process)
         lab.switch.heal()
         scenario.victim.free()
         if lab.ray.clocks:

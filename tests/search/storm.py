@@ -235,7 +235,7 @@ class Storm:
                 self.complete |= {row["key"]: row["attempt"] for row in rows if row["state"] == "complete"}
 
     def opened(self) -> Store:
-        with _environment(self.env):
+        with environment(self.env):
             return Store.open(self.root, create=False)
 
     def tail(self) -> str:
@@ -244,7 +244,7 @@ class Storm:
     def judge(self, calm: dict) -> dict[str, Counter]:
         """Holds the store against the undisturbed one; counts by kind of kill: tried, lost, rerun, interrupted trials,
         repeated steps."""
-        with _environment(self.env):
+        with environment(self.env):
             assert_whole(self.root, calm)
             assert_sent(mlflow_points(self.servers.uri), journal_points(self.root))
             with Store.open(self.root) as store:
@@ -274,7 +274,7 @@ class Storm:
         return found
 
 
-class _environment:
+class environment:
     """The storm's variables in this process for a while: where its table is."""
 
     def __init__(self, wanted: dict[str, str]) -> None:

@@ -265,7 +265,7 @@ def test_lists_layers_by_what_differs(calls: list[str], written: str):
 def test_leaves_out_a_parameter_that_is_none_and_then_set():
     code = to_python(layered(1, windows=False, memory=2))
     assert "def forward(self, queries: int, k: Tensor, v: Tensor) ->" in code
-    assert "self.memory(q.shape[1], k, v)" in code
+    assert "self.memory(q.shape[1], k, value.unflatten(-1, (-1, self.head_dim)))" in code
 
 
 def test_llama_is_short():

@@ -15,10 +15,10 @@ from archlab.arch_dsl.conformance.properties import holds_what_its_cost_says, re
 from archlab.arch_dsl.language.parse import parse
 from archlab.arch_dsl.parts.context import BuildContext, Call
 from archlab.arch_dsl.parts.families import Branch
-from archlab.arch_dsl.plain import to_python
 from tests.arch_dsl import formulas
 from tests.arch_dsl.compiler.test_costs import kept
 from tests.arch_dsl.conformance import Case, load, randomize
+from tests.arch_dsl.specs import assert_plain_agrees
 
 D, T, HEADS = 16, 6, 4
 DEPTH = 2
@@ -180,12 +180,7 @@ def test_activations_are_what_autograd_keeps(name: str):
 
 @pytest.mark.parametrize("name", MORE)
 def test_is_written_as_plain_pytorch(name: str):
-    found: dict[str, type[torch.nn.Module]] = {}
-    exec(to_python(case(name).model), found)
-    ours, plain = arch_dsl.compile(case(name).model, backend="reference").eval(), found["Model"]().eval()
-    plain.load_state_dict(ours.state_dict())
-    tokens = torch.randint(0, 5, (2, 7), generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(plain(tokens), ours(tokens))
+    assert_plain_agrees(case(name).model)
 
 
 def test_has_the_parameters_of_attention_of_twice_the_heads_and_four_vectors():
