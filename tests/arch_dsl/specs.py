@@ -1,4 +1,4 @@
-"""One small model in the short form and with its sites, as files would say it; a model in plain PyTorch; and messages that
+"""One small model in the short form and with its sites, as files would say it; a model in plain PyTorch; messages that
 name families."""
 
 from __future__ import annotations
