@@ -78,8 +78,6 @@ def test_help_status_and_completion_import_nothing_heavy(folder: Path) -> None:
     code = """
 import sys
 from click.testing import CliRunner
-from archlab import arch_dsl
-from archlab.arch_dsl import zoo
 from archlab.cli.main import main
 for arguments in (["--help"], ["--version"], ["run", "--help"], ["status"]):
     CliRunner().invoke(main, arguments)
