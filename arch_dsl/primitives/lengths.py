@@ -20,6 +20,7 @@ class L2(HeadNorm):
     """y = x / sqrt(sum(x^2) + eps): length one, as queries and keys have in QKNorm (arXiv:2010.04245) and under the
     delta rule (arXiv:2406.06484, section 3.3)."""
 
+    learned: ClassVar[bool] = False  # whether the length is
     eps: Positive = 1e-6
     over: Literal["head", "heads"] = "head"
 
@@ -34,6 +35,8 @@ class ScaleNorm(L2):
     g starts at the root of the width.
     """
 
+    learned: ClassVar[bool] = True
+
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         return super().cost(ctx, tokens).keeping(ctx.where(held=False).elements(tokens), parameters=1)
 
@@ -42,7 +45,7 @@ class _Length(Module, of=L2):
     def __init__(self, spec: L2, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
         start = float(spec.shape(ctx)[0] ** 0.5)
-        self.length = parameter((1,), constant(start)) if isinstance(spec, ScaleNorm) else None
+        self.length = parameter((1,), constant(start)) if spec.learned else None
         self.eps, self.dims = spec.eps, (-2, -1) if spec.over == "heads" else (-1,)
 
     def forward(self, x: Tensor, call: Call) -> Tensor:

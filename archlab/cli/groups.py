@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GROUPS = {
-    "Write a study": ("init", "plan", "show", "diff", "zoo", "primitives", "check-primitive", "data", "schema"),
+    "Write a study": ("init", "plan", "show", "diff", "zoo", "data", "schema"),
+    "Write a primitive": ("primitives", "new-primitive", "check-primitive"),
     "Run it": ("run", "calibrate", "watch", "status", "stop", "retry"),
     "Read what came out": ("report", "dashboard", "figures", "publish", "note", "eval", "generate"),
     "Keep what was computed": ("check", "gc", "delete", "export", "import", "sync", "move"),

@@ -1,8 +1,9 @@
-"""The verbs about models: show, diff, zoo, primitives, check-primitive."""
+"""The verbs about models: show, diff, zoo, primitives, new-primitive, check-primitive."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 
@@ -120,6 +121,29 @@ def primitives(name: str | None, format_: str, as_json: bool) -> None:
         print_primitives(name, as_json)
 
 
+@click.command("new-primitive")
+@click.argument("name")
+@click.option(
+    "--like", required=True, metavar="OTHER", shell_complete=completion.primitives, help="The primitive to begin with."
+)
+@verb
+def new_primitive(name: str, like: str) -> None:
+    """Begin a primitive of your own: NAME.py, a copy of another one, and its test.
+
+    Both are written into this folder, and hold as they are. Then change the formula, in one and in the other.
+    """
+    from archlab.arch_dsl import SpecError
+    from archlab.arch_dsl.catalogue.new import sources
+
+    files = dict(zip((Path(f"{name}.py"), Path(f"test_{name}.py")), sources(name, like), strict=True))
+    if taken := [str(file) for file in files if file.exists()]:
+        raise SpecError.of("", f"{' and '.join(taken)} exist here already; nothing was written")
+    for file, text in files.items():
+        file.write_text(text, "utf-8")
+        click.echo(f"wrote {file}")
+    click.echo(f"next: change its formula, then  archlab check-primitive {name}.py  and  pytest test_{name}.py")
+
+
 @click.command("check-primitive")
 @click.argument("file", type=click.Path(dir_okay=False))
 @PLUGIN
@@ -152,4 +176,4 @@ def zoo(action: str | None, name: str | None, sizes: bool, as_json: bool) -> Non
         print_zoo(as_json, sizes)
 
 
-VERBS = (show, diff, zoo, primitives, check_primitive)
+VERBS = (show, diff, zoo, primitives, new_primitive, check_primitive)
