@@ -106,13 +106,14 @@ def inline(frame: Frame, applied: Application, *, always: bool, without: str | N
     body = frame.body
     length = len(body.lists[-1])
     streams = [value.known for value in applied.values.values() if isinstance(value.known, Stream)]
-    taken = [stream.taken for stream in streams]
+    taken, written = [stream.taken for stream in streams], frame.program.written()
     try:
         found = _result(frame, applied, always, without)
     except NotInline:
         found = None
-    if found is None:  # what was written into the caller's statements is taken back
+    if found is None:  # what was written, into the caller's statements and for it, is taken back
         del body.lists[-1][length:]
+        frame.program.take_back(written)
         for stream, before in zip(streams, taken, strict=True):
             stream.taken = before
     return found

@@ -186,8 +186,10 @@ class Frame:
 def children(value: Val) -> dict[str, Val]:
     """The parts of a module by name."""
     assert value.expr is not None
-    found = value.known._modules.items()
-    return {key: Val(known=None) if child is None else Val(child_of(value.expr, key), child) for key, child in found}
+    found, by_name = value.known._modules.items(), isinstance(value.known, nn.ModuleDict)
+    places = {key: ast.Subscript(value.expr, ast.Constant(key), ast.Load()) for key, _ in found if key.isdigit()}
+    paths = {key: places[key] if by_name and key in places else child_of(value.expr, key) for key, _ in found}
+    return {key: Val(known=None) if child is None else Val(paths[key], child) for key, child in found}
 
 
 def _hint(expr: ast.expr) -> str:

@@ -28,6 +28,9 @@ class Written:
     signature: str = ""  # of a method: what it was written for
 
 
+Names = tuple[dict[int, set[str]], ...]  # of methods, by the id of their module
+
+
 class Program:
     """`entries` are the methods that others call and `helpers` those that these call, by the id of their module.
 
@@ -40,6 +43,20 @@ class Program:
         self.helpers: defaultdict[int, dict[str, ast.FunctionDef]] = defaultdict(dict)
         self._twins = twins
         self._names: dict[str, str] = {}
+
+    def written(self) -> Names:
+        """The methods that are there by now."""
+        return tuple({owner: set(methods) for owner, methods in held.items()} for held in self._held())
+
+    def take_back(self, written: Names) -> None:
+        """Leaves the methods that were there then."""
+        for held, before in zip(self._held(), written, strict=True):
+            for owner, methods in held.items():  # which others hold
+                for name in methods.keys() - before.get(owner, set()):
+                    del methods[name]
+
+    def _held(self) -> tuple[defaultdict[int, dict[str, Any]], ...]:
+        return self.entries, self.helpers
 
     def twin(self, module: nn.Module) -> nn.Module:
         """The module whose methods stand for those of this one."""
