@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.slow_tests import listed
+
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -31,6 +33,15 @@ class Loggers(dict[str, Any]):
 
 
 logging.root.manager.loggerDict = Loggers(logging.root.manager.loggerDict)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of slow.txt as slow."""
+    slow = listed()
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,6 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.slow_tests import listed
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("arch_dsl", "kernels", "search", "dashboards")  # which archlab/ links to
 PACKAGES = (*FOLDERS, "archlab/cli")
@@ -120,3 +122,9 @@ def test_the_locked_versions_are_allowed_and_all_have_hashes():
         wanted = Requirement(text)
         if wanted.name != "torch":
             assert locked[canonicalize_name(wanted.name)] in wanted.specifier, text
+
+
+def test_the_list_of_slow_tests_names_tests_that_there_are():
+    for name in listed():
+        file, _, rest = name.partition("::")
+        assert f"def {rest.partition('[')[0]}(" in (ROOT / file).read_text(), name

@@ -1,0 +1,48 @@
+"""Chooses what `make test` leaves to `make test-slow`: whatever takes longer than its share of five minutes.
+
+`make test PYTEST_ARGS=--durations=0 | python -m tests.slow_tests` adds to tests/slow.txt what took longer than MOST_S.
+A test that is slow by nature says so with a mark; this list is of the many that take a second or two.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+LIST = Path(__file__).with_name("slow.txt")
+MOST_S = 0.8
+# What every change should meet, although it takes longer: a part of each door, and of each promise.
+KEPT = (
+    "tests/arch_dsl/plain/test_plain.py::test_computes_the_same_in_an_interpreter_with_torch_alone",
+    "tests/arch_dsl/test_conformance.py::test_is_captured_without_a_break",
+    "tests/arch_dsl/zoo/test_parity_modern.py::test_altering_any_field_breaks_the_parity[llama]",
+    "tests/cli/test_cli.py::test_help_status_and_completion_import_nothing_heavy",
+    "tests/cli/test_cli.py::test_interrupted_run_exits_with_130_and_goes_on",
+    "tests/dashboards/test_browser.py::test_study_page_shows_the_numbers_of_the_report",
+    "tests/fuzz/test_studies.py::test_a_file_with_changed_bytes_loads_or_says_where",
+    "tests/kernels/test_aot.py",
+    "tests/search/executors/test_ray.py::test_trials_get_the_results_that_they_get_inline",
+    "tests/search/running/test_driver_ends.py::test_a_study_killed_at_any_moment_ends_with_the_same_results[2]",
+    "tests/search/running/test_end_to_end.py::test_a_study_run_twice_gives_the_same_report_but_for_timings",
+    "tests/search/sections/test_seek.py::test_search_proposes_refuses_and_repeats_its_best",
+    "tests/test_docs_plugins.py",
+    "tests/test_security.py::test_nothing_that_is_read_can_run_code",
+)
+
+
+def longer(lines: Iterable[str]) -> set[str]:
+    """The tests that took longer than MOST_S, by the durations that pytest printed."""
+    found = (re.match(r"([\d.]+)s call +(\S.*)", line) for line in lines)
+    ids = {match[2].rstrip() for match in found if match and float(match[1]) > MOST_S}
+    return {name for name in ids if not name.startswith(KEPT)}
+
+
+def listed() -> set[str]:
+    """The ids of the list."""
+    return set(LIST.read_text("utf-8").splitlines()) if LIST.exists() else set()
+
+
+if __name__ == "__main__":
+    LIST.write_text("".join(f"{name}\n" for name in sorted(listed() | longer(sys.stdin))), "utf-8")
