@@ -162,6 +162,9 @@ def nearest(found: str, allowed: Iterable[str], alike: float = 0.5) -> str | Non
             return ours
     lowered = {name.lower(): name for name in names}
     close = difflib.get_close_matches(found.lower(), lowered, n=1, cutoff=alike)
+    if close and close[0][:1] != found.lower()[:1] and sorted(close[0]) != sorted(found.lower()):
+        # `train` is not meant for `streams`, `rl` for `lr` is
+        close = difflib.get_close_matches(found.lower(), close, cutoff=max(alike, 0.6))
     longer = [name for name in lowered if len(found) > 1 and name.startswith(found.lower())]
     return next((lowered[name] for name in (*close, *longer)), None)
 

@@ -56,7 +56,7 @@ def load_study(
         written = with_included(read_text(own, "<study>"), Path())
     else:
         written = read_whole(study, text)
-    own = text_of(written) or own
+    own = text_of(written) or own or text or ""
     try:
         node = _said(written, overrides or {})
         load_listed(node, Path() if isinstance(study, Mapping) else Path(study).parent, allow_plugins)
