@@ -58,7 +58,7 @@ def choices_of(model: Model, recipe: Recipe, parts: int = 1) -> list[Choice]:
     found = [
         _ordered("rate", "lr", recipe.lr, rates),
         _ordered("batch", batch, sequences * unit, [b * unit for b in fits], below=fits[0] % (2 * least) == 0),
-        _named("schedule", "schedule", recipe.schedule.type, _SCHEDULES),
+        _named("schedule", "schedule", recipe.schedule.type, () if recipe.optimizer.averages else _SCHEDULES),
         _named("warm-up", "schedule.warmup", recipe.schedule.warmup, _WARMUPS),
         *_of_optimizer(recipe),
         _of_start(model),
@@ -82,7 +82,8 @@ def _of_optimizer(recipe: Recipe) -> Iterator[Choice]:
     if (betas := getattr(recipe.optimizer, "betas", None)) and recipe.optimizer.memory:
         first, own = betas
         yield Choice("beta2", "optimizer.betas", tuple([first, beta] for beta in dict.fromkeys((own, *_BETAS))), 0)
-    if (decay := getattr(recipe.optimizer, "weight_decay", None)) is not None:
+    independent = getattr(recipe.optimizer, "independent_decay", False)  # whose decays are smaller by the rate
+    if (decay := getattr(recipe.optimizer, "weight_decay", None)) is not None and not independent:
         yield _named("weight decay", "optimizer.weight_decay", decay, _DECAYS)
 
 

@@ -9,6 +9,7 @@ from archlab.arch_dsl.language.errors import Mark, Problem
 from archlab.arch_dsl.language.spec import walk
 from archlab.arch_dsl.model.model import Model
 from archlab.arch_dsl.parts.families import Mask
+from archlab.arch_dsl.primitives.moe import MoE
 from archlab.search.objectives.denoising import Denoising
 from archlab.search.objectives.family import has_encoder
 
@@ -35,6 +36,9 @@ def refusals(recipe: Recipe, model: Model, path: str = "train") -> Iterator[Prob
         yield Problem(place, message, mark)
     if not encoder and objective.type in _SOURCE_ONLY:
         yield Problem(place, f"{objective.type} needs a model with an encoder; this one has none", mark)
+    if getattr(model, "predict", None) is not None and objective.type != "causal":
+        message = f"predicts further tokens under causal, not under {objective.type}; set `predict: null`"
+        yield Problem("predict", message, model.mark("predict"))
     masks = list(_masks(model))
     predicts = "decoder.block" if encoder else "block"
     ahead = [each for each in masks if each[1].looks_ahead]
@@ -47,11 +51,24 @@ def refusals(recipe: Recipe, model: Model, path: str = "train") -> Iterator[Prob
             if where.startswith(predicts):
                 message = f"{mask.type} reads the tokens that {objective.type} predicts; take causal, window or prefix"
                 yield Problem(where, message, at)
+        for where, part in _choosing_experts(model):
+            if where.startswith(predicts):
+                message = f"experts that choose tokens look at those that {objective.type} predicts; take `token`"
+                yield Problem(f"{where}.choice", message, part.mark("choice"))
     if isinstance(objective, Denoising):
         for where, mask, at in masks:
             if mask.documents:
                 message = f"cannot tell apart the documents of a text that {objective.type} has taken to pieces"
                 yield Problem(f"{where}.documents", message, mask.mark("documents") or at)
+
+
+def _choosing_experts(model: Model) -> Iterator[tuple[str, MoE]]:
+    """The mixtures whose experts choose their tokens, with their paths; those of equal layers once."""
+    for name, stack in model.stacks().items():
+        for block in dict.fromkeys(stack.layers()):
+            for inner, part in walk(block):
+                if isinstance(part, MoE) and part.looks_ahead:
+                    yield ".".join(filter(None, (name, "block", inner))), part
 
 
 def _masks(model: Model) -> Iterator[tuple[str, Mask, Mark | None]]:

@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from archlab.arch_dsl.compiler.shapes import shapes_of
+from archlab.arch_dsl.compiler.modules import stored
+from archlab.arch_dsl.compiler.shapes import stored_shapes
 from archlab.arch_dsl.language.errors import Problem, SpecError, unknown
 from archlab.arch_dsl.language.parse import INVALID, parse_record
 from archlab.arch_dsl.language.source import Node
@@ -139,7 +140,7 @@ def started(start: Start, model: Model, base: Model, data_root: Path) -> Started
     """
     assert start.sha256 is not None
     given = _unified(read_shapes(kept(data_root, start.sha256)))
-    mine, theirs = _unified(shapes_of(model)), _unified(shapes_of(base))
+    mine, theirs = _unified(stored_shapes(model)), _unified(stored_shapes(base))
     wrong = [name for name, shape in mine.items() if name in given and given[name] != shape]
     shared = [name for name in wrong if theirs.get(name) == mine[name]]
     problems = []
@@ -162,11 +163,11 @@ def load_start(model: nn.Module, start: Start, data_root: Path) -> None:
     place = kept(data_root, start.sha256)
     if (found := sha256_of(place)) != start.sha256:
         raise ValueError(f"{place} was altered: its sha256 is {found}")
-    stored, parameters = read_checkpoint(place), dict(model.named_parameters())
-    given = {short: stored[name] for name, short in without_groups(stored).items()}
-    names = without_groups(parameters)
+    tensors, mine = read_checkpoint(place), stored(model)
+    given = {short: tensors[name] for name, short in without_groups(tensors).items()}
+    names = without_groups(mine)
     with torch.no_grad():
-        for name, value in parameters.items():
+        for name, value in mine.items():
             source = given.get(names[name])
             if source is not None and source.shape == value.shape:
                 value.copy_(source)

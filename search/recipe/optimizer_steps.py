@@ -12,9 +12,9 @@ from torch import Tensor
 class LionUpdate(torch.optim.Optimizer):
     """Lion (arXiv:2302.06675, algorithm 2). One moment per parameter."""
 
-    def __init__(self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float]) -> None:
+    def __init__(self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], cautious: bool) -> None:
         super().__init__(groups, {"lr": lr, "weight_decay": 0.0})
-        self.betas = betas
+        self.betas, self.cautious = betas, cautious
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -26,8 +26,43 @@ class LionUpdate(torch.optim.Optimizer):
                 state = self.state[parameter]
                 mean = state.setdefault("mean", torch.zeros_like(parameter))
                 direction = torch.lerp(parameter.grad, mean, fast).sign_()
+                if self.cautious:
+                    direction = agreed(direction, parameter.grad)
                 parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(direction, alpha=group["lr"])
                 mean.lerp_(parameter.grad, 1 - slow)
+
+
+class CautiousAdamW(torch.optim.Optimizer):
+    """AdamW (arXiv:1711.05101) without what the first moment and the gradient disagree on (arXiv:2411.16085)."""
+
+    def __init__(self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
+        super().__init__(groups, {"lr": lr, "weight_decay": 0.0})
+        self.betas, self.eps = betas, eps
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        first, second = self.betas
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                grad = parameter.grad
+                if grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state.update(step=0, mean=torch.zeros_like(parameter), square=torch.zeros_like(parameter))
+                step = state["step"] = state["step"] + 1
+                mean, square = state["mean"].lerp_(grad, 1 - first), state["square"]
+                square.mul_(second).addcmul_(grad, grad, value=1 - second)
+                size = (square / (1 - second**step)).sqrt_().add_(self.eps)
+                update = agreed(mean, grad).div_(size)
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.sub_(update, alpha=group["lr"] / (1 - first**step))
+
+
+def agreed(update: Tensor, grad: Tensor) -> Tensor:
+    """The update where it has the gradient's sign, times n / (kept + 1); 0 elsewhere."""
+    same = update * grad > 0
+    return torch.where(same, update * (same.numel() / (same.sum() + 1)), 0.0)
 
 
 class AdafactorUpdate(torch.optim.Optimizer):

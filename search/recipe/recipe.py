@@ -237,6 +237,9 @@ class Recipe(Spec):
             part: Optimizer | Schedule = getattr(self, name)
             if complaint := part.complaint():
                 found.append(Problem(f"{path}.{name}", complaint, part.mark() or self.mark(name)))
+        if self.optimizer.averages and self.schedule.stable(self.steps) < self.steps:
+            message = f"{self.optimizer.type} averages weights in place of a rate that decays; say `schedule: constant`"
+            found.append(Problem(f"{path}.schedule", message, self.mark("schedule") or self.mark("optimizer")))
         if wrong := self.objective.complaint(self.context):
             field, complaint = wrong
             place = f"{path}.objective.{field}" if field else f"{path}.objective"

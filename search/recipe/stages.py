@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from archlab.arch_dsl import canonical, load
+from archlab.arch_dsl.compiler.modules import stored
 from archlab.arch_dsl.compiler.shapes import shapes_of
 from archlab.arch_dsl.language.errors import Problem, SpecError, nearest
 from archlab.arch_dsl.model.model import Model, resolve
@@ -39,11 +40,10 @@ class Part:
 
     def take_over(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         """Sets what an earlier stage trained, and freezes what this one does not train."""
-        shapes = {}
-        for name, value in model.named_parameters():
-            shapes[name] = tuple(value.shape)
-            if name in weights:
-                with torch.no_grad():
+        shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
+        with torch.no_grad():
+            for name, value in stored(model).items():
+                if name in weights:
                     value.copy_(weights[name])
         training = set(trained(self.trainable, shapes))
         for name, value in model.named_parameters():

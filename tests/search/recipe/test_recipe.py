@@ -10,7 +10,8 @@ from archlab.arch_dsl.language.errors import SpecError
 from archlab.arch_dsl.language.parse import parse
 from archlab.arch_dsl.language.source import read_text
 from archlab.arch_dsl.tree.identity import canonical
-from archlab.search.recipe.optimizers import AdamW, decay_groups
+from archlab.search.recipe.optimizers import AdamW
+from archlab.search.recipe.parameter_groups import decay_groups
 from archlab.search.recipe.recipe import load_recipe
 from archlab.search.recipe.schedules import Constant, Cosine, InverseSqrt, Linear, Schedule, WarmupStableDecay
 
