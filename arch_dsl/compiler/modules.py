@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from archlab import kernels
 from archlab.arch_dsl.model import model as models
 from archlab.arch_dsl.model.model import DecoderModel, EncoderDecoderModel, Model, resolve
+from archlab.arch_dsl.model.prediction import wanted
 from archlab.arch_dsl.model.stack import StackModule
 from archlab.arch_dsl.parts.context import BuildContext, Call, NodeChoice
 from archlab.arch_dsl.parts.families import build_site
@@ -102,7 +103,11 @@ class LanguageModel(nn.Module):
         is left in `call.losses`.
         """
         call = call or Call()
-        hidden, count = self.hidden(tokens, call), (targets != -100).sum()
+        return self.loss_of(self.hidden(tokens, call), targets, call, reduction, z_loss)
+
+    def loss_of(self, hidden: Tensor, targets: Tensor, call: Call, reduction: str, z_loss: float) -> Tensor:
+        """The loss of a stream after the last norm."""
+        count = (targets != -100).sum()
         if reduction == "none":
             found, squares = self.losses(hidden, targets, bool(z_loss))
         else:
@@ -161,7 +166,10 @@ class LanguageModel(nn.Module):
         return torch.stack([losses, logits.logsumexp(-1).masked_fill(targets == -100, 0).square()])
 
     def with_documents(self, call: Call, stack: StackModule, tokens: Tensor) -> Call:
-        """The call with the number of each token's document, where masks keep these apart and a token opens them."""
+        """The call with the number of each token's document, where masks keep these apart and a token opens them; and
+        with the tokens, where parts of the stack read them."""
+        if stack.reads_tokens:
+            call.across["tokens"] = tokens
         if call.documents is not None or self.separator is None or not stack.keeps_documents_apart:
             return call
         documents, state = (tokens == self.separator).cumsum(-1), call.state
@@ -179,11 +187,36 @@ class Decoder(LanguageModel, StackModule):
         self.spec = spec
         self.add_input(spec, ctx)
         self.add_layers(spec, spec.place(ctx, ""))
+        self.predict = spec.predict.build(spec.layers()[-1], spec.place(ctx, "")) if spec.predict else None
+        self.read_by_heads = spec.predict is not None
         self.add_output(spec, ctx)
 
     def hidden(self, tokens: Tensor, call: Call | None = None) -> Tensor:
         call = self.with_documents((call or Call()).fresh(), self, tokens)
         return self.through(self.embedded(tokens), call)
+
+    def loss(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        call: Call | None = None,
+        reduction: Literal["mean", "none"] = "mean",
+        z_loss: float = 0.0,
+    ) -> Tensor:
+        """As every model's. In training `call.losses` has those of heads too: `predict.2` is that of the token after
+        the next one, weighted, over as many targets as the loss itself."""
+        if self.predict is None or not self.training or reduction == "none":
+            return super().loss(tokens, targets, call, reduction, z_loss)
+        call = call or Call()
+        own = self.with_documents(call.fresh(), self, tokens)
+        embedded, count = self.embedded(tokens), (targets != -100).sum()
+        loss = self.loss_of(self.through(embedded, own), targets, call, reduction, z_loss)
+        read = own.across["before_last"], own.across["after_last"]
+        for ahead, stream, inner in self.predict.streams(read, embedded, own, self.applied):
+            last = self.final(stream, inner, iter(()))
+            total, _ = self.loss_sums(last, wanted(targets, ahead, own.documents))
+            call.losses[f"predict.{ahead}"] = self.predict.weight * total / count
+        return loss
 
 
 class EncoderDecoder(LanguageModel):
@@ -263,6 +296,12 @@ def build(spec: Model, ctx: BuildContext) -> LanguageModel:
         return EncoderDecoder(spec, ctx)
     assert isinstance(spec, DecoderModel)
     return Decoder(spec, ctx)
+
+
+def stored(module: nn.Module) -> dict[str, Tensor]:
+    """What a checkpoint of a module holds, what layers share once: parameters, and state without a gradient."""
+    held = module.state_dict().keys()
+    return dict(module.named_parameters()) | {name: value for name, value in module.named_buffers() if name in held}
 
 
 def compile(

@@ -16,7 +16,8 @@ from torch import Tensor
 from archlab.arch_dsl.compiler.shapes import unallocated
 from archlab.arch_dsl.language.errors import SpecError
 from archlab.arch_dsl.language.source import Node
-from archlab.arch_dsl.model.model import InitGroup, Model
+from archlab.arch_dsl.model.initial_values import InitGroup
+from archlab.arch_dsl.model.model import Model
 from archlab.arch_dsl.patching.patch import Setting, apply
 from archlab.arch_dsl.primitives.heads import MultiHead
 from archlab.arch_dsl.primitives.scales import Factor, logit_form

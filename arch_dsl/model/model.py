@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from fnmatch import fnmatchcase
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
 from archlab import kernels
 from archlab.arch_dsl.language.errors import Problem, SpecError
-from archlab.arch_dsl.language.notation import WordOr
-from archlab.arch_dsl.language.parse import parse_record
+from archlab.arch_dsl.language.parse import parse_record, refuse
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import Count, Positive, Spec, added, walk
 from archlab.arch_dsl.model import rules
+from archlab.arch_dsl.model.initial_values import Init, residual_std
+from archlab.arch_dsl.model.prediction import Prediction
 from archlab.arch_dsl.model.stack import Stack, check_ends, check_stack, resolved_stack, stack_cost
 from archlab.arch_dsl.parts.context import BuildContext, Cost
 from archlab.arch_dsl.parts.families import Rotary, Scale, site_cost
@@ -26,43 +26,6 @@ from archlab.arch_dsl.primitives.scales import logit_form
 LOSS_CHUNK = 2**24  # logits (rows x vocabulary) that the loss holds at a time
 STACKS = ("encoder", "decoder")
 Reader = Callable[[Node, str, list[Problem]], Any]  # as `parse_node`: a model, or INVALID after noting why
-
-
-class InitGroup(Spec):
-    """Parameters whose initial values are `factor` times what they would be: those whose path matches one of the
-    patterns of `parameters`, in which `*` stands for any part of a path. Of several groups that match, all count."""
-
-    title: ClassVar[str] = "group"
-    parameters: tuple[str, ...]
-    factor: Positive
-
-
-class Init(Spec):
-    """Initial values: N(0, std^2) with std a number, or `small`: sqrt(2 / (5 d_model)) (arXiv:1910.05895, section 2.2),
-    which is 0.02 at d_model 1000, and right below that too, where 0.02 is too small (docs/concepts/recipes.md).
-
-    `residual` says what maps back to the stream get, n_layers being those of their stack: `depth_scaled`
-    std / sqrt(2 n_layers) (GPT-2), `plain` std, `wang` 2 / (n_layers sqrt(d_model)) (GPT-J), `deepnorm`
-    std (8 n_layers)^(-1/4), as do value and feed-forward maps then (arXiv:2203.00555, figure 2).
-    """
-
-    title: ClassVar[str] = "init"
-    std: Annotated[float | str, WordOr("small", Positive, "> 0", {"exclusiveMinimum": 0}, 0.05)] = "small"
-    residual: Literal["depth_scaled", "plain", "wang", "deepnorm"] = "depth_scaled"
-    groups: tuple[InitGroup, ...] = added(default=())
-
-    def factors(self, paths: Iterable[str]) -> dict[str, float]:
-        """What the initial values of parameters are multiplied by. Raises SpecError for a pattern without any."""
-        found: dict[str, float] = {}
-        names = list(paths)
-        for index, group in enumerate(self.groups):
-            for pattern in group.parameters:
-                mine = [path for path in names if fnmatchcase(path, pattern)]
-                if not mine:
-                    where = f"init.groups.{index}.parameters"
-                    raise SpecError.of(where, f"'{pattern}' matches no parameter", group.mark("parameters"))
-                found |= {path: found.get(path, 1.0) * group.factor for path in mine}
-        return found
 
 
 class Embedding(Spec):
@@ -120,7 +83,14 @@ class Model(Spec):
 
     @classmethod
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
-        """A model of either kind. With a key that was registered (`zoo`) a mapping is what its reader makes of it."""
+        """A model of either kind, which a file may hold under `model:`, as a study does. With a key that was registered
+        (`zoo`) a mapping is what its reader makes of it."""
+        if not path and isinstance(node.value, dict) and "model" in node.value:  # the whole of a file
+            others = [name for name in node.value if name != "model"]
+            if others:
+                message = f"stands beside {', '.join(others)}; a file holds a model alone, under `model:` or without it"
+                return refuse(problems, "model", message, node.key_marks.get("model"))
+            return cls.parse_node(node.value["model"], "model", problems)
         keys = node.value if isinstance(node.value, dict) else {}
         for key, reader in cls.readers.items():
             if key in keys:
@@ -164,8 +134,8 @@ class Model(Spec):
     def place(self, ctx: BuildContext, name: str) -> BuildContext:
         """The facts that hold in one stack, from those at the top."""
         stack = self.stacks()[name]
-        residual_std, gain = _residual_std(self.init, stack.n_layers, self.d_model, ctx.std)
-        facts = {"n_layers": stack.n_layers, "residual_std": residual_std, "gain": gain}
+        std, gain = residual_std(self.init, stack.n_layers, self.d_model, ctx.std)
+        facts = {"n_layers": stack.n_layers, "residual_std": std, "gain": gain}
         if not name:
             return ctx.where(**facts)
         return ctx.at(name, **facts, source_tokens=ctx.source_tokens if name == "decoder" else None)
@@ -189,12 +159,16 @@ class Model(Spec):
 
 
 class DecoderModel(Model, Stack):
-    """A decoder-only language model, whose fields are those of its stack too."""
+    """A decoder-only language model, whose fields are those of its stack too.
+
+    `predict` has it predict further tokens while it is trained, by heads that are dropped afterwards.
+    """
 
     order: ClassVar[tuple[str, ...]] = (
         "d_model", "n_layers", "block", "overrides", "vocab", "max_positions", "embedding", "embed", "unembedding",
-        "logits", "final", "prompt", "init",
+        "logits", "final", "prompt", "streams", "skips", "predict", "init",
     )  # fmt: skip
+    predict: Prediction | None = added(default=None)
 
     def stacks(self) -> dict[str, Stack]:
         return {"": self}
@@ -202,6 +176,9 @@ class DecoderModel(Model, Stack):
     def with_stack(self, name: str, stack: Stack) -> Model:
         assert isinstance(stack, DecoderModel)
         return stack
+
+    def check_whole(self) -> list[Problem]:
+        return [] if self.predict is None else list(self.predict.check(self))
 
 
 class DecoderStack(Stack):
@@ -260,17 +237,6 @@ def prefixed(problems: Iterable[Problem], name: str) -> list[Problem]:
     return [dataclasses.replace(item, path=f"{name}.{item.path}") for item in problems] if name else list(problems)
 
 
-def _residual_std(init: Init, n_layers: int, d_model: int, std: float) -> tuple[float, float]:
-    """The std of maps back to the stream, and the factor on the std of value and feed-forward maps."""
-    if init.residual == "depth_scaled":
-        return std * float((2 * n_layers) ** -0.5), 1.0
-    if init.residual == "wang":
-        return 2 / (n_layers * float(d_model**0.5)), 1.0
-    if init.residual == "deepnorm":
-        return std * float((8 * n_layers) ** -0.25), float((8 * n_layers) ** -0.25)
-    return std, 1.0
-
-
 def resolve(model: Model, *, vocab: int | None = None, max_positions: int | None = None) -> Model:
     """The model with everything derived: its vocabulary, positions, layers, head sizes and widths.
 
@@ -296,6 +262,11 @@ def resolve(model: Model, *, vocab: int | None = None, max_positions: int | None
     return complete
 
 
+def kept(model: Model) -> Model:
+    """The model without what only training has."""
+    return model.replace(predict=None) if getattr(model, "predict", None) else model
+
+
 def cost(model: Model, tokens: int = 1024, source_tokens: int | None = None) -> Cost:
     """Parameters, FLOPs and memory over one sequence of `tokens` tokens, node by node, from the spec alone.
 
@@ -315,22 +286,52 @@ def cost(model: Model, tokens: int = 1024, source_tokens: int | None = None) -> 
         inputs["projection"] = dataclasses.replace(map_, parameters=tables * map_.parameters)
     if width and model.unembedding.tied:
         outputs["projection"] = Cost.product(tokens, model.d_model, width).keeping(tokens * model.d_model)
-    inner = width if width and model.unembedding.tied else model.d_model
-    chunk = min(tokens, max(LOSS_CHUNK // vocab, 1))
-    kept = tokens * inner + chunk * vocab
-    if chunk < tokens and logit_form(model.logits, model.d_model):
-        kept += tokens * (inner + 1)  # the stream's gradient and log Z: the table's is that of a parameter
-    logits = Cost.product(tokens, inner, vocab, model.unembedding.bias).keeping(kept)
-    if model.unembedding.tied:
-        logits = dataclasses.replace(logits, parameters=vocab if model.unembedding.bias else 0)
     return Cost.total(
         {
             "embedding": Cost.total(inputs),
             **_stacks_cost(model, ctx, tokens, source),
-            "unembedding": Cost.total({**outputs, "table": logits}),
-            "logits": site_cost(model.logits, ctx, "logits", chunk),
+            "unembedding": Cost.total({**outputs, "table": _logits_cost(model, tokens)}),
+            "logits": site_cost(model.logits, ctx, "logits", _chunk(model, tokens)),
+            "predict": _predict_cost(model, ctx, tokens).only_trained(),
         }
     )
+
+
+def _chunk(model: Model, tokens: int) -> int:
+    """How many rows of logits are held at a time."""
+    return min(tokens, max(LOSS_CHUNK // (model.vocab or 1), 1))
+
+
+def _logits_cost(model: Model, tokens: int) -> Cost:
+    """The table of logits, and what its loss over so many tokens keeps."""
+    vocab, tied = model.vocab or 1, model.unembedding.tied
+    inner = model.embedding.width or model.d_model if tied else model.d_model
+    chunk = _chunk(model, tokens)
+    kept = tokens * inner + chunk * vocab
+    if chunk < tokens and logit_form(model.logits, model.d_model):
+        kept += tokens * (inner + 1)  # the stream's gradient and log Z: the table's is that of a parameter
+    logits = Cost.product(tokens, inner, vocab, model.unembedding.bias).keeping(kept)
+    if tied:
+        logits = dataclasses.replace(logits, parameters=vocab if model.unembedding.bias else 0)
+    return logits
+
+
+def _predict_cost(model: Model, ctx: BuildContext, tokens: int) -> Cost:
+    """The heads of further tokens, their logits and losses with them."""
+    if not isinstance(model, DecoderModel) or model.predict is None:
+        return Cost()
+    found = model.predict.cost(model, model.place(ctx, ""), tokens)
+    width, tied = model.embedding.width, model.unembedding.tied
+    losses = {}
+    for ahead in range(2, model.predict.tokens + 1):
+        read = max(tokens - ahead + 1, 0)
+        parts = {"table": _logits_cost(model, read).without_parameters()}
+        if width and tied:
+            parts["projection"] = Cost.product(read, model.d_model, width).keeping(read * model.d_model)
+            parts["projection"] = parts["projection"].without_parameters()
+        parts["logits"] = site_cost(model.logits, ctx, "logits", _chunk(model, read))
+        losses[str(ahead)] = Cost.total(parts)
+    return Cost.total({**found.children, "losses": Cost.total(losses)})
 
 
 def _stacks_cost(model: Model, ctx: BuildContext, tokens: int, source: int) -> dict[str, Cost]:

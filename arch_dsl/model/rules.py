@@ -13,7 +13,9 @@ from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.spec import walk
 from archlab.arch_dsl.parts.context import BuildContext
 from archlab.arch_dsl.parts.families import Branch, Carry, Join, Position, Rotary
+from archlab.arch_dsl.primitives.attention import Attention
 from archlab.arch_dsl.primitives.branch import OUTER, Headed
+from archlab.arch_dsl.primitives.earlier_keys import unlike, without_own
 from archlab.arch_dsl.primitives.parallel import Parallel
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.tree.identity import normal_form
@@ -44,7 +46,8 @@ def places(stack: Stack, ctx: BuildContext, blocks: list[Block]) -> list[Place]:
         label = labels.setdefault(block, f"block (layer {depth})")
         for steps, branch in block.walk():
             path = ".".join(steps)
-            found.append(Place(depth, f"{label}.{path}", path, branch, ctx))
+            kept = without_own(branch) if isinstance(branch, Attention) else branch
+            found.append(Place(depth, f"{label}.{path}", path, kept, ctx))
     return found
 
 
@@ -156,7 +159,7 @@ def _scores_repair(stack: Stack) -> Stack:
 
 def _rotary_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:
     for place in distinct(found):
-        if isinstance(place.branch, Headed):
+        if isinstance(place.branch, Headed) and getattr(place.branch, "kv", "own") == "own":
             query, key = ([i for i in getattr(place.branch, n) if isinstance(i, Rotary)] for n in ("query", "key"))
             if query != key:
                 name = "key" if len(key) >= len(query) else "query"
@@ -199,6 +202,27 @@ def _values_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:
                 there = f"{first} in {users[0].path}"
                 message = f"value_residual needs the same heads in all layers: {other} here, {there}"
                 yield Problem(f"{place.path}.kv_heads", message, place.branch.mark("kv_heads"))
+
+
+def _keys_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:
+    """Keys and values of an earlier layer that there are none of, or that are unlike those a layer would have."""
+    owners: dict[tuple[str, Any], Place] = {}
+    told: dict[tuple[str, str], Problem] = {}
+    written = [branch for block in stack.layers() for _, branch in block.walk()]
+    for place, branch in zip(found, written, strict=True):
+        if not isinstance(branch, Attention):
+            continue
+        own = (place.name, branch.mask)
+        if branch.kv == "own":
+            owners[own] = place
+        elif own not in owners:
+            message = "needs an earlier layer with keys and values of its own and the same mask; there is none"
+            told.setdefault((place.path, "kv"), Problem(f"{place.path}.kv", message, branch.mark("kv")))
+        else:
+            first = owners[own]
+            for name, message in unlike(branch, first.branch, first.path, place.ctx):
+                told.setdefault((place.path, name), Problem(f"{place.path}.{name}", message, branch.mark(name)))
+    yield from told.values()
 
 
 def _value_heads(place: Place) -> str:
@@ -278,11 +302,46 @@ def _all_shared(branch: Branch, where: str) -> Iterator[Problem]:
             yield Problem(at, message, part.mark())
 
 
+# several residual streams, and what is mixed into them
+
+
+def _streams_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:
+    """Joins that several residual streams leave nothing to do."""
+    if stack.streams is None:
+        return
+    for place in distinct([place for place in found if "." not in place.name]):
+        if _join(place).type != "add":
+            message = f"must be add, as {stack.streams.type} streams mix the update in themselves"
+            yield Problem(f"{place.path}.join", f"{message}; found {_join(place).type}", place.branch.mark("join"))
+        if place.name == "streams":
+            yield Problem(place.path, "is the name of what mixes the streams; name the branch otherwise")
+
+
+def _tokens_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:
+    """Values of other tokens than the stack's own."""
+    for place in distinct(found):
+        for index, item in enumerate(getattr(place.branch, "value", ())):
+            if getattr(item, "reads_tokens", False) and place.branch.type == "cross_attention":
+                message = f"{item.type} looks up the tokens of this stack, and the values are those of the source"
+                yield Problem(f"{place.path}.value.{index}", message, item.mark())
+
+
+def _skips_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:
+    kinds = [item.type for item in stack.skips]
+    for index, item in enumerate(stack.skips):
+        if item.type in kinds[:index]:
+            yield Problem(f"skips.{index}", f"{item.type} stands twice; one of each is enough", item.mark())
+
+
 RULES = (
     Rule("dual stream", "`dual` at final and residual_dual at every branch go together", _dual_broken, _dual_repair),
     Rule("order of scores", "a cap first, then biases, then sinks, one of each", _scores_broken, _scores_repair),
     Rule("rotations", "query and key are rotated alike", _rotary_broken),
     Rule("learned positions", "one table of learned positions", _positions_broken, _positions_repair),
     Rule("values across layers", "value_residual in at least two layers with equal heads", _values_broken),
+    Rule("keys of earlier layers", "there is one with keys and values that fit", _keys_broken),
+    Rule("residual streams", "several streams are joined by their own mixing", _streams_broken),
+    Rule("skips", "one of each", _skips_broken),
+    Rule("value embeddings", "values are those of the stack's own tokens", _tokens_broken),
     Rule("shared parts", "what layers share is the same in all of them, and there are some", _shared_broken),
 )

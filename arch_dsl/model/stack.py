@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -15,9 +16,11 @@ from archlab.arch_dsl.language.spec import Count, Range, Spec, added, walk
 from archlab.arch_dsl.parts import fused
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Carry, Norm, Position, Scale, build_site, check_site, shared_cost, site_cost
-from archlab.arch_dsl.parts.layers import normal, table
+from archlab.arch_dsl.parts.layers import Site, normal, table
 from archlab.arch_dsl.patching.patch import apply, settings_of
 from archlab.arch_dsl.patching.shortform import parse_with_knobs
+from archlab.arch_dsl.primitives.skips import Skip
+from archlab.arch_dsl.primitives.streams import StreamBranches, Streams
 from archlab.arch_dsl.tree.block import Block, Branches
 from archlab.arch_dsl.tree.identity import normal_form
 from archlab.arch_dsl.tree.overrides import Overrides, layers_of, ranges
@@ -27,7 +30,8 @@ class Stack(Spec):
     """Blocks one after another, what acts on the embeddings before them, and what acts on the stream after them.
 
     `prompt` is how many learned vectors stand before the embeddings of the tokens, read by what may look back at them
-    (arXiv:2104.08691, section 2); what the stack makes of them is dropped.
+    (arXiv:2104.08691, section 2); what the stack makes of them is dropped. `streams` are several residual streams in
+    place of one. `skips` act on the stream before every layer, and mix in what stood there before an earlier one.
     """
 
     title: ClassVar[str] = "stack"
@@ -37,6 +41,8 @@ class Stack(Spec):
     embed: tuple[Norm | Position | Scale, ...] = ()
     final: tuple[Norm | Carry | Scale, ...] = ()
     prompt: Count | None = added(default=None)
+    streams: Streams | None = added(default=None)
+    skips: tuple[Skip, ...] = added(default=())
 
     @classmethod
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
@@ -82,6 +88,9 @@ def check_ends(items: tuple[Any, ...], ctx: BuildContext, name: str) -> list[Pro
 def check_stack(stack: Stack, ctx: BuildContext) -> list[Problem]:
     """Everything that makes no sense in the parts of a stack, at once."""
     problems = check_ends(stack.embed, ctx, "embed") + check_ends(stack.final, ctx, "final")
+    problems += check_site(stack.skips, ctx, "skips")
+    if stack.streams is not None:
+        problems += stack.streams.check(ctx, "streams")
     for layers in stack.overrides:
         if not layers_of(layers, stack.n_layers):
             message = f"'{layers}' names no layer of {stack.n_layers}"
@@ -93,6 +102,8 @@ def check_stack(stack: Stack, ctx: BuildContext) -> list[Problem]:
     if stack.prompt and any(getattr(part, "documents", False) for _, part in walk(tuple(blocks))):
         message = "belongs to no document, and a mask of this stack keeps documents apart"
         problems.append(Problem("prompt", message, stack.mark("prompt")))
+    if stack.prompt and _reads_tokens(stack):
+        problems.append(Problem("prompt", "is no token, and a value_embedding looks tokens up", stack.mark("prompt")))
     for depth, block in first_places(blocks):
         where = "block" if block == stack.block else f"block (layer {depth})"
         if not block:
@@ -100,6 +111,11 @@ def check_stack(stack: Stack, ctx: BuildContext) -> list[Problem]:
         for name, branch in block.items():
             problems += branch.check(ctx.at(name, depth=depth), f"{where}.{name}")
     return problems
+
+
+def _reads_tokens(stack: Stack) -> bool:
+    """Whether a part of it reads the tokens beside the stream."""
+    return any(getattr(part, "reads_tokens", False) for block in stack.layers() for _, part in walk(block))
 
 
 def first_places(blocks: list[Block]) -> list[tuple[int, Block]]:
@@ -125,9 +141,27 @@ def stack_cost(stack: Stack, ctx: BuildContext, tokens: int) -> dict[str, Cost]:
     return {
         "prompt": prompt,
         "embed": site_cost(stack.embed, ctx, "embed", tokens),
+        "streams": _streams_cost(stack, ctx, tokens),
+        "skips": _skips_cost(stack, ctx, tokens),
         "stack": _layers_cost(stack, ctx, tokens),
         "final": site_cost(stack.final, ctx, "final", tokens),
     }
+
+
+def _streams_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
+    """What mixing the residual streams costs, at all branches together."""
+    if stack.streams is None:
+        return Cost()
+    return stack.streams.cost(ctx, tokens).times(sum(len(block) for block in stack.layers()))
+
+
+def _skips_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
+    """What the skips of all layers cost."""
+    place = ctx.where(heads=stack.streams.n if stack.streams else None)
+    layers = range(stack.n_layers if stack.skips else 0)
+    return Cost.total(
+        {str(depth): site_cost(stack.skips, place.where(depth=depth), "skips", tokens) for depth in layers}
+    )
 
 
 def _layers_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
@@ -154,13 +188,16 @@ def _layers_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
 
 
 class StackModule(nn.Module):
-    """embeddings -> final(block(… block(embed(embeddings)))), all `[batch, time, d_model]`.
+    """embeddings -> final(block(… block(embed(embeddings)))), all `[batch, time, d_model]`, with several streams in
+    between `[batch, time, n, d_model]`.
 
-    `keeps_documents_apart` says whether a part of it does. Where `recompute` is set, training keeps of each layer only
-    what it reads, and computes the rest again for the gradients (arXiv:1604.06174, section 4.1): the same bits.
+    `keeps_documents_apart` says whether a part of it does, `reads_tokens` whether one does beside the stream. Where
+    `recompute` is set, training keeps of each layer only what it reads, and computes the rest again for the gradients
+    (arXiv:1604.06174, section 4.1): the same bits.
     """
 
     recompute: bool = False
+    read_by_heads: bool = False  # whether, in training, heads read the streams before and after the last layer
 
     def __init__(self, spec: Stack, ctx: BuildContext) -> None:
         super().__init__()
@@ -170,12 +207,22 @@ class StackModule(nn.Module):
         """Builds the parts of the stack, in their order."""
         self.prompt = table((spec.prompt, ctx.d_model), normal(ctx.std)) if spec.prompt else None
         self.embed = build_site(spec.embed, ctx, "embed")
-        places = ((depth, block) for depth, block in enumerate(spec.layers()))
-        self.block = nn.ModuleList(Branches(block, ctx.at(f"block.{depth}", depth=depth)) for depth, block in places)
+        self.n_streams = 0 if spec.streams is None else spec.streams.n
+        places = [ctx.at(f"block.{depth}", depth=depth) for depth in range(spec.n_layers)]
+        self.block = nn.ModuleList(_layers(spec, places))
+        self.skips = _skips(spec, ctx) if spec.skips else None
         self.final = build_site(spec.final, ctx, "final")
-        fused.sums(self, self.block, ctx)
+        self._fuse_sums(spec, ctx)
         parts = (part for block in spec.layers() for _, part in walk(block))
         self.keeps_documents_apart = any(getattr(part, "documents", False) for part in parts)
+        self.reads_tokens = _reads_tokens(spec)
+
+    def _fuse_sums(self, spec: Stack, ctx: BuildContext) -> None:
+        if spec.streams is None and not spec.skips:
+            fused.sums(self, self.block, ctx)
+        elif spec.streams is None:  # what follows a layer is no norm
+            for layer in self.block:
+                fused.sums(layer, [layer], ctx)
 
     def through(self, stream: Tensor, call: Call) -> Tensor:
         """The stream after the last norm, from the token embeddings."""
@@ -185,15 +232,53 @@ class StackModule(nn.Module):
         prompt = self.prompt.to(stream.dtype).expand(len(stream), -1, -1)
         return self._through(torch.cat([prompt, stream], 1), _prompted(call, count))[:, count:]
 
+    def applied(self, layer: nn.Module, stream: Tensor, call: Call) -> Tensor:
+        """What a layer makes of the stream, with nothing of it kept where that is asked."""
+        again = self.recompute and self.training and torch.is_grad_enabled()
+        found: Tensor = _recomputed(layer, stream, call) if again else layer(stream, call)
+        return found
+
+    def _layers(self, stream: Tensor, call: Call) -> Tensor:
+        for layer in self.block:
+            if self.read_by_heads and self.training:
+                call.across["before_last"] = stream
+            stream = self.applied(layer, stream, call)
+        return stream
+
+    def _layers_and_skips(self, stream: Tensor, call: Call) -> Tensor:
+        assert self.skips is not None
+        for depth, layer in self.block.named_children():
+            stream = self.applied(layer, self.skips[depth](stream, call, iter(())), call)
+        return stream
+
     def _through(self, stream: Tensor, call: Call) -> Tensor:
         stream = self.embed(stream, call, iter(()))
-        for layer in self.block:
-            again = self.recompute and self.training and torch.is_grad_enabled()
-            stream = _recomputed(layer, stream, call) if again else layer(stream, call)
+        if self.n_streams:
+            stream = stream[:, :, None].repeat(1, 1, self.n_streams, 1)
+        stream = self._layers(stream, call) if self.skips is None else self._layers_and_skips(stream, call)
+        if self.n_streams:
+            stream = stream.sum(2)
+        if self.read_by_heads and self.training:
+            call.across["after_last"] = stream
         last: Tensor = self.final(stream, call, iter(()))
         if call.state is not None:
             call.state.tokens += stream.shape[1]
         return last
+
+
+def _layers(spec: Stack, places: list[BuildContext]) -> Iterator[Branches]:
+    """The layers, each at its place."""
+    before = 0
+    for block, place in zip(spec.layers(), places, strict=True):
+        yield Branches(block, place) if spec.streams is None else StreamBranches(block, place, spec.streams, before)
+        before += len(block)
+
+
+def _skips(spec: Stack, ctx: BuildContext) -> nn.ModuleDict:
+    """What acts on the stream before each layer, by the number of the layer."""
+    places = {str(depth): ctx.at(f"skips.{depth}", depth=depth) for depth in range(spec.n_layers)}
+    sites = {depth: [(item.type, item.build(place)) for item in spec.skips] for depth, place in places.items()}
+    return nn.ModuleDict({depth: Site(items, places[depth].path) for depth, items in sites.items()})
 
 
 def _prompted(call: Call, count: int) -> Call:

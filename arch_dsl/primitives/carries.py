@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Carry, Module, Norm, place_of
-from archlab.arch_dsl.parts.layers import Linear, constant, parameter
+from archlab.arch_dsl.parts.layers import Linear, constant, normal, parameter, table
 from archlab.arch_dsl.parts.state import shifted
 from archlab.arch_dsl.primitives.norms import RMSNorm
 
@@ -130,3 +130,34 @@ class _ValueResidual(_FirstValue):
     def forward(self, x: Tensor, call: Call) -> Tensor:
         own, first = self.mix if self.weight is None else (1 - self.weight, self.weight)
         return own * x + first * call.across[self.key]
+
+
+@Carry.register("value_embedding")
+class ValueEmbedding(Carry):
+    """v' = a v + b E[token] with a second table of token embeddings E `[vocab, heads head_dim]`: the value embeddings
+    of modded-nanogpt (github.com/KellerJordan/modded-nanogpt). a and b are learned numbers that start at 1/2.
+
+    Each layer that has it has a table; `overrides` say which do. With `share: stack` all have one, and one a and b.
+    """
+
+    reads_tokens: ClassVar[bool] = True
+
+    def cost(self, ctx: BuildContext, tokens: int) -> Cost:
+        rows = ctx.vocab * ctx.channels
+        kept = ctx.elements(tokens) + tokens * ctx.channels
+        return Cost(parameters=rows + 2, embeddings=rows, activations=kept)
+
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
+        if ctx.heads is None or ctx.site != "value":
+            yield "", "embeds tokens as values; it stands at value"
+
+
+class _ValueEmbedding(Module, of=ValueEmbedding):
+    def __init__(self, spec: ValueEmbedding, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
+        self.table = table((ctx.vocab, ctx.channels), normal(ctx.std))
+        self.own, self.embedded = parameter((1,), constant(0.5)), parameter((1,), constant(0.5))
+
+    def forward(self, x: Tensor, call: Call) -> Tensor:
+        found = nn.functional.embedding(call.across["tokens"], self.table).view_as(x)
+        return self.own * x + self.embedded * found

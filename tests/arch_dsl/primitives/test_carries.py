@@ -56,9 +56,39 @@ def test_two_branches_carry_their_own_values():
     [
         (model(["value_residual"], n_layers=1), "needs a second layer to carry values to"),
         (model([], key=["value_residual"]), "carries values; it stands at value"),
+        (model([], key=["value_embedding"]), "embeds tokens as values; it stands at value"),
+        ({**model(["value_embedding"]), "prompt": 2}, "prompt: is no token, and a value_embedding looks tokens up"),
         (model([], pre=["shift"]), "shifts queries, keys or values, and this site has none"),
     ],
 )
 def test_a_carry_where_it_makes_no_sense_is_refused(data: dict, message: str):
     with pytest.raises(SpecError, match=message):
         arch_dsl.resolve(arch_dsl.load(data))
+
+
+@pytest.mark.parametrize("share", ["none", "stack"])
+def test_a_value_embedding_adds_what_a_table_has_for_the_token(share):
+    module = build(arch_dsl.resolve(arch_dsl.load(model([{"type": "value_embedding", "share": share}]))))
+    seen = []
+    for layer in module.block:
+        layer.attention.value.register_forward_hook(lambda site, args, out: seen.append((args[0], out)))
+    module(TOKENS)
+    for layer, (own, out) in zip(module.block, seen, strict=True):
+        item = layer.attention.value.value_embedding
+        for b, t in torch.cartesian_prod(torch.arange(2), torch.arange(TOKENS.shape[1])).tolist():
+            found = item.table[TOKENS[b, t]].reshape(2, 4)
+            torch.testing.assert_close(out[b, t], item.own * own[b, t] + item.embedded * found)
+    assert sum(name.endswith("table") for name, _ in module.named_parameters()) == (1 if share == "stack" else 3)
+    started = arch_dsl.compile(arch_dsl.load(model(["value_embedding"]))).block[0].attention.value.value_embedding
+    assert (started.own.item(), started.embedded.item()) == (0.5, 0.5)
+
+
+def test_a_value_embedding_of_a_source_is_refused():
+    attention = {"heads": 4}
+    cross = {**attention, "value": ["value_embedding"]}
+    sizes = {"d_model": 16, "vocab": 19, "max_positions": 12}
+    encoder = {"n_layers": 1, "block": {"attention": {**attention, "mask": "full"}}}
+    decoder = {"n_layers": 1, "block": {"attention": attention, "cross_attention": cross}}
+    message = "decoder.block.cross_attention.value.0: value_embedding looks up the tokens of this stack"
+    with pytest.raises(SpecError, match=message):
+        arch_dsl.resolve(arch_dsl.load({**sizes, "encoder": encoder, "decoder": decoder}))
