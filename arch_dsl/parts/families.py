@@ -129,11 +129,24 @@ class Score(Primitive):
     kind: ClassVar[Literal["bias", "softcap", "sinks"]] = "bias"
     positional: ClassVar[bool] = False  # whether it is how positions enter, and so what the knob `positional` sets
     fading: ClassVar[bool] = False  # whether it adds to no other key more than to the query's own
+    of_pairs: ClassVar[bool] = False  # whether it is made of queries and keys, and so has gradients without parameters
+    gapless: ClassVar[bool] = False  # whether a key that a query cannot read must be hidden from all later queries
     share: Literal["none", "stack"] = added(default="none")
 
     def per_key(self, ctx: BuildContext) -> int:
         """How many numbers decoding keeps for it beside each key."""
         return 0
+
+
+class Weights(Primitive):
+    """Makes the weights with which attention reads its values out of the logits.
+
+    The module is a `Weighing` (primitives/weights.py), which keeps `squares` matrices of all pairs for the backward
+    pass. Kernels stand in the place of that of `softmax`.
+    """
+
+    noun: ClassVar[str] = "weighting"
+    squares: ClassVar[int] = 1
 
 
 class Mask(Primitive):

@@ -35,8 +35,8 @@ class MultiHead(Headed):
     maps: ClassVar[int] = 1  # softmaxes of a head, each with queries and keys of its own
     ops: ClassVar[tuple[str, ...]] = ("attention",)
     order: ClassVar[tuple[str, ...]] = (
-        "pre", "post", "join", "heads", "kv_heads", "head_dim", "bias", "zero", "scale", "queries", "query", "key",
-        "value", "mask", "scores", "sdpa", "memory", "share",
+        "pre", "post", "join", "heads", "kv_heads", "head_dim", "bias", "zero", "scale", "queries", "kv", "query",
+        "key", "value", "mask", "scores", "weights", "sdpa", "memory", "switch", "share",
     )  # fmt: skip
     heads: Count
     kv_heads: Count | None = None
@@ -54,6 +54,11 @@ class MultiHead(Headed):
     def facts(self) -> dict[str, Any]:
         """What the parts of the branch see of its mask."""
         return {}
+
+    @property
+    def softmax(self) -> bool:
+        """Whether its weights are a softmax, which is what kernels compute."""
+        return True
 
     def sizes(self) -> Sizes:
         """How queries, keys and values meet; the spec must be resolved."""
@@ -83,6 +88,10 @@ class MultiHead(Headed):
         values, out = self.kv_heads * value_dim, self.heads * value_dim
         return {"query": heads * head_dim, "key": kv_heads * head_dim, "value": values, "output": out}
 
+    def copies(self, name: str) -> int:
+        """How many maps of that name each head has: experts, of which tokens choose."""
+        return 1
+
     def value_heads(self, d_model: int) -> tuple[int, int]:
         return self.kv_heads or self.heads, self.maps * (self.head_dim or d_model // (self.maps * self.heads))
 
@@ -111,7 +120,8 @@ class MultiHead(Headed):
         heads, kv_heads, head_dim, value_dim = self.sizes()
         out, read = heads * value_dim, keys * kv_heads * (head_dim + value_dim)
         kinds = {item.kind for item in self.scores}
-        learned = any(item.kind == "bias" and item.cost(ctx, 1).parameters for item in self.scores)
+        biases = [item for item in self.scores if item.kind == "bias"]
+        learned = any(item.of_pairs or item.cost(ctx, 1).parameters for item in biases)
         vectors, squares = queries * (heads * head_dim + out), heads
         if (plain := kinds - {"bias"}) or pairs:
             squares *= 1 + len(plain)
@@ -157,6 +167,7 @@ class MultiHeadModule(SublayerModule):
         own, wide = places.pop("scores"), max(spec.sizes()[2:])
         self.head_dim, self.scale, self.pattern = places["query"].width, own.logit_scale, pattern
         self.value_dim = None if places["value"].width == self.head_dim else places["value"].width
+        width = {name: size * spec.copies(name) for name, size in width.items()}
         self.query_projection = linear(spec, "query", read["query"], width["query"], ctx.std)
         self.key_projection = linear(spec, "key", read["key"], width["key"], ctx.std)
         self.value_projection = linear(spec, "value", read["value"], width["value"], ctx.std * ctx.gain)
@@ -173,9 +184,13 @@ class MultiHeadModule(SublayerModule):
             "beyond_128": wide > 128,
             **options,
         }
+        self.choose(spec, ctx, ask)
+
+    def choose(self, spec: MultiHead, ctx: BuildContext, ask: dict[str, bool]) -> None:
+        """Chooses the implementation of attention that serves what is asked for."""
         self.attend = ctx.select("attention", **ask)
         family = ctx.choices[-1].implementation
-        self.apart = family != "reference" and not dense
+        self.apart = family != "reference" and getattr(spec, "memory", None) is None
         self.opens = family == "triton" and spec.maps == 1 and fused.epilogue(self.sdpa, ctx, **ask)
 
     def heads_of(self, product: Tensor) -> Tensor:
@@ -199,6 +214,10 @@ class MultiHeadModule(SublayerModule):
             self.tell(call, q_BTHD, k_BSKD, o_BTHD, given)
         if gate is None:
             o_BTHD = self.sdpa(o_BTHD, call, products)
+        return self.joined(o_BTHD, products)
+
+    def joined(self, o_BTHD: Tensor, products: Iterator[Tensor]) -> Tensor:
+        """What the output map makes of each head's output, `[B, T, d_model]`."""
         update: Tensor = self.output_projection(o_BTHD.flatten(-2))
         return update
 

@@ -10,11 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.spec import added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Mask
+from archlab.arch_dsl.parts.families import Mask, Weights
 from archlab.arch_dsl.parts.state import recent
 from archlab.arch_dsl.primitives.heads import MultiHead, MultiHeadModule
 from archlab.arch_dsl.primitives.masks import Causal
+from archlab.arch_dsl.primitives.weights import Softmax, Weighing
 from archlab.kernels.attention import CAUSAL, FULL, Pattern
 from archlab.kernels.attention.listed import elements, listed
 from archlab.kernels.attention.torch_ops import stretches
@@ -24,6 +26,11 @@ class SelfAttention(MultiHead):
     """Attention of a sequence to itself, through a mask. `more` learned keys may stand before those of tokens."""
 
     mask: Mask = Causal()
+    weights: Weights = added(default=Softmax())
+
+    @property
+    def softmax(self) -> bool:
+        return isinstance(self.weights, Softmax)
 
     @property
     def more(self) -> int:
@@ -49,12 +56,29 @@ class SelfAttention(MultiHead):
         seen = min(tokens, self.mask.window or tokens)
         pairs = 0 if more else self.products(pattern, tokens)
         a_pair = 2 * sizes.heads * (sizes.head_dim + sizes.value_dim)
+        kept = self.kept(own, tokens, tokens + more, sizes.heads if by_head else int(masked), pairs) + drawn
         return Cost(
             flops_matmul=a_pair * tokens * (tokens + more),
             flops_model=a_pair * (self.mask.pairs(tokens) + tokens * more),
-            activations=self.kept(own, tokens, tokens + more, sizes.heads if by_head else int(masked), pairs) + drawn,
+            activations=kept if self.softmax else self.kept_by_weights(tokens),
             cache=seen * (self.cached() + sum(item.per_key(own) for item in self.scores)),
         )
+
+    def kept_by_weights(self, tokens: int) -> int:
+        """What attention keeps whose weights are no softmax, beside what these count themselves: queries, keys, values,
+        outputs, and matrices of all pairs. The spec must be resolved."""
+        heads, kv_heads, head_dim, value_dim = self.sizes()
+        keys, capped = tokens + self.more, any(item.kind == "softcap" for item in self.scores)
+        vectors = (tokens * heads + keys * kv_heads) * (head_dim + value_dim)
+        return vectors + (self.weights.squares + capped) * heads * tokens * keys
+
+    def weights_cost(self, ctx: BuildContext, tokens: int) -> dict[str, Cost]:
+        """What weights cost that are no softmax; the spec must be resolved."""
+        return {} if self.softmax else {"weights": self.weights.cost(self.weights_place(ctx), tokens)}
+
+    def weights_place(self, ctx: BuildContext) -> BuildContext:
+        """The context of the weights, with the width of a value; the spec must be resolved."""
+        return self.places(ctx)["sdpa"].where(site="weights").at("weights")
 
     def products(self, pattern: Pattern, tokens: int) -> int:
         """How many pairs plain products compute of a head where they do it some queries at a time (kernels/attention);
@@ -81,11 +105,30 @@ class SelfAttention(MultiHead):
         return heads * (copied * (head_dim + value_dim) + 2 * (copied // pattern.blocks.size))
 
     def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        return super().check(ctx, path) + self.mask.check(ctx, f"{path}.mask")
+        found = super().check(ctx, path)
+        if wrong := self.mask.check(ctx, f"{path}.mask"):
+            return found + wrong  # the rest would ask a pattern that is none
+        gaps = self.mask.pattern(self.heads).stride is not None
+        for index, item in enumerate(self.scores):
+            where = f"{path}.scores.{index}"
+            if item.gapless and gaps:
+                message = f"acts on all later queries, and {self.mask.type} shows a key to some of them alone"
+                found.append(Problem(where, f"{item.type} {message}", item.mark()))
+            elif not self.softmax and item.kind == "sinks":
+                message = f"is a logit of a softmax, and the weights are {self.weights.type}"
+                found.append(Problem(where, f"{item.type} {message}", item.mark()))
+            elif not self.softmax and getattr(item, "prune", None) is not None:
+                message = f"bounds weights of a softmax, and the weights are {self.weights.type}"
+                found.append(Problem(f"{where}.prune", message, item.mark("prune")))
+        if self.head_dim is None and ctx.d_model % (self.maps * self.heads):
+            return found
+        return found + self.weights.check(self.resolve(ctx).weights_place(ctx), f"{path}.weights")
 
 
 class SelfAttentionModule(MultiHeadModule):
-    """The mask, and which keys it hides."""
+    """The mask, and which keys it hides; `weights` compute the attention where they are no softmax."""
+
+    weights: Weighing | None
 
     # B batch, T time, S keys (those that decoding holds, and T), H heads, K key/value heads, D head_dim
     def __init__(self, spec: SelfAttention, ctx: BuildContext, pattern: Pattern | None = None) -> None:
@@ -95,6 +138,28 @@ class SelfAttentionModule(MultiHeadModule):
         super().__init__(spec, ctx, asked, documents=mask.documents, prefix=mask.reads_prefix)
         self.window, self.documents, self.reads_prefix = mask.window, mask.documents, mask.reads_prefix
         self.looks_ahead = mask.looks_ahead
+
+    def choose(self, spec: Any, ctx: BuildContext, ask: dict[str, bool]) -> None:
+        self.weights = None
+        if spec.softmax:
+            super().choose(spec, ctx, ask)
+            return
+        self.weights = spec.weights.build(spec.weights_place(ctx))
+        self.apart = self.opens = False
+        ctx.note("attention", "torch", f"{spec.weights.type} weights: plain products of all pairs, no kernel has them")
+
+    def weigh(self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, given: dict[str, Any]) -> Tensor:
+        if self.weights is None:
+            return super().weigh(q, k, v, gate, given)
+        out: Tensor = self.weights(q, k, v, self.pattern, self.scale, self.scores.softcap, **given)
+        return out
+
+    def tell(self, call: Call, q_BTHD: Tensor, k_BSKD: Tensor, o_BTHD: Tensor, given: dict[str, Any]) -> None:
+        """Of weights that are no softmax, and so no probabilities, the outputs alone."""
+        if self.weights is None:
+            super().tell(call, q_BTHD, k_BSKD, o_BTHD, given)
+        elif call.watch is not None:
+            call.watch.tell("heads", self.path, call.padding, output=o_BTHD)
 
     def refuse(self, call: Call) -> None:
         """Raises ValueError for a call that decodes what must be read at once."""
