@@ -201,7 +201,9 @@ class Cost:
 
     `cache` counts the elements that decoding keeps when the sequence has been read. `embeddings` are those of the
     parameters that stand in tables of tokens and positions at the model's input. `idle` are the parameters that a
-    token does not meet: those of the experts that it is not sent to.
+    token does not meet: those of the experts that it is not sent to. What only training has, heads of further tokens,
+    counts among parameters and activations, and not among FLOPs: `trained_only` are its parameters, `trained_flops` its
+    `flops_model`.
     """
 
     parameters: int = 0
@@ -211,6 +213,8 @@ class Cost:
     cache: int = 0
     embeddings: int = 0
     idle: int = 0
+    trained_only: int = 0
+    trained_flops: int = 0
     children: dict[str, Cost] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -223,7 +227,7 @@ class Cost:
     def total(cls, children: dict[str, Cost]) -> Cost:
         """The sum of named parts, which stay visible as children."""
         kept = {name: child for name, child in children.items() if child != _NOTHING}
-        parameters = flops_matmul = flops_model = activations = cache = embeddings = idle = 0
+        parameters = flops_matmul = flops_model = activations = cache = embeddings = idle = only = more = 0
         for child in kept.values():  # in one pass, as plans make millions
             parameters += child.parameters
             flops_matmul += child.flops_matmul
@@ -232,11 +236,19 @@ class Cost:
             cache += child.cache
             embeddings += child.embeddings
             idle += child.idle
-        return cls(parameters, flops_matmul, flops_model, activations, cache, embeddings, idle, kept)
+            only += child.trained_only
+            more += child.trained_flops
+        return cls(parameters, flops_matmul, flops_model, activations, cache, embeddings, idle, only, more, kept)
 
     def without_parameters(self) -> Cost:
         """The same work with parameters that another node owns."""
         return self._without("parameters", "embeddings", "idle")
+
+    def only_trained(self) -> Cost:
+        """The same as work that only training has."""
+        children = {name: child.only_trained() for name, child in self.children.items()}
+        own = {"trained_only": self.parameters, "trained_flops": self.flops_model, "idle": 0, "cache": 0}
+        return dataclasses.replace(self, children=children, flops_matmul=0, flops_model=0, **own)
 
     def without_cache(self) -> Cost:
         """The same work in a part that is read once, and not again with every token that is decoded."""
@@ -249,7 +261,8 @@ class Cost:
     def keeping(self, elements: int, *, parameters: int = 0, cache: int = 0) -> Cost:
         """The same with that many elements more kept for the backward pass, parameters more, and more of a cache."""
         work = (self.parameters + parameters, self.flops_matmul, self.flops_model, self.activations + elements)
-        return Cost(*work, self.cache + cache, self.embeddings, self.idle, self.children)
+        rest = (self.embeddings, self.idle, self.trained_only, self.trained_flops)
+        return Cost(*work, self.cache + cache, *rest, self.children)
 
     def times(self, count: int) -> Cost:
         """That many equal nodes, without their parts."""
@@ -257,8 +270,8 @@ class Cost:
 
     @property
     def active(self) -> int:
-        """Parameters that one token meets: all of them but for the experts that it is not sent to."""
-        return self.parameters - self.idle
+        """Parameters that one token meets, without the experts that it is not sent to and what only training has."""
+        return self.parameters - self.idle - self.trained_only
 
     @property
     def non_embedding(self) -> int:
@@ -268,13 +281,13 @@ class Cost:
     def figures(self, tokens: int) -> dict[str, int]:
         """What is told of a whole model that costs this over `tokens` tokens; bytes in float32.
 
-        A training step takes three times the FLOPs of a forward pass. The cache is an average over the context.
+        A training step takes three times the FLOPs of its forward pass. The cache is an average over the context.
         """
         return {
             "active_parameters": self.active,
             "non_embedding": self.non_embedding,
             "flops_per_token": self.flops_model // tokens,
-            "training_flops_per_token": 3 * self.flops_model // tokens,
+            "training_flops_per_token": 3 * (self.flops_model + self.trained_flops) // tokens,
             "activation_bytes": 4 * self.activations,
             "cache_bytes_per_token": 4 * self.cache // tokens,
         }

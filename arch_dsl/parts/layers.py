@@ -103,6 +103,21 @@ def _seed_at(seed: int, path: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}:{path}".encode()).digest()[:8], "little") >> 1
 
 
+class Stepped(nn.Module):
+    """A module with buffers that move after an optimizer step, without a gradient."""
+
+    def after_step(self, measures: Mapping[str, Tensor]) -> None:
+        """Called by training when a step is done, with the sums of the measures of the step's micro-batches."""
+        raise TypeError(f"{type(self).__name__} has no step")
+
+
+def after_step(model: nn.Module, measures: Mapping[str, Tensor]) -> None:
+    """Tells all `Stepped` modules of a model that an optimizer step is done."""
+    for part in model.modules():
+        if isinstance(part, Stepped):
+            part.after_step(measures)
+
+
 class Linear(nn.Module):
     """y = x W^T + b with W `[outputs, inputs]`. The product may be merged with others that read the same tensor."""
 
@@ -116,6 +131,13 @@ class Linear(nn.Module):
         return nn.functional.linear(x, self.weight, self.bias)
 
 
+class Itself(nn.Module):
+    """No map but the tensor itself, where a branch wants its input among the products of its maps."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
 def separate(x: Tensor, maps: Sequence[Linear]) -> list[Tensor]:
     """Applies several maps to one tensor `[..., inputs]`, one matrix product each."""
     return [item(x) for item in maps]
@@ -126,6 +148,9 @@ def merged(x: Tensor, maps: Sequence[Linear]) -> list[Tensor]:
 
     Only the product is merged: every map keeps its own parameters and initial values.
     """
+    if any(isinstance(item, Itself) for item in maps):
+        products = iter(merged(x, [item for item in maps if not isinstance(item, Itself)]))
+        return [x if isinstance(item, Itself) else next(products) for item in maps]
     if len(maps) == 1:
         return [maps[0](x)]
     weight = torch.cat([item.weight for item in maps])

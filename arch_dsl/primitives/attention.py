@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.spec import Count, added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Branch
 from archlab.arch_dsl.parts.layers import Linear, normal, table
+from archlab.arch_dsl.primitives import earlier_keys
 from archlab.arch_dsl.primitives.branch import projections_of
-from archlab.arch_dsl.primitives.self_attention import SelfAttention, SelfAttentionModule
+from archlab.arch_dsl.primitives.self_attention import SelfAttention
+from archlab.arch_dsl.primitives.switch import Switch, SwitchedModule, check_switch, copies, switch_cost
 from archlab.kernels.attention import CROSS, Pattern
 
 
@@ -30,30 +33,55 @@ class Attention(SelfAttention):
     many learned keys and values, as in prefix tuning (arXiv:2101.00190, section 4.2; arXiv:1907.01470, eq. 9). The
     sites hold what acts on queries, keys, values `[batch, time, heads, head_dim]`, on the logits, and on each head's
     output (`sdpa`) before the output map.
+
+    With `kv: earlier` there are no maps of keys and values: both are those of the nearest earlier layer of the same
+    mask that has its own (cross-layer attention, arXiv:2405.12981, section 3), which decoding holds once. What acts on
+    them is that layer's: the same said here, or nothing. `switch` gives maps several experts.
     """
 
-    examples = (
+    examples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"heads": 4, "kv_heads": 2, "query": ["rope"], "key": ["rope"]},
         {"heads": 4, "kv_heads": 1, "head_dim": 6, "bias": True, "mask": {"type": "window", "size": 4}},
         {"heads": 4, "bias": ["query", "output"], "zero": ["output"], "scale": 1.0, "queries": "positions"},
         {"heads": 4, "kv_heads": 2, "memory": 3, "mask": {"type": "window", "size": 4}},
+        {"heads": 4, "kv_heads": 2, "kv": "earlier", "query": ["rope"], "key": ["rope"], "bias": True},
     )
     short_forms: ClassVar[tuple[str, ...]] = ("gate", "positional", "qk_norm")
     queries: Literal["hidden", "positions"] = added(default="hidden")
     memory: Count | None = added(default=None)
+    kv: Literal["own", "earlier"] = added(default="own")
+    switch: tuple[Switch, ...] = added(default=())
+    later: ClassVar[tuple[str, ...]] = ("kv",)
 
     def build(self, ctx: BuildContext) -> nn.Module:
         return (_Attention if self.queries == "hidden" else _PositionAttention)(self.resolve(ctx), ctx)
+
+    def resolve(self, ctx: BuildContext) -> Self:
+        spec: Self = earlier_keys.without_own(super().resolve(ctx))
+        return spec
 
     @property
     def more(self) -> int:
         return self.memory or 0
 
+    def copies(self, name: str) -> int:
+        return copies(self.switch, name)
+
+    def cached(self) -> int:
+        return super().cached() if self.kv == "own" else 0
+
+    def attend_cost(self, ctx: BuildContext, tokens: int) -> Cost:
+        return super().attend_cost(ctx, tokens).keeping(-earlier_keys.kept(self, ctx, tokens))
+
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         spec = self.resolve(ctx)
         parts = spec.parts(ctx, tokens, tokens, spec.attend_cost(ctx, tokens))
         widths = spec.widths()
+        parts |= spec.weights_cost(ctx, tokens)
         parts["memory"] = Cost(parameters=spec.more * (widths["key"] + widths["value"]))
+        parts = {"switch": Cost()} | parts | switch_cost(spec, ctx, tokens)
+        if spec.kv == "earlier":
+            parts = {name: part for name, part in parts.items() if name not in earlier_keys.PARTS}
         reader = "query_projection"
         if spec.queries == "positions":
             rows = (ctx.max_positions or tokens) * ctx.d_model
@@ -62,22 +90,33 @@ class Attention(SelfAttention):
         parts[reader] = parts[reader].keeping(spec.read(ctx, tokens))
         return Cost.total(self.outer_cost(ctx, tokens) | parts)
 
+    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+        found = super().check(ctx, path)
+        if self.head_dim is None and ctx.d_model % (self.maps * self.heads):
+            return found
+        return found + check_switch(self.resolve(ctx), ctx, path)
+
     def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         if self.queries == "positions" and ctx.max_positions is None:
             yield "queries", "queries from positions need max_positions, which nothing gives here"
+        yield from earlier_keys.wrong(self)
 
 
-class _Attention(SelfAttentionModule):
+class _Attention(SwitchedModule):
     # B batch, T time, S keys (those that decoding holds, and T), H heads, K key/value heads, D head_dim
     def __init__(self, spec: Attention, ctx: BuildContext) -> None:
         super().__init__(spec, ctx, None if spec.memory is None else CROSS)
         pattern = spec.mask.pattern(spec.sizes().heads, ctx.depth)
         self.memory = None if spec.memory is None else _Memory(spec, ctx, pattern)
         self.memory_size = spec.more
+        self.lends = ""  # what later layers call its keys and values
+        self.borrows = earlier_keys.borrowed(self, spec, ctx)
+        self.inputs = ("query",) if self.borrows else ("query", "key", "value")
+        self.add_routers(spec, ctx)
 
     def reads(self) -> list[Linear]:
         inner = projections_of(self.query, self.key, self.value, self.scores, self.sdpa)
-        return [self.query_projection, self.key_projection, self.value_projection, *inner]
+        return [*self.wanted(), *inner, *self.wanted_late()]
 
     def transform(self, products: Iterator[Tensor], call: Call) -> Tensor:
         return self.mix(next(products), products, call)
@@ -85,12 +124,15 @@ class _Attention(SelfAttentionModule):
     def mix(self, query: Tensor, products: Iterator[Tensor], call: Call) -> Tensor:
         """The update `[batch, time, d_model]` from projected queries `[batch, time, H D]` and the other products."""
         self.refuse(call)
-        q = self.heads_of(query)
-        k = self.heads_of(next(products))
-        v = self.values_of(next(products))
-        q_BTHD = self.query(q, call, products)
-        k_BSKD = self.held("key", self.key(k, call, products), call)
-        v_BSKD = self.held("value", self.value(v, call, products), call)
+        made = self.made(query, products)
+        q_BTHD = self.query(self.heads_of(made[0]), call, products)
+        if self.borrows:
+            k_BSKD, v_BSKD = call.across[f"{self.borrows} keys"], call.across[f"{self.borrows} values"]
+        else:
+            k_BSKD = self.held("key", self.key(self.heads_of(made[1]), call, products), call)
+            v_BSKD = self.held("value", self.value(self.values_of(made[2]), call, products), call)
+        if self.lends:
+            call.across[f"{self.lends} keys"], call.across[f"{self.lends} values"] = k_BSKD, v_BSKD
         return self.masked(q_BTHD, k_BSKD, v_BSKD, products, call)
 
     def shown(

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from archlab.arch_dsl.language.notation import WordOr
 from archlab.arch_dsl.language.spec import Fraction
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Branch, Module, Scale
+from archlab.arch_dsl.parts.families import Branch, Module, Scale, Weights
 from archlab.arch_dsl.parts.layers import normal, parameter
 from archlab.arch_dsl.primitives.attention import Attention, _Attention, _PositionAttention
+from archlab.arch_dsl.primitives.weights import Softmax
 from archlab.kernels.activations import at_least_float32
 
 
@@ -40,8 +41,9 @@ class DifferentialAttention(Attention):
     maps: ClassVar[int] = 2
     order: ClassVar[tuple[str, ...]] = (
         "pre", "post", "join", "heads", "kv_heads", "head_dim", "bias", "zero", "scale", "lambda_init", "queries",
-        "query", "key", "value", "mask", "scores", "sdpa", "memory", "share",
+        "kv", "query", "key", "value", "mask", "scores", "sdpa", "memory", "switch", "share",
     )  # fmt: skip
+    weights: ClassVar[Weights] = Softmax()  # type: ignore[misc]  # no field: a difference of two softmaxes
     examples = (
         {"heads": 2, "kv_heads": 1, "query": ["rope"], "key": ["rope"]},
         {"heads": 2, "head_dim": 6, "bias": True, "sdpa": ["rmsnorm", "differential_scale"], "scores": ["forget_gate"]},
