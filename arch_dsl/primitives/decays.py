@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from archlab.arch_dsl.language.spec import Count, NotNegative, Positive
+from archlab.arch_dsl.language.spec import Count, NotNegative, Positive, added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Decay, Module, place_of
 from archlab.arch_dsl.parts.layers import Initializer, Linear, constant, equal_to, parameter, steps
@@ -30,7 +30,9 @@ class Constant(Decay):
     learned: bool = False
 
     def build(self, ctx: BuildContext) -> nn.Module:
-        return (_Learned if self.learned else _Fixed)(self, ctx)
+        if self.learned:
+            return _Learned(self, ctx)
+        return _Fixed(torch.log1p(-_retention(ctx.heads or 1)))
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         heads = ctx.heads or 1
@@ -54,12 +56,15 @@ class _Projected(_Decay):
         return [self.projection]
 
 
-class _Fixed(_Decay):
+class _Fixed(nn.Module):
     log_f: Tensor
 
-    def __init__(self, spec: Constant, ctx: BuildContext) -> None:
-        super().__init__(spec, ctx)
-        self.register_buffer("log_f", torch.log1p(-_retention(ctx.heads or 1)).float(), persistent=False)
+    def __init__(self, log_f: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("log_f", log_f.float(), persistent=False)
+
+    def projections(self) -> list[Linear]:
+        return []
 
     def forward(self, products: Iterator[Tensor], call: Call) -> Decays:
         return self.log_f, None
@@ -76,22 +81,41 @@ class _Learned(_Decay):
         return F.logsigmoid(self.logit), None
 
 
+@Decay.register("lightning")
+class Lightning(Decay):
+    """log f_h = -2^(-8 (h + 1) / heads) (1 - i / (n_layers - 1 + e) + e) with e = 1e-5, for head h = 0, 1, … of layer
+    i = 0, 1, …: fixed decays, slower in later layers (lightning attention of MiniMax-01, arXiv:2501.08313, section 2.2,
+    and its code)."""
+
+    by_layer: ClassVar[bool] = True
+
+    def build(self, ctx: BuildContext) -> nn.Module:
+        return _Fixed(-_slopes(ctx.heads or 1) * (1 - ctx.depth / (ctx.n_layers - 1 + 1e-5) + 1e-5))
+
+
+def _slopes(heads: int) -> Tensor:
+    """2^(-8 (h + 1) / heads) `[heads]` in float64, the slopes of ALiBi."""
+    return torch.exp2(-8 * torch.arange(1, heads + 1, dtype=torch.float64) / heads)
+
+
 @Decay.register("mamba2")
 class Mamba2(Decay):
     """log f_h = -exp(a_h) dt_h with the step dt_h = softplus(w_h . x + b_h), by which values are multiplied too
     (Mamba-2, arXiv:2405.21060, section 7.1 and its code).
 
     With `step: false` values stay as they are (gated DeltaNet, arXiv:2412.06464, section 3.4). exp(a) starts uniform
-    between `a_min` and `a_max`, softplus(b) between `dt_min` and `dt_max`, uniform in its logarithm.
+    between `a_min` and `a_max`, softplus(b) between `dt_min` and `dt_max`, uniform in its logarithm. With `factor` c
+    the step is softplus(c w_h . x + b_h) (Falcon-H1, arXiv:2507.22448, section 3.2.3).
     """
 
-    examples = ({}, {"step": False})
+    examples = ({}, {"step": False, "factor": 0.5})
 
     step: bool = True
     a_min: NotNegative = 1.0
     a_max: Positive = 16.0
     dt_min: Positive = 1e-3
     dt_max: Positive = 0.1
+    factor: Positive = added(default=1.0)
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         heads = ctx.heads or 1
@@ -99,9 +123,13 @@ class Mamba2(Decay):
         return Cost.product(tokens, ctx.hidden, heads).keeping((2 * tokens + 2) * heads, parameters=2 * heads)
 
     def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
-        for low, high in (("a_min", "a_max"), ("dt_min", "dt_max")):
-            if getattr(self, high) < getattr(self, low):
-                yield high, f"must be at least {low} {getattr(self, low):g}"
+        return _bounds(self)
+
+
+def _bounds(spec: Mamba2 | KDA) -> Iterator[tuple[str, str]]:
+    for low, high in (("a_min", "a_max"), ("dt_min", "dt_max")):
+        if getattr(spec, high) < getattr(spec, low):
+            yield high, f"must be at least {low} {getattr(spec, low):g}"
 
 
 class _Mamba2(_Projected, of=Mamba2):
@@ -111,10 +139,11 @@ class _Mamba2(_Projected, of=Mamba2):
         self.projection = Linear(ctx.hidden, heads, std=ctx.std)
         self.a = parameter((heads,), _log_uniform(spec.a_min, spec.a_max))
         self.bias = parameter((heads,), steps(spec.dt_min, spec.dt_max))
-        self.step = spec.step
+        self.step, self.factor = spec.step, spec.factor
 
     def forward(self, products: Iterator[Tensor], call: Call) -> Decays:
-        step = F.softplus(at_least_float32(next(products)) + self.bias)
+        product = at_least_float32(next(products))
+        step = F.softplus((product if self.factor == 1 else self.factor * product) + self.bias)
         return -self.a.exp() * step, step if self.step else None
 
 
@@ -152,6 +181,55 @@ class _LowRank(_Projected, of=LowRank):
     def forward(self, products: Iterator[Tensor], call: Call) -> Decays:
         logits = at_least_float32(self.outer(next(products))).unflatten(-1, (self.heads, -1))
         return F.logsigmoid(logits) / self.temperature, None
+
+
+@Decay.register("kda")
+class KDA(Decay):
+    """log f = -exp(a_h) softplus(x W_1 W_2 + b), per channel of the keys, with W_1 to `rank` channels: Kimi Delta
+    Attention (arXiv:2510.26692, section 4, and its code). The rank is by default that of a key's channels.
+
+    exp(a) starts uniform between `a_min` and `a_max`, softplus(b) between `dt_min` and `dt_max`, uniform in its
+    logarithm.
+    """
+
+    examples = ({}, {"rank": 3})
+    channels: ClassVar[bool] = True
+
+    rank: Count | None = None
+    a_min: NotNegative = 1.0
+    a_max: Positive = 16.0
+    dt_min: Positive = 1e-3
+    dt_max: Positive = 0.1
+
+    def resolve(self, ctx: BuildContext) -> Self:
+        return self.replace(rank=self.rank or ctx.width)
+
+    def cost(self, ctx: BuildContext, tokens: int) -> Cost:
+        rank, heads = self.rank or ctx.width, ctx.heads or 1
+        inner = Cost.product(tokens, ctx.hidden, rank)
+        # the argument of softplus, the step, exp(a) and -exp(a)
+        kept = tokens * (rank + 2 * ctx.channels) + 2 * heads
+        outer = Cost.product(tokens, rank, ctx.channels, bias=True).keeping(kept, parameters=heads)
+        return Cost.total({"inner": inner, "outer": outer})
+
+    def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
+        return _bounds(self)
+
+
+class _KDA(_Projected, of=KDA):
+    def __init__(self, spec: KDA, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
+        heads, rank = ctx.heads or 1, spec.rank or ctx.width
+        self.projection = Linear(ctx.hidden, rank, std=ctx.std)
+        self.outer = Linear(rank, heads * ctx.width, std=ctx.std)
+        self.bias = parameter((heads * ctx.width,), steps(spec.dt_min, spec.dt_max))
+        self.a = parameter((heads, 1), _log_uniform(spec.a_min, spec.a_max))
+        self.a.decay = False  # type: ignore[attr-defined]  # no map, whatever its shape
+        self.heads = heads
+
+    def forward(self, products: Iterator[Tensor], call: Call) -> Decays:
+        step = F.softplus(at_least_float32(self.outer(next(products))) + self.bias).unflatten(-1, (self.heads, -1))
+        return -self.a.exp() * step, None
 
 
 @Decay.register("lower_bounded")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from torch import Tensor
 
 from archlab.arch_dsl.language.formula import function_of
-from archlab.arch_dsl.language.notation import Activation
-from archlab.arch_dsl.language.spec import NotNegative, added
+from archlab.arch_dsl.language.notation import Activation, WordOr
+from archlab.arch_dsl.language.spec import Count, NotNegative, added
 from archlab.arch_dsl.parts import fused
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Elementwise, Gate, Module
@@ -28,6 +28,9 @@ class OutputGate(Gate):
     the scores of all heads are averaged before the activation, so every head is gated alike. `input: none` replaces
     x W by a learned constant. The constant, or the bias, starts at `start`; the entries of W at N(0, std^2), by
     default those of the model.
+
+    With `rank` W is the product of a map to so many channels and one from them, which has the bias: the output gate of
+    Kimi Delta Attention (arXiv:2510.26692, section 4). `head_dim` stands for the channels of a head.
     """
 
     ops: ClassVar[tuple[str, ...]] = ("gate",)
@@ -41,6 +44,7 @@ class OutputGate(Gate):
         {"input": "none", "heads": "shared", "combine": "add"},
         {"bias": True, "granularity": "headwise", "activation": "silu", "start": 0.3},
         {"granularity": "headwise", "activation": "2 * sigmoid(x)", "std": 0.1},
+        {"rank": 3, "bias": True, "start": 0.2},
     )
     granularity: Literal["elementwise", "headwise", "scalar"] = "elementwise"
     heads: Literal["specific", "shared"] = "specific"
@@ -50,6 +54,13 @@ class OutputGate(Gate):
     bias: bool = False
     std: NotNegative | None = added(default=None)
     start: float = added(default=0.0)
+    rank: Annotated[int | str | None, WordOr("head_dim", Count, "> 0", {"minimum": 1}, 3, optional=True)] = added(
+        default=None
+    )
+
+    def inner(self, ctx: BuildContext) -> int | None:
+        """The channels between the two maps of W; None where it is one."""
+        return ctx.width if isinstance(self.rank, str) else self.rank
 
     def scores(self, ctx: BuildContext) -> tuple[int, ...]:
         """Shape of the scores of one token, before heads are averaged."""
@@ -66,6 +77,10 @@ class OutputGate(Gate):
         own, result = kept_of(self.activation)
         opened = tokens * (ctx.width if self.heads == "shared" else scores)
         kept += (own + (result or self.combine == "multiply")) * opened
+        if rank := self.inner(ctx):
+            first = Cost.product(tokens, ctx.hidden, rank)
+            second = Cost.product(tokens, rank, scores, self.bias).keeping(tokens * rank + kept)
+            return Cost.total({"projection": first, "outer": second})
         return Cost.product(tokens, ctx.hidden, scores, self.bias).keeping(kept)
 
     def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
@@ -77,6 +92,10 @@ class OutputGate(Gate):
             yield "bias", "a gate without input is a learned constant, which has no bias"
         if self.input == "none" and self.std is not None:
             yield "std", "a gate without input has no projection that could start at random; see start"
+        if self.input == "none" and self.rank is not None:
+            yield "rank", "a gate without input has no projection that could be of low rank"
+        elif isinstance(self.rank, str) and ctx.heads is None:
+            yield "rank", "head_dim is the width of a head, and this site has none; give a number"
         if self.input == "hidden" and self.start and not self.bias:
             yield "start", "is where the bias starts, and this gate has none; set bias: true"
 
@@ -90,9 +109,14 @@ class _Gate(Module, of=OutputGate):
         self.activation = spec.activation if named else function_of(spec.activation)
         self.combine = spec.combine
         self.projection: Linear | None = None
+        self.outer: Linear | None = None
         if spec.input == "hidden":
-            std = ctx.std if spec.std is None else spec.std
-            self.projection = Linear(ctx.hidden, math.prod(self.shape), std=std, bias=spec.bias, start=spec.start)
+            std, rank, count = ctx.std if spec.std is None else spec.std, spec.inner(ctx), math.prod(self.shape)
+            if rank:
+                self.projection = Linear(ctx.hidden, rank, std=std)
+                self.outer = Linear(rank, count, std=std, bias=spec.bias, start=spec.start)
+            else:
+                self.projection = Linear(ctx.hidden, count, std=std, bias=spec.bias, start=spec.start)
         else:
             self.constant = parameter(self.shape, constant(spec.start))
             self.constant.decay = False  # type: ignore[attr-defined]  # a bias by nature, whatever its shape
@@ -106,13 +130,17 @@ class _Gate(Module, of=OutputGate):
         sigmoid = (spec.activation, spec.combine) == ("sigmoid", "multiply")
         self.opens = ctx.heads is not None and granularity != "other" and sigmoid  # as attention can
 
+    def scores(self, projected: Tensor) -> Tensor:
+        """The scores of what the projection gave, before heads are averaged."""
+        whole: Tensor = projected if self.outer is None else self.outer(projected)
+        return whole.unflatten(-1, self.shape)  # type: ignore[no-any-return]
+
     def opening(self, projected: Tensor) -> Tensor:
         """The scores `[batch, heads, time, head_dim or 1]` of a gate that attention multiplies its outputs by."""
-        scores: Tensor = projected.unflatten(-1, self.shape)
-        return scores.transpose(1, 2)
+        return self.scores(projected).transpose(1, 2)
 
     def forward(self, y: Tensor, call: Call, projected: Tensor | None = None) -> Tensor:
-        scores = self.constant if projected is None else projected.unflatten(-1, self.shape)
+        scores = self.constant if projected is None else self.scores(projected)
         if self.shared:
             scores = scores.mean(-2, keepdim=True)
         gated = self.gate(y, scores, self.activation, self.combine)
@@ -133,7 +161,7 @@ class _Gate(Module, of=OutputGate):
     def after(self, norm: Factors, y: Tensor, call: Call, projected: Tensor) -> Tensor:
         """y `[batch, time, heads, head_dim]` normed, then gated."""
         assert self.norm_gate is not None
-        scores, (kind, weight, bias, eps) = projected.unflatten(-1, self.shape), norm
+        scores, (kind, weight, bias, eps) = self.scores(projected), norm
         return self.norm_gate(y, scores, weight, bias, eps, kind, self.activation, self.combine)
 
 

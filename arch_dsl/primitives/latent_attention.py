@@ -30,6 +30,7 @@ class LatentAttention(SelfAttention):
 
     With `query_latent` queries come from a latent of their own (eq. 12, 13). `rotary_dim` adds as many channels to
     each query and key, turned by `rotary`: a query's own, and for keys one vector that all heads share (eq. 14 to 19).
+    With `rotary: none` these stay as they are (Kimi Linear, arXiv:2510.26692, section 4).
     `scale` defaults to 1 / sqrt(head_dim + rotary_dim), `value_dim` to `head_dim`, and that to d_model / heads.
 
     The sites `query_inner` and `kv_inner` act on the latents `[batch, time, channels]` (both an RMS norm in DeepSeek);
@@ -40,8 +41,8 @@ class LatentAttention(SelfAttention):
 
     order: ClassVar[tuple[str, ...]] = (
         "pre", "post", "join", "heads", "kv_heads", "head_dim", "value_dim", "kv_latent", "query_latent", "rotary_dim",
-        "rotary", "bias", "zero", "scale", "query_inner", "kv_inner", "query", "key", "value", "mask", "scores", "sdpa",
-        "share",
+        "rotary", "bias", "zero", "scale", "query_inner", "kv_inner", "query", "key", "value", "mask", "scores",
+        "weights", "sdpa", "share",
     )  # fmt: skip
     examples = (
         {"heads": 4, "kv_latent": 6},
@@ -50,12 +51,13 @@ class LatentAttention(SelfAttention):
          "rotary": {"type": "rope", "pairs": "interleaved"}, "bias": True, "scale": 1.0},
         {"heads": 4, "kv_latent": 6, "rotary_dim": 2, "bias": ["kv_latent", "rotary_key"], "zero": ["output"],
          "value": ["gate"], "mask": {"type": "window", "size": 4}},
+        {"heads": 4, "kv_latent": 6, "rotary_dim": 3, "rotary": None},
         {"heads": 4, "kv_latent": 6, "query": ["rope"], "key": ["rope"], "scores": [{"type": "softcap", "cap": 2.0}]},
     )  # fmt: skip
     kv_latent: Count
     query_latent: Count | None = None
     rotary_dim: Count | None = None
-    rotary: Rotary = Rope()
+    rotary: Rotary | None = Rope()
     value_dim: Count | None = None
     bias: Annotated[Projections, ProjectionNotation(*MAPS)] = False
     zero: Annotated[Projections, ProjectionNotation(*MAPS)] = False
@@ -128,12 +130,12 @@ class LatentAttention(SelfAttention):
         for name, place in spec.latents(ctx).items():
             parts[name] = site_cost(getattr(spec, name), place, name, tokens)
         for name, place in spec.turned(ctx).items():
-            parts[f"rotary_{name}"] = spec.rotary.cost(place, tokens)
+            parts[f"rotary_{name}"] = spec.rotary.cost(place, tokens) if spec.rotary else Cost()
         if spec.rotary_dim:
             inputs = spec.inputs(ctx.d_model)["query"]
             name = "rotary_query"
             parts[f"{name}_projection"] = spec.map_cost(name, tokens, inputs, widths[name])
-        parts |= spec.parts(ctx, tokens, tokens, spec.attend_cost(ctx, tokens))
+        parts |= spec.parts(ctx, tokens, tokens, spec.attend_cost(ctx, tokens)) | spec.weights_cost(ctx, tokens)
         for name, latent in (("query", spec.query_latent), ("key", spec.kv_latent)):
             parts[f"{name}_projection"] = parts[f"{name}_projection"].keeping(tokens * (latent or 0))
         parts["kv_latent_projection"] = parts["kv_latent_projection"].keeping(spec.read(ctx, tokens))
@@ -146,7 +148,7 @@ class LatentAttention(SelfAttention):
         spec = self.resolve(ctx)
         found += check_sites(spec, spec.latents(ctx), path)
         place = spec.turned(ctx).get("query")
-        if place is None or place.width % 2:
+        if place is None or place.width % 2 or spec.rotary is None:
             return found
         return found + spec.rotary.check(place, f"{path}.rotary")
 
@@ -155,7 +157,7 @@ class LatentAttention(SelfAttention):
             yield "query_inner", "acts on the latent of queries, and there is none; give query_latent"
         if self.rotary != Rope() and not self.rotary_dim:
             yield "rotary", "turns the rotary_dim channels beside the others, and there are none; give rotary_dim"
-        if self.rotary_dim and self.rotary_dim % 2:
+        if self.rotary and self.rotary_dim and self.rotary_dim % 2:
             yield "rotary_dim", f"must be even, as rotations turn pairs of channels, found {self.rotary_dim}"
         for name in ("bias", "zero"):
             given = getattr(self, name)
@@ -163,6 +165,11 @@ class LatentAttention(SelfAttention):
                 if not isinstance(given, bool) and absent in given and absent in self.absent():
                     field = "query_latent" if absent == "query_latent" else "rotary_dim"
                     yield name, f"there is no map {absent} without {field}"
+
+
+class _Unturned(nn.Module):
+    def forward(self, x: Tensor, call: Call) -> Tensor:
+        return x
 
 
 class _LatentAttention(SelfAttentionModule, of=LatentAttention):
@@ -190,7 +197,7 @@ class _LatentAttention(SelfAttentionModule, of=LatentAttention):
         for name, place in spec.latents(ctx).items():
             self.add_module(name, build_site(getattr(spec, name), place, name))
         for name, place in spec.turned(ctx).items():
-            self.add_module(f"rotary_{name}", spec.rotary.build(place))
+            self.add_module(f"rotary_{name}", spec.rotary.build(place) if spec.rotary else _Unturned())
         self.keys_anew, self.values_anew = spec.anew("key"), spec.anew("value")
         self.rotary_dim = spec.rotary_dim
 

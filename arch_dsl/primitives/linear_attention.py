@@ -104,14 +104,17 @@ class LinearAttention(Headed):
     def resolve(self, ctx: BuildContext) -> Self:
         sizes = self.sizes(ctx.d_model)
         scale = None if self.scale == sizes.head_dim**-0.5 else self.scale
-        return self.replace(**sizes._asdict(), scale=scale)
+        decay = None if self.decay is None else self.decay.resolve(self.places(ctx)[2])
+        return self.replace(**sizes._asdict(), scale=scale, decay=decay)
 
     @property
     def kind(self) -> Literal["none", "constant", "token", "channel"]:
         """What the decay is one for each of."""
         if self.decay is None:
             return "none"
-        return "constant" if self.decay.type == "constant" else "channel" if self.decay.channels else "token"
+        if self.decay.type in ("constant", "lightning"):
+            return "constant"
+        return "channel" if self.decay.channels else "token"
 
     def value_heads(self, d_model: int) -> tuple[int, int]:
         sizes = self.sizes(d_model)

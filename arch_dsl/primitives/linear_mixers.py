@@ -16,6 +16,18 @@ Branch.alias(
     key=["rope"],
     sdpa=["groupnorm", {"type": "gate", "activation": "silu"}],
 )
+# lightning attention of MiniMax-01, arXiv:2501.08313, section 2.2.2
+_SILU_MAP = {"type": "feature_map", "function": "silu"}
+Branch.alias(
+    "lightning_attention",
+    type="linear_attention",
+    scale=1.0,
+    decay="lightning",
+    query=[_SILU_MAP],
+    key=[_SILU_MAP],
+    value=[_SILU_MAP],
+    sdpa=[{"type": "rmsnorm", "over": "heads"}, {"type": "gate"}],
+)
 # gated linear attention, arXiv:2312.06635, section 4.4
 Branch.alias(
     "gla",
@@ -54,6 +66,17 @@ Branch.alias(
     key=[_SILU_CONV, "l2norm"],
     value=[_SILU_CONV],
     sdpa=_GATED,
+)
+# Kimi Delta Attention, arXiv:2510.26692, section 4
+Branch.alias(
+    "kda",
+    type="linear_attention",
+    rule="delta",
+    decay="kda",
+    query=[_SILU_CONV, "l2norm"],
+    key=[_SILU_CONV, "l2norm"],
+    value=[_SILU_CONV],
+    sdpa=[{"type": "rmsnorm"}, {"type": "gate", "rank": "head_dim"}],
 )
 # Mamba-2, arXiv:2405.21060, section 7.1: queries are C, keys B, values x, the gate z; no feed-forward branch beside it
 _MAMBA2_CONV = {**_SILU_CONV, "bias": True}

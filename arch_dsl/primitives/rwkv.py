@@ -17,7 +17,7 @@ from archlab.arch_dsl.parts.layers import Initializer, parameter
 from archlab.arch_dsl.parts.saved_for_backward import kept_of
 from archlab.arch_dsl.parts.state import shifted
 from archlab.arch_dsl.primitives.branch import SublayerModule, Widened, linear
-from archlab.arch_dsl.primitives.token_shift import shifted_size
+from archlab.arch_dsl.primitives.token_shift import share, shifted_size
 
 
 class _MixModule(SublayerModule):
@@ -86,18 +86,18 @@ class _RWKV4(_MixModule, of=RWKV4):
         self.key_projection = linear(spec, "key", ctx.d_model, width, ctx.std)
         self.value_projection = linear(spec, "value", ctx.d_model, width, ctx.std * ctx.gain)
         self.output_projection = linear(spec, "output", width, ctx.d_model, ctx.residual_std)
-        self.time_mix_receptance = parameter((ctx.d_model,), _share(ctx.d_model, left / 2))
-        self.time_mix_key = parameter((ctx.d_model,), _share(ctx.d_model, left))
-        self.time_mix_value = parameter((ctx.d_model,), _share(ctx.d_model, left, 0.3 * last))
+        self.time_mix_receptance = parameter((ctx.d_model,), share(ctx.d_model, left / 2))
+        self.time_mix_key = parameter((ctx.d_model,), share(ctx.d_model, left))
+        self.time_mix_value = parameter((ctx.d_model,), share(ctx.d_model, left, 0.3 * last))
         self.decay = parameter((width,), _decays(width, 0.7 + 1.3 * last))
         self.bonus = parameter((width,), _zigzag)
         self.wkv = ctx.select("wkv4")
         self.gate = ctx.select("gate", granularity="elementwise", activation="sigmoid", combine="multiply")
 
     def mixed(self, hidden: Tensor, before: Tensor, products: Iterator[Tensor], call: Call) -> Tensor:
-        r_TC = self.receptance_projection(_between(before, hidden, self.time_mix_receptance))
-        k_TC = self.key_projection(_between(before, hidden, self.time_mix_key))
-        v_TC = self.value_projection(_between(before, hidden, self.time_mix_value))
+        r_TC = self.receptance_projection(between(before, hidden, self.time_mix_receptance))
+        k_TC = self.key_projection(between(before, hidden, self.time_mix_key))
+        v_TC = self.value_projection(between(before, hidden, self.time_mix_value))
         if call.padding is not None:
             k_TC = k_TC.masked_fill(call.padding[..., None], float("-inf"))  # no weight
         state = None if call.held is None else call.held.get(self.path)
@@ -154,29 +154,24 @@ class _ChannelMix(_MixModule, of=ChannelMix):
         self.receptance_projection = linear(spec, "receptance", ctx.d_model, ctx.d_model, ctx.std)
         self.key_projection = linear(spec, "key", ctx.d_model, width, ctx.std * ctx.gain)
         self.value_projection = linear(spec, "value", width, ctx.d_model, ctx.residual_std)
-        self.mix_receptance = parameter((ctx.d_model,), _share(ctx.d_model, left))
-        self.mix_key = parameter((ctx.d_model,), _share(ctx.d_model, left))
+        self.mix_receptance = parameter((ctx.d_model,), share(ctx.d_model, left))
+        self.mix_key = parameter((ctx.d_model,), share(ctx.d_model, left))
         self.activation = function_of(spec.activation)
         self.gate = ctx.select("gate", granularity="elementwise", activation="sigmoid", combine="multiply")
 
     def mixed(self, hidden: Tensor, before: Tensor, products: Iterator[Tensor], call: Call) -> Tensor:
-        r = self.receptance_projection(_between(before, hidden, self.mix_receptance))
-        k = self.key_projection(_between(before, hidden, self.mix_key))
+        r = self.receptance_projection(between(before, hidden, self.mix_receptance))
+        k = self.key_projection(between(before, hidden, self.mix_key))
         v = self.value_projection(self.inner(self.activation(k), call, products))
         return self.gate(v, r, "sigmoid", "multiply")  # type: ignore[no-any-return]
 
 
-def _between(before: Tensor, x: Tensor, share: Tensor) -> Tensor:
+def between(before: Tensor, x: Tensor, share: Tensor) -> Tensor:
     """share x + (1 - share) before."""
     return torch.lerp(before, x, share.to(x.dtype))
 
 
 # Initial values by depth, as in the code of the published models (RWKV-v4); i counts channels
-
-
-def _share(width: int, power: float, more: float = 0.0) -> Initializer:
-    """mu: (i / width)^power + more."""
-    return lambda value, generator: value.fill_(1.0).cumsum_(0).sub_(1).div_(width).pow_(power).add_(more)
 
 
 def _decays(width: int, power: float) -> Initializer:

@@ -63,7 +63,7 @@ SOME = (
     "gate_wide_values_decay_sinks",
     "sum_state", "decay_grouped", "decay_long", "channels", "delta_decay", "delta_long",
     "decay_length_1", "delta_length_1", "uneven", "expert_without_rows", "scan", "scan_long", "scan_length_1", "wkv",
-    "wkv_long", "wkv_length_2",
+    "wkv_long", "wkv_length_2", "removing", "removing_length_2",
     "loss_rows_everything", "loss_sum_everything", "loss_wide", "loss_rows",
 )  # fmt: skip
 

@@ -16,18 +16,18 @@ LAID_OUT = (
     "elementwise_silu", "headwise_multiply", "shared_heads_multiply", "width_1_add", "silu", "odd", "odd_no_weight",
     "heads", "causal_grouped", "bias_per_head", "cached_keys", "everything",
     "channels", "delta_decay", "uneven", "expert_without_rows", "loss_rows", "loss_sum_everything",
-    "scan", "wkv",
+    "scan", "wkv", "removing",
     "odd_affine", "added_layer", "turned_normed_partly", "turned_interleaved", "opened_groups", "opened_headwise",
     "shifted_documents",
 )  # fmt: skip
 COMPILED = (
     "headwise_multiply", "elementwise_gelu", "odd_no_weight", "heads_affine", "added_scaled", "turned_normed",
     "opened", "silu", "shifted", "bias_window", "everything", "documents", "blocks", "channels", "delta_decay",
-    "expert_without_rows", "scan_long", "wkv_long", "loss_rows_everything", "loss_sum_everything",
+    "expert_without_rows", "scan_long", "wkv_long", "removing_plain", "loss_rows_everything", "loss_sum_everything",
 )  # fmt: skip
 # The formula walks through time, and capturing unrolls the walk.
-SHORT = ("decay_length_1", "delta_length_1", "scan_length_1", "wkv_length_2")
-WALKS = ("linear_recurrence", "selective_scan", "wkv4")
+SHORT = ("decay_length_1", "delta_length_1", "scan_length_1", "wkv_length_2", "removing_length_2")
+WALKS = ("linear_recurrence", "selective_scan", "wkv4", "wkv7")
 
 
 @contextmanager
