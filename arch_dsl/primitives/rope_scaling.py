@@ -123,8 +123,8 @@ class YaRN(RopeScaling):
         return self.attention_factor or 0.1 * math.log(self.factor) + 1
 
     def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
-        if self.beta_fast <= self.beta_slow:
-            yield "beta_fast", f"must be greater than beta_slow {self.beta_slow:g}, found {self.beta_fast:g}"
+        if self.beta_fast < self.beta_slow:
+            yield "beta_fast", f"must be at least beta_slow {self.beta_slow:g}, found {self.beta_fast:g}"
 
 
 @RopeScaling.register("llama3")

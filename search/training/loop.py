@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from archlab.arch_dsl.parts.layers import after_step
 from archlab.search.data import mixing
 from archlab.search.data.batches import Batch
 from archlab.search.data.dataset import Dataset
@@ -22,6 +23,7 @@ from archlab.search.data.examples import examples
 from archlab.search.objectives import has_encoder
 from archlab.search.recipe.curve import curve_points, curve_windows
 from archlab.search.recipe.recipe import Recipe
+from archlab.search.recipe.schedule_free import average, averaged
 from archlab.search.training.ends import Diverged, Interrupted, Paused
 from archlab.search.training.held_out import autocast, held_out, losses
 from archlab.search.training.routers import health
@@ -89,6 +91,7 @@ class Loop:
         self.pending = 0  # steps since the last line
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.sums: dict[str, Tensor] = {}  # of what is logged beside the loss, since the last line
+        self.measures: dict[str, Tensor] = {}  # of the last step, summed over its micro-batches
         self.grad_norm = torch.zeros((), device=self.device)
         self.first_bad = torch.full((), _NEVER, device=self.device)
         self._clock = time.perf_counter()
@@ -117,6 +120,8 @@ class Loop:
                 self.keep_weights()
             if self.step == self.prefix_step:
                 self.leave_prefix(journal)
+            if last:
+                average(self.optimizer)
             pause = self.step == until
             stop, due = self.team.agree(should_stop() and not last, time.monotonic() - saved >= checkpoint_s)
             if stop or last or pause or due:
@@ -138,6 +143,7 @@ class Loop:
         if recipe.clip is not None:
             nn.utils.clip_grads_with_norm_(self.parameters, recipe.clip, self.grad_norm)
         self.optimizer.step()
+        after_step(self.model, self.measures)
         self.optimizer.zero_grad(set_to_none=True)
         self.loss_sum += loss
         self.pending += 1
@@ -159,10 +165,10 @@ class Loop:
             rows = mixing.rows(self.streams, self.seed, first, end - first, recipe.context)
         whole = recipe.objective.batch(rows, self.seed, first, dataset.vocab, self.encoder, dataset.eod)
         self.team.begin(self.seed, self.step)
-        total, noted, measures = self.team.backward(self.backward, whole)
+        total, noted, self.measures = self.team.backward(self.backward, whole)
         for added in noted:
             self.note(added)
-        self.note(health(measures, -(-len(whole) // recipe.micro_batch)))
+        self.note(health(self.measures, -(-len(whole) // recipe.micro_batch)))
         return total
 
     def backward(self, whole: Batch) -> Sums:
@@ -235,7 +241,10 @@ class Loop:
         """A line with the mean loss on the same few validation windows every time."""
         self.check()
         self.elapsed()
-        found = losses(self.model, self.curve, self.recipe.micro_batch, self.recipe.precision, team=self.team)
+        with averaged(self.optimizer) as meanwhile:
+            found = losses(self.model, self.curve, self.recipe.micro_batch, self.recipe.precision, team=self.team)
+        if meanwhile:
+            self.team.read_again(self.model)
         if self.team.leads:
             place = sum(point < self.step - self.before.steps for point in curve_points(self.recipe.steps))
             write_windows(self.folder, self.before.steps, place, self.step, found.sum(1))
@@ -279,18 +288,23 @@ class Loop:
         self._clock = time.perf_counter()
 
     def state(self, whole: bool = True) -> dict[str, Any]:
-        """What continuing needs; the place in the data is the step. Without `whole`, what evaluating needs."""
+        """What continuing needs; the place in the data is the step. Without `whole`, what evaluating needs.
+
+        `model` is what is evaluated, `trained` what is trained where that differs.
+        """
         state: dict[str, Any] = {
             "key": self.key,
             "step": self.step,
             "train_s": self.train_s,
             "fingerprint": self.fingerprint,
-            "model": self.team.model_state(self.model),
+            "model": self.weights(),
             "stages": list(self.before.stages),
             "continued": self.continued,
         }
         if not whole:
             return state
+        if self.recipe.optimizer.averages:
+            state["trained"] = self.team.model_state(self.model)
         return state | {
             "optimizer": self.team.optimizer_state(self.optimizer),
             "random": torch.get_rng_state(),
@@ -301,11 +315,17 @@ class Loop:
             "line_s": self._line_s,
         }
 
+    def weights(self) -> dict[str, Tensor]:
+        """Those of the whole model that are evaluated."""
+        with averaged(self.optimizer) as meanwhile:
+            found = self.team.model_state(self.model)
+            return {name: value.clone() for name, value in found.items()} if meanwhile else found
+
     def restore(self, state: dict[str, Any]) -> None:
         """Goes on from a state. Raises ValueError for another trial's, RuntimeError if the model does not fit."""
         if state["key"] != self.key:
             raise ValueError(f"the checkpoint in {self.folder} belongs to trial {state['key']}, this is {self.key}")
-        self.team.load_model(self.model, state["model"])
+        self.team.load_model(self.model, state.get("trained", state["model"]))
         self.step, self.train_s, self.continued = state["step"], state["train_s"], state.get("continued")
         if "optimizer" not in state:
             return

@@ -64,6 +64,9 @@ class Team:
         found: Tensor = model.loss(tokens, targets, call, reduction="none")  # type: ignore[operator]
         return found, call.measures
 
+    def read_again(self, model: nn.Module) -> None:
+        """Called when parameters were changed otherwise than by a step: what was gathered of them is no longer so."""
+
     def agree(self, *asked: bool) -> tuple[bool, ...]:
         """What all processes do, where the clock or the disk may tell each something else: what the leader says."""
         return asked

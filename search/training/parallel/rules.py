@@ -28,7 +28,7 @@ def problems(parallel: Parallel, model: Model, recipe: Recipe) -> list[Problem]:
         return []
     found: dict[tuple[str, str], None] = {}
     for own, recipe_of in _stages(model, recipe):
-        for rule in (_rows, _compiled, _optimizer, _experts, _tensor, _pipeline):
+        for rule in (_rows, _compiled, _optimizer, _experts, _heads, _tensor, _pipeline):
             found |= dict.fromkeys(rule(parallel, own, recipe_of))
     return [Problem(f"{WHERE}.{name}", message, parallel.mark(name)) for name, message in found]
 
@@ -80,7 +80,8 @@ def _optimizer(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
     """An optimizer that looks at whole matrices needs them whole."""
     for name in ("shard", "tensor"):
         if getattr(parallel, name) > 1 and not recipe.optimizer.by_element:
-            yield name, f"divides matrices, and {recipe.optimizer.type} needs them whole (adamw, adam, lion)"
+            own = f"{recipe.optimizer.type}{' with cautious' if getattr(recipe.optimizer, 'cautious', False) else ''}"
+            yield name, f"divides matrices, and {own} needs them whole (adamw, adam, lion, schedule_free)"
 
 
 def _experts(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
@@ -91,12 +92,19 @@ def _experts(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
     for path, part in branches(model):
         if part.type != "moe":
             continue
-        balance = part.balance
+        balance = None if part.balance is None else part.balance.penalty
         if balance is not None and getattr(balance, "over", "batch") != "sequence":
             yield name, f"{path}.balance is over a whole batch, whose rows are divided; set `over: sequence`"
         elif (balance is not None or part.z_loss) and not recipe.objective.every:
             told = f"{path} has losses over tokens, of which rows have unequally many under {recipe.objective.type}"
             yield name, told
+
+
+def _heads(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
+    """Heads of further tokens are whole on every process."""
+    for name in ("shard", "tensor", "pipeline"):
+        if getattr(parallel, name) > 1 and getattr(model, "predict", None) is not None:
+            yield name, "predict: the heads of further tokens are not divided; use data"
 
 
 def _tensor(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
@@ -121,14 +129,16 @@ def _attention(branch: Any, size: int) -> Iterator[str]:
             yield f".{name}: {getattr(branch, name)} cannot be divided into {size} equal parts"
     if branch.mask.pattern(branch.heads).blocks is not None:
         yield f".mask: {branch.mask.type} differs from head to head"
-    for name in ("memory", "share"):
-        if getattr(branch, name) not in (None, "none"):
+    for name in ("memory", "share", "kv", "switch"):
+        if getattr(branch, name) not in (None, "none", "own", ()):
             yield f".{name} cannot be divided"
     if branch.queries != "hidden":
         yield ".queries: those of positions cannot be divided"
     for item in branch.scores:
         if item.type != "softcap":
             yield f".scores: {item.type} belongs to heads, and is not divided with them (softcap)"
+    if getattr(branch.weights, "remainder", None) == "learned":
+        yield f".weights: {branch.weights.type} has learned vectors of heads, which are not divided with them"
     for site in ("query", "key", "value", "sdpa"):
         for item in getattr(branch, site):
             if not _within_heads(item):
@@ -141,7 +151,7 @@ def _within_heads(item: Any) -> bool:
         return False
     if item.type == "gate":
         fine = item.granularity in ("elementwise", "headwise") and item.heads == "specific"
-        return fine and item.input == "hidden"
+        return fine and item.input == "hidden" and item.rank is None
     plain = ("activation", "l2", "layernorm", "rmsnorm", "scalenorm", "rope", "xpos", "scale", "depth_scale", "softcap")
     return item.type in plain and getattr(item, "over", "head") == "head"
 
@@ -170,17 +180,22 @@ def _pipeline(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
         yield "pipeline", told
     if recipe.ramp:
         yield "pipeline", "train.ramp: the micro-batches under way are as many in every step"
+    for name in ("streams", "skips"):
+        if getattr(model, name):
+            yield "pipeline", f"{name}: layers hand on more than one stream"
     for item in model.final:
         if item.type == "dual":
             yield "pipeline", f"final: {item.type} reads what all layers have carried"
     for path, branch in branches(model):
+        if getattr(branch, "kv", "own") != "own":
+            yield "pipeline", f"{path}.kv: takes keys and values of a layer that another process may have"
         if branch.type == "moe":
             yield "pipeline", f"{path} is moe, whose losses and loads other processes would not see"
         for own, part in walk(branch):
             where = ".".join(filter(None, (path, own)))
             if getattr(part, "share", "none") != "none":
                 yield "pipeline", f"{where} is shared by layers that different processes have"
-            if getattr(part, "type", "") in ("value_residual", "residual_dual"):
+            if getattr(part, "type", "") in ("value_residual", "residual_dual") or getattr(part, "value_rank", 0) != 0:
                 yield "pipeline", f"{where}: {part.type} carries more than the stream from layer to layer"  # type: ignore[attr-defined]
 
 

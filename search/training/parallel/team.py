@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from archlab.arch_dsl.compiler.modules import Decoder
 from archlab.search.data.batches import Batch
@@ -88,9 +89,10 @@ class Together(Team):
         flat = [total, *(value for added in noted for value in added.values())]
         sums = iter(self.meeting.sum(torch.stack([value.double() for value in flat]), (*COPIES, "pipeline")))
         total = next(sums).to(total.dtype)
-        means = {name: value / self.copies for name, value in measures.items()}  # of copies with equally many rows
-        self.meeting.sum_all(list(means.values()), COPIES)
-        return total, [{name: next(sums) for name in added} for added in noted], means
+        # Means of copies with equally many rows; what is counted in integers adds up.
+        told = {name: value / self.copies if value.is_floating_point() else value for name, value in measures.items()}
+        self.meeting.sum_all(list(told.values()), COPIES)
+        return total, [{name: next(sums) for name in added} for added in noted], told
 
     def settle(self, parameters: list[nn.Parameter]) -> Tensor:
         return self.division.settle(parameters)
@@ -110,6 +112,11 @@ class Together(Team):
         measures = {name: value * share for name, value in told.items()}
         self.meeting.sum_all(list(measures.values()), COPIES)
         return found, measures
+
+    def read_again(self, model: nn.Module) -> None:
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     def agree(self, *asked: bool) -> tuple[bool, ...]:
         return tuple(map(bool, self.meeting.said([int(one) for one in asked])))

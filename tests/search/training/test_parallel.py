@@ -82,11 +82,18 @@ OTHERS = {
         {
             "block": {
                 "attention": {"heads": 4, "value": ["value_residual"], "mask": {"type": "causal", "documents": True}},
-                "moe": {"width": 16, "experts": 4, "z_loss": 0.01, "balance": {"type": "switch", "over": "sequence"}},
+                "moe": {
+                    "width": 16,
+                    "experts": 4,
+                    "z_loss": 0.01,
+                    "balance": {"type": "bias", "rate": 0.1, "auxiliary": {"type": "switch", "over": "sequence"}},
+                },
             }
         },
         {"recompute": "layers"},
     ),
+    "several residual streams": ("tensor", {"streams": {"type": "hyper", "n": 2}, "skips": ["mirror", "x0_mix"]}, {}),
+    "several residual streams in shards": ("shard", {"streams": "manifold", "skips": ["x0_mix"]}, {}),
     "layers that share their parts": (
         "shard",
         {"block": {"attention": {"heads": 4, "scores": [{"type": "t5_buckets", "share": "stack"}]}, "mlp": {}}},
@@ -110,6 +117,12 @@ OTHERS = {
         {"unembedding": {"tied": False}, "embed": ["rmsnorm"], "embedding": {"width": 8}},
         {"accumulate": 1, "optimizer": "adafactor", "z_loss": 0.0, "objective": "prefix"},
     ),
+    "weights that are evaluated as a mean": (
+        "shard",
+        {},
+        {"optimizer": {"type": "schedule_free", "betas": [0.8, 0.95]}, "schedule": {"type": "constant", "warmup": 0.2}},
+    ),
+    "heads of further tokens": ("data", {"predict": {"type": "sequential", "tokens": 3}}, {}),
     "a batch that grows": ("data", {}, {"ramp": {"start": 4, "step": 4, "tokens": 256}}),
 }
 

@@ -7,11 +7,14 @@ import pytest
 import torch
 
 from archlab.arch_dsl import Call, canonical, compile, load, resolve
+from archlab.arch_dsl.weights.files import read_weights
 from archlab.search.data.dataset import write
 from archlab.search.data.tokenizers.family import Bytes
+from archlab.search.models.weights import export_weights
 from archlab.search.recipe.recipe import load_recipe
 from archlab.search.training.routers import health
-from archlab.search.training.train import train
+from archlab.search.training.train import Interrupted, train
+from archlab.search.trial import checkpoint
 from archlab.search.trial.trial import Trial
 
 RECIPE = {"tokens": 40 * 128, "context": 16, "batch": 8, "lr": 0.01, "schedule": "constant"}
@@ -36,12 +39,17 @@ def model(ffn):
     return resolve(load({**data, "overrides": {"1": {"block.mlp": ffn}}}))
 
 
-def trained(folder, data_root, ffn, **recipe):
-    """The training lines and the result of a trial."""
+def make(folder, ffn, **recipe):
+    """A folder for a trial."""
     folder.mkdir()
     trial = Trial(canonical(model(ffn)), canonical(load_recipe(RECIPE | recipe)), "data", 0)
     (folder / "trial.json").write_text(trial.to_json())
-    result = train(folder, data_root, 1, lambda: False)
+    return folder
+
+
+def trained(folder, data_root, ffn, **recipe):
+    """The training lines and the result of a trial."""
+    result = train(make(folder, ffn, **recipe), data_root, 1, lambda: False)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if "loss" in line], result
 
@@ -125,3 +133,56 @@ def test_auxiliary_losses_leave_evaluation_alone():
     call = Call()
     loss = module.loss(tokens, tokens, call)
     assert call.losses and torch.equal(loss, module.loss(tokens, tokens))
+
+
+BIAS = {**MOE, "routing": "sigmoid", "balance": {"type": "bias", "rate": 0.01}}
+
+
+def state(folder):
+    """The weights of a trial after its last checkpoint, the bias of its router among them."""
+    return checkpoint.load(folder, checkpoint.steps_in(folder)[0])["model"]
+
+
+@pytest.fixture(scope="module")
+def balanced(tmp_path_factory, data_root):
+    """A trial that was balanced without a loss, and its lines."""
+    folder = tmp_path_factory.mktemp("balanced") / "a"
+    return folder, trained(folder, data_root, BIAS)[0]
+
+
+def test_a_bias_moves_by_its_rate_after_every_step(balanced):
+    moved = state(balanced[0])["block.1.mlp.correction.bias"] / 0.01
+    assert moved.any() and (moved.abs() <= 40).all()
+    torch.testing.assert_close(moved, moved.round())
+    assert not any("assigned" in name or "mlp.balance" in name for line in balanced[1] for name in line)
+
+
+def test_a_bias_is_continued_to_the_same_bits(tmp_path, data_root, balanced):
+    folder, asked = make(tmp_path / "a", BIAS), iter([False] * 16 + [True] * 99)
+    with pytest.raises(Interrupted):
+        train(folder, data_root, 1, lambda: next(asked))
+    assert state(folder)["block.1.mlp.correction.bias"].any()
+    assert train(folder, data_root, 2, lambda: False)["resumed_from"] == [17]
+    whole, parts = state(balanced[0]), state(folder)
+    assert whole.keys() == parts.keys() and all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_a_bias_goes_by_the_load_of_all_micro_batches(tmp_path, data_root, balanced):
+    trained(tmp_path / "a", data_root, BIAS, accumulate=4, tokens=3 * 128)
+    trained(tmp_path / "b", data_root, BIAS, tokens=3 * 128)
+    biases = [state(tmp_path / name)["block.1.mlp.correction.bias"] for name in "ab"]
+    assert torch.equal(*biases) and biases[0].any()
+
+
+def test_evaluation_leaves_the_bias_as_it_is():
+    module = compile(model(BIAS)).eval()
+    tokens = torch.arange(32).view(2, 16)
+    module.loss(tokens, tokens, Call())
+    assert not module.block[1].mlp.correction.bias.any()
+
+
+def test_exported_weights_hold_the_bias(tmp_path, balanced):
+    done = export_weights(str(balanced[0]), tmp_path, None, tmp_path / "a.safetensors")
+    spec, weights = read_weights(done.file)
+    compile(spec).load_state_dict(weights)
+    assert torch.equal(weights["block.1.mlp.correction.bias"], state(balanced[0])["block.1.mlp.correction.bias"])
