@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from archlab.arch_dsl.compiler.shapes import Shapes, shapes_of
+from archlab.arch_dsl.compiler.shapes import Shapes, stored_shapes
 from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.arch_dsl.language.name_patterns import filled, match, matches_any
 from archlab.arch_dsl.model.model import Model
@@ -17,6 +17,7 @@ from archlab.arch_dsl.parts.layers import without_groups
 from archlab.arch_dsl.weights.layout import Layout
 from archlab.arch_dsl.weights.moves import Move, moves
 
+_BRANCH = re.compile(r"(?:[a-z]+\.)?block\.[^.]+\.([^.*]+)")
 _STEP = re.compile(r"\.[0-9]+\b")
 
 
@@ -34,12 +35,12 @@ def import_tensors(layout: Layout, model: Model, given: Mapping[str, Tensor], sh
 
     Raises SpecError with everything at once: a tensor that is missing, has another shape, or has no place.
     """
-    shapes = shapes or shapes_of(model)
+    shapes = shapes or stored_shapes(model)
     left = {_whole_name(name, layout): name for name in given}
     problems: list[Problem] = []
     tensors: dict[str, Tensor] = {}
     known: set[str] = set()
-    for move in moves(layout, model, shapes):
+    for move in moves(layout, model, shapes, left.keys()):
         known.update(move.ours)
         stored = [move.names(name) for name in (move.theirs, *move.also)]
         names = next((each for each in stored if any(name in left for name in each)), stored[0])
@@ -60,7 +61,8 @@ def import_tensors(layout: Layout, model: Model, given: Mapping[str, Tensor], sh
     fresh = [name for name in shapes if name not in known and matches_any(layout.fresh, short[name])]
     for name in shapes:
         if name not in known and name not in fresh:
-            problems.append(Problem(name, "is a parameter of this model for which the map names no tensor"))
+            message = f"is a parameter of this model for which the map names no tensor{_renamed(short[name], layout)}"
+            problems.append(Problem(name, message))
     ignored = [name for whole, name in left.items() if matches_any(layout.ignore, whole)]
     for whole, name in left.items():
         if name not in ignored and (problem := _unused(layout, whole, name, given)):
@@ -105,6 +107,20 @@ def _unused(layout: Layout, whole: str, name: str, given: Mapping[str, Tensor]) 
             return Problem(name, f"differs from {twin or stored.tied}, to which this model ties it")
         return None
     return Problem(name, f"of shape {list(given[name].shape)} has no place in this model")
+
+
+def _renamed(name: str, layout: Layout) -> str:
+    """What to do about a parameter of a branch whose name no tensor of the map has."""
+    own = _BRANCH.match(name)
+    patterns = (
+        _BRANCH.match(each) for stored in layout.tensors.values() for to in stored.to for each in to.split(" | ")
+    )
+    known = sorted({found[1] for found in patterns if found})
+    if own is None or not known or own[1] in known:
+        return ""
+    return (
+        f"; branches are called {', '.join(known)} there, and this one '{own[1]}': name it so, or give your own --map"
+    )
 
 
 def _described(move: Move, shapes: Shapes) -> str:

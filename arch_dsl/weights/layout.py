@@ -26,7 +26,7 @@ class Stored(Spec):
     outputs, in each of `groups` equal groups: 1, another number, or a field of the branch, as `kv_heads`. Outputs are
     the dimension `axis` of ours, 1 where ours holds the matrices of all experts; with `each` there is a tensor for each
     of them, `{expert}` in the name. `tied` names the tensor that this one equals where ours is tied; `also` are other
-    names that checkpoints have for it.
+    names that checkpoints have for it. With `type` it is only of branches of that type.
     """
 
     title: ClassVar[str] = "tensor"
@@ -39,6 +39,7 @@ class Stored(Spec):
     each: bool = False
     tied: str | None = None
     also: tuple[str, ...] = ()
+    type: str | None = None
 
     @classmethod
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:

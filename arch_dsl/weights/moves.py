@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,17 +61,28 @@ class Move:
         return [part.flatten(axis, axis + 1) for part in parts]
 
 
-def moves(layout: Layout, model: Model, shapes: Shapes) -> list[Move]:
-    """Where each parameter of a resolved model is stored in a layout. Raises SpecError where a tensor holds more."""
+def moves(layout: Layout, model: Model, shapes: Shapes, held: Collection[str] | None = None) -> list[Move]:
+    """Where each parameter of a resolved model is stored in a layout. Raises SpecError where a tensor holds more.
+
+    Where a parameter could be in several tensors, as one of a branch that is attention in some layers and recurrent in
+    others, it is in the one that a checkpoint has, if the names that it has are given as `held`.
+    """
+    layout, ends = _of_depth(layout, model)
     names = {short: name for name, short in without_groups(shapes).items()}
     problems: list[Problem] = []
     found: list[Move] = []
     taken: dict[str, str] = {}
+    chosen = _chosen(layout, names, held)
+    chosen |= {name: end for end in ends for name in place(layout.tensors[end].to[0], names)}
     for theirs, stored in layout.tensors.items():
         for filling in fillings(stored.to[0], names):
             holes = filling | {"expert": _EXPERT}
             name, mark = filled(theirs, holes), layout.mark(f"tensors.{theirs}")
             parts = [place(filled(item, holes), names) for item in stored.to]
+            if any(chosen.get(part[0], theirs) != theirs for part in parts if part):
+                continue  # in another tensor
+            if stored.type and parts[0] and _branch(model, names[parts[0][0]]).type != stored.type:
+                continue
             complaints = _misplaced(stored, holes, parts, taken)
             if not complaints:
                 ours = tuple(names[part[0]] for part in parts)
@@ -87,6 +98,34 @@ def moves(layout: Layout, model: Model, shapes: Shapes) -> list[Move]:
     return found
 
 
+def _of_depth(layout: Layout, model: Model) -> tuple[Layout, list[str]]:
+    """The layout with the number of the last layer, `{last}`, filled in, and the tensors of that layer alone."""
+    *_, stack = model.stacks().values()
+    last = str(stack.n_layers - 1)
+    ends = [theirs for theirs, stored in layout.tensors.items() if "{last}" in stored.to[0]]
+    tensors = {
+        theirs: stored.replace(to=tuple(each.replace("{last}", last) for each in stored.to))
+        if theirs in ends
+        else stored
+        for theirs, stored in layout.tensors.items()
+    }
+    return (layout.replace(tensors=tensors) if ends else layout), ends
+
+
+def _chosen(layout: Layout, names: Mapping[str, str], held: Collection[str] | None) -> dict[str, str]:
+    """Of parameters that could be in several tensors and are in one that a checkpoint has, the pattern of that one."""
+    fitting: dict[str, list[tuple[str, bool]]] = {}
+    for theirs, stored in layout.tensors.items() if held is not None else ():
+        for filling in fillings(stored.to[0], names):
+            holes = filling | {"expert": "0"}
+            here = any(filled(name, holes) in held for name in (theirs, *stored.also))  # type: ignore[operator]
+            for part in (place(filled(item, holes), names) for item in stored.to):
+                if len(part) == 1:
+                    fitting.setdefault(part[0], []).append((theirs, here))
+    several = {name: [theirs for theirs, here in each if here] for name, each in fitting.items() if len(each) > 1}
+    return {name: each[0] for name, each in several.items() if len(each) == 1}
+
+
 def _misplaced(
     stored: Stored, holes: Mapping[str, str], parts: Sequence[Sequence[str]], taken: Mapping[str, str]
 ) -> list[str]:
@@ -98,7 +137,8 @@ def _misplaced(
         elif part[1:]:
             complaints.append(f"would be {' and '.join(part)} at once")
         elif part[0] in taken:
-            complaints.append(f"holds {part[0]}, as does {taken[part[0]]}")
+            remedy = "; if they are of branches of two types, say the `type` of each"
+            complaints.append(f"holds {part[0]}, as does {taken[part[0]]}{remedy}")
     return complaints
 
 
@@ -119,8 +159,11 @@ def _uneven(ours: Sequence[str], groups: int, axis: int, shapes: Shapes) -> list
 
 def _field(model: Model, name: str, field: str) -> int:
     """A number of the branch that a parameter belongs to."""
+    return int(getattr(_branch(model, name), field))
+
+
+def _branch(model: Model, name: str) -> Any:
+    """The branch that a parameter belongs to."""
     stack, (_, depth, branch, *rest) = stack_at(tuple(name.split(".")))
     spec: Any = model.stacks()[".".join(stack)].layers()[int(depth)][branch]
-    if rest[0] == "members":
-        spec = spec.branches[rest[1]]
-    return int(getattr(spec, field))
+    return spec.branches[rest[1]] if rest[0] == "members" else spec

@@ -15,9 +15,11 @@ from archlab.arch_dsl.model.stack import Stack
 from archlab.arch_dsl.patching.patch import Setting, apply
 from archlab.arch_dsl.primitives.feedforward import FeedForward
 from archlab.arch_dsl.primitives.heads import MultiHead
+from archlab.arch_dsl.primitives.latent_attention import LatentAttention
 from archlab.arch_dsl.primitives.linear_attention import LinearAttention
 from archlab.arch_dsl.primitives.moe import MoE
 from archlab.arch_dsl.primitives.parallel import Parallel
+from archlab.arch_dsl.primitives.rwkv7 import RWKV7
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.tree.overrides import layers_of
 
@@ -137,6 +139,9 @@ def _inside(block: Block, path: str, before: int, d_model: int, head_dim: int, b
                 found[f"{where}.head_dim"] = head_dim
             if branch.kv_heads is not None:
                 found[f"{where}.kv_heads"] = _groups(heads, branch.kv_heads, branch.heads)
+            if isinstance(branch, LatentAttention):
+                own = branch.replace(head_dim=branch.head_dim or before // branch.heads)
+                found |= {f"{where}.{name}": size for name, size in _latent(own, d_model / before, head_dim, budget)}
         elif isinstance(branch, FeedForward | MoE):
             for field in ("width", "shared"):
                 if width := getattr(branch, field, None):
@@ -144,7 +149,27 @@ def _inside(block: Block, path: str, before: int, d_model: int, head_dim: int, b
                     found[f"{where}.{field}"] = max(round(share / budget.multiple_of), 1) * budget.multiple_of
         elif isinstance(branch, LinearAttention):
             found |= {f"{where}.{name}": size for name, size in _linear(branch, before, d_model, head_dim, budget)}
+        elif isinstance(branch, RWKV7):
+            found[f"{where}.head_dim"] = head_dim
     return found
+
+
+def _latent(branch: LatentAttention, wider: float, head_dim: int, budget: Budget) -> Iterator[tuple[str, int | float]]:
+    """Sizes of latent attention. The latent of keys and values is so many heads wide (four in arXiv:2405.04434, section
+    2.1.4), as are the parts of a head; that of queries keeps its share of d_model."""
+    assert branch.head_dim is not None
+    of_head = head_dim / branch.head_dim
+    yield "kv_latent", max(round(of_head * branch.kv_latent), 1)
+    if branch.query_latent is not None:
+        yield "query_latent", max(round(wider * branch.query_latent / budget.multiple_of), 1) * budget.multiple_of
+    rotated, before = branch.rotary_dim or 0, branch.head_dim + (branch.rotary_dim or 0)
+    if rotated:
+        rotated = 2 * max(round(of_head * rotated / 2), 1)
+        yield "rotary_dim", rotated
+    if branch.value_dim is not None:
+        yield "value_dim", max(round(of_head * branch.value_dim), 1)
+    if branch.scale is not None:
+        yield "scale", branch.scale * math.sqrt(before / (head_dim + rotated))
 
 
 def _linear(

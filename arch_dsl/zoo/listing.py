@@ -74,7 +74,8 @@ def kind_of(model: Model) -> Kind:
         return "encoder"
     if any(isinstance(branch, MoE) for layer in layers for branch in layer):
         return "mixture of experts"
-    return "decoder" if all(heads) else "recurrent or hybrid"
+    recurrent = any(getattr(branch, "recurrent", False) for layer in layers for branch in layer)
+    return "decoder" if all(heads) and not recurrent else "recurrent or hybrid"
 
 
 def _branches(block: Block) -> Iterator[object]:

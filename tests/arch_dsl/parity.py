@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from archlab import arch_dsl
 from archlab.arch_dsl import Call, Model, SpecError, canonical, zoo
 from archlab.arch_dsl.compiler.modules import LanguageModel, build
+from archlab.arch_dsl.compiler.modules import stored as stored_by
 from archlab.arch_dsl.conformance.fields import alterations
 from archlab.arch_dsl.conformance.hosts import Case
 from archlab.arch_dsl.language.spec import Family, walk
-from archlab.arch_dsl.model.model import Init
+from archlab.arch_dsl.model.initial_values import Init
 from archlab.arch_dsl.primitives.positions import Learned
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.tree.identity import normal_form
@@ -101,11 +102,12 @@ def stored(theirs: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def ours_of(published: Published, model: Model) -> LanguageModel:
     """Our model with their weights. Raises SpecError if they don't fit."""
     module = build(model, model.context())
-    shapes = {name: tuple(value.shape) for name, value in module.named_parameters()}
+    mine = stored_by(module)
+    shapes = {name: tuple(value.shape) for name, value in mine.items()}
     imported = import_tensors(_layout(published.layout), model, weights_of(published), shapes)
     assert imported.fresh == []
     with torch.no_grad():
-        for name, value in module.named_parameters():
+        for name, value in mine.items():
             value.copy_(imported.tensors[name])
     return module
 
@@ -204,6 +206,7 @@ def breaks(published: Published, changed: Model) -> bool:
 INERT = (
     (r"init\..*|.*\.(std|start|zero|a_min|a_max|dt_min|dt_max)", "initial values alone"),
     (r".*\.(balance|z_loss)(\..*)?", "a loss of training alone"),
+    (r".*\.capacity", "bounds what experts serve while training alone"),
     (r".*\.documents", "acts where a call says which document a token is of"),
 )
 ROOM = ("max_positions", "the size of tables of angles, beyond which they are computed")  # without a table of positions
@@ -261,7 +264,10 @@ def main() -> None:
         test_parity_classic,
         test_parity_encoder,
         test_parity_encoder_decoder,
+        test_parity_experts,
         test_parity_families,
+        test_parity_hybrids,
+        test_parity_kimi,
         test_parity_mixers,
         test_parity_modern,
         test_parity_moe,
@@ -269,8 +275,9 @@ def main() -> None:
     )
 
     dense = (test_parity_classic, test_parity_modern, test_parity_families)
-    mixed = (test_parity_moe, test_parity_mixers, test_parity_scans)
-    files = (*dense, *mixed, test_parity_encoder, test_parity_encoder_decoder)
+    experts = (test_parity_moe, test_parity_experts)
+    mixed = (test_parity_mixers, test_parity_kimi, test_parity_scans, test_parity_hybrids)
+    files = (*dense, *experts, *mixed, test_parity_encoder, test_parity_encoder_decoder)
     print("| model | map | logits | gradients |\n|---|---|---|---|")
     for published in (each for file in files for each in file.ALL):
         logits, gradients = errors(published)

@@ -6,12 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 from archlab.arch_dsl.model.model import Model
+from tests.arch_dsl.published_hybrids import HYBRIDS
+from tests.arch_dsl.published_kimi import as_ours as kimi_linear
 
 Facts = dict[str, Any]
 
 
 def facts(model: Model) -> Facts:
     """The numbers of a resolved model that its configuration needs; of two stacks those of the decoder."""
+    return {**_numbers(model), "model": model}
+
+
+def _numbers(model: Model) -> Facts:
     *_, stack = model.stacks().values()
     layers = [_branches(block) for block in stack.layers()]
     branches = {name: branch for layer in layers for name, branch in layer.items()}
@@ -37,6 +43,9 @@ def facts(model: Model) -> Facts:
     first = layers[0].get("attention", attention)
     return {
         "linear": False,
+        "attention": attention,
+        "dense": getattr(branches.get("dense"), "width", 0),
+        "experts of": ffn,
         "d": model.d_model,
         "layers": stack.n_layers,
         "heads": attention.heads,  # type: ignore[attr-defined]
@@ -277,6 +286,49 @@ def qwen3_next(f: Facts) -> Any:
     return modern("Qwen3Next", rope_parameters=rope, **linear, **experts)({**f, **full})
 
 
+def latent(name: str, theta: float, factor: float, mscale: float, **choices: Any) -> Callable[[Facts], Any]:
+    """A model of DeepSeek's with latent attention, slowed down rotations, and some layers without experts at first."""
+
+    def build(f: Facts) -> Any:
+        attention, moe = f["attention"], f["experts of"]
+        sizes = {
+            "kv_lora_rank": attention.kv_latent,
+            "q_lora_rank": attention.query_latent,
+            "qk_rope_head_dim": attention.rotary_dim,
+            "qk_nope_head_dim": attention.head_dim,
+            "v_head_dim": attention.value_dim,
+        }
+        rope = _yarn(theta, factor, 4096, mscale=mscale, mscale_all_dim=mscale)
+        rope["rope_parameters"]["beta_fast"] = attention.rotary.scaling.beta_fast
+        limited = {"n_group": moe.groups, "topk_group": moe.group_top_k or moe.groups}
+        if name == "DeepseekV2":
+            limited["topk_method"] = "group_limited_greedy" if moe.groups > 1 else "greedy"
+        own = {"max_position_embeddings": f["positions"], **sizes, **rope, **limited, **choices}
+        return sigmoid_experts(name, **own)({**f, "head_dim": attention.rotary_dim})  # what its rotations go by
+
+    return build
+
+
+def sigmoid_experts(name: str, **choices: Any) -> Callable[[Facts], Any]:
+    """A model with the fields of DeepSeek's configurations for its experts."""
+
+    def build(f: Facts) -> Any:
+        moe = f["experts of"]
+        fields = {
+            "n_routed_experts": f["experts"],
+            "num_experts_per_tok": f["top_k"],
+            "moe_intermediate_size": f["width"],
+            "n_shared_experts": f["shared"] // f["width"],
+            "first_k_dense_replace": f["every"] - 1,
+            "routed_scaling_factor": moe.scale,
+            "norm_topk_prob": moe.normalize,
+            "experts_implementation": "eager",
+        }
+        return modern(name, **{**fields, **choices})({**f, "width": f["dense"]})
+
+    return build
+
+
 def mamba2(tied: bool) -> Callable[[Facts], Any]:
     def build(f: Facts) -> Any:
         from transformers import Mamba2Config, Mamba2ForCausalLM
@@ -418,10 +470,32 @@ BUILDERS: dict[str, Callable[[Facts], Any]] = {
         rms_norm_eps=1e-5,
         attention_bias=lambda f: f["bias"],
     ),
+    "glm4_moe": sigmoid_experts(
+        "Glm4Moe",
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+        rms_norm_eps=1e-5,
+        attention_bias=True,
+        use_qk_norm=lambda f: f["normed"],
+        num_mtp_layers=0,
+    ),
+    "dots1": sigmoid_experts("Dots1", **_rope(1e7), rms_norm_eps=1e-5),
+    "qwen2_moe": modern(
+        "Qwen2Moe",
+        **_rope(1e6),
+        **_experts(),
+        moe_intermediate_size=lambda f: f["width"],
+        shared_expert_intermediate_size=lambda f: f["shared"],
+        norm_topk_prob=False,
+    ),
+    "deepseek_v2": latent("DeepseekV2", 1e4, 40.0, 0.707),
+    "deepseek_v3": latent("DeepseekV3", 1e4, 40.0, 1.0, num_mtp_layers=0),
+    "kimi_k2": latent("DeepseekV3", 5e4, 32.0, 1.0, num_mtp_layers=0),
+    "kimi_linear": kimi_linear,
     "mamba": mamba,
     "rwkv4": rwkv,
     "mamba2": mamba2(tied=True),
     "mamba2_fox": mamba2(tied=False),
+    **HYBRIDS,
 }
 UNKNOWN_THERE = {  # sizes whose choices the configuration cannot say
     ("gated_attention", "28l-elementwise"),

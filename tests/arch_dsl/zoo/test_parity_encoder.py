@@ -1,7 +1,9 @@
-"""Encoders against transformers: BigBird's blocks, with the random ones of each head given, and BERT's head."""
+"""Encoders against transformers: BigBird's blocks, with the random ones of each head given, and BERT's head; windows
+around each token and full attention in turn, as in ModernBERT."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -103,7 +105,63 @@ BIGBIRD = Published(
     "bigbird",
     "bigbird",
 )
-ALL = [BIGBIRD]
+
+
+def modernbert() -> nn.Module:
+    from transformers import ModernBertConfig, ModernBertForMaskedLM
+
+    ropes = {"full_attention": 300.0, "sliding_attention": 100.0}
+    config = ModernBertConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=7,
+        num_attention_heads=4,
+        norm_eps=0.03,
+        local_attention=10,
+        rope_parameters={name: {"rope_type": "default", "rope_theta": theta} for name, theta in ropes.items()},
+        pad_token_id=None,
+        attn_implementation="eager",
+    )
+    return ModernBertForMaskedLM(config)
+
+
+UNBIASED = {**NORM, "bias": False}
+MODERNBERT = Published(
+    "modernbert",
+    modernbert,
+    {
+        "d_model": 32,
+        "n_layers": 7,
+        "embed": [UNBIASED],
+        "block": {
+            "attention": {
+                "heads": 4,
+                "pre": [UNBIASED],
+                "positional": {"type": "rope", "theta": 100.0},
+                "mask": {"type": "local", "each_side": 5},
+            },
+            "ffn": {"type": "geglu", "width": 48, "pre": [UNBIASED]},
+        },
+        "overrides": {
+            "::3": {"block.attention.mask": "full", "block.attention.positional": {"type": "rope", "theta": 300.0}},
+            "0": {"block.attention.pre": []},
+            "-1": {
+                "block.head": {
+                    "type": "dense",
+                    "pre": [UNBIASED],
+                    "post": [UNBIASED],
+                    "join": {"type": "weighted", "stream": 0},
+                }
+            },
+        },
+        "unembedding": {"bias": True},
+    },
+    "modernbert",
+    "modernbert",
+    spread=1.5,
+)
+ALL = [BIGBIRD, MODERNBERT]
 
 
 @pytest.mark.parametrize("published", ALL, ids=str)
@@ -114,9 +172,11 @@ def test_logits_and_gradients_are_those_of_transformers(published: Published):
 
 @pytest.mark.parametrize("published", trials_of(ALL))
 def test_altering_any_field_breaks_the_parity(published: Published):
-    assert unexplained(published) == []
+    """But for `depth_scale` in a first layer unlike all others, which divides by 1 there."""
+    assert [each for each in unexplained(published) if not re.search(r"block\[0\]\..*depth_scale", each)] == []
 
 
-def test_it_is_a_small_one_of_the_zoo():
-    sized = arch_dsl.resolve(zoo.load("bigbird", "tiny"))
-    assert outline(model_of(BIGBIRD)) == outline(sized)
+@pytest.mark.parametrize("published", ALL, ids=str)
+def test_it_is_a_small_one_of_the_zoo(published: Published):
+    sized = arch_dsl.resolve(zoo.load(published.id, None if published is MODERNBERT else "tiny"))
+    assert outline(model_of(published)) == outline(sized)
