@@ -13,7 +13,7 @@ from typing import Any
 
 from archlab.arch_dsl.catalogue.describe import allowed, first_line
 from archlab.arch_dsl.language.spec import Family, FieldType, Range, Spec, alternatives, families, fields_of
-from archlab.arch_dsl.parts.families import Branch, Gate, Norm, Position, Rotary, Score
+from archlab.arch_dsl.parts.families import Branch, Gate, Join, Norm, Position, Rotary, Score
 from archlab.arch_dsl.patching.knobs import KNOBS
 from archlab.arch_dsl.primitives.parallel import Parallel
 from archlab.arch_dsl.tree.block import Block
@@ -30,6 +30,7 @@ ANYTHING: Schema = {}
 _LAYERS = r"^(-?[0-9]+|(-?[0-9]+)?:(-?[0-9]+)?(:[1-9][0-9]*)?)(,(-?[0-9]+|(-?[0-9]+)?:(-?[0-9]+)?(:[1-9][0-9]*)?))*$"
 _KINDS_OF_KNOBS: dict[str, tuple[type[Family], ...]] = {
     "norm": (Norm,),
+    "join": (Join,),
     "gate": (Gate,),
     "positional": (Rotary, Score, Position),
     "qk_norm": (Norm,),

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from archlab import kernels
 from archlab.arch_dsl.compiler import modules
-from archlab.arch_dsl.compiler.modules import LanguageModel, compile
+from archlab.arch_dsl.compiler.modules import LanguageModel, compile, stored
 from archlab.arch_dsl.conformance.hosts import CALL, TARGETS, TOKENS
 from archlab.arch_dsl.model.model import Model
+from archlab.arch_dsl.parts.layers import after_step
 
 
 def randomize(module: nn.Module, std: float = 0.4) -> None:
@@ -40,7 +41,8 @@ def build_as_for_a_gpu(model: Model) -> LanguageModel:
 
 
 def effect(model: Model) -> dict[str, Tensor]:
-    """All that a spec can influence: initial values; logits and gradients at random parameters; in float64.
+    """All that a spec can influence: initial values; logits and gradients at random parameters; what a step leaves in
+    state without a gradient; in float64.
 
     Gradients are those of the cross-entropy and of auxiliary losses, for which another micro-batch came before. Raises
     ValueError for a parameter that takes no part in the result.
@@ -58,6 +60,8 @@ def effect(model: Model) -> dict[str, Tensor]:
             module(TOKENS.flip(1), before)
             call = dataclasses.replace(call, earlier=before.measures)
             logits = module(TOKENS, call)
+        if getattr(module, "predict", None) is not None:
+            module.loss(TOKENS, TARGETS, call)  # in which alone heads of further tokens take part
     loss = nn.functional.cross_entropy(logits.flatten(0, 1), TARGETS.flatten())
     sum(call.losses.values(), loss).backward()
     found["logits"] = logits.detach()
@@ -65,6 +69,8 @@ def effect(model: Model) -> dict[str, Tensor]:
         if value.grad is None:
             raise ValueError(f"{name} takes no part in the model")
         found[f"gradient {name}"] = value.grad
+    after_step(module, call.measures)
+    found |= {f"state {name}": value for name, value in stored(module).items() if not isinstance(value, nn.Parameter)}
     return found
 
 

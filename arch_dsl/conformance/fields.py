@@ -73,13 +73,20 @@ def alterations(case: Case) -> Iterator[tuple[str, Model]]:
             where = f"{path}.{name}" if path else name
             places = {where, where.replace(".query.", ".key.")} if isinstance(spec, Rotary | RopeScaling) else {where}
             for value in altered(item.annotation, getattr(spec, name))[:most]:
+                data = _later(case.model, where, value) if name in getattr(spec, "later", ()) else None
                 changed = case.model
                 for place in places:
                     changed = put_at(changed, tuple(place.split(".")), value)
                 try:
-                    yield where, resolve(parse(Model, canonical(changed)))
+                    yield where, resolve(parse(Model, data or canonical(changed)))
                 except SpecError:
                     continue
+
+
+def _later(model: Model, where: str, value: Any) -> dict[str, Any]:
+    """The plain data of a model with a value in its last layer that a first layer does not take."""
+    data: dict[str, Any] = canonical(model)
+    return {**data, "overrides": {**data.get("overrides", {}), "-1": {where: canonical(value)}}}
 
 
 def tried(case: Case) -> tuple[set[str], list[str]]:

@@ -21,6 +21,9 @@ from archlab.arch_dsl.parts import families
 from archlab.arch_dsl.parts.context import Call
 from archlab.arch_dsl.primitives.balance import Balance
 from archlab.arch_dsl.primitives.rope_scaling import RopeScaling
+from archlab.arch_dsl.primitives.skips import Skip
+from archlab.arch_dsl.primitives.streams import Streams
+from archlab.arch_dsl.primitives.switch import Switch
 
 VOCAB, LENGTH = 19, 12
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [18, 7, 18, 2, 8, 1, 8, 2, 8, 4, 5, 9]])
@@ -37,9 +40,10 @@ CALL = Call(
 Data = dict[str, Any]
 
 # What layers cannot share: it stands once, has parameters from the second layer on, or tells of each layer.
-UNSHARED = ("differential_attention", "dual", "value_residual", "lower_bounded", "moe")
+UNSHARED = ("differential_attention", "dual", "value_residual", "lower_bounded", "moe", "rwkv7")
 ATTENTION: Data = {"type": "attention", "heads": 4, "kv_heads": 2}
 CROSS: Data = {**ATTENTION, "type": "cross_attention"}
+LINEAR: Data = {"type": "linear_attention", "heads": 4, "pre": ["rmsnorm"]}  # cubic: several would overflow
 FFN: Data = {"type": "mlp", "width": 24}
 
 
@@ -56,7 +60,12 @@ def _pair(block: Data, **fields: Any) -> Data:
 
 
 def _branch(x: Data) -> Data:
-    block = {"ffn": FFN, "branch": x}
+    """A field that no first layer takes is set in the last one alone."""
+    names = getattr(families.Branch.members[x["type"]], "later", ())
+    later = {f"block.branch.{name}": x[name] for name in names if name in x}
+    block = {"ffn": FFN, "branch": {name: value for name, value in x.items() if name not in names}}
+    if later:
+        return _model(block, overrides={"-1": later})
     return _pair(block) if x["type"] == "cross_attention" else _model(block)
 
 
@@ -104,6 +113,11 @@ def _rotary(x: Data) -> Data:
     return _model({"attention": {**ATTENTION, "head_dim": 8, "query": [x], "key": [x]}})
 
 
+def _on_streams(fields: Data) -> Data:
+    block = {"attention": {**ATTENTION, "pre": ["rmsnorm"]}, "ffn": {**FFN, "pre": ["rmsnorm"]}}
+    return _model(block, final=["rmsnorm"], **fields)
+
+
 HOSTS: dict[type[Family], Callable[[Data], Data]] = {
     families.Adapter: lambda x: _model({"attention": {**ATTENTION, "post": [x]}, "ffn": {**FFN, "post": [x]}}),
     families.Norm: _norm,
@@ -114,10 +128,14 @@ HOSTS: dict[type[Family], Callable[[Data], Data]] = {
     families.Rotary: _rotary,
     RopeScaling: lambda x: _rotary({"type": "rope", "scaling": x}),
     families.Score: lambda x: _model({"attention": {**ATTENTION, "scores": [x]}}),
+    families.Weights: lambda x: _model({"attention": {**ATTENTION, "weights": x}}),
     families.Mask: lambda x: _model({"attention": {**ATTENTION, "mask": x}}),
     families.Join: _join,
-    families.Decay: lambda x: _model({"branch": {"type": "linear_attention", "heads": 4, "decay": x}}),
+    families.Decay: lambda x: _model({"branch": {**LINEAR, "decay": x}}),
     Balance: lambda x: _model({"attention": ATTENTION, "ffn": {"type": "moe", "width": 12, "balance": x}}),
+    Switch: lambda x: _model({"attention": {**ATTENTION, "query": ["rope"], "key": ["rope"], "switch": [x]}}),
+    Streams: lambda x: _on_streams({"streams": x}),
+    Skip: lambda x: _on_streams({"skips": [x]}),
     families.Branch: _branch,
 }
 
@@ -153,11 +171,16 @@ def cases() -> Iterator[Case]:
 
 def cases_of(member: type[Family]) -> Iterator[Case]:
     """A member from each of its starting points. Raises SpecError where no place takes it."""
-    host = next(host for family, host in HOSTS.items() if issubclass(member, family))
     for index, fields in enumerate(member.examples):
-        label = "-".join([member.type, *(str(value) for value in fields.values() if not isinstance(value, dict))])
-        data = {"type": member.type, **fields}
-        yield Case(label if index else member.type, load(_fitting(host(data), data)), (member.type,), not index, member)
+        yield case_of(member, fields, index)
+
+
+def case_of(member: type[Family], fields: Data, index: int = 0) -> Case:
+    """A member with these fields, its `index`-th starting point. Raises SpecError where no place takes it."""
+    host = next(host for family, host in HOSTS.items() if issubclass(member, family))
+    label = "-".join([member.type, *(str(value) for value in fields.values() if not isinstance(value, dict))])
+    data = {"type": member.type, **fields}
+    return Case(label if index else member.type, load(_fitting(host(data), data)), (member.type,), not index, member)
 
 
 def model_cases() -> Iterator[Case]:
@@ -225,11 +248,11 @@ def gallery(family: type[Family]) -> Model:
     for index, host in enumerate(hosts[1:], 2):
         name, branch = list(host["block"].items())[-1]
         branches[f"{name}_{index + 1}"] = branch
-    top: dict[str, list[Data]] = {site: [] for site in ("embed", "final", "logits")}
+    top: dict[str, list[Data]] = {site: [] for site in ("embed", "final", "logits", "skips")}
     for site, items in top.items():
         for host in hosts:
             items += [item for item in host.get(site, []) if item not in items]
-    return load({**hosts[0], **top, "n_layers": 2 if family is families.Carry else 1, "block": branches})
+    return load({**hosts[0], **top, "n_layers": 2 if family in (families.Carry, Skip) else 1, "block": branches})
 
 
 def load(data: Data) -> Model:

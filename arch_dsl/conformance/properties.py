@@ -31,7 +31,7 @@ from archlab.arch_dsl.conformance.hosts import (
     resolve,
 )
 from archlab.arch_dsl.language.parse import parse
-from archlab.arch_dsl.language.spec import Family, fields_of, walk
+from archlab.arch_dsl.language.spec import Family, Spec, fields_of, walk
 from archlab.arch_dsl.model.model import Model, cost
 from archlab.arch_dsl.parts.context import Call, State
 from archlab.arch_dsl.parts.families import Mask
@@ -72,15 +72,15 @@ def gradients_reach_everything(case: Case) -> str:
 def looks_only_back(case: Case) -> str:
     """A changed token changes its own logits and later ones of its sequence, and no others.
 
-    Only where a mask looks ahead does it change earlier ones.
+    Only where a mask looks ahead does it change earlier ones; where a choice of experts does, it may.
     """
-    module, ahead = build(case.model), _looks_ahead(case)
+    module, ahead, masked = build(case.model), _looks_ahead(case), _looks_ahead(case, Mask)
     before = module(TOKENS, READ)
     for t in (0, 5, LENGTH - 1):
         other = TOKENS.clone()
         other[0, t] = 17
         moved = (module(other, READ) - before).abs().amax(-1)
-        if ahead and t and not moved[0, :t].sum() > 1e-6:
+        if masked and t and not moved[0, :t].sum() > 1e-6:
             return f"token {t} changes no earlier logits, though its mask looks ahead"
         if not ahead and moved[0, :t].sum() > ROUNDING:
             return f"token {t} changes earlier logits"
@@ -202,9 +202,15 @@ def _in_pieces(module: LanguageModel, tokens: Tensor, state: State) -> Tensor:
     return torch.cat([module(piece, call) for piece in pieces if piece.shape[1]], 1)
 
 
-def _looks_ahead(case: Case) -> bool:
+def _overriding(case: Case) -> list[Family]:
+    """The branches of layers that are unlike the first one."""
+    blocks = [block for stack in case.model.stacks().values() for block in stack.layers() if block != stack.block]
+    return [branch for block in blocks for branch in block.values()]
+
+
+def _looks_ahead(case: Case, kind: type[Spec] = Spec) -> bool:
     *_, last = case.model.stacks().values()
-    return any(isinstance(spec, Mask) and spec.looks_ahead for _, spec in walk(last))
+    return any(isinstance(spec, kind) and getattr(spec, "looks_ahead", False) for _, spec in walk(last))
 
 
 def _refuses_to_decode(module: LanguageModel) -> str:
@@ -243,6 +249,8 @@ def can_be_shared(case: Case) -> str:
     stacks = [changed[name] if name else changed for name in case.model.stacks()]
     if min(stack["n_layers"] for stack in stacks) < 2 or not has_parameters(case):
         return ""
+    if any(spec.type in case.tried for spec in _overriding(case)):
+        return ""  # in layers that differ there is nothing to share
     kinds = {type(spec) for _, spec in walk(case.model) if isinstance(spec, Family) and spec.type in case.tried}
     if not any("share" in fields_of(kind) and kind.type not in UNSHARED for kind in kinds):
         return ""

@@ -46,12 +46,21 @@ def tree(model: Model, tokens: int = 1024) -> list[Line]:
     tied = "tied to the embedding" if model.unembedding.tied else f"table [{model.vocab}, {model.d_model}]"
     lines.append(Line(1, "unembedding", tied, "[B,T,V]", _part(total, "unembedding")))
     lines += _site(model.logits, "logits", "[B,T,V]", 1, _part(total, "logits"))
+    if predict := getattr(model, "predict", None):
+        what = f"{brief_text(canonical(predict, brief=True))}, in training alone"
+        lines.append(Line(1, "predict", what, "[B,T,V]", _part(total, "predict")))
     return lines
 
 
 def _stack(stack: Stack, depth: int, cost: Cost) -> Iterator[Line]:
     """What acts on one stream, in order."""
     yield from _site(stack.embed, "embed", "[B,T,D]", depth, _part(cost, "embed"))
+    shape = "[B,T,D]"
+    if stack.streams is not None:
+        shape = f"[B,T,{stack.streams.n},D]"
+        what = brief_text(canonical(stack.streams, brief=True))
+        yield Line(depth, "streams", what, shape, _part(cost, "streams"))
+    yield from _site(stack.skips, "skips", shape, depth, _part(cost, "skips"))
     layers = _part(cost, "stack")
     if len(layers.children) > 1:
         yield from _layers(stack, depth, layers)
@@ -126,8 +135,9 @@ def _ordered(branch: Any, cost: Cost) -> Iterator[tuple[str, Cost]]:
     """The parts in the order in which they act: `pre`, what the branch does, `post`, `join`."""
     given = [
         name
-        for name in fields_of(type(branch))
-        if isinstance(getattr(branch, name), Family) or (_is_site(getattr(branch, name)) and getattr(branch, name))
+        for name, item in fields_of(type(branch)).items()
+        if not (item.added and getattr(branch, name) == item.default)
+        and (isinstance(getattr(branch, name), Family) or (_is_site(getattr(branch, name)) and getattr(branch, name)))
     ]
     inner = [name for name in cost.children if name not in OUTER]
     at = inner.index("attend") if "attend" in inner else len(inner)
@@ -155,7 +165,7 @@ def _shape(branch: Any, part: str) -> str:
         return f"[B,T,{branch.width}]"
     if part in ("query_inner", "kv_inner"):
         return f"[B,T,{getattr(branch, part.replace('inner', 'latent'))}]"
-    return "" if part.endswith("projection") else "[B,T,D]"
+    return "" if part.endswith("projection") or part in ("dt", "switch") else "[B,T,D]"
 
 
 def _site(items: tuple[Any, ...], name: str, shape: str, depth: int, cost: Cost) -> Iterator[Line]:

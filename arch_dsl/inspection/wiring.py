@@ -10,10 +10,12 @@ from archlab.arch_dsl.primitives.branch import OUTER
 
 CORES = ("attend", "recur", "scan", "wkv", "activation")
 """What the lanes of a branch meet in."""
-FIRST = ("shift", "router")
+FIRST = ("shift", "router", "switch")
 """What acts on the branch's input before its maps do."""
-LATE = ("query", "key", "value", "decay", "mask", "scores", "query_table", "memory", "beta_projection")
+LATE = ("query", "key", "value", "decay", "mask", "scores", "weights", "query_table", "memory", "beta_projection")
 """What leads to the core though its cost may be counted after it."""
+LATENTS = {"query": ("query", "rotary_query"), "kv": ("key", "value")}
+"""What is made of the latents of latent attention."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,10 @@ def wires(parts: list[Part]) -> list[Edge]:
             if part.name == "encoder":
                 wiring.source = here
     if "encoder" not in names:
-        own = [part for part in parts if part.name not in ("embedding", "unembedding", "logits")]
+        own = [part for part in parts if part.name not in ("embedding", "unembedding", "logits", "predict")]
         here = wiring.stack(own, here, "", None)
+    if "predict" in names:
+        wiring.link(here, "predict", "read")
     wiring.chain(here, [name for name in ("unembedding", "logits") if name in names], "")
     return list(wiring.found)
 
@@ -115,18 +119,29 @@ class _Wiring:
         later = [part for index, part in enumerate(parts) if index > place and part.name not in LATE]
         here = self.chain(here, [part.name for part in early if part.name in FIRST], at)
         lanes: dict[str, list[Part]] = {}
+        starts = self.latents(early, here, at)
         for part in early:
-            if part.name not in FIRST:
+            if part.name not in FIRST and not _of_latent(part):
                 lanes.setdefault(_stem(part.name), []).append(part)
         for stem, lane in lanes.items():
-            start = here
+            start = starts.get(stem, here)
             if core == "scan" and stem != "value":  # Mamba makes the rest of what it scans
                 start = f"{at}{max(lanes['value'], key=_order).name}"
             elif source and stem in ("key", "value"):
                 start = source
             passes = (core, stem) == ("activation", "receptance")  # whose sigmoid gates what the core makes
-            self.lane(sorted(lane, key=_order), start, at, at + ("gate" if passes else core))
+            turned = stem.startswith("rotary_") and "rotary" in names
+            self.lane(sorted(lane, key=_order), start, at, at + ("gate" if passes else "rotary" if turned else core))
         return self.after(at + core, later, read, at)
+
+    def latents(self, parts: list[Part], here: str, at: str) -> dict[str, str]:
+        """The latents that a branch makes of its input: where the lanes that read them begin."""
+        found: dict[str, str] = {}
+        for name, stems in LATENTS.items():
+            own = [part for part in parts if _of_latent(part) and part.name.startswith(name)]
+            if own:
+                found |= dict.fromkeys(stems, self.chain(here, [part.name for part in sorted(own, key=_order)], at))
+        return found
 
     def lane(self, lane: list[Part], start: str, at: str, end: str) -> None:
         """Parts one after another, from what they read, if the first one reads anything."""
@@ -162,7 +177,11 @@ def _stem(name: str) -> str:
     """The lane of a part: `query` of its map, its table and its site."""
     for end in ("_projections", "_projection", "_table"):
         name = name.removesuffix(end)
-    return "rank" if name == "step" else name
+    return "rank" if name in ("dt", "step") else name
+
+
+def _of_latent(part: Part) -> bool:
+    return part.name.endswith("_latent_projection") or part.name in ("query_inner", "kv_inner")
 
 
 def _order(part: Part) -> int:

@@ -6,7 +6,7 @@ import ast
 import math
 import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,9 +37,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "min": lambda a, b: torch.clamp(a, max=b),
     "max": lambda a, b: torch.clamp(a, min=b),
     "clamp": torch.clamp,
+    "where": torch.where,
 }
-ARGUMENTS = {"min": 2, "max": 2, "clamp": 3}
-"""Of functions that take more than one; `clamp(x, low, high)`."""
+ARGUMENTS = {"min": 2, "max": 2, "clamp": 3, "where": 3}
+"""Of functions that take more than one; `clamp(x, low, high)`, `where(x > 0, a, b)`."""
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -47,6 +48,13 @@ _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
     ast.Pow: operator.pow,
 }
+_COMPARISONS: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Gt: operator.gt,
+    ast.Lt: operator.lt,
+    ast.GtE: operator.ge,
+    ast.LtE: operator.le,
+}
+_TURNED: dict[type, type[ast.cmpop]] = {ast.Gt: ast.Lt, ast.Lt: ast.Gt, ast.GtE: ast.LtE, ast.LtE: ast.GtE}
 _LONGEST = 200  # characters
 _LARGEST = torch.finfo(torch.float16).max
 
@@ -68,6 +76,9 @@ def normal_form(text: str) -> str:
             node.value = int(node.value) if node.value < 2**53 else node.value  # 2.0 is spelt 2
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("min", "max") and not has_x(node.args[0]):
             node.args.reverse()  # min(6, x) is spelt min(x, 6)
+        if isinstance(node, ast.Compare) and not has_x(node.left):
+            node.left, node.comparators = node.comparators[0], [node.left]  # 0 < x is spelt x > 0
+            node.ops = [_TURNED[type(node.ops[0])]()]
     spelled = ast.unparse(tree)
     if len(spelled) > _LONGEST:  # which could not be read again
         raise ValueError(f"it has {len(spelled)} characters once it is written out; at most {_LONGEST}")
@@ -118,6 +129,8 @@ def _compiled(node: ast.AST) -> Callable[[Any], Any]:
         return _called(node, node.func.id)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitXor):
         raise ValueError("a power is written **")
+    if isinstance(node, ast.Compare):
+        raise ValueError(f"'{ast.unparse(node)}' is true or false, and no number; it may be the first part of where")
     if isinstance(node, ast.Name):
         raise ValueError(f"'{node.id}' is not x")
     raise ValueError(f"'{ast.unparse(node)}' is not among numbers, x, + - * / **, and functions")
@@ -128,6 +141,8 @@ def _called(node: ast.Call, name: str) -> Callable[[Any], Any]:
     takes = ARGUMENTS.get(name, 1)
     if node.keywords or len(node.args) != takes:
         raise ValueError(f"{name} takes {('one argument', 'two arguments', 'three arguments')[takes - 1]}")
+    if name == "where":
+        return _chosen(*node.args)
     function, arguments = FUNCTIONS[name], [_compiled(argument) for argument in node.args]
     if not any(map(has_x, node.args)):
         raise ValueError(f"{name} needs an argument with x")
@@ -137,12 +152,31 @@ def _called(node: ast.Call, name: str) -> Callable[[Any], Any]:
         low, high = (bound(None) for bound in arguments[1:])
         if low > high:
             raise ValueError(f"clamp has {low:g} as its lower bound, and {high:g} as its upper")
-    for argument, compute in zip(node.args, arguments, strict=True):
-        if not has_x(argument) and abs(bound := compute(None)) > _LARGEST:
-            raise ValueError(f"{name} is given {bound:g}, and float16 ends at {_LARGEST:g}")
+    _bounded(name, node.args, arguments)
     if name in ("min", "max") and not has_x(node.args[0]):
         arguments.reverse()
     return lambda x: function(*(argument(x) for argument in arguments))
+
+
+def _chosen(test: ast.AST, *parts: ast.AST) -> Callable[[Any], Any]:
+    """The closure of `where(test, one, other)`: one where the test holds of an element, the other elsewhere."""
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or type(test.ops[0]) not in _COMPARISONS:
+        raise ValueError("where begins with one comparison by > < >= or <=, as in where(x > 0, x, 0)")
+    compare, sides = _COMPARISONS[type(test.ops[0])], (test.left, test.comparators[0])
+    left, right, one, other = (_compiled(each) for each in (*sides, *parts))
+    if not any(map(has_x, sides)):
+        raise ValueError("where compares two numbers, so that it always takes the same part")
+    if not any(map(has_x, parts)):
+        raise ValueError("where needs a part with x: two numbers have no gradient")
+    _bounded("where", (*sides, *parts), (left, right, one, other))
+    return lambda x: torch.where(compare(left(x), right(x)), one(x), other(x))
+
+
+def _bounded(name: str, parts: Sequence[ast.AST], computed: Sequence[Callable[[Any], Any]]) -> None:
+    """Refuses numbers in the brackets of a function that float16 does not have."""
+    for part, compute in zip(parts, computed, strict=True):
+        if not has_x(part) and abs(bound := compute(None)) > _LARGEST:
+            raise ValueError(f"{name} is given {bound:g}, and float16 ends at {_LARGEST:g}")
 
 
 def _number(node: ast.AST, compute: Callable[[], Any]) -> float:

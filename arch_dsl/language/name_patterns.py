@@ -1,5 +1,5 @@
-"""Patterns of parameters' names: `{i}` stands for one step of a path, the same wherever it stands in a map; `*` for any
-one step; `a | b` for the first of two that the model has.
+"""Patterns of parameters' names: `{i}` stands for one step of a path, the same wherever it stands in a map, and `{i+1}`
+for the number after it; `*` for any one step; `a | b` for the first of two that the model has.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 
-_HOLE = re.compile(r"\{([a-z]+)\}|\*")
+_HOLE = re.compile(r"\{([a-z]+)(\+1)?\}|\*")
 
 
 def matches_any(patterns: Iterable[str], name: str) -> bool:
@@ -28,16 +28,22 @@ def _regex(pattern: str) -> re.Pattern[str]:
     text, end, seen = "", 0, set()
     for hole in _HOLE.finditer(pattern):
         text += re.escape(pattern[end : hole.start()])
-        name = hole[1]
+        name = None if hole[2] else hole[1]
         text += "[^.]+" if name is None else f"(?P={name})" if name in seen else f"(?P<{name}>[^.]+)"
-        seen.add(name)
+        seen.add(name or "")
         end = hole.end()
     return re.compile(text + re.escape(pattern[end:]))
 
 
 def filled(pattern: str, holes: Mapping[str, str]) -> str:
     """A pattern with its holes filled; a `*` stays."""
-    return _HOLE.sub(lambda hole: hole[0] if hole[1] is None else holes[hole[1]], pattern)
+
+    def value(hole: re.Match[str]) -> str:
+        if hole[1] is None:
+            return hole[0]
+        return str(int(holes[hole[1]]) + 1) if hole[2] else holes[hole[1]]
+
+    return _HOLE.sub(value, pattern)
 
 
 def fillings(pattern: str, names: Iterable[str]) -> Iterator[dict[str, str]]:

@@ -85,14 +85,19 @@ class ProjectionNotation:
 
 
 class WordOr:
-    """A number of some kind, or a word that stands for one: `std: small`, `warmup: auto`."""
+    """A number of some kind, or a word that stands for one: `std: small`, `warmup: auto`. Or nothing, if `optional`."""
 
-    def __init__(self, word: str, kind: Any, limits: str, schema: dict[str, float], other: float) -> None:
+    def __init__(
+        self, word: str, kind: Any, limits: str, schema: dict[str, float], other: float, optional: bool = False
+    ) -> None:
         """`limits` and `schema` tell the kind's limits, to people and to editors; `other` is a number to test with."""
         self.word, self.kind, self.limits, self.limited, self.other = word, kind, limits, schema, other
+        self.optional = optional
 
     def parse_node(self, node: Node, path: str, problems: list[Problem]) -> Any:
-        """A float or the word, or INVALID."""
+        """A number or the word, or INVALID."""
+        if node.value is None and self.optional:
+            return None
         if isinstance(node.value, str) and node.value.isalpha() and node.value != self.word:
             message = f"{unknown(node.value, path.rpartition('.')[2], (self.word,))}, or a number {self.limits}"
             return refuse(problems, path, message, node.mark)
@@ -105,7 +110,8 @@ class WordOr:
         return [other for other in (self.word, self.other) if other != value]
 
     def schema(self) -> dict[str, Any]:
-        return {"anyOf": [{"enum": [self.word]}, {"type": "number", **self.limited}]}
+        options = [{"enum": [self.word]}, {"type": "number", **self.limited}]
+        return {"anyOf": [*options, *([{"type": "null"}] if self.optional else [])]}
 
 
 _MULTIPLE = re.compile(r"([0-9]+(?:\.[0-9]+)?)x")

@@ -64,6 +64,8 @@ def kept_by(call: Callable[..., Any], shapes: Mapping[str, tuple[int, ...]], fix
 
 def _kept(node: ast.AST) -> set[object]:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if node.func.id == "where":
+            return {_value(node.args[0])}  # which elements, a byte each, counted as a number
         if node.func.id in ARGUMENTS:
             return {_value(argument) for argument in node.args if has_x(argument)}
         tensors = {"i": _value(node.args[0]), "r": node, "o": (node, "between")}

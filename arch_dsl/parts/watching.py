@@ -3,7 +3,7 @@
 Nothing is computed or kept for it where nobody watches. For who does, gates and rotations are computed by themselves
 where a kernel would join them to what stands before. Kinds:
 
-* `stream`: `output` `[batch, time, d_model]`, the stream after a layer, whose path is "".
+* `stream`: `output` `[batch, time, d_model]`, the stream after a layer, or the sum of several; its path is "".
 * `update`: `output` `[batch, time, d_model]`, what a branch adds to the stream.
 * `site`: `output`, the tensor after the last item of a site that has items.
 * `attention`: what the op of softmax attention gets: `query` `[batch, heads, time, head_dim]`, `key` `[batch, kv_heads,

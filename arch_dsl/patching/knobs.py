@@ -1,4 +1,4 @@
-"""Knobs: what researchers turn (`norm`, `gate`, `positional`, `qk_norm`) as pure setters of the sites they stand for.
+"""Knobs: what researchers turn (`norm`, `join`, `gate`, `positional`, `qk_norm`) as pure setters of sites.
 
 A knob replaces its family's primitives at its sites and leaves the others; it can be read back from the sites, so a
 patch may turn one field of it (`block.norm.placement`) whether the model was written with knobs or with sites.
@@ -15,6 +15,7 @@ from archlab.arch_dsl.language.parse import INVALID, parse_value, refuse
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import Family, members_of
 from archlab.arch_dsl.parts.families import Gate, Norm, Position, Rotary, Score
+from archlab.arch_dsl.patching.join_knob import JOIN
 from archlab.arch_dsl.patching.norm_knob import NORM
 from archlab.arch_dsl.primitives.attention import Attention
 from archlab.arch_dsl.primitives.branch import Headed
@@ -156,6 +157,7 @@ def _put_qk_norm(root: Any, where: Steps, norms: tuple[Norm, ...]) -> Any:
 
 KNOBS = (
     NORM,
+    JOIN,
     Knob(
         name="gate",
         holder=Headed,

@@ -11,6 +11,7 @@ from archlab.arch_dsl.language.parse import INVALID, refuse
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import Spec, had_by
 from archlab.arch_dsl.parts.families import Branch
+from archlab.arch_dsl.patching.join_knob import joined_alike
 from archlab.arch_dsl.patching.knobs import knobs_of
 from archlab.arch_dsl.patching.norm_knob import normed_alike
 from archlab.arch_dsl.patching.shortform import Found, strip, turn
@@ -204,7 +205,7 @@ def _apply_one(root: Any, steps: Steps, setting: Setting, problems: list[Problem
         knobs: Found = []
         node = strip(setting.node, _there(root, steps), steps, knobs)
         new = turn(set_node(root, steps, node, problems), knobs, "", problems)
-        return normed_alike(root, new, steps, setting.node)
+        return joined_alike(root, normed_alike(root, new, steps, setting.node), steps, setting.node)
     knob, index = found
     where, inside = steps[:index], steps[index + 1 :]
     node = setting.node

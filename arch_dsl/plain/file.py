@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from archlab.arch_dsl.compiler.modules import Decoder, LanguageModel
-from archlab.arch_dsl.model.model import DecoderModel, Model, cost, resolve
+from archlab.arch_dsl.model.model import DecoderModel, Model, cost, kept, resolve
 from archlab.arch_dsl.parts.context import Call
 from archlab.arch_dsl.parts.families import Primitive
 from archlab.arch_dsl.plain.application import Application, entry
@@ -43,10 +43,11 @@ _LINEAR_EACH = (
 def to_python(spec: Model, title: str = "") -> str:
     """The source of a Python file with a class `Model` that computes what the compiled model does.
 
-    Its logits and gradients equal those of `compile(spec, backend="reference")`, and so do its names of parameters. It
-    needs torch alone. Raises Unexportable for a primitive whose forward pass cannot be written down.
+    Its logits and gradients equal those of `compile(spec, backend="reference")`, and so do its names of parameters;
+    heads that only training has are left out. It needs torch alone. Raises Unexportable for a primitive whose forward
+    pass cannot be written down.
     """
-    spec = resolve(spec)
+    spec = kept(resolve(spec))
     if not isinstance(spec, DecoderModel):
         raise Unexportable("a model with an encoder: only decoders are written down")
     if spec.prompt:

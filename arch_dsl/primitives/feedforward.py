@@ -11,23 +11,24 @@ from archlab.arch_dsl.language.formula import function_of
 from archlab.arch_dsl.language.notation import Activation, ProjectionNotation, Projections
 from archlab.arch_dsl.language.spec import added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Branch, Norm, Scale, site_cost
+from archlab.arch_dsl.parts.families import Branch, Carry, Gate, Norm, Scale, site_cost
 from archlab.arch_dsl.parts.layers import Linear
 from archlab.arch_dsl.parts.saved_for_backward import kept_of
-from archlab.arch_dsl.primitives.branch import SublayerModule, Widened, linear
+from archlab.arch_dsl.primitives.branch import SublayerModule, Widened, linear, projections_of
 from archlab.kernels.activations import ACTIVATIONS
 
 
 class FeedForward(Widened):
     """What both feed-forward branches share: a hidden `width`, an activation, and the site `inner` on the hidden.
 
-    Of the linear maps named in `bias` each has one; those named in `zero` start at zero.
+    Of the linear maps named in `bias` each has one; those named in `zero` start at zero. With a `short_conv` and a gate
+    at `inner` a `glu` is a gated short convolution (the code of LFM2, arXiv:2511.23404).
     """
 
     activation: Activation = "gelu"
     bias: Projections = False
     zero: Projections = added(default=False)
-    inner: tuple[Norm | Scale, ...] = ()
+    inner: tuple[Norm | Scale | Carry | Gate, ...] = ()
     inputs: ClassVar[tuple[str, ...]] = ()
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
@@ -55,11 +56,12 @@ class _FeedForward(SublayerModule):
         self.output_projection = linear(spec, "output", spec.width, ctx.d_model, ctx.residual_std)
 
     def reads(self) -> list[Linear]:
-        return [self.get_submodule(f"{name}_projection") for name in self.inputs]  # type: ignore[misc]
+        own: list[Linear] = [self.get_submodule(f"{name}_projection") for name in self.inputs]  # type: ignore[misc]
+        return [*own, *projections_of(self.inner)]
 
-    def finish(self, hidden: Tensor, call: Call) -> Tensor:
+    def finish(self, hidden: Tensor, products: Iterator[Tensor], call: Call) -> Tensor:
         """The update from the hidden activations `[batch, time, width]`."""
-        return self.output_projection(self.inner(hidden, call, iter(())))  # type: ignore[no-any-return]
+        return self.output_projection(self.inner(hidden, call, products))  # type: ignore[no-any-return]
 
 
 @Branch.register("mlp")
@@ -81,7 +83,7 @@ class _MLP(_FeedForward, of=MLP):
         self.activation = function_of(spec.activation)
 
     def transform(self, products: Iterator[Tensor], call: Call) -> Tensor:
-        return self.finish(self.activation(next(products)), call)
+        return self.finish(self.activation(next(products)), products, call)
 
 
 @Branch.register("glu")
@@ -96,7 +98,11 @@ class GLU(FeedForward):
     bias: Annotated[Projections, ProjectionNotation("gate", "input", "output")] = False
     zero: Annotated[Projections, ProjectionNotation("gate", "input", "output")] = added(default=False)
     inputs: ClassVar[tuple[str, ...]] = ("gate", "input")
-    examples = ({}, {"width": 20, "bias": True, "activation": "gelu"})
+    examples = (
+        {},
+        {"width": 20, "bias": True, "activation": "gelu"},
+        {"width": 20, "activation": "identity", "inner": ["short_conv", {"type": "gate", "activation": "identity"}]},
+    )
 
     def default_width(self, d_model: int) -> int:
         return -(-8 * d_model // 24) * 8
@@ -111,7 +117,7 @@ class _GLU(_FeedForward, of=GLU):
 
     def transform(self, products: Iterator[Tensor], call: Call) -> Tensor:
         gate, value = next(products), next(products)
-        return self.finish(self.glu(gate, value, self.activation), call)
+        return self.finish(self.glu(gate, value, self.activation), products, call)
 
 
 Branch.alias("swiglu", type="glu", activation="silu")

@@ -73,6 +73,24 @@ class Window(Mask):
 Mask.alias("banded", type="window")
 
 
+@Mask.register("local")
+class Local(Mask):
+    """Position i reads itself and `each_side` positions before and after it: |i - j| <= each_side, the local layers of
+    encoders (arXiv:2004.05150, section 3.1; of ModernBERT, arXiv:2412.13663, section 2.1.2, with 64)."""
+
+    examples = ({"each_side": 2},)
+
+    looks_ahead: ClassVar[bool] = True
+    each_side: Count
+
+    def pattern(self, heads: int = 1, depth: int = 0) -> Pattern:
+        return Pattern("full", window=self.each_side + 1)
+
+    def pairs(self, tokens: int) -> int:
+        size = min(self.each_side + 1, tokens)
+        return tokens * (2 * size - 1) - size * (size - 1)
+
+
 @Mask.register("strided")
 class Strided(Mask):
     """Position i reads the last `size` positions, and every `stride`-th one before: i - size < j <= i, or i - j a

@@ -80,6 +80,10 @@ class _FeatureMap(Elementwise, of=FeatureMap):
     pass
 
 
+# bounds of queries, keys and values: `clip_qkv` of MPT and DBRX, there 8 (and of OLMo, arXiv:2402.00838, section 2.1)
+Scale.alias("clamp", type="feature_map", function="clamp(x, -8, 8)")
+
+
 @Score.register("softcap")
 class Softcap(Score, Scale):
     """y = cap * tanh(x / cap): bounded by the cap, near 0 the identity (Gemma 2, arXiv:2408.00118, section 2)."""

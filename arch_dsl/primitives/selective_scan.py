@@ -11,10 +11,10 @@ from torch import Tensor
 
 from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.notation import ProjectionNotation, Projections
-from archlab.arch_dsl.language.spec import Count, Positive
+from archlab.arch_dsl.language.spec import Count, Positive, added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Branch, Carry, Gate, Norm, Scale, check_sites, site_cost
-from archlab.arch_dsl.parts.layers import Linear, constant, parameter, steps, uniform
+from archlab.arch_dsl.parts.layers import Linear, Site, constant, parameter, steps, uniform
 from archlab.arch_dsl.primitives.branch import Sublayer, SublayerModule, linear, projections_of
 from archlab.kernels.selective_scan import state_class
 from archlab.kernels.selective_scan.torch_ops import CHUNK
@@ -32,8 +32,8 @@ class SelectiveScan(Sublayer):
     `[batch, time, state]`, changed by the sites `query` and `key`, and dt = softplus(x W_1 W_2 + b) with W_1 to
     `dt_rank` channels, by default d_model / 16 rounded up. A is -exp of a table `[channels, state]` that starts at
     log 1, log 2, and so on; softplus(b) starts between `dt_min` and `dt_max`, uniform in its logarithm. `skip` adds
-    D_c x_t with a learned D that starts at 1. `sdpa` acts on y before the output map. The state runs on from document
-    to document.
+    D_c x_t with a learned D that starts at 1. `sdpa` acts on y before the output map, `dt` on x W_1 (norms of it, of B
+    and of C in Jamba, arXiv:2403.19887, section 2). The state runs on from document to document.
     """
 
     ops: ClassVar[tuple[str, ...]] = ("selective_scan",)
@@ -48,6 +48,7 @@ class SelectiveScan(Sublayer):
             "state": 5,
             "bias": True,
             "key": ["rmsnorm"],
+            "dt": ["rmsnorm"],
             "zero": ["output"],
         },
     )
@@ -63,6 +64,7 @@ class SelectiveScan(Sublayer):
     key: tuple[Carry | Gate | Norm | Scale, ...] = ()
     value: tuple[Carry | Gate | Norm | Scale, ...] = ()
     sdpa: tuple[Norm | Gate | Scale, ...] = ()
+    dt: tuple[Norm | Scale, ...] = added(default=())
 
     def resolve(self, ctx: BuildContext) -> Self:
         return self if self.dt_rank else self.replace(dt_rank=-(-ctx.d_model // 16))
@@ -71,7 +73,8 @@ class SelectiveScan(Sublayer):
         """The context of each site inside."""
         inside = ctx.where(heads=None, held=False, documents=False)
         wide, narrow = inside.where(width=self.expand * ctx.d_model), inside.where(width=self.state)
-        return {"query": narrow, "key": narrow, "value": wide, "sdpa": wide}
+        rank = inside.where(width=self.resolve(ctx).dt_rank)
+        return {"query": narrow, "key": narrow, "value": wide, "sdpa": wide, "dt": rank}
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         """`flops_matmul` are those of the recurrent form, in which reading a state is a product of a matrix."""
@@ -87,6 +90,7 @@ class SelectiveScan(Sublayer):
             "key_projection": Cost.product(tokens, channels, self.state),
             "key": sites["key"],
             "rank_projection": Cost.product(tokens, channels, rank),
+            "dt": sites["dt"],
             "step": Cost.product(tokens, rank, channels, bias=True).keeping(tokens * rank),
             "scan": Cost(
                 parameters=size + (channels if self.skip else 0),
@@ -109,6 +113,8 @@ class SelectiveScan(Sublayer):
 
 
 class _SelectiveScan(SublayerModule, of=SelectiveScan):
+    dt: Site
+
     # B batch, T time, C channels, N state
     def __init__(self, spec: SelectiveScan, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
@@ -134,7 +140,7 @@ class _SelectiveScan(SublayerModule, of=SelectiveScan):
     def transform(self, products: Iterator[Tensor], call: Call) -> Tensor:
         x_BTC = self.value(next(products), call, products)
         query, key, rank = self.products(x_BTC, [self.query_projection, self.key_projection, self.rank_projection])
-        step_BTC = F.linear(rank, self.step_weight, self.step_bias)
+        step_BTC = F.linear(self.dt(rank, call, products), self.step_weight, self.step_bias)
         if call.padding is not None:
             step_BTC = step_BTC.masked_fill(call.padding[..., None], float("-inf"))  # a step of length 0
         c_BTN = self.query(query, call, products)

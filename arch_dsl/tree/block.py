@@ -20,7 +20,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*$")
 class Block(Mapping[str, Branch]):
     """Branch name to branch. Unlike a dict, two blocks are equal only if their order is."""
 
-    short_forms: ClassVar[tuple[str, ...]] = ("norm",)  # knobs that may be written beside the branches
+    short_forms: ClassVar[tuple[str, ...]] = ("norm", "join")  # knobs that may be written beside the branches
     other_keys: ClassVar[tuple[str, ...]] = ("attention", "ffn")  # names of branches that an error looks for
 
     def __init__(self, branches: Iterable[tuple[str, Branch]] = ()) -> None:

@@ -162,7 +162,8 @@ class Diagnostic(Sampled):
     lacks: ClassVar[str] = ""
 
     def refusal(self, about: About) -> str | None:
-        if self.needs and not any(isinstance(part, self.needs) for part in parts_of(about)):
+        found = (part for part in parts_of(about) if isinstance(part, self.needs))
+        if self.needs and not any(getattr(part, "softmax", True) for part in found):  # of attention, its weights
             return f"the model has {self.lacks}"
         return None
 

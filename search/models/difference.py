@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from archlab.search.models.find import Found
 from archlab.search.models.print_model import EXAMPLE
 
 _WIDEST = 48  # characters of a value in the table
+_RUNS = 4  # of layers in the heading of a group
+_LAYERS = re.compile(r"\[([0-9,-]+)\]")
 
 
 @dataclass(frozen=True)
@@ -95,9 +98,9 @@ def print_difference(found: Difference, as_json: bool) -> None:
     for change in found.changes:
         groups.setdefault(place(change), []).append(change)
     for where, changes in groups.items():
-        table.add_row(Text(where, "bold"))
+        table.add_row(Text(_LAYERS.sub(_fewer, where), "bold"))
         for change in changes:
-            texts = [Text(shorten(brief_text(value), _WIDEST)) for value in (change.before, change.after)]
+            texts = [Text(_told(value)) for value in (change.before, change.after)]
             table.add_row(Text(f"  {change.path.rpartition('.')[2]}"), *texts)
     table.add_row(Text("size", "bold"))
     table.add_row("  parameters", f"{before.parameters:,}", f"{after.parameters:,}", _more(before, after, "parameters"))
@@ -108,6 +111,34 @@ def print_difference(found: Difference, as_json: bool) -> None:
         console.print("the two are the same model")
     open_sizes = "; ".join(f"{name} {size} where none is given" for name, size in found.assumed.items())
     console.print(f"FLOPs forward per token of a sequence of {found.context}{'; ' + open_sizes if open_sizes else ''}")
+
+
+def _fewer(layers: re.Match[str]) -> str:
+    """A long list of layers by its first ones, and how many there are."""
+    runs = layers[1].split(",")
+    if len(runs) <= _RUNS:
+        return layers[0]
+    count = sum(int(run.partition("-")[2] or run.partition("-")[0]) - int(run.partition("-")[0]) + 1 for run in runs)
+    return f"[{','.join(runs[: _RUNS - 1])},… {count} layers]"
+
+
+def _told(value: Any) -> str:
+    """A value on one line; a whole branch by its type, or its members, and what it has besides its norms and join."""
+    if not isinstance(value, dict) or "type" not in value:
+        return shorten("none" if value is None else brief_text(value), _WIDEST)
+    if "branches" in value:
+        return f"{value['type']} {', '.join(value['branches'])}"
+    fields = {name: item for name, item in value.items() if name not in ("type", "pre", "post", "join")}
+    ordered = sorted(fields.items(), key=lambda field: isinstance(field[1], list | dict))
+    said = ", ".join(f"{name} {brief_text(_types(item))}" for name, item in ordered)
+    return shorten(f"{value['type']}: {said}" if said else str(value["type"]), 2 * _WIDEST)
+
+
+def _types(item: Any) -> Any:
+    """A site by the types of what stands there."""
+    if isinstance(item, list):
+        return [_types(each) for each in item]
+    return item["type"] if isinstance(item, dict) and "type" in item else item
 
 
 def _more(before: Side, after: Side, field: str) -> str:

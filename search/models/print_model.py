@@ -208,6 +208,7 @@ def summary(cost: Cost, context: int) -> str:
     return (
         f"{count(cost.parameters)} parameters, "
         + (f"{count(cost.active)} of them active, " if cost.idle else "")
+        + (f"{count(cost.trained_only)} of them in training alone, " if cost.trained_only else "")
         + f"{count(said['non_embedding'])} without embeddings; "
         f"{count(said['flops_per_token'])} FLOPs per token forward, "
         f"{count(said['training_flops_per_token'])} in training\n"

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from archlab import arch_dsl
 from archlab.arch_dsl import Model, SpecError
-from archlab.arch_dsl.compiler.shapes import shapes_of
+from archlab.arch_dsl.compiler.modules import stored
+from archlab.arch_dsl.compiler.shapes import stored_shapes
 from archlab.arch_dsl.language.errors import unknown
+from archlab.arch_dsl.model.model import kept
 from archlab.arch_dsl.weights.conversion import export_tensors, import_tensors
 from archlab.arch_dsl.weights.files import MODEL, read_checkpoint, read_weights, write_tensors, write_weights
 from archlab.arch_dsl.weights.layout import Layout
@@ -48,7 +50,7 @@ def import_checkpoint(source: Path, model: Model, layout: Layout, out: Path) -> 
     found = import_tensors(layout, resolved, given)
     if found.fresh:
         module = arch_dsl.compile(resolved)
-        values = dict(module.named_parameters())
+        values = stored(module)
         found.tensors.update({name: values[name].detach() for name in found.fresh})
     file.parent.mkdir(parents=True, exist_ok=True)
     digest = write_weights(file, resolved, found.tensors)
@@ -64,7 +66,8 @@ def export_weights(source: str, store: Path, layout: Layout | None, out: Path) -
     """
     file = _new(out)
     model, tensors = weights_of(source, store)
-    tensors = {name: tensors[name] for name in shapes_of(model)}  # what layers share once
+    model = kept(model)
+    tensors = {name: tensors[name] for name in stored_shapes(model)}  # what layers share once
     count = sum(value.numel() for value in tensors.values())
     file.parent.mkdir(parents=True, exist_ok=True)
     if layout is None:

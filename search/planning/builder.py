@@ -21,7 +21,7 @@ from archlab.search.planning.auto_settings import Settled
 from archlab.search.planning.datasets import Datasets
 from archlab.search.recipe.fits import positions, refusals
 from archlab.search.recipe.initial_weights import Start, Started, as_written, keep_weights, started
-from archlab.search.recipe.optimizers import unmatched
+from archlab.search.recipe.parameter_groups import unmatched
 from archlab.search.recipe.recipe import Recipe
 from archlab.search.recipe.stages import plan_stages, prompts
 from archlab.search.sections.match.spec import Matcher

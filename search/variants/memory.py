@@ -18,4 +18,5 @@ def memory_bytes(variant: Variant, rows: int | None = None) -> int:
         layers = sum(stack.n_layers for stack in variant.model.stacks().values())
         activations = activations // layers + 4 * layers * recipe.context * variant.model.d_model
     half = 2 if recipe.precision == "bf16" else 1
-    return 4 * variant.parameters * (2 + recipe.optimizer.moments) + activations * (rows or recipe.micro_batch) // half
+    kept = 2 * variant.parameters + recipe.optimizer.kept(variant.model, variant.parameters)
+    return 4 * kept + activations * (rows or recipe.micro_batch) // half

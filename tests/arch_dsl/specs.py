@@ -72,7 +72,7 @@ def told(message: str) -> str:
         kinds = tuple(kind for noun in found[1].split(" or ") for kind in FAMILIES if kind.noun == noun)
         return f"({', '.join([*members_of(kinds), *aliases_of(kinds)])}{found[2] or ''})"
 
-    return in_lines(re.sub(r"\(<([a-z ]+)>(, norm)?\)", names, message))
+    return in_lines(re.sub(r"\(<([a-z ]+)>((?:, [a-z]+)*)\)", names, message))
 
 
 def assert_plain_agrees(model: Model) -> None:

@@ -73,7 +73,9 @@ def test_every_field_changes_the_result_at_every_place(case: Case):
     assert PROPERTIES[FIELDS](case) == ""
 
 
-@every_case
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.id, marks=[] if case.plain else [pytest.mark.slow]) for case in CASES]
+)
 def test_every_field_changes_the_result_at_the_first_place_that_takes_it(case: Case):
     """With another value of each field."""
     before, known = effect(case.model), identity(case.model)

@@ -155,7 +155,9 @@ def words(target: str) -> list[bytes]:
     from tests.fuzz.fuzz_kit import EXTREMES
 
     if target == "formulas":
-        return [each.encode() for each in (*FUNCTIONS, "(x)", "**2", "**-1", "*x", "/x", "+1", "-x", "1e308", "9**9")]
+        return [
+            each.encode() for each in (*FUNCTIONS, "(x)", "**2", "**-1", "*x", "/x", "+1", "-x", ">x", "1e308", "9**9")
+        ]
     extremes = [str(each).encode() for each in EXTREMES if len(str(each)) < 40]
     keys = [f"{each}: ".encode() for each in mutations.words()]
     return [each for each in (*mutations.PIECES, *keys, *extremes) if each and len(each) <= 64]

@@ -72,6 +72,9 @@ def _deeper(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         st.tuples(st.sampled_from(sorted(FUNCTIONS)), inner).map("{0[0]}({0[1]})".format),
         st.tuples(st.sampled_from(["min", "max"]), inner, inner).map("{0[0]}({0[1]}, {0[2]})".format),
         st.tuples(inner, _numbers, _numbers).map("clamp({0[0]}, {0[1]}, {0[2]})".format),
+        st.tuples(inner, st.sampled_from([">", "<", ">=", "<="]), inner, inner, inner).map(
+            "where({0[0]} {0[1]} {0[2]}, {0[3]}, {0[4]})".format
+        ),
     )
 
 
@@ -123,6 +126,7 @@ def model_with(activation: Any) -> dict[str, Any]:
 @example("(9**9)**99999*x")
 @example("+".join(["x"] * 100))
 @example("silu")
+@example("where(x>0, x, -x)")
 def test_a_formula_computes_a_number_for_each_or_is_refused(text: str) -> None:
     with bounded_work(MOST_CALLS):
         evaluated(text)

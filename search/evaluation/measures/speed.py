@@ -70,7 +70,7 @@ def flops_of(model: Model, recipe: Recipe) -> tuple[float, float]:
     lengths = recipe.objective.lengths(recipe.context, has_encoder(model))
     total = arch_dsl.cost(model, lengths.tokens, lengths.source or None)
     stacks = sum(cost.flops_model for name, cost in total.children.items() if name in ("stack", "encoder", "decoder"))
-    return 3 * total.flops_model, stacks if recipe.recompute == "layers" else 0
+    return 3 * (total.flops_model + total.trained_flops), stacks if recipe.recompute == "layers" else 0
 
 
 def training_flops(subject: Subject) -> float:

@@ -26,7 +26,8 @@ from archlab.arch_dsl.model.model import Model
 from archlab.arch_dsl.parts.context import Call
 from archlab.arch_dsl.parts.watching import Sight, Watch
 from archlab.arch_dsl.tree.identity import canonical
-from archlab.search.recipe.optimizers import Adam, AdamW, Group, Optimizer
+from archlab.search.recipe.optimizers import Adam, AdamW, Optimizer
+from archlab.search.recipe.parameter_groups import Group
 from archlab.search.utils.canonical import canonical_json
 from archlab.search.utils.files import write_whole
 
@@ -108,7 +109,8 @@ def with_rates(optimizer: Optimizer, made: Transfer) -> Optimizer:
     by_factor: dict[float, list[str]] = {}
     for pattern, factor in made.rates:
         by_factor.setdefault(factor, []).append(pattern)
-    decay = optimizer.weight_decay if isinstance(optimizer, AdamW) else 0.0
+    follows = isinstance(optimizer, AdamW) and not optimizer.independent_decay
+    decay = optimizer.weight_decay if follows else 0.0
     groups = (
         Group(parameters=tuple(patterns), lr_factor=factor, weight_decay=decay / factor if decay else None)
         for factor, patterns in by_factor.items()

@@ -136,6 +136,7 @@ def test_of_the_loss_one_chunk_counts(monkeypatch: pytest.MonkeyPatch):
         "sqrt(abs(x) + 1)",
         "-x * softsign(x)",
         "clamp(x * 2, -1, 1) * min(x, 1) + max(x, exp(x))",
+        "where(x > 1, exp(x), 2 * x)",
     ],
 )
 def test_an_activation_keeps_what_is_said(activation: str):

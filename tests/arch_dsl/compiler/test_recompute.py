@@ -8,7 +8,10 @@ from archlab.arch_dsl.conformance.hosts import TARGETS, TOKENS, Case, cases
 from archlab.arch_dsl.model.stack import StackModule
 from archlab.arch_dsl.parts.context import Call
 
-SOME = ("adapter", "dropout", "residual_dual", "value_residual", "moe", "mamba2", "t5_buckets", "attention")
+SOME = (
+    *("adapter", "dropout", "residual_dual", "value_residual", "hyper", "x0_mix", "moe", "mamba2", "t5_buckets"),
+    "attention",
+)
 
 
 def learned(case: Case, recompute: bool):

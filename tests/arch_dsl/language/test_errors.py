@@ -190,6 +190,19 @@ def test_merge_keys_and_anchors_within_bounds_are_read(tmp_path):
     assert (block["mlp"].width, block["mlp"].bias, block["glu"].width, block["glu"].bias) == (12, True, 9, True)
 
 
+def test_a_file_may_hold_its_model_under_the_key_of_a_study(tmp_path):
+    model = "d_model: 8\nn_layers: 1\nblock: {ffn: {type: mlp}}\n"
+    (tmp_path / "bare.yaml").write_text(model)
+    (tmp_path / "wrapped.yaml").write_text("model:\n" + "".join(f"  {line}\n" for line in model.splitlines()))
+    (tmp_path / "more.yaml").write_text("model: {zoo: llama}\nsizes: {}\n")
+    (tmp_path / "wrong.yaml").write_text("model: {d_model: 8, n_layers: 1, blok: {ffn: {type: mlp}}}\n")
+    assert arch_dsl.load(tmp_path / "wrapped.yaml") == arch_dsl.load(tmp_path / "bare.yaml")
+    with pytest.raises(SpecError, match="1:1: model: stands beside sizes; a file holds a model alone, under `model:`"):
+        arch_dsl.load(tmp_path / "more.yaml")
+    with pytest.raises(SpecError, match=r"1:34: model\.blok: 'blok' is not a key of model; did you mean 'block'"):
+        arch_dsl.load(tmp_path / "wrong.yaml")
+
+
 def test_keys_keep_their_text():
     node = arch_dsl.language.source.read_text("true: 1\n007: 2\n7: 3\n1e3: 4\nno: 5\n'': 6\n")
     assert node.plain() == {"true": 1, "007": 2, "7": 3, "1e3": 4, "no": 5, "": 6}

@@ -26,6 +26,9 @@ X = torch.linspace(-3, 3, 41, dtype=torch.float64)
         ("clamp(x, -1, 2 / 3)", torch.clamp(X, -1, 2 / 3)),
         ("max(x, x**2)", torch.maximum(X, X**2)),
         ("ns_sigmoid(x)", 0.5 + 0.5 * torch.sigmoid(X)),
+        ("where(x > 1, x**2, -x)", torch.where(X > 1, X**2, -X)),
+        ("where(0 >= x, 0, min(x, 2))", X.clamp(0, 2)),
+        ("where(abs(x) < 0.5, 0, x) + where(x * x <= 1, x, 2)", X * (X.abs() >= 0.5) + torch.where(X**2 <= 1, X, 2)),
     ],
 )
 def test_a_formula_computes_what_it_says(text: str, expected: torch.Tensor):
@@ -47,6 +50,7 @@ def test_one_spelling_has_one_identity():
     assert arch_dsl.identity(model("silu(x)")) == arch_dsl.identity(model("silu"))
     assert arch_dsl.identity(model("2.0 * tanh(x)**3.")) == arch_dsl.identity(model("2*tanh(x)**3"))
     assert arch_dsl.identity(model("min(6, x)")) == arch_dsl.identity(model("min(x, 6.0)"))
+    assert arch_dsl.identity(model("where(0 < x, x, 0.0)")) == arch_dsl.identity(model("where(x > 0, x, 0)"))
     assert arch_dsl.identity(model("x * sigmoid(2 * x)")) != arch_dsl.identity(model("x * sigmoid(x)"))
 
 
@@ -57,7 +61,15 @@ def test_one_spelling_has_one_identity():
         ("x.__class__", "is not among numbers, x"),
         ("eval(x)", "'eval' is not a function here"),
         ("log(x)", "'log' is not a function here; did you mean 'log1p'?"),
-        ("where(x, 0)", "'where' is not a function here"),
+        ("where(x, 0)", "where takes three arguments"),
+        ("where(x, x, 0)", "where begins with one comparison"),
+        ("where(0 < x < 1, x, 0)", "where begins with one comparison"),
+        ("where(x == 1, x, 0)", "where begins with one comparison"),
+        ("where(1 > 0, x, 0)", "where compares two numbers"),
+        ("where(x > 0, 1, 0) + x", "where needs a part with x"),
+        ("where(x > 1, 7e4, x)", "where is given 70000"),
+        ("where(x > y, x, 0)", "'y' is not x"),
+        ("x * (x > 0)", "'x > 0' is true or false, and no number; it may be the first part of where"),
         ("max(x)", "max takes two arguments"),
         ("clamp(x, 1)", "clamp takes three arguments"),
         ("clamp(2, x, 3)", "takes a part with x and two numbers"),

@@ -119,6 +119,25 @@ def test_placement_after_another_undoes_it_completely(first, second):
     assert [site(bare, name) for name in ("embed", "final")] == [[], []]
 
 
+def test_one_join_of_a_block_is_the_join_of_each_branch():
+    soft = {"type": "weighted", "update": 0.22}
+    branches = {"attention": {"heads": 4}, "ffn": {"type": "mlp"}}
+    short: dict[str, Any] = {"d_model": 64, "n_layers": 2, "vocab": 9}
+    short["block"] = {"norm": "rmsnorm", "join": soft, **branches}
+    long = {name: {**branch, "join": soft} for name, branch in branches.items()}
+    wanted = load({**short, "block": {"norm": "rmsnorm", **long}})
+    assert load(short) == wanted and identity(resolve(load(short))) == identity(resolve(wanted))
+    plain = load({**short, "block": {"norm": "rmsnorm", **branches}})
+    assert patch(plain, {"block.join": soft}) == wanted
+    assert patch(patch(wanted, {"block.join.update": 1.0}), {"block.join.type": "add"}) == plain
+    sparse = patch(wanted, {"block.ffn": {"type": "moe"}, "block.extra": {"type": "mlp", "join": "highway"}})
+    assert site(sparse, "block.ffn.join") == soft and site(sparse, "block.extra.join") == "highway"
+    with pytest.raises(SpecError, match=r"block\.join: stands for block\.ffn\.join, which is given too"):
+        load({**short, "block": {**short["block"], "ffn": {"type": "mlp", "join": "highway"}}})
+    with pytest.raises(SpecError, match=r"block\.(norm|join): stands for block\.attention\.join, which is given too"):
+        load({**short, "block": {**short["block"], "norm": {"type": "rmsnorm", "placement": "post"}}})
+
+
 def test_knobs_leave_the_order_of_sites():
     block = {"mixer": {"type": "mamba2", "head_dim": 8, "value_dim": 16, "pre": ["rmsnorm"]}}
     mamba = patch(load({"d_model": 64, "n_layers": 2, "block": block}), {"block.mixer.gate.activation": "gelu"})

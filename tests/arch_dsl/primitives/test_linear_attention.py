@@ -28,6 +28,7 @@ MIXERS: dict[str, dict[str, Any]] = {
     "hgrn2": {"heads": 3},
     "delta_net": {"heads": 3},
     "gated_delta_net": {"heads": 4, "key_heads": 2, "head_dim": 5, "value_dim": 6},
+    "kda": {"heads": 2, "head_dim": 5, "value_dim": 6},
     "mamba2": {"value_dim": 6, "head_dim": 5},
 }
 
@@ -169,6 +170,26 @@ def delta(x: Tensor, p: Parameters, layer: int) -> Tensor:
     return out * silu(x @ p["sdpa.gate.projection.weight"].T) if gated else out
 
 
+def kda(x: Tensor, p: Parameters, layer: int) -> Tensor:
+    """arXiv:2510.26692, eq. 1: S_t = (I - beta_t k_t k_t^T) Diag(alpha_t) S_(t-1) + beta_t k_t v_t^T with alpha per
+    channel, o_t = S_t^T q_t."""
+    q, k, v = (conv(y, p, site) for y, site in zip(maps(x, p), ("query", "key", "value"), strict=True))
+    beta = sigmoid(x @ p["beta_projection.weight"].T)
+    steps = x @ p["decay.projection.weight"].T @ p["decay.outer.weight"].T + p["decay.bias"]
+    heads, outputs = beta.shape[1], []
+    d, width = q.shape[1] // heads, v.shape[1] // heads
+    for h in range(heads):
+        state, rows, keys = torch.zeros(d, width, dtype=x.dtype), [], slice(h * d, (h + 1) * d)
+        for t in range(len(x)):
+            qt, kt, vt = unit(q[t, keys]), unit(k[t, keys]), v[t, h * width : (h + 1) * width]
+            alpha = torch.exp(-torch.exp(p["decay.a"][h]) * torch.log1p(torch.exp(steps[t, keys])))
+            erase = torch.eye(d, dtype=x.dtype) - beta[t, h] * torch.outer(kt, kt)
+            state = erase @ torch.diag(alpha) @ state + beta[t, h] * torch.outer(kt, vt)
+            rows.append(state.T @ qt / math.sqrt(d))
+        outputs.append(rms(torch.stack(rows), p["sdpa.rmsnorm.weight"], 1e-6))
+    return torch.cat(outputs, -1) * sigmoid(x @ p["sdpa.gate.projection.weight"].T @ p["sdpa.gate.outer.weight"].T)
+
+
 def mamba2(x: Tensor, p: Parameters, layer: int) -> Tensor:
     """arXiv:2405.21060, eq. 1, 2 and section 7.1: h_t = exp(dt A) h_(t-1) + dt B_t x_t, y_t = C_t h_t + D x_t per head
     of x, all heads reading one B and C; then a norm of y silu(z)."""
@@ -193,6 +214,7 @@ READINGS: dict[str, Callable[[Tensor, Parameters, int], Tensor]] = {
     "hgrn2": hgrn2,
     "delta_net": delta,
     "gated_delta_net": delta,
+    "kda": kda,
     "mamba2": mamba2,
 }
 
@@ -308,6 +330,10 @@ def test_decays_start_where_the_papers_start_them():
     assert 1 <= a.min() < 1.1 and 15.9 < a.max() <= 16 and a.mean() == pytest.approx(8.5, abs=0.4)
     assert 0.00099 < step.min() < 0.00105 and 0.095 < step.max() < 0.1001
     assert step.log().mean() == pytest.approx(math.log(0.01), abs=0.1)
+    kimi = decay({"type": "kda", "rank": 1})
+    assert 1 <= kimi.a.min().exp() < 1.1 and 15.9 < kimi.a.max().exp() <= 16
+    steps = torch.nn.functional.softplus(kimi.bias.detach())
+    assert steps.log().mean() == pytest.approx(math.log(0.01), abs=0.1)
     learned, fixed = (decay({"type": "constant", "learned": learned}, 8) for learned in (True, False))
     expected = torch.tensor([math.log(1 - 2 ** (-5 - h)) for h in range(8)])
     torch.testing.assert_close(fixed.log_f, expected)

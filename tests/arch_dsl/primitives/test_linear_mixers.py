@@ -159,6 +159,8 @@ def test_what_lies_between_two_mixers_comes_apart():
     }
     names = [slot.name for slot in slots(whole({"type": "delta_net"}), whole({"type": "gated_delta_net"}))]
     assert names == ["gate", "decay"]
+    names = [slot.name for slot in slots(whole({"type": "gated_delta_net"}), whole({"type": "kda"}))]
+    assert names == ["gate", "decay"]
 
 
 def test_a_decay_may_be_taken_out():
@@ -190,6 +192,17 @@ def test_a_decay_may_be_taken_out():
         ),
         ({"heads": 4, "query": ["rope"]}, r"rope must stand on query and key alike"),
         ({"heads": 4, "decay": {"type": "mamba2", "a_max": 0.5}}, r"decay.a_max: must be at least a_min 1"),
+        ({"heads": 4, "decay": {"type": "mamba2", "factor": 0}}, r"decay.factor: must be greater than 0"),
+        ({"heads": 4, "decay": {"type": "kda", "dt_min": 0.2}}, r"decay.dt_max: must be at least dt_min 0.2"),
+        ({"heads": 4, "sdpa": [{"type": "gate", "rank": "head"}]}, r"rank: 'head' is not a rank; did you mean 'head"),
+        (
+            {"heads": 4, "sdpa": [{"type": "gate", "input": "none", "rank": 2}]},
+            r"sdpa.0.rank: a gate without input has no projection that could be of low rank",
+        ),
+        (
+            {"heads": 4, "post": [{"type": "gate", "rank": "head_dim"}]},
+            r"post.0.rank: head_dim is the width of a head, and this site has none; give a number",
+        ),
         ({"heads": 4, "decay": {"type": "constant", "share": "stack"}}, r"constant has no parameters here that layers"),
         ({"heads": 4, "decay": {"type": "lower_bound"}}, r"'lower_bound' is not a decay; did you mean 'lower_bounded'"),
     ],

@@ -22,6 +22,7 @@ MASKS: dict[str, Any] = {
     "full": "full",
     "prefix": "prefix",
     "window": {"type": "window", "size": 3},
+    "local": {"type": "local", "each_side": 2},
     "strided": {"type": "strided", "stride": 3},
     "strided_size": {"type": "strided", "stride": 5, "size": 2},
     "fixed": {"type": "fixed", "stride": 4, "columns": 2},
@@ -67,6 +68,11 @@ def pattern_of(mask: Any) -> Tensor:
 @every_mask
 def test_a_model_reads_what_its_mask_shows(name: str):
     assert torch.equal(reads(MASKS[name]), pattern_of(MASKS[name]))
+
+
+def test_a_local_mask_reads_as_far_ahead_as_back():
+    i, j = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
+    assert torch.equal(reads(MASKS["local"]), (i - j).abs() < 3)
 
 
 @every_mask
@@ -155,12 +161,12 @@ def test_banded_is_a_window():
     assert arch_dsl.identity(banded) == arch_dsl.identity(model({"type": "window", "size": 3}))
 
 
-@pytest.mark.parametrize("name", ["full", "bigbird"])
+@pytest.mark.parametrize("name", ["full", "local", "bigbird"])
 def test_what_looks_ahead_does_not_decode(name: str):
     module = build(model(MASKS[name]))
     with pytest.raises(ValueError, match=r"block\.0\.attention: a mask that looks ahead reads all tokens at once"):
         module(TOKENS, Call(state=State()))
-    assert {each for each in MASKS if parse(Mask, MASKS[each]).looks_ahead} == {"full"} | {
+    assert {each for each in MASKS if parse(Mask, MASKS[each]).looks_ahead} == {"full", "local"} | {
         each for each in MASKS if each.startswith("bigbird")
     }
 
@@ -172,6 +178,7 @@ def test_documents_that_are_kept_apart_do_not_decode():
 
 
 REFUSED = {
+    "each_side": ({"type": "local", "each_side": 0}, [], "each_side: must be at least 1, found 0"),
     "even": ({"type": "bigbird", "window_blocks": 2}, [], "mask.window_blocks: must be odd, as many blocks before as"),
     "columns": (
         {"type": "fixed", "stride": 2, "columns": 3},

@@ -161,6 +161,15 @@ def test_scale_multiplies_by_a_number_and_a_power_of_the_width(x):
     assert_close(made(Scale, {"type": "scale", "by": 3, "width_power": -1})(x, Call()), 3 * x / D)
 
 
+def test_clamp_keeps_what_is_within_its_bounds_and_the_gradient_there(x):
+    given = x.clone().requires_grad_()
+    found = made(Scale, {"type": "clamp", "function": "clamp(x, -0.5, 0.5)"})(given, Call())
+    assert_close(found, torch.where(x > 0.5, 0.5, torch.where(x < -0.5, -0.5, x)))
+    found.sum().backward()
+    assert torch.equal(given.grad, (x.abs() <= 0.5).to(x.dtype))
+    assert parse(Scale, {"type": "clamp"}) == parse(Scale, {"type": "feature_map", "function": "clamp(x, -8.0, 8)"})
+
+
 def test_depth_scale_divides_by_the_root_of_the_layers_number(x):
     for depth in (0, 1, 8):
         assert_close(made(Scale, "depth_scale", depth=depth)(x, Call()), x / (depth + 1) ** 0.5)

@@ -36,7 +36,7 @@ def test_a_map_of_the_zoo_has_a_place_for_every_parameter(layout, name):
 
 def test_model_without_a_map_is_told():
     with pytest.raises(
-        SpecError, match="no map says how checkpoints of 'palm' are stored; give one of bigbird, bloom, "
+        SpecError, match="no map says how checkpoints of 'palm' are stored; give one of bamba, bigbird, bloom, "
     ):
         layout_of("palm")
     with pytest.raises(SpecError, match=r"'lama' is not a map; did you mean 'llama'\?"):
@@ -187,6 +187,47 @@ def test_parameters_that_no_checkpoint_has_are_fresh_where_the_map_says_so(given
 def test_wrong_map_is_told(model, tensors, message):
     with pytest.raises(SpecError, match=message):
         moves(parse(Layout, {"tensors": tensors}), model, shapes_of(model))
+
+
+MIXED = {  # one name, attention in one layer and linear attention in the other
+    **{key: value for key, value in MODEL.items() if key != "block"},
+    "block": {"norm": "rmsnorm", "mixer": {"type": "attention", "heads": 2}},
+    "overrides": {"1": {"block.mixer": {"type": "linear_attention", "heads": 2, "sdpa": ["gate"]}}},
+}
+FULL, LINEAR = (["query", "key", "value"], ["query", "key", "value", "sdpa.gate"])
+
+
+def mixers(typed=False):
+    """A map of a model that stores its two kinds of mixers under two names."""
+
+    def one(kind, *to):
+        ours = [f"block.{{i}}.mixer.{name}{'.' if '.' in name else '_'}projection.weight" for name in to]
+        return {"to": ours, **({"type": kind} if typed else {})}
+
+    norms = {"norm": "final.rmsnorm.weight", "{i}.norm": "block.{i}.mixer.pre.rmsnorm.weight"}
+    full = {f"{{i}}.full.{name}": one("attention", name) for name in (*FULL, "output")}
+    linear = {"{i}.linear.in": one("linear_attention", *LINEAR), "{i}.linear.out": one("linear_attention", "output")}
+    return parse(Layout, {"tensors": {"embed": "embedding", **norms, **full, **linear}})
+
+
+def test_a_branch_of_one_name_and_two_types_is_read_by_what_the_checkpoint_has():
+    model = arch_dsl.resolve(arch_dsl.load(MIXED))
+    module = dict(arch_dsl.compile(model, seed=3).state_dict())
+    with pytest.raises(SpecError, match=r"linear\.out: holds block\.0\..*; if .* of two types, say the `type` of each"):
+        export_tensors(mixers(), model, module)
+    given = export_tensors(mixers(typed=True), model, module)
+    assert {name for name in given if "out" in name} == {"0.full.output", "1.linear.out"}
+    for layout in (mixers(), mixers(typed=True)):
+        back = import_tensors(layout, model, given).tensors
+        assert back.keys() == module.keys() and all(torch.equal(back[name], module[name]) for name in module)
+
+
+def test_a_branch_that_a_map_calls_otherwise_is_told_its_name_there(given):
+    renamed = {**MODEL, "block": {"norm": "rmsnorm", "mixer": {"type": "attention", "heads": 2}}}
+    with pytest.raises(
+        SpecError, match=r"block\.0\.mixer\.query_.*; branches are called attention, ffn there, and this"
+    ):
+        import_tensors(load_layout("llama"), arch_dsl.resolve(arch_dsl.load(renamed)), given)
 
 
 EXPERTS = {

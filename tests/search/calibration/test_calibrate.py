@@ -18,6 +18,7 @@ from archlab.search.calibration.choices import Tries, choices_of
 from archlab.search.calibration.stages import far_from, sizes
 from archlab.search.comparison.compare import load_comparison
 from archlab.search.planning.plan import plan
+from archlab.search.recipe.optimizers import AdamW, Optimizer, ScheduleFree
 from archlab.search.reporting.report import report, section_report
 from archlab.search.sections.calibration.told import _recipes, resolvable, sd_interval
 from archlab.search.statistics.moderated import expected_df
@@ -262,6 +263,18 @@ def test_choices_hold_the_studys_own_values_and_no_value_twice(tmp_path: Path) -
         assert found[name].values[found[name].own] == value
     plain = study.train.replace(accumulate=4)
     assert next(c for c in choices_of(study.model, plain) if c.name == "batch").values == (4, 8, 16)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "left_out"),
+    [(ScheduleFree(), "schedule"), (AdamW(independent_decay=True), "weight decay")],
+    ids=["schedule_free", "independent_decay"],
+)
+def test_what_an_optimizer_leaves_no_choice_of_is_none(tmp_path: Path, optimizer: Optimizer, left_out: str) -> None:
+    study = load_study(write_study(tmp_path))
+    recipe = study.train.replace(optimizer=optimizer)
+    names = {choice.name for choice in choices_of(study.model, recipe)}
+    assert {choice.name for choice in choices_of(study.model, study.train)} - names == {left_out}
 
 
 def test_what_a_point_changes_takes_equal_time_and_the_share_of_its_stage(tmp_path: Path) -> None:

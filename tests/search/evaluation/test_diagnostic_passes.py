@@ -166,6 +166,18 @@ def test_what_means_nothing_for_a_model_is_refused(dataset: Dataset, name: str, 
     assert not found & {"massive_activations", "activation_norms", "gradient_norms"}
 
 
+@pytest.mark.parametrize("weights", ["sigmoid", "stick_breaking"])
+def test_weights_that_are_no_softmax_have_no_probabilities(dataset: Dataset, weights: str) -> None:
+    """Where only some layers have them, the others are measured."""
+    apart = make_about(dataset, small({"weights": weights}))
+    assert "no softmax attention" in (FirstTokenAttention().refusal(apart) or "")
+    assert "no softmax attention" in (LocalAttention().refusal(apart) or "")
+    mixed = make_about(dataset, small(overrides={"1": {"block.attention.weights": weights}}))
+    assert FirstTokenAttention().refusal(mixed) is None
+    (found,) = measured(make_subject(mixed), FirstTokenAttention(windows=WINDOWS))
+    assert found.grids[f"first_token_attention_{WINDOWS}"].rows == [0]
+
+
 def test_options_are_in_every_name() -> None:
     labels = [
         each.label

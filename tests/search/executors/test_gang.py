@@ -55,6 +55,7 @@ def block(attention=None, **branches):
     return {"block": {"attention": ATTENTION | (attention or {}), **(branches or {"ffn": MLP})}}
 
 
+EARLIER = {"overrides": {"1": {"block.attention.kv": "earlier"}}}
 REFUSED = {
     "rows": (DATA, {}, {"batch": 6}, "data: divides micro-batches into 2 parts (data 2), and one has 3 sequences"),
     "rows of a ramp": (SHARD, {}, {"ramp": {"start": 1, "step": 1, "tokens": 256}}, "shard: divides micro-batches"),
@@ -63,7 +64,13 @@ REFUSED = {
         SHARD,
         {},
         {"optimizer": "muon"},
-        "shard: divides matrices, and muon needs them whole (adamw, adam, lion)",
+        "shard: divides matrices, and muon needs them whole (adamw, adam, lion, schedule_free)",
+    ),
+    "cautious": (
+        SHARD,
+        {},
+        {"optimizer": {"type": "lion", "cautious": True}},
+        "shard: divides matrices, and lion with cautious needs them whole",
     ),
     "adafactor": (TENSOR, {}, {"optimizer": "adafactor"}, "tensor: divides matrices, and adafactor needs them whole"),
     "balance": (
@@ -94,9 +101,19 @@ REFUSED = {
         "query: rmsnorm looks at",
     ),
     "gate of all heads": (TENSOR, block({"sdpa": [{"type": "gate", "heads": "shared"}]}), {}, "sdpa: gate looks at"),
+    "gate of low rank": (TENSOR, block({"sdpa": [{"type": "gate", "rank": 2}]}), {}, "sdpa: gate looks at"),
     "mask by head": (TENSOR, block({"mask": "bigbird"}), {}, "block.attention.mask: bigbird differs from head to head"),
+    "vectors of heads": (
+        TENSOR,
+        block({"weights": {"type": "stick_breaking", "remainder": "learned"}}),
+        {},
+        "block.attention.weights: stick_breaking has learned vectors of heads",
+    ),
     "memory": (TENSOR, block({"memory": 2}), {}, "block.attention.memory cannot be divided"),
     "shared branch": (TENSOR, block({"share": "stack"}), {}, "block.attention.share cannot be divided"),
+    "experts of maps": (TENSOR, block({"switch": {"of": "value"}}), {}, "block.attention.switch cannot be divided"),
+    "keys of a layer before": (TENSOR, EARLIER, {}, "block (layer 1).attention.kv cannot be divided"),
+    "keys of another process": (PIPELINE, EARLIER, {}, "block (layer 1).attention.kv: takes keys and values of a"),
     "queries": (TENSOR, block({"queries": "positions"}), {}, "block.attention.queries: those of positions"),
     "width": (TENSOR, block(ffn=MLP | {"width": 7}), {}, "block.ffn.width: 7 channels cannot be divided"),
     "inner": (TENSOR, block(ffn=MLP | {"inner": ["rmsnorm"]}), {}, "block.ffn.inner: rmsnorm looks at all hidden"),
@@ -111,6 +128,12 @@ REFUSED = {
     "experts in a pipeline": (PIPELINE, block(moe={}), {}, "pipeline: block.moe is moe, whose losses and loads"),
     "layers": (Parallel(pipeline=5), {}, {}, "pipeline: n_layers: 4 layers cannot be divided among 5 processes"),
     "prompt": (PIPELINE, {"prompt": 2}, {}, "pipeline: prompt: vectors before the tokens"),
+    "heads of further tokens": (
+        SHARD,
+        {"predict": "parallel"},
+        {},
+        "shard: predict: the heads of further tokens are not",
+    ),
     "ramp": (PIPELINE, {}, {"ramp": {"start": 4, "step": 4, "tokens": 256}}, "pipeline: train.ramp: the micro-batches"),
     "values across layers": (
         PIPELINE,
@@ -118,6 +141,14 @@ REFUSED = {
         {},
         "block.attention.value.0: value_residual carries more than the stream",
     ),
+    "values of RWKV-7": (
+        PIPELINE,
+        {"block": {"rwkv7": {"head_dim": 8}, "mlp": {}}},
+        {},
+        "block.rwkv7: rwkv7 carries more than the stream",
+    ),
+    "streams": (PIPELINE, {"streams": "hyper"}, {}, "pipeline: streams: layers hand on more than one stream"),
+    "skips": (PIPELINE, {"skips": ["mirror"]}, {}, "pipeline: skips: layers hand on more than one stream"),
     "shared parts": (
         PIPELINE,
         block({"scores": [{"type": "t5_buckets", "share": "stack"}]}),

@@ -93,6 +93,29 @@ def test_table_8() -> None:
     assert made.model.block["attention"].scale == 16**-0.5 * 16 / 64  # type: ignore[attr-defined]
 
 
+def latent(width: int) -> Model:
+    """Two layers of latent attention, all of whose sizes grow, and experts."""
+    attention = {"type": "mla", "heads": 2, "kv_latent": width // 4, "query_latent": width // 2, "scale": 0.3}
+    attention |= {"rotary_dim": width // 8, "query_inner": ["rmsnorm"]}
+    ffn = {"type": "moe", "experts": 4, "width": width, "routing": "sigmoid", "balance": "bias"}
+    block = {"norm": "rmsnorm", "attention": attention, "ffn": ffn}
+    return model(width, block=block, init={"std": 0.02})
+
+
+@pytest.mark.slow
+def test_the_check_passes_for_latents_and_experts() -> None:
+    made = [transferred(latent(width), latent(WIDTHS[0])) for width in WIDTHS]
+    assert not coordinates([(each.model, with_rates(AdamW(), each)) for each in made]).growing
+
+
+def test_latents_and_experts_transfer() -> None:
+    made = transferred(latent(WIDTHS[-1]), latent(WIDTHS[0]))
+    rates = dict(made.rates)
+    for name in ("attention.kv_latent_projection", "attention.value_projection", "ffn.experts.output_projection"):
+        assert rates[f"block.*.{name}.weight"] == 1 / 4
+    assert made.model.block["attention"].scale == pytest.approx(0.3 / 4)  # type: ignore[attr-defined]
+
+
 def test_the_base_is_as_it_was_and_heads_of_one_size_keep_their_scale() -> None:
     assert transferred(model(64), model(64)).model == model(64)
     assert not transferred(model(64), model(64)).rates
@@ -104,6 +127,11 @@ def test_decay_is_as_strong_as_at_the_base() -> None:
     made = transferred(model(128), model(32))
     optimizer = with_rates(AdamW(weight_decay=0.1), made)
     assert {group.lr_factor * (group.weight_decay or 0) for group in optimizer.groups} == {0.1}  # type: ignore[attr-defined]
+
+
+def test_a_decay_that_is_independent_of_the_rate_stays() -> None:
+    optimizer = with_rates(AdamW(independent_decay=True), transferred(model(128), model(32)))
+    assert {group.weight_decay for group in optimizer.groups} == {None}  # type: ignore[attr-defined]
 
 
 def test_initial_values_that_follow_the_width_are_those_of_the_base() -> None:
