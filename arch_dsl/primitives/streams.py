@@ -29,7 +29,7 @@ class Streams(Primitive):
     its branch.
     """
 
-    noun: ClassVar[str] = "residual streams"
+    noun: ClassVar[str] = "stream connection"
     n: Count = 4
     dynamic: bool = True
 

@@ -177,7 +177,7 @@ def test_a_shared_branch_has_weights_of_its_own_in_each_layer():
         (model({"type": "manifold", "n": 1}), "streams.n: one stream leaves nothing to mix"),
         (model({"type": "hyper", "n": 0}), "streams.n: must be at least 1"),
         (model({"type": "hyper", "iterations": 3}), "streams.iterations: 'iterations' is not a key of hyper"),
-        (model("mirror"), "streams.*'mirror' is not a residual stream"),
+        (model("mirror"), "streams.*'mirror' is not a stream connection"),
         (
             model("hyper", block={"attention": {"heads": 4, "join": "highway"}}),
             "block.attention.join: must be add, as hyper streams mix the update in themselves; found highway",
