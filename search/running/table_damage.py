@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from archlab.search.store.kept import fault_of
 from archlab.search.store.lock import is_study_name
-from archlab.search.store.rows import fault_in, faults_of, is_key, is_spec_of, unsealed
+from archlab.search.store.rows import faults_of, is_key, is_spec_of, parsed, unsealed
 from archlab.search.store.store import Store
 
 Mend = Literal[
@@ -80,7 +81,8 @@ def of_kept(store: Store) -> Iterator[Damage]:
     then = "it goes, and is found anew when it is asked for"
     for table in tables:
         for row in store.database.query(f"SELECT place, name, value FROM {table}"):
-            if fault := fault_in(row["value"], object):
+            value, fault = parsed(row["value"], object)
+            if fault := fault or fault_of(table, row["place"], row["name"], value):
                 place = f"trial table: {table} '{row['place']}' '{row['name']}'"
                 yield Damage(place, fault, then, table, (row["place"], row["name"]))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from archlab.search.store.database import Changes, Database, Found, StoreRefused
+from archlab.search.store.kept import fault_of
 from archlab.search.store.lock import holder_of, is_study_name
 from archlab.search.store.rows import STATES, WHAT_NOW, json_of, parsed, sealed, tell_left_out, unsealed
 
@@ -178,7 +179,12 @@ class Studies:
 
     def _values(self, table: str, place: str, name: str) -> list[Any]:
         rows = self._query(f"SELECT value FROM {table} WHERE place = ? AND name = ?", (place, name))
-        return [json_of(row["value"], object, f"what is kept as '{place} {name}'") for row in rows]
+        whose = f"what is kept as '{place} {name}'"
+        found = [json_of(row["value"], object, whose) for row in rows]
+        for fault in (fault_of(table, place, name, value) for value in found):
+            if fault:
+                raise StoreRefused(f"{whose} is damaged in the trial table: {fault}; {WHAT_NOW}")
+        return found
 
     def add_event(
         self, kind: str, study: str | None = None, key: str | None = None, attempt: int | None = None, **detail: Any

@@ -147,8 +147,8 @@ def _cell(path: Path, how: Damage) -> None:
             if rows:
                 column = columns[how.place % len(columns)]
                 row = rows[how.place // len(columns) % len(rows)]
-                # other JSON than was stored there is not told from what was: nothing says what a decision has to hold
-                value = "{" if table in ("decision", "memory") else _stored(how.value)
+                # of memories other JSON than was stored there is not always told from what was
+                value = "{" if table == "memory" else _stored(how.value)
                 db.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (value, row))
                 db.commit()
         except sqlite3.Error:

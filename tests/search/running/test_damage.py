@@ -108,6 +108,7 @@ CASES = {
         statement("UPDATE study SET name = '../../x'; UPDATE study_trial SET study = '../../x'"), "no study's name"
     ),
     "decision": (statement("UPDATE decision SET value = '{'"), "decision"),
+    "other decision": (statement("UPDATE decision SET value = '[1]' WHERE name = 'precision and compile'"), "decision"),
     "trial_json": (flipped("trials/*/*/trial.json", 9), "trial.json"),
     "result_json": (flipped("trials/*/*/result.json"), "result.json"),
     "documents": (flipped("trials/*/*/test_documents.npz", 60), "test_documents.npz"),

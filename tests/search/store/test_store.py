@@ -229,13 +229,13 @@ def test_a_decision_is_made_once_and_replayed_and_what_is_remembered_is_the_newe
     store = make_store(tmp_path / "store")
     assert store.decide("s", "rung 1", lambda: ["a", 0.1]) == ["a", 0.1]
     assert store.decide("s", "nothing", lambda: None) is None
-    store.remember("noise", "1M", {"sd": 1.5})
-    store.remember("noise", "1M", {"sd": 2.5})
+    store.remember("grain", "1M", {"sd": 1.5})
+    store.remember("grain", "1M", {"sd": 2.5})
     with Store.open(tmp_path / "store") as again:
         assert again.decide("s", "rung 1", lambda: pytest.fail("computed twice")) == ["a", 0.1]
         assert again.decide("s", "nothing", lambda: pytest.fail("computed twice")) is None
         assert again.decide("other", "rung 1", lambda: "b") == "b"
-        assert (again.recall("noise", "1M"), again.recall("noise", "2M")) == ({"sd": 2.5}, None)
+        assert (again.recall("grain", "1M"), again.recall("grain", "2M")) == ({"sd": 2.5}, None)
 
 
 def test_what_is_remembered_under_many_kinds_is_read_at_once(tmp_path):
@@ -269,14 +269,14 @@ def test_entries_of_a_memory_that_several_set_at_once_all_stand(tmp_path):
 
         def tell(who):
             for turn in range(20):
-                store.amend("noise", "key", f"{who}", turn)
+                store.amend("grain", "key", f"{who}", turn)
 
         threads = [threading.Thread(target=tell, args=(who,)) for who in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert store.recall("noise", "key") == {str(who): 19 for who in range(4)}
+        assert store.recall("grain", "key") == {str(who): 19 for who in range(4)}
 
 
 def test_a_trial_that_starts_again_has_no_disputed_result_any_more(tmp_path):

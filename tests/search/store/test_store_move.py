@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 def everything(store):
     """All that the table says."""
     events = [{name: value for name, value in event.items() if name != "id"} for event in store.events()]
-    return store.study_trials("s"), events, store.studies(), store.study_yaml("s"), store.recall("noise", "1M")
+    return store.study_trials("s"), events, store.studies(), store.study_yaml("s"), store.recall("grain", "1M")
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def filled(tmp_path, monkeypatch):
         store.finish(toy(1).key, store.claim(toy(1).key, "s"), "failed", None, "nul \0 in it")
         store.finish(toy(2).key, store.claim(toy(2).key, "s"), "paused", {"state": "paused", "step": 3})
         store.decide("s", "rung", lambda: ["a"])
-        store.remember("noise", "1M", {"sd": 0.1})
+        store.remember("grain", "1M", {"sd": 0.1})
         said = everything(store)
     return tmp_path / "store", said
 
