@@ -25,6 +25,7 @@ from archlab.arch_dsl.conformance.fields import alterations
 from archlab.arch_dsl.conformance.hosts import Case
 from archlab.arch_dsl.language.spec import Family, walk
 from archlab.arch_dsl.model.initial_values import Init
+from archlab.arch_dsl.parts.context import State
 from archlab.arch_dsl.primitives.positions import Learned
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.tree.identity import normal_form
@@ -117,6 +118,13 @@ def expected(published: Published) -> Tensor:
     """Their logits."""
     with torch.no_grad():
         return logits_of(theirs_of(published))
+
+
+def decoded(published: Published) -> Tensor:
+    """Our logits of reading its tokens one by one."""
+    ours, state = ours_of(published, model_of(published)), State()
+    with torch.no_grad():
+        return torch.cat([ours(TOKENS[:, t : t + 1], Call(state=state)) for t in range(TOKENS.shape[1])], 1)
 
 
 def logits_of(theirs: nn.Module) -> Tensor:
