@@ -116,12 +116,21 @@ def _scores(kept: list[tuple[Tensor, Tensor, Tensor]]) -> Any:
     """Keeps the scores of a gate, by the formula, with what it gated and the result."""
 
     def hook(module: Any, given: tuple[Any, ...], out: Tensor) -> None:
-        logits = module.constant if len(given) == 2 else given[2].unflatten(-1, module.shape)
+        logits = module.constant if len(given) == 2 else _of_rank(module, given[2]).unflatten(-1, module.shape)
         if module.shared:
             logits = logits.mean(-2, keepdim=True)
-        kept.append((ACTIVATIONS[module.activation](logits), given[0], out))
+        function = module.activation if callable(module.activation) else ACTIVATIONS[module.activation]
+        kept.append((function(logits), given[0], out))
 
     return hook
+
+
+def _of_rank(module: Any, projected: Tensor) -> Tensor:
+    """The scores of a gate from what its projection gave, which is the first of two maps where it has a rank."""
+    if module.outer is None:
+        return projected
+    scores = torch.einsum("...r,or->...o", projected, module.outer.weight)
+    return scores if module.outer.bias is None else scores + module.outer.bias
 
 
 def _kept(kept: list[tuple[Tensor, Tensor, Tensor]]) -> Any:

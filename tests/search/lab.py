@@ -304,7 +304,7 @@ def kill_tree(process: subprocess.Popen) -> None:
     process.wait()
 
 
-def wait_for(what: str, true, most_s: float = 120.0):
+def wait_for(what: str, true, most_s: float = 300.0):
     """Waits until `true()`, and says what for where it never comes."""
     deadline = time.monotonic() + most_s
 
