@@ -40,11 +40,11 @@ class Prediction(Family):
 
     def each(self) -> float:
         """What the loss of each head is multiplied by."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} weighs nothing")
 
     def build(self, block: Block, ctx: BuildContext) -> Heads:
         """The heads, `block` being that of the last layer."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} has no heads")
 
     def before(self, ctx: BuildContext, tokens: int) -> dict[str, Cost]:
         """What stands before a head's block, over `tokens` tokens."""
@@ -155,7 +155,7 @@ class Heads(nn.ModuleDict):
         `read` are the streams before and after the last layer; `embedded` the embeddings of the tokens; `apply` has a
         block act on a stream, as the stack has its layers.
         """
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} reads nothing")
 
 
 class _ParallelHeads(Heads):

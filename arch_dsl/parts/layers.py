@@ -50,6 +50,14 @@ def parameter(shape: Sequence[int], initializer: Initializer) -> nn.Parameter:
     return value
 
 
+def undecayed(shape: Sequence[int], initializer: Initializer) -> nn.Parameter:
+    """A parameter that weight decay leaves alone, though its shape may be a matrix's: biases, rates, shares, weights of
+    norms (recipe.parameter_groups)."""
+    value = parameter(shape, initializer)
+    value.decay = False  # type: ignore[attr-defined]
+    return value
+
+
 def table(shape: Sequence[int], initializer: Initializer) -> nn.Parameter:
     """A parameter whose rows are looked up, or are logits of a token: no map of hidden vectors (recipe.optimizers)."""
     value = parameter(shape, initializer)

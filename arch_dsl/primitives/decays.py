@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from archlab.arch_dsl.language.spec import Count, NotNegative, Positive, added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Decay, Module, place_of
-from archlab.arch_dsl.parts.layers import Initializer, Linear, constant, equal_to, parameter, steps
+from archlab.arch_dsl.parts.layers import Initializer, Linear, constant, equal_to, parameter, steps, undecayed
 from archlab.kernels.activations import at_least_float32
 
 Decays = tuple[Tensor, Tensor | None]
@@ -223,8 +223,7 @@ class _KDA(_Projected, of=KDA):
         self.projection = Linear(ctx.hidden, rank, std=ctx.std)
         self.outer = Linear(rank, heads * ctx.width, std=ctx.std)
         self.bias = parameter((heads * ctx.width,), steps(spec.dt_min, spec.dt_max))
-        self.a = parameter((heads, 1), _log_uniform(spec.a_min, spec.a_max))
-        self.a.decay = False  # type: ignore[attr-defined]  # no map, whatever its shape
+        self.a = undecayed((heads, 1), _log_uniform(spec.a_min, spec.a_max))
         self.heads = heads
 
     def forward(self, products: Iterator[Tensor], call: Call) -> Decays:

@@ -12,7 +12,7 @@ from archlab.arch_dsl.language.formula import function_of
 from archlab.arch_dsl.language.notation import Activation, ProjectionNotation, Projections, chosen
 from archlab.arch_dsl.language.spec import Count, Range
 from archlab.arch_dsl.parts.context import BuildContext, Cost
-from archlab.arch_dsl.parts.layers import Linear, constant, normal, parameter
+from archlab.arch_dsl.parts.layers import Linear, constant, normal, parameter, undecayed
 from archlab.arch_dsl.parts.saved_for_backward import kept_of
 from archlab.arch_dsl.primitives.branch import Sublayer
 from archlab.arch_dsl.primitives.feedforward import GLU, MLP
@@ -110,9 +110,7 @@ class _Maps(nn.Module):
     def __init__(self, experts: int, inputs: int, outputs: int, std: float, bias: bool, ctx: BuildContext) -> None:
         super().__init__()
         self.weight = parameter((experts, outputs, inputs), normal(std))
-        self.bias = parameter((experts, outputs), constant(0.0)) if bias else None
-        if self.bias is not None:
-            self.bias.decay = False  # type: ignore[attr-defined]
+        self.bias = undecayed((experts, outputs), constant(0.0)) if bias else None
         self.product = ctx.select("experts")
 
     def forward(self, rows: Tensor, ends: Tensor, owner: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from archlab.arch_dsl.parts import fused
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Elementwise, Gate, Module
 from archlab.arch_dsl.parts.fused import Factors
-from archlab.arch_dsl.parts.layers import Linear, constant, parameter
+from archlab.arch_dsl.parts.layers import Linear, constant, undecayed
 from archlab.arch_dsl.parts.saved_for_backward import kept_of
 from archlab.kernels.activations import ACTIVATIONS, activation_of, at_least_float32
 
@@ -118,8 +118,7 @@ class _Gate(Module, of=OutputGate):
             else:
                 self.projection = Linear(ctx.hidden, count, std=std, bias=spec.bias, start=spec.start)
         else:
-            self.constant = parameter(self.shape, constant(spec.start))
-            self.constant.decay = False  # type: ignore[attr-defined]  # a bias by nature, whatever its shape
+            self.constant = undecayed(self.shape, constant(spec.start))
         per_token = spec.input == "hidden" and spec.heads == "specific" and spec.granularity != "scalar"
         granularity = spec.granularity if per_token else "other"
         kind = spec.activation if named else "function"

@@ -12,7 +12,7 @@ from archlab.arch_dsl.language.spec import Positive, added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Module, Norm
 from archlab.arch_dsl.parts.fused import Factors
-from archlab.arch_dsl.parts.layers import constant, parameter
+from archlab.arch_dsl.parts.layers import constant, undecayed
 
 
 class HeadNorm(Norm):
@@ -55,10 +55,8 @@ class HeadNorm(Norm):
 
 
 def weights(shape: tuple[int, ...], start: float) -> nn.Parameter:
-    """Weights or biases of a norm: no matrix, whatever their shape, and so never decayed as one."""
-    value = parameter(shape, constant(start))
-    value.decay = False  # type: ignore[attr-defined]
-    return value
+    """Weights or biases of a norm."""
+    return undecayed(shape, constant(start))
 
 
 @Norm.register("rmsnorm")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Module, Score
-from archlab.arch_dsl.parts.layers import Linear, normal, parameter
+from archlab.arch_dsl.parts.layers import Linear, normal, undecayed
 from archlab.arch_dsl.primitives.rope_scaling import frequencies
 from archlab.arch_dsl.primitives.rotary import angles
 
@@ -59,10 +59,8 @@ class _TransformerXL(Module, of=TransformerXL):
         self.content_bias: nn.Parameter | None = None
         self.position_bias: nn.Parameter | None = None
         if spec.biases:
-            self.content_bias = parameter((heads, ctx.width), normal(ctx.std))
-            self.position_bias = parameter((heads, ctx.width), normal(ctx.std))
-            for bias in (self.content_bias, self.position_bias):
-                bias.decay = False  # type: ignore[attr-defined]  # biases, whatever their shape
+            self.content_bias = undecayed((heads, ctx.width), normal(ctx.std))
+            self.position_bias = undecayed((heads, ctx.width), normal(ctx.std))
 
     def forward(self, q: Tensor, k: Tensor, call: Call) -> Tensor:
         positions = call.key_positions(call.positions_of(q.shape[1], q.device), k.shape[1])

@@ -17,7 +17,7 @@ from archlab.arch_dsl.language.notation import ProjectionNotation, Projections
 from archlab.arch_dsl.language.spec import Count, Range
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Branch, Gate, Norm, Scale, check_sites, place_of, site_cost
-from archlab.arch_dsl.parts.layers import Initializer, Linear, constant, parameter
+from archlab.arch_dsl.parts.layers import Initializer, Linear, constant, parameter, undecayed
 from archlab.arch_dsl.parts.saved_for_backward import kept_by
 from archlab.arch_dsl.parts.state import shifted
 from archlab.arch_dsl.primitives.branch import Sublayer, SublayerModule, linear
@@ -240,9 +240,7 @@ class _RWKV7(SublayerModule, of=RWKV7):
             parameter((width,), _ramp(width, 0.71, -0.1)),
             parameter((width,), constant(1.02)),
         )
-        self.bonus = parameter((width // spec.head_dim, spec.head_dim), constant(-0.04)) if spec.bonus else None
-        if self.bonus is not None:
-            self.bonus.decay = False  # type: ignore[attr-defined]  # no map, whatever its shape
+        self.bonus = undecayed((width // spec.head_dim, spec.head_dim), constant(-0.04)) if spec.bonus else None
         self.add_sites(spec, {"sdpa": spec.heads(ctx)})
         self.wkv = ctx.select("wkv7")
         self.head_dim, self.carried = spec.head_dim, place_of(ctx)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from archlab.arch_dsl.language.spec import Count
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Module, Primitive
-from archlab.arch_dsl.parts.layers import Linear, constant, equal_to, parameter
+from archlab.arch_dsl.parts.layers import Linear, constant, equal_to, parameter, undecayed
 from archlab.arch_dsl.primitives.norms import LayerNorm
 from archlab.arch_dsl.tree.block import Block, Branches
 from archlab.kernels.activations import at_least_float32
@@ -52,7 +52,7 @@ class Hyper(Streams):
     W `[d_model, n + 2]` sees each stream by itself, after a layer norm, and starts at 0, s_a and s_b at 0.01. S starts
     so that branch k reads stream k mod n, all streams stay as they are, and all get the whole update (eq. 14): as a
     network with one residual stream, once a norm has taken the factor n from the sum. Static hyper-connections
-    (`dynamic: false`) are S alone.
+    (`dynamic: false`) are S alone. Weight decay leaves S alone (section 4).
     """
 
     examples = ({}, {"n": 2, "dynamic": False}, {"n": 1})
@@ -76,7 +76,7 @@ class _Hyper(Module, of=Hyper):
         start[spec.first_read(ctx.depth), 0] = 1
         start[:, 1:-1] = torch.eye(n, device="cpu")
         start[:, -1] = 1
-        self.static = _undecayed(start)
+        self.static = undecayed(start.shape, equal_to(start))
         self.dynamic = spec.dynamic
         if spec.dynamic:
             self.norm = LayerNorm().build(ctx.at("norm", width=ctx.d_model))
@@ -132,7 +132,7 @@ class _Manifold(Module, of=Manifold):
         start[:n] = -math.log(2 * n - 3)  # the logit of 1 / (2 n - 2)
         start[spec.first_read(ctx.depth)] = 0.0
         start[2 * n :] = math.log(99 * (n - 1)) * torch.eye(n, device="cpu").flatten()
-        self.static = _undecayed(start)
+        self.static = undecayed(start.shape, equal_to(start))
         if spec.dynamic:
             self.projection = Linear(n * ctx.d_model, n * (n + 2), std=0.0)
             self.scale = parameter((3,), constant(0.01))
@@ -159,13 +159,6 @@ def doubly_stochastic(logits: Tensor, iterations: int) -> Tensor:
         columns = (matrix * rows[..., None]).sum(-2).reciprocal()
         rows = (matrix * columns[..., None, :]).sum(-1).reciprocal()
     return rows[..., None] * matrix * columns[..., None, :]
-
-
-def _undecayed(start: Tensor) -> nn.Parameter:
-    """What weight decay leaves alone, as the paper does with all that is static (arXiv:2409.19606, section 4)."""
-    value = parameter(start.shape, equal_to(start))
-    value.decay = False  # type: ignore[attr-defined]
-    return value
 
 
 class StreamBranches(Branches):

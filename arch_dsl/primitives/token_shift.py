@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from archlab.arch_dsl.language.spec import NotNegative, added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Carry, Module
-from archlab.arch_dsl.parts.layers import Initializer, constant, parameter
+from archlab.arch_dsl.parts.layers import Initializer, constant, undecayed
 from archlab.arch_dsl.parts.state import opens_document, shifted
 
 
@@ -49,8 +49,7 @@ class _TokenShift(Module, of=TokenShift):
     def __init__(self, spec: TokenShift, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
         shape = (ctx.width,) if ctx.heads is None else (ctx.heads, ctx.width)
-        self.mix = parameter(shape, spec.initial(ctx))
-        self.mix.decay = False  # type: ignore[attr-defined]  # shares by nature, whatever their shape
+        self.mix = undecayed(shape, spec.initial(ctx))
         self.path, self.documents = ctx.path, ctx.documents
         kernel = ctx.select("token_shift", starts=ctx.documents)
         self.kernel = kernel if ctx.choices[-1].implementation == "triton" else None

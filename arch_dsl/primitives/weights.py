@@ -12,7 +12,7 @@ from torch import Tensor
 
 from archlab.arch_dsl.parts.context import BuildContext, Cost
 from archlab.arch_dsl.parts.families import Module, Weights
-from archlab.arch_dsl.parts.layers import constant, parameter
+from archlab.arch_dsl.parts.layers import constant, undecayed
 from archlab.kernels.activations import at_least_float32
 from archlab.kernels.attention import Pattern
 
@@ -93,7 +93,7 @@ class Weighing(Module):
     def read(self, logits: Tensor, v: Tensor) -> Tensor:
         """What heads read `[B, H, T, V]`; logits `[B, H, T, S]` are -inf where a key is hidden. The last query stands
         at the last key."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} reads nothing")
 
 
 def weighted(weights: Tensor, v: Tensor) -> Tensor:
@@ -124,8 +124,7 @@ class _StickBreaking(Weighing, of=StickBreaking):
         super().__init__(spec, ctx)
         self.own, self.remainder = spec.own, spec.remainder
         if spec.remainder == "learned":
-            self.vectors = parameter((ctx.heads or 1, ctx.width), constant(0.0))
-            self.vectors.decay = False  # type: ignore[attr-defined]  # biases, whatever their shape
+            self.vectors = undecayed((ctx.heads or 1, ctx.width), constant(0.0))
 
     def read(self, logits: Tensor, v: Tensor) -> Tensor:
         queries, keys = logits.shape[-2:]

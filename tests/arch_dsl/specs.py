@@ -1,21 +1,24 @@
-"""One small model in the short form and with its sites, as files would say it; a model in plain PyTorch; messages that
-name families."""
+"""Small models as files would say them, in the short form and with sites; what holds of each; messages that name
+families."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
+import pytest
 import torch
 
 from archlab import arch_dsl
 from archlab.arch_dsl import Model
 from archlab.arch_dsl.catalogue.describe import FAMILIES
+from archlab.arch_dsl.conformance.properties import holds_what_its_cost_says, reads_in_pieces
 from archlab.arch_dsl.language.errors import in_lines
 from archlab.arch_dsl.language.spec import aliases_of, members_of
 from archlab.arch_dsl.patching.knobs import encodings
 from archlab.arch_dsl.plain import to_python
-from tests.arch_dsl.conformance import TOKENS, randomize
+from tests.arch_dsl.compiler.test_costs import kept
+from tests.arch_dsl.conformance import TOKENS, Case, load, randomize
 
 KNOBS: dict[str, Any] = {
     "d_model": 64,
@@ -83,3 +86,20 @@ def assert_plain_agrees(model: Model) -> None:
     randomize(ours)
     plain.load_state_dict(ours.state_dict())
     torch.testing.assert_close(plain(TOKENS), ours(TOKENS))
+
+
+def attention_case(name: str, **fields: Any) -> Case:
+    """Two layers of attention with these fields, four heads, and a norm before."""
+    attention = {"type": "attention", "heads": 4, "pre": ["rmsnorm"], **fields}
+    model = {"d_model": 16, "n_layers": 2, "vocab": 19, "max_positions": 12, "block": {"attention": attention}}
+    return Case(name, load(model), (), plain=False)
+
+
+def assert_decodes(case: Case) -> None:
+    """A model reads in pieces as at once, and holds what its cost says."""
+    assert (reads_in_pieces(case), holds_what_its_cost_says(case)) == ("", "")
+
+
+def assert_keeps(model: Model, rel: float = 0.02) -> None:
+    """Autograd keeps as many activations as a model's cost says."""
+    assert arch_dsl.cost(model, 12).activations == pytest.approx(kept(model, 12), rel=rel)

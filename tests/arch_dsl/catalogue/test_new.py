@@ -46,7 +46,7 @@ def test_the_files_are_written_once_and_their_test_holds(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     again = [CliRunner().invoke(main, ["new-primitive", "cap", "--like", "softcap"]) for _ in range(2)]
     assert [result.exit_code for result in again] == [0, 2]
-    assert "cap.py and test_cap.py exist here already" in again[1].output
+    assert "already here: cap.py, test_cap.py" in again[1].output
     runpy.run_path("test_cap.py")["test_it_computes_its_formula"]()
     text = Path("cap.py").read_text()
     Path("cap.py").write_text(re.sub(r"torch\.tanh", "torch.sin", text))

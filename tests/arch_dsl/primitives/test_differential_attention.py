@@ -11,14 +11,12 @@ from torch import Tensor, nn
 
 from archlab import arch_dsl
 from archlab.arch_dsl import SpecError
-from archlab.arch_dsl.conformance.properties import holds_what_its_cost_says, reads_in_pieces
 from archlab.arch_dsl.language.parse import parse
 from archlab.arch_dsl.parts.context import BuildContext, Call
 from archlab.arch_dsl.parts.families import Branch
 from tests.arch_dsl import formulas
-from tests.arch_dsl.compiler.test_costs import kept
 from tests.arch_dsl.conformance import Case, load, randomize
-from tests.arch_dsl.specs import assert_plain_agrees
+from tests.arch_dsl.specs import assert_decodes, assert_keeps, assert_plain_agrees
 
 D, T, HEADS = 16, 6, 4
 DEPTH = 2
@@ -169,13 +167,12 @@ def case(name: str) -> Case:
 
 @pytest.mark.parametrize("name", [name for name in MORE if name != "bigbird"])  # which looks ahead
 def test_decoding_reads_in_pieces_as_at_once_and_holds_what_its_cost_says(name: str):
-    assert (reads_in_pieces(case(name)), holds_what_its_cost_says(case(name))) == ("", "")
+    assert_decodes(case(name))
 
 
 @pytest.mark.parametrize("name", MORE)
 def test_activations_are_what_autograd_keeps(name: str):
-    model = case(name).model
-    assert arch_dsl.cost(model, 12).activations == pytest.approx(kept(model, 12), rel=0.05)
+    assert_keeps(case(name).model, rel=0.05)
 
 
 @pytest.mark.parametrize("name", MORE)

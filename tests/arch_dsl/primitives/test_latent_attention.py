@@ -9,14 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from archlab import arch_dsl
-from archlab.arch_dsl.conformance.properties import holds_what_its_cost_says, reads_in_pieces
 from archlab.arch_dsl.language.parse import parse
 from archlab.arch_dsl.parts.context import BuildContext, Call
 from archlab.arch_dsl.parts.families import Branch
 from tests.arch_dsl import formulas
-from tests.arch_dsl.compiler.test_costs import kept
 from tests.arch_dsl.conformance import Case, load, randomize
-from tests.arch_dsl.specs import assert_plain_agrees
+from tests.arch_dsl.specs import assert_decodes, assert_keeps, assert_plain_agrees
 
 D, T, HEADS = 16, 6, 4
 
@@ -183,7 +181,7 @@ def case(name: str) -> Case:
 
 @pytest.mark.parametrize("name", [*HELD, *MORE])
 def test_decoding_reads_in_pieces_as_at_once_and_holds_what_its_cost_says(name: str):
-    assert (reads_in_pieces(case(name)), holds_what_its_cost_says(case(name))) == ("", "")
+    assert_decodes(case(name))
 
 
 @pytest.mark.parametrize("name", HELD)
@@ -193,8 +191,7 @@ def test_decoding_holds_latents_and_rotated_keys_unless_a_site_knows_tokens(name
 
 @pytest.mark.parametrize("name", [*HELD, *(name for name in MORE if name != "carried_apart")])
 def test_activations_are_what_autograd_keeps(name: str):
-    model = case(name).model
-    assert arch_dsl.cost(model, 12).activations == pytest.approx(kept(model, 12), rel=0.05)
+    assert_keeps(case(name).model, rel=0.05)
 
 
 @pytest.mark.parametrize("name", [*HELD, *MORE])

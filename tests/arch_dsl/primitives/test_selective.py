@@ -13,13 +13,11 @@ from torch import Tensor, nn
 
 from archlab import arch_dsl
 from archlab.arch_dsl import SpecError
-from archlab.arch_dsl.conformance.properties import holds_what_its_cost_says, reads_in_pieces
 from archlab.arch_dsl.language.parse import parse
 from archlab.arch_dsl.parts.context import BuildContext, Call, State
 from archlab.arch_dsl.parts.families import Branch
-from tests.arch_dsl.compiler.test_costs import kept
 from tests.arch_dsl.conformance import TOKENS, Case, build, load, randomize
-from tests.arch_dsl.specs import assert_plain_agrees
+from tests.arch_dsl.specs import assert_decodes, assert_keeps, assert_plain_agrees, attention_case
 
 D, T, HEADS = 12, 8, 4
 
@@ -140,20 +138,17 @@ MORE: dict[str, dict[str, Any]] = {
 
 
 def case(name: str) -> Case:
-    attention = {"type": "attention", "heads": HEADS, "pre": ["rmsnorm"], "scores": ["selective"], **MORE[name]}
-    sizes = {"d_model": 16, "n_layers": 2, "vocab": 19, "max_positions": 12}
-    return Case(name, load({**sizes, "block": {"attention": attention}}), (), plain=False)
+    return attention_case(name, **{"scores": ["selective"], **MORE[name]})
 
 
 @pytest.mark.parametrize("name", MORE)
 def test_decoding_reads_in_pieces_as_at_once_and_holds_what_its_cost_says(name: str):
-    assert (reads_in_pieces(case(name)), holds_what_its_cost_says(case(name))) == ("", "")
+    assert_decodes(case(name))
 
 
 @pytest.mark.parametrize("name", MORE)
 def test_activations_are_what_autograd_keeps(name: str):
-    model = case(name).model
-    assert arch_dsl.cost(model, 12).activations == pytest.approx(kept(model, 12), rel=0.02)
+    assert_keeps(case(name).model)
 
 
 WRITTEN = ("memory", "documents")  # the others are among the slow tests

@@ -13,14 +13,12 @@ from torch import Tensor, nn
 
 from archlab import arch_dsl
 from archlab.arch_dsl import SpecError
-from archlab.arch_dsl.conformance.properties import holds_what_its_cost_says, reads_in_pieces
 from archlab.arch_dsl.language.parse import parse
 from archlab.arch_dsl.parts.context import BuildContext, Call
 from archlab.arch_dsl.parts.families import Branch, Weights
 from archlab.arch_dsl.parts.watching import KINDS, Sight, Watch
-from tests.arch_dsl.compiler.test_costs import kept
 from tests.arch_dsl.conformance import Case, load, randomize
-from tests.arch_dsl.specs import assert_plain_agrees
+from tests.arch_dsl.specs import assert_decodes, assert_keeps, assert_plain_agrees, attention_case
 
 D, T, HEADS, POSITIONS = 12, 7, 4, 20
 Visible = Callable[[int, int, int], bool]  # of a row, a query and a key
@@ -227,20 +225,17 @@ MORE: dict[str, dict[str, Any]] = {
 
 
 def case(name: str) -> Case:
-    attention = {"type": "attention", "heads": HEADS, "pre": ["rmsnorm"], **MORE[name]}
-    sizes = {"d_model": 16, "n_layers": 2, "vocab": 19, "max_positions": 12}
-    return Case(name, load({**sizes, "block": {"attention": attention}}), (), plain=False)
+    return attention_case(name, **MORE[name])
 
 
 @pytest.mark.parametrize("name", MORE)
 def test_decoding_reads_in_pieces_as_at_once_and_holds_what_its_cost_says(name: str):
-    assert (reads_in_pieces(case(name)), holds_what_its_cost_says(case(name))) == ("", "")
+    assert_decodes(case(name))
 
 
 @pytest.mark.parametrize("name", MORE)
 def test_activations_are_what_autograd_keeps(name: str):
-    model = case(name).model
-    assert arch_dsl.cost(model, 12).activations == pytest.approx(kept(model, 12), rel=0.02)
+    assert_keeps(case(name).model)
 
 
 WRITTEN = ("sigmoid with memory", "strided")  # the others are among the slow tests
