@@ -137,7 +137,7 @@ def new_primitive(name: str, like: str) -> None:
 
     files = dict(zip((Path(f"{name}.py"), Path(f"test_{name}.py")), sources(name, like), strict=True))
     if taken := [str(file) for file in files if file.exists()]:
-        raise SpecError.of("", f"{' and '.join(taken)} exist here already; nothing was written")
+        raise SpecError.of("", f"already here: {', '.join(taken)}; nothing was written")
     for file, text in files.items():
         file.write_text(text, "utf-8")
         click.echo(f"wrote {file}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-# Of a decision how its name begins, of a memory its kind; and something like the value: a number, a text, a list of
-# such, a mapping with these entries, or with any (`*`). Others may be any JSON.
+# Of a decision how its name begins, of a memory its kind; and something like the value: a number, a text, one of
+# several (a tuple), a list of such, a mapping with these entries, or with any (`*`). Others may be any JSON.
 _LIKE: dict[str, dict[str, Any]] = {
     "decision": {
         "precision and compile": dict.fromkeys(("precision", "compile", "why_precision", "why_compile"), ""),
@@ -15,7 +15,7 @@ _LIKE: dict[str, dict[str, Any]] = {
     },
     "memory": {
         "step_time": {"seconds": 0.0},
-        "noise": {"*": {"variance": 0.0, "df": 1, "trials": 1, "keys": [""]}},
+        "noise": {"*": {"variance": 0.0, "df": 1, "documents": (None, 0.0), "trials": 1, "keys": [""]}},
     },
 }
 
@@ -31,6 +31,8 @@ def fault_of(table: str, place: str, name: str, value: Any) -> str | None:
 
 
 def _is_like(value: Any, like: Any) -> bool:
+    if isinstance(like, tuple):
+        return any(_is_like(value, each) for each in like)
     if isinstance(like, float):
         return isinstance(value, float | int) and not isinstance(value, bool)
     if type(value) is not type(like):
