@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from archlab.arch_dsl.language import plugins
 from archlab.cli.main import main
 from tests.docs_kit import ROOT, blocks, plugins_of
 
@@ -60,6 +61,8 @@ def test_the_formula_of_the_paper_is_computed(paper: Path) -> None:
 def test_the_primitive_of_the_paper_is_right_and_a_wrong_cost_is_found(paper: Path) -> None:
     runpy.run_path(str(paper / "test_differ.py"))["test_it_is_what_a_primitive_must_be"]()
     said = next(block.text for block in blocks(PAPER.read_text()) if block.text.startswith("  wrong  "))
+    for plugin in plugins.loaded():
+        plugins.unload(plugin)
     file = paper / "differ.py"
     file.write_text(file.read_text().replace("Cost(parameters=4 * spec.sizes().head_dim, ", "Cost("))
     result = CliRunner().invoke(main, ["check-primitive", str(file)])
