@@ -165,11 +165,12 @@ class Ray:
         return f"{self.head.address}:6379"
 
     def environment(self, machine: Machine) -> dict[str, str]:
-        """What processes on a machine see."""
+        """What processes on a machine see: nothing for our own Ray, which a test before may have kept on loopback."""
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         clock = self.clocks.get(machine.name)
         wrong = {"LD_PRELOAD": str(FAKETIME), "FAKETIME": clock, "FAKETIME_DONT_FAKE_MONOTONIC": "1"} if clock else {}
         return {
-            **os.environ,
+            **ours,
             **{"PYTHONPATH": str(ROOT), "TMPDIR": str(machine.temporary), "STORM_STEP_S": "0.1"},
             **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
             **{
