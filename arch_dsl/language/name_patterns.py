@@ -5,7 +5,7 @@ for the number after it; `*` for any one step; `a | b` for the first of two that
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 
 _HOLE = re.compile(r"\{([a-z]+)(\+1)?\}|\*")
@@ -48,18 +48,20 @@ def filled(pattern: str, holes: Mapping[str, str]) -> str:
 
 def fillings(pattern: str, names: Iterable[str]) -> Iterator[dict[str, str]]:
     """What the holes of a pattern of ours stand for, once for each place in the model."""
-    seen: list[dict[str, str]] = []
+    seen: set[tuple[tuple[str, str], ...]] = set()
     for alternative in pattern.split(" | "):
         for name in names:
             holes = match(alternative, name)
-            if holes is not None and holes not in seen:
-                seen.append(holes)
+            if holes is not None and (key := tuple(sorted(holes.items()))) not in seen:
+                seen.add(key)
                 yield holes
 
 
-def place(pattern: str, names: Iterable[str]) -> list[str]:
+def place(pattern: str, names: Collection[str]) -> list[str]:
     """The parameters that the first fitting alternative of a filled pattern means: one, if all is well."""
     for alternative in pattern.split(" | "):
-        if found := [name for name in names if match(alternative, name) is not None]:
+        if alternative in names:  # no hole is left in most, and models have many names
+            return [alternative]
+        if _HOLE.search(alternative) and (found := [name for name in names if match(alternative, name) is not None]):
             return found
     return []

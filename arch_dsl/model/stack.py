@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -51,6 +52,11 @@ class Stack(Spec):
 
     def layers(self) -> list[Block]:
         """The block of every layer: `block` with its overrides. Raises SpecError where a patch does not fit."""
+        return list(self._layers)
+
+    @cached_property
+    def _layers(self) -> tuple[Block, ...]:
+        """Patched once per stack, as a plan asks for it in a dozen places."""
         blocks = [self.block] * self.n_layers
         for layers, node in self.overrides.items():
             patched: dict[Block, Block] = {}
@@ -59,7 +65,7 @@ class Stack(Spec):
                 if old not in patched:
                     patched[old] = self._patched(old, layers, node)
                 blocks[depth] = patched[old]
-        return blocks
+        return tuple(blocks)
 
     def _patched(self, block: Block, layers: str, node: Node) -> Block:
         alone = self.replace(block=block, overrides=Overrides())
