@@ -41,11 +41,11 @@ class DamagedDocuments(ValueError):
 def read_documents(folder: Path) -> dict[str, Any] | None:
     """The losses of a trial's test documents; None where it has none. Raises DamagedDocuments."""
     path = folder / "test_documents.npz"
-    if not path.exists():
-        return None
     try:
         with open_regular(path, follow=True) as raw, np.load(raw, allow_pickle=False) as file:
             return {name: file[name] for name in ("nll", "tokens", "bytes", *(["domain"] if "domain" in file else []))}
+    except FileNotFoundError:
+        return None
     except (zipfile.BadZipFile, zlib.error, NoRegularFile, KeyError, EOFError, ValueError) as error:
         raise DamagedDocuments(f"{path} is damaged ({error}); remove it, and the comparison does without it") from error
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from archlab.search.formatting.words import is_number
@@ -37,7 +38,7 @@ class Selection:
         """How many of the variant's trials are in `state`."""
         return sum(t["state"] == state for t in self.trials)
 
-    @property
+    @cached_property
     def complete(self) -> dict[int, dict[str, Any]]:
         """The reported trials that have a test loss, by seed."""
         return {s: t for s, t in self.reported.items() if t["state"] == "complete" and loss(t, "test") is not None}
