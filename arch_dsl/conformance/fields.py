@@ -12,6 +12,7 @@ from archlab.arch_dsl.language.errors import SpecError
 from archlab.arch_dsl.language.parse import parse
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import Family, Spec, alternatives, families, fields_of, walk
+from archlab.arch_dsl.model.loop import Loop
 from archlab.arch_dsl.model.model import Model
 from archlab.arch_dsl.parts.families import Rotary
 from archlab.arch_dsl.primitives.feedforward import MLP
@@ -55,6 +56,8 @@ def altered(annotation: Any, value: Any) -> list[Any]:
     if first is Block:
         more = [*value.items(), ("another", MLP(width=20))]
         return [Block(more), *([Block(list(value.items())[:-1])] if len(value) > 2 else [])]
+    if value is None and first is Loop:
+        return [Loop(turns=2)]
     assert isinstance(value, Spec), f"no altered values for {annotation}"
     return []  # its own fields are altered
 

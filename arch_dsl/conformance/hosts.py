@@ -20,6 +20,7 @@ from archlab.arch_dsl.model.model import Model
 from archlab.arch_dsl.parts import families
 from archlab.arch_dsl.parts.context import Call
 from archlab.arch_dsl.primitives.balance import Balance
+from archlab.arch_dsl.primitives.injections import Injection
 from archlab.arch_dsl.primitives.rope_scaling import RopeScaling
 from archlab.arch_dsl.primitives.skips import Skip
 from archlab.arch_dsl.primitives.streams import Streams
@@ -136,6 +137,7 @@ HOSTS: dict[type[Family], Callable[[Data], Data]] = {
     Switch: lambda x: _model({"attention": {**ATTENTION, "query": ["rope"], "key": ["rope"], "switch": [x]}}),
     Streams: lambda x: _on_streams({"streams": x}),
     Skip: lambda x: _on_streams({"skips": [x]}),
+    Injection: lambda x: _on_streams({"loop": {"turns": 2, "inject": x}}),
     families.Branch: _branch,
 }
 
@@ -190,6 +192,9 @@ def model_cases() -> Iterator[Case]:
     layers = {"1::2": {"block.attention.mask": {"type": "window", "size": 3}}, "-1": {"block.ffn": "none"}}
     factored = {**whole_model(), "n_layers": 3, "overrides": layers, "embedding": {"width": 6, "std": 0.1}}
     yield Case("layers", load(factored), tops, plain=False)
+    looped = {**whole_model(), "n_layers": 4, "overrides": {"2": {"block.ffn.width": 20}}}
+    middle = {"turns": 3, "prelude": 1, "coda": 1, "inject": "linear"}
+    yield Case("loop", load({**looped, "loop": middle}), (*tops, "loop"), plain=False)
     yield Case("encoder_decoder", load(whole_pair()), tops, plain=True)
     pair = whole_pair()
     crossed = {"cross_attention": {**CROSS, "query": ["rope"], "key": ["rope"]}, "ffn": FFN}

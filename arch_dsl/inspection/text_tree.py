@@ -61,6 +61,8 @@ def _stack(stack: Stack, depth: int, cost: Cost) -> Iterator[Line]:
         what = brief_text(canonical(stack.streams, brief=True))
         yield Line(depth, "streams", what, shape, _part(cost, "streams"))
     yield from _site(stack.skips, "skips", shape, depth, _part(cost, "skips"))
+    if stack.loop is not None:
+        yield Line(depth, "loop", brief_text(canonical(stack.loop, brief=True)), shape, _part(cost, "loop"))
     layers = _part(cost, "stack")
     if len(layers.children) > 1:
         yield from _layers(stack, depth, layers)
@@ -84,7 +86,8 @@ def layer_costs(cost: Cost) -> dict[int, Cost]:
 
 def _layers(stack: Stack, depth: int, cost: Cost) -> Iterator[Line]:
     """Each distinct block under the layers that have it; the first layer apart where it shares something with all."""
-    why = "not all equal" if stack.overrides else "of which the first shares something with all"
+    why = "of which the first shares something with all" if stack.loop is None else "not all in the loop"
+    why = "not all equal" if stack.overrides else why
     yield Line(depth, "block", f"{stack.n_layers} layers, {why}", "[B,T,D]", cost)
     blocks = stack.layers()
     for name, part in cost.children.items():
@@ -163,6 +166,8 @@ def _shape(branch: Any, part: str) -> str:
         return f"[B,{heads},T,T]"
     if part in ("activation", "inner") and hasattr(branch, "width"):
         return f"[B,T,{branch.width}]"
+    if part == "preactivation":
+        return f"[B,T,{len(branch.inputs) * branch.width}]"
     if part in ("query_inner", "kv_inner"):
         return f"[B,T,{getattr(branch, part.replace('inner', 'latent'))}]"
     return "" if part.endswith("projection") or part in ("dt", "switch") else "[B,T,D]"

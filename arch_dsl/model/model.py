@@ -134,7 +134,7 @@ class Model(Spec):
     def place(self, ctx: BuildContext, name: str) -> BuildContext:
         """The facts that hold in one stack, from those at the top."""
         stack = self.stacks()[name]
-        std, gain = residual_std(self.init, stack.n_layers, self.d_model, ctx.std)
+        std, gain = residual_std(self.init, stack.effective_depth, self.d_model, ctx.std)
         facts = {"n_layers": stack.n_layers, "residual_std": std, "gain": gain}
         if not name:
             return ctx.where(**facts)
@@ -166,7 +166,7 @@ class DecoderModel(Model, Stack):
 
     order: ClassVar[tuple[str, ...]] = (
         "d_model", "n_layers", "block", "overrides", "vocab", "max_positions", "embedding", "embed", "unembedding",
-        "logits", "final", "prompt", "streams", "skips", "predict", "init",
+        "logits", "final", "prompt", "streams", "skips", "loop", "predict", "init",
     )  # fmt: skip
     predict: Prediction | None = added(default=None)
 

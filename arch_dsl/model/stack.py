@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import Count, Range, Spec, added, walk
+from archlab.arch_dsl.model.loop import Loop, LoopModule
 from archlab.arch_dsl.parts import fused
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Carry, Norm, Position, Scale, build_site, check_site, shared_cost, site_cost
@@ -33,6 +34,7 @@ class Stack(Spec):
     `prompt` is how many learned vectors stand before the embeddings of the tokens, read by what may look back at them
     (arXiv:2104.08691, section 2); what the stack makes of them is dropped. `streams` are several residual streams in
     place of one. `skips` act on the stream before every layer, and mix in what stood there before an earlier one.
+    `loop` has layers applied several times: all, or those in the middle.
     """
 
     title: ClassVar[str] = "stack"
@@ -44,6 +46,16 @@ class Stack(Spec):
     prompt: Count | None = added(default=None)
     streams: Streams | None = added(default=None)
     skips: tuple[Skip, ...] = added(default=())
+    loop: Loop | None = added(default=None)
+
+    @property
+    def effective_depth(self) -> int:
+        """How many layers a token passes, those of a loop once in every turn."""
+        return sum(self.turns_of(depth) for depth in range(self.n_layers))
+
+    def turns_of(self, depth: int) -> int:
+        """How many times a layer is applied."""
+        return 1 if self.loop is None else self.loop.turns_of(depth, self.n_layers)
 
     @classmethod
     def parse_node(cls, node: Node, path: str, problems: list[Problem]) -> Any:
@@ -105,6 +117,8 @@ def check_stack(stack: Stack, ctx: BuildContext) -> list[Problem]:
         blocks = stack.layers()
     except SpecError as error:
         return [*problems, *error.problems]
+    if stack.loop is not None:
+        problems += stack.loop.check(stack, blocks)
     if stack.prompt and any(getattr(part, "documents", False) for _, part in walk(tuple(blocks))):
         message = "belongs to no document, and a mask of this stack keeps documents apart"
         problems.append(Problem("prompt", message, stack.mark("prompt")))
@@ -149,6 +163,7 @@ def stack_cost(stack: Stack, ctx: BuildContext, tokens: int) -> dict[str, Cost]:
         "embed": site_cost(stack.embed, ctx, "embed", tokens),
         "streams": _streams_cost(stack, ctx, tokens),
         "skips": _skips_cost(stack, ctx, tokens),
+        "loop": Cost() if stack.loop is None else stack.loop.cost(_on_streams(stack, ctx), tokens),
         "stack": _layers_cost(stack, ctx, tokens),
         "final": site_cost(stack.final, ctx, "final", tokens),
     }
@@ -158,12 +173,19 @@ def _streams_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
     """What mixing the residual streams costs, at all branches together."""
     if stack.streams is None:
         return Cost()
-    return stack.streams.cost(ctx, tokens).times(sum(len(block) for block in stack.layers()))
+    one = stack.streams.cost(ctx, tokens)
+    layers = enumerate(stack.layers())
+    return Cost.total({str(depth): one.times(len(block)).repeated(stack.turns_of(depth)) for depth, block in layers})
+
+
+def _on_streams(stack: Stack, ctx: BuildContext) -> BuildContext:
+    """The context of what acts on the residual streams, one or several."""
+    return ctx.where(heads=stack.streams.n if stack.streams else None)
 
 
 def _skips_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
     """What the skips of all layers cost."""
-    place = ctx.where(heads=stack.streams.n if stack.streams else None)
+    place = _on_streams(stack, ctx)
     layers = range(stack.n_layers if stack.skips else 0)
     return Cost.total(
         {str(depth): site_cost(stack.skips, place.where(depth=depth), "skips", tokens) for depth in layers}
@@ -171,18 +193,19 @@ def _skips_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
 
 
 def _layers_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
-    """All layers; equal ones are counted once, and once more where the first owns what the others share."""
-    found: dict[tuple[Block, bool], tuple[Cost, list[int]]] = {}
+    """All layers; equal ones are counted once, and once more where the first owns what the others share, or a loop has
+    some of them. One in a loop is counted with all its turns."""
+    found: dict[tuple[Block, bool, int], tuple[Cost, list[int]]] = {}
     owned: dict[Block, bool] = {}  # whether a layer before owns what the block shares
     for depth, block in enumerate(stack.layers()):
-        again = owned.get(block, False)
-        if (block, again) not in found:
+        again, turns = owned.get(block, False), stack.turns_of(depth)
+        if (block, again, turns) not in found:
             before = len(ctx.shared)
             place = ctx.at(f"block.{depth}", depth=depth)
             one = Cost.total({name: shared_cost(branch, place.at(name), tokens) for name, branch in block.items()})
-            found[block, again] = (one, [])
+            found[block, again, turns] = (one.repeated(turns), [])
             owned[block] = len(ctx.shared) > before or again
-        found[block, again][1].append(depth)
+        found[block, again, turns][1].append(depth)
     parts = {}
     for one, depths in found.values():
         label = f"layer (x{len(depths)})" if len(found) == 1 else f"layers {ranges(depths)}"
@@ -217,6 +240,7 @@ class StackModule(nn.Module):
         places = [ctx.at(f"block.{depth}", depth=depth) for depth in range(spec.n_layers)]
         self.block = nn.ModuleList(_layers(spec, places))
         self.skips = _skips(spec, ctx) if spec.skips else None
+        self.loop = LoopModule(spec.loop, spec.n_layers, ctx.at("loop")) if spec.loop else None
         self.final = build_site(spec.final, ctx, "final")
         self._fuse_sums(spec, ctx)
         parts = (part for block in spec.layers() for _, part in walk(block))
@@ -224,9 +248,9 @@ class StackModule(nn.Module):
         self.reads_tokens = _reads_tokens(spec)
 
     def _fuse_sums(self, spec: Stack, ctx: BuildContext) -> None:
-        if spec.streams is None and not spec.skips:
+        if spec.streams is None and not spec.skips and spec.loop is None:
             fused.sums(self, self.block, ctx)
-        elif spec.streams is None:  # what follows a layer is no norm
+        elif spec.streams is None:  # what follows a layer is no norm, or not always the same
             for layer in self.block:
                 fused.sums(layer, [layer], ctx)
 
@@ -257,11 +281,30 @@ class StackModule(nn.Module):
             stream = self.applied(layer, self.skips[depth](stream, call, iter(())), call)
         return stream
 
+    def _layers_and_loop(self, stream: Tensor, call: Call) -> Tensor:
+        assert self.loop is not None
+        for layer in self.block[self.loop.prelude]:
+            stream = self.applied(layer, stream, call)
+        entered = stream
+        stream = self.loop.start(entered)
+        for turn in self.loop.turns:
+            stream = self.loop.injected(stream, entered)
+            for layer in self.block[self.loop.core]:
+                stream = self.applied(layer, stream, call.after(turn * self.loop.length))
+        for layer in self.block[self.loop.coda]:
+            stream = self.applied(layer, stream, call.after(self.loop.last * self.loop.length))
+        return stream
+
     def _through(self, stream: Tensor, call: Call) -> Tensor:
         stream = self.embed(stream, call, iter(()))
         if self.n_streams:
             stream = stream[:, :, None].repeat(1, 1, self.n_streams, 1)
-        stream = self._layers(stream, call) if self.skips is None else self._layers_and_skips(stream, call)
+        if self.skips is not None:
+            stream = self._layers_and_skips(stream, call)
+        elif self.loop is not None:
+            stream = self._layers_and_loop(stream, call)
+        else:
+            stream = self._layers(stream, call)
         if self.n_streams:
             stream = stream.sum(2)
         if self.read_by_heads and self.training:

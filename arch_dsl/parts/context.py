@@ -128,6 +128,7 @@ class Call:
       `source_targets` `[batch, source_time]` (-100: none) are what `losses["encoder"]` has the encoder predict.
     * `state` carries what was read before from call to call; None outside decoding. `held` is the part of it that
       belongs to the current layer.
+    * `offset` is how many layers a loop has applied again before the current one, whose number it raises.
     * `across` carries tensors from layer to layer within the call.
     * `losses` holds auxiliary losses by the path of their node, weighted; training adds them to its loss. `measures`
       holds what nodes tell about the call. A node sets its own entries, so that doing it twice changes nothing.
@@ -145,6 +146,7 @@ class Call:
     source: torch.Tensor | None = None
     state: State | None = None
     held: dict[str, Any] | None = None
+    offset: int = 0
     across: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     losses: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     measures: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
@@ -155,11 +157,21 @@ class Call:
         """The same call with nothing carried from layer to layer yet. Losses and measures go to this call's own."""
         return dataclasses.replace(self, across={})
 
+    def after(self, offset: int) -> Self:
+        """The call as layers see it after so many that a loop has applied again. Itself where nothing is decoded and
+        nobody watches."""
+        if self.state is None and self.watch is None:
+            return self
+        return dataclasses.replace(self, offset=offset)
+
     def layer(self, name: str) -> Self:
         """The call as the layer `name` (`block.0`) sees it: with what its nodes hold, and told to who watches as its
         own. Itself where nothing is decoded and nobody watches."""
         if self.state is None and self.watch is None:
             return self
+        if self.offset:
+            stack, _, depth = name.rpartition(".")
+            name = f"{stack}.{int(depth) + self.offset}"
         held = self.held if self.state is None else self.state.layers.setdefault(name, {})
         return dataclasses.replace(self, held=held, watch=None if self.watch is None else self.watch.at(name))
 
@@ -181,8 +193,8 @@ class Call:
 
 _pytree.register_dataclass(
     Call,
-    field_names=[item.name for item in dataclasses.fields(Call) if item.name not in ("state", "watch")],
-    drop_field_names=["state", "watch"],
+    field_names=[item.name for item in dataclasses.fields(Call) if item.name not in ("state", "offset", "watch")],
+    drop_field_names=["state", "offset", "watch"],
 )
 
 
@@ -263,6 +275,14 @@ class Cost:
         work = (self.parameters + parameters, self.flops_matmul, self.flops_model, self.activations + elements)
         rest = (self.embeddings, self.idle, self.trained_only, self.trained_flops)
         return Cost(*work, self.cache + cache, *rest, self.children)
+
+    def repeated(self, turns: int) -> Cost:
+        """The same nodes applied so many times: their parameters count once."""
+        if turns == 1:
+            return self
+        children = {name: child.repeated(turns) for name, child in self.children.items()}
+        names = ("flops_matmul", "flops_model", "activations", "cache", "trained_flops")
+        return dataclasses.replace(self, children=children, **{name: turns * getattr(self, name) for name in names})
 
     def times(self, count: int) -> Cost:
         """That many equal nodes, without their parts."""

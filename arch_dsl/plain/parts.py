@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from archlab.arch_dsl.parts.context import Call
 from archlab.arch_dsl.plain.frame import Frame, call, children, evaluate
-from archlab.arch_dsl.plain.trees import Unexportable, child_of, is_numbers, unwritable
+from archlab.arch_dsl.plain.trees import Unexportable, child_of, is_numbers, literal, unwritable
 from archlab.arch_dsl.plain.values import UNKNOWN, Above, CallRecord, Each, Items, Method, Part, Stream, Table, Val
 
 
@@ -90,6 +90,11 @@ def _subscript(node: ast.Subscript, frame: Frame) -> Val:
         return value.known.values[index.data]
     if isinstance(value.known, nn.ModuleDict) and index.plain:
         return children(value)[index.data]
+    if isinstance(value.known, nn.ModuleList) and isinstance(index.known, slice):
+        if not len(value.known[index.known]):
+            return Val(known=Items([]))
+        # known as all the layers, so that loops over some call these as loops over others do
+        return Val(ast.Subscript(frame.lift(value), literal(index.known), ast.Load()), value.known)
     parts = None if isinstance(value.known, str | dict) else frame.items(value)
     if parts is not None and index.plain:
         chosen = parts[index.data]

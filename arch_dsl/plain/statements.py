@@ -8,8 +8,8 @@ from torch import nn
 
 from archlab.arch_dsl.plain.body import NotInline
 from archlab.arch_dsl.plain.frame import WRITTEN, Frame, Returned, run
-from archlab.arch_dsl.plain.trees import clone, load, stored, unwritable
-from archlab.arch_dsl.plain.values import CallRecord, Each, Items, Val
+from archlab.arch_dsl.plain.trees import clone, literal, load, stored, text, unwritable
+from archlab.arch_dsl.plain.values import UNKNOWN, CallRecord, Each, Items, Val
 
 
 @run.register
@@ -68,7 +68,10 @@ def _if(node: ast.If, frame: Frame) -> Returned:
 def _for(node: ast.For, frame: Frame) -> Returned:
     over = frame.eval(node.iter)
     if isinstance(over.known, nn.ModuleList):
-        _over_layers(node, frame, over)
+        _in_rounds(node, frame, frame.lift(over), Each(list(over.known)))
+        return None
+    if isinstance(over.known, range) and _goes_through_layers(node, frame):
+        _in_rounds(node, frame, literal(over.known), UNKNOWN)
         return None
     items = frame.items(over)
     if items is None:
@@ -81,16 +84,23 @@ def _for(node: ast.For, frame: Frame) -> Returned:
     return None
 
 
-def _over_layers(node: ast.For, frame: Frame, over: Val) -> None:
-    """A loop over modules, written as one."""
+def _in_rounds(node: ast.For, frame: Frame, over: ast.expr, item: object) -> None:
+    """A loop over modules or numbers, written as one; what is known of each of them is `item`."""
     assert isinstance(node.target, ast.Name)
-    layer = frame.body.pin(node.target.id)
+    own = frame.body.pin(node.target.id)
     frame.pin([name for name in stored(*node.body) if name in frame.env])
-    frame.env[node.target.id] = Val(load(layer), Each(list(over.known)))
+    frame.env[node.target.id] = Val(load(own), item)
     with frame.branch() as written:
         if frame.block(node.body) is not None:
             raise unwritable(node, "a return inside the loop over layers")
-    frame.body.emit(ast.For(ast.Name(layer, ast.Store()), frame.lift(over), written, []))
+    frame.body.emit(ast.For(ast.Name(own, ast.Store()), over, written, []))
+
+
+def _goes_through_layers(node: ast.For, frame: Frame) -> bool:
+    """Whether each round of a loop is one through layers of this module."""
+    inner = [item.iter for item in node.body if isinstance(item, ast.For)]
+    places = [item for item in inner if isinstance(item, ast.Subscript) and text(item).startswith("self.")]
+    return any(isinstance(frame.eval(item).known, nn.ModuleList) for item in places)
 
 
 def _over_unknown(node: ast.For, frame: Frame, over: ast.expr) -> None:

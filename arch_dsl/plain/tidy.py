@@ -23,6 +23,9 @@ def tidy(body: Body, parameters: Collection[str]) -> tuple[list[ast.stmt], set[s
     read = set(names_in(whole))
     for name in (name for node in ast.walk(whole) for name in unpacked(node) if name.id not in read):
         name.id = f"_{name.id}"
+    for node in ast.walk(whole):
+        if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and node.target.id not in read:
+            node.target.id = "_"
     return statements, read
 
 

@@ -68,6 +68,9 @@ def literal(value: Any) -> ast.expr:
     if isinstance(value, tuple | list):
         kind = ast.Tuple if isinstance(value, tuple) else ast.List
         return kind([literal(item) for item in value], ast.Load())
+    if isinstance(value, range):
+        assert (value.start, value.step) == (0, 1)
+        return ast.Call(name("range"), [literal(value.stop)], [])
     if isinstance(value, slice):
         return ast.Slice(*(None if part is None else literal(part) for part in (value.start, value.stop, value.step)))
     dotted = torch_name(value)

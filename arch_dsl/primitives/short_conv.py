@@ -9,7 +9,7 @@ from torch import Tensor
 
 from archlab.arch_dsl.language.formula import function_of
 from archlab.arch_dsl.language.notation import Activation
-from archlab.arch_dsl.language.spec import Range
+from archlab.arch_dsl.language.spec import Range, added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Carry, Module
 from archlab.arch_dsl.parts.layers import constant, parameter, uniform
@@ -22,15 +22,17 @@ class ShortConv(Carry):
     """y_t = act(sum over i < width of w_i x_(t-i) + b), channel by channel, with zeros before the first token
     (H3, arXiv:2212.14052, section 3.1; Mamba, arXiv:2312.00752, section 3.4).
 
-    w starts uniform within 1 / sqrt(width), as torch's convolutions do. Where the branch keeps documents apart, so does
-    the convolution. Products with w are no products of matrices, and not among the FLOPs.
+    With `residual` x_t + y_t: a Canon layer (arXiv:2512.17351), whose width is 4. w starts uniform within
+    1 / sqrt(width), as torch's convolutions do. Where the branch keeps documents apart, so does the convolution.
+    Products with w are no products of matrices, and not among the FLOPs.
     """
 
-    examples = ({}, {"width": 3, "bias": True, "activation": "silu"})
+    examples = ({}, {"width": 3, "bias": True, "activation": "silu"}, {"residual": True})
 
     width: Annotated[int, Range(min=2)] = 4
     bias: bool = False
     activation: Activation = "identity"
+    residual: bool = added(default=False)
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         kept = tokens + self.width - 1 + kept_of(self.activation)[0] * tokens
@@ -45,7 +47,8 @@ class _ShortConv(Module, of=ShortConv):
         self.weight = parameter((ctx.channels, 1, spec.width), uniform(-bound, bound))
         self.bias = parameter((ctx.channels,), constant(0.0)) if spec.bias else None
         self.activation = function_of(spec.activation)
-        self.width, self.path, self.documents = spec.width, ctx.path, ctx.documents
+        self.width, self.residual = spec.width, spec.residual
+        self.path, self.documents = ctx.path, ctx.documents
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
         # x: [batch, time, channels] or [batch, time, heads, head_dim]
@@ -66,4 +69,8 @@ class _ShortConv(Module, of=ShortConv):
             y = y + before * self.weight[:, 0, i]
         if self.bias is not None:
             y = y + self.bias
-        return self.activation(y.to(x.dtype)).view_as(x)
+        y = self.activation(y.to(x.dtype)).view_as(x)
+        return x + y if self.residual else y
+
+
+Carry.alias("canon", type="short_conv", residual=True)

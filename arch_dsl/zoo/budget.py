@@ -109,8 +109,9 @@ def _candidates(model: Model, budget: Budget, widths: Iterable[Width]) -> Iterat
 
 
 def fewest_layers(stack: Stack) -> int:
-    """The fewest layers of which each slice of a stack's overrides names one."""
-    depths = range(1, stack.n_layers + 1)
+    """The fewest layers of which each slice of a stack's overrides names one, and a loop has one."""
+    outside = 0 if stack.loop is None else stack.loop.prelude + stack.loop.coda
+    depths = range(outside + 1, stack.n_layers + 1)
     return next(depth for depth in depths if all(layers_of(layers, depth) for layers in stack.overrides))
 
 

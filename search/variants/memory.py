@@ -15,7 +15,7 @@ def memory_bytes(variant: Variant, rows: int | None = None) -> int:
     recipe, figures = variant.recipe, variant.figures
     activations = figures["activation_bytes"]
     if recipe.recompute == "layers":
-        layers = sum(stack.n_layers for stack in variant.model.stacks().values())
+        layers = sum(stack.effective_depth for stack in variant.model.stacks().values())
         activations = activations // layers + 4 * layers * recipe.context * variant.model.d_model
     half = 2 if recipe.precision == "bf16" else 1
     kept = 2 * variant.parameters + recipe.optimizer.kept(variant.model, variant.parameters)

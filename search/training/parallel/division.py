@@ -209,11 +209,12 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
     """Fully sharded data parallel (arXiv:2304.11277): leaves of every parameter one shard here.
 
     Layers are gathered one by one by torch's `fully_shard`, and gradients summed.
-    Where layers share parameters, all layers are gathered at once.
+    Where layers share parameters, or a loop applies them again, all layers are gathered at once.
     """
-    layers = [layer for stack in model.modules() if isinstance(stack, StackModule) for layer in stack.block]
+    stacks = [stack for stack in model.modules() if isinstance(stack, StackModule)]
+    layers = [layer for stack in stacks for layer in stack.block]
     owners = Counter(id(value) for layer in layers for value in layer.parameters())
-    if all(count == 1 for count in owners.values()):
+    if all(count == 1 for count in owners.values()) and all(stack.loop is None for stack in stacks):
         for layer in layers:
             fully_shard(layer, mesh=mesh)
             layer.register_forward_pre_hook(_close, prepend=True)

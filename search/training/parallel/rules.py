@@ -159,8 +159,9 @@ def _within_heads(item: Any) -> bool:
 def _hidden(branch: Any, size: int) -> Iterator[str]:
     if branch.width % size:
         yield f".width: {branch.width} channels cannot be divided into {size} equal parts"
-    if branch.inner:
-        yield f".inner: {branch.inner[0].type} looks at all hidden channels"
+    for site in ("preactivation", "inner"):
+        if items := getattr(branch, site):
+            yield f".{site}: {items[0].type} looks at all hidden channels"
     if branch.share != "none":
         yield ".share cannot be divided"
 
@@ -180,6 +181,8 @@ def _pipeline(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
         yield "pipeline", told
     if recipe.ramp:
         yield "pipeline", "train.ramp: the micro-batches under way are as many in every step"
+    if model.loop is not None:
+        yield "pipeline", "loop: a layer is applied again after layers that another process has"
     for name in ("streams", "skips"):
         if getattr(model, name):
             yield "pipeline", f"{name}: layers hand on more than one stream"
