@@ -13,6 +13,7 @@ from typing import Any
 
 from archlab.arch_dsl.catalogue.describe import allowed, first_line
 from archlab.arch_dsl.language.spec import Family, FieldType, Range, Spec, alternatives, families, fields_of
+from archlab.arch_dsl.model.loop import Loop
 from archlab.arch_dsl.parts.families import Branch, Gate, Join, Norm, Position, Rotary, Score
 from archlab.arch_dsl.patching.knobs import KNOBS
 from archlab.arch_dsl.primitives.parallel import Parallel
@@ -45,7 +46,7 @@ class Writer:
 
     def __init__(self, own: Mapping[type, Callable[[Writer], Schema]] | None = None) -> None:
         self.definitions: dict[str, Schema] = {}
-        self.own = {Block: _block, Overrides: _overrides, Parallel: _parallel, **(own or {})}
+        self.own = {Block: _block, Overrides: _overrides, Parallel: _parallel, Loop: _loop, **(own or {})}
 
     def of(self, annotation: Any) -> Schema:
         """The schema of what an annotation asks for."""
@@ -278,6 +279,11 @@ def _parallel(writer: Writer) -> Schema:
     own |= {"type": {"const": "parallel"}, "branches": writer.of(Block)}
     own |= {knob.name: writer.knob(knob) for knob in KNOBS if issubclass(Parallel, knob.holder)}
     return {"title": "parallel", "description": first_line(Parallel), "type": "object", **_branches(writer, own)}
+
+
+def _loop(writer: Writer) -> Schema:
+    """The number of turns, or a mapping."""
+    return {"title": "loop", **either([writer.of(fields_of(Loop)["turns"].annotation), writer.record(Loop)])}
 
 
 def _overrides(_writer: Writer) -> Schema:

@@ -24,8 +24,8 @@ class Init(Spec):
     """Initial values: N(0, std^2) with std a number, or `small`: sqrt(2 / (5 d_model)) (arXiv:1910.05895, section 2.2),
     which is 0.02 at d_model 1000, and right below that too, where 0.02 is too small (docs/concepts/recipes.md).
 
-    `residual` says what maps back to the stream get, n_layers being those that a token passes in their stack: `depth_scaled`
-    std / sqrt(2 n_layers) (GPT-2), `plain` std, `wang` 2 / (n_layers sqrt(d_model)) (GPT-J), `deepnorm`
+    `residual` says what maps back to the stream get, n_layers being those that a token passes in their stack:
+    `depth_scaled` std / sqrt(2 n_layers) (GPT-2), `plain` std, `wang` 2 / (n_layers sqrt(d_model)) (GPT-J), `deepnorm`
     std (8 n_layers)^(-1/4), as do value and feed-forward maps then (arXiv:2203.00555, figure 2).
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,6 @@ from archlab.arch_dsl.language.spec import Range, Spec, walk
 from archlab.arch_dsl.parts.context import BuildContext, Cost
 from archlab.arch_dsl.primitives.injections import Injection
 from archlab.arch_dsl.tree.block import Block
-
-if TYPE_CHECKING:
-    from archlab.arch_dsl.model.stack import Stack
 
 _REFUSED = {  # parts of looped layers, and why they cannot be there
     "moe": "tells its load and its losses once in a forward pass, and a loop uses it in every turn",
@@ -34,8 +31,8 @@ class Loop(Spec):
     the stream e that enters the first of them (Universal Transformer, arXiv:1807.03819, section 2.1; looped models,
     arXiv:2502.17416; with layers before and after them Huginn, arXiv:2502.05171, section 3).
 
-    With `inject` h <- layers(inject(h, e)), from h = 0. Parameters count once; FLOPs, activations and what decoding holds
-    in every turn. What depends on the number of a layer is the same in all turns.
+    With `inject` h <- layers(inject(h, e)), from h = 0. Parameters count once; FLOPs, activations and what decoding
+    holds in every turn. What depends on the number of a layer is the same in all turns.
     """
 
     title: ClassVar[str] = "loop"
@@ -59,16 +56,15 @@ class Loop(Spec):
         """What is injected before all turns."""
         return Cost() if self.inject is None else self.inject.cost(ctx, tokens).repeated(self.turns)
 
-    def check(self, stack: Stack, blocks: list[Block]) -> Iterator[Problem]:
-        """Why a stack of these blocks cannot have such a loop."""
+    def check(self, blocks: list[Block], others: Iterable[str]) -> Iterator[Problem]:
+        """Why a stack of these blocks cannot have such a loop; `others` are keys that it has beside it."""
         n_layers = len(blocks)
         if self.prelude + self.coda >= n_layers:
             told = f"prelude {self.prelude} and coda {self.coda} leave none of the {n_layers} layers to the loop"
             yield Problem("loop", told, self.mark())
             return
-        for name in ("skips", "predict"):
-            if getattr(stack, name, None):
-                yield Problem("loop", f"stands beside {name}, which count on layers that are applied once", self.mark())
+        for name in others:
+            yield Problem("loop", f"stands beside {name}, which count on layers that are applied once", self.mark())
         yield from self._refused(blocks[self.prelude : n_layers - self.coda])
 
     def _refused(self, blocks: Iterable[Block]) -> Iterator[Problem]:

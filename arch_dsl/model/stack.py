@@ -118,7 +118,7 @@ def check_stack(stack: Stack, ctx: BuildContext) -> list[Problem]:
     except SpecError as error:
         return [*problems, *error.problems]
     if stack.loop is not None:
-        problems += stack.loop.check(stack, blocks)
+        problems += stack.loop.check(blocks, [name for name in ("skips", "predict") if getattr(stack, name, None)])
     if stack.prompt and any(getattr(part, "documents", False) for _, part in walk(tuple(blocks))):
         message = "belongs to no document, and a mask of this stack keeps documents apart"
         problems.append(Problem("prompt", message, stack.mark("prompt")))

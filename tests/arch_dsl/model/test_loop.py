@@ -150,7 +150,11 @@ def test_without_one_a_model_keeps_its_identity():
 
 def test_an_encoder_and_a_decoder_can_each_have_one():
     stack = {"n_layers": 2, "block": {**BLOCK, "cross_attention": {"heads": 4, "kv_heads": 2}}, "loop": 2}
-    encoder = {"n_layers": 1, "block": {"attention": {"heads": 4, "mask": "full"}}, "loop": {"turns": 3, "inject": "add"}}
+    encoder = {
+        "n_layers": 1,
+        "block": {"attention": {"heads": 4, "mask": "full"}},
+        "loop": {"turns": 3, "inject": "add"},
+    }
     spec = load({"d_model": 16, "vocab": 19, "max_positions": 12, "encoder": encoder, "decoder": stack})
     module, call = build(spec), Call(source_tokens=TOKENS)
     held = dataclasses.replace(call, state=State())
