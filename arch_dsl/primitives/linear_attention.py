@@ -40,11 +40,6 @@ class Sizes(NamedTuple):
         keys = self.key_heads * self.head_dim
         return {"query": keys, "key": keys, "value": self.heads * self.value_dim}
 
-    @property
-    def state(self) -> int:
-        """The elements of the states of all heads."""
-        return self.heads * self.head_dim * self.value_dim
-
 
 @Branch.register("linear_attention")
 class LinearAttention(Headed):
@@ -116,6 +111,14 @@ class LinearAttention(Headed):
             return "constant"
         return "channel" if self.decay.channels else "token"
 
+    def state(self, sizes: Sizes) -> int:
+        """The elements of the states of all heads."""
+        return sizes.heads * sizes.head_dim * sizes.value_dim
+
+    def kept(self, sizes: Sizes, learned: bool, tokens: int) -> int:
+        """What the recurrence keeps for the backward pass; `learned` says whether the decay has gradients."""
+        return _kept(sizes, self.kind, self.rule == "delta", learned, tokens)
+
     def value_heads(self, d_model: int) -> tuple[int, int]:
         sizes = self.sizes(d_model)
         return sizes.heads, sizes.value_dim
@@ -150,17 +153,17 @@ class LinearAttention(Headed):
         if self.rule == "delta":
             kept = (own + result) * sizes.heads * tokens
             parts["beta_projection"] = Cost.product(tokens, ctx.d_model, sizes.heads).keeping(kept)
-        products = 4 if self.rule == "add" else 6
+        products, elements = 4 if self.rule == "add" else 6, self.state(sizes)
         scaled = self.skip or getattr(self.decay, "step", False)
         factors = widths["value"] if scaled else 0  # values
         factors += sizes.heads * sizes.head_dim if self.keys == "decay" else 0  # exp(log f)
         learned = self.decay is not None and self.decay.cost(decay, 1).parameters > 0
         parts["recur"] = Cost(
             parameters=sizes.heads if self.skip else 0,
-            flops_matmul=products * tokens * sizes.state,
-            flops_model=(products + (self.decay is not None)) * tokens * sizes.state,
-            activations=_kept(sizes, self.kind, self.rule == "delta", learned, tokens) + tokens * factors,
-            cache=sizes.state,
+            flops_matmul=products * tokens * elements,
+            flops_model=(products + (self.decay is not None)) * tokens * elements,
+            activations=self.kept(sizes, learned, tokens) + tokens * factors,
+            cache=elements,
         )
         parts["sdpa"] = site_cost(self.sdpa, values, "sdpa", tokens)
         width = widths["value"]
@@ -256,16 +259,34 @@ class _LinearAttention(SublayerModule, of=LinearAttention):
         self.recur = ctx.select("linear_recurrence", **asked)
 
     def reads(self) -> list[Linear]:
-        maps = (self.query_projection, self.key_projection, self.value_projection, self.beta_projection)
+        maps = (self.query_projection, self.key_projection, self.value_projection, *self.writes())
         own = [projection for projection in maps if projection is not None]
         decay: list[Linear] = self.decay.projections() if self.decay is not None else []  # type: ignore[operator]
         return [*own, *decay, *projections_of(self.query, self.key, self.value, self.sdpa)]
+
+    def writes(self) -> list[Linear]:
+        """The maps that say how much of a token is written."""
+        return [] if self.beta_projection is None else [self.beta_projection]
+
+    def opening(self, products: Iterator[Tensor]) -> Tensor | None:
+        """How much of a token is written `[batch, time, heads]`, None for all."""
+        return self.beta(at_least_float32(next(products))) if self.beta_projection is not None else None
+
+    def recurrent(
+        self, q_BTGD: Tensor, k_BTGD: Tensor, v_BTHV: Tensor, log_f: Tensor | None, beta: Tensor | None, call: Call
+    ) -> Tensor:
+        """The outputs of the recurrence `[batch, time, heads, value_dim]`; its state is held while decoding."""
+        state = None if call.held is None else call.held.get(self.path)
+        out, last = self.recur(q_BTGD, k_BTGD, v_BTHV, log_decay=log_f, beta=beta, state=state, scale=self.scale)
+        if call.held is not None:
+            call.held[self.path] = last
+        return out  # type: ignore[no-any-return]
 
     def transform(self, products: Iterator[Tensor], call: Call) -> Tensor:
         query = next(products).unflatten(-1, (self.key_heads, -1))
         key = next(products).unflatten(-1, (self.key_heads, -1)) if self.key_projection is not None else None
         value = next(products).unflatten(-1, (self.heads, -1))
-        beta = self.beta(at_least_float32(next(products))) if self.beta_projection is not None else None
+        beta = self.opening(products)
         log_f, step = self.decay(products, call) if self.decay is not None else (None, None)
         if call.watch is not None and log_f is not None:
             call.watch.tell("decay", f"{self.path}.decay", call.padding, log_f=each_token(log_f, value))
@@ -280,10 +301,7 @@ class _LinearAttention(SublayerModule, of=LinearAttention):
             log_f = only_where(~call.padding, log_f, written)
         if self.documents and call.documents is not None:
             log_f = forgetting(opens_document(call, self.path), log_f, written)
-        state = None if call.held is None else call.held.get(self.path)
-        out, last = self.recur(q_BTGD, k_BTGD, written, log_decay=log_f, beta=beta, state=state, scale=self.scale)
-        if call.held is not None:
-            call.held[self.path] = last
+        out = self.recurrent(q_BTGD, k_BTGD, written, log_f, beta, call)
         o_BTHV: Tensor = out if self.skip is None else out + (self.skip[:, None] * v_BTHV).to(out.dtype)
         if call.watch is not None:
             call.watch.tell("heads", self.path, call.padding, output=o_BTHV)
