@@ -212,7 +212,7 @@ def breaks(published: Published, changed: Model) -> bool:
 
 # What changes no number of a model whose weights are given, and why.
 INERT = (
-    (r"init\..*|.*\.(std|start|zero|a_min|a_max|dt_min|dt_max)", "initial values alone"),
+    (r"init\..*|.*\.(std|start|first|last|zero|a_min|a_max|dt_min|dt_max)", "initial values alone"),
     (r".*\.(balance|z_loss)(\..*)?", "a loss of training alone"),
     (r".*\.capacity", "bounds what experts serve while training alone"),
     (r".*\.documents", "acts where a call says which document a token is of"),
@@ -280,11 +280,12 @@ def main() -> None:
         test_parity_modern,
         test_parity_moe,
         test_parity_scans,
+        test_parity_xlstm,
     )
 
     dense = (test_parity_classic, test_parity_modern, test_parity_families)
     experts = (test_parity_moe, test_parity_experts)
-    mixed = (test_parity_mixers, test_parity_kimi, test_parity_scans, test_parity_hybrids)
+    mixed = (test_parity_mixers, test_parity_kimi, test_parity_scans, test_parity_xlstm, test_parity_hybrids)
     files = (*dense, *experts, *mixed, test_parity_encoder, test_parity_encoder_decoder)
     print("| model | map | logits | gradients |\n|---|---|---|---|")
     for published in (each for file in files for each in file.ALL):

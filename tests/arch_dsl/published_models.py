@@ -21,7 +21,7 @@ def _numbers(model: Model) -> Facts:
     *_, stack = model.stacks().values()
     layers = [_branches(block) for block in stack.layers()]
     branches = {name: branch for layer in layers for name, branch in layer.items()}
-    if linear := next((branch for branch in branches.values() if branch.type == "linear_attention"), None):
+    if linear := next((branch for branch in branches.values() if branch.type in ("linear_attention", "mlstm")), None):
         return {
             "d": model.d_model,
             "layers": stack.n_layers,
@@ -349,6 +349,24 @@ def mamba2(tied: bool) -> Callable[[Facts], Any]:
     return build
 
 
+def xlstm(f: Facts) -> Any:
+    from transformers import xLSTMConfig, xLSTMForCausalLM
+
+    config = xLSTMConfig(
+        vocab_size=f["vocab"],
+        hidden_size=f["d"],
+        num_hidden_layers=f["layers"],
+        num_heads=f["heads"],
+        qk_dim_factor=f["heads"] * f["state"] / f["d"],
+        v_dim_factor=f["heads"] * f["head_dim"] / f["d"],
+        ffn_proj_factor=f["width"] / f["d"],
+        ffn_round_up_to_multiple_of=8,
+        chunk_size=16,
+        use_cache=False,
+    )
+    return xLSTMForCausalLM(config)
+
+
 def mamba(f: Facts) -> Any:
     from transformers import MambaConfig, MambaForCausalLM
 
@@ -495,6 +513,7 @@ BUILDERS: dict[str, Callable[[Facts], Any]] = {
     "rwkv4": rwkv,
     "mamba2": mamba2(tied=True),
     "mamba2_fox": mamba2(tied=False),
+    "xlstm": xlstm,
     **HYBRIDS,
 }
 UNKNOWN_THERE = {  # sizes whose choices the configuration cannot say

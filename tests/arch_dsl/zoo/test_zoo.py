@@ -119,6 +119,7 @@ def test_it_holds_what_is_published():
         "transformer_swa",
         "u_palm",
         "ul2",
+        "xlstm",
     ]
 
 
