@@ -44,9 +44,9 @@ class LanguageModel(nn.Module):
 
     def add_output(self, spec: Model, ctx: BuildContext) -> None:
         """Builds the map to logits."""
-        width, tied = spec.embedding.width, spec.unembedding.tied
+        width, tied, std = spec.embedding.width, spec.unembedding.tied, spec.unembedding.std
         self.unembedding_projection = Linear(spec.d_model, width, std=ctx.std) if width and tied else None
-        self.unembedding = None if tied else Linear(spec.d_model, ctx.vocab, std=ctx.std)
+        self.unembedding = None if tied else Linear(spec.d_model, ctx.vocab, std=ctx.std if std is None else std)
         if self.unembedding is not None:
             self.unembedding.weight.table = True  # type: ignore[attr-defined]
         self.bias = parameter((ctx.vocab,), constant(0.0)) if spec.unembedding.bias else None

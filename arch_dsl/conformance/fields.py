@@ -48,7 +48,7 @@ def altered(annotation: Any, value: Any) -> list[Any]:
     if first is bool:
         return [not value]
     if first is int:
-        numbers = [1, 2, 5, 8] if value is None else [value + 1, 2 * value, max(value // 2, 1)]
+        numbers = [1, 2, 5, 8, 0] if value is None else [value + 1, 2 * value, max(value // 2, 1)]
         return [number for number in numbers if number != value]
     if first is float:
         start = 0.5 if value is None else value

@@ -12,7 +12,7 @@ from archlab import kernels
 from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.arch_dsl.language.parse import parse_record, refuse
 from archlab.arch_dsl.language.source import Node
-from archlab.arch_dsl.language.spec import Count, Positive, Spec, added, walk
+from archlab.arch_dsl.language.spec import Count, NotNegative, Positive, Spec, added, walk
 from archlab.arch_dsl.model import rules
 from archlab.arch_dsl.model.initial_values import Init, residual_std
 from archlab.arch_dsl.model.prediction import Prediction
@@ -47,12 +47,13 @@ class Embeddings(Embedding):
 class Unembedding(Spec):
     """The map from the stream to logits: the transposed embedding table if `tied`, else a table of its own.
 
-    Where an encoder has a table of its own, it is the decoder's that is tied.
+    Where an encoder has a table of its own, it is the decoder's that is tied. A table of its own starts at N(0, std^2).
     """
 
     title: ClassVar[str] = "unembedding"
     tied: bool = True
     bias: bool = False
+    std: NotNegative | None = added(default=None)
 
 
 class Model(Spec):
@@ -147,6 +148,8 @@ class Model(Spec):
         for name, stack in self.stacks().items():
             problems += prefixed(check_stack(stack, self.place(ctx, name)), name)
         problems += check_ends(self.logits, ctx, "logits") + self.check_whole()
+        if (last := self.unembedding).tied and last.std is not None:
+            problems.append(Problem("unembedding.std", "is that of a table of its own; set tied: false", last.mark("std")))
         if problems:
             return problems
         for name, stack in self.stacks().items():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from archlab.arch_dsl.model.model import Model
-from archlab.arch_dsl.model.rules import RULES, places
+from archlab.arch_dsl.model.places import places
+from archlab.arch_dsl.model.rules import RULES
 
 
 def repaired(model: Model) -> tuple[Model, list[str]]:

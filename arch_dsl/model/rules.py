@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.spec import walk
+from archlab.arch_dsl.model.places import Place, distinct, places
 from archlab.arch_dsl.parts.context import BuildContext
 from archlab.arch_dsl.parts.families import Branch, Carry, Join, Position, Rotary
 from archlab.arch_dsl.primitives.attention import Attention
 from archlab.arch_dsl.primitives.branch import OUTER, Headed
-from archlab.arch_dsl.primitives.earlier_keys import unlike, without_own
+from archlab.arch_dsl.primitives.earlier_keys import unlike
 from archlab.arch_dsl.primitives.parallel import Parallel
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.tree.identity import normal_form
@@ -24,40 +25,6 @@ if TYPE_CHECKING:
     from archlab.arch_dsl.model.stack import Stack
 
 Pass = Callable[["Stack"], "Stack"]
-
-
-@dataclass(frozen=True)
-class Place:
-    """A branch where it stands: the number of its layer, the path that an error names, the path without the layer, and
-    the facts of its stack."""
-
-    depth: int
-    path: str
-    name: str
-    branch: Branch
-    ctx: BuildContext
-
-
-def places(stack: Stack, ctx: BuildContext, blocks: list[Block]) -> list[Place]:
-    """Every branch of every layer, members of groups after their group. Equal layers have equal paths."""
-    labels: dict[Block, str] = {stack.block: "block"}
-    found = []
-    for depth, block in enumerate(blocks):
-        label = labels.setdefault(block, f"block (layer {depth})")
-        for steps, branch in block.walk():
-            path = ".".join(steps)
-            kept = without_own(branch) if isinstance(branch, Attention) else branch
-            found.append(Place(depth, f"{label}.{path}", path, kept, ctx))
-    return found
-
-
-def distinct(found: list[Place]) -> Iterator[Place]:
-    """The places of layers that differ; what is wrong in equal layers is said once."""
-    seen: set[str] = set()
-    for place in found:
-        if place.path not in seen:
-            seen.add(place.path)
-            yield place
 
 
 @dataclass(frozen=True)
@@ -326,6 +293,26 @@ def _tokens_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:
                 yield Problem(f"{place.path}.value.{index}", message, item.mark())
 
 
+def _tables_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:
+    """Tables of another layer, where that is no earlier one with a table that fits."""
+    owners: dict[tuple[str, int], int] = {}  # how many channels the table has
+    told: set[str] = set()
+    for place in found:
+        for index, item in enumerate(getattr(place.branch, "value", ())):
+            if item.type != "value_embedding" or item.share != "none":
+                continue
+            heads, width = place.branch.value_heads(place.ctx.d_model)  # type: ignore[attr-defined]
+            where, of = f"{place.path}.value.{index}.table_of", item.table_of
+            if of is None:
+                owners[place.name, place.depth] = heads * width
+            elif where not in told and owners.get((place.name, of)) != heads * width:
+                told.add(where)
+                message = (
+                    f"layer {of} is no earlier one with a value_embedding of its own, {heads * width} channels wide"
+                )
+                yield Problem(where, message, item.mark("table_of"))
+
+
 def _skips_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:
     kinds = [item.type for item in stack.skips]
     for index, item in enumerate(stack.skips):
@@ -343,5 +330,6 @@ RULES = (
     Rule("residual streams", "several streams are joined by their own mixing", _streams_broken),
     Rule("skips", "one of each", _skips_broken),
     Rule("value embeddings", "values are those of the stack's own tokens", _tokens_broken),
+    Rule("tables of other layers", "an earlier layer has such a table", _tables_broken),
     Rule("shared parts", "what layers share is the same in all of them, and there are some", _shared_broken),
 )

@@ -176,10 +176,10 @@ def shared(model: nn.Module) -> list[str]:
     """The statements. Raises Unexportable for a part that is shared outside of layers."""
     homes: dict[int, str] = {}
     rows: dict[tuple[str, str], list[int]] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
-        if next(module.parameters(), None) is None:
-            continue
-        home = homes.setdefault(id(module), path)
+    modules = model.named_modules(remove_duplicate=False)
+    held = (item for item in modules if next(item[1].parameters(), None) is not None)
+    for path, part in itertools.chain(held, model.named_parameters(remove_duplicate=False)):
+        home = homes.setdefault(id(part), path)
         if home != path and not _inside_shared(path, model, homes):
             first, other = (re.fullmatch(r"block\.(\d+)\.(.*)", item) for item in (home, path))
             if first is None or other is None or first[2] != other[2]:

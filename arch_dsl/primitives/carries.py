@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 
 from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.spec import Range, added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Carry, Module, Norm, place_of
 from archlab.arch_dsl.parts.layers import Linear, constant, normal, parameter, table
@@ -137,25 +138,33 @@ class ValueEmbedding(Carry):
     """v' = a v + b E[token] with a second table of token embeddings E `[vocab, heads head_dim]`: the value embeddings
     of modded-nanogpt (github.com/KellerJordan/modded-nanogpt). a and b are learned numbers that start at 1/2.
 
-    Each layer that has it has a table; `overrides` say which do. With `share: stack` all have one, and one a and b.
+    Each layer that has it has a table; `overrides` say which do. With `table_of` n a layer reads the table of layer n,
+    an earlier one, by its own a and b. With `share: stack` all have one table, and one a and b.
     """
 
     reads_tokens: ClassVar[bool] = True
+    later: ClassVar[tuple[str, ...]] = ("table_of",)
+    table_of: Annotated[int, Range(min=0)] | None = added(default=None)
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
-        rows = ctx.vocab * ctx.channels
+        rows = 0 if self.table_of is not None else ctx.vocab * ctx.channels
         kept = ctx.elements(tokens) + tokens * ctx.channels
         return Cost(parameters=rows + 2, embeddings=rows, activations=kept)
 
     def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         if ctx.heads is None or ctx.site != "value":
             yield "", "embeds tokens as values; it stands at value"
+        elif self.table_of is not None and self.share != "none":
+            yield "table_of", "is the table of one layer, and with share: stack all layers have one"
 
 
 class _ValueEmbedding(Module, of=ValueEmbedding):
     def __init__(self, spec: ValueEmbedding, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
-        self.table = table((ctx.vocab, ctx.channels), normal(ctx.std))
+        own, place = spec.table_of is None, place_of(ctx)
+        if own:
+            ctx.shared[f"{place} {ctx.depth}"] = table((ctx.vocab, ctx.channels), normal(ctx.std))
+        self.table: nn.Parameter = ctx.shared[f"{place} {ctx.depth if own else spec.table_of}"]
         self.own, self.embedded = parameter((1,), constant(0.5)), parameter((1,), constant(0.5))
 
     def forward(self, x: Tensor, call: Call) -> Tensor:

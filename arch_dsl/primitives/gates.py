@@ -15,7 +15,7 @@ from archlab.arch_dsl.parts import fused
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Elementwise, Gate, Module
 from archlab.arch_dsl.parts.fused import Factors
-from archlab.arch_dsl.parts.layers import Linear, constant, undecayed
+from archlab.arch_dsl.parts.layers import Itself, Linear, constant, undecayed
 from archlab.arch_dsl.parts.saved_for_backward import kept_of
 from archlab.kernels.activations import ACTIVATIONS, activation_of, at_least_float32
 
@@ -30,7 +30,9 @@ class OutputGate(Gate):
     default those of the model.
 
     With `rank` W is the product of a map to so many channels and one from them, which has the bias: the output gate of
-    Kimi Delta Attention (arXiv:2510.26692, section 4). `head_dim` stands for the channels of a head.
+    Kimi Delta Attention (arXiv:2510.26692, section 4). `head_dim` stands for the channels of a head. With `channels` W
+    reads only so many of the first channels of x: the attention gate of modded-nanogpt, there 12
+    (github.com/KellerJordan/modded-nanogpt).
     """
 
     ops: ClassVar[tuple[str, ...]] = ("gate",)
@@ -45,6 +47,7 @@ class OutputGate(Gate):
         {"bias": True, "granularity": "headwise", "activation": "silu", "start": 0.3},
         {"granularity": "headwise", "activation": "2 * sigmoid(x)", "std": 0.1},
         {"rank": 3, "bias": True, "start": 0.2},
+        {"channels": 3, "granularity": "headwise", "bias": True, "start": 0.2},
     )
     granularity: Literal["elementwise", "headwise", "scalar"] = "elementwise"
     heads: Literal["specific", "shared"] = "specific"
@@ -57,6 +60,7 @@ class OutputGate(Gate):
     rank: Annotated[int | str | None, WordOr("head_dim", Count, "> 0", {"minimum": 1}, 3, optional=True)] = added(
         default=None
     )
+    channels: Count | None = added(default=None)
 
     def inner(self, ctx: BuildContext) -> int | None:
         """The channels between the two maps of W; None where it is one."""
@@ -81,7 +85,7 @@ class OutputGate(Gate):
             first = Cost.product(tokens, ctx.hidden, rank)
             second = Cost.product(tokens, rank, scores, self.bias).keeping(tokens * rank + kept)
             return Cost.total({"projection": first, "outer": second})
-        return Cost.product(tokens, ctx.hidden, scores, self.bias).keeping(kept)
+        return Cost.product(tokens, self.channels or ctx.hidden, scores, self.bias).keeping(kept)
 
     def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         if ctx.heads is None and self.granularity == "headwise":
@@ -96,6 +100,12 @@ class OutputGate(Gate):
             yield "rank", "a gate without input has no projection that could be of low rank"
         elif isinstance(self.rank, str) and ctx.heads is None:
             yield "rank", "head_dim is the width of a head, and this site has none; give a number"
+        if self.channels is not None and self.input == "none":
+            yield "channels", "a gate without input reads no channels"
+        elif self.channels is not None and self.rank is not None:
+            yield "channels", "a map of low rank reads all channels; leave out rank or channels"
+        elif self.channels is not None and self.channels > ctx.hidden:
+            yield "channels", f"the branch's input has {ctx.hidden} channels, found {self.channels}"
         if self.input == "hidden" and self.start and not self.bias:
             yield "start", "is where the bias starts, and this gate has none; set bias: true"
 
@@ -108,13 +118,14 @@ class _Gate(Module, of=OutputGate):
         named = spec.activation in ACTIVATIONS
         self.activation = spec.activation if named else function_of(spec.activation)
         self.combine = spec.combine
-        self.projection: Linear | None = None
+        self.channels = spec.channels
+        self.projection: Linear | Itself | None = None
         self.outer: Linear | None = None
         if spec.input == "hidden":
             std, rank, count = ctx.std if spec.std is None else spec.std, spec.inner(ctx), math.prod(self.shape)
-            if rank:
-                self.projection = Linear(ctx.hidden, rank, std=std)
-                self.outer = Linear(rank, count, std=std, bias=spec.bias, start=spec.start)
+            if inner := rank or spec.channels:
+                self.projection = Linear(ctx.hidden, rank, std=std) if rank else Itself()
+                self.outer = Linear(inner, count, std=std, bias=spec.bias, start=spec.start)
             else:
                 self.projection = Linear(ctx.hidden, count, std=std, bias=spec.bias, start=spec.start)
         else:
@@ -131,7 +142,8 @@ class _Gate(Module, of=OutputGate):
 
     def scores(self, projected: Tensor) -> Tensor:
         """The scores of what the projection gave, before heads are averaged."""
-        whole: Tensor = projected if self.outer is None else self.outer(projected)
+        read = projected if self.channels is None else projected[..., : self.channels]
+        whole: Tensor = read if self.outer is None else self.outer(read)
         return whole.unflatten(-1, self.shape)  # type: ignore[no-any-return]
 
     def opening(self, projected: Tensor) -> Tensor:

@@ -45,11 +45,11 @@ class Budget(Spec):
 
 
 def body(model: Model) -> int:
-    """Parameters of a resolved model without its tables of tokens and positions."""
+    """Parameters of a resolved model without its tables of tokens and positions, in layers too."""
     total = cost(model, tokens=1)
     parts = (total, *(total.children[name] for name in model.stacks() if name))
-    return total.parameters - sum(
-        part.children[name].parameters for part in parts for name in NOT_COUNTED if name in part.children
+    return total.non_embedding - sum(
+        part.children[name].non_embedding for part in parts for name in NOT_COUNTED if name in part.children
     )
 
 

@@ -75,7 +75,8 @@ def kind_of(model: Model) -> Kind:
     if any(isinstance(branch, MoE) for layer in layers for branch in layer):
         return "mixture of experts"
     recurrent = any(getattr(branch, "recurrent", False) for layer in layers for branch in layer)
-    return "decoder" if all(heads) and not recurrent else "recurrent or hybrid"
+    mixed = all(read or len(layer) == 1 for read, layer in zip(heads, layers, strict=True))  # or a feed-forward alone
+    return "decoder" if mixed and not recurrent else "recurrent or hybrid"
 
 
 def _branches(block: Block) -> Iterator[object]:

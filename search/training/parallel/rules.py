@@ -8,7 +8,7 @@ from typing import Any
 from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.arch_dsl.language.spec import walk
 from archlab.arch_dsl.model.model import DecoderModel, Model
-from archlab.arch_dsl.model.rules import distinct, places
+from archlab.arch_dsl.model.places import distinct, places
 from archlab.search.executors.process_group import Parallel
 from archlab.search.recipe.recipe import Recipe
 from archlab.search.recipe.stages import staged
@@ -151,7 +151,7 @@ def _within_heads(item: Any) -> bool:
         return False
     if item.type == "gate":
         fine = item.granularity in ("elementwise", "headwise") and item.heads == "specific"
-        return fine and item.input == "hidden" and item.rank is None
+        return fine and item.input == "hidden" and item.rank is None and item.channels is None
     plain = ("activation", "l2", "layernorm", "rmsnorm", "scalenorm", "rope", "xpos", "scale", "depth_scale", "softcap")
     return item.type in plain and getattr(item, "over", "head") == "head"
 
@@ -196,7 +196,7 @@ def _pipeline(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
             yield "pipeline", f"{path} is moe, whose losses and loads other processes would not see"
         for own, part in walk(branch):
             where = ".".join(filter(None, (path, own)))
-            if getattr(part, "share", "none") != "none":
+            if getattr(part, "share", "none") != "none" or getattr(part, "table_of", None) is not None:
                 yield "pipeline", f"{where} is shared by layers that different processes have"
             if getattr(part, "type", "") in ("value_residual", "residual_dual") or getattr(part, "value_rank", 0) != 0:
                 yield "pipeline", f"{where}: {part.type} carries more than the stream from layer to layer"  # type: ignore[attr-defined]

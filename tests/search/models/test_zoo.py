@@ -45,6 +45,7 @@ def test_zoo_lists_a_line_for_each_model_by_kind_and_release():
     ("name", "kind"),
     {
         "falcon_7b": "decoder",
+        "modded_nanogpt": "decoder",
         "mixtral": "mixture of experts",
         "qwen3_next": "mixture of experts",
         "samba": "recurrent or hybrid",
