@@ -148,8 +148,8 @@ class Model(Spec):
         for name, stack in self.stacks().items():
             problems += prefixed(check_stack(stack, self.place(ctx, name)), name)
         problems += check_ends(self.logits, ctx, "logits") + self.check_whole()
-        if (last := self.unembedding).tied and last.std is not None:
-            problems.append(Problem("unembedding.std", "is that of a table of its own; set tied: false", last.mark("std")))
+        if (own := self.unembedding).tied and own.std is not None:
+            problems += [Problem("unembedding.std", "is that of a table of its own; set tied: false", own.mark("std"))]
         if problems:
             return problems
         for name, stack in self.stacks().items():

@@ -231,7 +231,8 @@ def _shared(place: Place) -> Iterator[tuple[str, Any]]:
         return
     for path, part in walk(place.branch):
         if getattr(part, "share", "none") == "stack" and not path.startswith("branches."):
-            yield f"{place.name}.{path.rpartition('.')[0]}.{part.type}", part  # type: ignore[attr-defined]
+            steps = (place.name, path.rpartition(".")[0] or path, part.type)  # type: ignore[attr-defined]
+            yield ".".join(steps), part
 
 
 _FACTS = (  # that a part of a branch is built with

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -122,8 +122,8 @@ def check_stack(stack: Stack, ctx: BuildContext) -> list[Problem]:
     if stack.prompt and any(getattr(part, "documents", False) for _, part in walk(tuple(blocks))):
         message = "belongs to no document, and a mask of this stack keeps documents apart"
         problems.append(Problem("prompt", message, stack.mark("prompt")))
-    if stack.prompt and _reads_tokens(stack):
-        problems.append(Problem("prompt", "is no token, and a value_embedding looks tokens up", stack.mark("prompt")))
+    if stack.prompt and (kinds := sorted(_reading(stack, "tokens"))):
+        problems.append(Problem("prompt", f"is no token, and a {kinds[0]} looks tokens up", stack.mark("prompt")))
     for depth, block in first_places(blocks):
         where = "block" if block == stack.block else f"block (layer {depth})"
         if not block:
@@ -133,9 +133,10 @@ def check_stack(stack: Stack, ctx: BuildContext) -> list[Problem]:
     return problems
 
 
-def _reads_tokens(stack: Stack) -> bool:
-    """Whether a part of it reads the tokens beside the stream."""
-    return any(getattr(part, "reads_tokens", False) for block in stack.layers() for _, part in walk(block))
+def _reading(stack: Stack, what: Literal["tokens", "embeddings"]) -> set[str]:
+    """The types of its parts that read the tokens beside the stream, or the embeddings that enter the first layer."""
+    parts = (part for block in stack.layers() for _, part in walk(block))
+    return {part.type for part in parts if getattr(part, f"reads_{what}", False)}  # type: ignore[attr-defined]
 
 
 def first_places(blocks: list[Block]) -> list[tuple[int, Block]]:
@@ -175,7 +176,9 @@ def _streams_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
         return Cost()
     one = stack.streams.cost(ctx, tokens)
     layers = enumerate(stack.layers())
-    return Cost.total({str(depth): one.times(len(block)).repeated(stack.turns_of(depth)) for depth, block in layers})
+    mixed = {str(depth): one.times(len(block)).repeated(stack.turns_of(depth)) for depth, block in layers}
+    embeddings = tokens * ctx.d_model if _reading(stack, "embeddings") else 0  # beside their copies
+    return Cost.total(mixed).keeping(embeddings)
 
 
 def _on_streams(stack: Stack, ctx: BuildContext) -> BuildContext:
@@ -220,9 +223,9 @@ class StackModule(nn.Module):
     """embeddings -> final(block(… block(embed(embeddings)))), all `[batch, time, d_model]`, with several streams in
     between `[batch, time, n, d_model]`.
 
-    `keeps_documents_apart` says whether a part of it does, `reads_tokens` whether one does beside the stream. Where
-    `recompute` is set, training keeps of each layer only what it reads, and computes the rest again for the gradients
-    (arXiv:1604.06174, section 4.1): the same bits.
+    `keeps_documents_apart` says whether a part of it does; `reads_tokens` and `reads_embeddings` whether one reads
+    these beside the stream. Where `recompute` is set, training keeps of each layer only what it reads, and computes the rest
+    again for the gradients (arXiv:1604.06174, section 4.1): the same bits.
     """
 
     recompute: bool = False
@@ -245,7 +248,7 @@ class StackModule(nn.Module):
         self._fuse_sums(spec, ctx)
         parts = (part for block in spec.layers() for _, part in walk(block))
         self.keeps_documents_apart = any(getattr(part, "documents", False) for part in parts)
-        self.reads_tokens = _reads_tokens(spec)
+        self.reads_tokens, self.reads_embeddings = bool(_reading(spec, "tokens")), bool(_reading(spec, "embeddings"))
 
     def _fuse_sums(self, spec: Stack, ctx: BuildContext) -> None:
         if spec.streams is None and not spec.skips and spec.loop is None:
@@ -297,6 +300,8 @@ class StackModule(nn.Module):
 
     def _through(self, stream: Tensor, call: Call) -> Tensor:
         stream = self.embed(stream, call, iter(()))
+        if self.reads_embeddings:
+            call.across["embeddings"] = stream
         if self.n_streams:
             stream = stream[:, :, None].repeat(1, 1, self.n_streams, 1)
         if self.skips is not None:

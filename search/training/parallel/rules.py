@@ -198,7 +198,8 @@ def _pipeline(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
             where = ".".join(filter(None, (path, own)))
             if getattr(part, "share", "none") != "none" or getattr(part, "table_of", None) is not None:
                 yield "pipeline", f"{where} is shared by layers that different processes have"
-            if getattr(part, "type", "") in ("value_residual", "residual_dual") or getattr(part, "value_rank", 0) != 0:
+            carries = getattr(part, "type", "") in ("value_residual", "residual_dual", "per_layer_embedding")
+            if carries or getattr(part, "value_rank", 0) != 0:
                 yield "pipeline", f"{where}: {part.type} carries more than the stream from layer to layer"  # type: ignore[attr-defined]
 
 
