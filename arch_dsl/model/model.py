@@ -16,7 +16,8 @@ from archlab.arch_dsl.language.spec import Count, NotNegative, Positive, Spec, a
 from archlab.arch_dsl.model import rules
 from archlab.arch_dsl.model.initial_values import Init, residual_std
 from archlab.arch_dsl.model.prediction import Prediction
-from archlab.arch_dsl.model.stack import Stack, check_ends, check_stack, resolved_stack, stack_cost
+from archlab.arch_dsl.model.stack import Stack, check_ends, check_stack, resolved_stack
+from archlab.arch_dsl.model.stack_costs import stack_cost
 from archlab.arch_dsl.parts.context import BuildContext, Cost
 from archlab.arch_dsl.parts.families import Rotary, Scale, site_cost
 from archlab.arch_dsl.patching.shortform import parse_with_knobs

@@ -16,8 +16,8 @@ from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import Count, Range, Spec, added, walk
 from archlab.arch_dsl.model.loop import Loop, LoopModule
 from archlab.arch_dsl.parts import fused
-from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Carry, Norm, Position, Scale, build_site, check_site, shared_cost, site_cost
+from archlab.arch_dsl.parts.context import BuildContext, Call
+from archlab.arch_dsl.parts.families import Carry, Norm, Position, Scale, build_site, check_site
 from archlab.arch_dsl.parts.layers import Site, normal, table
 from archlab.arch_dsl.patching.patch import apply, settings_of
 from archlab.arch_dsl.patching.shortform import parse_with_knobs
@@ -25,7 +25,7 @@ from archlab.arch_dsl.primitives.skips import Skip
 from archlab.arch_dsl.primitives.streams import StreamBranches, Streams
 from archlab.arch_dsl.tree.block import Block, Branches
 from archlab.arch_dsl.tree.identity import normal_form
-from archlab.arch_dsl.tree.overrides import Overrides, layers_of, ranges
+from archlab.arch_dsl.tree.overrides import Overrides, layers_of
 
 
 class Stack(Spec):
@@ -122,7 +122,7 @@ def check_stack(stack: Stack, ctx: BuildContext) -> list[Problem]:
     if stack.prompt and any(getattr(part, "documents", False) for _, part in walk(tuple(blocks))):
         message = "belongs to no document, and a mask of this stack keeps documents apart"
         problems.append(Problem("prompt", message, stack.mark("prompt")))
-    if stack.prompt and (kinds := sorted(_reading(stack, "tokens"))):
+    if stack.prompt and (kinds := sorted(reading(stack, "tokens"))):
         problems.append(Problem("prompt", f"is no token, and a {kinds[0]} looks tokens up", stack.mark("prompt")))
     for depth, block in first_places(blocks):
         where = "block" if block == stack.block else f"block (layer {depth})"
@@ -133,7 +133,7 @@ def check_stack(stack: Stack, ctx: BuildContext) -> list[Problem]:
     return problems
 
 
-def _reading(stack: Stack, what: Literal["tokens", "embeddings"]) -> set[str]:
+def reading(stack: Stack, what: Literal["tokens", "embeddings"]) -> set[str]:
     """The types of its parts that read the tokens beside the stream, or the embeddings that enter the first layer."""
     parts = (part for block in stack.layers() for _, part in walk(block))
     return {part.type for part in parts if getattr(part, f"reads_{what}", False)}  # type: ignore[attr-defined]
@@ -155,77 +155,13 @@ def resolved_stack(stack: Stack, ctx: BuildContext) -> Stack:
     return stack.replace(block=block, overrides=overrides)
 
 
-def stack_cost(stack: Stack, ctx: BuildContext, tokens: int) -> dict[str, Cost]:
-    """What the parts of a stack cost over `tokens` tokens."""
-    prompt = Cost(parameters=(stack.prompt or 0) * ctx.d_model)
-    tokens += stack.prompt or 0
-    return {
-        "prompt": prompt,
-        "embed": site_cost(stack.embed, ctx, "embed", tokens),
-        "streams": _streams_cost(stack, ctx, tokens),
-        "skips": _skips_cost(stack, ctx, tokens),
-        "loop": Cost() if stack.loop is None else stack.loop.cost(_on_streams(stack, ctx), tokens),
-        "stack": _layers_cost(stack, ctx, tokens),
-        "final": site_cost(stack.final, ctx, "final", tokens),
-    }
-
-
-def _streams_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
-    """What mixing the residual streams costs, at all branches together."""
-    if stack.streams is None:
-        return Cost()
-    one = stack.streams.cost(ctx, tokens)
-    layers = enumerate(stack.layers())
-    mixed = {str(depth): one.times(len(block)).repeated(stack.turns_of(depth)) for depth, block in layers}
-    embeddings = tokens * ctx.d_model if _reading(stack, "embeddings") else 0  # beside their copies
-    return Cost.total(mixed).keeping(embeddings)
-
-
-def _on_streams(stack: Stack, ctx: BuildContext) -> BuildContext:
-    """The context of what acts on the residual streams, one or several."""
-    return ctx.where(heads=stack.streams.n if stack.streams else None)
-
-
-def _skips_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
-    """What the skips of all layers cost."""
-    place = _on_streams(stack, ctx)
-    layers = range(stack.n_layers if stack.skips else 0)
-    return Cost.total(
-        {str(depth): site_cost(stack.skips, place.where(depth=depth), "skips", tokens) for depth in layers}
-    )
-
-
-def _layers_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
-    """All layers; equal ones are counted once, and once more where the first owns what the others share, or a loop has
-    some of them. One in a loop is counted with all its turns."""
-    found: dict[tuple[Block, bool, int], tuple[Cost, list[int]]] = {}
-    owned: dict[Block, bool] = {}  # whether a layer before owns what the block shares
-    for depth, block in enumerate(stack.layers()):
-        again, turns = owned.get(block, False), stack.turns_of(depth)
-        if (block, again, turns) not in found:
-            before = len(ctx.shared)
-            place = ctx.at(f"block.{depth}", depth=depth)
-            one = Cost.total({name: shared_cost(branch, place.at(name), tokens) for name, branch in block.items()})
-            found[block, again, turns] = (one.repeated(turns), [])
-            owned[block] = len(ctx.shared) > before or again
-        found[block, again, turns][1].append(depth)
-    parts = {}
-    for one, depths in found.values():
-        label = f"layer (x{len(depths)})" if len(found) == 1 else f"layers {ranges(depths)}"
-        parts[label] = dataclasses.replace(one.times(len(depths)), children={"each": one})
-    if len(found) == 1:
-        ((label, part),) = parts.items()
-        return dataclasses.replace(part, children={label: part.children["each"]})
-    return Cost.total(parts)
-
-
 class StackModule(nn.Module):
     """embeddings -> final(block(… block(embed(embeddings)))), all `[batch, time, d_model]`, with several streams in
     between `[batch, time, n, d_model]`.
 
     `keeps_documents_apart` says whether a part of it does; `reads_tokens` and `reads_embeddings` whether one reads
-    these beside the stream. Where `recompute` is set, training keeps of each layer only what it reads, and computes the rest
-    again for the gradients (arXiv:1604.06174, section 4.1): the same bits.
+    these beside the stream. Where `recompute` is set, training keeps of each layer only what it reads, and computes the
+    rest again for the gradients (arXiv:1604.06174, section 4.1): the same bits.
     """
 
     recompute: bool = False
@@ -248,7 +184,7 @@ class StackModule(nn.Module):
         self._fuse_sums(spec, ctx)
         parts = (part for block in spec.layers() for _, part in walk(block))
         self.keeps_documents_apart = any(getattr(part, "documents", False) for part in parts)
-        self.reads_tokens, self.reads_embeddings = bool(_reading(spec, "tokens")), bool(_reading(spec, "embeddings"))
+        self.reads_tokens, self.reads_embeddings = bool(reading(spec, "tokens")), bool(reading(spec, "embeddings"))
 
     def _fuse_sums(self, spec: Stack, ctx: BuildContext) -> None:
         if spec.streams is None and not spec.skips and spec.loop is None:

@@ -1,0 +1,75 @@
+"""What the parts of a stack cost over so many tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from archlab.arch_dsl.model.stack import Stack, reading
+from archlab.arch_dsl.parts.context import BuildContext, Cost
+from archlab.arch_dsl.parts.families import shared_cost, site_cost
+from archlab.arch_dsl.tree.block import Block
+from archlab.arch_dsl.tree.overrides import ranges
+
+
+def stack_cost(stack: Stack, ctx: BuildContext, tokens: int) -> dict[str, Cost]:
+    """What the parts of a stack cost over `tokens` tokens."""
+    prompt = Cost(parameters=(stack.prompt or 0) * ctx.d_model)
+    tokens += stack.prompt or 0
+    return {
+        "prompt": prompt,
+        "embed": site_cost(stack.embed, ctx, "embed", tokens),
+        "streams": _streams_cost(stack, ctx, tokens),
+        "skips": _skips_cost(stack, ctx, tokens),
+        "loop": Cost() if stack.loop is None else stack.loop.cost(_on_streams(stack, ctx), tokens),
+        "stack": _layers_cost(stack, ctx, tokens),
+        "final": site_cost(stack.final, ctx, "final", tokens),
+    }
+
+
+def _streams_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
+    """What mixing the residual streams costs, at all branches together."""
+    if stack.streams is None:
+        return Cost()
+    one = stack.streams.cost(ctx, tokens)
+    layers = enumerate(stack.layers())
+    mixed = {str(depth): one.times(len(block)).repeated(stack.turns_of(depth)) for depth, block in layers}
+    embeddings = tokens * ctx.d_model if reading(stack, "embeddings") else 0  # beside their copies
+    return Cost.total(mixed).keeping(embeddings)
+
+
+def _on_streams(stack: Stack, ctx: BuildContext) -> BuildContext:
+    """The context of what acts on the residual streams, one or several."""
+    return ctx.where(heads=stack.streams.n if stack.streams else None)
+
+
+def _skips_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
+    """What the skips of all layers cost."""
+    place = _on_streams(stack, ctx)
+    layers = range(stack.n_layers if stack.skips else 0)
+    return Cost.total(
+        {str(depth): site_cost(stack.skips, place.where(depth=depth), "skips", tokens) for depth in layers}
+    )
+
+
+def _layers_cost(stack: Stack, ctx: BuildContext, tokens: int) -> Cost:
+    """All layers; equal ones are counted once, and once more where the first owns what the others share, or a loop has
+    some of them. One in a loop is counted with all its turns."""
+    found: dict[tuple[Block, bool, int], tuple[Cost, list[int]]] = {}
+    owned: dict[Block, bool] = {}  # whether a layer before owns what the block shares
+    for depth, block in enumerate(stack.layers()):
+        again, turns = owned.get(block, False), stack.turns_of(depth)
+        if (block, again, turns) not in found:
+            before = len(ctx.shared)
+            place = ctx.at(f"block.{depth}", depth=depth)
+            one = Cost.total({name: shared_cost(branch, place.at(name), tokens) for name, branch in block.items()})
+            found[block, again, turns] = (one.repeated(turns), [])
+            owned[block] = len(ctx.shared) > before or again
+        found[block, again, turns][1].append(depth)
+    parts = {}
+    for one, depths in found.values():
+        label = f"layer (x{len(depths)})" if len(found) == 1 else f"layers {ranges(depths)}"
+        parts[label] = dataclasses.replace(one.times(len(depths)), children={"each": one})
+    if len(found) == 1:
+        ((label, part),) = parts.items()
+        return dataclasses.replace(part, children={label: part.children["each"]})
+    return Cost.total(parts)
