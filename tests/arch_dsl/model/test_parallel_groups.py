@@ -33,10 +33,11 @@ def group(first, second=None, pre=("rmsnorm",)):
 def test_every_branch_takes_its_products_and_no_others(name, example):
     _, module = group({"type": name, **example, "pre": [], "post": ["gate"]})
     hidden = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
-    update = module.update(hidden, Call())
+    call = Call(across={"tokens": torch.arange(8).expand(2, 8), "embeddings": hidden})
+    update = module.update(hidden, call)
     if module.joined:
         module.joined = False
-        assert torch.equal(module.update(hidden, Call()), update)
+        assert torch.equal(module.update(hidden, call), update)
     else:
         assert name in (
             "moe",
