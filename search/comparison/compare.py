@@ -55,14 +55,15 @@ def load_comparison(
     chosen = {t["key"] for selection in select(record, trials) for t in selection.complete.values()}
     found = findings_of(store, record, chosen)
     once = dict.fromkeys(trial["key"] for trial in trials if trial["key"] in chosen)  # a trial may have two rows
-    documents = {key: read_documents(store.trial_folder(key)) for key in once}
+    folders = {key: store.trial_folder(key) for key in once}
+    documents = {key: read_documents(folder) for key, folder in folders.items()}
     states = states_of(trials, store.holder)
     for trial in trials:
         trial["state"] = states[trial["key"]]
         trial["measures"] = found.get(trial["key"], [])
         trial["documents"] = documents.get(trial["key"])
         stands = trial["key"] in chosen and trial["result"]
-        trial["signs"] = signs_of(store.trial_folder(trial["key"]), trial["result"]) if stands else ()
+        trial["signs"] = signs_of(folders[trial["key"]], trial["result"]) if stands else ()
         trial["spent"] = spent.get(trial["key"], None if trial["owner"] == study else 0)
         trial["began"] = began.get(trial["key"])
     comparison = compare(record, trials, [each for told in told_of(record) for each in told.others(store, record)])

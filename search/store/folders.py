@@ -20,7 +20,7 @@ def folder_of(root: Path, key: str) -> Path:
     if not is_key(key):
         told = f"the trial table has a row of {key[:80]!r}, which is no trial's key"
         raise StoreRefused(f"{told}: it was damaged, or made by somebody else")
-    return root / "trials" / key[:2] / key
+    return root.joinpath("trials", key[:2], key)
 
 
 DISPUTED = "disputed"

@@ -198,7 +198,10 @@ class Studies:
         asked = [(name, value) for name, value in (("study", study), ("key", key)) if value is not None]
         where = " AND ".join(["id > 0", *(f"{name} = ?" for name, _ in asked)])
         rows = self._query(f"SELECT * FROM event WHERE {where} ORDER BY id", [value for _, value in asked])
-        return [{**row, "detail": parsed(row["detail"], dict)[0] or {}} for row in rows]
+        details = (
+            {} if row["detail"] == "{}" else parsed(row["detail"], dict)[0] or {} for row in rows
+        )  # most are empty
+        return [{**row, "detail": detail} for row, detail in zip(rows, details, strict=True)]
 
     def began(self, keys: Iterable[str]) -> dict[str, float]:
         """When the trials of these keys were first started (unix s), by whichever study; those that were."""
