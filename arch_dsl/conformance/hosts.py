@@ -41,7 +41,7 @@ CALL = Call(
 Data = dict[str, Any]
 
 # What layers cannot share: it stands once, has parameters from the second layer on, or tells of each layer.
-UNSHARED = ("differential_attention", "dual", "value_residual", "lower_bounded", "moe", "rwkv7")
+UNSHARED = ("differential_attention", "dual", "value_residual", "lower_bounded", "moe", "rwkv7", "slstm")
 ATTENTION: Data = {"type": "attention", "heads": 4, "kv_heads": 2}
 CROSS: Data = {**ATTENTION, "type": "cross_attention"}
 LINEAR: Data = {"type": "linear_attention", "heads": 4, "pre": ["rmsnorm"]}  # cubic: several would overflow

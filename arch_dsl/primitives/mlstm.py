@@ -92,7 +92,7 @@ class MLSTM(LinearAttention):
         },
         {"heads": 2, "decay": "low_rank", "start": 1.0, "documents": True, "value_dim": 6, "pre": ["rmsnorm"]},
         {"heads": 2, "decay": "constant", "zero": ["output"], "scale": 1.0, "sdpa": ["groupnorm", "gate"]},
-    )
+    )  # fmt: skip
     decay: Decay = Sigmoid()
     input_gate: Activation = "identity"
     start: float = 0.0

@@ -23,11 +23,12 @@ LAID_OUT = (
 COMPILED = (
     "headwise_multiply", "elementwise_gelu", "odd_no_weight", "heads_affine", "added_scaled", "turned_normed",
     "opened", "silu", "shifted", "bias_window", "everything", "documents", "blocks", "channels", "delta_decay",
-    "expert_without_rows", "scan_long", "wkv_long", "removing_plain", "loss_rows_everything", "loss_sum_everything",
+    "expert_without_rows", "scan_long", "wkv_long", "removing_plain", "mixing_plain",
+    "loss_rows_everything", "loss_sum_everything",
 )  # fmt: skip
 # The formula walks through time, and capturing unrolls the walk.
-SHORT = ("decay_length_1", "delta_length_1", "scan_length_1", "wkv_length_2", "removing_length_2")
-WALKS = ("linear_recurrence", "selective_scan", "wkv4", "wkv7")
+SHORT = ("decay_length_1", "delta_length_1", "scan_length_1", "wkv_length_2", "removing_length_2", "mixing_length_2")
+WALKS = ("linear_recurrence", "selective_scan", "wkv4", "wkv7", "slstm")
 
 
 @contextmanager
