@@ -14,7 +14,7 @@ from torch import Tensor
 from archlab.kernels import OPS, Op
 
 STRETCH = 16  # tokens that are compiled as one graph; 512 would take half an hour
-SEQUENTIAL = ("linear_recurrence", "selective_scan", "wkv4", "wkv7")
+SEQUENTIAL = ("linear_recurrence", "selective_scan", "wkv4", "wkv7", "slstm")
 
 
 def compiled(op: Op) -> Callable[..., Any]:

@@ -80,16 +80,9 @@ class MLSTM(LinearAttention):
     keys: ClassVar[Literal["hidden", "decay"]] = "hidden"  # type: ignore[misc]
     skip: ClassVar[bool] = False  # type: ignore[misc]
     examples = (
-        {"heads": 2},
-        {
-            "heads": 4,
-            "key_heads": 2,
-            "head_dim": 5,
-            "value_dim": 6,
-            "bias": True,
-            "input_gate": "2 * tanh(x / 2)",
-            "pre": ["rmsnorm"],
-        },
+        {"heads": 2, "pre": ["rmsnorm"]},
+        {"heads": 4, "key_heads": 2, "head_dim": 5, "value_dim": 6, "bias": True, "input_gate": "2 * tanh(x / 2)",
+         "pre": ["rmsnorm"]},
         {"heads": 2, "decay": "low_rank", "start": 1.0, "documents": True, "value_dim": 6, "pre": ["rmsnorm"]},
         {"heads": 2, "decay": "constant", "zero": ["output"], "scale": 1.0, "sdpa": ["groupnorm", "gate"]},
     )  # fmt: skip

@@ -35,7 +35,7 @@ class SLSTM(Sublayer):
     recurrent: ClassVar[bool] = True
     by_layer: ClassVar[bool] = True
     examples = (
-        {"heads": 2},
+        {"heads": 2, "pre": ["rmsnorm"]},
         {"heads": 2, "sdpa": ["groupnorm", "gate"], "pre": ["rmsnorm"], "post": ["gate"]},
     )
     heads: Count

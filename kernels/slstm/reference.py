@@ -39,7 +39,8 @@ def slstm(gates: Tensor, weights: Tensor, state: Tensor | None = None) -> tuple[
         h_t = o_t c_t / n_t
 
     The state is c, n, h and m. c and n are held divided by exp(m_t) with m_t = max(log f_t + m_(t-1), log i_t) (eq. 15
-    to 17), and so n is at least 1. An input gate of -inf writes nothing. States are in at least float32.
+    to 17), and so n is at least 1. Where the input gate is -inf, the state, h with it, stays as it is. States are in at
+    least float32.
     """
     checked(gates, weights, state)
     with torch.autocast(gates.device.type, enabled=False):
@@ -61,7 +62,7 @@ def _step(gates: Tensor, weights: Tensor, held: Tensor) -> Tensor:
     kept, share = (faded - newest).exp(), (write - newest).exp()
     c, n = kept * c + share * cell.tanh(), kept * n + share
     h = read.sigmoid() * c / n.clamp(min=1)  # which is 0 before anything is written
-    return torch.stack([c, n, h, newest], 1)
+    return torch.where(write.isneginf()[:, None], held, torch.stack([c, n, h, newest], 1))
 
 
 def mixed(weights: Tensor, h: Tensor) -> Tensor:

@@ -54,9 +54,11 @@ def _slstm_backward(
         faded = F.logsigmoid(forget) + last_m
         kept, share, fades = (faded - m).exp(), (write - m).exp(), faded > write
         cell, read, written = cell.tanh(), read.sigmoid(), n.clamp(min=1)
+        stays = write.isneginf()
+        kept, read = kept.masked_fill(stays, 1), read.masked_fill(stays, 0)
         to_read = c / written * read * (1 - read)
         to_c, to_n = read / written, -read * c / written.square() * (n >= 1)
-        to_cell, to_forget = share * (1 - cell.square()), (-forget).sigmoid()
+        to_cell, to_forget = share * (1 - cell.square()), (-forget).sigmoid().masked_fill(stays, 0)
         draws = torch.empty_like(own)
         dc, dn, back, dm = (torch.zeros_like(m[:, 0]) for _ in range(4))
         for t in reversed(range(gates.shape[1])):
@@ -67,7 +69,8 @@ def _slstm_backward(
             dm = dm + dstates[:, t, 3] - dwrite - dfaded  # which the larger of the two exponents gets
             dwrite, dm = torch.where(fades[:, t], dwrite, dwrite + dm), torch.where(fades[:, t], dfaded + dm, dfaded)
             draws[:, t] = torch.stack([dc * to_cell[:, t], dwrite, dm * to_forget[:, t], back * to_read[:, t]], 1)
-            dc, dn, back = dc * kept[:, t], dn * kept[:, t], torch.einsum("ghji,bghj->bhi", mixing, draws[:, t])
+            dc, dn = dc * kept[:, t], dn * kept[:, t]
+            back = back * stays[:, t] + torch.einsum("ghji,bghj->bhi", mixing, draws[:, t])
         dweights = torch.einsum("btghj,bthi->ghji", draws, last_h)
         return draws, dweights, torch.stack([dc, dn, back, dm], 1)
 

@@ -100,6 +100,24 @@ def test_gates_of_any_size_give_numbers_and_gradients(form: Any, height: float):
         assert float((a - b).abs().max()) <= 1e-4 * float(b.abs().max())
 
 
+def test_a_closed_input_gate_leaves_the_state_as_it_is_in_both_forms():
+    rng = torch.Generator().manual_seed(2)
+    gates, weights = (torch.randn(*shape, generator=rng).double() for shape in ((1, 12, 4, 2, 3), (4, 2, 3, 3)))
+    closed = torch.zeros(12, dtype=torch.bool)
+    closed[[0, 4, 5, 11]] = True
+    masked = gates.clone()
+    masked[:, closed, 1] = float("-inf")
+    leaves = [masked.requires_grad_(), weights.requires_grad_()]
+    found = {form: form(*leaves) for form in (steps, written_out)}
+    alone, last = steps(gates[:, ~closed], weights)
+    for h, held in found.values():
+        torch.testing.assert_close(h[:, ~closed], alone, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(held, last, rtol=1e-12, atol=1e-12)
+    wanted, ours = (torch.autograd.grad((h.square().sum(), held.square().sum()), leaves) for h, held in found.values())
+    for a, b in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
 def test_gates_start_as_in_its_code():
     module = arch_dsl.compile(model({"type": "slstm", "heads": 3}))
     for depth, layer in enumerate(module.block):
