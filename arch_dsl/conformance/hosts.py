@@ -193,7 +193,7 @@ def model_cases() -> Iterator[Case]:
     factored = {**whole_model(), "n_layers": 3, "overrides": layers, "embedding": {"width": 6, "std": 0.1}}
     yield Case("layers", load(factored), tops, plain=False)
     looped = {**whole_model(), "n_layers": 4, "overrides": {"2": {"block.ffn.width": 20}}}
-    middle = {"turns": 3, "prelude": 1, "coda": 1, "inject": "linear"}
+    middle = {"turns": 3, "prelude": 1, "coda": 1, "inject": "concat"}
     yield Case("loop", load({**looped, "loop": middle}), (*tops, "loop"), plain=False)
     yield Case("encoder_decoder", load(whole_pair()), tops, plain=True)
     pair = whole_pair()

@@ -23,8 +23,8 @@ class Injection(Primitive):
     noun: ClassVar[str] = "injection"
 
 
-@Injection.register("linear")
-class LinearInjection(Injection):
+@Injection.register("concat")
+class Concatenated(Injection):
     """A [h; e] with a linear map A `[d_model, 2 d_model]`: the adapter of Huginn (arXiv:2502.05171, section 3.2).
 
     Huginn draws the h of its first turn at random; here it is 0.
@@ -35,8 +35,8 @@ class LinearInjection(Injection):
         return Cost.product(rows, 2 * ctx.d_model, ctx.d_model).keeping(2 * rows * ctx.d_model)
 
 
-class _LinearInjection(Module, of=LinearInjection):
-    def __init__(self, spec: LinearInjection, ctx: BuildContext) -> None:
+class _Concatenated(Module, of=Concatenated):
+    def __init__(self, spec: Concatenated, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
         self.projection = Linear(2 * ctx.d_model, ctx.d_model, std=ctx.std)
 
@@ -45,11 +45,11 @@ class _LinearInjection(Module, of=LinearInjection):
         return found
 
 
-@Injection.register("add")
-class AddedInjection(Injection):
+@Injection.register("sum")
+class Summed(Injection):
     """h + e, as looped transformers inject their input (arXiv:2311.12424)."""
 
 
-class _AddedInjection(Module, of=AddedInjection):
+class _Summed(Module, of=Summed):
     def forward(self, stream: Tensor, entered: Tensor) -> Tensor:
         return stream + entered

@@ -68,7 +68,7 @@ def _renamed(name: str, owners: dict[str, str]) -> str:
     return name
 
 
-@pytest.mark.parametrize("inject", ["linear", "add"])
+@pytest.mark.parametrize("inject", ["concat", "sum"])
 @pytest.mark.parametrize("n", [0, 3])
 def test_what_entered_the_loop_is_injected_before_each_turn(inject: str, n: int):
     """s_i = R(e, s_(i-1)) of arXiv:2502.05171, section 3, from s_0 = 0."""
@@ -79,7 +79,7 @@ def test_what_entered_the_loop_is_injected_before_each_turn(inject: str, n: int)
     entered = blocks[0](torch.stack([stream] * n, 2) if n else stream, call)
     state = 0 * entered
     for _ in range(3):
-        if inject == "linear":  # the adapter reads first the state, then what entered
+        if inject == "concat":  # the adapter reads first the state, then what entered
             own, others = module.loop.inject.projection.weight.split(16, 1)
             state = state @ own.T + entered @ others.T
         else:
@@ -90,7 +90,7 @@ def test_what_entered_the_loop_is_injected_before_each_turn(inject: str, n: int)
     torch.testing.assert_close(module(TOKENS), expected, rtol=1e-11, atol=1e-11)
 
 
-LOOP = {"turns": 3, "prelude": 1, "coda": 1, "inject": "linear"}
+LOOP = {"turns": 3, "prelude": 1, "coda": 1, "inject": "concat"}
 
 
 def test_decoding_holds_what_each_turn_read():
@@ -134,7 +134,7 @@ def test_maps_back_to_the_stream_start_as_those_of_so_many_layers_as_a_token_pas
     [
         ({"loop": 4}, {"turns": 4}),
         ({"loop.turns": 5}, {**LOOP, "turns": 5}),
-        ({"loop.inject": "add"}, {**LOOP, "inject": "add"}),
+        ({"loop.inject": "sum"}, {**LOOP, "inject": "sum"}),
         ({"loop.inject": "none"}, {"turns": 3, "prelude": 1, "coda": 1}),
         ({"loop": None}, None),
     ],
@@ -153,7 +153,7 @@ def test_an_encoder_and_a_decoder_can_each_have_one():
     encoder = {
         "n_layers": 1,
         "block": {"attention": {"heads": 4, "mask": "full"}},
-        "loop": {"turns": 3, "inject": "add"},
+        "loop": {"turns": 3, "inject": "sum"},
     }
     spec = load({"d_model": 16, "vocab": 19, "max_positions": 12, "encoder": encoder, "decoder": stack})
     module, call = build(spec), Call(source_tokens=TOKENS)
