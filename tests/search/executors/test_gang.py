@@ -149,6 +149,8 @@ REFUSED = {
     ),
     "streams": (PIPELINE, {"streams": "hyper"}, {}, "pipeline: streams: layers hand on more than one stream"),
     "skips": (PIPELINE, {"skips": ["mirror"]}, {}, "pipeline: skips: layers hand on more than one stream"),
+    "loop": (PIPELINE, {"loop": 2}, {}, "pipeline: loop: a layer is applied again after layers that another"),
+    "preactivation": (TENSOR, block(ffn=MLP | {"preactivation": ["canon"]}), {}, "preactivation: short_conv looks at"),
     "shared parts": (
         PIPELINE,
         block({"scores": [{"type": "t5_buckets", "share": "stack"}]}),

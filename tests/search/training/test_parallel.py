@@ -94,6 +94,7 @@ OTHERS = {
     ),
     "several residual streams": ("tensor", {"streams": {"type": "hyper", "n": 2}, "skips": ["mirror", "x0_mix"]}, {}),
     "several residual streams in shards": ("shard", {"streams": "manifold", "skips": ["x0_mix"]}, {}),
+    "looped layers in shards": ("shard", {"loop": {"turns": 2, "inject": "concat"}}, {}),
     "layers that share their parts": (
         "shard",
         {"block": {"attention": {"heads": 4, "scores": [{"type": "t5_buckets", "share": "stack"}]}, "mlp": {}}},
