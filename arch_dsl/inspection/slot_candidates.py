@@ -211,7 +211,7 @@ def _unit(path: str, model: Model) -> str:
 
 def paths(spec: Spec, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The fields of a model with their plain values, by the paths of patches."""
-    for field in fields_of(type(spec)):
+    for field, item in fields_of(type(spec)).items():
         name, value = f"{prefix}{field}", getattr(spec, field)
         if isinstance(value, Stack):
             yield from paths(value, f"{name}.")
@@ -220,7 +220,7 @@ def paths(spec: Spec, prefix: str = "") -> Iterator[tuple[str, Any]]:
                 for inner in fields_of(type(branch)):
                     if inner != "branches":
                         yield ".".join((*where, inner)), _plain(getattr(branch, inner))
-        elif isinstance(value, Spec) and not isinstance(value, Family):
+        elif isinstance(value, Spec) and not isinstance(value, Family) and item.default is not None:
             for inner in fields_of(type(value)):
                 yield f"{name}.{inner}", _plain(getattr(value, inner))
         else:

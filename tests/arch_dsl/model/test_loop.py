@@ -12,6 +12,7 @@ from torch import Tensor
 from archlab import arch_dsl
 from archlab.arch_dsl import Call, SpecError
 from archlab.arch_dsl.compiler.generation import generate
+from archlab.arch_dsl.inspection.slots import slots
 from archlab.arch_dsl.parts.context import State
 from archlab.arch_dsl.parts.watching import Sight, Watch
 from tests.arch_dsl.conformance import TARGETS, TOKENS, build, load
@@ -141,6 +142,13 @@ def test_maps_back_to_the_stream_start_as_those_of_so_many_layers_as_a_token_pas
 )
 def test_patches_change_it(change: dict[str, Any], loop: Any):
     assert arch_dsl.patch(arch_dsl.load(model(4, LOOP)), change) == arch_dsl.load(model(4, loop))
+
+
+def test_a_loop_is_one_slot_between_two_models():
+    plain, looped, longer = (load(model(4, loop)) for loop in (None, LOOP, {**LOOP, "turns": 4}))
+    for before, after in ((plain, looped), (looped, plain), (looped, longer)):
+        (slot,) = slots(before, after)
+        assert slot.name == "loop"
 
 
 def test_without_one_a_model_keeps_its_identity():
