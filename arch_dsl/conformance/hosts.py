@@ -41,7 +41,9 @@ CALL = Call(
 Data = dict[str, Any]
 
 # What layers cannot share: it stands once, has parameters from the second layer on, or tells of each layer.
-UNSHARED = ("differential_attention", "dual", "value_residual", "lower_bounded", "moe", "rwkv7", "slstm")
+UNSHARED = (
+    "differential_attention", "dual", "value_residual", "lower_bounded", "moe", "ngram_embedding", "rwkv7", "slstm",
+)  # fmt: skip
 ATTENTION: Data = {"type": "attention", "heads": 4, "kv_heads": 2}
 CROSS: Data = {**ATTENTION, "type": "cross_attention"}
 LINEAR: Data = {"type": "linear_attention", "heads": 4, "pre": ["rmsnorm"]}  # cubic: several would overflow
@@ -102,7 +104,7 @@ def _carry(x: Data) -> Data:
     ends = x["type"] == "dual"
     places = {} if ends else {"pre": [x], "query": [x], "key": [x], "value": [x]}
     attention = {**ATTENTION, **places, "join": "residual_dual"}
-    return _model({"attention": attention}, final=[x if ends else {"type": "dual"}])
+    return _model({"attention": attention}, embed=[] if ends else [x], final=[x if ends else {"type": "dual"}])
 
 
 def _join(x: Data) -> Data:

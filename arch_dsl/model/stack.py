@@ -41,7 +41,7 @@ class Stack(Spec):
     n_layers: Annotated[int, Range(min=1, max=10_000)]
     block: Block
     overrides: Overrides = added(default=Overrides())
-    embed: tuple[Norm | Position | Scale, ...] = ()
+    embed: tuple[Norm | Carry | Position | Scale, ...] = ()
     final: tuple[Norm | Carry | Scale, ...] = ()
     prompt: Count | None = added(default=None)
     streams: Streams | None = added(default=None)
@@ -135,7 +135,7 @@ def check_stack(stack: Stack, ctx: BuildContext) -> list[Problem]:
 
 def reading(stack: Stack, what: Literal["tokens", "embeddings"]) -> set[str]:
     """The types of its parts that read the tokens beside the stream, or the embeddings that enter the first layer."""
-    parts = (part for block in stack.layers() for _, part in walk(block))
+    parts = (part for _, part in walk((stack.embed, *stack.layers())))
     return {part.type for part in parts if getattr(part, f"reads_{what}", False)}  # type: ignore[attr-defined]
 
 
@@ -174,7 +174,9 @@ class StackModule(nn.Module):
     def add_layers(self, spec: Stack, ctx: BuildContext) -> None:
         """Builds the parts of the stack, in their order."""
         self.prompt = table((spec.prompt, ctx.d_model), normal(ctx.std)) if spec.prompt else None
-        self.embed = build_site(spec.embed, ctx, "embed")
+        parts = (part for block in spec.layers() for _, part in walk(block))
+        self.keeps_documents_apart = any(getattr(part, "documents", False) for part in parts)
+        self.embed = build_site(spec.embed, ctx.where(documents=self.keeps_documents_apart), "embed")
         self.n_streams = 0 if spec.streams is None else spec.streams.n
         places = [ctx.at(f"block.{depth}", depth=depth) for depth in range(spec.n_layers)]
         self.block = nn.ModuleList(_layers(spec, places))
@@ -182,8 +184,6 @@ class StackModule(nn.Module):
         self.loop = LoopModule(spec.loop, spec.n_layers, ctx.at("loop")) if spec.loop else None
         self.final = build_site(spec.final, ctx, "final")
         self._fuse_sums(spec, ctx)
-        parts = (part for block in spec.layers() for _, part in walk(block))
-        self.keeps_documents_apart = any(getattr(part, "documents", False) for part in parts)
         self.reads_tokens, self.reads_embeddings = bool(reading(spec, "tokens")), bool(reading(spec, "embeddings"))
 
     def _fuse_sums(self, spec: Stack, ctx: BuildContext) -> None:
@@ -235,7 +235,7 @@ class StackModule(nn.Module):
         return stream
 
     def _through(self, stream: Tensor, call: Call) -> Tensor:
-        stream = self.embed(stream, call, iter(()))
+        stream = self.embed(stream, call.at_embeddings(), iter(()))
         if self.reads_embeddings:
             call.across["embeddings"] = stream
         if self.n_streams:
