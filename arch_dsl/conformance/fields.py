@@ -106,8 +106,9 @@ def tried(case: Case) -> tuple[set[str], list[str]]:
 
 
 def accepted(case: Case) -> set[str]:
-    """The fields that took another value."""
-    return {_kind(case, where) for where, model in alterations(case) if model != case.model}
+    """The fields that took another value, by their names and by their paths."""
+    changed = [where for where, model in alterations(case) if model != case.model]
+    return {_kind(case, where) for where in changed} | set(changed)
 
 
 def choices(case: Case) -> set[str]:
