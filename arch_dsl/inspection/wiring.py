@@ -122,7 +122,7 @@ class _Wiring:
         starts = self.latents(early, here, at)
         for part in early:
             if part.name not in FIRST and not _of_latent(part):
-                lanes.setdefault(_stem(part.name), []).append(part)
+                lanes.setdefault(_stem(part.name, names), []).append(part)
         for stem, lane in lanes.items():
             start = starts.get(stem, here)
             if core == "scan" and stem != "value":  # Mamba makes the rest of what it scans
@@ -173,8 +173,10 @@ def core_of(parts: list[Part]) -> str | None:
     return next((part.name for part in parts if part.name in CORES), None)
 
 
-def _stem(name: str) -> str:
-    """The lane of a part: `query` of its map, its table and its site."""
+def _stem(name: str, beside: list[str]) -> str:
+    """The lane of a part: `query` of its map, its table and its site. `beside` are the names of all."""
+    if name in ("preactivation", "linear"):
+        return "gate" if name == "preactivation" and "gate_projection" in beside else "input"
     for end in ("_projections", "_projection", "_table"):
         name = name.removesuffix(end)
     return "rank" if name in ("dt", "step") else name

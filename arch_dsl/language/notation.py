@@ -98,7 +98,8 @@ class WordOr:
         """A number or the word, or INVALID."""
         if node.value is None and self.optional:
             return None
-        if isinstance(node.value, str) and node.value.isalpha() and node.value != self.word:
+        wordlike = isinstance(node.value, str) and (node.value.isalpha() or "(" in node.value)
+        if wordlike and node.value != self.word:
             message = f"{unknown(node.value, path.rpartition('.')[2], (self.word,))}, or a number {self.limits}"
             return refuse(problems, path, message, node.mark)
         return self.word if node.value == self.word else parse_value(self.kind, node, path, problems)

@@ -5,61 +5,57 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
-import torch
 from torch import Tensor
 
-from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.formula import function_of
 from archlab.arch_dsl.language.notation import Activation, ProjectionNotation, Projections
 from archlab.arch_dsl.language.spec import added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Branch, Carry, Gate, Norm, Scale, check_sites, site_cost
-from archlab.arch_dsl.parts.layers import Linear, Site
+from archlab.arch_dsl.parts.families import Branch, Carry, Gate, Norm, Scale, site_cost
+from archlab.arch_dsl.parts.layers import Linear, Site, writing
 from archlab.arch_dsl.parts.saved_for_backward import kept_of
 from archlab.arch_dsl.primitives.branch import SublayerModule, Widened, linear, projections_of
 from archlab.kernels.activations import ACTIVATIONS
 
 
 class FeedForward(Widened):
-    """What both feed-forward branches share: a hidden `width`, an activation, and the sites `preactivation` on what the
-    activation reads (of a gated one also what it gates, one beside the other) and `inner` on the hidden.
+    """What both feed-forward branches share: a hidden `width`, an activation, and the site `inner` on the hidden.
 
-    Of the linear maps named in `bias` each has one; those named in `zero` start at zero. With a `short_conv` and a gate
-    at `inner` a `glu` is a gated short convolution (the code of LFM2, arXiv:2511.23404). A `canon` at `preactivation`
-    is Canon-D (arXiv:2512.17351).
+    Of the linear maps named in `bias` each has one; those named in `zero` start at zero. The site `preactivation`
+    acts on what the activation reads, `linear` of a `glu` on the factor without one; a `canon` at both is Canon-D
+    (arXiv:2512.17351). With a `short_conv` and a gate at `inner` a `glu` is a gated short convolution (the code of
+    LFM2, arXiv:2511.23404).
     """
 
+    order: ClassVar[tuple[str, ...]] = (
+        "pre", "post", "join", "width", "activation", "bias", "zero", "preactivation", "linear", "inner",
+    )  # fmt: skip
     activation: Activation = "gelu"
     bias: Projections = False
     zero: Projections = added(default=False)
-    preactivation: tuple[Carry, ...] = added(default=())
+    preactivation: tuple[Norm | Scale | Carry, ...] = added(default=())
     inner: tuple[Norm | Scale | Carry | Gate, ...] = ()
     inputs: ClassVar[tuple[str, ...]] = ()
+    sites: ClassVar[tuple[str, ...]] = ("preactivation",)  # of what the maps of the input give
 
     def cost(self, ctx: BuildContext, tokens: int) -> Cost:
         width = self.width or self.default_width(ctx.d_model)
         parts = {f"{name}_projection": self.map_cost(name, tokens, ctx.d_model, width) for name in self.inputs}
         first = f"{self.inputs[0]}_projection"
         parts[first] = parts[first].keeping(self.read(ctx, tokens))
+        for name in self.sites:
+            parts[name] = site_cost(getattr(self, name), self.inside(ctx), name, tokens)
         hidden, gated = tokens * width, len(self.inputs) == 2
-        parts["preactivation"] = site_cost(self.preactivation, self.before(ctx), "preactivation", tokens)
         own, _ = kept_of(self.activation)
         parts["activation"] = Cost(activations=(own + 2 * gated) * hidden)  # a gate keeps both of its factors
         parts["inner"] = site_cost(self.inner, self.inside(ctx), "inner", tokens)
         parts["output_projection"] = self.map_cost("output", tokens, width, ctx.d_model, hidden)
         return Cost.total(self.outer_cost(ctx, tokens) | parts)
 
-    def before(self, ctx: BuildContext) -> BuildContext:
-        """The context of what all input maps give, one beside the other `[batch, time, inputs width]`."""
-        inside = self.inside(ctx)
-        return inside.where(width=len(self.inputs) * inside.width)
-
-    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
-        return super().check(ctx, path) + check_sites(self, {"preactivation": self.before(ctx)}, path)
-
 
 class _FeedForward(SublayerModule):
     preactivation: Site
+    linear: Site
 
     def __init__(self, spec: FeedForward, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
@@ -68,21 +64,12 @@ class _FeedForward(SublayerModule):
             own = linear(spec, name, ctx.d_model, spec.width, ctx.std * ctx.gain)
             self.add_module(f"{name}_projection", own)
         self.inputs = spec.inputs
-        self.add_sites(spec, {"preactivation": spec.before(ctx), "inner": spec.inside(ctx)})
-        self.mixed = bool(spec.preactivation)
-        self.output_projection = linear(spec, "output", spec.width, ctx.d_model, ctx.residual_std)
+        self.add_sites(spec, dict.fromkeys((*spec.sites, "inner"), spec.inside(ctx)))
+        self.output_projection = writing(linear(spec, "output", spec.width, ctx.d_model, ctx.residual_std))
 
     def reads(self) -> list[Linear]:
         own: list[Linear] = [self.get_submodule(f"{name}_projection") for name in self.inputs]  # type: ignore[misc]
-        return [*own, *projections_of(self.preactivation), *projections_of(self.inner)]
-
-    def preactivations(self, products: Iterator[Tensor], call: Call) -> list[Tensor]:
-        """What the input maps give the activation, each `[batch, time, width]`."""
-        own = [next(products) for _ in self.inputs]
-        if not self.mixed:
-            return own
-        both: Tensor = self.preactivation(torch.cat(own, -1), call, products)
-        return list(both.chunk(len(own), -1))
+        return [*own, *projections_of(self.inner)]
 
     def finish(self, hidden: Tensor, products: Iterator[Tensor], call: Call) -> Tensor:
         """The update from the hidden activations `[batch, time, width]`."""
@@ -96,7 +83,7 @@ class MLP(FeedForward):
     bias: Annotated[Projections, ProjectionNotation("input", "output")] = False
     zero: Annotated[Projections, ProjectionNotation("input", "output")] = added(default=False)
     inputs: ClassVar[tuple[str, ...]] = ("input",)
-    examples = ({}, {"width": 20, "bias": True, "activation": "relu2"}, {"width": 20, "preactivation": ["canon"]})
+    examples = ({}, {"width": 20, "bias": True, "activation": "relu2"})
 
     def default_width(self, d_model: int) -> int:
         return 4 * d_model
@@ -108,8 +95,7 @@ class _MLP(_FeedForward, of=MLP):
         self.activation = function_of(spec.activation)
 
     def transform(self, products: Iterator[Tensor], call: Call) -> Tensor:
-        (value,) = self.preactivations(products, call)
-        return self.finish(self.activation(value), products, call)
+        return self.finish(self.activation(self.preactivation(next(products), call, products)), products, call)
 
 
 @Branch.register("glu")
@@ -123,12 +109,13 @@ class GLU(FeedForward):
     activation: Activation = "silu"
     bias: Annotated[Projections, ProjectionNotation("gate", "input", "output")] = False
     zero: Annotated[Projections, ProjectionNotation("gate", "input", "output")] = added(default=False)
+    linear: tuple[Norm | Scale | Carry, ...] = added(default=())
     inputs: ClassVar[tuple[str, ...]] = ("gate", "input")
+    sites: ClassVar[tuple[str, ...]] = ("preactivation", "linear")
     examples = (
         {},
         {"width": 20, "bias": True, "activation": "gelu"},
         {"width": 20, "activation": "identity", "inner": ["short_conv", {"type": "gate", "activation": "identity"}]},
-        {"width": 20, "preactivation": ["canon"]},
     )
 
     def default_width(self, d_model: int) -> int:
@@ -143,7 +130,7 @@ class _GLU(_FeedForward, of=GLU):
         self.glu = ctx.select("glu", activation=spec.activation if named else "function")
 
     def transform(self, products: Iterator[Tensor], call: Call) -> Tensor:
-        gate, value = self.preactivations(products, call)
+        gate, value = (site(next(products), call, products) for site in (self.preactivation, self.linear))
         return self.finish(self.glu(gate, value, self.activation), products, call)
 
 

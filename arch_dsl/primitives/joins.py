@@ -8,10 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from archlab.arch_dsl.language.errors import Problem
+from archlab.arch_dsl.language.spec import Positive
 from archlab.arch_dsl.parts import fused
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Join, Module, Norm, build_shared, check_part, shared_cost
 from archlab.arch_dsl.parts.layers import Linear
+from archlab.arch_dsl.parts.learned_vector import OVER_ROOT, LearnedVector, StartOfParameter, number
+from archlab.arch_dsl.primitives.lengths import unit
 from archlab.arch_dsl.primitives.norms import RMSNorm
 
 
@@ -70,6 +73,39 @@ class _Highway(Module, of=Highway):
     def forward(self, stream: Tensor, update: Tensor, call: Call) -> Tensor:
         gate: Tensor = self.gate(stream).sigmoid()
         return stream + gate * (update - stream)
+
+
+@Join.register("nlerp")
+class NLerp(Join):
+    """norm(h + |a| (norm(update) - h)) with h = norm(stream) and norm(x) = x / sqrt(sum(x^2) + eps): a step on the unit
+    sphere towards the update, of a learned size a for each channel: nGPT (arXiv:2410.01131, eq. 10 and 11).
+
+    Normalised linear interpolation, in the place of the spherical one. a starts at `init`, its parameter at `scale`, as
+    in `learned_scale`. As in the authors' code the size is |a|, and the stream is normed too: all but the first one, of
+    embeddings, is so already.
+    """
+
+    examples = ({}, {"scale": 0.5, "eps": 0.01})
+
+    init: Positive = 0.05
+    scale: StartOfParameter = OVER_ROOT
+    eps: Positive = 1e-8
+
+    def cost(self, ctx: BuildContext, tokens: int) -> Cost:
+        # The update, its way from the stream, the sum before its norm, three lengths; the steps and their sizes.
+        return Cost(parameters=ctx.width, activations=tokens * (3 * ctx.width + 3) + 2 * ctx.width)
+
+
+class _NLerp(Module, of=NLerp):
+    def __init__(self, spec: NLerp, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
+        self.step = LearnedVector((ctx.width,), spec.init, number(spec.scale, ctx))
+        self.eps = spec.eps
+
+    def forward(self, stream: Tensor, update: Tensor, call: Call) -> Tensor:
+        h = unit(stream, self.eps)
+        moved = h + self.step().abs() * (unit(update, self.eps) - h)
+        return unit(moved, self.eps).to(stream.dtype)
 
 
 class NormJoin(Join):

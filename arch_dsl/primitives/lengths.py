@@ -49,9 +49,13 @@ class _Length(Module, of=L2):
         self.eps, self.dims = spec.eps, (-2, -1) if spec.over == "heads" else (-1,)
 
     def forward(self, x: Tensor, call: Call) -> Tensor:
-        wide = at_least_float32(x)
-        normed = wide * torch.rsqrt(wide.square().sum(self.dims, keepdim=True) + self.eps)
-        return affine(normed, self.length).to(x.dtype)
+        return affine(unit(x, self.eps, self.dims), self.length).to(x.dtype)
+
+
+def unit(x: Tensor, eps: float, dims: tuple[int, ...] = (-1,)) -> Tensor:
+    """x / sqrt(sum(x^2) + eps), in float32 at least."""
+    wide = at_least_float32(x)
+    return wide * torch.rsqrt(wide.square().sum(dims, keepdim=True) + eps)
 
 
 @Norm.register("dynamic_tanh")

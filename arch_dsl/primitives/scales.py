@@ -1,7 +1,8 @@
-"""Scales: every element by a fixed factor, or through a cap."""
+"""Scales: every element by a fixed or a learned factor, or through a cap."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
@@ -9,9 +10,10 @@ import torch
 from torch import Tensor
 
 from archlab.arch_dsl.language.notation import Activation
-from archlab.arch_dsl.language.spec import Positive
+from archlab.arch_dsl.language.spec import Count, Positive
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Elementwise, Module, Scale, Score
+from archlab.arch_dsl.parts.learned_vector import LearnedVector, StartOfParameter, StartOfVector, number
 from archlab.arch_dsl.parts.saved_for_backward import kept_of
 
 
@@ -61,6 +63,46 @@ class DepthScale(Scale):
     def wrong(self, ctx: BuildContext) -> Iterator[tuple[str, str]]:
         if ctx.site in ("embed", "final", "logits"):
             yield "", f"depth_scale needs the depth of a layer, and {ctx.site} is in none"
+
+
+@Scale.register("learned_scale")
+class LearnedScale(Scale):
+    """y = x * s^power with a learned s for each channel, of each head where there are heads, of each token's logit at
+    `logits`. s starts at `init`: nGPT (arXiv:2410.01131, section 2.5).
+
+    The parameter is s scale / init, so it starts at `scale`: an optimizer that moves it by its learning rate, as Adam
+    does, moves s by init / scale times that. nGPT's s_z is `scale: 1/sqrt(d_model)` at `logits` (eq. 3); its s_u is one
+    at the site `linear` of a `glu`, and s_v sqrt(d_model) one at `preactivation` with `init: sqrt(d_model)` (eq. 20 and
+    21). Its s_qk, which queries and keys share (eq. 15 and 16), is `power: 2` at `query` alone, after the rotation.
+    """
+
+    examples = ({"scale": 0.5}, {"init": 2.0, "power": 2})
+
+    init: StartOfVector = 1.0
+    scale: StartOfParameter = 1.0
+    power: Count = 1
+
+    def shape(self, ctx: BuildContext) -> tuple[int, ...]:
+        """That of s."""
+        if ctx.site == "logits":
+            return (ctx.vocab,)
+        return (ctx.width,) if ctx.heads is None else (ctx.heads, ctx.width)
+
+    def cost(self, ctx: BuildContext, tokens: int) -> Cost:
+        count = math.prod(self.shape(ctx))
+        kept = tokens * ctx.vocab if ctx.site == "logits" else ctx.elements(tokens)
+        return Cost(parameters=count, activations=kept + (1 if self.power == 1 else 2) * count)  # s and its power too
+
+
+class _LearnedScale(Module, of=LearnedScale):
+    def __init__(self, spec: LearnedScale, ctx: BuildContext) -> None:
+        super().__init__(spec, ctx)
+        self.learned = LearnedVector(spec.shape(ctx), number(spec.init, ctx), number(spec.scale, ctx))
+        self.power = spec.power
+
+    def forward(self, x: Tensor, call: Call) -> Tensor:
+        factor: Tensor = self.learned()
+        return x * (factor if self.power == 1 else factor.pow(self.power)).to(x.dtype)
 
 
 @Scale.register("feature_map")
