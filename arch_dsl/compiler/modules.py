@@ -13,12 +13,13 @@ from torch.utils.checkpoint import checkpoint
 
 from archlab import kernels
 from archlab.arch_dsl.model import model as models
+from archlab.arch_dsl.model.constraint import Constrained
 from archlab.arch_dsl.model.model import DecoderModel, EncoderDecoderModel, Model, resolve
 from archlab.arch_dsl.model.prediction import wanted
 from archlab.arch_dsl.model.stack import StackModule
 from archlab.arch_dsl.parts.context import BuildContext, Call, NodeChoice
 from archlab.arch_dsl.parts.families import build_site
-from archlab.arch_dsl.parts.layers import Linear, constant, initialize, normal, parameter, table
+from archlab.arch_dsl.parts.layers import Linear, constant, initialize, normal, parameter, table, writing
 from archlab.arch_dsl.primitives.scales import logit_form
 from archlab.kernels.activations import at_least_float32
 from archlab.kernels.op import forced
@@ -26,7 +27,7 @@ from archlab.kernels.op import forced
 CUDA_CHUNKS = 4  # times LOSS_CHUNK on a GPU: gradients of the table are added up once for each chunk
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(Constrained):
     """What both kinds of model share: a table of tokens at the input, logits and their loss at the output.
 
     `choices` says which implementation every node got, and why. `separator` is the token that opens a document, for
@@ -40,7 +41,7 @@ class LanguageModel(nn.Module):
         """Builds the table of tokens."""
         width = spec.embedding.width
         self.embedding = table((ctx.vocab, width or spec.d_model), normal(spec.embedding.std or ctx.std))
-        self.embedding_projection = Linear(width, spec.d_model, std=ctx.std) if width else None
+        self.embedding_projection = writing(Linear(width, spec.d_model, std=ctx.std)) if width else None
 
     def add_output(self, spec: Model, ctx: BuildContext) -> None:
         """Builds the map to logits."""
@@ -237,7 +238,7 @@ class EncoderDecoder(LanguageModel):
         if not spec.embedding.shared:
             width = spec.embedding.width
             self.source_embedding = table(self.embedding.shape, normal(spec.embedding.std or ctx.std))
-            self.source_projection = Linear(width, spec.d_model, std=ctx.std) if width else None
+            self.source_projection = writing(Linear(width, spec.d_model, std=ctx.std)) if width else None
         self.encoder = StackModule(spec.encoder, spec.place(ctx, "encoder"))
         self.decoder = StackModule(spec.decoder, spec.place(ctx, "decoder"))
         self.add_output(spec, ctx)
@@ -292,10 +293,10 @@ class EncoderDecoder(LanguageModel):
 
 def build(spec: Model, ctx: BuildContext) -> LanguageModel:
     """The module of a resolved spec, its parameters not initialised."""
-    if isinstance(spec, EncoderDecoderModel):
-        return EncoderDecoder(spec, ctx)
-    assert isinstance(spec, DecoderModel)
-    return Decoder(spec, ctx)
+    assert isinstance(spec, DecoderModel | EncoderDecoderModel)
+    model = EncoderDecoder(spec, ctx) if isinstance(spec, EncoderDecoderModel) else Decoder(spec, ctx)
+    model.mark_constrained(spec.constraint, spec.d_model)
+    return model
 
 
 def stored(module: nn.Module) -> dict[str, Tensor]:
@@ -327,6 +328,7 @@ def compile(
             warnings.warn(message, SlowerKernel, stacklevel=2)
     factors = spec.init.factors([name for name, _ in model.named_parameters()]) if spec.init.groups else {}
     initialize(model, seed, factors)
+    model.constrain()
     return model.to(device)
 
 

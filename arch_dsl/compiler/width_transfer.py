@@ -60,6 +60,9 @@ def transferred(model: Model, base: Model) -> Transfer:
     init = model.init.replace(std=base.context().std, groups=(*model.init.groups, *groups))
     if model.init.residual == "wang":
         raise SpecError.of("init.residual", "wang follows the width by a rule of its own; take another one to transfer")
+    if model.constraint is not None:
+        message = f"{model.constraint.type} sets the size of weights itself, which transfer has follow the width"
+        raise SpecError.of("constraint", message)
     changed = apply(model.replace(init=init), _attention(model, base))
     for name, stack in changed.stacks().items():
         # Factors that follow the width (Gemma's root) stay as they are in the base.

@@ -33,6 +33,8 @@ def tree(model: Model, tokens: int = 1024) -> list[Line]:
     stacks = model.stacks()
     depths = ", ".join(f"{name or 'n_layers'} {stack.n_layers}" for name, stack in stacks.items())
     summary = f"d_model {model.d_model}, {depths}, vocab {model.vocab}"
+    if model.constraint is not None:
+        summary += f", constraint {brief_text(canonical(model.constraint, brief=True))}"
     lines = [Line(0, "model", summary, "", total)]
     width = model.embedding.width
     table = f"table [{model.vocab}, {width or model.d_model}]" + (f", then to {model.d_model}" if width else "")
@@ -164,7 +166,7 @@ def _shape(branch: Any, part: str) -> str:
         return "" if None in grids[part] else f"[B,T,{grids[part][0]},{grids[part][1]}]"
     if part in ("scores", "attend"):
         return f"[B,{heads},T,T]"
-    if part in ("activation", "inner") and hasattr(branch, "width"):
+    if part in ("activation", "preactivation", "linear", "inner") and hasattr(branch, "width"):
         return f"[B,T,{branch.width}]"
     if part == "preactivation":
         return f"[B,T,{len(branch.inputs) * branch.width}]"

@@ -14,6 +14,7 @@ from archlab.arch_dsl.language.parse import parse_record, refuse
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import Count, NotNegative, Positive, Spec, added, walk
 from archlab.arch_dsl.model import rules
+from archlab.arch_dsl.model.constraint import Constraint
 from archlab.arch_dsl.model.initial_values import Init, residual_std
 from archlab.arch_dsl.model.prediction import Prediction
 from archlab.arch_dsl.model.stack import Stack, check_ends, check_stack, resolved_stack
@@ -60,7 +61,8 @@ class Unembedding(Spec):
 class Model(Spec):
     """A language model. What is None is derived: `vocab` from the tokenizer, positions from the recipe.
 
-    It has one stack (`DecoderModel`), or an `encoder` and a `decoder` (`EncoderDecoderModel`).
+    It has one stack (`DecoderModel`), or an `encoder` and a `decoder` (`EncoderDecoderModel`). A `constraint` is what
+    weights are put back to after every optimizer step.
     """
 
     title: ClassVar[str] = "model"
@@ -70,6 +72,7 @@ class Model(Spec):
     embedding: Embedding = added(default=Embedding())
     unembedding: Unembedding = Unembedding()
     logits: tuple[Scale, ...] = added(default=())
+    constraint: Constraint | None = added(default=None)
     init: Init = Init()
     readers: ClassVar[dict[str, Reader]] = {}
 

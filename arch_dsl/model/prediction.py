@@ -17,7 +17,7 @@ from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.arch_dsl.language.spec import Family, Positive, Range, walk
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import build_site, site_cost
-from archlab.arch_dsl.parts.layers import Linear
+from archlab.arch_dsl.parts.layers import Linear, writing
 from archlab.arch_dsl.primitives.norms import RMSNorm
 from archlab.arch_dsl.tree.block import Block, Branches
 
@@ -178,7 +178,7 @@ class _Module(nn.Module):
     def __init__(self, block: Block, ctx: BuildContext) -> None:
         super().__init__()
         self.hidden, self.token = (build_site(_NORM, ctx, name) for name in ("hidden", "token"))
-        self.projection = Linear(2 * ctx.d_model, ctx.d_model, std=ctx.std)
+        self.projection = writing(Linear(2 * ctx.d_model, ctx.d_model, std=ctx.std))
         self.block = Branches(block, ctx)
 
     def forward(self, stream: Tensor, embedded: Tensor, call: Call) -> Tensor:

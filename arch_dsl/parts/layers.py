@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -112,7 +113,7 @@ def _seed_at(seed: int, path: str) -> int:
 
 
 class Stepped(nn.Module):
-    """A module with buffers that move after an optimizer step, without a gradient."""
+    """A module with buffers or parameters that move after an optimizer step, without a gradient."""
 
     def after_step(self, measures: Mapping[str, Tensor]) -> None:
         """Called by training when a step is done, with the sums of the measures of the step's micro-batches."""
@@ -137,6 +138,15 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight, self.bias)
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def writing(item: M) -> M:
+    """The same linear map, known as one whose outputs are channels of the stream (model/constraint.py)."""
+    item.weight.writes = True  # type: ignore[union-attr]
+    return item
 
 
 class Itself(nn.Module):

@@ -12,7 +12,7 @@ from archlab.arch_dsl.language.formula import function_of
 from archlab.arch_dsl.language.notation import Activation, ProjectionNotation, Projections, chosen
 from archlab.arch_dsl.language.spec import Count, Range
 from archlab.arch_dsl.parts.context import BuildContext, Cost
-from archlab.arch_dsl.parts.layers import Linear, constant, normal, parameter, undecayed
+from archlab.arch_dsl.parts.layers import Linear, constant, normal, parameter, undecayed, writing
 from archlab.arch_dsl.parts.saved_for_backward import kept_of
 from archlab.arch_dsl.primitives.branch import Sublayer
 from archlab.arch_dsl.primitives.feedforward import GLU, MLP
@@ -131,7 +131,7 @@ class Experts(nn.Module):
             self.add_module(f"{name}_projection", maps)
         self.hidden = _Hidden(spec, ctx)
         bias, place = chosen(spec.bias, "output"), ctx.at("output_projection")
-        self.output_projection = _Maps(spec.experts, spec.width, ctx.d_model, ctx.residual_std, bias, place)
+        self.output_projection = writing(_Maps(spec.experts, spec.width, ctx.d_model, ctx.residual_std, bias, place))
 
     def forward(self, rows: Tensor, ends: Tensor, owner: Tensor) -> Tensor:
         kind = rows.device.type
@@ -152,7 +152,7 @@ class SharedExpert(nn.Module):
             self.add_module(f"{name}_projection", linear)
         self.hidden = _Hidden(spec, ctx)
         bias = chosen(spec.bias, "output")
-        self.output_projection = Linear(spec.shared, ctx.d_model, std=ctx.residual_std, bias=bias)
+        self.output_projection = writing(Linear(spec.shared, ctx.d_model, std=ctx.residual_std, bias=bias))
         self.gate = Linear(ctx.d_model, 1, std=ctx.std) if spec.shared_gate else None
 
     def reads(self) -> list[Linear]:

@@ -63,13 +63,13 @@ class _FeedForward(SublayerModule):
         for name in spec.inputs:
             own = linear(spec, name, ctx.d_model, spec.width, ctx.std * ctx.gain)
             self.add_module(f"{name}_projection", own)
-        self.inputs = spec.inputs
+        self.inputs, self.sites = spec.inputs, spec.sites
         self.add_sites(spec, dict.fromkeys((*spec.sites, "inner"), spec.inside(ctx)))
         self.output_projection = writing(linear(spec, "output", spec.width, ctx.d_model, ctx.residual_std))
 
     def reads(self) -> list[Linear]:
         own: list[Linear] = [self.get_submodule(f"{name}_projection") for name in self.inputs]  # type: ignore[misc]
-        return [*own, *projections_of(self.inner)]
+        return [*own, *projections_of(*(getattr(self, name) for name in self.sites), self.inner)]
 
     def finish(self, hidden: Tensor, products: Iterator[Tensor], call: Call) -> Tensor:
         """The update from the hidden activations `[batch, time, width]`."""
@@ -83,7 +83,7 @@ class MLP(FeedForward):
     bias: Annotated[Projections, ProjectionNotation("input", "output")] = False
     zero: Annotated[Projections, ProjectionNotation("input", "output")] = added(default=False)
     inputs: ClassVar[tuple[str, ...]] = ("input",)
-    examples = ({}, {"width": 20, "bias": True, "activation": "relu2"})
+    examples = ({}, {"width": 20, "bias": True, "activation": "relu2"}, {"width": 20, "preactivation": ["canon"]})
 
     def default_width(self, d_model: int) -> int:
         return 4 * d_model
@@ -116,6 +116,7 @@ class GLU(FeedForward):
         {},
         {"width": 20, "bias": True, "activation": "gelu"},
         {"width": 20, "activation": "identity", "inner": ["short_conv", {"type": "gate", "activation": "identity"}]},
+        {"width": 20, "preactivation": ["canon"], "linear": ["canon"]},
     )
 
     def default_width(self, d_model: int) -> int:
@@ -130,7 +131,8 @@ class _GLU(_FeedForward, of=GLU):
         self.glu = ctx.select("glu", activation=spec.activation if named else "function")
 
     def transform(self, products: Iterator[Tensor], call: Call) -> Tensor:
-        gate, value = (site(next(products), call, products) for site in (self.preactivation, self.linear))
+        gate, value = next(products), next(products)
+        gate, value = self.preactivation(gate, call, products), self.linear(value, call, products)
         return self.finish(self.glu(gate, value, self.activation), products, call)
 
 

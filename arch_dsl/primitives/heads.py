@@ -13,7 +13,7 @@ from archlab.arch_dsl.language.spec import Count, Positive, added
 from archlab.arch_dsl.parts import fused
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Score, build_shared, check_sites, site_cost
-from archlab.arch_dsl.parts.layers import Linear, has_projection
+from archlab.arch_dsl.parts.layers import Linear, has_projection, writing
 from archlab.arch_dsl.primitives.branch import Headed, SublayerModule, linear
 from archlab.kernels.attention import WIDEST, Pattern
 
@@ -171,7 +171,7 @@ class MultiHeadModule(SublayerModule):
         self.query_projection = linear(spec, "query", read["query"], width["query"], ctx.std)
         self.key_projection = linear(spec, "key", read["key"], width["key"], ctx.std)
         self.value_projection = linear(spec, "value", read["value"], width["value"], ctx.std * ctx.gain)
-        self.output_projection = linear(spec, "output", width["output"], ctx.d_model, ctx.residual_std)
+        self.output_projection = writing(linear(spec, "output", width["output"], ctx.d_model, ctx.residual_std))
         self.add_sites(spec, places)
         self.scores = Scores(spec.scores, own)
         dense = getattr(spec, "memory", None) is not None

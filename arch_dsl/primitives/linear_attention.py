@@ -16,7 +16,7 @@ from archlab.arch_dsl.language.notation import Activation, ProjectionNotation, P
 from archlab.arch_dsl.language.spec import Count, Positive
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Branch, Decay, build_shared, check_part, check_sites, shared_cost, site_cost
-from archlab.arch_dsl.parts.layers import Linear, constant, parameter
+from archlab.arch_dsl.parts.layers import Linear, constant, parameter, writing
 from archlab.arch_dsl.parts.saved_for_backward import kept_by, kept_of
 from archlab.arch_dsl.parts.state import opens_document
 from archlab.arch_dsl.primitives.branch import Headed, SublayerModule, linear, projections_of
@@ -248,7 +248,7 @@ class _LinearAttention(SublayerModule, of=LinearAttention):
         self.key_projection = linear(spec, "key", ctx.d_model, width["key"], ctx.std) if spec.keys == "hidden" else None
         self.value_projection = linear(spec, "value", ctx.d_model, width["value"], ctx.std * ctx.gain)
         self.beta_projection = Linear(ctx.d_model, sizes.heads, std=ctx.std) if spec.rule == "delta" else None
-        self.output_projection = linear(spec, "output", width["value"], ctx.d_model, ctx.residual_std)
+        self.output_projection = writing(linear(spec, "output", width["value"], ctx.d_model, ctx.residual_std))
         self.decay = build_shared(spec.decay, decay) if spec.decay is not None else None
         self.add_sites(spec, {"query": keys, "key": keys, "value": values, "sdpa": values})
         self.skip = parameter((sizes.heads,), constant(1.0)) if spec.skip else None

@@ -13,7 +13,7 @@ from archlab.arch_dsl.language.formula import function_of
 from archlab.arch_dsl.language.notation import Activation, ProjectionNotation, Projections
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Branch, Gate, Norm, Scale, site_cost
-from archlab.arch_dsl.parts.layers import Initializer, parameter
+from archlab.arch_dsl.parts.layers import Initializer, parameter, writing
 from archlab.arch_dsl.parts.saved_for_backward import kept_of
 from archlab.arch_dsl.parts.state import shifted
 from archlab.arch_dsl.primitives.branch import SublayerModule, Widened, linear
@@ -85,7 +85,7 @@ class _RWKV4(_MixModule, of=RWKV4):
         self.receptance_projection = linear(spec, "receptance", ctx.d_model, width, ctx.std)
         self.key_projection = linear(spec, "key", ctx.d_model, width, ctx.std)
         self.value_projection = linear(spec, "value", ctx.d_model, width, ctx.std * ctx.gain)
-        self.output_projection = linear(spec, "output", width, ctx.d_model, ctx.residual_std)
+        self.output_projection = writing(linear(spec, "output", width, ctx.d_model, ctx.residual_std))
         self.time_mix_receptance = parameter((ctx.d_model,), share(ctx.d_model, left / 2))
         self.time_mix_key = parameter((ctx.d_model,), share(ctx.d_model, left))
         self.time_mix_value = parameter((ctx.d_model,), share(ctx.d_model, left, 0.3 * last))
@@ -153,7 +153,7 @@ class _ChannelMix(_MixModule, of=ChannelMix):
         left = 1 - ctx.depth / ctx.n_layers
         self.receptance_projection = linear(spec, "receptance", ctx.d_model, ctx.d_model, ctx.std)
         self.key_projection = linear(spec, "key", ctx.d_model, width, ctx.std * ctx.gain)
-        self.value_projection = linear(spec, "value", width, ctx.d_model, ctx.residual_std)
+        self.value_projection = writing(linear(spec, "value", width, ctx.d_model, ctx.residual_std))
         self.mix_receptance = parameter((ctx.d_model,), share(ctx.d_model, left))
         self.mix_key = parameter((ctx.d_model,), share(ctx.d_model, left))
         self.activation = function_of(spec.activation)

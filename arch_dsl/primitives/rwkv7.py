@@ -17,7 +17,7 @@ from archlab.arch_dsl.language.notation import ProjectionNotation, Projections
 from archlab.arch_dsl.language.spec import Count, Range
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Branch, Gate, Norm, Scale, check_sites, place_of, site_cost
-from archlab.arch_dsl.parts.layers import Initializer, Linear, constant, parameter, undecayed
+from archlab.arch_dsl.parts.layers import Initializer, Linear, constant, parameter, undecayed, writing
 from archlab.arch_dsl.parts.saved_for_backward import kept_by
 from archlab.arch_dsl.parts.state import shifted
 from archlab.arch_dsl.primitives.branch import Sublayer, SublayerModule, linear
@@ -224,7 +224,7 @@ class _RWKV7(SublayerModule, of=RWKV7):
         self.receptance_projection = linear(spec, "receptance", width, width, ctx.std)
         self.key_projection = linear(spec, "key", width, width, ctx.std)
         self.value_projection = linear(spec, "value", width, width, ctx.std * ctx.gain)
-        self.output_projection = linear(spec, "output", width, width, ctx.residual_std)
+        self.output_projection = writing(linear(spec, "output", width, width, ctx.residual_std))
         self.receptance_share, self.key_share, self.value_share = (_mix(ctx, name) for name in NAMES[:3])
         spans = {name: spec.head_dim if getattr(spec, name) == "channel" else 1 for name in ("decay", "rate")}
         decays, rates = _decays(ctx, spans["decay"]), _rates(spans["rate"])

@@ -14,7 +14,7 @@ from archlab.arch_dsl.language.notation import ProjectionNotation, Projections
 from archlab.arch_dsl.language.spec import Count, Positive, added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Branch, Carry, Gate, Norm, Scale, check_sites, site_cost
-from archlab.arch_dsl.parts.layers import Linear, Site, constant, parameter, steps, undecayed, uniform
+from archlab.arch_dsl.parts.layers import Linear, Site, constant, parameter, steps, undecayed, uniform, writing
 from archlab.arch_dsl.primitives.branch import Sublayer, SublayerModule, linear, projections_of
 from archlab.kernels.selective_scan import state_class
 from archlab.kernels.selective_scan.torch_ops import CHUNK
@@ -127,7 +127,7 @@ class _SelectiveScan(SublayerModule, of=SelectiveScan):
         bound = spec.dt_rank**-0.5
         self.step_weight = parameter((channels, spec.dt_rank), uniform(-bound, bound))
         self.step_bias = parameter((channels,), steps(spec.dt_min, spec.dt_max))
-        self.output_projection = linear(spec, "output", channels, ctx.d_model, ctx.residual_std)
+        self.output_projection = writing(linear(spec, "output", channels, ctx.d_model, ctx.residual_std))
         self.log_a = undecayed((channels, spec.state), _count_up)
         self.skip = parameter((channels,), constant(1.0)) if spec.skip else None
         self.add_sites(spec, places)

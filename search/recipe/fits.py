@@ -1,4 +1,4 @@
-"""Which objectives a model can be trained on: what its masks let it read, and whether it reads a source."""
+"""Which recipes a model can be trained by: what its masks let it read, whether it reads a source, its constraint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def positions(recipe: Recipe, model: Model) -> int:
 
 
 def refusals(recipe: Recipe, model: Model, path: str = "train") -> Iterator[Problem]:
-    """Why a model cannot be trained on the objective of a recipe."""
+    """Why a model cannot be trained on the objective of a recipe, or by its optimizer."""
     objective, encoder = recipe.objective, has_encoder(model)
     place, mark = f"{path}.objective", objective.mark() or recipe.mark("objective") or model.mark()
     if encoder and objective.type in _WITHOUT_SOURCE:
@@ -39,6 +39,9 @@ def refusals(recipe: Recipe, model: Model, path: str = "train") -> Iterator[Prob
     if getattr(model, "predict", None) is not None and objective.type != "causal":
         message = f"predicts further tokens under causal, not under {objective.type}; set `predict: null`"
         yield Problem("predict", message, model.mark("predict"))
+    if model.constraint is not None and recipe.optimizer.averages:
+        message = f"{model.constraint.type} holds for the weights that are trained, not for the mean that is evaluated"
+        yield Problem(f"{path}.optimizer", message, recipe.optimizer.mark() or recipe.mark("optimizer"))
     masks = list(_masks(model))
     predicts = "decoder.block" if encoder else "block"
     ahead = [each for each in masks if each[1].looks_ahead]

@@ -25,6 +25,7 @@ from archlab.arch_dsl.language.errors import Problem, SpecError, unknown
 from archlab.arch_dsl.language.parse import INVALID, parse_record
 from archlab.arch_dsl.language.source import Node
 from archlab.arch_dsl.language.spec import Spec
+from archlab.arch_dsl.model.constraint import Constrained
 from archlab.arch_dsl.model.model import Model
 from archlab.arch_dsl.parts.layers import without_groups
 from archlab.arch_dsl.tree.identity import Change
@@ -158,7 +159,8 @@ def started(start: Start, model: Model, base: Model, data_root: Path) -> Started
 
 
 def load_start(model: nn.Module, start: Start, data_root: Path) -> None:
-    """Sets the parameters that are in the file with the same path and shape. Raises ValueError if it was altered."""
+    """Sets the parameters that are in the file with the same path and shape, as far as the model's constraint lets them
+    be what they are there. Raises ValueError if it was altered."""
     assert start.sha256 is not None
     place = kept(data_root, start.sha256)
     if (found := sha256_of(place)) != start.sha256:
@@ -171,6 +173,8 @@ def load_start(model: nn.Module, start: Start, data_root: Path) -> None:
             source = given.get(names[name])
             if source is not None and source.shape == value.shape:
                 value.copy_(source)
+    if isinstance(model, Constrained):
+        model.constrain()
 
 
 def _unified(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

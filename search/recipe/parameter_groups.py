@@ -49,8 +49,9 @@ def decay_groups(
     """Parameter groups for torch: matrices decay; norms, biases and learned constants do not.
 
     A matrix has at least two dimensions. A parameter of another nature says so itself: `parameter.decay = False`
-    (a gate's learned constant for each head and channel) or True. Shared parameters are entered once. What a group
-    says of its own parameters goes first. With the peak `rate` decays are divided by it, so that they do not follow it.
+    (a gate's learned constant for each head and channel) or True; one that is `constrained` never decays. Shared
+    parameters are entered once. What a group says of its own parameters goes first. With the peak `rate` decays are
+    divided by it, so that they do not follow it.
     """
     found: dict[tuple[float, float], list[nn.Parameter]] = {(1.0, weight_decay): [], (1.0, 0.0): []}
     seen: set[int] = set()
@@ -59,7 +60,8 @@ def decay_groups(
             continue
         seen.add(id(parameter))
         own = next((group for group in groups if group.matches(path)), None)
-        decay = weight_decay if getattr(parameter, "decay", parameter.ndim >= 2) else 0.0
+        decays = getattr(parameter, "decay", parameter.ndim >= 2) and not hasattr(parameter, "constrained")
+        decay = weight_decay if decays else 0.0
         factor = 1.0
         if own is not None:
             factor, decay = own.lr_factor, decay if own.weight_decay is None else own.weight_decay

@@ -8,7 +8,7 @@ from typing import Any
 from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.arch_dsl.language.spec import walk
 from archlab.arch_dsl.model.model import DecoderModel, Model
-from archlab.arch_dsl.model.places import distinct, places
+from archlab.arch_dsl.model.rules import distinct, places
 from archlab.search.executors.process_group import Parallel
 from archlab.search.recipe.recipe import Recipe
 from archlab.search.recipe.stages import staged
@@ -28,7 +28,7 @@ def problems(parallel: Parallel, model: Model, recipe: Recipe) -> list[Problem]:
         return []
     found: dict[tuple[str, str], None] = {}
     for own, recipe_of in _stages(model, recipe):
-        for rule in (_rows, _compiled, _optimizer, _experts, _heads, _tensor, _pipeline):
+        for rule in (_rows, _compiled, _optimizer, _constraint, _experts, _heads, _tensor, _pipeline):
             found |= dict.fromkeys(rule(parallel, own, recipe_of))
     return [Problem(f"{WHERE}.{name}", message, parallel.mark(name)) for name, message in found]
 
@@ -82,6 +82,13 @@ def _optimizer(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
         if getattr(parallel, name) > 1 and not recipe.optimizer.by_element:
             own = f"{recipe.optimizer.type}{' with cautious' if getattr(recipe.optimizer, 'cautious', False) else ''}"
             yield name, f"divides matrices, and {own} needs them whole (adamw, adam, lion, schedule_free)"
+
+
+def _constraint(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
+    """What puts whole vectors back needs them whole."""
+    for name in ("shard", "tensor"):
+        if getattr(parallel, name) > 1 and model.constraint is not None:
+            yield name, f"divides matrices, and constraint: {model.constraint.type} needs them whole; use data"
 
 
 def _experts(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
@@ -151,7 +158,7 @@ def _within_heads(item: Any) -> bool:
         return False
     if item.type == "gate":
         fine = item.granularity in ("elementwise", "headwise") and item.heads == "specific"
-        return fine and item.input == "hidden" and item.rank is None and item.channels is None
+        return fine and item.input == "hidden" and item.rank is None
     plain = ("activation", "l2", "layernorm", "rmsnorm", "scalenorm", "rope", "xpos", "scale", "depth_scale", "softcap")
     return item.type in plain and getattr(item, "over", "head") == "head"
 
@@ -159,9 +166,9 @@ def _within_heads(item: Any) -> bool:
 def _hidden(branch: Any, size: int) -> Iterator[str]:
     if branch.width % size:
         yield f".width: {branch.width} channels cannot be divided into {size} equal parts"
-    for site in ("preactivation", "inner"):
-        if items := getattr(branch, site):
-            yield f".{site}: {items[0].type} looks at all hidden channels"
+    for site in ("preactivation", "linear", "inner"):
+        for item in getattr(branch, site, ())[:1]:
+            yield f".{site}: {item.type} looks at all hidden channels, or is not divided with them"
     if branch.share != "none":
         yield ".share cannot be divided"
 
@@ -181,8 +188,6 @@ def _pipeline(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
         yield "pipeline", told
     if recipe.ramp:
         yield "pipeline", "train.ramp: the micro-batches under way are as many in every step"
-    if model.loop is not None:
-        yield "pipeline", "loop: a layer is applied again after layers that another process has"
     for name in ("streams", "skips"):
         if getattr(model, name):
             yield "pipeline", f"{name}: layers hand on more than one stream"
@@ -196,10 +201,9 @@ def _pipeline(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
             yield "pipeline", f"{path} is moe, whose losses and loads other processes would not see"
         for own, part in walk(branch):
             where = ".".join(filter(None, (path, own)))
-            if getattr(part, "share", "none") != "none" or getattr(part, "table_of", None) is not None:
+            if getattr(part, "share", "none") != "none":
                 yield "pipeline", f"{where} is shared by layers that different processes have"
-            carries = getattr(part, "type", "") in ("value_residual", "residual_dual", "per_layer_embedding")
-            if carries or getattr(part, "value_rank", 0) != 0:
+            if getattr(part, "type", "") in ("value_residual", "residual_dual") or getattr(part, "value_rank", 0) != 0:
                 yield "pipeline", f"{where}: {part.type} carries more than the stream from layer to layer"  # type: ignore[attr-defined]
 
 

@@ -128,6 +128,24 @@ REFUSED = {
     "experts in a pipeline": (PIPELINE, block(moe={}), {}, "pipeline: block.moe is moe, whose losses and loads"),
     "layers": (Parallel(pipeline=5), {}, {}, "pipeline: n_layers: 4 layers cannot be divided among 5 processes"),
     "prompt": (PIPELINE, {"prompt": 2}, {}, "pipeline: prompt: vectors before the tokens"),
+    "a constraint": (
+        SHARD,
+        {"constraint": "unit_norm"},
+        {},
+        "shard: divides matrices, and constraint: unit_norm needs",
+    ),
+    "a constraint on heads": (
+        TENSOR,
+        {"constraint": "unit_norm"},
+        {},
+        "tensor: divides matrices, and constraint: unit_norm",
+    ),
+    "a scale in the feed-forward": (
+        TENSOR,
+        {"block": {"attention": ATTENTION, "ffn": {"type": "glu", "width": 48, "preactivation": ["learned_scale"]}}},
+        {},
+        "block.ffn.preactivation: learned_scale looks at all hidden channels, or is not divided with them",
+    ),
     "heads of further tokens": (
         SHARD,
         {"predict": "parallel"},

@@ -53,6 +53,10 @@ def assert_same_trial(one, other, exact=False):
 
 TWO = {name: Parallel(**{name: 2}) for name in ("data", "shard", "tensor", "pipeline")}
 HALTED = "shard", "pipeline"  # where most is gathered for a checkpoint; test_gang continues one of `data`
+NORMALISED = {
+    "attention": {"heads": 4, "query": ["l2", {"type": "learned_scale", "power": 2}], "key": ["l2"], "join": "nlerp"},
+    "glu": {"width": 16, "linear": ["learned_scale"], "join": "nlerp"},
+}
 # What else the layouts are asked to divide: changes of the model and of the recipe.
 OTHERS = {
     "tensor of a parallel group": (
@@ -124,6 +128,8 @@ OTHERS = {
         {"optimizer": {"type": "schedule_free", "betas": [0.8, 0.95]}, "schedule": {"type": "constant", "warmup": 0.2}},
     ),
     "heads of further tokens": ("data", {"predict": {"type": "sequential", "tokens": 3}}, {}),
+    "weights on the unit sphere": ("data", {"constraint": "unit_norm", "block": NORMALISED}, {}),
+    "weights on the unit sphere in a pipeline": ("pipeline", {"constraint": "unit_norm", "block": NORMALISED}, {}),
     "a batch that grows": ("data", {}, {"ramp": {"start": 4, "step": 4, "tokens": 256}}),
 }
 
