@@ -168,8 +168,6 @@ def _shape(branch: Any, part: str) -> str:
         return f"[B,{heads},T,T]"
     if part in ("activation", "preactivation", "linear", "inner") and hasattr(branch, "width"):
         return f"[B,T,{branch.width}]"
-    if part == "preactivation":
-        return f"[B,T,{len(branch.inputs) * branch.width}]"
     if part in ("query_inner", "kv_inner"):
         return f"[B,T,{getattr(branch, part.replace('inner', 'latent'))}]"
     return "" if part.endswith("projection") or part in ("dt", "switch") else "[B,T,D]"

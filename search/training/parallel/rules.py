@@ -8,7 +8,7 @@ from typing import Any
 from archlab.arch_dsl.language.errors import Problem, SpecError
 from archlab.arch_dsl.language.spec import walk
 from archlab.arch_dsl.model.model import DecoderModel, Model
-from archlab.arch_dsl.model.rules import distinct, places
+from archlab.arch_dsl.model.places import distinct, places
 from archlab.search.executors.process_group import Parallel
 from archlab.search.recipe.recipe import Recipe
 from archlab.search.recipe.stages import staged

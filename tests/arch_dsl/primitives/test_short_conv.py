@@ -22,7 +22,13 @@ BLOCK: dict[str, Any] = {
         "key": ["canon"],
         "value": ["canon"],
     },
-    "ffn": {"type": "glu", "width": 24, "pre": ["rmsnorm", "canon"], "preactivation": ["canon"]},
+    "ffn": {
+        "type": "glu",
+        "width": 24,
+        "pre": ["rmsnorm", "canon"],
+        "preactivation": ["canon"],
+        "linear": ["canon"],
+    },
 }
 
 
@@ -58,7 +64,8 @@ def layer(at: Any, stream: Tensor) -> Tensor:
     stream = stream + torch.cat(heads, -1) @ at("attention.output_projection.weight").T
     x = canon(rmsnorm(stream, at("ffn.pre.rmsnorm.weight"), 1e-6), at("ffn.pre.short_conv.weight"))
     both = torch.cat([x @ at(f"ffn.{name}_projection.weight").T for name in ("gate", "input")], -1)
-    gate, value = canon(both, at("ffn.preactivation.short_conv.weight")).split(24, -1)
+    kernel = torch.cat([at(f"ffn.{name}.short_conv.weight") for name in ("preactivation", "linear")])
+    gate, value = canon(both, kernel).split(24, -1)
     return stream + (gate * gate.sigmoid() * value) @ at("ffn.output_projection.weight").T
 
 
