@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from archlab.arch_dsl.model.model import Model
+from tests.arch_dsl.their_modules import GATED_DELTA, by_torch, modeling
 
 Facts = dict[str, Any]
 
@@ -126,6 +127,7 @@ def _lfm2(model: Model, layers: list[Facts]) -> Facts:
 
 
 def _olmo_hybrid(model: Model, layers: list[Facts]) -> Facts:
+    by_torch(modeling("olmo_hybrid"), *GATED_DELTA)
     linear = layers[0]["gated_delta_net"]
     return {
         **_attention(_first(layers, "attention")),

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from torch import nn
+
+from tests.arch_dsl.their_modules import by_torch, modeling
 
 
 def kimi_linear(**fields: Any) -> nn.Module:
     """A model of that configuration."""
     from transformers import KimiLinearConfig, KimiLinearForCausalLM
-    from transformers.models.kimi_linear import modeling_kimi_linear as theirs
 
-    for rule in ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"):  # and not a GPU's, if installed
-        setattr(theirs, rule, inspect.unwrap(getattr(theirs, rule)))
+    by_torch(modeling("kimi_linear"), "chunk_kimi_delta_attention", "recurrent_kimi_delta_attention")
     words = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     common = {"attn_implementation": "eager", "experts_implementation": "eager"}
     return KimiLinearForCausalLM(KimiLinearConfig(**words, **common, **fields))  # type: ignore[no-any-return]

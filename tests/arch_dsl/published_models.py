@@ -8,6 +8,7 @@ from typing import Any
 from archlab.arch_dsl.model.model import Model
 from tests.arch_dsl.published_hybrids import HYBRIDS
 from tests.arch_dsl.published_kimi import as_ours as kimi_linear
+from tests.arch_dsl.their_modules import GATED_DELTA, by_torch, modeling
 
 Facts = dict[str, Any]
 
@@ -273,6 +274,7 @@ def olmo3(f: Facts) -> Any:
 
 
 def qwen3_next(f: Facts) -> Any:
+    by_torch(modeling("qwen3_next"), *GATED_DELTA)
     attention = f["attention"]
     full = {"heads": attention.heads, "kv": attention.kv_heads, "head_dim": attention.head_dim, "tied": False}
     linear = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,11 +24,18 @@ from tests.arch_dsl.parity import (
     trials_of,
     unexplained,
 )
+from tests.arch_dsl.their_modules import GATED_DELTA, by_torch, modeling, put_back
 from tests.arch_dsl.zoo.test_parity_mixers import _l2norm
 from tests.arch_dsl.zoo.test_parity_modern import GLU, NORM, ROPE, ROTATION, sizes
 
 HALF = {**ROTATION, "partial_rotary_factor": 0.5}
 MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 10, "mamba_expand": 2, "mamba_chunk_size": 16}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _theirs() -> Iterator[None]:
+    with put_back("olmo_hybrid"):
+        yield
 
 
 def theirs(name: str, **fields: Any) -> Any:
@@ -45,11 +52,8 @@ def theirs(name: str, **fields: Any) -> Any:
 
 def olmo_hybrid() -> nn.Module:
     """With epsilons that can be seen, where theirs are constants."""
-    from transformers.models.olmo_hybrid import modeling_olmo_hybrid
-
-    for rule in ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"):  # and not a GPU's, if installed
-        setattr(modeling_olmo_hybrid, rule, inspect.unwrap(getattr(modeling_olmo_hybrid, rule)))
-    modeling_olmo_hybrid.l2norm = _l2norm
+    by_torch(modeling("olmo_hybrid"), *GATED_DELTA)
+    modeling("olmo_hybrid").l2norm = _l2norm
     layers = ["linear_attention", "full_attention", "linear_attention"]
     linear = {"linear_num_key_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 10}
     more: dict[str, Any] = {"num_hidden_layers": 3, "layer_types": layers, "num_key_value_heads": 4}

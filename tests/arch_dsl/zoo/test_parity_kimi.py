@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,14 +25,19 @@ from tests.arch_dsl.parity import (
     unexplained,
 )
 from tests.arch_dsl.published_kimi import kimi_linear
+from tests.arch_dsl.their_modules import modeling, put_back
 from tests.arch_dsl.zoo.test_parity_mixers import _l2norm
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _theirs() -> Iterator[None]:
+    with put_back("kimi_linear"):
+        yield
 
 
 def small(**more: Any) -> nn.Module:
     """Layers by turns of both mixers, all with experts: a checkpoint of layers without them has names of its own."""
-    from transformers.models.kimi_linear import modeling_kimi_linear
-
-    modeling_kimi_linear.l2norm = _l2norm  # whose 1e-6 could not be seen
+    modeling("kimi_linear").l2norm = _l2norm  # whose 1e-6 could not be seen
     fields = {
         "vocab_size": VOCAB,
         "hidden_size": 32,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,7 +26,14 @@ from tests.arch_dsl.parity import (
     trials_of,
     unexplained,
 )
+from tests.arch_dsl.their_modules import GATED_DELTA, by_torch, modeling, put_back
 from tests.arch_dsl.zoo.test_parity_modern import NORM, QWEN3_NEXT, ROPE, ROTATION, UNIT, sizes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _theirs() -> Iterator[None]:
+    with put_back("qwen3_next"):
+        yield
 
 
 def mamba2(**more: Any) -> nn.Module:
@@ -54,11 +61,9 @@ def _l2norm(x: torch.Tensor, dim: int = -1, eps: float = 0.0) -> torch.Tensor:
 
 def qwen3_next(**more: Any) -> nn.Module:
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
-    from transformers.models.qwen3_next import modeling_qwen3_next
 
-    for rule in ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"):  # and not a GPU's, if installed
-        setattr(modeling_qwen3_next, rule, inspect.unwrap(getattr(modeling_qwen3_next, rule)))
-    modeling_qwen3_next.l2norm = _l2norm  # whose 1e-6 could not be seen
+    by_torch(modeling("qwen3_next"), *GATED_DELTA)
+    modeling("qwen3_next").l2norm = _l2norm  # whose 1e-6 could not be seen
     fields = {
         "num_hidden_layers": 3,
         "head_dim": 16,
