@@ -88,7 +88,8 @@ def layer_costs(cost: Cost) -> dict[int, Cost]:
 
 def _layers(stack: Stack, depth: int, cost: Cost) -> Iterator[Line]:
     """Each distinct block under the layers that have it; the first layer apart where it shares something with all."""
-    why = "of which the first shares something with all" if stack.loop is None else "not all in the loop"
+    alike = len({stack.turns_of(depth) for depth in range(stack.n_layers)}) == 1
+    why = "of which the first shares something with all" if alike else "not all in the loop"
     why = "not all equal" if stack.overrides else why
     yield Line(depth, "block", f"{stack.n_layers} layers, {why}", "[B,T,D]", cost)
     blocks = stack.layers()

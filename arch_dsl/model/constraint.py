@@ -37,7 +37,7 @@ class UnitNorm(Constraint):
 
     These are the rows of tables of tokens and of maps that read the stream, and the columns of maps that write to it.
     Of all such matrices those count whose path matches one of the patterns of `parameters`, in which `*` stands for any
-    part of a path. Norms, biases, learned scales and a vector of zeros stay as they are.
+    part of a path. Norms, biases and learned scales stay as they are, and a vector of zeros until its first gradient.
     """
 
     parameters: tuple[str, ...] = ("*",)

@@ -22,6 +22,7 @@ _REFUSED = {  # parts of looped layers, and why they cannot be there
     "residual_dual": "carries a second stream, which a loop does not",
     "deepnorm": "has a factor for the number of layers, and a loop applies more",
 }
+_EARLIER = "takes keys and values of an earlier layer, which in a loop may be of the turn before"
 
 Layers = Annotated[int, Range(min=0)]
 
@@ -76,6 +77,9 @@ class Loop(Spec):
                 if why is not None and kind not in told:
                     told.add(kind)
                     yield Problem("loop", f"{path} is {kind}, which {why}", self.mark())
+                if getattr(part, "kv", "own") != "own" and "kv" not in told:
+                    told.add("kv")
+                    yield Problem("loop", f"{path}.kv {_EARLIER}", self.mark())
 
 
 class LoopModule(nn.Module):

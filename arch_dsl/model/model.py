@@ -336,7 +336,7 @@ def _predict_cost(model: Model, ctx: BuildContext, tokens: int) -> Cost:
         if width and tied:
             parts["projection"] = Cost.product(read, model.d_model, width).keeping(read * model.d_model)
             parts["projection"] = parts["projection"].without_parameters()
-        parts["logits"] = site_cost(model.logits, ctx, "logits", _chunk(model, read))
+        parts["logits"] = site_cost(model.logits, ctx, "logits", _chunk(model, read)).without_parameters()
         losses[str(ahead)] = Cost.total(parts)
     return Cost.total({**found.children, "losses": Cost.total(losses)})
 

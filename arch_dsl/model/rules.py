@@ -305,7 +305,8 @@ def _tables_broken(stack: Stack, found: list[Place]) -> Iterator[Problem]:
             heads, width = place.branch.value_heads(place.ctx.d_model)  # type: ignore[attr-defined]
             where, of = f"{place.path}.value.{index}.table_of", item.table_of
             if of is None:
-                owners[place.name, place.depth] = heads * width
+                if place.branch.share == "none" or all(name != place.name for name, _ in owners):
+                    owners[place.name, place.depth] = heads * width
             elif where not in told and owners.get((place.name, of)) != heads * width:
                 told.add(where)
                 message = (

@@ -235,7 +235,7 @@ class StackModule(nn.Module):
         return stream
 
     def _through(self, stream: Tensor, call: Call) -> Tensor:
-        stream = self.embed(stream, call.at_embeddings(), iter(()))
+        stream = self.embed(stream, call.outside("embed"), iter(()))
         if self.reads_embeddings:
             call.across["embeddings"] = stream
         if self.n_streams:
@@ -250,7 +250,7 @@ class StackModule(nn.Module):
             stream = stream.sum(2)
         if self.read_by_heads and self.training:
             call.across["after_last"] = stream
-        last: Tensor = self.final(stream, call, iter(()))
+        last: Tensor = self.final(stream, call.outside("final"), iter(()))
         if call.state is not None:
             call.state.tokens += stream.shape[1]
         return last

@@ -175,11 +175,11 @@ class Call:
         held = self.held if self.state is None else self.state.layers.setdefault(name, {})
         return dataclasses.replace(self, held=held, watch=None if self.watch is None else self.watch.at(name))
 
-    def at_embeddings(self) -> Self:
-        """The call as what acts on the embeddings sees it: with what its nodes hold, where something is decoded."""
+    def outside(self, name: str) -> Self:
+        """The call as a site before or after the layers sees it: with what it holds, where something is decoded."""
         if self.state is None:
             return self
-        return dataclasses.replace(self, held=self.state.layers.setdefault("embed", {}))
+        return dataclasses.replace(self, held=self.state.layers.setdefault(name, {}))
 
     def positions_of(self, length: int, device: torch.device) -> torch.Tensor:
         """Integer positions `[time]` of the tokens of this call."""

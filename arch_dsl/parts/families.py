@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, Self
 
@@ -239,7 +240,17 @@ def place_of(ctx: BuildContext) -> str:
 def build_site(items: tuple[Primitive, ...], ctx: BuildContext, name: str) -> Site:
     """The primitives of one site as a module."""
     place = ctx.where(site=name)
-    return fused.site([(item.type, build_shared(item, place.at(f"{name}.{item.type}"))) for item in items], name, place)
+    return fused.site(
+        [(item.type, build_shared(item, place.at(path))) for item, path in _places(items, name)], name, place
+    )
+
+
+def _places(items: tuple[Primitive, ...], name: str) -> Iterator[tuple[Primitive, str]]:
+    """The primitives of a site with their paths: the second of a type is `short_conv_2`, and holds what is its own."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        seen[item.type] += 1
+        yield item, f"{name}.{item.type}" + (f"_{seen[item.type]}" if seen[item.type] > 1 else "")
 
 
 def site_cost(items: tuple[Primitive, ...], ctx: BuildContext, name: str, tokens: int) -> Cost:
@@ -248,9 +259,9 @@ def site_cost(items: tuple[Primitive, ...], ctx: BuildContext, name: str, tokens
         return Cost()
     place = ctx.where(site=name)
     children: dict[str, Cost] = {}
-    for item in items:
-        label = item.type if item.type not in children else f"{item.type}_{len(children) + 1}"
-        children[label] = shared_cost(item, place.at(f"{name}.{item.type}", held=ctx.held and not children), tokens)
+    for item, path in _places(items, name):
+        own = shared_cost(item, place.at(path, held=ctx.held and not children), tokens)
+        children[path.rpartition(".")[2]] = own
     return Cost.total(children)
 
 

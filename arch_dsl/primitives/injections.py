@@ -9,7 +9,7 @@ from torch import Tensor
 
 from archlab.arch_dsl.parts.context import BuildContext, Cost
 from archlab.arch_dsl.parts.families import Module, Primitive
-from archlab.arch_dsl.parts.layers import Linear
+from archlab.arch_dsl.parts.layers import Linear, writing
 
 
 class Injection(Primitive):
@@ -38,7 +38,7 @@ class Concatenated(Injection):
 class _Concatenated(Module, of=Concatenated):
     def __init__(self, spec: Concatenated, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
-        self.projection = Linear(2 * ctx.d_model, ctx.d_model, std=ctx.std)
+        self.projection = writing(Linear(2 * ctx.d_model, ctx.d_model, std=ctx.std))
 
     def forward(self, stream: Tensor, entered: Tensor) -> Tensor:
         found: Tensor = self.projection(torch.cat([stream, entered], -1))

@@ -134,7 +134,7 @@ RESET = -1e4  # stands for log f = -inf, which has no sums
 
 
 def stabilizers(log_f: Tensor, log_i: Tensor, before: Tensor) -> Tensor:
-    """m_t = max(log f_t + m_(t-1), log i_t, 0) `[batch, time, heads]` for gates of that shape and m_0 `[batch, heads]`.
+    """m_t `[batch, time, heads]` = max(log f_t + m_(t-1), log i_t, 0), of gates so shaped and m_0 `[batch, heads]`.
 
     With F the sums of log f that is F_t + max(m_0, max over s <= t of max(log i_s, 0) - F_s), without a loop; sums are
     in float64. It has no gradient, as no output depends on it.
@@ -182,9 +182,9 @@ class _MLSTM(_LinearAttention, of=MLSTM):
         assert beta is not None
         log_i = beta if call.padding is None else beta.masked_fill(call.padding[..., None], 0)
         log_f = over_tokens(log_f, v_BTHV)
-        places = self.path, f"{self.path}.stabilizer"
-        state, m = (None, None) if call.held is None else map(call.held.get, places)
-        out, *last = normalized(self.recur, q_BTGD, k_BTGD, v_BTHV, log_f, log_i, state, m, self.scale)
+        state = None if call.held is None else call.held.get(self.path)
+        m = None if call.held is None else call.held.get(f"{self.path}.stabilizer")
+        out, state, m = normalized(self.recur, q_BTGD, k_BTGD, v_BTHV, log_f, log_i, state, m, self.scale)
         if call.held is not None:
-            call.held.update(zip(places, last, strict=True))
+            call.held[self.path], call.held[f"{self.path}.stabilizer"] = state, m
         return out

@@ -13,7 +13,7 @@ from archlab.arch_dsl.language.notation import Activation
 from archlab.arch_dsl.language.spec import Count
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
 from archlab.arch_dsl.parts.families import Branch, Norm, build_shared, check_part, shared_cost
-from archlab.arch_dsl.parts.layers import Linear, normal, table
+from archlab.arch_dsl.parts.layers import Linear, normal, table, writing
 from archlab.arch_dsl.parts.saved_for_backward import kept_of
 from archlab.arch_dsl.primitives.branch import Sublayer, SublayerModule
 from archlab.arch_dsl.primitives.norms import RMSNorm
@@ -67,7 +67,7 @@ class _PerLayerEmbedding(SublayerModule, of=PerLayerEmbedding):
         self.norm = build_shared(spec.norm, spec.inside(ctx))
         self.table = table((ctx.vocab, spec.width), normal(ctx.std))
         self.activation = function_of(spec.activation)
-        self.output_projection = Linear(spec.width, ctx.d_model, std=ctx.residual_std)
+        self.output_projection = writing(Linear(spec.width, ctx.d_model, std=ctx.residual_std))
         self.projected, self.found = ctx.d_model**-0.5, spec.width**0.5
 
     def reads(self) -> list[Linear]:

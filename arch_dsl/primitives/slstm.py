@@ -73,7 +73,6 @@ class SLSTM(Sublayer):
 
 class _SLSTM(SublayerModule, of=SLSTM):
     # B batch, T time, H heads, D channels of a head
-    writes: Tensor
 
     def __init__(self, spec: SLSTM, ctx: BuildContext) -> None:
         super().__init__(spec, ctx)
@@ -83,7 +82,6 @@ class _SLSTM(SublayerModule, of=SLSTM):
         self.recurrent = parameter((4, spec.heads, width, width), constant(0.0))
         self.add_sites(spec, {"sdpa": spec.inside(ctx)})
         self.recur = ctx.select("slstm")
-        self.register_buffer("writes", torch.arange(4)[:, None, None] == 1, persistent=False)
 
     def reads(self) -> list[Linear]:
         return [self.gates_projection, *projections_of(self.sdpa)]
@@ -91,7 +89,9 @@ class _SLSTM(SublayerModule, of=SLSTM):
     def transform(self, products: Iterator[Tensor], call: Call) -> Tensor:
         gates = next(products).unflatten(-1, (4, self.heads, -1))
         if call.padding is not None:
-            gates = gates.masked_fill(call.padding[..., None, None, None] & self.writes, float("-inf"))
+            cell, write, forget, read = gates.unbind(2)
+            write = write.masked_fill(call.padding[..., None, None], float("-inf"))
+            gates = torch.stack([cell, write, forget, read], 2)
         state = None if call.held is None else call.held.get(self.path)
         h_BTHD, last = self.recur(gates, self.recurrent, state)
         if call.held is not None:

@@ -60,11 +60,12 @@ def decay_groups(
             continue
         seen.add(id(parameter))
         own = next((group for group in groups if group.matches(path)), None)
-        decays = getattr(parameter, "decay", parameter.ndim >= 2) and not hasattr(parameter, "constrained")
+        constrained = hasattr(parameter, "constrained")
+        decays = getattr(parameter, "decay", parameter.ndim >= 2) and not constrained
         decay = weight_decay if decays else 0.0
         factor = 1.0
         if own is not None:
-            factor, decay = own.lr_factor, decay if own.weight_decay is None else own.weight_decay
+            factor, decay = own.lr_factor, decay if own.weight_decay is None or constrained else own.weight_decay
         found.setdefault((factor, decay), []).append(parameter)
     return [
         {

@@ -17,6 +17,7 @@ from archlab.arch_dsl import canonical, load
 from archlab.arch_dsl.compiler.modules import stored
 from archlab.arch_dsl.compiler.shapes import shapes_of
 from archlab.arch_dsl.language.errors import Problem, SpecError, nearest
+from archlab.arch_dsl.model.constraint import Constrained
 from archlab.arch_dsl.model.model import Model, resolve
 from archlab.arch_dsl.patching.patch import apply, settings_of
 from archlab.arch_dsl.tree.identity import Change, brief_text, diff
@@ -39,12 +40,15 @@ class Part:
     trainable: tuple[str, ...]
 
     def take_over(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        """Sets what an earlier stage trained, and freezes what this one does not train."""
+        """Sets what an earlier stage trained, as far as the model's constraint allows, and freezes what this one does
+        not train."""
         shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
         with torch.no_grad():
             for name, value in stored(model).items():
                 if name in weights:
                     value.copy_(weights[name])
+        if isinstance(model, Constrained):
+            model.constrain()
         training = set(trained(self.trainable, shapes))
         for name, value in model.named_parameters():
             value.requires_grad_(name in training)

@@ -215,6 +215,7 @@ INERT = (
     (r"init\..*|.*\.(std|start|first|last|zero|a_min|a_max|dt_min|dt_max)", "initial values alone"),
     (r".*\.(balance|z_loss)(\..*)?", "a loss of training alone"),
     (r".*\.capacity", "bounds what experts serve while training alone"),
+    (r"constraint", "acts on weights while they are trained"),
     (r".*\.documents", "acts where a call says which document a token is of"),
 )
 ROOM = ("max_positions", "the size of tables of angles, beyond which they are computed")  # without a table of positions

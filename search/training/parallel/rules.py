@@ -158,7 +158,7 @@ def _within_heads(item: Any) -> bool:
         return False
     if item.type == "gate":
         fine = item.granularity in ("elementwise", "headwise") and item.heads == "specific"
-        return fine and item.input == "hidden" and item.rank is None
+        return fine and item.input == "hidden" and item.rank is None and item.channels is None
     plain = ("activation", "l2", "layernorm", "rmsnorm", "scalenorm", "rope", "xpos", "scale", "depth_scale", "softcap")
     return item.type in plain and getattr(item, "over", "head") == "head"
 
@@ -188,6 +188,8 @@ def _pipeline(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
         yield "pipeline", told
     if recipe.ramp:
         yield "pipeline", "train.ramp: the micro-batches under way are as many in every step"
+    if model.loop is not None:
+        yield "pipeline", "loop: a layer is applied again after layers that another process has"
     for name in ("streams", "skips"):
         if getattr(model, name):
             yield "pipeline", f"{name}: layers hand on more than one stream"
@@ -201,9 +203,10 @@ def _pipeline(parallel: Parallel, model: Model, recipe: Recipe) -> Found:
             yield "pipeline", f"{path} is moe, whose losses and loads other processes would not see"
         for own, part in walk(branch):
             where = ".".join(filter(None, (path, own)))
-            if getattr(part, "share", "none") != "none":
+            if getattr(part, "share", "none") != "none" or getattr(part, "table_of", None) is not None:
                 yield "pipeline", f"{where} is shared by layers that different processes have"
-            if getattr(part, "type", "") in ("value_residual", "residual_dual") or getattr(part, "value_rank", 0) != 0:
+            carries = getattr(part, "type", "") in ("value_residual", "residual_dual", "per_layer_embedding")
+            if carries or getattr(part, "value_rank", 0) != 0:
                 yield "pipeline", f"{where}: {part.type} carries more than the stream from layer to layer"  # type: ignore[attr-defined]
 
 

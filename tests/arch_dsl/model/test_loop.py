@@ -176,6 +176,10 @@ def test_an_encoder_and_a_decoder_can_each_have_one():
 REFUSED = {
     "moe": ({"block": {"ffn": {"type": "moe", "width": 12}}}, "loop: ffn is moe, which tells its load"),
     "values": ({"block": {"attention": {"heads": 4, "value": ["value_residual"]}}}, "is value_residual, which takes"),
+    "keys": (
+        {"block": {"attention": {"heads": 4}}, "overrides": {"1": {"block.attention.kv": "earlier"}}},
+        "loop: attention.kv takes keys and values of an earlier layer",
+    ),
     "deepnorm": ({"block": {"mlp": {"join": "deepnorm"}}}, "loop: mlp.join is deepnorm, which has a factor"),
     "skips": ({"skips": ["x0_mix"]}, "loop: stands beside skips"),
     "predict": ({"predict": "parallel"}, "loop: stands beside predict"),

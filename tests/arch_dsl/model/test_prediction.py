@@ -154,7 +154,7 @@ def test_exports_know_nothing_of_heads(kind):
     "changes",
     [
         {},
-        {"unembedding": {"tied": False, "bias": True}, "logits": [{"type": "softcap", "cap": 20.0}]},
+        {"unembedding": {"tied": False, "bias": True}, "logits": [{"type": "softcap", "cap": 20.0}, "learned_scale"]},
         {"embedding": {"width": 4}},
     ],
     ids=["tied", "untied", "factored"],

@@ -79,10 +79,18 @@ def test_it_is_the_sum_of_the_rows_that_hashes_of_n_grams_name(case: tuple[dict[
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("item", [{"type": "ngram_embedding", "rows": 50, "longest": 5}, "token_shift", "short_conv"])
-def test_decoding_step_by_step_gives_the_same_logits(item: Any):
+@pytest.mark.parametrize(
+    "sites",
+    [
+        {"embed": [{"type": "ngram_embedding", "rows": 50, "longest": 5}]},
+        {"embed": ["token_shift"]},
+        {"embed": ["canon", {"type": "short_conv", "width": 3}]},  # two of a type hold what is their own
+        {"final": ["short_conv", "rmsnorm"]},
+    ],
+)
+def test_decoding_step_by_step_gives_the_same_logits(sites: Any):
     sizes = {"d_model": D, "n_layers": 2, "vocab": 31, "max_positions": LENGTH}
-    spec = arch_dsl.resolve(arch_dsl.load({**sizes, "block": {"attention": {"heads": 4}}, "embed": [item]}))
+    spec = arch_dsl.resolve(arch_dsl.load({**sizes, "block": {"attention": {"heads": 4}}, **sites}))
     module, tokens, state = arch_dsl.compile(spec).double(), TOKENS % 31, State()
     randomize(module)
     with torch.no_grad():

@@ -168,6 +168,20 @@ REFUSED = {
     "streams": (PIPELINE, {"streams": "hyper"}, {}, "pipeline: streams: layers hand on more than one stream"),
     "skips": (PIPELINE, {"skips": ["mirror"]}, {}, "pipeline: skips: layers hand on more than one stream"),
     "loop": (PIPELINE, {"loop": 2}, {}, "pipeline: loop: a layer is applied again after layers that another"),
+    "tables of tokens in layers": (
+        PIPELINE,
+        block(per_layer_embedding={"width": 8}),
+        {},
+        "block.per_layer_embedding: per_layer_embedding carries more than the stream",
+    ),
+    "table of a layer before": (
+        PIPELINE,
+        block({"value": ["value_embedding"]})
+        | {"overrides": {"1": {"block.attention.value": [{"type": "value_embedding", "table_of": 0}]}}},
+        {},
+        "block (layer 1).attention.value.0 is shared by layers",
+    ),
+    "gate of some channels": (TENSOR, block({"sdpa": [{"type": "gate", "channels": 4}]}), {}, "sdpa: gate looks at"),
     "preactivation": (TENSOR, block(ffn=MLP | {"preactivation": ["canon"]}), {}, "preactivation: short_conv looks at"),
     "shared parts": (
         PIPELINE,

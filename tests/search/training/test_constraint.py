@@ -9,12 +9,15 @@ from archlab.arch_dsl.compiler.width_transfer import transferred
 from archlab.arch_dsl.weights.files import write_weights
 from archlab.search.recipe.fits import refusals
 from archlab.search.recipe.initial_weights import keep_weights, load_start
+from archlab.search.recipe.parameter_groups import decay_groups
 from archlab.search.recipe.recipe import load_recipe
+from archlab.search.recipe.stages import Part
 from archlab.search.training.train import Interrupted, train
 from archlab.search.trial import checkpoint
 from archlab.search.trial.trial import Trial
 from tests.search.training.test_routers import RECIPE, data_root  # noqa: F401
 
+DECAYS = {"parameters": ["block.*"], "weight_decay": 0.3}
 BLOCK = {
     "attention": {"heads": 2, "query": ["rope"], "key": ["rope"], "join": "nlerp"},
     "glu": {"width": 16, "join": "nlerp", "share": "stack"},
@@ -86,6 +89,22 @@ def test_weights_from_a_file_are_put_on_the_sphere(tmp_path):
     assert_on_the_sphere(module.state_dict())
     direction = torch.nn.functional.normalize(compile(free, seed=3).embedding, dim=1)
     torch.testing.assert_close(module.embedding, direction)
+
+
+def test_a_stage_begins_on_the_sphere():
+    module, free = compile(model()), compile(model(constraint=None), seed=3)
+    part = Part(load_recipe(RECIPE), canonical(model()), "data", ())
+    part.take_over(module, {name: value.detach() for name, value in stored(free).items()})
+    assert_on_the_sphere(module.state_dict())
+
+
+def test_no_group_of_the_recipe_has_weights_on_the_sphere_decay():
+    groups = load_recipe(RECIPE | {"optimizer": {"type": "adamw", "groups": [DECAYS]}}).optimizer.groups
+    named = list(compile(model()).named_parameters())
+    decaying = {
+        id(value) for group in decay_groups(named, 0.5, groups) if group["weight_decay"] for value in group["params"]
+    }
+    assert decaying and not any(id(value) in decaying for _, value in named if hasattr(value, "constrained"))
 
 
 def test_a_mean_of_weights_is_refused():
