@@ -25,7 +25,6 @@ from tests.search.study_kit import ROOT, until
 
 HERE = 250  # the number of this process in the lab
 TEMPORARY_BYTES = 400 * 2**20
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 # Ray believes for a minute in a machine that does not answer; most scenarios have no minutes to wait.
 HASTY = {
     "RAY_health_check_initial_delay_ms": "1000",
@@ -156,7 +155,6 @@ class Ray:
     def __init__(self, machines: list[Machine], folder: Path) -> None:
         self.machines, self.head, self.folder = machines, machines[0], folder
         self.running: dict[str, subprocess.Popen] = {}
-        self.clocks: dict[str, str] = {}  # by machine, how far its clock is off, as faketime says it
         self.own: dict[str, str] = dict(HASTY)
         self.token = secrets.token_hex(32)
 
@@ -167,8 +165,6 @@ class Ray:
     def environment(self, machine: Machine) -> dict[str, str]:
         """What processes on a machine see: nothing for our own Ray, which a test before may have kept on loopback."""
         ours = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        clock = self.clocks.get(machine.name)
-        wrong = {"LD_PRELOAD": str(FAKETIME), "FAKETIME": clock, "FAKETIME_DONT_FAKE_MONOTONIC": "1"} if clock else {}
         return {
             **ours,
             **{"PYTHONPATH": str(ROOT), "TMPDIR": str(machine.temporary), "STORM_STEP_S": "0.1"},
@@ -180,7 +176,6 @@ class Ray:
                 "RAY_USAGE_STATS_ENABLED": "0",
             },
             **self.own,
-            **wrong,
         }
 
     def start(self, machine: Machine) -> None:
@@ -200,6 +195,13 @@ class Ray:
         """SIGKILL of everything of Ray on a machine, as if its power had failed."""
         if process := self.running.pop(machine.name, None):
             kill_tree(process)
+
+    def signal(self, machine: Machine, number: signal.Signals) -> None:
+        """Sends a signal to everything of Ray on a machine."""
+        if process := self.running.get(machine.name):
+            for pid in [*descendants(process.pid), process.pid]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
 
     def look_after(self) -> None:
         """Starts Ray again where it has ended. Where the head has, the others join the new one."""

@@ -10,6 +10,7 @@ import argparse
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from archlab.search.store.store import Store
 from archlab.search.trial.outcome_files import read_attempt
-from tests.search.lab import FAKETIME, Lab, kill_tree, lacks, wait_for
+from tests.search.lab import Lab, kill_tree, lacks, wait_for
 from tests.search.oracle import assert_sent, assert_whole, journal_points, mlflow_points, whole_of
 from tests.search.storm import STUDY, environment, undisturbed, write_corpus
 
@@ -32,7 +33,7 @@ KINDS = {
     "slow": "all cables are slow and lose frames",
     "servers": "the servers are cut off",
     "half-open": "the servers hear nothing, or are not heard",
-    "clock": "a machine's clock is an hour off, and it is cut off for seconds",
+    "frozen": "all processes of a machine stand still",
     "disk": "a machine's temporary disk is full",
     "head": "the head loses its power and comes back",
     "failover": "the database loses its power, and its standby leads",
@@ -57,8 +58,6 @@ class Scenario:
         self.complete: dict[str, int] = {}  # attempt by trial that was complete when it struck
         database = lab.follow() if self.kind == "failover" else lab.database.new_database()
         self.url = {"ARCHLAB_DATABASE": database}
-        if self.kind == "clock":
-            lab.ray.clocks = {self.victim.name: self.chance.choice(["+1h", "-1h"])}
 
     @property
     def log(self) -> Path:
@@ -107,7 +106,7 @@ class Scenario:
 
     def trains(self) -> bool:
         """Whether a trial trains where the fault will strike."""
-        places = {self.victim.name} if self.kind in ("seconds", "minutes", "deaf", "mute", "clock", "disk") else None
+        places = {self.victim.name} if self.kind in ("seconds", "minutes", "deaf", "mute", "frozen", "disk") else None
         for path in self.root.glob("trials/*/*/attempt.json"):
             with suppress(OSError, ValueError):
                 host = read_attempt(path.parent).get("host")
@@ -119,7 +118,7 @@ class Scenario:
         """The fault; for how many seconds it lasts."""
         chance, cut = self.chance, self.lab.switch.set
         match self.kind:
-            case "seconds" | "clock":
+            case "seconds":
                 cut(self.victim.name, lost=1.0)
                 return chance.uniform(2.0, 8.0)
             case "minutes":
@@ -145,6 +144,9 @@ class Scenario:
                 mute = chance.random() < 0.5
                 cut("servers", lost=1.0, out=mute, back=not mute)
                 return chance.uniform(10.0, 90.0)
+            case "frozen":
+                self.lab.ray.signal(self.victim, signal.SIGSTOP)
+                return chance.uniform(2.0, 90.0)
             case "disk":
                 self.victim.fill()
                 return chance.uniform(5.0, 30.0)
@@ -160,11 +162,16 @@ class Scenario:
         """A moment: heals what is due, and looks after Ray but for a head that is to stay away."""
         if struck and self.heals_at and time.monotonic() >= self.heals_at:
             self.heals_at = 0.0
-            self.lab.switch.heal()
-            self.victim.free()
+            self.heal()
         if not (self.kind == "head" and self.heals_at):
             self.lab.ray.look_after()
         time.sleep(0.05)
+
+    def heal(self) -> None:
+        """Ends whatever fault there is, but for a head or a database that are away."""
+        self.lab.switch.heal()
+        self.victim.free()
+        self.lab.ray.signal(self.victim, signal.SIGCONT)
 
     def see_complete(self) -> None:
         """Remembers what has a result by now; it must not be trained again."""
@@ -218,11 +225,7 @@ def one(seed: int, study: Path, folder: Path, lab: Lab, calm: dict) -> tuple[Sce
     finally:
         if scenario.process is not None:
             kill_tree(scenario.process)
-        lab.switch.heal()
-        scenario.victim.free()
-        if lab.ray.clocks:
-            lab.ray.kill(scenario.victim)
-            lab.ray.clocks = {}
+        scenario.heal()
         if scenario.kind == "failover":
             lab.leave_standby()
 
@@ -238,8 +241,6 @@ def main() -> None:
     given = parser.parse_args()
     if missing := lacks():
         sys.exit(f"a lab needs what is not here: {missing}")
-    if not FAKETIME.exists():
-        sys.exit("a lab needs libfaketime (Debian: apt-get install faketime)")
     folder = Path(tempfile.mkdtemp(prefix="lab-"))
     total, failed, started = {kind: Counter() for kind in KINDS}, [], time.monotonic()
     study = write_corpus(folder, SHORT)
