@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from archlab import arch_dsl
 from archlab.arch_dsl import Model
@@ -98,6 +99,19 @@ def attention_case(name: str, **fields: Any) -> Case:
 def assert_decodes(case: Case) -> None:
     """A model reads in pieces as at once, and holds what its cost says."""
     assert (reads_in_pieces(case), holds_what_its_cost_says(case)) == ("", "")
+
+
+def assert_computes(module: nn.Module, tokens: Tensor, expected: Tensor) -> None:
+    """The logits of a module in float64 are the expected ones, which were computed from its parameters, and so are the
+    gradients."""
+    parameters = dict(module.named_parameters())
+    weights = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    theirs = torch.autograd.grad((expected * weights).sum(), list(parameters.values()))
+    logits = module(tokens)
+    ours = torch.autograd.grad((logits * weights).sum(), list(parameters.values()))
+    torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
+    for path, a, b in zip(parameters, ours, theirs, strict=True):
+        assert float((a - b).abs().max()) <= 1e-9 * max(1.0, float(b.abs().max())), path
 
 
 def assert_keeps(model: Model, rel: float = 0.02) -> None:
