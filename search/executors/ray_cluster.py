@@ -44,13 +44,14 @@ def launch_gang(
     return group, tasks
 
 
-def blame_machines(ray: Any, answer: dict[str, Any], group: Any) -> dict[str, Any]:
-    """The answer of a gang; a failure is no trial's fault where a machine that had one of its ranks is gone."""
-    if "outcome" in answer or answer["failure"] not in ("crash", "user", "infra"):
+def blame_machines(ray: Any, answer: dict[str, Any], folder: Path, attempt: int, group: Any) -> dict[str, Any]:
+    """The answer of an attempt; a failure is no trial's fault where a machine that it was on is gone, or the driver's
+    own one, with which Ray ends the workers of all. The ranks of a `group` fail in more ways when one is gone."""
+    if answer.get("failure") not in ("crash", *(() if group is None else ("user", "infra"))):
         return answer
-    placed = placed_on(ray, group)
+    on = trains_on(folder, attempt) if group is None else placed_on(ray, group)
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-    return {**answer, "failure": "node"} if placed - alive else answer
+    return {**answer, "failure": "node"} if {*on, ray.get_runtime_context().get_node_id()} - alive else answer
 
 
 def dead_machines(ray: Any) -> dict[str, str]:

@@ -266,8 +266,9 @@ class RayExecutor:
             self._running.pop(task, None)
             ray.cancel(task, force=True)
         answer = launched.ends.answer()
+        if self._cluster:
+            answer = blame_machines(ray, answer, launched.folder, launched.attempt, launched.group)
         if launched.group is not None:
-            answer = blame_machines(ray, answer, launched.group)
             ray.util.remove_placement_group(launched.group)
         if answer.get("failure") == "node":
             self._slots_until = 0.0
