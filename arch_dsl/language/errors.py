@@ -161,12 +161,17 @@ def nearest(found: str, allowed: Iterable[str], alike: float = 0.5) -> str | Non
         if ours in names:
             return ours
     lowered = {name.lower(): name for name in names}
-    close = difflib.get_close_matches(found.lower(), lowered, n=1, cutoff=alike)
+    close = difflib.get_close_matches(found.lower(), lowered, n=3, cutoff=alike)
+    close = sorted(close, key=lambda name: (-_likeness(name, found), name[:1] != found.lower()[:1]))[:1]
     if close and close[0][:1] != found.lower()[:1] and sorted(close[0]) != sorted(found.lower()):
         # `train` is not meant for `streams`, `rl` for `lr` is
         close = difflib.get_close_matches(found.lower(), close, cutoff=max(alike, 0.6))
     longer = [name for name in lowered if len(found) > 1 and name.startswith(found.lower())]
     return next((lowered[name] for name in (*close, *longer)), None)
+
+
+def _likeness(name: str, found: str) -> float:
+    return difflib.SequenceMatcher(None, name, found.lower()).ratio()
 
 
 def shorten(found: object, most: int = 60) -> str:

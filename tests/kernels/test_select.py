@@ -223,7 +223,7 @@ def test_cases_ask_for_what_select_knows(op: Op) -> None:
         meta = {name: torch.empty(shape, device="meta") for name, shape in case.shapes.items()}
         select(op.name, H200, BF16, **op.ask(**meta, **case.fixed()))
         assert op.flops(**meta, **case.fixed()) > 0
-        assert op.bytes(**meta, **case.fixed()) >= 2 * next(iter(meta.values())).nbytes
+        assert op.bytes(**meta, **case.fixed()) > sum(each.nbytes for each in meta.values())
 
 
 @pytest.mark.parametrize("case", OPS["attention"].cases, ids=lambda case: case.name)
