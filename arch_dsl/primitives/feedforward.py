@@ -7,11 +7,12 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor
 
+from archlab.arch_dsl.language.errors import Problem
 from archlab.arch_dsl.language.formula import function_of
 from archlab.arch_dsl.language.notation import Activation, ProjectionNotation, Projections
 from archlab.arch_dsl.language.spec import added
 from archlab.arch_dsl.parts.context import BuildContext, Call, Cost
-from archlab.arch_dsl.parts.families import Branch, Carry, Gate, Norm, Scale, site_cost
+from archlab.arch_dsl.parts.families import Branch, Carry, Gate, Norm, Scale, check_sites, site_cost
 from archlab.arch_dsl.parts.layers import Linear, Site, writing
 from archlab.arch_dsl.parts.saved_for_backward import kept_of
 from archlab.arch_dsl.primitives.branch import SublayerModule, Widened, linear, projections_of
@@ -51,6 +52,9 @@ class FeedForward(Widened):
         parts["inner"] = site_cost(self.inner, self.inside(ctx), "inner", tokens)
         parts["output_projection"] = self.map_cost("output", tokens, width, ctx.d_model, hidden)
         return Cost.total(self.outer_cost(ctx, tokens) | parts)
+
+    def check(self, ctx: BuildContext, path: str) -> list[Problem]:
+        return super().check(ctx, path) + check_sites(self, dict.fromkeys(self.sites, self.inside(ctx)), path)
 
 
 class _FeedForward(SublayerModule):

@@ -120,16 +120,17 @@ def _scores(kept: list[tuple[Tensor, Tensor, Tensor]]) -> Any:
         if module.shared:
             logits = logits.mean(-2, keepdim=True)
         function = module.activation if callable(module.activation) else ACTIVATIONS[module.activation]
-        kept.append((function(logits), given[0], out))
+        kept.append((function(logits).detach(), given[0].detach(), out.detach()))
 
     return hook
 
 
 def _of_rank(module: Any, projected: Tensor) -> Tensor:
-    """The scores of a gate from what its projection gave, which is the first of two maps where it has a rank."""
+    """The scores of a gate from what its projection gave, which is the first of two maps where it has a rank, and the
+    branch's input where it reads some channels of that."""
     if module.outer is None:
         return projected
-    scores = torch.einsum("...r,or->...o", projected, module.outer.weight)
+    scores = torch.einsum("...r,or->...o", projected[..., : module.channels], module.outer.weight)
     return scores if module.outer.bias is None else scores + module.outer.bias
 
 
