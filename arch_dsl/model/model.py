@@ -18,7 +18,7 @@ from archlab.arch_dsl.model.constraint import Constraint
 from archlab.arch_dsl.model.initial_values import Init, residual_std
 from archlab.arch_dsl.model.prediction import Prediction
 from archlab.arch_dsl.model.stack import Stack, check_ends, check_stack, resolved_stack
-from archlab.arch_dsl.model.stack_costs import stack_cost
+from archlab.arch_dsl.model.stack_costs import stacks_cost
 from archlab.arch_dsl.parts.context import BuildContext, Cost
 from archlab.arch_dsl.parts.families import Rotary, Scale, site_cost
 from archlab.arch_dsl.patching.shortform import parse_with_knobs
@@ -293,10 +293,11 @@ def cost(model: Model, tokens: int = 1024, source_tokens: int | None = None) -> 
         inputs["projection"] = dataclasses.replace(map_, parameters=tables * map_.parameters)
     if width and model.unembedding.tied:
         outputs["projection"] = Cost.product(tokens, model.d_model, width).keeping(tokens * model.d_model)
+    stacks = {name: (stack, model.place(ctx, name)) for name, stack in model.stacks().items()}
     return Cost.total(
         {
             "embedding": Cost.total(inputs),
-            **_stacks_cost(model, ctx, tokens, source),
+            **stacks_cost(stacks, model.d_model, tokens, source),
             "unembedding": Cost.total({**outputs, "table": _logits_cost(model, tokens)}),
             "logits": site_cost(model.logits, ctx, "logits", _chunk(model, tokens)),
             "predict": _predict_cost(model, ctx, tokens).only_trained(),
@@ -339,16 +340,3 @@ def _predict_cost(model: Model, ctx: BuildContext, tokens: int) -> Cost:
         parts["logits"] = site_cost(model.logits, ctx, "logits", _chunk(model, read)).without_parameters()
         losses[str(ahead)] = Cost.total(parts)
     return Cost.total({**found.children, "losses": Cost.total(losses)})
-
-
-def _stacks_cost(model: Model, ctx: BuildContext, tokens: int, source: int) -> dict[str, Cost]:
-    """What the stacks cost: the parts of the only one, or those of each."""
-    parts = {
-        name: stack_cost(stack, model.place(ctx, name), source if name == "encoder" else tokens)
-        for name, stack in model.stacks().items()
-    }
-    if "" in parts:
-        return parts[""]
-    read = Cost().keeping(source * model.d_model)  # what all cross-attention reads, and so keeps
-    encoder = Cost.total({**parts["encoder"], "source": read}).without_cache()
-    return {"encoder": encoder, "decoder": Cost.total(parts["decoder"])}

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from archlab.arch_dsl.model.stack import Stack, reading
 from archlab.arch_dsl.parts.context import BuildContext, Cost
 from archlab.arch_dsl.parts.families import shared_cost, site_cost
 from archlab.arch_dsl.tree.block import Block
 from archlab.arch_dsl.tree.overrides import ranges
+
+
+def stacks_cost(
+    stacks: Mapping[str, tuple[Stack, BuildContext]], d_model: int, tokens: int, source: int
+) -> dict[str, Cost]:
+    """What stacks cost at their places: the parts of the only one, or those of each. An encoder reads `source` ones."""
+    parts = {
+        name: stack_cost(stack, place, source if name == "encoder" else tokens)
+        for name, (stack, place) in stacks.items()
+    }
+    if "" in parts:
+        return parts[""]
+    read = Cost().keeping(source * d_model)  # what all cross-attention reads, and so keeps
+    encoder = Cost.total({**parts["encoder"], "source": read}).without_cache()
+    return {"encoder": encoder, "decoder": Cost.total(parts["decoder"])}
 
 
 def stack_cost(stack: Stack, ctx: BuildContext, tokens: int) -> dict[str, Cost]:
